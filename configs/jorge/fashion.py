@@ -1,0 +1,24 @@
+"""Jorge and SGD on 10,000 images of Fashion-MNIST with ResNet-8; 30 s a run.
+
+Needs `hpcjax data fetch fashion-mnist`. In place of the paper's ImageNet.
+Expect: see `hpcjax table jorge/steps`.
+"""
+
+import dataclasses
+
+from configs.jorge import digits
+from hpcjax.data.config import FashionMnistConfig
+from hpcjax.train.config import TrainConfig
+
+needs = ("fashion-mnist",)
+
+sgd = dataclasses.replace(
+    digits.sgd,
+    dataset=FashionMnistConfig(limit=10_000, validation_limit=2_000),
+    train=TrainConfig(steps=400, batch_size=128, eval_every=20),
+)
+adamw = dataclasses.replace(sgd, optimizer=digits.adamw.optimizer)
+shampoo = dataclasses.replace(sgd, optimizer=digits.shampoo.optimizer)
+jorge = dataclasses.replace(sgd, optimizer=digits.jorge.optimizer)
+base = jorge
+smoke = {**digits.smoke, "dataset.limit": "32", "dataset.validation_limit": "8"}

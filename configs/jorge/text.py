@@ -1,0 +1,34 @@
+"""Jorge and SGD on a character language model of the King James Bible; 30 s a run.
+
+Needs `hpcjax data fetch kjv`. Two Transformer blocks of width 64, 64 characters.
+Expect: see `hpcjax table jorge/steps`.
+"""
+
+import dataclasses
+
+from configs.jorge import digits
+from hpcjax.data.config import CharTextConfig
+from hpcjax.models.config import CausalLmConfig
+from hpcjax.train.config import TrainConfig
+
+needs = ("kjv",)
+
+sgd = dataclasses.replace(
+    digits.sgd,
+    dataset=CharTextConfig(corpus="kjv", context=64, validation=0.02),
+    model=CausalLmConfig(depth=2, width=64, heads=2),
+    train=TrainConfig(steps=400, batch_size=32, eval_every=20),
+)
+adamw = dataclasses.replace(sgd, optimizer=digits.adamw.optimizer)
+BLOCKS = ("^blocks/",)  # stacked on axis 0
+SHAMPOO = dataclasses.replace(digits.SHAMPOO, stacked=BLOCKS)
+shampoo = dataclasses.replace(sgd, optimizer=SHAMPOO)
+JORGE = dataclasses.replace(digits.JORGE, stacked=BLOCKS)
+jorge = dataclasses.replace(sgd, optimizer=JORGE)
+base = jorge
+smoke = {
+    "train.steps": "2",
+    "train.batch_size": "8",
+    "dataset.context": "8",
+    "model.width": "8",
+}

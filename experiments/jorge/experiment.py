@@ -1,0 +1,62 @@
+"""Training with Jorge and the optimizers it is compared with: wiring only."""
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, ClassVar
+
+from hpcjax import train
+from hpcjax.data.config import CharTextConfig, DigitsConfig, FashionMnistConfig
+from hpcjax.models.config import CausalLmConfig, MlpConfig, ResNetConfig
+from hpcjax.optim.config import (
+    AdamWConfig,
+    JorgeConfig,
+    JorgeFromSgdConfig,
+    SgdConfig,
+    ShampooConfig,
+)
+from hpcjax.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """One training run.
+
+    Attributes:
+      dataset: what is learned.
+      model: what learns it.
+      optimizer: SGD, AdamW, Shampoo, Jorge, or Jorge derived from an SGD recipe.
+      train: length, batch and intervals.
+      seed: of parameters, data order and draws.
+    """
+
+    resumable: ClassVar[tuple[str, ...]] = (
+        "train.steps",
+        "train.checkpoint_every",
+        "train.keep",
+    )
+
+    dataset: DigitsConfig | FashionMnistConfig | CharTextConfig = DigitsConfig()
+    model: MlpConfig | ResNetConfig | CausalLmConfig = MlpConfig()
+    optimizer: (
+        SgdConfig | AdamWConfig | ShampooConfig | JorgeConfig | JorgeFromSgdConfig
+    ) = SgdConfig()
+    train: TrainConfig = TrainConfig()
+    seed: int = 0
+
+
+def task(cfg: Config, data_root: pathlib.Path) -> "train.Task":
+    """Puts data, model and optimizer together."""
+    dataset = cfg.dataset.load(data_root)
+    model = cfg.model.make(dataset.inputs, dataset.outputs)
+    optimizer = cfg.optimizer.make(cfg.train.steps)
+    return train.supervised(model, optimizer, dataset)
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Trains and returns the history."""
+    return ctx.train(task(cfg, ctx.data_root), cfg.train, seed=cfg.seed)

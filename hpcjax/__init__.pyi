@@ -1,0 +1,12 @@
+from . import core as core
+from . import data as data
+from . import layers as layers
+from . import metrics as metrics
+from . import models as models
+from . import optim as optim
+from . import perf as perf
+from . import runs as runs
+from . import sharding as sharding
+from . import train as train
+
+__version__: str

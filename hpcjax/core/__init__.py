@@ -1,0 +1,5 @@
+"""What every room needs: trees, keys, dtypes, errors, models and taps, provenance."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,81 @@
+"""The supported versions, and the one place that knows how they differ.
+
+Nothing that hpcjax calls differs between jax 0.10.2 and 0.11.2 so far; a difference
+goes here, behind one name, when one is met.
+"""
+
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Mapping
+
+from hpcjax.core.errors import ConfigError
+
+# Lowest supported version, and the lowest one above that is not.
+SUPPORTED: Mapping[str, tuple[str, str | None]] = {
+    "python": ("3.11", None),
+    "jax": ("0.10.2", "0.12"),
+    "jaxlib": ("0.10.2", "0.12"),
+    "flax": ("0.12.8", None),
+    "optax": ("0.2.8", None),
+    "orbax-checkpoint": ("0.12.8", None),
+}
+
+
+def version(package: str) -> str | None:
+    """Returns the installed version of a package, or of `"python"`; None if absent."""
+    if package == "python":
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def problem(package: str, found: str | None) -> str | None:
+    """Says what is wrong with version `found` of `package`, None if it is supported.
+
+    Example:
+      >>> problem("jax", "0.12.0.1")
+      'jax must be at least 0.10.2 and below 0.12: got 0.12.0.1'
+      >>> problem("jax", "0.11.2") is None
+      True
+    """
+    lowest, above = SUPPORTED[package]
+    rule = f"{package} must be at least {lowest}"
+    if above:
+        rule += f" and below {above}"
+    if found is None:
+        return f"{rule}: it is not installed"
+    number = _parse(found)
+    if number < _parse(lowest) or (above and number >= _parse(above)):
+        return f"{rule}: got {found}"
+    return None
+
+
+def check_versions() -> None:
+    """Raises one ConfigError listing every package outside the supported range."""
+    found = [problem(package, version(package)) for package in SUPPORTED]
+    problems = [text for text in found if text]
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def backends_initialized() -> bool:
+    """Says whether this process has started JAX's devices; starts none itself."""
+    if "jax" not in sys.modules:
+        return False
+    # There is no public question for this on any supported version.
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def _parse(text: str) -> tuple[int, ...]:
+    """Returns the leading numbers of a version; `"0.12.0.dev1"` counts as `(0, 12)`."""
+    leading = re.match(r"\d+(\.\d+)*", text)
+    numbers = [int(part) for part in leading[0].split(".")] if leading else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,76 @@
+"""Errors a caller can react to, each with the exit status its command ends with."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class HpcjaxError(Exception):
+    """Base of the project's errors; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class ConfigError(HpcjaxError, ValueError):
+    """A config, override or name that cannot be used; raised before compilation."""
+
+    exit_code = 2
+
+
+class DataMissing(HpcjaxError, FileNotFoundError):
+    """A data set is not on this machine; the message says how to get it."""
+
+    exit_code = 3
+
+
+class DataFormatError(HpcjaxError, ValueError):
+    """A data file is not in its format: names file, place and what was expected."""
+
+    exit_code = 3
+
+
+class Diverged(HpcjaxError):
+    """Training produced non-finite gradients for too many steps in a row."""
+
+    exit_code = 4
+
+
+class CheckpointCorrupt(HpcjaxError):
+    """A checkpoint does not match its manifest."""
+
+    exit_code = 5
+
+
+class DiskFull(HpcjaxError, OSError):
+    """A file could not be written; nothing written before it is lost."""
+
+    exit_code = 6
+
+
+class RunBusy(HpcjaxError):
+    """Another process holds the run directory."""
+
+    exit_code = 2
+
+
+class Preempted(HpcjaxError):
+    """The run was told to stop, wrote a checkpoint and can be resumed."""
+
+    exit_code = 75
+
+
+class UnsupportedOp(HpcjaxError, NotImplementedError):
+    """An operation has no implementation for what was asked."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """Returns a hint naming the allowed value closest to `name`, or all of them.
+
+    Example:
+      >>> nearest("momentun", ["lr", "momentum"])
+      "; did you mean 'momentum'?"
+    """
+    allowed = sorted(allowed)
+    close = difflib.get_close_matches(name, allowed, 1, 0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return "; allowed: " + ", ".join(allowed) if allowed else ""

@@ -1,0 +1,79 @@
+"""Files that are whole or absent, and names that stay inside their root."""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from hpcjax.core.errors import ConfigError, DiskFull
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """Returns `name` if it is one safe path component, else raises ConfigError."""
+    if not _NAME.fullmatch(name) or ".." in name or len(name) > 200:
+        raise ConfigError(
+            f"{what} may hold only letters, digits, '.', '_' and '-', must start with "
+            f"a letter or digit and be at most 200 long: got {name[:60]!r}"
+        )
+    return name
+
+
+def inside(root: pathlib.Path, *names: str) -> pathlib.Path:
+    """Joins checked names below `root`; a symbolic link out of it is a ConfigError."""
+    path = root.joinpath(*(check_name(name) for name in names))
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(f"{path} leads out of {root}")
+    return path
+
+
+@contextlib.contextmanager
+def disk_errors(path: pathlib.Path) -> Iterator[None]:
+    """Turns "no space left" while writing `path` into `DiskFull` with free bytes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        existing = next(p for p in (path, *path.parents) if p.exists())
+        free = shutil.disk_usage(existing).free
+        raise DiskFull(f"no space left to write {path}: {free} bytes free") from error
+
+
+def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
+    """Writes a file whole or not at all: temporary file, fsync, rename.
+
+    Raises:
+      DiskFull: the file system is full; the old content of `path` is untouched.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = pathlib.Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes `value` as indented JSON, whole or not at all."""
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads one JSON file."""
+    return json.loads(path.read_text())

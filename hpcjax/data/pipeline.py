@@ -1,0 +1,253 @@
+"""Shuffled, endless batches whose whole position is one integer."""
+
+import collections
+import math
+from collections.abc import Iterator
+from concurrent import futures
+
+import grain
+import numpy as np
+from jaxtyping import Int
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.data.augment import Augment, example_rng
+from hpcjax.data.source import Batch, Source
+
+
+def batches(
+    source: Source,
+    batch_size: int,
+    seed: int,
+    *,
+    augment: Augment | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> "Batches":
+    """Returns the endless, shuffled sequence of batches of `source`.
+
+    Batch i is a pure function of the arguments and i: asking for it costs the same for
+    every i, and gives what an iteration up to it would have given. Every epoch is a new
+    permutation of all examples. Epochs are joined before they are cut into batches, so
+    a batch may hold the end of one and the beginning of the next, and no example is
+    dropped.
+
+    Args:
+      source: the examples.
+      batch_size: examples of one global batch.
+      seed: chooses order and augmentation, `0 <= seed < 2**32`.
+      augment: `augment(batch, rng)`, see `augment.example_rng`.
+      shard: `(index, count)`: this process gets the index-th of `count` equal runs of
+        rows of the same global batch.
+
+    Raises:
+      ConfigError: an empty source, a batch size that `count` does not divide, or an
+        index or seed out of its range.
+
+    Example:
+      >>> from hpcjax.data.digits import load_digits
+      >>> stream = batches(load_digits().train, 32, seed=0)
+      >>> stream[1000]["x"].shape
+      (32, 8, 8, 1)
+    """
+    return Batches(source, batch_size, seed, augment=augment, shard=shard)
+
+
+class Batches:
+    """An endless sequence of batches; made by `batches`."""
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        seed: int,
+        *,
+        augment: Augment | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        if len(source) == 0:
+            raise ConfigError("source must hold at least one example: got none")
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"seed must be in [0, 2**32): got seed={seed}")
+        self.source = source
+        self.batch_size = batch_size
+        self.seed = seed
+        self._augment = augment
+        self._rows = shard_rows(batch_size, shard)
+        examples = grain.MapDataset.range(len(source)).seed(seed).shuffle()
+        self._order = examples.repeat().batch(batch_size)
+
+    def indices(self, number: int) -> Int[np.ndarray, " batch_size"]:
+        """Returns which examples global batch `number` holds, for all shards.
+
+        Raises:
+          IndexError: `number` is negative.
+        """
+        if number < 0:
+            raise IndexError(f"batch number must be non-negative: got {number}")
+        return np.asarray(self._order[number])
+
+    def __getitem__(self, number: int) -> Batch:
+        batch = self.source.gather(self.indices(number)[self._rows])
+        if self._augment is None:
+            return batch
+        first = number * self.batch_size + self._rows.start
+        return self._augment(batch, example_rng(self.seed, first))
+
+    def __iter__(self) -> "BatchIterator":
+        return self.iterate()
+
+    def iterate(
+        self, start: int = 0, *, threads: int = 1, ahead: int = 2
+    ) -> "BatchIterator":
+        """Returns an iterator from batch `start` that works ahead in the background.
+
+        Args:
+          start: number of the first batch.
+          threads: how many make batches at once; the order does not depend on it.
+          ahead: how many batches are in the making or ready.
+        """
+        return BatchIterator(self, start, threads=threads, ahead=ahead)
+
+
+class BatchIterator(Iterator[Batch]):
+    """Goes through batches in order while threads prepare the next ones.
+
+    An exception in a thread is raised by the `next` that should have returned the
+    batch; the position stays, so that a further `next` tries the same batch again.
+    `close`, or leaving the `with` block, ends the threads.
+    """
+
+    def __init__(
+        self, stream: Batches, start: int, *, threads: int = 1, ahead: int = 2
+    ) -> None:
+        for name, value in (("threads", threads), ("ahead", ahead)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1: got {name}={value}")
+        self._stream = stream
+        self._ahead = max(ahead, threads)
+        self._pool = futures.ThreadPoolExecutor(threads, "hpcjax-batches")
+        self._pending: collections.deque[futures.Future[Batch]] = collections.deque()
+        self._closed = False
+        self.position = 0
+        self.set_state({"next_index": start})
+
+    def __next__(self) -> Batch:
+        if self._closed:
+            raise ValueError("the iterator is closed")
+        while len(self._pending) < self._ahead:
+            number = self.position + len(self._pending)
+            self._pending.append(self._pool.submit(self._stream.__getitem__, number))
+        try:
+            batch = self._pending[0].result()
+        except Exception as error:
+            error.add_note(f"while making batch {self.position}")
+            self._drop()
+            raise
+        self._pending.popleft()
+        self.position += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        """Returns the position: the number of the batch that comes next."""
+        return {"next_index": self.position}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Moves to a position; what was prepared for another one is thrown away.
+
+        Raises:
+          ConfigError: the position is negative.
+        """
+        position = state["next_index"]
+        if position < 0:
+            raise ConfigError(f"next_index must be non-negative: got {position}")
+        self._drop()
+        self.position = position
+
+    def close(self) -> None:
+        """Ends the threads; batches not yet begun are not made."""
+        self._closed = True
+        self._drop()
+        self._pool.shutdown(wait=True)
+
+    def _drop(self) -> None:
+        for future in self._pending:
+            future.cancel()
+        self._pending.clear()
+
+    def __enter__(self) -> "BatchIterator":  # noqa: PYI034 (beartype and Self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Whole:
+    """One ordered pass over a source; made by `whole`."""
+
+    def __init__(
+        self, source: Source, batch_size: int, shard: tuple[int, int] = (0, 1)
+    ) -> None:
+        self.source = source
+        self.batch_size = batch_size
+        self._rows = shard_rows(batch_size, shard)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.source) / self.batch_size)
+
+    def __getitem__(self, number: int) -> Batch:
+        if not 0 <= number < len(self):
+            raise IndexError(f"batch number must be in [0, {len(self)}): got {number}")
+        places = number * self.batch_size + np.arange(self.batch_size)[self._rows]
+        real = places < len(self.source)
+        batch = self.source.gather(np.where(real, places, 0))
+        return {**batch, "weight": real.astype(np.float32)}
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[number] for number in range(len(self)))
+
+
+def whole(source: Source, batch_size: int, shard: tuple[int, int] = (0, 1)) -> Whole:
+    """Returns one pass over `source` in its own order, for evaluation.
+
+    All batches have `batch_size` rows, so that a compiled function sees one shape: the
+    last is filled up with example 0. Key "weight" (float32 [batch]) is 1 for the rows
+    that count and 0 for the filling.
+
+    Args:
+      source: the examples.
+      batch_size: rows of one global batch.
+      shard: `(index, count)`, as in `batches`.
+
+    Raises:
+      ConfigError: `count` does not divide the batch size, or an index out of range.
+
+    Example:
+      >>> from hpcjax.data.digits import load_digits
+      >>> held_out = load_digits().validation
+      >>> sum(float(batch["weight"].sum()) for batch in whole(held_out, 50))
+      359.0
+    """
+    return Whole(source, batch_size, shard)
+
+
+def shard_rows(batch_size: int, shard: tuple[int, int]) -> slice:
+    """Returns which rows of a global batch belong to `shard = (index, count)`.
+
+    Raises:
+      ConfigError: `count` does not divide the batch size, or an index out of range.
+
+    Example:
+      >>> shard_rows(32, (1, 4))
+      slice(8, 16, None)
+    """
+    index, count = shard
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1: got batch_size={batch_size}")
+    if not 0 <= index < count:
+        raise ConfigError(f"shard must be (index, count), index < count: got {shard}")
+    if batch_size % count:
+        raise ConfigError(
+            f"batch_size must be divisible by the number of shards: got "
+            f"batch_size={batch_size}, {count} shards"
+        )
+    rows = batch_size // count
+    return slice(index * rows, (index + 1) * rows)

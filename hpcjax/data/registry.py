@@ -1,0 +1,18 @@
+"""Every data set at a small size, for suites that check them all."""
+
+from collections.abc import Callable, Mapping
+
+from hpcjax.data import config
+from hpcjax.data.config import DataConfig
+
+REGISTRY: Mapping[str, Callable[[], DataConfig]] = {
+    "digits": lambda: config.DigitsConfig(limit=50),
+    "mnist": lambda: config.MnistConfig(limit=50),
+    "mnist-32": lambda: config.MnistConfig(limit=50, pad=2),
+    "fashion-mnist": lambda: config.FashionMnistConfig(limit=50),
+    "cifar10": lambda: config.Cifar10Config(limit=50),
+    "image-folder": lambda: config.ImageFolderConfig(size=12, resize=14, limit=30),
+    "python-reference": lambda: config.CharTextConfig(context=9973),
+    "kjv": lambda: config.CharTextConfig(corpus="kjv", context=500),
+    "text": lambda: config.CharTextConfig(corpus="sample.txt", context=500),
+}

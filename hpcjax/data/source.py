@@ -1,0 +1,173 @@
+"""What a data set is: two sources of examples, and the shapes a model needs."""
+
+import pathlib
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Float32, Int, Int32, UInt8
+
+from hpcjax.core.errors import DataFormatError
+
+Batch = dict[str, np.ndarray]
+Kind = Literal["classification", "language"]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Examples addressed by number; gathering the same numbers gives the same bytes."""
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        ...
+
+    def gather(self, indices: np.ndarray) -> Batch:
+        """Returns the examples at `indices` as arrays under the keys "x" and "y".
+
+        Images: x float32 [batch, height, width, channels], standardised by the training
+        statistics, y int32 [batch]. Text: x and y int32 [batch, context], y being x one
+        character later.
+
+        Raises:
+          IndexError: an index outside `0 <= index < len(self)`.
+        """
+        ...
+
+
+class Dataset(NamedTuple):
+    """A training and a validation source with the shapes they have in common.
+
+    Attributes:
+      train: what is trained on.
+      validation: what is never trained on.
+      inputs: shape of one "x": `(height, width, channels)`, or `(context,)` for text.
+      outputs: number of classes, or size of the vocabulary.
+      kind: how the pair (x, y) is to be read.
+    """
+
+    train: Source
+    validation: Source
+    inputs: tuple[int, ...]
+    outputs: int
+    kind: Kind
+
+
+def check_indices(indices: np.ndarray, size: int) -> None:
+    """Raises IndexError unless every index is in `0 <= index < size`.
+
+    Numpy would quietly count a negative index from the end.
+    """
+    if indices.size and not 0 <= indices.min() <= indices.max() < size:
+        raise IndexError(
+            f"indices must be in [0, {size}): got {indices.min()} to {indices.max()}"
+        )
+
+
+class ImageSource:
+    """Images kept as bytes in memory and standardised when gathered.
+
+    x = (byte − mean) / std, per channel.
+
+    Example:
+      >>> images = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1)
+      >>> source = ImageSource(images, np.array([3, 7], np.int32), *statistics(images))
+      >>> batch = source.gather(np.array([1, 0]))
+      >>> batch["x"].ravel().tolist(), batch["y"].tolist()
+      ([1.0, -1.0], [7, 3])
+    """
+
+    def __init__(
+        self,
+        images: UInt8[np.ndarray, "n height width channels"],
+        labels: Int32[np.ndarray, " n"],
+        mean: Float[np.ndarray, " channels"],
+        std: Float[np.ndarray, " channels"],
+    ) -> None:
+        self.images = images
+        self.labels = labels
+        self.mean = mean.astype(np.float32)
+        self.std = std.astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, indices: Int[np.ndarray, " batch"]) -> Batch:
+        """Returns standardised images [batch, height, width, channels] and labels."""
+        check_indices(indices, len(self))
+        pixels: Float32[np.ndarray, "batch height width channels"]
+        pixels = (self.images[indices].astype(np.float32) - self.mean) / self.std
+        return {"x": pixels, "y": self.labels[indices]}
+
+
+def statistics(
+    images: UInt8[np.ndarray, "n height width channels"],
+    path: pathlib.Path = pathlib.Path("images"),
+) -> tuple[Float[np.ndarray, " channels"], Float[np.ndarray, " channels"]]:
+    """Returns mean and standard deviation per channel, exact in float64.
+
+    They come from the histogram of the byte values, which is the same in any order.
+
+    Args:
+      images: bytes of the training part.
+      path: the file named when a channel has no variation.
+
+    Raises:
+      DataFormatError: all bytes of a channel are equal, so it cannot be scaled.
+    """
+    values = np.arange(256.0)
+    means, stds = [], []
+    for channel in range(images.shape[-1]):
+        counts = np.bincount(images[..., channel].ravel(), minlength=256)
+        mean = counts @ values / counts.sum()
+        means.append(mean)
+        stds.append(np.sqrt(counts @ (values - mean) ** 2 / counts.sum()))
+    if min(stds) == 0:
+        raise DataFormatError(
+            f"{path}: channel {int(np.argmin(stds))}: expected bytes that vary, found "
+            f"only {means[int(np.argmin(stds))]:.0f}"
+        )
+    return np.array(means), np.array(stds)
+
+
+def subset(size: int, limit: int | None) -> Int[np.ndarray, " kept"]:
+    """Returns the numbers of the examples kept by `limit`, all when it is None.
+
+    The examples are shuffled once, by a draw that depends on nothing but `size`, and
+    the first `limit` are kept: a smaller subset is always part of a larger one.
+
+    Example:
+      >>> set(subset(100, 10)) <= set(subset(100, 20))
+      True
+    """
+    if limit is None or limit >= size:
+        return np.arange(size)
+    return np.random.Generator(np.random.Philox(0)).permutation(size)[:limit]
+
+
+def images_dataset(
+    train: tuple[np.ndarray, np.ndarray],
+    validation: tuple[np.ndarray, np.ndarray],
+    *,
+    outputs: int,
+    limit: int | None,
+    validation_limit: int | None = None,
+    pad: int = 0,
+    path: pathlib.Path = pathlib.Path("images"),
+) -> Dataset:
+    """Makes the data set of two pairs (uint8 images, int32 labels).
+
+    Mean and standard deviation are those of all unpadded training images, so they do
+    not move with `limit`; `pad` adds a border of zero bytes on each side.
+    """
+    mean, std = statistics(train[0], path)
+    border = ((0, 0), (pad, pad), (pad, pad), (0, 0))
+    kept = subset(len(train[1]), limit)
+    held_out = subset(len(validation[1]), validation_limit)
+    sources = [
+        ImageSource(np.pad(images, border) if pad else images, labels, mean, std)
+        for images, labels in (
+            (train[0][kept], train[1][kept]),
+            (validation[0][held_out], validation[1][held_out]),
+        )
+    ]
+    shape = sources[0].images.shape[1:]
+    return Dataset(sources[0], sources[1], shape, outputs, "classification")

@@ -1,0 +1,167 @@
+"""Plain text as sequences of characters."""
+
+import importlib
+import json
+import pathlib
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from hpcjax.core import files
+from hpcjax.core.errors import ConfigError, DataFormatError, nearest
+from hpcjax.data import catalog
+from hpcjax.data.source import Batch, Dataset, check_indices
+
+CORPORA = ("python-reference", "kjv")
+_LAST_VERSE = "Revelation 22:21"
+UNKNOWN = 0
+
+
+class TextSource:
+    """Windows of a text that do not overlap: window i starts at `i · context`.
+
+    Example:
+      >>> source = TextSource(np.arange(7, dtype=np.int32), context=3)
+      >>> len(source), source.gather(np.array([1]))
+      (2, {'x': array([[3, 4, 5]], dtype=int32), 'y': array([[4, 5, 6]], dtype=int32)})
+    """
+
+    def __init__(self, codes: Int32[np.ndarray, " characters"], context: int) -> None:
+        self.codes = codes
+        self.context = context
+
+    def __len__(self) -> int:
+        return (len(self.codes) - 1) // self.context
+
+    def gather(self, indices: Int[np.ndarray, " batch"]) -> Batch:
+        """Returns x and y [batch, context], y being x one character later."""
+        check_indices(indices, len(self))
+        places = indices[:, None] * self.context + np.arange(self.context + 1)
+        windows: Int32[np.ndarray, "batch context_and_1"] = self.codes[places]
+        return {"x": windows[:, :-1], "y": windows[:, 1:]}
+
+
+def load_text(
+    root: pathlib.Path,
+    *,
+    corpus: str = "python-reference",
+    context: int = 256,
+    validation: float = 0.1,
+) -> Dataset:
+    """Cuts a text in two contiguous parts and codes its characters.
+
+    The last share `validation` of the characters is held out. Code 0 stands for every
+    character that does not occur in the training part, 1, 2, … for those that do, by
+    code point; so the vocabulary knows nothing of the held-out part.
+
+    Args:
+      root: the data root.
+      corpus: "python-reference", whose text differs between Python versions; "kjv"; or
+        the name of a UTF-8 file `<root>/text/<name>.txt`.
+      context: length of x and y.
+      validation: share of the characters held out.
+
+    Raises:
+      ConfigError: no such corpus, or a name that is no plain file name.
+      DataMissing: the corpus is not below `root`.
+      DataFormatError: the text is not UTF-8, or too short for one window in each part.
+    """
+    text = read_corpus(root, corpus)
+    cut = len(text) - round(validation * len(text))
+    vocabulary = sorted(set(text[:cut]))
+    codes = encode(text, vocabulary)
+    parts = []
+    for part, characters in (("training", codes[:cut]), ("validation", codes[cut:])):
+        if len(characters) <= context:
+            raise DataFormatError(
+                f"corpus {corpus!r}: expected more than context={context} characters "
+                f"in the {part} part, found {len(characters)} of {len(text)}"
+            )
+        parts.append(TextSource(characters, context))
+    return Dataset(parts[0], parts[1], (context,), 1 + len(vocabulary), "language")
+
+
+def encode(text: str, vocabulary: list[str]) -> Int32[np.ndarray, " characters"]:
+    """Returns 1 + the place of each character in the sorted vocabulary, 0 if absent.
+
+    Example:
+      >>> encode("abxa", ["a", "b"])
+      array([1, 2, 0, 1], dtype=int32)
+    """
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    known = np.array([ord(character) for character in vocabulary], np.uint32)
+    places = np.searchsorted(known, points).clip(0, len(known) - 1)
+    return np.where(known[places] == points, places + 1, UNKNOWN).astype(np.int32)
+
+
+def check_corpus(corpus: str) -> None:
+    """Raises ConfigError unless `corpus` is a known one or a plain name "….txt"."""
+    if corpus in CORPORA:
+        return
+    files.check_name(corpus, "corpus")
+    if not corpus.endswith(".txt"):
+        raise ConfigError(
+            f"corpus must be one of {CORPORA} or a file name ending in .txt: got "
+            f"{corpus!r}{nearest(corpus, CORPORA)}"
+        )
+
+
+def read_corpus(root: pathlib.Path, corpus: str) -> str:
+    """Returns the whole text of a corpus.
+
+    Raises:
+      ConfigError: no such corpus, or a name that is no plain file name.
+      DataMissing: it is not below `root`.
+      DataFormatError: it is not UTF-8, or a record is not what it should be.
+    """
+    check_corpus(corpus)
+    if corpus == "python-reference":
+        # Named at run time since the standard library's stubs leave it out.
+        topics = importlib.import_module("pydoc_data.topics").topics
+        return "\n".join(topics[name] for name in sorted(topics))
+    if corpus == "kjv":
+        return read_verses(catalog.locate("kjv", root)["kjv.jsonl"])
+    path = files.inside(root, "text", corpus)
+    if not path.is_file():
+        raise catalog.missing_error(catalog.entry("text"), path)
+    return _decode(path)
+
+
+def read_verses(path: pathlib.Path) -> str:
+    """Reads one JSON object per line and returns their "text", one per line.
+
+    Raises:
+      DataFormatError: a line that is no such object, or the last verse is not there.
+    """
+    verses, citation = [], None
+    for number, line in enumerate(_decode(path).removesuffix("\n").split("\n")):
+        try:
+            record = json.loads(line)
+            verse, citation = record["text"], record["citation"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataFormatError(
+                f"{path}: record {number}: expected an object with 'text' and "
+                f"'citation', found {line[:40]!r}"
+            ) from error
+        if not isinstance(verse, str):
+            raise DataFormatError(
+                f"{path}: record {number}: expected 'text' to be a string, found "
+                f"{verse!r}"
+            )
+        verses.append(verse)
+    if citation != _LAST_VERSE:
+        raise DataFormatError(
+            f"{path}: record {len(verses) - 1}: expected the last verse to be "
+            f"{_LAST_VERSE}, found {citation}"
+        )
+    return "\n".join(verses) + "\n"
+
+
+def _decode(path: pathlib.Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"{path}: offset {error.start}: expected UTF-8, found "
+            f"0x{error.object[error.start]:02x}"
+        ) from error

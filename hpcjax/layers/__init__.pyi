@@ -1,0 +1,16 @@
+from ._activations import ACTIVATIONS as ACTIVATIONS
+from ._activations import activation as activation
+from ._attention import allowed_keys as allowed_keys
+from ._attention import attention as attention
+from ._conv import Padding as Padding
+from ._conv import check_padding as check_padding
+from ._conv import conv as conv
+from ._dense import dense as dense
+from ._embedding import embedding as embedding
+from ._rope import rope as rope
+from .norms import RunningStatistics as RunningStatistics
+from .norms import batch_norm as batch_norm
+from .norms import batch_statistics as batch_statistics
+from .norms import group_norm as group_norm
+from .norms import layer_norm as layer_norm
+from .norms import rms_norm as rms_norm

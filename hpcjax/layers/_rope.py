@@ -1,0 +1,43 @@
+"""Rotary position embedding, the rotate-half form."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def rope(
+    x: Float[Array, "batch time heads head_dim"],
+    positions: Int[Array, "batch time"],
+    *,
+    theta: float = 1e4,
+) -> Float[Array, "batch time heads head_dim"]:
+    """Rotates the pairs (x_i, x_{i+d/2}) by the angle position · theta^(−2i/d).
+
+    The scalar product of two rotated vectors depends on their positions only through
+    the difference. Angles are float32; the result has the dtype of x.
+
+    Args:
+      x: queries or keys, `[batch, time, heads, head_dim]`, head_dim = d even.
+      positions: `[batch, time]`.
+      theta: base of the geometric sequence of wavelengths.
+
+    Raises:
+      ValueError: head_dim is odd.
+
+    References:
+      Su et al.: RoFormer, 2021, §3.4.2, with halves instead of neighbours paired.
+
+    Example:
+      >>> x = jnp.ones((1, 1, 1, 2))
+      >>> rope(x, jnp.zeros((1, 1), jnp.int32)).tolist()
+      [[[[1.0, 1.0]]]]
+    """
+    head_dim = x.shape[-1]
+    if head_dim % 2:
+        raise ValueError(f"head_dim must be even for rope: got head_dim={head_dim}")
+    half = head_dim // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = (first * cosine - second * sine, second * cosine + first * sine)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -1,0 +1,162 @@
+"""Normalisation: over features, groups of channels, or the batch; float32 inside."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+
+def layer_norm(
+    x: Float[Array, "*batch dim"],
+    scale: Float[Array, " dim"],
+    bias: Float[Array, " dim"] | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Float[Array, "*batch dim"]:
+    """Computes (x − mean) / √(variance + eps) · scale + bias over the last axis.
+
+    Args:
+      x: `[..., dim]`, any floating dtype; the result has the same.
+      scale: `[dim]`.
+      bias: `[dim]`, or None for no shift.
+      eps: added to the (biased) variance.
+
+    Example:
+      >>> layer_norm(jnp.array([-1.0, 1.0]), jnp.ones(2), eps=0.0).tolist()
+      [-1.0, 1.0]
+    """
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    y = centred * lax.rsqrt(variance + eps) * scale.astype(jnp.float32)
+    if bias is not None:
+        y = y + bias.astype(jnp.float32)
+    return y.astype(x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], *, eps: float = 1e-5
+) -> Float[Array, "*batch dim"]:
+    """Computes x / √(mean(x²) + eps) · scale over the last axis.
+
+    Args:
+      x: `[..., dim]`, any floating dtype; the result has the same.
+      scale: `[dim]`.
+      eps: added to the mean square.
+
+    Example:
+      >>> rms_norm(jnp.array([3.0, -3.0]), jnp.ones(2), eps=0.0).tolist()
+      [1.0, -1.0]
+    """
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    y = wide * lax.rsqrt(mean_square + eps) * scale.astype(jnp.float32)
+    return y.astype(x.dtype)
+
+
+def group_norm(
+    x: Float[Array, "batch *space channels"],
+    scale: Float[Array, " channels"],
+    bias: Float[Array, " channels"],
+    *,
+    groups: int,
+    eps: float = 1e-5,
+) -> Float[Array, "batch *space channels"]:
+    """Normalises each example over space and over the channels of one group.
+
+    Args:
+      x: `[batch, ..., channels]`, any floating dtype; the result has the same.
+      scale: `[channels]`.
+      bias: `[channels]`.
+      groups: number of groups of neighbouring channels.
+      eps: added to the (biased) variance.
+
+    Raises:
+      ValueError: `groups` does not divide the channels.
+    """
+    channels = x.shape[-1]
+    if groups < 1 or channels % groups:
+        raise ValueError(
+            f"groups must divide channels: got groups={groups}, channels={channels}"
+        )
+    split = x.astype(jnp.float32).reshape(*x.shape[:-1], groups, channels // groups)
+    axes = (*range(1, x.ndim - 1), x.ndim)
+    centred = split - jnp.mean(split, axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
+    y = (centred * lax.rsqrt(variance + eps)).reshape(x.shape)
+    y = y * scale.astype(jnp.float32) + bias.astype(jnp.float32)
+    return y.astype(x.dtype)
+
+
+class RunningStatistics(NamedTuple):
+    """What batch normalisation uses outside training, both `[channels]`, float32."""
+
+    mean: jax.Array
+    variance: jax.Array
+
+
+def batch_statistics(
+    x: Float[Array, "*batch channels"], axis_name: str | None = None
+) -> RunningStatistics:
+    """Returns the mean and biased variance of each channel over all other axes.
+
+    Args:
+      x: `[..., channels]`.
+      axis_name: mesh axis over which the statistics are those of the whole batch
+        (devices must hold equally many examples); None means this device's part alone.
+    """
+    wide = x.astype(jnp.float32)
+    axes = tuple(range(x.ndim - 1))
+    mean = jnp.mean(wide, axis=axes)
+    if axis_name is not None:
+        mean = lax.pmean(mean, axis_name)
+    # Two passes: E[x²] − E[x]² loses all digits where the mean is large.
+    variance = jnp.mean(jnp.square(wide - mean), axis=axes)
+    if axis_name is not None:
+        variance = lax.pmean(variance, axis_name)
+    return RunningStatistics(mean, variance)
+
+
+def batch_norm(
+    x: Float[Array, "*batch channels"],
+    scale: Float[Array, " channels"],
+    bias: Float[Array, " channels"],
+    running: RunningStatistics,
+    *,
+    train: bool,
+    momentum: float = 0.9,
+    eps: float = 1e-5,
+    axis_name: str | None = None,
+) -> tuple[Float[Array, "*batch channels"], RunningStatistics]:
+    """Normalises each channel by the batch's statistics, or by the running ones.
+
+    In training, running ← momentum · running + (1 − momentum) · batch, where the batch
+    variance is the biased one (divided by N, not N − 1).
+
+    Args:
+      x: `[..., channels]`, any floating dtype; the result has the same.
+      scale: `[channels]`.
+      bias: `[channels]`.
+      running: statistics used, unchanged, when not training.
+      train: whether to use and accumulate the batch's statistics.
+      momentum: share of the old running statistics that is kept.
+      eps: added to the variance.
+      axis_name: mesh axis to take the batch's statistics over, see `batch_statistics`.
+
+    Returns:
+      The normalised x and the new running statistics. Without `axis_name` these differ
+      from device to device inside `shard_map`: average them.
+    """
+    used = batch_statistics(x, axis_name) if train else running
+    if train:
+        running = RunningStatistics(
+            *(
+                momentum * old + (1 - momentum) * lax.stop_gradient(new)
+                for old, new in zip(running, used, strict=True)
+            )
+        )
+    factor = scale.astype(jnp.float32) * lax.rsqrt(used.variance + eps)
+    y = (x.astype(jnp.float32) - used.mean) * factor + bias.astype(jnp.float32)
+    return y.astype(x.dtype), running

@@ -1,0 +1,148 @@
+"""Scores of logits against integer labels, in float32."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def token_cross_entropy(
+    logits: Float[Array, "*batch labels"],
+    labels: Int[Array, "*batch"],
+    *,
+    label_smoothing: float = 0.0,
+) -> Float[Array, "*batch"]:
+    """Returns −Σ_c q_c log softmax(logits)_c for each item, in nats.
+
+    q is (1 − s) on the label plus s / C on each of the C classes, s = label_smoothing.
+
+    Args:
+      logits: unnormalised log-probabilities, `[..., labels]`.
+      labels: class of each item, `[...]`.
+      label_smoothing: s, in [0, 1).
+
+    Returns:
+      float32 `[...]`.
+
+    Raises:
+      ValueError: s is outside [0, 1).
+
+    Example:
+      >>> token_cross_entropy(jnp.zeros((1, 4)), jnp.array([2])).round(3).tolist()
+      [1.3860000371932983]
+    """
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(
+            f"label_smoothing must be in [0, 1): got label_smoothing={label_smoothing}"
+        )
+    wide = logits.astype(jnp.float32)
+    log_normaliser = jax.nn.logsumexp(wide, axis=-1)
+    chosen = jnp.take_along_axis(wide, labels[..., None], axis=-1)[..., 0]
+    target = (1 - label_smoothing) * chosen
+    if label_smoothing:
+        target = target + label_smoothing * jnp.mean(wide, axis=-1)
+    return log_normaliser - target
+
+
+def weighted_mean(
+    values: Float[Array, "*batch"], weights: Float[Array, "*batch"] | None = None
+) -> Float[Array, ""]:
+    """Returns Σ w v / Σ w in float32; NaN when every weight is zero.
+
+    An item of weight zero does not count even where its value is not finite.
+
+    Args:
+      values: `[...]`.
+      weights: `[...]`, non-negative; None means all ones.
+
+    Example:
+      >>> float(weighted_mean(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0])))
+      1.0
+    """
+    wide = values.astype(jnp.float32)
+    if weights is None:
+        return jnp.mean(wide)
+    weights = weights.astype(jnp.float32)
+    scored = jnp.where(weights > 0, wide, 0.0)
+    return jnp.sum(scored * weights) / jnp.sum(weights)
+
+
+def cross_entropy(
+    logits: Float[Array, "*batch labels"],
+    labels: Int[Array, "*batch"],
+    weights: Float[Array, "*batch"] | None = None,
+    *,
+    label_smoothing: float = 0.0,
+) -> Float[Array, ""]:
+    """Returns the weighted mean of `token_cross_entropy` over all items, in nats.
+
+    Args:
+      logits: `[..., labels]`.
+      labels: `[...]`.
+      weights: `[...]`, zero for items that do not count; None means all ones.
+      label_smoothing: share of the target spread evenly over the classes.
+
+    Raises:
+      ValueError: label_smoothing is outside [0, 1).
+
+    Example:
+      >>> round(float(cross_entropy(jnp.zeros((2, 10)), jnp.array([3, 7]))), 4)
+      2.3026
+    """
+    losses = token_cross_entropy(logits, labels, label_smoothing=label_smoothing)
+    return weighted_mean(losses, weights)
+
+
+def accuracy(
+    logits: Float[Array, "*batch labels"],
+    labels: Int[Array, "*batch"],
+    weights: Float[Array, "*batch"] | None = None,
+) -> Float[Array, ""]:
+    """Returns the share of items whose largest logit is the label's; ties: the first.
+
+    Args:
+      logits: `[..., labels]`.
+      labels: `[...]`.
+      weights: `[...]`; None means all ones.
+
+    Example:
+      >>> float(accuracy(jnp.eye(4), jnp.array([0, 1, 2, 0])))
+      0.75
+    """
+    right = jnp.argmax(logits, axis=-1) == labels
+    return weighted_mean(right.astype(jnp.float32), weights)
+
+
+def error(
+    logits: Float[Array, "*batch labels"],
+    labels: Int[Array, "*batch"],
+    weights: Float[Array, "*batch"] | None = None,
+) -> Float[Array, ""]:
+    """Returns 1 − `accuracy`: the share of items classified wrongly.
+
+    Args:
+      logits: `[..., labels]`.
+      labels: `[...]`.
+      weights: `[...]`; None means all ones.
+
+    Example:
+      >>> float(error(jnp.eye(4), jnp.array([0, 1, 2, 0])))
+      0.25
+    """
+    wrong = jnp.argmax(logits, axis=-1) != labels
+    return weighted_mean(wrong.astype(jnp.float32), weights)
+
+
+def perplexity(mean_cross_entropy: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Returns exp of a mean cross-entropy in nats.
+
+    Average the cross-entropy over all tokens first: the mean of perplexities of parts
+    is not the perplexity of the whole.
+
+    Args:
+      mean_cross_entropy: nats per token.
+
+    Example:
+      >>> float(perplexity(jnp.array(0.0)))
+      1.0
+    """
+    return jnp.exp(mean_cross_entropy.astype(jnp.float32))

@@ -1,0 +1,164 @@
+"""From an NNX module to pure functions over nested dicts of arrays."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import jax
+from flax import nnx
+
+from hpcjax.core import trees
+from hpcjax.core.keys import derive
+from hpcjax.core.model import SEEN, LayerSpec, Model, Tap, check_taps
+from hpcjax.models.modules import Observable, Observation
+
+VariableT = TypeVar("VariableT", bound=nnx.Variable)
+Flat = dict[str, nnx.Variable]
+
+
+def from_nnx(build: Callable[[], nnx.Module]) -> Model:
+    """Turns a network into a `Model` with plain parameters and state.
+
+    The module is built once, abstractly, and split into a graph definition and nested
+    dicts; `apply` merges them while it is traced. Every parameter and statistic is
+    declared by `models.param` or `models.statistic` and drawn with the key
+    `core.derive(key, path)`: adding a layer changes no other parameter's draw.
+
+    Args:
+      build: returns the module, whose `__call__(x, *, train, key)` gives the outputs.
+
+    Returns:
+      The model; `layers` lists every `models.Dense` and `models.Conv` by path.
+
+    Raises:
+      ValueError: a variable that is neither a declared parameter nor a declared
+        statistic, such as a layer of `flax.nnx` with a random stream holds.
+
+    Example:
+      >>> from hpcjax import core, models
+      >>> model = from_nnx(lambda: models.Dense(2, 3, policy=core.Policy()))
+      >>> jax.tree.map(lambda p: p.shape, model.init(jax.random.key(0))[0])
+      {'bias': (3,), 'kernel': (2, 3)}
+    """
+    module = nnx.eval_shape(build)
+    graph, params_like, state_like, rest = nnx.split(
+        module, nnx.Param, nnx.BatchStat, ...
+    )
+    declared_params, declared_state = flatten(params_like), flatten(state_like)
+    _check_declared(declared_params | declared_state, flatten(rest))
+    listed = tuple(
+        LayerSpec(path, layer.kind, layer.options())
+        for path, layer in observable_layers(module)
+    )
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        return _draw(declared_params, key), _draw(declared_state, key)
+
+    def apply(
+        params: Any,
+        state: Any,
+        x: Any,
+        *,
+        train: bool,
+        key: jax.Array | None = None,
+        taps: Mapping[str, Tap] | None = None,
+    ) -> tuple[Any, Any]:
+        kept = {name: value for name, value in state.items() if name != SEEN}
+        network = nnx.merge(
+            graph, _fill(declared_params, params), _fill(declared_state, kept)
+        )
+        if taps is not None:
+            check_taps(model, taps)
+            set_taps(network, taps)
+        y = network(x, train=train, key=key)
+        state = _values(flatten(nnx.state(network, nnx.BatchStat)))
+        seen = records(network, taps or {})
+        return y, state | {SEEN: seen} if seen else state
+
+    model = Model(init, apply, listed)
+    return model
+
+
+def flatten(state: Any) -> Flat:
+    """Returns `{path: variable}` of an NNX state, in order of path components."""
+    return {"/".join(map(str, path)): v for path, v in nnx.to_flat_state(state)}
+
+
+def observable_layers(module: nnx.Module) -> Iterator[tuple[str, Observable]]:
+    """Yields path and layer of every layer below `module` that can be observed."""
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, Observable):
+            yield "/".join(map(str, path)), node
+
+
+def set_taps(module: nnx.Module, taps: Mapping[str, Tap]) -> None:
+    """Gives every layer named in `taps` its tap."""
+    for path, layer in observable_layers(module):
+        if path in taps:
+            layer.tap = nnx.data(Observation(taps[path]))
+
+
+def records(module: nnx.Module, taps: Mapping[str, Tap]) -> dict[str, Any]:
+    """Returns the forward records that the taps asked for, by path."""
+    asked = [path for path, tap in taps.items() if tap.forward is not None]
+    found = dict(observable_layers(module)) if asked else {}
+    seen = {path: found[path].record for path in asked}
+    unused = [path for path, record in seen.items() if record is None]
+    if unused:
+        raise ValueError(f"layers observed but not used in this pass: {unused}")
+    return {
+        path: record.get_value() for path, record in seen.items() if record is not None
+    }
+
+
+def _check_declared(declared: Flat, rest: Flat) -> None:
+    bare = [
+        path for path, v in declared.items() if "initializer" not in v.get_metadata()
+    ]
+    wrong = sorted([*bare, *rest])
+    if wrong:
+        raise ValueError(
+            "every variable must be declared by models.param or models.statistic: got "
+            f"others at {wrong}"
+        )
+
+
+def _draw(declared: Flat, key: jax.Array) -> dict[str, Any]:
+    drawn = {}
+    for path, variable in declared.items():
+        like = variable.get_value()
+        initializer = variable.get_metadata()["initializer"]
+        drawn[path] = initializer(derive(key, path), like.shape, like.dtype)
+    return _nested(drawn)
+
+
+def _fill(declared: Flat, tree: Any) -> Any:
+    """Returns an NNX state of the declared variables with the leaves of `tree`."""
+    leaves = trees.flatten(tree)
+    if set(leaves) != set(declared):
+        missing, extra = set(declared) - set(leaves), set(leaves) - set(declared)
+        raise ValueError(
+            f"the model's tree differs: missing {sorted(missing)}, not in the model "
+            f"{sorted(extra)}"
+        )
+    return nnx.from_flat_state(
+        [
+            (tuple(path.split("/")), variable.replace(leaves[path]))
+            for path, variable in declared.items()
+        ]
+    )
+
+
+def _values(flat: Flat) -> dict[str, Any]:
+    return _nested({path: variable.get_value() for path, variable in flat.items()})
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested dicts from `{"a/b": value}`."""
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, name = path.split("/")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = value
+    return nested

@@ -1,0 +1,279 @@
+"""Residual networks for small and for full-size images."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from hpcjax.core import errors
+from hpcjax.core.dtypes import Policy
+from hpcjax.core.model import Model
+from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models.modules import (
+    FLOAT32,
+    ONES,
+    ZEROS,
+    BatchNorm,
+    Conv,
+    Dense,
+    GroupNorm,
+    HeadInit,
+    NormKind,
+    choice,
+    head_initializer,
+)
+
+Shortcut = Literal["A", "B"]
+GROUP_SIZE = 16
+
+
+class _Form(NamedTuple):
+    """What the depth decides: blocks per stage, the block, the stem, the widths."""
+
+    stages: tuple[int, ...]
+    bottleneck: bool
+    small_images: bool
+    width: int
+    shortcut: Shortcut
+
+
+FORMS = {
+    8: _Form((1, 1, 1), False, True, 16, "A"),
+    20: _Form((3, 3, 3), False, True, 16, "A"),
+    32: _Form((5, 5, 5), False, True, 16, "A"),
+    18: _Form((2, 2, 2, 2), False, False, 64, "B"),
+    50: _Form((3, 4, 6, 3), True, False, 64, "B"),
+}
+
+
+class _Options(NamedTuple):
+    """What every block needs."""
+
+    norm: NormKind
+    shortcut: Shortcut
+    sync_axis: str | None
+    zero_init_residual: bool
+    policy: Policy
+
+
+def _norm(channels: int, options: _Options, *, last: bool = False) -> nnx.Module:
+    scale_init = ZEROS if last and options.zero_init_residual else ONES
+    if options.norm == "batch":
+        return BatchNorm(
+            channels,
+            policy=options.policy,
+            sync_axis=options.sync_axis,
+            scale_init=scale_init,
+        )
+    groups = channels // math.gcd(channels, GROUP_SIZE)
+    return GroupNorm(
+        channels, groups=groups, policy=options.policy, scale_init=scale_init
+    )
+
+
+def _pad_shortcut(x: jax.Array, channels: int, stride: int) -> jax.Array:
+    """Option A: drops pixels, appends zero channels; has no parameters."""
+    missing = channels - x.shape[-1]
+    return jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (0, missing)))
+
+
+class _Block(nnx.Module):
+    """Two 3×3 convolutions, or 1×1, 3×3 (strided), 1×1 with four times the width."""
+
+    def __init__(
+        self, inputs: int, width: int, stride: int, bottleneck: bool, options: _Options
+    ):
+        outputs = 4 * width if bottleneck else width
+        conv = functools.partial(Conv, policy=options.policy)
+        if bottleneck:
+            plan = [
+                (conv(inputs, width, kernel_size=1), width),
+                (conv(width, width, kernel_size=3, stride=stride), width),
+                (conv(width, outputs, kernel_size=1), outputs),
+            ]
+        else:
+            plan = [
+                (conv(inputs, width, kernel_size=3, stride=stride), width),
+                (conv(width, width, kernel_size=3), width),
+            ]
+        self.depth, self.stride, self.outputs = len(plan), stride, outputs
+        for number, (layer, channels) in enumerate(plan, 1):
+            last = number == len(plan)
+            setattr(self, f"conv{number}", layer)
+            setattr(self, f"norm{number}", _norm(channels, options, last=last))
+        changes = stride > 1 or inputs != outputs
+        self.projects = changes and options.shortcut == "B"
+        self.pads = changes and not self.projects
+        if self.projects:
+            self.shortcut = conv(inputs, outputs, kernel_size=1, stride=stride)
+            self.shortcut_norm = _norm(outputs, options)
+
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        y = x
+        for number in range(1, self.depth + 1):
+            y = getattr(self, f"conv{number}")(y)
+            y = getattr(self, f"norm{number}")(y, train=train)
+            y = jax.nn.relu(y) if number < self.depth else y
+        if self.projects:
+            x = self.shortcut_norm(self.shortcut(x), train=train)
+        elif self.pads:
+            x = _pad_shortcut(x, self.outputs, self.stride)
+        return jax.nn.relu(x + y)
+
+
+class _Stage(nnx.Module):
+    def __init__(self, blocks: int, block: Callable[[int], _Block]):
+        self.blocks = blocks
+        for index in range(blocks):
+            setattr(self, f"block_{index}", block(index))
+
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        for index in range(self.blocks):
+            x = getattr(self, f"block_{index}")(x, train=train)
+        return x
+
+
+def _max_pool(x: jax.Array) -> jax.Array:
+    """3×3 maxima at stride 2, one pixel of −∞ around the image."""
+    return lax.reduce_window(
+        x,
+        np.array(-np.inf, x.dtype),  # a traced start would hide the maximum's gradient
+        lax.max,
+        window_dimensions=(1, 3, 3, 1),
+        window_strides=(1, 2, 2, 1),
+        padding=((0, 0), (1, 1), (1, 1), (0, 0)),
+    )
+
+
+class _ResNet(nnx.Module):
+    def __init__(
+        self,
+        channels: int,
+        outputs: int,
+        form: _Form,
+        options: _Options,
+        head_init: HeadInit,
+    ):
+        self.small_images, self.stages = form.small_images, len(form.stages)
+        kernel, stride = (3, 1) if form.small_images else (7, 2)
+        self.conv_in = Conv(
+            channels,
+            form.width,
+            kernel_size=kernel,
+            stride=stride,
+            policy=options.policy,
+        )
+        self.norm_in = _norm(form.width, options)
+        inputs = form.width
+        for index, blocks in enumerate(form.stages):
+            width = form.width * 2**index
+            stage = functools.partial(self._block, inputs, width, index, form, options)
+            setattr(self, f"stage_{index}", _Stage(blocks, stage))
+            inputs = 4 * width if form.bottleneck else width
+        self.head = Dense(
+            inputs,
+            outputs,
+            policy=options.policy,
+            initializer=head_initializer(head_init),
+            output=options.policy.output,
+        )
+
+    @staticmethod
+    def _block(
+        inputs: int, width: int, stage: int, form: _Form, options: _Options, index: int
+    ) -> _Block:
+        stride = 2 if stage > 0 and index == 0 else 1
+        wide = 4 * width if form.bottleneck else width
+        first = inputs if index == 0 else wide
+        return _Block(first, width, stride, form.bottleneck, options)
+
+    def __call__(
+        self, x: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> jax.Array:
+        del key
+        x = jax.nn.relu(self.norm_in(self.conv_in(x), train=train))
+        if not self.small_images:
+            x = _max_pool(x)
+        for index in range(self.stages):
+            x = getattr(self, f"stage_{index}")(x, train=train)
+        pooled = jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+        return self.head(pooled)
+
+
+def resnet(
+    inputs: tuple[int, ...],
+    outputs: int,
+    *,
+    depth: int = 8,
+    width: int | None = None,
+    norm: NormKind = "batch",
+    shortcut: Shortcut | None = None,
+    sync_axis: str | None = None,
+    zero_init_residual: bool = False,
+    head_init: HeadInit = "lecun",
+    policy: Policy = FLOAT32,
+) -> Model:
+    """Returns a residual network on images `[batch, height, width, channels]`.
+
+    Depth 8, 20 and 32 are the small-image form, 6n + 2 layers: a 3×3 stem and three
+    stages of n blocks with `width`, 2·`width` and 4·`width` channels. Depth 18 and 50
+    are the full-size form: a 7×7 stem of stride 2, max-pooling, four stages; depth 50
+    has bottleneck blocks whose stride is in the 3×3 convolution. Convolutions pad half
+    a kernel on every side and are drawn from N(0, 2 / fan_out).
+
+    Args:
+      inputs: (height, width, channels) of one image.
+      outputs: number of classes.
+      depth: 8, 20, 32, 18 or 50.
+      width: channels of the first stage; None means 16 (small images) or 64.
+      norm: "batch", or "group" with 16 channels a group, which has no state.
+      shortcut: where the shape changes, "A" drops pixels and appends zero channels
+        (small-image default), "B" is a strided 1×1 convolution and a norm (full size).
+      sync_axis: mesh axis over which batch statistics are taken; None means over the
+        examples of one device.
+      zero_init_residual: whether the last norm's scale of each block starts at zero.
+      head_init: kernel of the last layer `head`: "lecun" or "zeros".
+      policy: dtypes of parameters, products and logits; norms are float32 inside.
+
+    Raises:
+      ConfigError: an unknown depth, norm, shortcut or head_init, a width below 1, or
+        inputs that are no image shape.
+
+    References:
+      He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2016, §3.3, §4.
+
+    Example:
+      >>> from hpcjax.core import trees
+      >>> model = resnet((32, 32, 3), 10, depth=20)
+      >>> trees.num_params(jax.eval_shape(model.init, jax.random.key(0))[0])
+      269722
+    """
+    form = _form(inputs, depth, width)
+    choice("norm", norm, {"batch": None, "group": None})
+    chosen = shortcut or form.shortcut
+    choice("shortcut", chosen, {"A": None, "B": None})
+    options = _Options(norm, chosen, sync_axis, zero_init_residual, policy)
+    return from_nnx(lambda: _ResNet(inputs[-1], outputs, form, options, head_init))
+
+
+def _form(inputs: tuple[int, ...], depth: int, width: int | None) -> _Form:
+    if len(inputs) != 3 or min(inputs) < 1:
+        raise errors.ConfigError(
+            f"inputs must be (height, width, channels): got inputs={inputs}"
+        )
+    if depth not in FORMS:
+        raise errors.ConfigError(
+            f"depth must be one of {sorted(FORMS)}: got depth={depth}"
+        )
+    form = FORMS[depth]
+    if width is None:
+        return form
+    if width < 1:
+        raise errors.ConfigError(f"width must be at least 1: got width={width}")
+    return form._replace(width=width)

@@ -1,0 +1,217 @@
+"""Configs of models: what is built, without JAX."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from hpcjax.core.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from hpcjax import core
+
+
+def _arguments(config: Any) -> dict[str, Any]:
+    """Returns the fields of a config as arguments of its factory."""
+    return {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(config)
+    }
+
+
+def _check_literals(config: Any) -> None:
+    """Raises ConfigError for a field whose value is none of its literals."""
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        allowed = _literals(hints[field.name])
+        value = getattr(config, field.name)
+        if allowed and value not in allowed:
+            names = [str(option) for option in allowed]
+            raise ConfigError(
+                f"unknown {field.name}: got {field.name}={value!r}"
+                f"{nearest(str(value), names)}"
+            )
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    """Returns the values a hint allows: `Literal` or `Literal | None`, else nothing."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    parts = [_literals(part) for part in get_args(hint) if part is not type(None)]
+    if len(parts) == 1 and parts[0]:
+        return (*parts[0], None)
+    return ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MlpConfig:
+    """A multilayer perceptron, see `models.mlp`.
+
+    Attributes:
+      widths: sizes of the hidden layers.
+      activation: after every hidden layer.
+      head_init: kernel of the last layer; with "zeros" the first loss is log(classes).
+    """
+
+    widths: tuple[int, ...] = (256,)
+    activation: Literal["relu", "tanh", "gelu_tanh"] = "relu"
+    head_init: Literal["lecun", "zeros"] = "lecun"
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        if any(width < 1 for width in self.widths):
+            raise ConfigError(f"widths must be at least 1: got widths={self.widths}")
+
+    def make(
+        self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
+    ) -> "core.Model":
+        """Builds the model for examples of shape `inputs` and `outputs` logits."""
+        from hpcjax import core, models
+
+        return models.mlp(
+            inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    """A residual network, see `models.resnet`.
+
+    Attributes:
+      depth: 8, 20 or 32 for small images, 18 or 50 for full-size ones.
+      width: channels of the first stage; None means 16 (small images) or 64.
+      norm: "batch", or "group" with 16 channels a group.
+      shortcut: "A" appends zero channels, "B" projects; None means A for small images.
+      sync_axis: mesh axis over which batch statistics are taken; None: one device's.
+      zero_init_residual: whether each block starts as the identity.
+      head_init: kernel of the last layer; with "zeros" the first loss is log(classes).
+    """
+
+    depth: int = 8
+    width: int | None = None
+    norm: Literal["batch", "group"] = "batch"
+    shortcut: Literal["A", "B"] | None = None
+    sync_axis: str | None = None
+    zero_init_residual: bool = False
+    head_init: Literal["lecun", "zeros"] = "lecun"
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        if self.depth not in (8, 18, 20, 32, 50):
+            raise ConfigError(
+                f"depth must be one of 8, 18, 20, 32, 50: got depth={self.depth}"
+            )
+        if self.width is not None and self.width < 1:
+            raise ConfigError(f"width must be at least 1: got width={self.width}")
+
+    def make(
+        self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
+    ) -> "core.Model":
+        """Builds the model for images of shape `inputs` and `outputs` classes."""
+        from hpcjax import core, models
+
+        return models.resnet(
+            inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerOptions:
+    """What distinguishes one family of transformers from another; defaults: GPT-2.
+
+    Attributes:
+      norm: LayerNorm, or RMSNorm without bias.
+      norm_position: before each part, or after its addition.
+      norm_eps: added to the variance.
+      final_norm: whether a norm follows the last block.
+      position: a learned table, one whose row is position + 2 (OPT), or rotation.
+      rope_theta: base of the rotation's wavelengths.
+      mlp: activation of the feed-forward part; "silu_gated" has a third matrix.
+      use_bias: whether the blocks' matrices have biases.
+      tied_head: whether the embedding table also gives the logits.
+      init_scale: standard deviation of matrices and tables.
+      scale_residual: whether matrices ending a branch start smaller by √(2 depth).
+    """
+
+    norm: Literal["layer", "rms"] = "layer"
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_eps: float = 1e-5
+    final_norm: bool = True
+    position: Literal["learned", "offset", "rope"] = "learned"
+    rope_theta: float = 1e4
+    mlp: Literal["gelu_tanh", "gelu_erf", "relu", "silu_gated"] = "gelu_tanh"
+    use_bias: bool = True
+    tied_head: bool = True
+    init_scale: float = 0.02
+    scale_residual: bool = True
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        for name in ("norm_eps", "rope_theta", "init_scale"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigError(f"{name} must be positive: got {name}={value}")
+
+
+GPT2 = TransformerOptions()
+OPT = TransformerOptions(position="offset", mlp="relu", scale_residual=False)
+LLAMA = TransformerOptions(
+    norm="rms",
+    position="rope",
+    mlp="silu_gated",
+    use_bias=False,
+    tied_head=False,
+    scale_residual=False,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalLmConfig:
+    """A decoder-only language model, see `models.causal_lm`.
+
+    Attributes:
+      depth: number of blocks.
+      width: features of a token.
+      heads: query heads.
+      kv_heads: key and value heads; None means as many as query heads.
+      mlp_width: features inside the feed-forward part; None means 4 · width.
+      options: what distinguishes GPT-2, OPT and LLaMA.
+      remat: what the backward pass recomputes: nothing, all but the blocks' inputs, or
+        all but those and the products without batch axes.
+    """
+
+    depth: int = 2
+    width: int = 64
+    heads: int = 4
+    kv_heads: int | None = None
+    mlp_width: int | None = None
+    options: TransformerOptions = TransformerOptions()
+    remat: Literal["none", "full", "dots"] = "none"
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        for name in ("depth", "width", "heads", "kv_heads", "mlp_width"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1: got {name}={value}")
+        if self.width % self.heads:
+            raise ConfigError(
+                f"heads must divide width: got heads={self.heads}, width={self.width}"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ConfigError(
+                "kv_heads must divide heads: got "
+                f"kv_heads={self.kv_heads}, heads={self.heads}"
+            )
+        if self.options.position == "rope" and self.width // self.heads % 2:
+            raise ConfigError(
+                "rope needs an even number of features a head: got "
+                f"width={self.width}, heads={self.heads}"
+            )
+
+    def make(
+        self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
+    ) -> "core.Model":
+        """Builds the model for `inputs = (context,)` and a vocabulary of `outputs`."""
+        from hpcjax import core, models
+
+        return models.causal_lm(
+            inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
+        )

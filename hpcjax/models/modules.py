@@ -1,0 +1,263 @@
+"""Building blocks of networks: NNX modules that hold parameters and call `layers`.
+
+Modules are built without arrays: a parameter is its shape, its dtype and the function
+that will draw it, so that the draw can be keyed by the parameter's path.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hpcjax import layers
+from hpcjax.core import errors
+from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import derive
+from hpcjax.core.model import Tap, observe
+from hpcjax.layers import Padding
+
+Initializer = Callable[..., jax.Array]
+HeadInit = Literal["lecun", "zeros"]
+NormKind = Literal["batch", "group"]
+
+ZEROS: Initializer = nnx.initializers.zeros
+ONES: Initializer = nnx.initializers.ones
+LECUN: Initializer = nnx.initializers.lecun_normal()
+HE_FAN_OUT: Initializer = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+FLOAT32 = Policy()
+
+
+class Observation(nnx.Variable):
+    """The tap of a layer, set after `merge`; sliced with the parameters by a scan."""
+
+
+class Record(nnx.Variable):
+    """What the forward part of a layer's tap returned."""
+
+
+def param(shape: tuple[int, ...], initializer: Initializer, dtype: str) -> nnx.Param:
+    """Declares a parameter `initializer(key, shape, dtype)` without drawing it."""
+    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), initializer=initializer)
+
+
+def statistic(shape: tuple[int, ...], initializer: Initializer) -> nnx.BatchStat:
+    """Declares a float32 running statistic that starts as `initializer` says."""
+    return nnx.BatchStat(
+        jax.ShapeDtypeStruct(shape, "float32"), initializer=initializer
+    )
+
+
+def head_initializer(head_init: HeadInit) -> Initializer:
+    """Returns the initializer of a classification head's kernel.
+
+    "lecun" draws from N(0, 1/inputs); "zeros" makes the first loss exactly log(classes)
+    and the first gradient of everything below the head exactly zero.
+
+    Raises:
+      ConfigError: an unknown name.
+    """
+    return choice("head_init", head_init, {"lecun": LECUN, "zeros": ZEROS})
+
+
+def choice(name: str, value: str, allowed: Mapping[str, Any]) -> Any:
+    """Returns `allowed[value]`, else raises ConfigError with the nearest key."""
+    if value not in allowed:
+        hint = errors.nearest(value, allowed)
+        raise errors.ConfigError(f"unknown {name}: got {name}={value!r}{hint}")
+    return allowed[value]
+
+
+class Observable(nnx.Module):
+    """A layer that a tap can observe."""
+
+    kind = ""
+    depth: int | None = None
+    inputs: int
+    outputs: int
+    kernel: nnx.Param
+    bias: nnx.Param | None = None
+    tap: Observation | None = None
+    record: Record | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Returns what the layer's kind needs to form its statistics.
+
+        `depth` is the leading dimension of parameters and statistics in a scanned
+        stack, None outside one.
+        """
+        return {
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "use_bias": self.bias is not None,
+            "depth": self.depth,
+        }
+
+    def observed(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Returns y, seen by the layer's tap if it has one."""
+        if self.tap is None:
+            return y
+        tap: Tap = self.tap.get_value()
+        y, record = observe(tap, x, y)
+        if tap.forward is not None:
+            if self.record is not None:
+                raise ValueError(
+                    "a forward record needs a layer that is used once: this "
+                    f"{self.kind} layer is used again in the same pass; observe shared "
+                    "layers by a backward statistic, which adds up"
+                )
+            self.record = nnx.data(Record(record))
+        return y
+
+
+class Dense(Observable):
+    """y = x W + b; parameters `kernel` [inputs, outputs] and `bias` [outputs]."""
+
+    kind = "dense"
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        policy: Policy,
+        use_bias: bool = True,
+        initializer: Initializer = LECUN,
+        output: str | None = None,
+    ):
+        """Declares the parameters; `output` is the result's dtype if not compute's."""
+        self.kernel = param((inputs, outputs), initializer, policy.param)
+        self.bias = param((outputs,), ZEROS, policy.param) if use_bias else None
+        self.compute, self.output = policy.compute, output
+        self.inputs, self.outputs = inputs, outputs
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[..., inputs]` to `[..., outputs]`."""
+        x = x.astype(self.compute)
+        bias = None if self.bias is None else self.bias[...]
+        y = layers.dense(
+            x, self.kernel[...], bias, compute=self.compute, output=self.output
+        )
+        return self.observed(x, y)
+
+
+class Conv(Observable):
+    """Convolution without bias; parameter `kernel` [height, width, inputs, outputs]."""
+
+    kind = "conv"
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        kernel_size: int,
+        stride: int = 1,
+        padding: Padding | None = None,
+        policy: Policy,
+    ):
+        """Declares the kernel; `padding=None` adds half a kernel on all four sides."""
+        half = kernel_size // 2
+        self.kernel = param(
+            (kernel_size, kernel_size, inputs, outputs), HE_FAN_OUT, policy.param
+        )
+        # "SAME" would pad an even image on one side only when the stride is 2.
+        self.padding = nnx.static(padding or ((half, half), (half, half)))
+        self.strides, self.kernel_size = (stride, stride), (kernel_size, kernel_size)
+        self.compute = policy.compute
+        self.inputs, self.outputs = inputs, outputs
+
+    def options(self) -> dict[str, Any]:
+        """Returns the geometry, from which patches can be formed."""
+        return super().options() | {
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+        }
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps images `[batch, height, width, inputs]` to images of `outputs`."""
+        x = x.astype(self.compute)
+        y = layers.conv(
+            x,
+            self.kernel[...],
+            strides=self.strides,
+            padding=self.padding,
+            compute=self.compute,
+        )
+        return self.observed(x, y)
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalisation; parameters `scale`, `bias`, state `mean`, `variance`."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        policy: Policy,
+        sync_axis: str | None = None,
+        scale_init: Initializer = ONES,
+    ):
+        """Declares parameters and running statistics of `channels` channels."""
+        self.scale = param((channels,), scale_init, policy.param)
+        self.bias = param((channels,), ZEROS, policy.param)
+        self.mean = statistic((channels,), ZEROS)
+        self.variance = statistic((channels,), ONES)
+        self.sync_axis = sync_axis
+
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Normalises `[..., channels]`; in training also updates the statistics."""
+        running = layers.RunningStatistics(self.mean[...], self.variance[...])
+        y, running = layers.batch_norm(
+            x,
+            self.scale[...],
+            self.bias[...],
+            running,
+            train=train,
+            axis_name=self.sync_axis,
+        )
+        if train:
+            self.mean.set_value(running.mean)
+            self.variance.set_value(running.variance)
+        return y
+
+
+class GroupNorm(nnx.Module):
+    """Group normalisation with `groups` groups; parameters `scale`, `bias`."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        groups: int,
+        policy: Policy,
+        scale_init: Initializer = ONES,
+    ):
+        """Declares the parameters of `channels` channels."""
+        self.scale = param((channels,), scale_init, policy.param)
+        self.bias = param((channels,), ZEROS, policy.param)
+        self.groups = groups
+
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Normalises `[batch, ..., channels]`, the same in training and evaluation."""
+        del train
+        return layers.group_norm(x, self.scale[...], self.bias[...], groups=self.groups)
+
+
+def stacked_initializer(initializer: Initializer, depth: int) -> Initializer:
+    """Returns an initializer for `[depth, ...]` that draws every slice by its number.
+
+    So a deeper stack starts with the same first layers as a shallower one.
+    """
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        def one(index: jax.Array) -> jax.Array:
+            return initializer(derive(key, "layer", index), shape[1:], dtype)
+
+        return jax.vmap(one)(jnp.arange(depth))
+
+    return init

@@ -1,0 +1,44 @@
+"""Tiny instances of every model, for tests that hold for all of them."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from hpcjax.models import config
+from hpcjax.models.config import CausalLmConfig, MlpConfig, ResNetConfig
+
+
+class Entry(NamedTuple):
+    """A config, the shape of one example, the number of outputs, the inputs' dtype."""
+
+    config: Any
+    inputs: tuple[int, ...]
+    outputs: int
+    dtype: str = "float32"
+
+
+def _language(**fields: Any) -> Entry:
+    small = CausalLmConfig(width=8, heads=2)
+    return Entry(dataclasses.replace(small, **fields), (6,), 11, "int32")
+
+
+REGISTRY: dict[str, Entry] = {
+    "mlp": Entry(MlpConfig(widths=(7, 5)), (4, 3), 3),
+    "linear": Entry(MlpConfig(widths=(), head_init="zeros"), (6,), 4),
+    "resnet8": Entry(ResNetConfig(depth=8, width=2), (8, 8, 1), 3),
+    "resnet8_group": Entry(
+        ResNetConfig(depth=8, width=4, norm="group", shortcut="B"), (8, 8, 3), 3
+    ),
+    "resnet18": Entry(
+        ResNetConfig(depth=18, width=2, zero_init_residual=True), (33, 33, 3), 3
+    ),
+    "resnet50": Entry(ResNetConfig(depth=50, width=2), (32, 32, 3), 3),
+    "gpt2": _language(),
+    "gpt2_remat": _language(remat="full"),
+    "opt": _language(options=config.OPT, depth=1, remat="dots"),
+    "llama": _language(options=config.LLAMA, heads=4, kv_heads=2, mlp_width=12),
+    "post_norm": _language(
+        options=dataclasses.replace(
+            config.GPT2, norm_position="post", final_norm=False, mlp="gelu_erf"
+        )
+    ),
+}

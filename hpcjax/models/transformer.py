@@ -1,0 +1,258 @@
+"""The one transformer block and the decoder-only language model made of it."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hpcjax import layers
+from hpcjax.core import errors
+from hpcjax.core.dtypes import Policy
+from hpcjax.core.model import Model
+from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models.config import GPT2, CausalLmConfig, TransformerOptions
+from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
+from hpcjax.models.scan import Remat, scan_blocks, stack
+
+OFFSET = 2
+
+
+class _Sizes:
+    """Widths of a block and the initializers that follow from them."""
+
+    def __init__(self, config: CausalLmConfig, policy: Policy):
+        self.width, self.heads = config.width, config.heads
+        self.kv_heads = config.kv_heads or config.heads
+        self.head_dim = config.width // config.heads
+        self.mlp_width = config.mlp_width or 4 * config.width
+        self.options, self.policy = config.options, policy
+        scale = self.options.init_scale
+        self.inner: Initializer = nnx.initializers.normal(scale)
+        residual = scale / math.sqrt(2 * config.depth)
+        self.residual: Initializer = (
+            nnx.initializers.normal(residual)
+            if self.options.scale_residual
+            else self.inner
+        )
+
+    def dense(self, inputs: int, outputs: int, *, residual: bool = False) -> Dense:
+        """Declares one of the block's matrices."""
+        return Dense(
+            inputs,
+            outputs,
+            policy=self.policy,
+            use_bias=self.options.use_bias,
+            initializer=self.residual if residual else self.inner,
+        )
+
+
+class Norm(nnx.Module):
+    """LayerNorm (`scale`, `bias`) or RMSNorm (`scale`), as the options say."""
+
+    def __init__(self, width: int, options: TransformerOptions, policy: Policy):
+        """Declares the parameters for `width` features."""
+        self.scale = param((width,), ONES, policy.param)
+        layer = options.norm == "layer"
+        self.bias = param((width,), ZEROS, policy.param) if layer else None
+        self.eps = options.norm_eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises `[..., width]`."""
+        if self.bias is None:
+            return layers.rms_norm(x, self.scale[...], eps=self.eps)
+        return layers.layer_norm(x, self.scale[...], self.bias[...], eps=self.eps)
+
+
+class Embedding(nnx.Module):
+    """A table of vectors; parameter `table` [rows, width]."""
+
+    def __init__(self, rows: int, width: int, *, init_scale: float, policy: Policy):
+        """Declares the table, drawn from N(0, init_scale²)."""
+        self.table = param(
+            (rows, width), nnx.initializers.normal(init_scale), policy.param
+        )
+        self.compute = policy.compute
+
+    def __call__(self, indices: jax.Array) -> jax.Array:
+        """Maps indices `[...]` to `[..., width]`."""
+        return layers.embedding(self.table[...], indices, compute=self.compute)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention: `query`, `key`, `value`, `output`."""
+
+    def __init__(self, sizes: _Sizes):
+        """Declares the four projections."""
+        inner, outer = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        self.query = sizes.dense(sizes.width, inner)
+        self.key = sizes.dense(sizes.width, outer)
+        self.value = sizes.dense(sizes.width, outer)
+        self.output = sizes.dense(inner, sizes.width, residual=True)
+        self.head_dim = sizes.head_dim
+        self.rotates = sizes.options.position == "rope"
+        self.theta = sizes.options.rope_theta
+
+    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """Maps `[batch, time, width]` to the same shape."""
+        split = (*x.shape[:2], -1, self.head_dim)
+        query = self.query(x).reshape(split)
+        key = self.key(x).reshape(split)
+        value = self.value(x).reshape(split)
+        if self.rotates:
+            query = layers.rope(query, positions, theta=self.theta)
+            key = layers.rope(key, positions, theta=self.theta)
+        mixed = layers.attention(query, key, value, causal=True)
+        return self.output(mixed.reshape(*x.shape[:2], -1))
+
+
+class FeedForward(nnx.Module):
+    """down(f(up x)), or down(silu(gate x) · up x) when gated."""
+
+    def __init__(self, sizes: _Sizes):
+        """Declares `up`, `down` and, when gated, `gate`."""
+        self.gated = sizes.options.mlp == "silu_gated"
+        self.activation = "silu" if self.gated else sizes.options.mlp
+        self.up = sizes.dense(sizes.width, sizes.mlp_width)
+        self.down = sizes.dense(sizes.mlp_width, sizes.width, residual=True)
+        if self.gated:
+            self.gate = sizes.dense(sizes.width, sizes.mlp_width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[..., width]` to the same shape."""
+        if not self.gated:
+            return self.down(layers.activation(self.activation, self.up(x)))
+        return self.down(layers.activation(self.activation, self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward, each added to its input, norms before or after."""
+
+    def __init__(self, sizes: _Sizes):
+        """Declares the parts."""
+        self.attention = Attention(sizes)
+        self.attention_norm = Norm(sizes.width, sizes.options, sizes.policy)
+        self.mlp = FeedForward(sizes)
+        self.mlp_norm = Norm(sizes.width, sizes.options, sizes.policy)
+        self.pre = sizes.options.norm_position == "pre"
+
+    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """Maps `[batch, time, width]` to the same shape."""
+        if self.pre:
+            x = x + self.attention(self.attention_norm(x), positions)
+            return x + self.mlp(self.mlp_norm(x))
+        x = self.attention_norm(x + self.attention(x, positions))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+class _CausalLm(nnx.Module):
+    def __init__(
+        self, context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
+    ):
+        options, width = config.options, config.width
+        sizes = _Sizes(config, policy)
+        self.context, self.remat = context, config.remat
+        self.compute, self.logits = policy.compute, policy.output
+        table = functools.partial(
+            Embedding, width=width, init_scale=options.init_scale, policy=policy
+        )
+        self.embed = table(vocabulary)
+        learned, tied = options.position != "rope", options.tied_head
+        self.offset = OFFSET if options.position == "offset" else 0
+        self.position = table(context + self.offset) if learned else None
+        self.blocks = stack(Block(sizes), config.depth)
+        self.final_norm = Norm(width, options, policy) if options.final_norm else None
+        head = functools.partial(Dense, use_bias=False, initializer=sizes.inner)
+        self.head = (
+            None if tied else head(width, vocabulary, policy=policy, output=self.logits)
+        )
+
+    def __call__(
+        self, x: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> jax.Array:
+        del train, key
+        positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
+        y = self.embed(x)
+        if self.position is not None:
+            if x.shape[1] > self.context:
+                raise ValueError(
+                    f"time must be at most the context: got {x.shape[1]} tokens, "
+                    f"context={self.context}"
+                )
+            y = y + self.position(positions + self.offset)
+        y = scan_blocks(
+            self.blocks, y, lambda block, y: block(y, positions), remat=self.remat
+        )
+        y = y if self.final_norm is None else self.final_norm(y)
+        if self.head is not None:
+            return self.head(y)
+        return layers.dense(
+            y, self.embed.table[...].T, compute=self.compute, output=self.logits
+        )
+
+
+def causal_lm(
+    inputs: tuple[int, ...],
+    outputs: int,
+    *,
+    depth: int = 2,
+    width: int = 64,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    mlp_width: int | None = None,
+    options: TransformerOptions = GPT2,
+    remat: Remat = "none",
+    policy: Policy = FLOAT32,
+) -> Model:
+    """Returns a decoder-only language model: tokens `[batch, time]` to logits.
+
+    Blocks are stacked along axis 0 below `blocks/` and run by one scan. Matrices and
+    tables are drawn from N(0, init_scale²), those that end a residual branch from
+    N(0, init_scale² / (2 depth)) with `scale_residual`; biases start at zero.
+    A tied head is no layer of its own and cannot be observed.
+
+    Args:
+      inputs: `(context,)`, the rows of the position table; with rope the context is
+        not a limit.
+      outputs: size of the vocabulary.
+      depth: number of blocks.
+      width: features of a token.
+      heads: query heads; width / heads features each.
+      kv_heads: key and value heads; None means as many as query heads.
+      mlp_width: features inside the feed-forward part; None means 4 · width.
+      options: what distinguishes GPT-2, OPT and LLaMA.
+      remat: "none", "full" or "dots", see `models.scan_blocks`.
+      policy: dtypes of parameters, products and logits; norms and softmax are float32.
+
+    Returns:
+      A model whose `apply` takes int tokens `[batch, time]` and gives logits
+      `[batch, time, vocabulary]` in `policy.output`; logits at time t depend on the
+      tokens up to t only.
+
+    Raises:
+      ConfigError: sizes that do not divide or are below 1, or an unknown option.
+
+    Example:
+      >>> from hpcjax import core
+      >>> model = causal_lm((8,), 11, depth=1, width=4, heads=2)
+      >>> params, state = model.init(jax.random.key(0))
+      >>> tokens = jnp.zeros((2, 8), jnp.int32)
+      >>> model.apply(params, state, tokens, train=False)[0].shape
+      (2, 8, 11)
+    """
+    config = CausalLmConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        mlp_width=mlp_width,
+        options=options,
+        remat=remat,
+    )
+    if len(inputs) != 1 or min(*inputs, outputs) < 1:
+        raise errors.ConfigError(
+            "inputs must be (context,) and outputs the size of the vocabulary, both at "
+            f"least 1: got inputs={inputs}, outputs={outputs}"
+        )
+    return from_nnx(lambda: _CausalLm(inputs[0], outputs, config, policy))

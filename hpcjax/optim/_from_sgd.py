@@ -1,0 +1,115 @@
+"""Jorge's hyper-parameters from those of a tuned SGD run."""
+
+from typing import Any, NamedTuple, Unpack
+
+import optax
+
+from hpcjax.optim import config, learning_rates, schedules, second_order
+
+
+class Derived(NamedTuple):
+    """A hyper-parameter and where it comes from.
+
+    Attributes:
+      value: what is used.
+      rule: how it follows from the recipe.
+    """
+
+    value: Any
+    rule: str
+
+
+class FromSgd(NamedTuple):
+    """What `jorge_from_sgd` returns.
+
+    Attributes:
+      tx: the optimizer, with the schedule in it.
+      schedule: the learning rate by step.
+      report: every derived value by name.
+    """
+
+    tx: optax.GradientTransformationExtraArgs
+    schedule: optax.Schedule
+    report: dict[str, Derived]
+
+
+def _report(
+    recipe: config.SGDRecipe, schedule: config.ScheduleConfig
+) -> dict[str, Derived]:
+    total = recipe.epochs * recipe.steps_per_epoch
+    found = {
+        "learning_rate": Derived(recipe.lr, "SGD's: grafting gives SGD's step length"),
+        "weight_decay": Derived(
+            recipe.weight_decay / (1 - recipe.momentum),
+            "SGD's / (1 - momentum), decoupled: SGD's momentum amplifies its L2 term",
+        ),
+        "graft_momentum": Derived(recipe.momentum, "SGD's: the length is of its step"),
+        "graft_nesterov": Derived(recipe.nesterov, "SGD's: the length is of its step"),
+        "b1": Derived(recipe.momentum, "SGD's: both buffers remember equally long"),
+        "steps": Derived(total, "SGD's epochs times steps per epoch"),
+        "warmup_steps": Derived(schedule.warmup, "SGD's warm-up epochs"),
+    }
+    if not isinstance(schedule, config.StepDecayConfig):
+        name = type(schedule).__name__
+        return found | {"schedule": Derived(name, "given in place of the step decay")}
+    steps = schedules.decay_steps(total, schedule.at)
+    epochs = tuple(step / recipe.steps_per_epoch for step in steps)
+    return found | {
+        "schedule": Derived("StepDecayConfig", "step decay, whatever SGD's was"),
+        "decay_factor": Derived(schedule.factor, "0.1 at each decay unless given"),
+        "decay_epochs": Derived(epochs, "1/3 and 2/3 of SGD's epochs unless given"),
+    }
+
+
+def jorge_from_sgd(
+    recipe: config.SGDRecipe,
+    schedule: config.ScheduleConfig | None = None,
+    decay_rules: config.DecayRules = config.DECAY_ALL,
+    clip_norm: float | None = None,
+    **options: Unpack[config.JorgeKeywords],
+) -> FromSgd:
+    """Returns Jorge for a task on which SGD has been tuned, without tuning again.
+
+    Same learning rate, through layer-wise SGD grafting; decoupled weight decay
+    λ/(1 − β); step decay ×0.1 at 1/3 and 2/3 of SGD's epochs after SGD's warm-up.
+
+    Args:
+      recipe: the tuned SGD run.
+      schedule: another schedule, with its own warm-up; None for the step decay.
+      decay_rules: which parameters decay, SGD's.
+      clip_norm: SGD's largest global norm of the raw gradient.
+      **options: fields of `JorgeOptions`; a `b1` given here is used as it is.
+
+    Returns:
+      (tx, schedule, report); the report has every derived value and its rule.
+
+    Raises:
+      ConfigError: a value out of its range; the recipe itself refuses momentum = 1.
+
+    References:
+      Singh, Sating, Bhatele, Jorge, arXiv 2310.12298.
+
+    Example:
+      >>> recipe = config.SGDRecipe(
+      ...     lr=0.1, momentum=0.9, weight_decay=1e-4, epochs=90, steps_per_epoch=5
+      ... )
+      >>> tx, schedule, report = jorge_from_sgd(recipe)
+      >>> round(report["weight_decay"].value, 6), report["decay_epochs"].value
+      (0.001, (30.0, 60.0))
+    """
+    warmup = round(recipe.warmup_epochs * recipe.steps_per_epoch)
+    chosen = schedule or config.StepDecayConfig(warmup=warmup)
+    report = _report(recipe, chosen)
+    if "b1" in options:
+        report["b1"] = Derived(options["b1"], "given")
+    rate = chosen.make(recipe.lr, report["steps"].value)
+    used = ("weight_decay", "graft_momentum", "graft_nesterov", "b1")
+    derived = {name: report[name].value for name in used}
+    tx = learning_rates.with_schedule(
+        second_order.jorge,
+        rate,
+        decay_rules=decay_rules,
+        clip_norm=clip_norm,
+        **(options | derived),
+    )
+    return FromSgd(tx, rate, report)

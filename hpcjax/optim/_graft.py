@@ -1,0 +1,102 @@
+"""Grafting: the direction of one optimizer with the length of another's step."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from hpcjax.core import trees
+from hpcjax.optim import norms
+from hpcjax.optim.full_precision import in_full_precision
+
+
+class GraftState(NamedTuple):
+    """States of the two optimizers.
+
+    Attributes:
+      direction: of the one that gives the direction.
+      magnitude: of the one that gives the length.
+    """
+
+    direction: Any
+    magnitude: Any
+
+
+def _rescale(direction: Array, old: Array, new: Array) -> Array:
+    # Divided first: old and new may each be outside the range of their quotient.
+    unit = direction / jnp.where(old > 0, old, 1)
+    return jnp.where(old > 0, unit * new, 0).astype(direction.dtype)
+
+
+def _rescale_layer(step: Array, size: Array) -> Array:
+    return _rescale(step, norms.norm(step), norms.norm(size))
+
+
+def _rescale_layers(
+    stacked: tuple[str, ...], path: str
+) -> Callable[[Array, Array], Array]:
+    is_stack = any(re.search(rule, path) for rule in stacked)
+    return jax.vmap(_rescale_layer) if is_stack else _rescale_layer
+
+
+def graft(
+    direction: optax.GradientTransformation,
+    magnitude: optax.GradientTransformation,
+    layerwise: bool = True,
+    stacked: tuple[str, ...] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """Steps along `direction` as far as `magnitude` would have gone.
+
+    Both see the same gradients. With their steps m and s: Δ = (‖s‖/‖m‖)m, and Δ = 0
+    where m = 0; norms of each parameter, or over all of them. Norms are taken in
+    float32 or better.
+
+    Args:
+      direction: gives the direction, such as `scale_by_jorge()`.
+      magnitude: gives the length, such as `scale_by_momentum(0.9)`.
+      layerwise: norms per parameter rather than over all parameters.
+      stacked: regexes of parameters whose first axis is a stack of layers; each layer
+        has a norm of its own.
+
+    Returns:
+      A transform whose state is a `GraftState`.
+
+    References:
+      Agarwal et al., Disentangling Adaptive Gradient Methods from Learning Rates,
+      arXiv 2002.11803, 2020.
+
+    Example:
+      >>> tx = graft(optax.scale_by_sign(), optax.identity())
+      >>> gradient = jnp.array([0.0, 1.0, 4.0, 1.0, 3.0, 3.0])
+      >>> updates, _ = tx.update(gradient, tx.init(gradient))
+      >>> [round(float(u), 3) for u in updates]
+      [0.0, 2.683, 2.683, 2.683, 2.683, 2.683]
+    """
+    first = optax.with_extra_args_support(direction)
+    second = optax.with_extra_args_support(magnitude)
+
+    def init(params):
+        return GraftState(first.init(params), second.init(params))
+
+    def update(updates, state, params=None, **extra_args):
+        steps, one = first.update(updates, state.direction, params, **extra_args)
+        sizes, two = second.update(updates, state.magnitude, params, **extra_args)
+        if layerwise:
+            lengths = trees.flatten(sizes)
+            grafted = trees.unflatten(
+                steps,
+                {
+                    path: _rescale_layers(stacked, path)(step, lengths[path])
+                    for path, step in trees.flatten(steps).items()
+                },
+            )
+        else:
+            old, new = norms.tree_norm(steps), norms.tree_norm(sizes)
+            grafted = jax.tree.map(lambda m: _rescale(m, old, new), steps)
+        return grafted, GraftState(one, two)
+
+    return in_full_precision(optax.GradientTransformationExtraArgs(init, update))

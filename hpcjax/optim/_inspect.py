@@ -1,0 +1,45 @@
+"""The scalars an optimizer's state wants to be logged."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+
+def _children(node: Any) -> list[Any]:
+    """Returns the pytree children of `node`, or itself if it is a leaf."""
+    return jax.tree.leaves(node, is_leaf=lambda child: child is not node)
+
+
+def _scalars(node: Any) -> Iterator[tuple[str, Any]]:
+    if hasattr(node, "_fields"):
+        for field in ("hyperparams", "metrics"):
+            if isinstance(getattr(node, field, None), dict):
+                yield from getattr(node, field).items()
+    for child in _children(node):
+        if child is not node:
+            yield from _scalars(child)
+
+
+def inspect(state: Any) -> dict[str, Any]:
+    """Returns every logged scalar of an optimizer's state, by name.
+
+    These are the values that `optax.inject_hyperparams` holds, such as
+    `"learning_rate"`, and the `metrics` that transforms of this room keep, such as
+    `"jorge_nu"`. A name found again gets a suffix: `"learning_rate_2"`.
+
+    Args:
+      state: the state of any chain, masked or partitioned; may be traced.
+
+    Example:
+      >>> import optax
+      >>> tx = optax.chain(optax.inject_hyperparams(optax.sgd)(learning_rate=0.5))
+      >>> {k: float(v) for k, v in inspect(tx.init({"w": jax.numpy.ones(2)})).items()}
+      {'learning_rate': 0.5}
+    """
+    found: dict[str, Any] = {}
+    times: dict[str, int] = {}
+    for name, value in _scalars(state):
+        times[name] = times.get(name, 0) + 1
+        found[name if times[name] == 1 else f"{name}_{times[name]}"] = value
+    return found

@@ -1,0 +1,178 @@
+"""Jorge: second-order preconditioning by matrix products alone."""
+
+import functools
+import math
+import warnings
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from hpcjax.optim import checks, jorge_factor, matrices, preconditioning
+from hpcjax.optim.config import JorgeKeywords, JorgeOptions
+from hpcjax.optim.jorge_factor import FactorState
+
+
+def _refresh(
+    states: list[FactorState],
+    gradients: list[Array],
+    count: Array,
+    options: JorgeOptions,
+) -> list[FactorState]:
+    """Starts and updates the factors when it is their turn."""
+
+    def start(states: list[FactorState]) -> list[FactorState]:
+        pairs = list(zip(states, gradients, strict=True))
+        return matrices.map_equal_shapes(jorge_factor.jorge_factor_start, pairs)
+
+    def update(states: list[FactorState]) -> list[FactorState]:
+        step = functools.partial(jorge_factor.jorge_factor_update, options=options)
+        pairs = list(zip(states, gradients, strict=True))
+        return matrices.map_equal_shapes(step, pairs)
+
+    if options.init == "grad":
+        waiting = jnp.stack([state.updates for state in states]).min() < 0
+        states = jax.lax.cond(waiting, start, lambda kept: kept, states)
+    if options.update_every == 1 and options.start_step == 0:
+        return update(states)
+    since = count - options.start_step
+    turn = (since >= 0) & (since % options.update_every == 0)
+    return jax.lax.cond(turn, update, lambda kept: kept, states)
+
+
+def _metrics(
+    left: list[FactorState], right: list[FactorState], alignments: list[Array]
+) -> dict[str, Array]:
+    worst, both = preconditioning.worst, left + right
+    return {
+        "jorge_beta2_left": worst([state.beta2 for state in left], jnp.max),
+        "jorge_beta2_right": worst([state.beta2 for state in right], jnp.max),
+        "jorge_nu": worst([state.nu for state in both], jnp.max),
+        "jorge_gain": worst([state.gain for state in both], jnp.max),
+        "jorge_asymmetry": worst([state.asymmetry for state in both], jnp.max),
+        "jorge_sign": worst([jnp.sign(a) for a in alignments], jnp.min),
+        "jorge_stalled": worst([state.stalled for state in both], jnp.sum),
+        "jorge_diverged_updates": worst(
+            [state.diverged_updates for state in both], jnp.sum
+        ),
+    }
+
+
+def _say_diverged(updates: Any) -> None:
+    if updates > 0:
+        warnings.warn(
+            f"Jorge's series does not converge at this beta2 in {int(updates)} updates "
+            "of preconditioners: use beta2='dynamic' or one nearer to 1",
+            stacklevel=2,
+        )
+
+
+def _warn_diverged(old: dict[str, Array], new: dict[str, Array]) -> None:
+    added = new["jorge_diverged_updates"] - old["jorge_diverged_updates"]
+    jax.lax.cond(
+        added > 0,
+        lambda: jax.debug.callback(_say_diverged, added),
+        lambda: None,
+    )
+
+
+def scale_by_jorge(
+    **options: Unpack[JorgeKeywords],
+) -> optax.GradientTransformationExtraArgs:
+    """Preconditions by approximate inverse fourth roots and smooths by momentum.
+
+    A parameter seen as matrices G (`matrix_shape`) keeps L̂ ≈ L^(−1/4) and
+    R̂ ≈ R^(−1/4) of Shampoo's averages, updated without any root or factorization by
+    `jorge_factor_update`: G̃ = L̂GR̂, m ← β₁m + (1 − β₁)G̃. A parameter with no
+    preconditioned side gets the momentum of its raw gradient.
+
+    The direction is Shampoo's, the length is not (at its fixed point a 1×1 problem has
+    L̂⁴s = 2.07, not 1), so that it must be grafted: use `jorge` or `graft`. From
+    ε^(−1/4)·I the preconditioners take hundreds of updates to adapt; `jorge_nu` shows
+    it and `init="grad"` shortens it. All is done in float32, or in the parameters'
+    dtype if that is better.
+
+    Expects averaged gradients. `state.metrics` has, over all factors, the largest
+    `jorge_beta2_left`, `jorge_beta2_right`, `jorge_nu`, `jorge_gain`,
+    `jorge_asymmetry`, the smallest `jorge_sign` of ⟨G̃, G⟩, and the numbers
+    `jorge_stalled` of factors and `jorge_diverged_updates`; `factors_of` gives
+    those of each factor.
+
+    Args:
+      **options: the fields of `JorgeOptions`.
+
+    Returns:
+      A transform; its updates have the dtype of the gradients.
+
+    Raises:
+      ConfigError: an option out of its range.
+      TypeError: at init, for complex or integer parameters.
+
+    References:
+      Singh, Sating, Bhatele, Jorge, arXiv 2310.12298, Algorithm 2.
+
+    Example:
+      >>> tx = scale_by_jorge(update_every=1, init="grad")
+      >>> params = {"kernel": jnp.ones((3, 2))}
+      >>> updates, state = tx.update(params, tx.init(params))
+      >>> int(state.count), updates["kernel"].shape
+      (1, (3, 2))
+    """
+    chosen = JorgeOptions(**checks.keyword_options(options))
+    dynamic = chosen.beta2 == "dynamic"
+    return preconditioning.scale_by_preconditioners(
+        preconditioning.Method(
+            init=functools.partial(jorge_factor.jorge_factor_init, options=chosen),
+            refresh=functools.partial(_refresh, options=chosen),
+            metrics=_metrics,
+            check=None if dynamic else _warn_diverged,
+        ),
+        b1=chosen.b1,
+        cuts=_cuts(chosen),
+        precision=chosen.precision,
+    )
+
+
+def _cuts(options: JorgeOptions) -> matrices.Cuts:
+    return matrices.Cuts(options.max_dim, options.block_size, options.stacked)
+
+
+class MultiplyAdds(NamedTuple):
+    """Multiply-adds of one step's matrix products.
+
+    Attributes:
+      update: of updating all preconditioners once.
+      apply: of applying them to the gradients.
+    """
+
+    update: int
+    apply: int
+
+
+def jorge_multiply_adds(params: Any, **options: Unpack[JorgeKeywords]) -> MultiplyAdds:
+    """Returns the multiply-adds of Jorge's matrix products for given parameters.
+
+    A factor of a side m of a block m×n costs (3 + order)m³ + m²n per update, so
+    5m³ + m²n at order 2, and m²n at each step to apply.
+
+    Args:
+      params: parameters or their shapes.
+      **options: the fields of `JorgeOptions`.
+
+    Example:
+      >>> jorge_multiply_adds({"w": jax.ShapeDtypeStruct((2, 3), "float32")})
+      MultiplyAdds(update=205, apply=30)
+    """
+    chosen = JorgeOptions(**options)
+    update = apply = 0
+    for plan in preconditioning.plans(params, _cuts(chosen)).values():
+        for height in plan.row_sizes:
+            for width in plan.column_sizes:
+                sides = [(height, width)] if plan.left else []
+                sides += [(width, height)] if plan.right else []
+                for m, n in sides:
+                    update += (3 + chosen.order) * m**3 + math.prod((m, m, n))
+                    apply += math.prod((m, m, n))
+    return MultiplyAdds(update, apply)

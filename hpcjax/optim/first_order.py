@@ -1,0 +1,170 @@
+"""SGD as PyTorch defines it, and AdamW: the baselines."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from hpcjax.optim import checks, config, norms
+from hpcjax.optim.full_precision import in_full_precision
+from hpcjax.optim.weight_decay import add_weight_decay
+
+
+def clip_global_norm(
+    clip_norm: ArrayLike | None,
+) -> optax.GradientTransformationExtraArgs:
+    """Scales all gradients g by min(1, c/‖g‖), the norm being over all parameters.
+
+    The norm neither overflows nor vanishes. Expects averaged gradients.
+
+    Args:
+      clip_norm: c; None leaves gradients as they are.
+
+    Raises:
+      ConfigError: c is not finite and positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = clip_global_norm(1.0)
+      >>> gradient = jnp.array([3e30, 4e30])
+      >>> tx.update(gradient, tx.init(gradient))[0].round(3).tolist()
+      [0.6000000238418579, 0.800000011920929]
+    """
+    if clip_norm is not None:
+        checks.require_positive(clip_norm=clip_norm)
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+        if clip_norm is None:
+            return updates, state
+        total = norms.tree_norm(updates)
+
+        def clipped(g):
+            # Divided first: clip_norm/total may be too small for a float32.
+            unit = g / jnp.where(total > 0, total, 1).astype(g.dtype)
+            return jnp.where(total > clip_norm, unit * clip_norm, g)
+
+        return jax.tree.map(clipped, updates), state
+
+    return in_full_precision(
+        optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    )
+
+
+def scale_by_momentum(
+    momentum: ArrayLike = 0.9, nesterov: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """Replaces gradients g by the heavy-ball buffer b ← μb + g, or by g + μb.
+
+    The buffer is kept in float32 or better. Expects averaged gradients.
+
+    Args:
+      momentum: μ.
+      nesterov: returns g + μb instead of b.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = scale_by_momentum(0.5)
+      >>> state = tx.init(jnp.zeros(()))
+      >>> for _ in range(2):
+      ...   update, state = tx.update(jnp.ones(()), state)
+      >>> float(update)
+      1.5
+    """
+    checks.require_decay("momentum", momentum)
+    return in_full_precision(optax.trace(momentum, nesterov))
+
+
+def sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: ArrayLike = 0.9,
+    nesterov: bool = False,
+    weight_decay: ArrayLike = 0.0,
+    decay_rules: config.DecayRules = config.DECAY_ALL,
+    clip_norm: ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Stochastic gradient descent with momentum, as in PyTorch.
+
+    g ← clip(g) + λθ;  b ← μb + g;  θ ← θ − ηb, with g + μb in place of b for Nesterov.
+    Expects averaged gradients and computes in float32 or better.
+
+    Args:
+      learning_rate: η, a number, a schedule or a traced scalar.
+      momentum: μ.
+      nesterov: looks ahead by one momentum step.
+      weight_decay: λ, the L2 coefficient.
+      decay_rules: which parameters decay, see `add_weight_decay`.
+      clip_norm: largest global norm of the raw gradient.
+
+    Raises:
+      ConfigError: a value out of its range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = sgd(0.1)
+      >>> params = jnp.array(1.0)
+      >>> updates, state = tx.update(jnp.array(2.0), tx.init(params), params)
+      >>> round(float(updates), 6)
+      -0.2
+    """
+    checks.check_common(learning_rate, weight_decay, clip_norm)
+    checks.require_decay("momentum", momentum)
+    return in_full_precision(
+        optax.chain(
+            clip_global_norm(clip_norm),
+            add_weight_decay(weight_decay, decay_rules),
+            scale_by_momentum(momentum, nesterov),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )
+
+
+def adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    weight_decay: ArrayLike = 1e-2,
+    decay_rules: config.DecayRules = config.DECAY_ALL,
+    clip_norm: ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Adam with decoupled weight decay.
+
+    θ ← θ − η(m̂/(√v̂ + ε) + λθ), with bias-corrected moments m̂ and v̂ of the clipped
+    gradient. Expects averaged gradients and computes in float32 or better.
+
+    Args:
+      learning_rate: η, a number, a schedule or a traced scalar.
+      b1: decay of m.
+      b2: decay of v.
+      eps: ε.
+      weight_decay: λ.
+      decay_rules: which parameters decay, see `add_weight_decay`.
+      clip_norm: largest global norm of the raw gradient.
+
+    Raises:
+      ConfigError: a value out of its range.
+
+    References:
+      Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, Algorithm 2.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = adamw(0.1, weight_decay=0.0)
+      >>> params = jnp.array(1.0)
+      >>> updates, state = tx.update(jnp.array(2.0), tx.init(params), params)
+      >>> round(float(updates), 3)
+      -0.1
+    """
+    checks.check_common(learning_rate, weight_decay, clip_norm)
+    checks.require_decay("b1", b1)
+    checks.require_decay("b2", b2)
+    checks.require_finite(0.0, eps=eps)
+    return in_full_precision(
+        optax.chain(
+            clip_global_norm(clip_norm),
+            optax.scale_by_adam(b1, b2, eps),
+            add_weight_decay(weight_decay, decay_rules),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )

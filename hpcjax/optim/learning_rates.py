@@ -1,0 +1,39 @@
+"""How a learning rate enters an optimizer so that its live value can be read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+
+def with_schedule(
+    factory: Callable[..., optax.GradientTransformation],
+    learning_rate: float | optax.Schedule,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns `factory(learning_rate, **options)` with the rate in its state.
+
+    Only the learning rate is injected: the other options stay Python values, which
+    the factory may check and branch on.
+
+    Args:
+      factory: a function of `learning_rate` and `options`.
+      learning_rate: a number or a schedule.
+      **options: passed on unchanged.
+
+    Returns:
+      A transform whose state has `hyperparams["learning_rate"]`, float32.
+
+    Example:
+      >>> tx = with_schedule(optax.sgd, lambda step: 0.5)
+      >>> float(tx.init({"w": jnp.ones(2)}).hyperparams["learning_rate"])
+      0.5
+    """
+
+    def build(learning_rate):
+        return factory(learning_rate, **options)
+
+    # Named, as the default follows the dtype of the parameters, which may be bfloat16.
+    injected = optax.inject_hyperparams(build, hyperparam_dtype=jnp.float32)
+    return injected(learning_rate=learning_rate)

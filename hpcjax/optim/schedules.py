@@ -1,0 +1,120 @@
+"""Learning rates over a run: constant, cosine and step decay, each after a warm-up."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import optax
+
+from hpcjax.optim import checks
+
+
+def _check(steps: int, warmup: int) -> None:
+    checks.require(steps >= 1, "steps must be >= 1", steps=steps)
+    checks.require(
+        0 <= warmup < steps, "warmup must be in [0, steps)", warmup=warmup, steps=steps
+    )
+
+
+def _warm_up(after: optax.Schedule, peak: float, warmup: int) -> optax.Schedule:
+    """Rises as peak·(t+1)/warmup, so that no step has rate zero, then `after`."""
+
+    def schedule(count):
+        step = jnp.asarray(count).astype(jnp.float32)
+        rising = peak * (step + 1) / max(warmup, 1)
+        return jnp.where(step < warmup, rising, after(step))
+
+    return schedule
+
+
+def constant_schedule(peak: float, steps: int, warmup: int = 0) -> optax.Schedule:
+    """Returns `peak` at every step after a linear warm-up.
+
+    Args:
+      peak: the learning rate.
+      steps: length of the run; only checked against `warmup`.
+      warmup: steps of the linear rise peak·(t+1)/warmup.
+
+    Raises:
+      ConfigError: `warmup` is not in [0, steps).
+
+    Example:
+      >>> rate = constant_schedule(1.0, steps=10, warmup=4)
+      >>> [float(rate(t)) for t in (0, 1, 3, 9)]
+      [0.25, 0.5, 1.0, 1.0]
+    """
+    _check(steps, warmup)
+    return _warm_up(lambda step: jnp.full_like(step, peak), peak, warmup)
+
+
+def cosine_schedule(
+    peak: float, steps: int, warmup: int = 0, final: float = 0.0
+) -> optax.Schedule:
+    """Returns half a cosine from `peak` at the end of the warm-up to `final`·`peak`.
+
+    With u = (t − warmup)/(steps − warmup): peak·(final + (1 − final)(1 + cos πu)/2).
+
+    Args:
+      peak: the learning rate after the warm-up.
+      steps: length of the run.
+      warmup: steps of the linear rise peak·(t+1)/warmup.
+      final: the last rate as a fraction of the peak.
+
+    Raises:
+      ConfigError: `warmup` is not in [0, steps).
+
+    Example:
+      >>> rate = cosine_schedule(1.0, steps=10)
+      >>> [round(float(rate(t)), 3) for t in (0, 5, 10)]
+      [1.0, 0.5, 0.0]
+    """
+    _check(steps, warmup)
+
+    def after(step):
+        done = jnp.clip((step - warmup) / (steps - warmup), 0.0, 1.0)
+        return peak * (final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * done)))
+
+    return _warm_up(after, peak, warmup)
+
+
+def decay_steps(steps: int, at: Sequence[float]) -> tuple[int, ...]:
+    """Returns the steps at which a step-decay schedule of a run of `steps` falls.
+
+    Example:
+      >>> decay_steps(90, (1 / 3, 2 / 3))
+      (30, 60)
+    """
+    return tuple(round(fraction * steps) for fraction in at)
+
+
+def step_decay_schedule(
+    peak: float,
+    steps: int,
+    warmup: int = 0,
+    factor: float = 0.1,
+    at: tuple[float, ...] = (1 / 3, 2 / 3),
+) -> optax.Schedule:
+    """Returns `peak` multiplied by `factor` at each fraction `at` of the run.
+
+    Args:
+      peak: the learning rate after the warm-up.
+      steps: length of the run.
+      warmup: steps of the linear rise peak·(t+1)/warmup.
+      factor: what the rate is multiplied by.
+      at: fractions of the run at which it falls.
+
+    Raises:
+      ConfigError: `warmup` is not in [0, steps).
+
+    Example:
+      >>> rate = step_decay_schedule(1.0, steps=90)
+      >>> [round(float(rate(t)), 3) for t in (29, 30, 60)]
+      [1.0, 0.1, 0.01]
+    """
+    _check(steps, warmup)
+    falls = jnp.asarray(decay_steps(steps, at), jnp.float32)
+
+    def after(step):
+        passed = jnp.sum(step[..., None] >= falls, axis=-1).astype(jnp.float32)
+        return peak * factor**passed
+
+    return _warm_up(after, peak, warmup)

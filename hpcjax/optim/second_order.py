@@ -1,0 +1,153 @@
+"""Complete optimizers around a preconditioner: grafting, decay and learning rate."""
+
+from typing import Literal, Unpack
+
+import optax
+from jax.typing import ArrayLike
+
+from hpcjax.optim import checks, config
+from hpcjax.optim._graft import graft as graft_transform
+from hpcjax.optim._jorge import scale_by_jorge
+from hpcjax.optim._shampoo import scale_by_shampoo
+from hpcjax.optim.first_order import clip_global_norm, scale_by_momentum
+from hpcjax.optim.full_precision import in_full_precision
+from hpcjax.optim.weight_decay import add_weight_decay
+
+
+def _complete(
+    direction: optax.GradientTransformation,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: ArrayLike,
+    decay_rules: config.DecayRules,
+    clip_norm: ArrayLike | None,
+    magnitude: optax.GradientTransformation | None,
+    stacked: tuple[str, ...],
+) -> optax.GradientTransformationExtraArgs:
+    """Returns clipping → (grafted) direction → decoupled decay → learning rate."""
+    grafted = direction
+    if magnitude is not None:
+        grafted = graft_transform(direction, magnitude, stacked=stacked)
+    return in_full_precision(
+        optax.chain(
+            clip_global_norm(clip_norm),
+            grafted,
+            add_weight_decay(weight_decay, decay_rules),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )
+
+
+def _magnitude(
+    graft: str, momentum: ArrayLike, nesterov: bool
+) -> optax.GradientTransformation | None:
+    checks.require_choice("graft", graft, ("sgd", "none"))
+    checks.require_decay("graft_momentum", momentum)
+    return scale_by_momentum(momentum, nesterov) if graft == "sgd" else None
+
+
+def jorge(
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: ArrayLike = 0.0,
+    graft: Literal["sgd", "none"] = "sgd",
+    graft_momentum: ArrayLike = 0.9,
+    graft_nesterov: bool = False,
+    decay_rules: config.DecayRules = config.DECAY_ALL,
+    clip_norm: ArrayLike | None = None,
+    **options: Unpack[config.JorgeKeywords],
+) -> optax.GradientTransformationExtraArgs:
+    """Jorge with SGD grafting and decoupled weight decay.
+
+    With m from `scale_by_jorge` and b SGD's momentum buffer of the same gradients:
+    θ ← θ − η((‖b‖/‖m‖)m + λθ), norms per parameter. Expects averaged gradients and
+    computes in float32 or better.
+
+    Args:
+      learning_rate: η, a number, a schedule or a traced scalar.
+      weight_decay: λ, decoupled.
+      graft: `"sgd"`, or `"none"`: the raw length, right only for ablations.
+      graft_momentum: decay of SGD's momentum buffer.
+      graft_nesterov: takes the length of SGD's Nesterov step.
+      decay_rules: which parameters decay, see `add_weight_decay`.
+      clip_norm: largest global norm of the raw gradient.
+      **options: the fields of `JorgeOptions`.
+
+    Raises:
+      ConfigError: a value out of its range.
+      TypeError: at init, for complex or integer parameters.
+
+    References:
+      Singh, Sating, Bhatele, Jorge, arXiv 2310.12298.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = jorge(0.5, update_every=1)
+      >>> params = jnp.eye(2)
+      >>> updates, state = tx.update(params, tx.init(params), params)
+      >>> updates.round(3).tolist()
+      [[-0.5, -0.0], [-0.0, -0.5]]
+    """
+    checks.check_common(learning_rate, weight_decay, clip_norm)
+    magnitude = _magnitude(graft, graft_momentum, graft_nesterov)
+    chosen = checks.keyword_options(options)
+    return _complete(
+        scale_by_jorge(**chosen),
+        learning_rate,
+        weight_decay,
+        decay_rules,
+        clip_norm,
+        magnitude,
+        chosen.get("stacked", ()),
+    )
+
+
+def shampoo(
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: ArrayLike = 0.0,
+    graft: Literal["sgd", "none"] = "sgd",
+    graft_momentum: ArrayLike = 0.9,
+    graft_nesterov: bool = False,
+    decay_rules: config.DecayRules = config.DECAY_ALL,
+    clip_norm: ArrayLike | None = None,
+    **options: Unpack[config.ShampooKeywords],
+) -> optax.GradientTransformationExtraArgs:
+    """Shampoo with SGD grafting and decoupled weight decay.
+
+    As `jorge`, around `scale_by_shampoo`.
+
+    Args:
+      learning_rate: η, a number, a schedule or a traced scalar.
+      weight_decay: λ, decoupled.
+      graft: `"sgd"`, or `"none"`: the raw length.
+      graft_momentum: decay of SGD's momentum buffer.
+      graft_nesterov: takes the length of SGD's Nesterov step.
+      decay_rules: which parameters decay, see `add_weight_decay`.
+      clip_norm: largest global norm of the raw gradient.
+      **options: the arguments of `scale_by_shampoo`.
+
+    Raises:
+      ConfigError: a value out of its range.
+      TypeError: at init, for complex or integer parameters.
+
+    References:
+      Gupta, Koren, Singer, Shampoo, arXiv 1802.09568, Algorithm 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> tx = shampoo(0.5)
+      >>> params = jnp.eye(2)
+      >>> updates, state = tx.update(params, tx.init(params), params)
+      >>> updates.round(3).tolist()
+      [[-0.5, -0.0], [-0.0, -0.5]]
+    """
+    checks.check_common(learning_rate, weight_decay, clip_norm)
+    magnitude = _magnitude(graft, graft_momentum, graft_nesterov)
+    chosen = checks.keyword_options(options)
+    return _complete(
+        scale_by_shampoo(**chosen),
+        learning_rate,
+        weight_decay,
+        decay_rules,
+        clip_norm,
+        magnitude,
+        chosen.get("stacked", ()),
+    )

@@ -1,0 +1,5 @@
+"""Counters read from compiled programs, and the benchmark harness."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,15 @@
+from .bench import Compilation as Compilation
+from .bench import Ratio as Ratio
+from .bench import compare as compare
+from .bench import compile_seconds as compile_seconds
+from .bench import ratio_table as ratio_table
+from .bench import ratios as ratios
+from .bench import stepper as stepper
+from .hlo import KINDS as KINDS
+from .hlo import Collective as Collective
+from .hlo import bytes_by_kind as bytes_by_kind
+from .hlo import collective_bytes as collective_bytes
+from .hlo import collectives as collectives
+from .hlo import count_ops as count_ops
+from .hlo import flops as flops
+from .hlo import peak_memory as peak_memory

@@ -1,0 +1,283 @@
+"""Makes a table: runs what is missing, assembles, judges, compares, records."""
+
+import contextlib
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from hpcjax.core import provenance
+from hpcjax.core.errors import (
+    ConfigError,
+    DataFormatError,
+    Diverged,
+    HpcjaxError,
+    nearest,
+)
+from hpcjax.core.files import read_json, write_json
+from hpcjax.runs import config as configs
+from hpcjax.runs import directory, discover, execute, results
+from hpcjax.runs.tables import Runs, Table, TableResult, Tier, judge
+
+log = logging.getLogger(__name__)
+
+
+class RunMissing(HpcjaxError):
+    """A table needs a run that has not finished."""
+
+
+def build_table(
+    table_id: str,
+    *,
+    root: pathlib.Path | None = None,
+    tier: str = "cpu",
+    check: bool = False,
+    record: bool = False,
+    fresh: bool = False,
+    progress: bool = True,
+    run_missing: bool = True,
+) -> TableResult:
+    """Makes one table on one tier.
+
+    A run whose config is unchanged and that has finished under `root` is used again.
+
+    Args:
+      table_id: `<paper>/<table>`.
+      root: folder that holds `runs/`; default the working directory.
+      tier: `cpu`, `gpu` or `model`.
+      check: compare with the committed result of this table and tier.
+      record: write the result beside the table's definition, to be committed.
+      fresh: run everything again.
+      progress: show the runs' progress.
+      run_missing: False makes a run that has not finished an error.
+
+    Returns:
+      The table with its verdicts.
+
+    Raises:
+      ConfigError: no such table or tier.
+      RunMissing: with `run_missing=False`.
+    """
+    root = root or pathlib.Path.cwd()
+    found = discover.find_tables(root)
+    if table_id not in found:
+        raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, found)}")
+    table = found[table_id]
+    maker = _Maker(root, table.tier(tier), fresh, progress, run_missing)
+    rows = {row: maker.row(row) for row in maker.tier.runs}
+    dataset = table.reduce(rows)
+    committed = committed_path(table, tier, root)
+    result = TableResult(
+        table=table,
+        tier=tier,
+        dataset=dataset,
+        verdicts=judge(maker.tier, dataset),
+        runs=tuple(maker.made),
+        tuned=maker.tuned,
+        differences=compare(dataset, committed) if check else None,
+    )
+    if record:
+        write_json(committed, to_json(result))
+    return result
+
+
+def committed_path(table: Table, tier: str, root: pathlib.Path) -> pathlib.Path:
+    """Returns where the committed result of a table is, or is to be written."""
+    paper, name = table.id.split("/")
+    folder = discover.experiment_folder(paper, root)
+    return folder / "results" / f"{name}.{tier}.json"
+
+
+def to_json(result: TableResult) -> dict[str, Any]:
+    """Returns what is committed of a table: cells, verdicts, runs and provenance."""
+    return {
+        "table": result.table.id,
+        "tier": result.tier,
+        "source": result.dataset.attrs.get("source", "measured"),
+        "cells": _cells(result.dataset),
+        "claims": {
+            v.name: {"ours": _finite(v.ours), "bound": v.bound, "holds": v.holds}
+            for v in result.verdicts
+        },
+        "tuned": {row: dict(values) for row, values in result.tuned.items()},
+        "runs": [dict(run) for run in result.runs],
+        "provenance": provenance.collect(devices=True),
+    }
+
+
+def compare(dataset: xr.Dataset, committed: pathlib.Path) -> tuple[str, ...]:
+    """Returns how a table differs from its committed result.
+
+    A cell with a committed interval must lie inside it, any other must be equal to six
+    digits. Columns that end in `seconds` and have no interval are not compared: no two
+    runs take the same time.
+
+    Raises:
+      ConfigError: nothing was committed.
+    """
+    if not committed.exists():
+        raise ConfigError(f"no committed result to compare with: {committed}")
+    old, new = read_json(committed)["cells"], _cells(dataset)
+    differences = [
+        f"{cell}: only in one of both" for cell in sorted(set(old) ^ set(new))
+    ]
+    for cell in sorted(set(old) & set(new)):
+        row, column = cell.rsplit(".", 1)
+        low, high = old.get(f"{row}.{column}_low"), old.get(f"{row}.{column}_high")
+        timed = column.endswith("seconds") and low is None
+        if timed or column.endswith(("_low", "_high")):
+            continue
+        before, now = old[cell], new[cell]
+        if (
+            isinstance(low, float)
+            and isinstance(high, float)
+            and isinstance(now, float)
+        ):
+            if not low <= now <= high:
+                differences.append(f"{cell}: {now:.6g} outside [{low:.6g}, {high:.6g}]")
+        elif not _same(before, now):
+            differences.append(f"{cell}: {now} instead of {before}")
+    return tuple(differences)
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=1e-6)
+    return left == right
+
+
+def _cells(dataset: xr.Dataset) -> dict[str, Any]:
+    """Returns `{"row.column": value}`; further dimensions join the row by `|`."""
+    cells = {}
+    for column, values in dataset.data_vars.items():
+        stacked = (
+            values.stack(cell=values.dims)
+            if values.dims
+            else values.expand_dims("cell")
+        )
+        for place, value in zip(stacked["cell"].values, stacked.values, strict=True):
+            names = place if isinstance(place, tuple) else (place,)
+            cells["|".join(map(str, names)) + f".{column}"] = _finite(value.item())
+    return cells
+
+
+def _check_diverged(root: pathlib.Path, digest: str) -> None:
+    """Raises Diverged if a run of the config with this digest has: it would again."""
+    for run in directory.list_runs(root):
+        with contextlib.suppress(DataFormatError):
+            same = configs.digest_json(run.read_config()) == digest
+            if same and run.status == "diverged":
+                raise Diverged(f"as run {run.id} did")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they are written as words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class _Maker:
+    """Makes the rows of one tier, remembering which runs and tuned values were used."""
+
+    def __init__(
+        self,
+        root: pathlib.Path,
+        tier: Tier,
+        fresh: bool,
+        progress: bool,
+        run_missing: bool,
+    ) -> None:
+        self.root, self.tier, self.fresh, self.progress = root, tier, fresh, progress
+        self.run_missing = run_missing
+        self.made: list[Mapping[str, Any]] = []
+        self.tuned: dict[str, dict[str, str]] = {}
+
+    def row(self, name: str) -> xr.Dataset:
+        """Returns the runs of one row, joined along `seed`."""
+        runs = self.tier.runs[name]
+        chosen = self.tune(name)
+        datasets = {
+            seed: self.once(name, runs, {**chosen, "seed": str(seed)})
+            for seed in runs.seeds
+        }
+        return results.over_seeds(datasets)
+
+    def tune(self, name: str) -> dict[str, str]:
+        """Returns the values that the row's grid, or the row it is like, settled on."""
+        runs = self.tier.runs[name]
+        if runs.like is not None:
+            tuned = self.tune(runs.like)
+            return {key: tuned[key] for key in runs.takes}
+        if not runs.tune:
+            return {}
+        if name not in self.tuned:
+            trials = runs.trials()
+            scores = [self.score(name, runs, trial) for trial in trials]
+            if min(scores) == math.inf:
+                raise Diverged(f"{name}: each of {len(trials)} trials diverged")
+            best = trials[int(np.argmin(scores))]
+            log.info("%s: %s is best of %d trials", name, best, len(trials))
+            self.tuned[name] = best
+        return self.tuned[name]
+
+    def score(self, name: str, runs: Runs, trial: Mapping[str, str]) -> float:
+        """Returns a trial's best validation, median over the tuning seeds.
+
+        A seed under which it diverges counts as infinite.
+        """
+        best = []
+        for seed in runs.tune_seeds:
+            overrides = {**trial, "seed": str(seed)}
+            try:
+                dataset = self.once(name, runs, overrides, tuning=True)
+            except Diverged as error:
+                log.warning("%s: trial %s diverged: %s", name, trial, error)
+                best.append(math.inf)
+                continue
+            values = dataset[runs.by].values
+            finite = values[np.isfinite(values)]
+            best.append(finite.min() if finite.size else math.inf)
+        return float(np.median(best))
+
+    def once(
+        self,
+        name: str,
+        runs: Runs,
+        overrides: Mapping[str, str],
+        *,
+        tuning: bool = False,
+    ) -> xr.Dataset:
+        """Returns one run's result, from disk if it is there."""
+        merged = {**runs.overrides, **overrides}
+        loaded = discover.load(runs.config, merged, self.root)
+        digest = configs.digest(loaded.config)
+        folder = None if self.fresh else directory.find_done(self.root, digest)
+        if folder is None and tuning and not self.fresh:
+            _check_diverged(self.root, digest)
+        if folder is None and not self.run_missing:
+            raise RunMissing(f"{runs.config} with {merged} has not been run")
+        if folder is None:
+            done = execute.run(
+                runs.config, merged, root=self.root, quiet=not self.progress
+            )
+            folder = directory.open_run(self.root, done.id)
+        dataset = results.read(folder.path / "result.nc")
+        origin = json.loads(dataset.attrs["provenance"])
+        self.made.append(
+            {
+                "row": name,
+                "tuning": tuning,
+                "config": runs.config,
+                "overrides": merged,
+                "id": folder.id,
+                "config_digest": digest,
+                "commit": origin.get("git_commit"),
+            }
+        )
+        return dataset

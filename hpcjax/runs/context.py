@@ -1,0 +1,65 @@
+"""What an experiment receives besides its config."""
+
+import pathlib
+from typing import TYPE_CHECKING
+
+from hpcjax.runs import results
+from hpcjax.runs.directory import RunDirectory
+from hpcjax.runs.progress import Progress, Watched
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from jax.sharding import Mesh
+
+    from hpcjax import train
+
+
+class Context:
+    """The surroundings of one run: its data, its devices and its directory.
+
+    Attributes:
+      data_root: folder below which data sets lie.
+      mesh: devices, one axis "data".
+      directory: where the run writes.
+    """
+
+    def __init__(
+        self,
+        data_root: pathlib.Path,
+        mesh: "Mesh",
+        directory: RunDirectory,
+        progress: Progress,
+    ) -> None:
+        self.data_root = data_root
+        self.mesh = mesh
+        self.directory = directory
+        self._progress = progress
+
+    def train(
+        self, task: "train.Task", config: "train.TrainConfig", *, seed: int
+    ) -> "xr.Dataset":
+        """Trains, continuing from this run's newest good checkpoint if it has one.
+
+        Args:
+          task: what is trained.
+          config: length, batch size and intervals.
+          seed: of parameters, data order and every draw.
+
+        Returns:
+          The history as `results.history` describes it.
+        """
+        from hpcjax import train
+
+        recorder = Watched(self.directory.metrics(), self._progress)
+        with train.Checkpoints(
+            self.directory.path / "checkpoints", keep=config.keep
+        ) as checkpoints:
+            train.fit(
+                task,
+                config,
+                seed=seed,
+                mesh=self.mesh,
+                recorder=recorder,
+                checkpoints=checkpoints,
+            )
+        return results.history(self.directory.records())

@@ -1,0 +1,282 @@
+"""The folder of one run: what lies in it, who may write to it, what it has measured.
+
+`runs/<date>-<config>-<6 hex>/` holds `config.json`, `provenance.json`, `metrics.jsonl`,
+`checkpoints/`, `result.nc`, `log.txt` and `status`, and `lock` while a process writes.
+Every file but the two that grow is replaced whole.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import pathlib
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args
+
+from hpcjax.core import files
+from hpcjax.core.errors import ConfigError, DataFormatError, nearest
+from hpcjax.runs import config as configs
+from hpcjax.runs import discover, lock
+from hpcjax.runs.metrics import Metrics
+
+Status = Literal["running", "done", "failed", "preempted", "diverged"]
+log = logging.getLogger(__name__)
+
+_COPIED = ("checkpoints", "metrics.jsonl")
+
+
+def data_root(root: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of data sets: `HPCJAX_DATA`, else `<root>/.cache/data`."""
+    named = os.environ.get("HPCJAX_DATA")
+    return pathlib.Path(named).expanduser() if named else root / ".cache" / "data"
+
+
+class RunDirectory:
+    """One run's folder.
+
+    Make one with `create`, `open_run` or `claim`; only a process that holds its lock
+    may write to it.
+
+    Attributes:
+      path: the folder.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the run that this one was forked from."""
+        return self.read_config().get("parent")
+
+    def read_config(self) -> dict[str, Any]:
+        """Returns `config.json`: `name`, `class`, `values`, and `parent` of a fork.
+
+        Raises:
+          DataFormatError: it is not there, or not JSON of this form.
+        """
+        path = self.path / "config.json"
+        try:
+            data = files.read_json(path)
+        except (OSError, ValueError) as error:
+            raise DataFormatError(f"{path}: no readable config: {error}") from error
+        if not isinstance(data, dict):
+            raise DataFormatError(f"{path}: expected an object")
+        return data
+
+    def write_config(self, name: str, config: Any, parent: str | None = None) -> None:
+        """Writes `config.json`, which `hpcjax run` accepts in place of a name."""
+        data = {"name": name, **configs.to_json(config)}
+        if parent is not None:
+            data["parent"] = parent
+        files.write_json(self.path / "config.json", data)
+
+    def write_provenance(self, provenance: Mapping[str, Any]) -> None:
+        """Writes where the run came from: commit, versions, devices, seed."""
+        files.write_json(self.path / "provenance.json", dict(provenance))
+
+    @property
+    def status(self) -> Status:
+        """How far the run has come; a killed one stays `running`.
+
+        Raises:
+          DataFormatError: the file is missing or holds another word.
+        """
+        path = self.path / "status"
+        word = path.read_text().strip() if path.exists() else ""
+        for status in get_args(Status):
+            if word == status:
+                return status
+        raise DataFormatError(
+            f"{path}: expected one of {get_args(Status)}: got {word!r}"
+        )
+
+    def set_status(self, status: str) -> None:
+        """Writes the status.
+
+        Raises:
+          ConfigError: it is none of the five words.
+        """
+        if status not in get_args(Status):
+            raise ConfigError(
+                f"status must be one of {get_args(Status)}: got {status!r}"
+            )
+        files.write_atomic(self.path / "status", status + "\n")
+
+    def metrics(self) -> Metrics:
+        """Returns the run's records, to append to."""
+        return Metrics(self.path / "metrics.jsonl")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the run's records in order."""
+        return self.metrics().read()
+
+    @contextlib.contextmanager
+    def logging(self) -> Iterator[None]:
+        """Appends what the package logs, from INFO up, to `log.txt`."""
+        handler = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
+        form = logging.Formatter("%(asctime)sZ %(levelname)s %(name)s: %(message)s")
+        form.converter = time.gmtime
+        handler.setFormatter(form)
+        logger = logging.getLogger("hpcjax")
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            logger.removeHandler(handler)
+            handler.close()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator["RunDirectory"]:
+        """Holds the run's lock.
+
+        Raises:
+          RunBusy: another process, or another part of this one, holds it.
+        """
+        with lock.hold(self.path):
+            yield self
+
+
+def create(
+    root: pathlib.Path, config_name: str, config: Any, parent: str | None = None
+) -> RunDirectory:
+    """Makes the folder of a new run, with its config and the status `running`.
+
+    Args:
+      root: folder that holds `runs/`.
+      config_name: `paper/config[:variant]`.
+      config: what will be run.
+      parent: id of the run that this one is forked from.
+    """
+    name = config_name.replace("/", "-").replace(":", "-")
+    files.check_name(name, "config name")
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    path = files.inside(root, "runs", f"{day}-{name}-{secrets.token_hex(3)}")
+    with files.disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    folder = RunDirectory(path)
+    folder.write_config(config_name, config, parent)
+    folder.set_status("running")
+    return folder
+
+
+def open_run(root: pathlib.Path, run_id: str) -> RunDirectory:
+    """Returns the folder of an existing run.
+
+    Args:
+      root: folder that holds `runs/`.
+      run_id: the folder's name, or its last six digits where they are unique.
+
+    Raises:
+      ConfigError: no such run; names the nearest.
+    """
+    files.check_name(run_id, "run id")
+    ids = [run.id for run in list_runs(root)]
+    ending = [known for known in ids if known.endswith(f"-{run_id}")]
+    if run_id not in ids and len(ending) == 1:
+        run_id = ending[0]
+    if run_id not in ids:
+        raise ConfigError(
+            f"no run {run_id!r} in {root / 'runs'}{nearest(run_id, ids[-20:])}"
+        )
+    return RunDirectory(files.inside(root, "runs", run_id))
+
+
+def list_runs(root: pathlib.Path) -> list[RunDirectory]:
+    """Returns every run below `root`, oldest first."""
+    found = [path.parent for path in (root / "runs").glob("*/config.json")]
+    return [
+        RunDirectory(path)
+        for path in sorted(found, key=lambda path: (path.name[:10], _age(path)))
+    ]
+
+
+def _age(path: pathlib.Path) -> float:
+    return (path / "config.json").stat().st_mtime
+
+
+def find_done(root: pathlib.Path, digest: str) -> RunDirectory | None:
+    """Returns the newest finished run of the config with this digest, if there is one.
+
+    A folder whose files cannot be read does not count, nor does a forked run.
+    """
+    for run in reversed(list_runs(root)):
+        try:
+            same = configs.digest_json(run.read_config()) == digest
+            if run.parent is not None:
+                continue  # its first steps were another config's
+            if same and run.status == "done" and (run.path / "result.nc").exists():
+                return run
+        except DataFormatError:
+            continue
+    return None
+
+
+@contextlib.contextmanager
+def claim(
+    root: pathlib.Path,
+    loaded: discover.Loaded,
+    *,
+    resume: str | None = None,
+    fork: bool = False,
+) -> Iterator[RunDirectory]:
+    """Holds the folder in which a config is to be run.
+
+    Args:
+      root: folder that holds `runs/`.
+      loaded: what will be run.
+      resume: id of a run to go on with; its config may differ from `loaded` in the
+        keys that the config class lists in `resumable`.
+      fork: with `resume`, make a new run that starts from a copy of that run's
+        checkpoints and records, whatever the config.
+
+    Raises:
+      ConfigError: no such run, or a config it cannot go on with; `fork` alone.
+      RunBusy: another process holds the run.
+    """
+    if resume is None:
+        if fork:
+            raise ConfigError("fork needs the id of a run to resume from")
+        with create(root, loaded.title, loaded.config).locked() as folder:
+            log.info("run %s in %s", folder.id, folder.path.parent)
+            yield folder
+        return
+    with open_run(root, resume).locked() as old:
+        if not fork:
+            _continue(old, loaded)
+            log.info("run %s in %s goes on", old.id, old.path.parent)
+            yield old
+            return
+        child = create(root, loaded.title, loaded.config, parent=old.id)
+        _copy(old, child)
+    with child.locked():
+        log.info("run %s in %s, forked from %s", child.id, child.path.parent, old.id)
+        yield child
+
+
+def _continue(folder: RunDirectory, loaded: discover.Loaded) -> None:
+    data = folder.read_config()
+    configs.check_resumable(configs.from_json(data, type(loaded.config)), loaded.config)
+    folder.write_config(loaded.title, loaded.config, data.get("parent"))
+
+
+def _copy(old: RunDirectory, child: RunDirectory) -> None:
+    for name in _COPIED:
+        source, target = old.path / name, child.path / name
+        with files.disk_errors(target):
+            if source.is_dir():
+                shutil.copytree(source, target)
+            elif source.exists():
+                shutil.copyfile(source, target)

@@ -1,0 +1,421 @@
+"""Finds configs, experiments and tables, without importing JAX.
+
+`experiments/` and `configs/` are namespace packages whose parts are looked for in
+
+1. the root, by default the working directory;
+2. the checkout that `hpcjax/` lies in;
+3. without such a checkout, and unless the root is one, `hpcjax/_bundled/`.
+
+A paper is a folder of one name in `experiments/` or `configs/`, and it lies in one root
+only. A checkout therefore replaces the bundled papers and is never mixed with them,
+while a user's own root adds to either.
+"""
+
+import dataclasses
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import pathlib
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.files import check_name, inside, read_json
+from hpcjax.runs import config as configs
+from hpcjax.runs import overrides as override
+
+if TYPE_CHECKING:
+    from hpcjax.runs.tables import Table
+
+PACKAGES = ("experiments", "configs")
+_HOME = pathlib.Path(__file__).resolve().parent.parent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConfigEntry:
+    """One file of `configs/`.
+
+    Attributes:
+      name: `paper/config`.
+      path: the file.
+      doc: its docstring.
+      variants: the configs it defines, by name.
+      base: name of the variant that `hpcjax run paper/config` runs.
+      smoke: overrides under which it runs in seconds.
+      needs: what it needs besides a CPU, such as a data set that is fetched.
+      problem: why the file cannot be used; empty for one that can.
+    """
+
+    name: str
+    path: pathlib.Path
+    doc: str = ""
+    variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    base: str = ""
+    smoke: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.doc.partition("\n")[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A config that is ready to run.
+
+    Attributes:
+      name: `paper/config`.
+      variant: name of the variant, empty for a file that was given by its path alone.
+      config: the variant with its overrides.
+      base: the config's base variant.
+    """
+
+    name: str
+    variant: str
+    config: Any
+    base: Any
+
+    @property
+    def title(self) -> str:
+        """Name and variant as the command line takes them."""
+        return f"{self.name}:{self.variant}" if self.variant else self.name
+
+    @property
+    def experiment(self) -> types.ModuleType:
+        """The module of the config's class, which has `run(cfg, ctx)`."""
+        return experiment(self.config)
+
+
+def search_path(root: pathlib.Path) -> tuple[pathlib.Path, ...]:
+    """Returns the folders that may hold `experiments/` and `configs/`.
+
+    Raises:
+      ConfigError: a paper lies in two of them, or a part is a regular package.
+    """
+    folders = [root.resolve()]
+    source = checkout()
+    if source is not None:
+        folders.append(source)
+    elif not _is_checkout(root):
+        folders.append(_HOME / "_bundled")
+    parts = tuple(dict.fromkeys(folder for folder in folders if _holds(folder)))
+    _check_parts(parts)
+    return parts
+
+
+def checkout() -> pathlib.Path | None:
+    """Returns the checkout that `hpcjax` is imported from, None for an installation."""
+    return _HOME.parent if _is_checkout(_HOME.parent) else None
+
+
+def _is_checkout(folder: pathlib.Path) -> bool:
+    files = ("pyproject.toml", "hpcjax/__init__.py")
+    return all((folder / name).is_file() for name in files) and _holds(folder)
+
+
+def _holds(folder: pathlib.Path) -> bool:
+    return any((folder / package).is_dir() for package in PACKAGES)
+
+
+def _check_parts(parts: tuple[pathlib.Path, ...]) -> None:
+    owners: dict[str, pathlib.Path] = {}
+    for part in parts:
+        for package in PACKAGES:
+            file = part / package / "__init__.py"
+            if file.exists():
+                raise ConfigError(f"{package}/ is a namespace package: remove {file}")
+        for paper in _papers(part):
+            if paper in owners:
+                raise ConfigError(
+                    f"paper {paper!r} is in two roots: {owners[paper]} and {part}; "
+                    "rename one, or pass another --root"
+                )
+            owners[paper] = part
+
+
+def _papers(part: pathlib.Path) -> set[str]:
+    return {
+        folder.name
+        for package in PACKAGES
+        if (part / package).is_dir()
+        for folder in (part / package).iterdir()
+        if folder.is_dir() and folder.name.isidentifier()
+    }
+
+
+def activate(root: pathlib.Path) -> tuple[pathlib.Path, ...]:
+    """Makes `experiments` and `configs` importable from the search path of `root`.
+
+    Modules of a root that no longer belongs to it are forgotten, so that one process
+    can use several roots one after the other.
+
+    Returns:
+      The search path.
+    """
+    parts = search_path(root)
+    for package in PACKAGES:
+        folders = [str(part / package) for part in parts if (part / package).is_dir()]
+        module = sys.modules.get(package)
+        if getattr(module, "__file__", None):
+            raise ConfigError(
+                f"another package named {package!r} is imported: {module.__file__}"
+            )
+        if module is None:
+            spec = importlib.machinery.ModuleSpec(package, None, is_package=True)
+            module = sys.modules[package] = importlib.util.module_from_spec(spec)
+        if list(getattr(module, "__path__", [])) != folders:
+            _forget(package, folders)
+            module.__path__ = folders
+            importlib.invalidate_caches()
+    return parts
+
+
+def _forget(package: str, folders: list[str]) -> None:
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(package + "."):
+            continue
+        places = list(getattr(module, "__path__", [])) or [
+            getattr(module, "__file__", "") or ""
+        ]
+        kept = any(
+            pathlib.Path(place).is_relative_to(folder)
+            for place in places
+            for folder in folders
+        )
+        if not kept:
+            del sys.modules[name]
+            parent, _, child = name.rpartition(".")
+            vars(sys.modules.get(parent, module)).pop(child, None)
+
+
+def find_configs(
+    root: pathlib.Path, paper: str | None = None
+) -> tuple[ConfigEntry, ...]:
+    """Returns every config, by name; a file that fails to import says so in `problem`.
+
+    Args:
+      root: folder searched first.
+      paper: only this paper's.
+
+    Raises:
+      ConfigError: no such paper.
+    """
+    files = _config_files(root)
+    if paper is not None:
+        papers = {name.partition("/")[0] for name in files}
+        if check_name(paper, "paper") not in papers:
+            raise ConfigError(f"unknown paper {paper!r}{nearest(paper, papers)}")
+        files = {name: f for name, f in files.items() if name.startswith(f"{paper}/")}
+    return tuple(_try_entry(name, file) for name, file in files.items())
+
+
+def _config_files(root: pathlib.Path) -> dict[str, pathlib.Path]:
+    found = {
+        f"{file.parent.name}/{file.stem}": file
+        for part in activate(root)
+        for file in part.glob("configs/*/*.py")
+        if file.stem.isidentifier() and not file.stem.startswith("_")
+    }
+    return dict(sorted(found.items()))
+
+
+def _try_entry(name: str, file: pathlib.Path) -> ConfigEntry:
+    try:
+        return _entry(name, file)
+    except ConfigError as error:
+        return ConfigEntry(name=name, path=file, problem=str(error))
+
+
+def _entry(name: str, file: pathlib.Path) -> ConfigEntry:
+    module = _import(f"configs.{name.replace('/', '.')}", file)
+    variants = dict(_variants(module))
+    base = getattr(module, "base", None)
+    if base is None and len(variants) == 1:
+        base = next(iter(variants.values()))
+    names = [key for key, value in variants.items() if value is base]
+    if base is not None and not names:
+        names = ["base"]
+        variants["base"] = base
+    if not names:
+        raise ConfigError(f"{file} must define `base`, one of: {', '.join(variants)}")
+    needs = getattr(module, "needs", ())
+    return ConfigEntry(
+        name=name,
+        path=file,
+        doc=inspect.getdoc(module) or "",
+        variants=variants,
+        base=names[0],
+        smoke=getattr(module, "smoke", {}),
+        needs=(needs,) if isinstance(needs, str) else tuple(needs),
+    )
+
+
+def _import(name: str, file: pathlib.Path) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"{file} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _variants(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        hidden = name.startswith("_") or name == "base" or isinstance(value, type)
+        if not hidden and dataclasses.is_dataclass(value) and _has_run(value):
+            yield name, value
+
+
+def _has_run(config: Any) -> bool:
+    module = sys.modules.get(type(config).__module__)
+    return callable(getattr(module, "run", None))
+
+
+def experiment(config: Any) -> types.ModuleType:
+    """Returns the module that defines a config's class.
+
+    Raises:
+      ConfigError: it has no function `run(cfg, ctx)`.
+    """
+    cls = type(config)
+    module = sys.modules.get(cls.__module__)
+    if module is None or not _has_run(config):
+        raise ConfigError(
+            f"{cls.__module__} must define run(cfg, ctx) beside {cls.__qualname__}"
+        )
+    return module
+
+
+def experiment_folder(paper: str, root: pathlib.Path) -> pathlib.Path:
+    """Returns the folder `experiments/<paper>`.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    found = {
+        folder.name: folder
+        for part in search_path(root)
+        for folder in part.glob("experiments/*")
+        if folder.is_dir() and folder.name.isidentifier()
+    }
+    if check_name(paper, "paper") not in found:
+        raise ConfigError(f"unknown paper {paper!r}{nearest(paper, found)}")
+    return found[paper]
+
+
+def load(name: str, overrides: Mapping[str, Any], root: pathlib.Path) -> Loaded:
+    """Returns a config with its overrides applied.
+
+    Args:
+      name: `paper/config`, `paper/config:variant`, or the path of a `config.json`.
+      overrides: `{key: text}`.
+      root: folder searched first; a relative path starts here.
+
+    Raises:
+      ConfigError: no such config or variant (names the nearest), or an override that
+        cannot be applied.
+    """
+    if name.endswith(".json"):
+        found = _load_json(name, root)
+    else:
+        entry, variant = find(name, root)
+        found = Loaded(
+            name=entry.name,
+            variant=variant,
+            config=entry.variants[variant],
+            base=entry.variants[entry.base],
+        )
+    experiment(found.config)
+    config = override.parse(found.config, overrides)
+    return dataclasses.replace(found, config=config)
+
+
+def find(name: str, root: pathlib.Path) -> tuple[ConfigEntry, str]:
+    """Returns the entry and the variant's name of `paper/config[:variant]`.
+
+    Raises:
+      ConfigError: malformed name, no such config or variant, or a file that fails.
+    """
+    plain, colon, variant = name.partition(":")
+    parts = plain.split("/")
+    for part in [*parts, variant] if colon else parts:
+        check_name(part, "config name")
+    files = _config_files(root)
+    if plain not in files:
+        inside_paper = [key for key in files if key.startswith(f"{plain}/")]
+        if inside_paper:
+            raise ConfigError(
+                f"{plain!r} is a paper; its configs: {', '.join(inside_paper)}"
+            )
+        raise ConfigError(f"unknown config {plain!r}{nearest(plain, files)}")
+    file = files[plain]
+    inside(file.parents[1], file.parent.name, file.name)
+    entry = _entry(plain, file)
+    variant = variant if colon else entry.base
+    if variant == "base":
+        variant = entry.base
+    if variant not in entry.variants:
+        near = nearest(variant, entry.variants)
+        raise ConfigError(f"{plain} has no variant {variant!r}{near}")
+    return entry, variant
+
+
+def _load_json(name: str, root: pathlib.Path) -> Loaded:
+    activate(root)
+    path = root / name
+    try:
+        data = read_json(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such file: {path}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    try:
+        config = configs.from_json(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    title = data.get("name", path.stem)
+    if not isinstance(title, str) or not re.fullmatch(r"[\w.:/-]+", title):
+        raise ConfigError(f"{path}: name must be paper/config[:variant]: got {title!r}")
+    plain, _, variant = title.partition(":")
+    for part in (*plain.split("/"), variant or "base"):
+        check_name(part, f"{path}: name")
+    base = config
+    if plain in _config_files(root):
+        entry = _try_entry(plain, _config_files(root)[plain])
+        base = entry.variants.get(entry.base, config)
+    return Loaded(name=plain, variant=variant, config=config, base=base)
+
+
+def find_tables(root: pathlib.Path) -> "dict[str, Table]":
+    """Returns the tables of every `experiments/*/tables.py` by id.
+
+    Raises:
+      ConfigError: an id is given twice or does not start with its paper's name.
+    """
+    from hpcjax.runs.tables import Table
+
+    found: dict[str, Table] = {}
+    files = [f for part in activate(root) for f in part.glob("experiments/*/tables.py")]
+    for file in sorted(files, key=lambda file: file.parent.name):
+        paper = file.parent.name
+        module = _import(f"experiments.{paper}.tables", file)
+        for table in vars(module).values():
+            if not isinstance(table, Table):
+                continue
+            if not table.id.startswith(f"{paper}/"):
+                raise ConfigError(
+                    f"{file}: a table's id must start with '{paper}/': got {table.id!r}"
+                )
+            check_name(table.id.partition("/")[2], f"{file}: table name")
+            if found.get(table.id, table) is not table:
+                raise ConfigError(f"{file}: table {table.id!r} is defined twice")
+            found[table.id] = table
+    return found

@@ -1,0 +1,151 @@
+"""One run from its config's name to its result on disk."""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpcjax.core import provenance
+from hpcjax.core.errors import ConfigError, Diverged, Preempted
+from hpcjax.runs import config as configs
+from hpcjax.runs import directory, discover, results
+from hpcjax.runs.progress import Progress
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+      id: its name below `runs/`.
+      directory: its folder.
+      dataset: what its experiment returned.
+    """
+
+    id: str
+    directory: pathlib.Path
+    dataset: "xr.Dataset"
+
+
+def run(
+    name: str,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    root: pathlib.Path | None = None,
+    resume: str | None = None,
+    fork: bool = False,
+    devices: int | None = None,
+    quiet: bool = False,
+) -> RunResult:
+    """Runs a config and writes its result.
+
+    Args:
+      name: `paper/config[:variant]`, or the path of a run's `config.json`.
+      overrides: `{"optimizer.lr": "0.3"}`, values as on the command line.
+      root: folder that holds `runs/`, and configs besides the bundled ones; default the
+        working directory.
+      resume: id of an interrupted run to continue.
+      fork: with `resume`, start a child run from that run's checkpoints instead, whose
+        config may differ.
+      devices: devices of the data axis; default one.
+      quiet: no progress line.
+
+    Returns:
+      The run's id, folder and dataset.
+
+    Raises:
+      ConfigError: a name, key or value that cannot be used.
+      RunBusy: another process holds the run to resume.
+
+    Example:
+      `runs.run("jorge/digits:sgd", {"train.steps": "200"})`
+    """
+    root = root or pathlib.Path.cwd()
+    loaded = discover.load(name, overrides or {}, root)
+    claimed = directory.claim(root, loaded, resume=resume, fork=fork)
+    with claimed as folder, folder.logging():
+        return _execute(loaded, folder, root, devices, quiet)
+
+
+def _execute(
+    loaded: discover.Loaded,
+    folder: directory.RunDirectory,
+    root: pathlib.Path,
+    devices: int | None,
+    quiet: bool,
+) -> RunResult:
+    origin = provenance.collect(
+        devices=True, seed=getattr(loaded.config, "seed", None), parent=folder.parent
+    )
+    origin["config_digest"] = configs.digest(loaded.config)
+    folder.write_provenance(origin)
+    folder.set_status("running")
+    total = getattr(getattr(loaded.config, "train", None), "steps", None)
+    try:
+        with Progress(loaded.title, total, quiet=quiet) as progress:
+            context = make_context(root, folder, progress, devices)
+            dataset = loaded.experiment.run(loaded.config, context)
+        results.write(dataset, folder.path / "result.nc", origin)
+    except BaseException as error:
+        folder.set_status(_status(error))
+        raise
+    folder.set_status("done")
+    return RunResult(id=folder.id, directory=folder.path, dataset=dataset)
+
+
+def _keep_compiled(root: pathlib.Path) -> None:
+    """Keeps compiled programs below `root`, so that further seeds start at once."""
+    import jax
+
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(root / ".cache" / "jax"))
+
+
+def make_context(
+    root: pathlib.Path,
+    folder: directory.RunDirectory,
+    progress: Progress,
+    devices: int | None = None,
+) -> "Context":
+    """Returns the context of a run in `folder` over the first `devices` devices."""
+    from hpcjax import sharding
+    from hpcjax.runs.context import Context
+
+    _keep_compiled(root)
+    mesh = sharding.data_mesh(1 if devices is None else devices)
+    return Context(directory.data_root(root), mesh, folder, progress)
+
+
+def _status(error: BaseException) -> str:
+    if isinstance(error, Diverged):
+        return "diverged"
+    return "preempted" if isinstance(error, Preempted | KeyboardInterrupt) else "failed"
+
+
+def load_result(run_id: str, *, root: pathlib.Path | None = None) -> Any:
+    """Returns the dataset of a finished run by its id.
+
+    Raises:
+      ConfigError: no such run, or it has not finished.
+    """
+    return read_result(directory.open_run(root or pathlib.Path.cwd(), run_id))
+
+
+def read_result(folder: directory.RunDirectory) -> "xr.Dataset":
+    """Returns what a run's experiment returned.
+
+    Raises:
+      ConfigError: the run has not finished.
+    """
+    path = folder.path / "result.nc"
+    if not path.exists():
+        raise ConfigError(f"run {folder.id} has no result: it is {folder.status}")
+    return results.read(path)

@@ -1,0 +1,91 @@
+"""One writer per run directory."""
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import pathlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import filelock
+import psutil
+
+from hpcjax.core import files
+from hpcjax.core.errors import RunBusy
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def hold(folder: pathlib.Path) -> Iterator[None]:
+    """Holds `folder/lock` for as long as the block runs.
+
+    The file is made with `O_EXCL` and says who holds it. One left by a process of this
+    host that has ended is taken over, with a warning; on another host nobody can tell,
+    so that one has to be removed by hand.
+
+    Raises:
+      RunBusy: it is held, also if by another part of this process.
+    """
+    path, mine = folder / "lock", _me()
+    # Two processes that find the same stale lock must not both replace it.
+    with filelock.FileLock(folder.parent / ".lock.guard"), files.disk_errors(path):
+        if path.exists():
+            _take_over(path)
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        with os.fdopen(handle, "w") as file:
+            json.dump(mine, file)
+    try:
+        yield
+    finally:
+        if _read(path) == mine:
+            path.unlink()
+
+
+def _me() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        # A pid is given out again, with another start.
+        "started": psutil.Process().create_time(),
+    }
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+    try:
+        owner = files.read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+    return owner if isinstance(owner, dict) else None
+
+
+def _take_over(path: pathlib.Path) -> None:
+    owner = _read(path)
+    # Written under the guard: an unreadable one was cut off by a kill.
+    if owner is not None and _alive(owner):
+        pid, host, since = (owner.get(name) for name in ("pid", "host", "since"))
+        raise RunBusy(
+            f"{path.parent} is held by process {pid} on {host} since {since}"
+            + (
+                ""
+                if host == socket.gethostname()
+                else f"; if it has ended, remove {path}"
+            )
+        )
+    holder = "an unknown process" if owner is None else f"process {owner.get('pid')}"
+    log.warning("taking over %s, left by %s, which has ended", path, holder)
+    path.unlink()
+
+
+def _alive(owner: dict[str, Any]) -> bool:
+    if owner.get("host") != socket.gethostname():
+        return True
+    try:
+        started = psutil.Process(int(owner["pid"])).create_time()
+    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+        return False
+    return abs(started - float(owner.get("started", started))) < 5

@@ -1,0 +1,107 @@
+"""A run's records: one JSON object a line, appended, never left half-written."""
+
+import errno
+import json
+import math
+import numbers
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcjax.core import files
+from hpcjax.core.errors import DataFormatError
+
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Metrics:
+    """Records of a run in the order of its steps.
+
+    A record is `{"step": int, name: number or text, ...}`. JSON has no NaN and no
+    infinities: they are written as the words `nan`, `inf` and `-inf`, and read back as
+    numbers.
+
+    Attributes:
+      path: the file.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._whole = False
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends one record.
+
+        Raises:
+          DiskFull: it could not be written; earlier records stay readable.
+        """
+        plain = {name: _plain(value) for name, value in record.items()}
+        line = json.dumps(plain, allow_nan=False).encode() + b"\n"
+        with files.disk_errors(self.path):
+            if not self._whole:
+                self._repair()
+            self._whole = False
+            with self.path.open("ab", buffering=0) as file:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._whole = True
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns every whole record; a last line cut off by a kill is left out.
+
+        Raises:
+          DataFormatError: a line is not a record; names file and line.
+        """
+        return [record for _, record in self._records()]
+
+    def rewind(self, step: int) -> float:
+        """Forgets the records after `step`, so that replayed steps come once.
+
+        Returns:
+          `seconds` of the last record that stays, 0 without one.
+        """
+        kept = [
+            (line, record) for line, record in self._records() if record["step"] <= step
+        ]
+        if self.path.exists():
+            files.write_atomic(self.path, b"".join(line for line, _ in kept))
+        seconds = [record["seconds"] for _, record in kept if "seconds" in record]
+        return float(seconds[-1]) if seconds else 0.0
+
+    def _repair(self) -> None:
+        """Cuts off a last line that has no end."""
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(self.path, whole)
+
+    def _records(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        if not self.path.exists():
+            return
+        *lines, _ = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DataFormatError(f"{self.path}, line {number}: {error}") from error
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise DataFormatError(
+                    f'{self.path}, line {number}: expected {{"step": int, ...}}'
+                )
+            yield line + b"\n", {name: _number(value) for name, value in record.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number, also one of NumPy or JAX, as JSON can hold it."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, str | bool | numbers.Integral) or value is None:
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _number(value: Any) -> Any:
+    return _WORDS.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,244 @@
+"""Overrides `key=value` of a config, checked before anything is imported or compiled.
+
+A key is a path such as `optimizer.lr`; a union of configs is switched by the member's
+name, `optimizer=sgd`, which takes that member's defaults. Switches are applied before
+the keys below them, in whatever order they are given.
+"""
+
+import dataclasses
+import difflib
+import functools
+import operator
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import docstring_parser
+
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.runs import values
+
+_CLOSE = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key of a config.
+
+    Attributes:
+      path: `optimizer.lr`.
+      hint: the field's type.
+      value: what the config holds; a member's name for a config that is chosen.
+      group: the value is a config with keys of its own.
+      settable: False for a group that has no other member to choose.
+      help: the field's line of the class's docstring.
+    """
+
+    path: str
+    hint: Any
+    value: Any
+    group: bool
+    settable: bool
+    help: str
+
+    @property
+    def type(self) -> str:
+        """The field's type in words."""
+        return values.describe(self.hint)
+
+    def __str__(self) -> str:
+        held = (
+            "no default"
+            if self.value is dataclasses.MISSING
+            else f"here {values.show(self.value)}"
+        )
+        text = f": {self.help}" if self.help else ""
+        return f"{self.path!r} ({self.type}, {held}{text})"
+
+
+def _walk(cls: type, tree: Mapping[str, Any], prefix: str = "") -> Iterator[Key]:
+    """Yields a key for every field of a config as JSON, and below those it holds."""
+    params = docstring_parser.parse(cls.__doc__ or "").params
+    helps = {
+        each.arg_name: " ".join((each.description or "").split()) for each in params
+    }
+    for name, hint in values.fields(cls).items():
+        held, path = tree.get(name, dataclasses.MISSING), prefix + name
+        member, below = _member(hint, held)
+        if not below and held is not dataclasses.MISSING:
+            held = values.decode(held, hint, path)
+        yield Key(
+            path=path,
+            hint=hint,
+            value=member if below else held,
+            group=below is not None,
+            settable=_is_choice(hint) or not below,
+            help=helps.get(name, ""),
+        )
+        if below:
+            yield from _walk(below, tree[name], path + ".")
+
+
+def _absent(
+    cls: type, tree: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[Key, str]]:
+    """Yields keys of members that are not chosen, with the choice each needs."""
+    for name, hint in values.fields(cls).items():
+        path, (_, below) = prefix + name, _member(hint, tree.get(name))
+        for member, config_class in values.members(hint).items():
+            inner, choice = tree.get(name, {}), f"{path}={member}"
+            if config_class is not below:
+                inner = _defaults(config_class)
+                yield from (
+                    (key, choice) for key in _walk(config_class, inner, path + ".")
+                )
+            yield from _absent(config_class, inner, path + ".")
+
+
+def _member(hint: Any, held: Any) -> tuple[str, type | None]:
+    """Returns name and class of the config that a field holds as JSON, if any."""
+    allowed = values.members(hint)
+    if not (allowed and isinstance(held, dict)):
+        return "", None
+    member = held.get(values.TAG, next(iter(allowed)))
+    return member, allowed[member]
+
+
+def _is_choice(hint: Any) -> bool:
+    return bool(values.members(hint)) and len(values.alternatives(hint)) > 1
+
+
+def _defaults(cls: Any) -> dict[str, Any]:
+    """Returns the defaults of a config class as JSON; a field without has no entry."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if default is not dataclasses.MISSING:
+            found[field.name] = values.encode(default, values.fields(cls)[field.name])
+    return found
+
+
+def keys(config: Any) -> dict[str, Key]:
+    """Returns the keys of a config by path, following the members it holds.
+
+    Example:
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Config:
+      ...   steps: int = 3
+      >>> str(keys(Config())["steps"])
+      "'steps' (int, here 3)"
+    """
+    tree = values.encode(config, type(config))
+    return {key.path: key for key in _walk(type(config), tree)}
+
+
+def pairs(args: Iterable[str]) -> dict[str, str]:
+    """Splits `key=value` arguments.
+
+    Raises:
+      ConfigError: an argument without `=`, or a key given twice.
+
+    Example:
+      >>> pairs(["optimizer.lr=0.3", "seed=1"])
+      {'optimizer.lr': '0.3', 'seed': '1'}
+    """
+    found: dict[str, str] = {}
+    for arg in args:
+        key, equals, value = arg.partition("=")
+        if not equals:
+            raise ConfigError(f"overrides are written key=value: got {arg!r}")
+        if key in found:
+            raise ConfigError(f"key given twice: {key}={found[key]} and {arg}")
+        found[key] = value
+    return found
+
+
+def parse(config: Any, pairs: Mapping[str, Any]) -> Any:
+    """Returns `config` with some keys changed.
+
+    Args:
+      config: a frozen dataclass.
+      pairs: `{path: text}`; a value that is not a string is taken as it is.
+
+    Raises:
+      ConfigError: unknown key (names the nearest one), key of a member that is not
+        chosen, value for a group, value of another type, or a combination that the
+        config refuses.
+
+    Example:
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Config:
+      ...   widths: tuple[int, ...] = (3,)
+      >>> parse(Config(), {"widths": "[64,10]"})
+      Config(widths=(64, 10))
+    """
+    cls = type(config)
+    tree = values.encode(config, cls)
+    for path in sorted(pairs, key=lambda path: path.count(".")):
+        known = {key.path: key for key in _walk(cls, tree)}
+        if path not in known:
+            raise ConfigError(_unknown(path, known, list(_absent(cls, tree))))
+        if not known[path].settable:
+            raise ConfigError(_is_group(known[path], pairs[path], known))
+        *above, name = path.split(".")
+        holder = functools.reduce(operator.getitem, above, tree)
+        holder[name] = _read(known[path], holder.get(name), pairs[path])
+    return values.decode(tree, cls)
+
+
+def _read(key: Key, held: Any, given: Any) -> Any:
+    """Returns what a key is set to, as JSON."""
+    allowed = values.members(key.hint)
+    if not isinstance(given, str):
+        return values.encode(given, key.hint, key.path)
+    if given in allowed:
+        tag = {values.TAG: given} if len(allowed) > 1 else {}
+        return held if key.value == given else tag | _defaults(allowed[given])
+    if allowed and not (
+        given.lower() == "none" and type(None) in typing.get_args(key.hint)
+    ):
+        near = nearest(given, allowed)
+        raise ConfigError(f"{key.path} must be {key.type}: got {given!r}{near}")
+    return values.encode(values.read(given, key.hint, key.path), key.hint, key.path)
+
+
+def _is_group(key: Key, given: Any, known: Mapping[str, Key]) -> str:
+    inside = [path for path in known if path.startswith(key.path + ".")]
+    return (
+        f"{key.path} is a group and takes no value: got {key.path}={given}; "
+        f"its keys: {', '.join(inside)}"
+    )
+
+
+def _unknown(path: str, known: Mapping[str, Key], absent: list[tuple[Key, str]]) -> str:
+    needs = [choice for key, choice in absent if key.path == path]
+    if needs:
+        group = known[needs[0].partition("=")[0]]
+        return (
+            f"unknown key {path!r}: belongs to {' or '.join(needs)}; "
+            f"this config has {group.path}={values.show(group.value)}"
+        )
+    own = [key for key in known.values() if key.settable]
+    tails = [key for key in own if key.path.endswith("." + path)]
+    if tails:
+        return f"unknown key {path!r}; did you mean {' or '.join(map(str, tails))}?"
+    # Own keys come first: max() keeps the first of equals.
+    candidates = [(key, "") for key in own] + absent
+    scored = [(_likeness(path, key.path), key, choice) for key, choice in candidates]
+    score, key, choice = max(scored, key=lambda entry: entry[0])
+    if score < _CLOSE:
+        return f"unknown key {path!r}; keys: {', '.join(key.path for key in own)}"
+    also = f" of {choice}" if choice else ""
+    return f"unknown key {path!r}; did you mean {key}{also}?"
+
+
+def _likeness(given: str, path: str) -> float:
+    ratio = difflib.SequenceMatcher(None, path, given).ratio()
+    if "." in given:
+        return ratio
+    last = path.rpartition(".")[2]
+    return max(ratio, difflib.SequenceMatcher(None, last, given).ratio())

@@ -1,0 +1,92 @@
+"""A live line for the run in progress."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+
+from hpcjax.train.recorder import Recorder
+
+
+@final
+class Progress:
+    """Shows name, step, loss and validation error of the run that is training.
+
+    On a terminal the line is redrawn; elsewhere one line is printed when the run ends.
+
+    Example:
+      >>> with Progress("demo", total=2, quiet=True) as progress:
+      ...   progress.update({"step": 1, "loss": 0.5})
+    """
+
+    def __init__(self, name: str, total: int | None, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._live = self._console.is_terminal and not quiet
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[metrics]}"),
+            console=self._console,
+            disable=not self._live,
+            transient=True,
+        )
+        self._task = self._bar.add_task(name, total=total, metrics="compiling")
+        self._name = name
+        self._shown: dict[str, float] = {}
+        self._step = 0
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        outcome = "done" if kind is None else f"stopped: {kind.__name__}"
+        self._console.print(
+            f"{self._name}: {outcome} at step {self._step} {self._text()}",
+            highlight=False,
+        )
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Takes one record of the training loop."""
+        self._step = record["step"]
+        for name in ("loss", "val_loss", "val_error"):
+            if name in record:
+                self._shown[name] = record[name]
+        self._bar.update(self._task, completed=self._step, metrics=self._text())
+
+    def _text(self) -> str:
+        return "  ".join(f"{name} {value:.4g}" for name, value in self._shown.items())
+
+
+class Watched:
+    """A recorder that also moves a progress line."""
+
+    def __init__(self, recorder: Recorder, progress: Progress) -> None:
+        self._recorder, self._progress = recorder, progress
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Writes the record, then shows it."""
+        self._recorder.write(record)
+        self._progress.update(record)
+
+    def rewind(self, step: int) -> float:
+        """Forgets records after `step`; returns the training seconds until it."""
+        return self._recorder.rewind(step)

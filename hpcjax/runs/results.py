@@ -1,0 +1,107 @@
+"""Results as labelled arrays: from a run's records, to and from netCDF, over seeds."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from hpcjax.core.errors import DataFormatError
+from hpcjax.core.files import disk_errors
+
+SOURCES = ("measured", "simulated", "analytical")
+
+
+def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
+    """Returns a run's records as a dataset.
+
+    Args:
+      records: what the training loop wrote, in order:
+        `{"step", "seconds", name: value}`, names starting with `val_` for validations.
+
+    Returns:
+      Training metrics with dimension `step` and validation metrics with dimension
+      `eval_step`; `seconds` and `eval_seconds` are training seconds at each of them,
+      and the scalar `compile_seconds` is the time spent on compiling the step.
+    """
+    rows: list[Mapping[str, Any]] = []
+    validations: list[Mapping[str, Any]] = []
+    compiling = 0.0
+    for record in records:
+        if "compile_seconds" in record:
+            compiling += record["compile_seconds"]
+        elif any(name.startswith("val_") for name in record):
+            validations.append(record)
+        else:
+            rows.append(record)
+    trained = _columns(rows, "step", {"seconds": "seconds"})
+    validated = _columns(validations, "eval_step", {"seconds": "eval_seconds"})
+    return xr.merge([trained, validated]).assign(compile_seconds=compiling)
+
+
+def _columns(
+    records: list[Mapping[str, Any]], dim: str, renamed: Mapping[str, str]
+) -> xr.Dataset:
+    names = list(dict.fromkeys(name for record in records for name in record))
+    columns = {
+        renamed.get(name, name): (dim, [record.get(name, np.nan) for record in records])
+        for name in names
+        if name != "step"
+    }
+    steps = np.array([record["step"] for record in records], np.int64)
+    return xr.Dataset(columns, coords={dim: steps})
+
+
+def write(
+    dataset: xr.Dataset, path: pathlib.Path, provenance: Mapping[str, Any]
+) -> None:
+    """Writes a result as netCDF, whole or not at all.
+
+    Args:
+      dataset: the result; its attribute `source` says how its figures came about.
+      path: the file.
+      provenance: kept as the JSON attribute `provenance`.
+
+    Raises:
+      ValueError: the attribute `source` is not one of `SOURCES`.
+    """
+    source = dataset.attrs.setdefault("source", "measured")
+    if source not in SOURCES:
+        raise ValueError(f"source must be one of {SOURCES}: got {source!r}")
+    stamped = dataset.assign_attrs(provenance=json.dumps(provenance, sort_keys=True))
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with disk_errors(path):
+            stamped.to_netcdf(temporary, engine="h5netcdf")
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: pathlib.Path) -> xr.Dataset:
+    """Reads a result written by `write`.
+
+    Raises:
+      DataFormatError: the file is damaged or not netCDF.
+    """
+    try:
+        return xr.load_dataset(path, engine="h5netcdf")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise DataFormatError(
+            f"{path} is not a readable netCDF result: {error}"
+        ) from error
+
+
+def over_seeds(datasets: Mapping[int, xr.Dataset]) -> xr.Dataset:
+    """Joins the results of the same config under several seeds along `seed`."""
+    joined = xr.concat(
+        list(datasets.values()),
+        dim="seed",
+        join="outer",
+        combine_attrs="drop_conflicts",
+    )
+    return joined.assign_coords(seed=list(datasets))

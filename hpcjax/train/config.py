@@ -1,0 +1,37 @@
+"""How long a run trains and what it keeps on the way; imports no JAX."""
+
+import dataclasses
+
+from hpcjax.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length, batch and intervals of a training run.
+
+    Attributes:
+      steps: optimizer steps in all.
+      batch_size: examples per step over all devices.
+      eval_every: steps between validations; the last step is always validated.
+      checkpoint_every: steps between checkpoints, 0 for the last step only.
+      keep: newest checkpoints to keep.
+      max_skipped: consecutive steps with non-finite gradients before the run stops.
+    """
+
+    steps: int = 400
+    batch_size: int = 128
+    eval_every: int = 50
+    checkpoint_every: int = 0
+    keep: int = 3
+    max_skipped: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "eval_every", "keep", "max_skipped"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1: got {getattr(self, name)}"
+                )
+        if self.checkpoint_every < 0:
+            raise ConfigError(
+                f"checkpoint_every must be at least 0: got {self.checkpoint_every}"
+            )

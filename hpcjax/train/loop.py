@@ -1,0 +1,225 @@
+"""The training loop: one for every system, one device or many."""
+
+import collections
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hpcjax import data
+from hpcjax.core import trees
+from hpcjax.core.errors import ConfigError, Diverged
+from hpcjax.sharding.mesh import DATA_AXIS, place_batch
+from hpcjax.train.checkpoint import Checkpoints
+from hpcjax.train.config import TrainConfig
+from hpcjax.train.recorder import Recorder
+from hpcjax.train.state import TrainState, init_state, state_shapes
+from hpcjax.train.step import NONFINITE, eval_step, train_step
+from hpcjax.train.task import Task
+
+log = logging.getLogger(__name__)
+
+
+def fit(
+    task: Task,
+    config: TrainConfig,
+    *,
+    seed: int,
+    mesh: Mesh,
+    recorder: Recorder,
+    checkpoints: Checkpoints | None = None,
+) -> TrainState:
+    """Trains `task` for `config.steps` steps and returns the last state.
+
+    Continues from the newest good checkpoint, if `checkpoints` holds one; on one
+    platform the records of every step are then the same bits as without interruption.
+
+    Args:
+      task: what is trained.
+      config: length, batch size and intervals.
+      seed: of parameters, data order and every draw.
+      mesh: devices; `config.batch_size` must divide by its data axis.
+      recorder: receives `{"step", "seconds", metric: value}` per step, and
+        `{"step", "seconds", "val_" + metric: value}` per validation. `seconds` is
+        training time: validation, checkpoints and compilation are not in it.
+      checkpoints: where to save; None saves nothing.
+
+    Raises:
+      ConfigError: the batch cannot be divided, or the checkpoint is of a later step
+        than `config.steps`.
+      Diverged: `config.max_skipped` consecutive steps had non-finite gradients.
+    """
+    check_batch(task, config, mesh)
+    state, start = resume(task, seed, mesh, checkpoints)
+    if start > config.steps:
+        raise ConfigError(
+            f"steps must be at least the {start} that the run has taken: "
+            f"got {config.steps}"
+        )
+    step = train_step(task, mesh, state)
+    validate = validator(task, config, mesh)
+    watch = Stopwatch(recorder.rewind(start))
+    batches = data.batches(
+        task.dataset.train,
+        config.batch_size,
+        seed,
+        augment=task.augment,
+        shard=(jax.process_index(), jax.process_count()),
+    )
+    guard = SkipGuard(list(trees.flatten(state.params)), config.max_skipped)
+    pending: collections.deque[tuple[int, Any]] = collections.deque()
+
+    def emit(keep: int) -> None:
+        """Records finished steps; blocks only on those older than the newest `keep`."""
+        while len(pending) > keep:
+            number, metrics = pending.popleft()
+            values = jax.device_get(metrics)
+            guard.check(number, values.pop(NONFINITE))
+            scalars = {name: value.item() for name, value in values.items()}
+            recorder.write({"step": number, "seconds": watch.read(), **scalars})
+
+    with batches.iterate(start=start) as iterator:
+        for number, batch in zip(
+            range(start + 1, config.steps + 1), iterator, strict=False
+        ):
+            placed = place_batch(batch, mesh)
+            if number == start + 1:
+                step = compile_step(step, state, placed, recorder)
+                watch.start()
+            state, metrics = step(state, placed)
+            pending.append((number, metrics))
+            last = number == config.steps
+            emit(keep=0 if last else 1)  # step n runs while n - 1 is fetched
+            if last or number % config.eval_every == 0:
+                emit(keep=0)
+                with watch.paused():
+                    scores = validate(state)
+                recorder.write({"step": number, "seconds": watch.read(), **scores})
+            if checkpoints and due(number, config):
+                emit(keep=0)
+                with watch.paused():
+                    checkpoints.save(number, state, {"seconds": watch.read()})
+    if checkpoints:
+        checkpoints.wait()
+    return state
+
+
+def compile_step(
+    step: Any, state: TrainState, batch: Any, recorder: Recorder
+) -> Callable[..., Any]:
+    """Compiles the step for exactly these shapes and records how long that took."""
+    began = time.perf_counter()
+    compiled = step.lower(state, batch).compile()
+    seconds = time.perf_counter() - began
+    recorder.write({"step": int(state.step), "compile_seconds": seconds})
+    return compiled
+
+
+def resume(
+    task: Task, seed: int, mesh: Mesh, checkpoints: Checkpoints | None
+) -> tuple[TrainState, int]:
+    """Returns the newest good checkpoint's state and step, or a fresh state and 0.
+
+    A run that has lost all its manifests is not begun anew: `restore` refuses it.
+    """
+    if checkpoints is None or checkpoints.empty():
+        return init_state(task, seed, mesh), 0
+    restored = checkpoints.restore(state_shapes(task, mesh), mesh=mesh)
+    log.info("continuing from step %d", restored.step)
+    return restored.state, restored.step
+
+
+def due(step: int, config: TrainConfig) -> bool:
+    """Says whether a checkpoint is to be written after `step`; the last always is."""
+    every = config.checkpoint_every
+    return step == config.steps or (every > 0 and step % every == 0)
+
+
+def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
+    """Raises ConfigError for a batch that devices or data cannot serve."""
+    devices = mesh.shape[DATA_AXIS]
+    if config.batch_size % devices:
+        raise ConfigError(
+            f"batch_size must divide by the {devices} devices of axis {DATA_AXIS!r}: "
+            f"got {config.batch_size}"
+        )
+
+
+def validator(
+    task: Task, config: TrainConfig, mesh: Mesh
+) -> Callable[[TrainState], dict[str, float]]:
+    """Returns a function giving the means over the whole validation set, `val_` names.
+
+    Sums are added in float64 on the host, so they do not depend on the batch size
+    beyond float32 rounding within a batch.
+    """
+    score = eval_step(task, mesh)
+    shard = (jax.process_index(), jax.process_count())
+
+    def validate(state: TrainState) -> dict[str, float]:
+        sums: dict[str, float] = collections.defaultdict(float)
+        count = 0.0
+        whole = data.whole(task.dataset.validation, config.batch_size, shard=shard)
+        for batch in whole:
+            totals = jax.device_get(
+                score(state.params, state.model_state, place_batch(batch, mesh))
+            )
+            count += float(totals.count)
+            for name, value in totals.sums.items():
+                sums[name] += float(value)
+        return {f"val_{name}": total / count for name, total in sums.items()}
+
+    return validate
+
+
+class SkipGuard:
+    """Counts consecutive steps whose gradients were not finite, and stops the run."""
+
+    def __init__(self, paths: list[str], limit: int) -> None:
+        self.paths, self.limit, self.in_a_row = paths, limit, 0
+
+    def check(self, step: int, nonfinite: np.ndarray) -> None:
+        """Takes the counts of one step; logs the parameters that were hit."""
+        if not nonfinite.any():
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        hit = [path for path, count in zip(self.paths, nonfinite, strict=True) if count]
+        log.warning("step %d skipped: gradients not finite in %s", step, hit)
+        if self.in_a_row >= self.limit:
+            raise Diverged(
+                f"{self.limit} consecutive steps had non-finite gradients, the last at "
+                f"step {step} in {hit[:5]}; the checkpoints written before are kept"
+            )
+
+
+class Stopwatch:
+    """Seconds of training, without the parts run under `paused()`."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Begins, or goes on, to count."""
+        self._started = time.perf_counter()
+
+    def read(self) -> float:
+        """Returns the seconds so far."""
+        if self._started is None:
+            return self._seconds
+        return self._seconds + time.perf_counter() - self._started
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Returns a context whose duration does not count."""
+        self._seconds, self._started = self.read(), None
+        try:
+            yield
+        finally:
+            self.start()

@@ -1,0 +1,148 @@
+"""One training step and one validation step, as single SPMD programs.
+
+Both run inside `shard_map` over the data axis, on one device as on many. The checker of
+`shard_map` (`check_vma=True`) knows which values may differ between devices; a missing
+exchange of gradients is therefore an error here and not a slow drift of parameters.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from hpcjax import optim
+from hpcjax.core import per_device, trees
+from hpcjax.core.keys import derive
+from hpcjax.sharding.gradients import local_value_and_grad, vary, varying_axes
+from hpcjax.sharding.mesh import DATA_AXIS
+from hpcjax.train.state import TrainState
+from hpcjax.train.task import Batch, Task, Totals
+
+Metrics = dict[str, Any]
+NONFINITE = "nonfinite"
+
+
+def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
+    """Returns the jitted step `(state, batch) -> (state, metrics)`; it donates `state`.
+
+    A step in which any gradient of any device is not finite changes no parameter and no
+    state on any device, except the counters `step` and `skipped`.
+
+    Args:
+      task: what is trained.
+      mesh: a mesh with axis "data".
+      like: a state, or its shapes.
+
+    Returns:
+      A function whose metrics are replicated scalars: the objective's means over the
+      global batch, the optimizer's own, and `"nonfinite"`, int32 [leaves]: the count of
+      non-finite gradient entries of each parameter, in the order of `trees.flatten`.
+
+    Raises:
+      ValueError: when traced, if updates or bare optimizer state differ along the axis.
+    """
+
+    def body(outer: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state = per_device.enter(outer)
+        key = jax.random.fold_in(
+            derive(state.key, "step", state.step), jax.lax.axis_index(DATA_AXIS)
+        )
+
+        def loss(params: Any, model_state: Any) -> tuple[Any, Any]:
+            outputs, seen = task.model.apply(
+                params, model_state, batch["x"], train=True, key=key
+            )
+            means = task.objective(outputs, batch).means()
+            return means["loss"], (means, seen)
+
+        differentiate = local_value_and_grad(loss, DATA_AXIS, has_aux=True)
+        (value, (means, model_state)), grads = differentiate(
+            state.params, state.model_state
+        )
+        bad = jnp.stack([jnp.sum(~jnp.isfinite(g)) for g in jax.tree.leaves(grads)])
+        bad = jax.lax.psum(bad.astype(jnp.int32), DATA_AXIS)
+        updates, opt_state = task.optimizer.update(
+            grads, state.opt_state, state.params, value=value
+        )
+        check_replicated(updates, "updates")
+        check_replicated(opt_state, "optimizer state")
+        new = TrainState(
+            step=state.step + 1,
+            params=jax.tree.map(
+                lambda p, u: (p + u).astype(p.dtype), state.params, updates
+            ),
+            model_state=_mean(model_state),
+            opt_state=opt_state,
+            key=state.key,
+            skipped=state.skipped,
+        )
+        new = per_device.leave(_unless(jnp.any(bad > 0), new, state))
+        metrics = _mean(means) | optim.inspect(new.opt_state) | {NONFINITE: bad}
+        return new, metrics
+
+    specs = per_device.specs(like)
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(specs, PartitionSpec(DATA_AXIS)),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=True,
+    )
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
+    """Returns the jitted `(params, model_state, batch) -> Totals` over all devices."""
+
+    def body(params: Any, model_state: Any, batch: Batch) -> Totals:
+        outputs, _ = task.model.apply(params, model_state, batch["x"], train=False)
+        return jax.lax.psum(vary(task.objective(outputs, batch), DATA_AXIS), DATA_AXIS)
+
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(DATA_AXIS)),
+        out_specs=PartitionSpec(),
+    )
+    return jax.jit(mapped)
+
+
+def check_replicated(tree: Any, what: str) -> None:
+    """Raises ValueError naming the leaves that may differ between devices.
+
+    `PerDevice` parts are meant to differ and are left out.
+    """
+    bare = per_device.map_per_device(lambda *_: None, tree)
+    differing = [
+        path
+        for path, leaf in trees.flatten(bare).items()
+        if DATA_AXIS in varying_axes(leaf)
+    ]
+    if differing:
+        raise ValueError(
+            f"{what} differ between devices of axis {DATA_AXIS!r}: {differing[:5]}; "
+            "chain optim.all_reduce_mean before transforms that do not communicate, "
+            "and keep what must differ in core.PerDevice"
+        )
+
+
+def _mean(tree: Any) -> Any:
+    return jax.lax.pmean(vary(tree, DATA_AXIS), DATA_AXIS)
+
+
+def _unless(bad: Any, new: TrainState, old: TrainState) -> TrainState:
+    """Returns `new`, or where `bad` the old values with only the counters advanced."""
+
+    def keep(old_leaf: Any, new_leaf: Any) -> Any:
+        return jnp.where(bad, old_leaf, new_leaf)
+
+    return TrainState(
+        step=new.step,
+        params=jax.tree.map(keep, old.params, new.params),
+        model_state=jax.tree.map(keep, old.model_state, new.model_state),
+        opt_state=jax.tree.map(keep, old.opt_state, new.opt_state),
+        key=new.key,
+        skipped=old.skipped + bad.astype(jnp.int32),
+    )

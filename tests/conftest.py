@@ -1,0 +1,43 @@
+"""Eight simulated CPU devices and one compilation cache for the whole suite."""
+
+import os
+import pathlib
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = (
+        f"{flags} --xla_force_host_platform_device_count=8".strip()
+    )
+
+import hypothesis
+import jax
+import pytest
+
+# Examples compile: the first one takes longer than any sensible deadline.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
+
+CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_numpy_rank_promotion", "allow")
+
+
+COMPILATIONS: list[str] = []
+
+
+def _count(event: str, seconds: float, **_: object) -> None:
+    if "backend_compile" in event:
+        COMPILATIONS.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+@pytest.fixture
+def compilations() -> list[str]:
+    """One entry for every program compiled since the test began."""
+    COMPILATIONS.clear()
+    return COMPILATIONS

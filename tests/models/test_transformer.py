@@ -1,0 +1,208 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import models
+from hpcjax.core import trees
+from tests.models import helpers
+
+FAMILIES = ["gpt2", "gpt2_remat", "opt", "llama", "post_norm"]
+
+
+def norm(x, params, eps):
+    if "bias" in params:
+        x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps) * params["scale"]
+    return x + params.get("bias", 0)
+
+
+def dense(x, params):
+    return x @ params["kernel"] + params.get("bias", 0)
+
+
+def rotate(x, theta):
+    """Rotates pairs (i, i + d/2) as complex numbers; x is [time, head_dim]."""
+    half = x.shape[-1] // 2
+    z = x[:, :half] + 1j * x[:, half:]
+    angle = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
+    z = z * np.exp(1j * angle)
+    return np.concatenate([z.real, z.imag], -1)
+
+
+def attend(x, params, config):
+    """Causal attention of one sequence, head by head."""
+    size = config.width // config.heads
+    query, key, value = (dense(x, params[n]) for n in ("query", "key", "value"))
+    parts = []
+    for head in range(config.heads):
+        kv = head * (config.kv_heads or config.heads) // config.heads
+        q = query[:, head * size : (head + 1) * size]
+        k, v = (a[:, kv * size : (kv + 1) * size] for a in (key, value))
+        if config.options.position == "rope":
+            q, k = (rotate(a, config.options.rope_theta) for a in (q, k))
+        scores = q @ k.T / math.sqrt(size)
+        scores[np.triu_indices(len(x), 1)] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        parts.append(weights / weights.sum(-1, keepdims=True) @ v)
+    return dense(np.concatenate(parts, -1), params["output"])
+
+
+ACTIVATE = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu_erf": lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: (
+        x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+}
+
+
+def feed_forward(x, params, kind):
+    up = dense(x, params["up"])
+    if kind == "silu_gated":
+        gate = dense(x, params["gate"])
+        return dense(gate / (1 + np.exp(-gate)) * up, params["down"])
+    return dense(ACTIVATE[kind](up), params["down"])
+
+
+def forward(params, tokens, config):
+    """Logits of one sequence, in numpy float64."""
+    options = config.options
+    x = params["embed"]["table"][tokens]
+    if options.position != "rope":
+        offset = 2 if options.position == "offset" else 0
+        x = x + params["position"]["table"][offset : offset + len(tokens)]
+    for layer in range(config.depth):
+        p = jax.tree.map(lambda a, layer=layer: a[layer], params["blocks"])
+
+        def attention(x, p=p):
+            return attend(x, p["attention"], config)
+
+        def mlp(x, p=p):
+            return feed_forward(x, p["mlp"], options.mlp)
+
+        def norms(part, x, p=p):
+            return norm(x, p[part], options.norm_eps)
+
+        if options.norm_position == "pre":
+            x = x + attention(norms("attention_norm", x))
+            x = x + mlp(norms("mlp_norm", x))
+        else:
+            x = norms("attention_norm", x + attention(x))
+            x = norms("mlp_norm", x + mlp(x))
+    if options.final_norm:
+        x = norm(x, params["final_norm"], options.norm_eps)
+    tied = options.tied_head
+    return x @ (params["embed"]["table"].T if tied else params["head"]["kernel"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_numpy(name):
+    config = models.REGISTRY[name].config
+    model, params, state, x, _ = helpers.instance(name)
+    wide = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    expected = np.stack([forward(wide, row, config) for row in np.asarray(x)])
+    found, _ = model.apply(params, state, x, train=False)
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=1e-5 * (1 + np.abs(expected).max())
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_do_not_depend_on_later_tokens(name):
+    entry = models.REGISTRY[name]
+    options = dataclasses.replace(entry.config.options, tied_head=False)
+    config = dataclasses.replace(entry.config, options=options)
+    model = config.make(entry.inputs, entry.outputs)
+    params, state = model.init(jax.random.key(0))
+    params = jax.tree.map(jnp.asarray, helpers.noisy(params))
+    tokens = jnp.arange(6)[None]  # distinct, so row j of the table is position j
+
+    def outputs(table):
+        changed = params | {"embed": {"table": table.astype(jnp.float32)}}
+        y, _ = model.apply(changed, state, tokens, train=True)
+        return y[0, :, 1]
+
+    jacobian = jnp.abs(jax.jacrev(outputs)(params["embed"]["table"])).sum(-1)[:, :6]
+    assert (jacobian[np.triu_indices(6, 1)] == 0).all()
+    assert (jacobian[np.tril_indices(6)] > 0).all()
+
+
+GPT2_MEDIUM = {"depth": 24, "width": 1024, "heads": 16}
+OPT_1B = {"depth": 24, "width": 2048, "heads": 32, "options": models.OPT}
+SMOL = dataclasses.replace(models.LLAMA, tied_head=True, rope_theta=1e5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "context", "vocabulary", "count"),
+    [
+        ({"depth": 12, "width": 768, "heads": 12}, 1024, 50257, 124_439_808),
+        (GPT2_MEDIUM, 1024, 50257, 354_823_168),
+        (
+            {"depth": 12, "width": 768, "heads": 12, "options": models.OPT},
+            2048,
+            50272,
+            125_239_296,
+        ),
+        (OPT_1B, 2048, 50272, 1_315_758_080),
+        (
+            {
+                "depth": 32,
+                "width": 4096,
+                "heads": 32,
+                "mlp_width": 11008,
+                "options": models.LLAMA,
+            },
+            2048,
+            32000,
+            6_738_415_616,
+        ),
+        (
+            {
+                "depth": 30,
+                "width": 576,
+                "heads": 9,
+                "kv_heads": 3,
+                "mlp_width": 1536,
+                "options": SMOL,
+            },
+            8192,
+            49152,
+            134_515_008,
+        ),
+    ],
+)
+def test_full_size_parameter_counts(fields, context, vocabulary, count):
+    model = models.CausalLmConfig(**fields).make((context,), vocabulary)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    assert trees.num_params(params) == count
+
+
+def test_residual_matrices_start_smaller_with_depth():
+    model = models.causal_lm((4,), 7, depth=8, width=64)
+    flat = trees.flatten(model.init(jax.random.key(0))[0])
+    deviation = {path: float(leaf.std()) for path, leaf in flat.items()}
+    for path in ("attention/output", "mlp/down"):
+        assert deviation[f"blocks/{path}/kernel"] == pytest.approx(0.02 / 4, rel=0.05)
+    for path in ("attention/query", "mlp/up"):
+        assert deviation[f"blocks/{path}/kernel"] == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_sequence_longer_than_the_table_is_refused():
+    model, params, state, *_ = helpers.instance("gpt2")
+    with pytest.raises(ValueError, match="7 tokens, context=6"):
+        model.apply(params, state, jnp.zeros((1, 7), jnp.int32), train=False)
+
+
+def test_depth_does_not_lengthen_the_program():
+    lines = []
+    for depth in (2, 12):
+        model = models.causal_lm((6,), 11, depth=depth, width=8, heads=2)
+        params, state = jax.eval_shape(model.init, jax.random.key(0))
+        tokens = jax.ShapeDtypeStruct((2, 6), "int32")
+        jaxpr = jax.make_jaxpr(lambda p, s, x, m=model: m.apply(p, s, x, train=True))
+        lines.append(len(str(jaxpr(params, state, tokens)).splitlines()))
+    assert lines[0] == lines[1]

@@ -1,0 +1,114 @@
+"""Configs: no JAX at import, fields equal to the factories' arguments, checks."""
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hpcjax import optim
+from hpcjax.core.errors import ConfigError
+
+PAIRS = [
+    (optim.SgdConfig, optim.sgd, None),
+    (optim.AdamWConfig, optim.adamw, None),
+    (optim.JorgeConfig, optim.jorge, optim.JorgeOptions),
+    (optim.ShampooConfig, optim.shampoo, optim.ShampooOptions),
+    (optim.ShampooOptions, optim.scale_by_shampoo, None),
+    (optim.JorgeOptions, optim.scale_by_jorge, optim.JorgeOptions),
+    (optim.ConstantConfig, optim.constant_schedule, None),
+    (optim.CosineConfig, optim.cosine_schedule, None),
+    (optim.StepDecayConfig, optim.step_decay_schedule, None),
+]
+MAKERS = [
+    optim.SgdConfig,
+    optim.AdamWConfig,
+    optim.JorgeConfig,
+    optim.ShampooConfig,
+    optim.JorgeFromSgdConfig,
+]
+
+
+def _fields(cls):
+    return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+@pytest.mark.parametrize(("config", "factory", "options"), PAIRS)
+def test_fields_and_defaults_equal_the_factorys(config, factory, options):
+    expected = {
+        name: parameter.default
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if name not in ("learning_rate", "options", "peak", "steps")
+    }
+    expected |= _fields(options) if options else {}
+    fields = _fields(config)
+    if config in MAKERS:
+        assert "lr" in fields
+        fields = {k: v for k, v in fields.items() if k not in ("lr", "schedule")}
+    assert fields == expected
+
+
+@pytest.mark.parametrize(
+    ("keywords", "options"),
+    [("JorgeKeywords", optim.JorgeOptions), ("ShampooKeywords", optim.ShampooOptions)],
+)
+def test_keyword_types_name_the_options(keywords, options):
+    from hpcjax.optim import config
+
+    typed = getattr(config, keywords).__annotations__
+    assert list(typed) == list(_fields(options))
+    assert all(typed[f.name] == f.type for f in dataclasses.fields(options))
+
+
+def test_keys_of_sgd_are_keys_of_jorge_from_sgd():
+    extra = set(_fields(optim.JorgeFromSgdConfig)) - set(_fields(optim.SgdConfig))
+    assert set(_fields(optim.SgdConfig)) <= set(_fields(optim.JorgeFromSgdConfig))
+    assert extra == {"update_every", "init", "stacked"}
+
+
+@pytest.mark.parametrize("config", MAKERS)
+def test_made_optimizers_step_down_and_show_their_rate(config):
+    tx = config(schedule=optim.StepDecayConfig(warmup=2)).make(9)
+    params = {"kernel": jnp.eye(2)}
+    updates, state = jax.jit(tx.update)(params, tx.init(params), params)
+    assert float((updates["kernel"] * params["kernel"]).sum()) < 0
+    rate = optim.inspect(state)["learning_rate"]
+    assert float(rate) == pytest.approx(config().lr / 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: optim.SgdConfig(lr=float("inf")), "lr must be finite"),
+        (lambda: optim.SgdConfig(momentum=1.0), "momentum must be in"),
+        (lambda: optim.SgdConfig(clip_norm=0.0), "clip_norm must be finite and > 0"),
+        (lambda: optim.AdamWConfig(b2=-0.1), "b2 must be in"),
+        (lambda: optim.AdamWConfig(weight_decay=-1.0), "weight_decay must be"),
+        (lambda: optim.ConstantConfig(warmup=-1), "warmup must be an integer >= 0"),
+        (lambda: optim.CosineConfig(final=2.0), "final must be in"),
+        (lambda: optim.StepDecayConfig(at=(0.5, 0.5)), "at must increase"),
+        (lambda: optim.StepDecayConfig(factor=0.0), "factor must be in"),
+        (lambda: optim.SgdConfig().make(0), "steps must be >= 1: got steps=0"),
+        (
+            lambda: optim.SgdConfig(schedule=optim.CosineConfig(warmup=5)).make(5),
+            r"warmup must be in \[0, steps\): got warmup=5, steps=5",
+        ),
+        (lambda: optim.sgd(0.1, momentum=2.0), "momentum must be in"),
+        (lambda: optim.adamw(-0.1), "lr must be"),
+        (lambda: optim.scale_by_momentum(1.0), "momentum must be in"),
+    ],
+)
+def test_values_out_of_range_are_refused(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_importing_configs_imports_no_jax():
+    code = (
+        "import sys, hpcjax.optim, hpcjax.optim.config; "
+        "sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'optax', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,213 @@
+"""Tables made from runs: tuning, what is run again, what is committed and compared."""
+
+import json
+import math
+import pathlib
+
+import pytest
+
+from hpcjax.core import ConfigError, Diverged
+from hpcjax.runs import build, cli, directory, discover
+from hpcjax.runs.tables import Runs, Tier
+from tests.runs import papers
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+RUNS_OF_HOLDS = 6 + 2 + 2
+
+
+@pytest.fixture
+def root(tmp_path):
+    yield papers.make(tmp_path)
+    discover.activate(REPOSITORY)
+
+
+def make(root, name="curves/holds", **options):
+    return build.build_table(name, root=root, progress=False, **options)
+
+
+def ids(root):
+    return {run.id for run in directory.list_runs(root)}
+
+
+def test_the_grid_settles_on_the_least(root):
+    result = make(root)
+    assert result.tuned == {"slow": {"lr": "0.1", "wd": "0.25"}}
+    assert result.passed
+    # 1/4 after four steps, the penalty, and the mean of the seeds' 0 and 0.001
+    best = result.dataset["best"]
+    assert best.sel(row="slow").item() == pytest.approx(0.25 + 0.25 + 0.0005)
+    assert best.sel(row="fast").item() == pytest.approx(0.125 + 0.125 + 0.0005)
+
+
+def test_a_row_takes_only_what_it_names_and_is_not_tuned(root):
+    fast = [run for run in make(root).runs if run["row"] == "fast"]
+    assert [run["overrides"] for run in fast] == [
+        {"wd": "0.125", "lr": "0.1", "seed": seed} for seed in ("0", "1")
+    ]
+    assert not any(run["tuning"] for run in fast)
+
+
+def test_tuning_seeds_are_not_reported(root):
+    result = make(root)
+    tuning = [run for run in result.runs if run["tuning"]]
+    assert len(tuning) == 6
+    assert {run["overrides"]["seed"] for run in tuning} == {"1000"}
+    assert result.dataset["steps_by_seed"]["seed"].values.tolist() == [0, 1]
+
+
+def test_every_run_behind_a_table_can_be_found(root):
+    for run in make(root).runs:
+        folder = directory.open_run(root, run["id"])
+        origin = json.loads((folder.path / "provenance.json").read_text())
+        assert run["config_digest"] == origin["config_digest"]
+        assert run["commit"] == origin["git_commit"]
+        assert folder.status == "done"
+
+
+def test_runs_are_used_again_unless_fresh(root):
+    first = make(root)
+    before = ids(root)
+    assert len(before) == RUNS_OF_HOLDS
+    assert make(root).dataset.identical(first.dataset)
+    assert ids(root) == before
+    make(root, fresh=True)
+    assert len(ids(root)) == 2 * RUNS_OF_HOLDS
+
+
+def test_an_unfinished_run_is_not_used(root):
+    make(root)
+    last = directory.list_runs(root)[-1]
+    last.set_status("failed")
+    with pytest.raises(build.RunMissing):
+        make(root, run_missing=False)
+    make(root)
+    assert len(ids(root)) == RUNS_OF_HOLDS + 1
+
+
+def test_nothing_is_run_without_leave(root):
+    with pytest.raises(
+        build.RunMissing, match=r"curves/plain:slow with .* not been run"
+    ):
+        make(root, run_missing=False)
+    assert not ids(root)
+    make(root)
+    assert make(root, run_missing=False).passed
+
+
+def test_a_diverged_trial_is_the_worst_and_not_repeated(root):
+    result = make(root, "curves/steep")
+    assert result.tuned == {"slow": {"lr": "0.1"}}
+    before = ids(root)
+    assert make(root, "curves/steep", run_missing=False).tuned == result.tuned
+    assert ids(root) == before
+
+
+def test_a_grid_that_diverges_everywhere_is_an_error(root):
+    with pytest.raises(Diverged, match="each of 2 trials"):
+        make(root, "curves/hopeless")
+    assert {run.status for run in directory.list_runs(root)} == {"diverged"}
+
+
+def test_a_record_is_compared_with_later_tables(root):
+    recorded = make(root, record=True)
+    path = root / "experiments/curves/results/holds.cpu.json"
+    content = json.loads(path.read_text())
+    assert content["table"] == "curves/holds"
+    assert content["source"] == "measured"
+    assert content["tuned"] == {"slow": {"lr": "0.1", "wd": "0.25"}}
+    assert content["claims"]["fewer"]["holds"] is True
+    assert content["claims"]["fewer"]["bound"] == "≤ 0.9"
+    assert len(content["runs"]) == RUNS_OF_HOLDS
+    assert content["provenance"]["versions"]["jax"]
+    assert content["cells"]["fast.ratio"] == recorded.dataset["ratio"].sel(row="fast")
+    assert make(root, check=True).differences == ()
+
+    content["cells"]["fast.best"] *= 1.01
+    del content["cells"]["slow.best"]
+    path.write_text(json.dumps(content))
+    checked = make(root, check=True)
+    assert not checked.passed
+    assert [text.split(":")[0] for text in checked.differences] == [
+        "slow.best",
+        "fast.best",
+    ]
+
+
+def test_seconds_are_not_compared(root):
+    make(root, record=True)
+    path = root / "experiments/curves/results/holds.cpu.json"
+    content = json.loads(path.read_text())
+    for name in ("fast.seconds", "fast.compile_seconds"):
+        assert name in content["cells"]
+        content["cells"][name] = 1234.5
+    path.write_text(json.dumps(content))
+    assert make(root, check=True).differences == ()
+
+
+def test_without_a_record_there_is_nothing_to_compare(root):
+    with pytest.raises(ConfigError, match=r"no committed result.*holds\.cpu\.json"):
+        make(root, check=True)
+
+
+def test_a_claim_that_fails_is_recorded_as_failed(root):
+    result = make(root, "curves/fails", record=True)
+    assert not result.passed
+    (verdict,) = result.verdicts
+    assert verdict.ours > 0.1
+    path = root / "experiments/curves/results/fails.cpu.json"
+    assert json.loads(path.read_text())["claims"]["fewer"]["holds"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "code"),
+    [
+        ("holds", ["--record"], 0),
+        ("holds", ["--check"], 2),
+        ("fails", ["--record"], 1),
+        ("hopeless", [], 4),
+    ],
+)
+def test_exit_status(root, capsys, name, flags, code):
+    assert cli.main(["table", f"curves/{name}", "--root", str(root), *flags]) == code
+    out = capsys.readouterr().out
+    assert ("FAILS" in out) == (name == "fails")
+
+
+def test_a_check_that_fails_ends_with_1(root, capsys):
+    make(root, record=True)
+    path = root / "experiments/curves/results/holds.cpu.json"
+    content = json.loads(path.read_text())
+    content["cells"]["fast.best"] = 9.0
+    path.write_text(json.dumps(content))
+    assert cli.main(["table", "curves/holds", "--check", "--root", str(root)]) == 1
+    assert "fast.best: 0.2505 instead of 9.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("like", "takes", "message"),
+    [
+        ("sloww", ("lr",), "did you mean 'slow'"),
+        ("slow", ("momentum",), r"does not tune: \['momentum'\]"),
+    ],
+)
+def test_a_row_like_another_names_what_that_tunes(like, takes, message):
+    rows = {
+        "slow": Runs(config="curves/plain", tune={"lr": ("1",)}),
+        "fast": Runs(config="curves/plain", like=like, takes=takes),
+    }
+    with pytest.raises(ConfigError, match=message):
+        Tier(runs=rows, claims={}, minutes=1.0)
+
+
+def test_unknown_tables_and_tiers_are_named(root):
+    with pytest.raises(ConfigError, match="did you mean 'curves/holds'"):
+        make(root, "curves/hold")
+    with pytest.raises(ConfigError, match=r"no tier 'gpu'; allowed: \['cpu'\]"):
+        make(root, tier="gpu")
+
+
+def test_a_missed_target_is_a_word_in_the_record(root):
+    result = make(root, "curves/holds")
+    result.dataset["steps"].loc[{"row": "slow"}] = math.inf
+    content = json.dumps(build.to_json(result), allow_nan=False)
+    assert json.loads(content)["cells"]["slow.steps"] == "inf"

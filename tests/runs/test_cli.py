@@ -1,0 +1,373 @@
+"""Every command through `main`, in this process."""
+
+import json
+import os
+import pathlib
+import types
+
+import pytest
+
+from hpcjax import core
+from hpcjax.runs import build, cli, discover, execute, plan, render, report
+from tests.runs import roots
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+RUNNING = """
+import xarray as xr
+
+def run(cfg, ctx):
+    ctx.directory.metrics().write({"step": cfg.steps, "loss": 0.5})
+    return xr.Dataset({"answer": ("step", [42.0] * cfg.steps)})
+"""
+TABLE = """
+from hpcjax.runs.tables import Claim, Runs, Table, Tier
+
+def reduce(rows):
+    return next(iter(rows.values())).isel(seed=0).sum().expand_dims(row=list(rows))
+
+def table(name, least, benchmark):
+    tier = Tier(
+        runs={"only": Runs(config="mine/first:first")},
+        claims={"enough": Claim(
+            relation="more", ours=lambda t: t.answer.item(), at_least=least)},
+        minutes=0.1,
+    )
+    return Table(id=f"mine/{name}", title="Answers", paper="none", tiers={"cpu": tier},
+                 reduce=reduce, columns={"answer": "the answer"}, benchmark=benchmark)
+
+HOLDS = table("holds", 100.0, False)
+FAILS = table("fails", 1000.0, True)
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A root with one paper, as the working directory; what `main` sets is undone."""
+    roots.make(tmp_path)
+    path = tmp_path / "experiments/mine/experiment.py"
+    text = path.read_text()
+    path.write_text(text[: text.index("def run")] + RUNNING)
+    (tmp_path / "experiments/mine/tables.py").write_text(TABLE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPCJAX_DATA", "")
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    yield tmp_path
+    discover.activate(REPOSITORY)
+
+
+def run_dirs(root):
+    return sorted(root.glob("runs/*/status"))
+
+
+def test_help(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in cli.COMMANDS)
+    assert "75 preempted" in text
+    assert cli.main([]) == 0
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_of_each_command(command, capsys):
+    assert cli.main([command, "--help"]) == 0
+    assert f"hpcjax {command}" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    import hpcjax
+
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{hpcjax.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["rum", "mine/first"], "run"),
+        (["run"], "CONFIG"),
+        (["run", "mine/first", "--dryrun"], "--dry-run"),
+        (["table", "mine/holds", "--format", "pdf"], "latex"),
+        (["data", "remove"], "fetch"),
+    ],
+)
+def test_wrong_usage(root, args, part, capsys):
+    assert cli.main(args) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_list(root, capsys):
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out
+    line = next(line for line in text.splitlines() if "mine/first:second" in line)
+    assert "Two ways to do it." in line
+    assert "a data set" in line
+    assert "mine/first:first" in text
+    made = next(line for line in text.splitlines() if "mine/holds" in line)
+    assert "hpcjax table mine/holds --tier cpu" in made
+    assert "jorge/" in text
+    assert "\x1b" not in text
+    assert "…" not in text
+
+
+def test_list_one_paper(root, capsys):
+    assert cli.main(["list", "mine"]) == 0
+    text = capsys.readouterr().out
+    assert "mine/first:first" in text
+    assert "jorge" not in text
+    assert cli.main(["list", "mime"]) == 2
+    assert (
+        capsys.readouterr().err == "error: unknown paper 'mime'; did you mean 'mine'?\n"
+    )
+
+
+def test_list_shows_files_that_fail(root, capsys):
+    roots.write(root, "configs/mine/broken.py", "import no_such_module")
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert "mine/broken: " in text
+    assert "no_such_module" in text
+    assert "mine/first:first" in text
+
+
+def test_show(root, capsys):
+    assert cli.main(["show", "mine/first", "seed=4"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("mine/first:second (experiments.mine.experiment:Config)")
+    assert "Expect: nothing." in text
+    rows = {
+        line.split()[0]: line.split()
+        for line in text.splitlines()
+        if line.startswith("  ") and line.strip()
+    }
+    assert rows["optimizer"][1:5] == ["b", "a", "|", "b"]
+    assert rows["seed"][1:] == ["4", "0", "int", "of", "all."]
+    assert rows["optimizer.momentum"][1:3] == ["0.9", "float"]
+    assert rows["first"][1:] == ["optimizer=a"]
+    assert rows["second"][1:] == ["(base)"]
+    assert "hpcjax run mine/first steps=1" in text
+    assert "Needs: a data set" in text
+
+
+def test_run(root, capsys):
+    assert cli.main(["run", "mine/first", "steps=2", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    (status,) = run_dirs(root)
+    assert status.read_text() == "done\n"
+    assert f"run        {status.parent.name}\n" in out
+    assert f"directory  {status.parent.relative_to(root)}\n" in out
+    folder = status.parent
+    held = {path.name for path in folder.iterdir()}
+    assert held == {
+        "config.json",
+        "provenance.json",
+        "metrics.jsonl",
+        "result.nc",
+        "log.txt",
+        "status",
+    }
+    assert json.loads((folder / "config.json").read_text())["values"]["steps"] == 2
+
+
+def test_run_says_at_once_where_it_runs(root, capsys):
+    assert cli.main(["run", "mine/first"]) == 0
+    (status,) = run_dirs(root)
+    assert capsys.readouterr().err.startswith(f"run {status.parent.name} in ")
+
+
+def test_run_again_from_its_json_and_resume(root, capsys):
+    assert cli.main(["run", "mine/first", "steps=2", "--quiet"]) == 0
+    run_id = run_dirs(root)[0].parent.name
+    again = ["run", f"runs/{run_id}/config.json", "--quiet"]
+    assert cli.main([*again, "seed=5"]) == 0
+    assert len(run_dirs(root)) == 2
+    assert cli.main([*again, "--resume", run_id, "steps=3"]) == 0
+    assert len(run_dirs(root)) == 2
+    capsys.readouterr()
+    assert cli.main([*again, "--resume", run_id, "steps=3", "seed=6"]) == 2
+    assert "seed: 0 -> 6" in capsys.readouterr().err
+    assert cli.main([*again, "--resume", run_id, "--fork", "seed=6"]) == 0
+    assert len(run_dirs(root)) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["run", "mine/frist"], "did you mean 'mine/first'"),
+        (["run", "mine/first", "stesp=3"], "did you mean 'steps'"),
+        (["run", "mine/first", "steps=x"], "steps must be int"),
+        (["run", "mine/first", "steps=1", "steps=2"], "given twice"),
+        (["run", "mine/first", "steps", "=", "3"], "written key=value"),
+        (["run", "mine/first", "optimizer.lr=1"], "belongs to optimizer=a"),
+        (["run", "mine/first", "--devices", "0"], "devices must be at least 1"),
+        (["run", "mine/first", "--resume", "nothing"], "no run 'nothing'"),
+        (["run", "mine/first", "--fork"], "fork needs"),
+        (["run", "mine/first", "--dry-run", "stesp=3"], "did you mean 'steps'"),
+        (["show", "../x"], "config name may hold only"),
+        (["table"], "name a table: "),
+        (["table", "mine/hold"], "did you mean 'mine/holds'"),
+        (["table", "mine/holds", "--tier", "gpu"], "no tier 'gpu'"),
+        (["bench", "mine/holds"], "unknown benchmark 'mine/holds'"),
+        (["report"], "nothing to report"),
+        (["data", "fetch"], "name the data sets"),
+        (["data", "fetch", "mnits"], "did you mean 'mnist'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(root, args, part, capsys):
+    assert cli.main(args) == 2
+    captured = capsys.readouterr()
+    assert part in captured.err
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not run_dirs(root)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (core.ConfigError, 2),
+        (core.DataMissing, 3),
+        (core.Diverged, 4),
+        (core.CheckpointCorrupt, 5),
+        (core.DiskFull, 6),
+        (core.Preempted, 75),
+        (core.RunBusy, 2),
+        (KeyboardInterrupt, 130),
+    ],
+)
+def test_exit_codes(root, monkeypatch, error, code, capsys):
+    def fails(*args, **kwargs):
+        raise error("[bold]what happened[/bold]" + " and" * 100)
+
+    monkeypatch.setattr(execute, "run", fails)
+    assert cli.main(["run", "mine/first"]) == code
+    captured = capsys.readouterr()
+    if error is not KeyboardInterrupt:
+        assert "error: [bold]what happened[/bold] and" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_an_unexpected_error_keeps_its_traceback(root, monkeypatch):
+    def fails(*args, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(execute, "run", fails)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["run", "mine/first"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "mine/first", "steps=2", "optimizer=a", "--devices", "4", "--fork"],
+        ["run", "--fork", "--devices", "4", "mine/first", "steps=2", "optimizer=a"],
+        ["run", "steps=2", "mine/first", "--fork", "optimizer=a", "--devices=4"],
+    ],
+)
+def test_flags_and_overrides_in_any_order(root, monkeypatch, args):
+    seen = {}
+
+    def record(name, overrides, **kwargs):
+        seen.update(kwargs, name=name, overrides=overrides)
+        return types.SimpleNamespace(id="x", directory=root)
+
+    monkeypatch.setattr(execute, "run", record)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    assert cli.main([*args, "--root", str(root), "--data", "d"]) == 0
+    assert seen == {
+        "name": "mine/first",
+        "overrides": {"steps": "2", "optimizer": "a"},
+        "root": root,
+        "resume": None,
+        "fork": True,
+        "devices": 4,
+        "quiet": False,
+    }
+    flags = os.environ["XLA_FLAGS"].split()
+    assert flags[0] == "--xla_cpu_enable_fast_math=false"
+    assert flags[1] == "--xla_force_host_platform_device_count=4"
+    assert os.environ["HPCJAX_DATA"] == "d"
+
+
+def test_dry_run(root, monkeypatch, capsys):
+    assert cli.main(["run", "mine/first", "--dry-run"]) == 0
+    assert "mine/first:second does not train" in capsys.readouterr().out
+    assert not run_dirs(root)
+    monkeypatch.setattr(plan, "plan_run", lambda *args, **kwargs: "the plan")
+    monkeypatch.setattr(plan, "render_plan", lambda planned: f"{planned}, in print")
+    assert cli.main(["run", "mine/first", "--dry-run", "--devices", "2"]) == 0
+    assert "the plan, in print" in capsys.readouterr().out
+
+
+def test_table(root, capsys):
+    assert cli.main(["table", "mine/holds"]) == 0
+    out = capsys.readouterr().out
+    assert "126" in out
+    assert "holds" in out
+    assert len(run_dirs(root)) == 1
+    assert cli.main(["table", "mine/holds", "mine/fails"]) == 1
+    assert "FAILS" in capsys.readouterr().out
+    assert len(run_dirs(root)) == 1
+    assert cli.main(["table", "mine/holds", "--fresh", "--format", "csv"]) == 0
+    assert "the answer" in capsys.readouterr().out
+    assert len(run_dirs(root)) == 2
+
+
+def test_table_check_and_record(root, capsys):
+    assert cli.main(["table", "mine/holds", "--check"]) == 2
+    assert "no committed result" in capsys.readouterr().err
+    assert cli.main(["table", "mine/holds", "--record"]) == 0
+    assert (root / "experiments/mine/results/holds.cpu.json").exists()
+    assert cli.main(["table", "mine/holds", "--check"]) == 0
+
+
+def test_bench(root, monkeypatch, capsys):
+    seen = []
+
+    def record(name, **options):
+        seen.append((name, options["fresh"]))
+        return types.SimpleNamespace(passed=True)
+
+    monkeypatch.setattr(build, "build_table", record)
+    monkeypatch.setattr(render, "render_table", lambda result, form: f"as {form}")
+    assert cli.main(["bench", "mine/fails", "--format", "md"]) == 0
+    assert capsys.readouterr().out == "as md\n"
+    assert cli.main(["bench"]) == 0
+    assert seen[0] == ("mine/fails", True)
+    assert ("mine/fails", True) in seen[1:]
+
+
+def test_report(root, monkeypatch, capsys):
+    def write(ids, *, root, path):
+        return path or pathlib.Path("page-of", *ids)
+
+    monkeypatch.setattr(report, "write_report", write)
+    assert cli.main(["report", "a", "b"]) == 0
+    assert cli.main(["report", "--path", "there.html"]) == 0
+    assert capsys.readouterr().out == "page-of/a/b\nthere.html\n"
+
+
+def test_data(root, capsys):
+    assert cli.main(["data", "list"]) == 0
+    text = capsys.readouterr().out
+    assert "digits" in text
+    assert "CC BY" in text
+    assert cli.main(["data", "fetch", "digits"]) == 0
+    assert "is installed" in capsys.readouterr().out
+    assert cli.main(["data", "fetch", "cifar10"]) == 3
+    assert "error: " in capsys.readouterr().err
+
+
+def test_doctor(root, monkeypatch, capsys):
+    assert cli.main(["doctor", "--data", str(root)]) == 0
+    assert "jaxlib" in capsys.readouterr().out
+    from hpcjax.runs import doctor
+
+    wrong = doctor.Check(part="jax", found="", verdict="wrong")
+    monkeypatch.setattr(doctor, "examine", lambda root: (wrong,))
+    assert cli.main(["doctor"]) == 1
+
+
+def test_every_command_is_documented():
+    for name, command in cli.COMMANDS.items():
+        assert command.__doc__, name

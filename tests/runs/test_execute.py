@@ -1,0 +1,161 @@
+"""One run: the files it leaves, and how each end is told."""
+
+import errno
+import json
+import pathlib
+
+import pytest
+import xarray as xr
+
+from hpcjax.core import ConfigError, DataMissing, DiskFull, Diverged
+from hpcjax.runs import cli, directory, discover, execute, results
+from tests.runs import papers
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+FILES = {
+    "config.json",
+    "provenance.json",
+    "metrics.jsonl",
+    "result.nc",
+    "log.txt",
+    "status",
+}
+
+
+@pytest.fixture
+def root(tmp_path):
+    yield papers.make(tmp_path)
+    discover.activate(REPOSITORY)
+
+
+def only_run(root):
+    (run,) = directory.list_runs(root)
+    return run
+
+
+def test_a_run_leaves_its_files(root):
+    done = execute.run("curves/plain:fast", {"lr": "0.2"}, root=root, quiet=True)
+    assert done.directory == root / "runs" / done.id
+    assert {path.name for path in done.directory.iterdir()} == FILES
+    folder = directory.open_run(root, done.id)
+    assert folder.status == "done"
+    assert folder.read_config()["values"]["lr"] == 0.2
+    assert folder.read_config()["name"] == "curves/plain:fast"
+    assert [r["step"] for r in folder.records()] == [1, 1, 2, 2, 3, 3, 4, 4]
+    xr.testing.assert_identical(
+        execute.load_result(done.id, root=root).drop_attrs(),
+        done.dataset.drop_attrs(),
+    )
+
+
+def test_a_result_carries_where_it_came_from(root):
+    done = execute.run("curves/plain", {"seed": "5"}, root=root, quiet=True)
+    attrs = execute.load_result(done.id, root=root).attrs
+    assert attrs["source"] == "measured"
+    origin = json.loads(attrs["provenance"])
+    assert origin == json.loads((done.directory / "provenance.json").read_text())
+    assert origin["seed"] == 5
+    assert origin["devices"] == {"cpu": 8}
+    assert origin["versions"]["jax"]
+    assert len(origin["config_digest"]) == 16
+    assert directory.find_done(root, origin["config_digest"]).id == done.id
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "status"),
+    [
+        ("diverged", Diverged, "diverged"),
+        ("missing", DataMissing, "failed"),
+        ("broken", RuntimeError, "failed"),
+        ("stopped", KeyboardInterrupt, "preempted"),
+    ],
+)
+def test_each_end_is_told_and_leaves_readable_files(root, ends, error, status):
+    with pytest.raises(error):
+        execute.run("curves/plain", {"ends": ends}, root=root, quiet=True)
+    run = only_run(root)
+    assert run.status == status
+    assert [r["step"] for r in run.records()] == [1, 1, 2, 2]
+    assert json.loads((run.path / "provenance.json").read_text())["versions"]
+    assert not (run.path / "lock").exists()
+    with pytest.raises(ConfigError, match=f"has no result: it is {status}"):
+        execute.load_result(run.id, root=root)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("diverged", 4), ("missing", 3), ("stopped", 130)]
+)
+def test_each_end_has_its_exit_status(root, ends, code):
+    args = ["run", "curves/plain", "--root", str(root), "--quiet", f"ends={ends}"]
+    assert cli.main(args) == code
+
+
+def test_a_bad_override_makes_no_directory(root):
+    with pytest.raises(ConfigError, match="did you mean 'speed'"):
+        execute.run("curves/plain", {"sped": "1"}, root=root)
+    assert not (root / "runs").exists()
+
+
+def test_resuming_may_change_what_the_config_lists(root):
+    done = execute.run("curves/plain", root=root, quiet=True)
+    again = execute.run(
+        "curves/plain", {"train.steps": "6"}, root=root, resume=done.id, quiet=True
+    )
+    assert again.id == done.id
+    assert only_run(root).read_config()["values"]["train"]["steps"] == 6
+    with pytest.raises(ConfigError, match=r"lr: 0\.1 -> 0\.3"):
+        execute.run("curves/plain", {"lr": "0.3"}, root=root, resume=done.id)
+
+
+def test_a_fork_names_its_parent(root):
+    done = execute.run("curves/plain", root=root, quiet=True)
+    child = execute.run(
+        "curves/plain", {"lr": "0.3"}, root=root, resume=done.id, fork=True, quiet=True
+    )
+    origin = json.loads((child.directory / "provenance.json").read_text())
+    assert origin["parent"] == done.id
+    assert directory.open_run(root, done.id).read_config()["values"]["lr"] == 0.1
+
+
+def fill_the_disk(monkeypatch):
+    def to_netcdf(self, path, **_):
+        pathlib.Path(path).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(xr.Dataset, "to_netcdf", to_netcdf)
+
+
+def test_a_full_disk_at_the_result_ends_the_run_as_failed(root, monkeypatch):
+    fill_the_disk(monkeypatch)
+    with pytest.raises(DiskFull, match=r"result\.nc: \d+ bytes free"):
+        execute.run("curves/plain", root=root, quiet=True)
+    run = only_run(root)
+    assert run.status == "failed"
+    assert len(run.records()) == 8
+    assert not list(run.path.glob("*result.nc*"))
+    assert cli.main(["run", "curves/plain", "--root", str(root), "--quiet"]) == 6
+
+
+def test_a_full_disk_leaves_the_old_result(root, monkeypatch):
+    done = execute.run("curves/plain", root=root, quiet=True)
+    before = (done.directory / "result.nc").read_bytes()
+    fill_the_disk(monkeypatch)
+    with pytest.raises(DiskFull):
+        execute.run("curves/plain", root=root, resume=done.id, quiet=True)
+    assert (done.directory / "result.nc").read_bytes() == before
+    assert sorted(p.name for p in done.directory.glob("*result.nc*")) == ["result.nc"]
+
+
+def test_a_device_without_room_is_a_full_disk(tmp_path):
+    """The real error of the library that writes netCDF, from a device always full."""
+    full = pathlib.Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    path = tmp_path / "result.nc"
+    small = xr.Dataset({"a": ("x", [1.0])})
+    results.write(small, path, {})
+    (tmp_path / ".result.nc.tmp").symlink_to(full)
+    with pytest.raises(DiskFull):
+        results.write(xr.Dataset({"a": ("x", [2.0] * 10_000)}), path, {})
+    xr.testing.assert_equal(results.read(path), small)
+    assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]

@@ -1,0 +1,111 @@
+"""What a run would take, against figures counted by hand."""
+
+import pathlib
+
+import pytest
+from rich.console import Console
+
+from hpcjax.core import ConfigError, DataMissing
+from hpcjax.runs import discover, plan
+from hpcjax.train import loop
+from hpcjax.train.config import TrainConfig
+from tests.runs import papers
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SMALL = {
+    "model": "mlp",
+    "model.widths": "[16]",
+    "train.steps": "10",
+    "train.batch_size": "16",
+}
+PARAMETERS = (64 * 16 + 16) + (16 * 10 + 10)
+
+
+@pytest.fixture(scope="module")
+def made():
+    root = REPOSITORY
+    return {
+        devices: plan.plan_run("jorge/digits:sgd", SMALL, root=root, devices=devices)
+        for devices in (1, 8)
+    }
+
+
+def test_parameters_and_state(made):
+    for planned in made.values():
+        assert planned.name == "jorge/digits:sgd"
+        assert planned.parameters == PARAMETERS
+        # parameters and momentum, and a few counters
+        assert 0 <= planned.state_bytes - 2 * 4 * PARAMETERS <= 64
+        assert planned.peak_bytes >= planned.state_bytes
+
+
+def test_operations_are_at_least_the_products(made):
+    # forward, and both factors' gradients but that of the input
+    images = 16
+    products = 2 * images * (2 * 64 * 16 + 3 * 16 * 10)
+    assert products <= made[1].flops <= 4 * products
+    assert made[8].flops < made[1].flops
+
+
+def test_only_several_devices_communicate(made):
+    assert made[1].collective_bytes == 0
+    assert made[8].collective_bytes >= 4 * PARAMETERS
+    assert made[8].collective_bytes <= 4 * PARAMETERS + 256
+
+
+def test_epochs(made):
+    from sklearn.datasets import load_digits
+
+    assert made[1].steps == 10
+    whole = len(load_digits().target)
+    assert 160 / whole < made[1].epochs < 160 / (0.7 * whole)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(10, 3), (10, 5), (9, 10), (1, 1)])
+def test_checkpoints_are_those_the_loop_writes(steps, every):
+    changes = {
+        **SMALL,
+        "train.steps": str(steps),
+        "train.checkpoint_every": str(every),
+        "optimizer.schedule": "constant",
+    }
+    planned = plan.plan_run("jorge/digits:sgd", changes, root=REPOSITORY)
+    config = TrainConfig(steps=steps, checkpoint_every=every)
+    due = [step for step in range(1, steps + 1) if loop.due(step, config)]
+    assert planned.checkpoints == len(due)
+
+
+def test_it_is_printed_whole(made):
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(plan.render_plan(made[8]))
+    text = capture.get()
+    assert f"{PARAMETERS:,}" in text
+    assert "metrics.jsonl" in text
+    assert "not run" in text
+
+
+def test_nothing_is_written(tmp_path):
+    plan.plan_run("jorge/digits:sgd", SMALL, root=tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_experiment_that_does_not_train_has_no_plan(tmp_path):
+    papers.make(tmp_path)
+    try:
+        assert plan.plan_run("curves/plain", root=tmp_path) is None
+    finally:
+        discover.activate(REPOSITORY)
+
+
+def test_impossible_combinations_are_refused_before_compiling(compilations):
+    changes = {**SMALL, "train.batch_size": "12"}
+    with pytest.raises(ConfigError, match=r"8 devices.*got 12"):
+        plan.plan_run("jorge/digits:sgd", changes, root=REPOSITORY, devices=8)
+    assert compilations == []
+
+
+def test_missing_data_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCJAX_DATA", str(tmp_path))
+    with pytest.raises(DataMissing, match="kjv"):
+        plan.plan_run("jorge/text:sgd", root=REPOSITORY)

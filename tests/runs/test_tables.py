@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import xarray as xr
+
+from hpcjax.core import ConfigError
+from hpcjax.runs import build, render
+from hpcjax.runs.tables import Claim, Runs, Table, TableResult, Tier, judge
+
+
+def values(**cells):
+    return xr.Dataset(
+        {name: ("row", list(column)) for name, column in cells.items()},
+        coords={"row": ["a", "b"]},
+    )
+
+
+def table_of(dataset, claims):
+    tier = Tier(runs={}, claims=claims, minutes=0.0)
+    table = Table(
+        id="paper/t",
+        title="t",
+        paper="Table 1",
+        tiers={"cpu": tier},
+        reduce=lambda rows: dataset,
+        columns={"ratio": "ratio"},
+    )
+    return TableResult(
+        table=table,
+        tier="cpu",
+        dataset=dataset,
+        verdicts=judge(tier, dataset),
+        runs=(),
+        tuned={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "at_most", "at_least", "holds"),
+    [
+        (0.8, 0.85, None, True),
+        (0.85, 0.85, None, True),
+        (0.9, 0.85, None, False),
+        (3.0, None, 2.0, True),
+        (1.0, None, 2.0, False),
+        (math.nan, 0.85, None, False),
+        (math.nan, None, 2.0, False),
+        (math.inf, 0.85, None, False),
+    ],
+)
+def test_a_claim_is_a_number_and_a_bound(ours, at_most, at_least, holds):
+    claim = Claim(relation="r", ours=lambda t: ours, at_most=at_most, at_least=at_least)
+    assert claim.holds(ours) is holds
+
+
+@pytest.mark.parametrize("bounds", [{}, {"at_most": 1.0, "at_least": 0.0}])
+def test_a_claim_has_exactly_one_bound(bounds):
+    with pytest.raises(ConfigError, match="exactly one"):
+        Claim(relation="r", ours=lambda t: 0.0, **bounds)
+
+
+def test_a_claim_on_a_missing_cell_fails():
+    claim = Claim(
+        relation="r", ours=lambda t: t["ratio"].sel(row="c").item(), at_most=9.0
+    )
+    result = table_of(values(ratio=[1.0, 2.0]), {"c": claim})
+    assert not result.passed
+    assert math.isnan(result.verdicts[0].ours)
+
+
+def test_tuning_seeds_are_not_reported():
+    with pytest.raises(ConfigError, match=r"both hold \[0\]"):
+        Runs(config="a/b", seeds=(0, 1), tune_seeds=(0,), tune={"lr": ("1",)})
+
+
+def test_trials_are_the_product_of_the_axes():
+    runs = Runs(config="a/b", tune={"lr": ("1", "2"), "wd": ("0", "3")})
+    assert len(runs.trials()) == 4
+    assert {"lr": "2", "wd": "0"} in runs.trials()
+    assert Runs(config="a/b").trials() == [{}]
+
+
+@pytest.mark.parametrize("form", ["md", "csv", "html", "latex"])
+def test_every_form_shows_values_and_verdicts(form):
+    claim = Claim(relation="less", ours=lambda t: 0.5, at_most=0.85)
+    text = render.render_table(
+        table_of(values(ratio=[0.5, math.inf]), {"c": claim}), form
+    )
+    for word in ("0.5", "∞", "less", "holds"):
+        assert word in text
+
+
+def test_comparison_with_a_committed_result(tmp_path):
+    old = values(ratio=[0.5, 1.0], ratio_low=[0.4, 1.0], ratio_high=[0.6, 1.0])
+    result = table_of(old.assign(count=("row", [1, 2])), {})
+    path = tmp_path / "t.cpu.json"
+    build.write_json(path, build.to_json(result))
+    assert build.compare(result.dataset, path) == ()
+    inside = result.dataset.assign(ratio=("row", [0.55, 1.0]))
+    assert build.compare(inside, path) == ()
+    outside = result.dataset.assign(ratio=("row", [0.7, 1.0]))
+    assert build.compare(outside, path) == ("a.ratio: 0.7 outside [0.4, 0.6]",)
+    other = result.dataset.assign(count=("row", [1, 3]))
+    assert build.compare(other, path) == ("b.count: 3 instead of 2",)
+    with pytest.raises(ConfigError, match="no committed result"):
+        build.compare(old, tmp_path / "absent.json")
+
+
+def test_a_committed_missed_target_is_compared_as_a_word(tmp_path):
+    result = table_of(values(ratio=[math.inf, 1.0]), {})
+    path = tmp_path / "t.cpu.json"
+    build.write_json(path, build.to_json(result))
+    assert build.compare(result.dataset, path) == ()
+    assert build.compare(values(ratio=[2.0, 1.0]), path) == (
+        "a.ratio: 2.0 instead of inf",
+    )

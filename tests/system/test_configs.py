@@ -1,0 +1,146 @@
+"""Every config and variant that is in the repository: runs small, is described."""
+
+import json
+import math
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from hpcjax.runs import build, cli, config, directory, discover, execute, plan, results
+from hpcjax.runs import overrides as override
+from tests.data import writers
+
+pytestmark = pytest.mark.smoke
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+ENTRIES = discover.find_configs(REPOSITORY)
+VARIANTS = [f"{entry.name}:{name}" for entry in ENTRIES for name in entry.variants]
+TRAINING = [
+    name
+    for name in VARIANTS
+    if hasattr(discover.load(name, {}, REPOSITORY).experiment, "task")
+]
+
+
+def entry_of(name):
+    return next(e for e in ENTRIES if e.name == name.partition(":")[0])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("configs")
+    writers.write_all(folder / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCJAX_DATA", str(folder / "data"))
+        yield folder
+    discover.activate(REPOSITORY)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_a_config_says_what_it_is_and_what_to_expect(entry):
+    assert entry.problem == ""
+    assert entry.summary
+    assert "\nExpect: " in entry.doc
+    assert entry.variants[entry.base]
+    assert entry.smoke
+    for name in entry.variants:
+        small = discover.load(f"{entry.name}:{name}", entry.smoke, REPOSITORY).config
+        assert config.diff(entry.variants[name], small)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_config_survives_json_and_is_spelled_by_overrides(name):
+    loaded = discover.load(name, {}, REPOSITORY)
+    data = json.loads(json.dumps(config.to_json(loaded.config)))
+    assert config.from_json(data) == loaded.config
+    changes = config.changes(loaded.base, loaded.config)
+    assert override.parse(loaded.base, changes) == loaded.config
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_small_run_ends_well(name, root):
+    done = execute.run(name, entry_of(name).smoke, root=root, quiet=True)
+    folder = directory.open_run(root, done.id)
+    assert folder.status == "done"
+    check_figures(results.read(folder.path / "result.nc"), folder)
+    check_origin(folder, name)
+
+
+def check_figures(dataset, folder):
+    assert dataset.attrs["source"] in results.SOURCES
+    for column, values in dataset.data_vars.items():
+        assert np.isfinite(values.values).all(), column
+    for record in folder.records():
+        for column, value in record.items():
+            assert math.isfinite(value), column
+
+
+def check_origin(folder, name):
+    origin = json.loads((folder.path / "provenance.json").read_text())
+    stamped = results.read(folder.path / "result.nc").attrs["provenance"]
+    assert json.loads(stamped) == origin
+    loaded = discover.load(name, entry_of(name).smoke, REPOSITORY)
+    assert origin["config_digest"] == config.digest(loaded.config)
+    assert config.digest_json(folder.read_config()) == origin["config_digest"]
+    assert origin["seed"] == loaded.config.seed
+    assert set(origin) >= {"git_commit", "git_dirty", "parent", "settings", "command"}
+    if (REPOSITORY / ".git").exists():
+        assert len(origin["git_commit"]) == 40
+    assert all(origin["versions"][package] for package in ("jax", "numpy", "optax"))
+    assert origin["devices"] == {"cpu": 8}
+    assert origin["environment"]["XLA_FLAGS"] == os.environ["XLA_FLAGS"]
+    assert origin["started"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_small_plan_has_figures(name, root):
+    planned = plan.plan_run(name, entry_of(name).smoke, root=root)
+    assert planned.name == name
+    assert planned.parameters > 0
+    assert planned.flops > 0
+    assert planned.peak_bytes >= planned.state_bytes > planned.parameters
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_the_full_model_and_optimizer_can_be_built(name, root):
+    loaded = discover.load(name, {}, REPOSITORY)
+    task = loaded.experiment.task(loaded.config, directory.data_root(root))
+
+    def make():
+        params, state = task.model.init(jax.random.key(0))
+        return params, state, task.optimizer.init(params)
+
+    params, _, _ = jax.eval_shape(make)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) > 1000
+
+
+def test_dry_run_prints_the_plan(root, capsys):
+    entry = ENTRIES[0]
+    smoke = [f"{key}={value}" for key, value in entry.smoke.items()]
+    args = ["run", entry.name, "--dry-run", "--root", str(root), *smoke]
+    runs = len(directory.list_runs(root))
+    assert cli.main(args) == 0
+    text = capsys.readouterr().out
+    for part in (entry.name, "parameters", "peak memory", "FLOP", "result.nc"):
+        assert part in text
+    assert len(directory.list_runs(root)) == runs
+
+
+@pytest.mark.parametrize("table_id", discover.find_tables(REPOSITORY))
+def test_every_run_of_a_table_is_a_config_that_loads(table_id):
+    table = discover.find_tables(REPOSITORY)[table_id]
+    for name, tier in table.tiers.items():
+        assert tier.claims
+        assert build.committed_path(table, name, REPOSITORY).parent.name == "results"
+        for runs in tier.runs.values():
+            takes = {
+                key: tier.runs[runs.like].tune[key][0]
+                for key in runs.takes
+                if runs.like
+            }
+            for trial in runs.trials():
+                values = {**runs.overrides, **trial, **takes, "seed": "0"}
+                assert discover.load(runs.config, values, REPOSITORY).config

@@ -1,0 +1,169 @@
+"""Interrupted runs go on bit for bit, by the real command, on eight devices."""
+
+import random
+import shutil
+import signal
+
+import pytest
+
+from hpcjax.runs import directory
+from hpcjax.train.manifest import NAME
+from tests.data import writers
+from tests.system import killing
+
+pytestmark = pytest.mark.system
+
+COMMON = ["train.steps=40", "train.checkpoint_every=3", "train.eval_every=7"]
+SMALL = {
+    "jorge/digits:jorge": [*COMMON, "train.batch_size=32", "model.width=2"],
+    "jorge/text:jorge": [
+        *COMMON,
+        "train.batch_size=16",
+        "model.width=8",
+        "dataset.context=8",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    writers.write_all(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCJAX_DATA", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def whole(request, tmp_path_factory, data):
+    """The config's name and the root of its undisturbed run."""
+    root = tmp_path_factory.mktemp("whole")
+    code, err = killing.Command(root, request.param, SMALL[request.param]).finish()
+    assert code == 0, err
+    assert killing.metrics(root)[-1]["step"] == 40
+    return request.param, root
+
+
+def start(root, name, *flags):
+    return killing.Command(root, name, SMALL[name], *flags)
+
+
+def resume(root, name, *changes):
+    run_id = killing.run_folder(root).name
+    pairs = dict(change.split("=") for change in [*SMALL[name], *changes])
+    overrides = [f"{key}={value}" for key, value in pairs.items()]
+    return killing.Command(root, name, overrides, "--resume", run_id).finish()
+
+
+def check_same(root, undisturbed):
+    assert killing.metrics(root) == killing.metrics(undisturbed)
+    assert killing.last_leaves(root) == killing.last_leaves(undisturbed)
+    assert (killing.run_folder(root) / "status").read_text() == "done\n"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_killed_run_goes_on_bit_for_bit(whole, tmp_path, seed):
+    name, undisturbed = whole
+    draw = random.Random(f"{name} {seed}")
+    command = start(tmp_path, name)
+    command.stop_after(draw.randint(1, 30), draw.uniform(0, 0.03), signal.SIGKILL)
+    assert command.finish()[0] == -signal.SIGKILL
+    assert (killing.run_folder(tmp_path) / "status").read_text() == "running\n"
+    code, err = resume(tmp_path, name)
+    assert code == 0, err
+    assert "taking over" in err
+    check_same(tmp_path, undisturbed)
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on_bit_for_bit(whole, tmp_path):
+    name, undisturbed = whole
+    command = start(tmp_path, name)
+    command.stop_after(10, 0.0, signal.SIGINT)
+    code, err = command.finish()
+    assert code == 130, err
+    assert "Traceback" not in err
+    folder = killing.run_folder(tmp_path)
+    run = directory.RunDirectory(folder)
+    assert run.status == "preempted"
+    assert not (folder / "lock").exists()
+    assert run.records()[-1]["step"] >= 10
+    assert killing.checkpoints(tmp_path)
+    assert not list((folder / "checkpoints").glob(".*"))
+    code, err = resume(tmp_path, name)
+    assert code == 0, err
+    assert "taking over" not in err
+    check_same(tmp_path, undisturbed)
+
+
+@pytest.fixture(scope="module")
+def killed(whole, tmp_path_factory):
+    """A run killed after several checkpoints, to be copied."""
+    name, _ = whole
+    root = tmp_path_factory.mktemp("killed")
+    command = start(root, name)
+    command.stop_after(17, 0.0, signal.SIGKILL)
+    command.finish()
+    assert len(killing.checkpoints(root)) >= 2
+    return root
+
+
+@pytest.fixture
+def copied(killed, tmp_path):
+    shutil.copytree(killed / "runs", tmp_path / "runs")
+    return tmp_path
+
+
+def test_a_corrupt_checkpoint_is_passed_over(whole, copied):
+    name, undisturbed = whole
+    *_, before, newest = killing.checkpoints(copied)
+    killing.flip_a_bit(newest)
+    code, err = resume(copied, name)
+    assert code == 0, err
+    (warning,) = [line for line in err.splitlines() if "fell back" in line]
+    assert f"fell back to step {before.name}" in warning
+    assert f"step {newest.name}" in warning
+    check_same(copied, undisturbed)
+
+
+def test_without_a_good_checkpoint_the_run_stops(whole, copied):
+    name, _ = whole
+    before = (killing.run_folder(copied) / "metrics.jsonl").read_bytes()
+    steps = killing.checkpoints(copied)
+    for checkpoint in steps:
+        killing.flip_a_bit(checkpoint)
+    code, err = resume(copied, name)
+    assert code == 5, err
+    last = err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert all(f"step {checkpoint.name}" in last for checkpoint in steps)
+    assert (killing.run_folder(copied) / "metrics.jsonl").read_bytes() == before
+
+
+def test_checkpoints_without_manifests_are_no_fresh_start(whole, copied):
+    name, _ = whole
+    before = (killing.run_folder(copied) / "metrics.jsonl").read_bytes()
+    for checkpoint in killing.checkpoints(copied):
+        (checkpoint / NAME).unlink()
+    code, err = resume(copied, name)
+    assert code == 5, err
+    assert "without a manifest" in err
+    assert (killing.run_folder(copied) / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_config_is_refused(whole, copied):
+    name, _ = whole
+    config = (killing.run_folder(copied) / "config.json").read_bytes()
+    code, err = resume(copied, name, "optimizer.lr=0.25", "train.batch_size=8")
+    assert code == 2, err
+    assert "optimizer.lr: 0.1 -> 0.25" in err
+    assert f"train.batch_size: {'32' if 'digits' in name else '16'} -> 8" in err
+    assert "--fork" in err
+    assert (killing.run_folder(copied) / "config.json").read_bytes() == config
+
+
+def test_fewer_steps_than_taken_are_refused(whole, copied):
+    name, _ = whole
+    taken = killing.checkpoints(copied)[-1].name
+    code, err = resume(copied, name, "train.steps=2")
+    assert code == 2, err
+    assert f"steps must be at least the {taken} that the run has taken" in err

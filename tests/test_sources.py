@@ -1,0 +1,117 @@
+"""What the house asks of its sources as a whole."""
+
+import ast
+import importlib
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PRODUCT = sorted(
+    path
+    for room in ("hpcjax", "experiments", "configs")
+    for path in (ROOT / room).rglob("*.py")
+)
+ROOMS = sorted(path.parent.name for path in (ROOT / "hpcjax").glob("*/__init__.pyi"))
+
+
+def functions():
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body
+                documented = isinstance(body[0], ast.Expr) and isinstance(
+                    body[0].value, ast.Constant
+                )
+                first = body[0].end_lineno if documented else node.lineno
+                yield path.relative_to(ROOT), node, node.end_lineno - first
+
+
+def test_files_are_short():
+    long = {p.name: n for p in PRODUCT if (n := len(p.read_text().splitlines())) > 500}
+    assert not long
+
+
+def test_functions_are_short():
+    lengths = [(length, str(path), node.name) for path, node, length in functions()]
+    assert not [entry for entry in lengths if entry[0] > 60]
+    assert statistics.median(length for length, *_ in lengths) <= 15
+
+
+def test_tests_are_at_least_a_third_of_the_lines():
+    def lines(paths):
+        return sum(len(path.read_text().splitlines()) for path in paths)
+
+    tests = lines((ROOT / "tests").rglob("*.py"))
+    assert tests / (tests + lines(PRODUCT)) >= 0.35
+
+
+def test_public_functions_are_annotated():
+    bare = [
+        f"{path}:{node.name}"
+        for path, node, _ in functions()
+        if not node.name.startswith("_")
+        and node.col_offset == 0
+        and (
+            node.returns is None
+            or any(
+                arg.annotation is None
+                for arg in (
+                    *node.args.args,
+                    *node.args.kwonlyargs,
+                    *node.args.posonlyargs,
+                )
+            )
+        )
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_resolves_and_is_documented(room):
+    module = importlib.import_module(f"hpcjax.{room}")
+    assert module.__all__
+    for name in module.__all__:
+        value = getattr(module, name)
+        if callable(value) and getattr(value, "__module__", "").startswith("hpcjax"):
+            assert value.__doc__, f"{room}.{name} has no docstring"
+
+
+def test_importing_the_rooms_loads_no_jax():
+    names = ", ".join(f"hpcjax.{room}" for room in ROOMS)
+    configs = ", ".join(
+        f"hpcjax.{room}.config" for room in ("data", "models", "optim", "train")
+    )
+    code = f"import sys, hpcjax, {names}, {configs}; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+UNSAFE = re.compile(
+    r"^\s*import pickle|from pickle|torch\.load|allow_pickle=True|\beval\(|\bexec\(|"
+    r"yaml\.load\((?!.*(Safe|Base)Loader)"
+)
+
+
+def test_nothing_unpickles_or_evaluates():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in PRODUCT
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if UNSAFE.search(line)
+    ]
+    assert not found
+
+
+def test_no_todo_is_left():
+    marks = ("TO" + "DO", "FIX" + "ME", "X" + "XX")
+    found = [
+        f"{path.relative_to(ROOT)}: {mark}"
+        for path in (*PRODUCT, *(ROOT / "tests").rglob("*.py"))
+        for mark in marks
+        if mark in path.read_text()
+    ]
+    assert not found

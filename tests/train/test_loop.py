@@ -1,0 +1,193 @@
+import logging
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hpcjax import sharding, train
+from hpcjax.core import ConfigError, Diverged
+from tests.train import test_step, tiny
+
+
+def fit(
+    task=None, *, steps=12, devices=1, seed=0, directory=None, records=None, **options
+):
+    config = train.TrainConfig(
+        steps=steps, batch_size=16, **{"eval_every": 5, **options}
+    )
+    records = tiny.Records() if records is None else records
+    arguments = {"seed": seed, "mesh": sharding.data_mesh(devices), "recorder": records}
+    if directory is None:
+        state = train.fit(task or tiny.task(), config, **arguments)
+    else:
+        with train.Checkpoints(directory) as checkpoints:
+            state = train.fit(
+                task or tiny.task(), config, checkpoints=checkpoints, **arguments
+            )
+    return state, records
+
+
+def test_every_step_and_every_due_validation_is_recorded_in_order():
+    _, records = fit()
+    steps = [r["step"] for r in records if "loss" in r]
+    validations = [r["step"] for r in records if "val_loss" in r]
+    assert steps == list(range(1, 13))
+    assert validations == [5, 10, 12]
+    places = [r["step"] for r in records]
+    assert places == sorted(places)
+    assert all(np.diff([r["seconds"] for r in records if "seconds" in r]) >= 0)
+
+
+def test_training_learns_and_validation_is_exact():
+    state, records = fit(steps=60, eval_every=60)
+    scores = next(r for r in records if "val_loss" in r)
+    source = tiny.dataset().validation
+    everything = source.gather(np.arange(len(source)))
+    x, y = everything["x"].astype(np.float64), everything["y"]
+    params = jax.device_get(state.params)["dense"]
+    logits = x @ params["kernel"].astype(np.float64) + params["bias"]
+    logits -= logits.max(1, keepdims=True)
+    nll = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
+    assert scores["val_loss"] == pytest.approx(nll.mean(), rel=1e-5)
+    assert scores["val_error"] == pytest.approx(
+        (logits.argmax(1) != y).mean(), rel=1e-6
+    )
+    assert scores["val_error"] < 0.2
+
+
+def test_two_runs_of_one_seed_are_the_same_bits_and_of_another_are_not():
+    first, second, other = fit()[1], fit()[1], fit(seed=1)[1]
+    assert first.values() == second.values()
+    assert first.values() != other.values()
+
+
+def test_the_step_is_traced_once_also_after_resuming(tmp_path):
+    task, traced = tiny.task(), []
+    objective = task.objective
+
+    def counted(outputs, batch):
+        if "weight" not in batch:
+            traced.append(batch)
+        return objective(outputs, batch)
+
+    task = task._replace(objective=counted)
+    fit(task, steps=6, directory=tmp_path)
+    assert len(traced) == 1
+    fit(task, steps=9, directory=tmp_path)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path, devices, kind):
+    task = tiny.task(optax.adam(0.05)) if kind == "dense" else test_step.sparse_task()
+    whole, expected = fit(task, steps=12, devices=devices)
+    records = tiny.Records()
+    fit(task, steps=7, devices=devices, directory=tmp_path, records=records)
+    resumed, _ = fit(
+        task, steps=12, devices=devices, directory=tmp_path, records=records
+    )
+    chex.assert_trees_all_equal(
+        jax.device_get(whole.params), jax.device_get(resumed.params)
+    )
+    chex.assert_trees_all_equal(
+        jax.device_get(whole.opt_state), jax.device_get(resumed.opt_state)
+    )
+
+    def trained(values):
+        return [r for r in values if "loss" in r]
+
+    assert trained(records.values()) == trained(expected.values())
+
+
+def test_the_last_step_is_always_saved(tmp_path):
+    fit(steps=7, directory=tmp_path, checkpoint_every=3)
+    with train.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [3, 6, 7]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    first, _ = fit(steps=5, directory=tmp_path)
+    again, records = fit(steps=5, directory=tmp_path)
+    assert not [r for r in records if "loss" in r]
+    chex.assert_trees_all_equal(
+        jax.device_get(first.params), jax.device_get(again.params)
+    )
+
+
+def test_a_batch_that_devices_cannot_share_is_refused():
+    with pytest.raises(ConfigError, match=r"batch_size must divide by the 7 devices"):
+        fit(devices=7)
+
+
+class Poisoned(tiny.Points):
+    """Points of which some are infinite."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__()
+        self.inputs[list(bad)] = np.inf
+
+
+def poisoned_task(bad):
+    dataset = tiny.dataset()._replace(train=Poisoned(bad))
+    return tiny.task()._replace(dataset=dataset)
+
+
+def test_one_bad_example_costs_one_step_an_epoch_and_names_the_parameter(caplog):
+    with caplog.at_level(logging.WARNING):
+        state, _ = fit(poisoned_task({11}), steps=12)  # two epochs of six batches
+    assert int(state.skipped) == 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    skipped = [m for m in caplog.messages if "skipped" in m]
+    assert len(skipped) == 2
+    assert all("dense/kernel" in m for m in skipped)
+
+
+def test_bad_steps_in_a_row_end_the_run_and_keep_its_checkpoints(tmp_path):
+    task = tiny.task()
+    fit(task, steps=4, directory=tmp_path)
+    with pytest.raises(Diverged, match=r"3 consecutive steps.*dense/kernel"):
+        fit(poisoned_task(set(range(96))), steps=30, directory=tmp_path, max_skipped=3)
+    with train.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [4]
+
+
+def test_an_exception_in_the_data_thread_reaches_the_loop():
+    class Broken(tiny.Points):
+        def gather(self, indices):
+            raise OSError("disk on fire")
+
+    task = tiny.task()._replace(dataset=tiny.dataset()._replace(train=Broken()))
+    with pytest.raises(OSError, match="disk on fire"):
+        fit(task)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"steps": 0}, {"eval_every": -1}, {"checkpoint_every": -1}, {"keep": 0}]
+)
+def test_impossible_lengths_are_refused(bad):
+    name = next(iter(bad))
+    with pytest.raises(ConfigError, match=f"{name} must be at least"):
+        train.TrainConfig(**bad)
+
+
+def test_no_array_outlives_the_steps():
+    state, _ = fit(steps=5)
+    before = len(jax.live_arrays())
+    del state
+    state, _ = fit(steps=60)
+    assert len(jax.live_arrays()) <= before
+    assert int(state.step) == 60
+
+
+def test_language_labels_are_weighted_by_row():
+    logits = jnp.zeros((2, 3, 5)).at[0, :, 1].set(9.0)
+    batch = {"y": jnp.ones((2, 3), jnp.int32), "weight": jnp.asarray([1.0, 0.0])}
+    totals = train.label_totals(logits, batch)
+    assert float(totals.count) == 3
+    assert float(totals.sums["error"]) == 0
+    expected = 3 * np.log(1 + 4 * np.exp(-9.0))
+    assert float(totals.sums["loss"]) == pytest.approx(expected, rel=1e-3)
