@@ -36,7 +36,7 @@ def version(package: str) -> str | None:
 def problem(package: str, found: str | None) -> str | None:
     """Says what is wrong with version `found` of `package`, None if it is supported.
 
-    Example:
+    Examples:
       >>> problem("jax", "0.12.0.1")
       'jax must be at least 0.10.2 and below 0.12: got 0.12.0.1'
       >>> problem("jax", "0.11.2") is None

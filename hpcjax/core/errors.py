@@ -65,7 +65,7 @@ class UnsupportedOp(HpcjaxError, NotImplementedError):
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Returns a hint naming the allowed value closest to `name`, or all of them.
 
-    Example:
+    Examples:
       >>> nearest("momentun", ["lr", "momentum"])
       "; did you mean 'momentum'?"
     """

@@ -18,7 +18,7 @@ def derive(
       name: what the key is for, such as `"dropout"` or a parameter's path.
       step: optional counter, non-negative, may be traced.
 
-    Example:
+    Examples:
       >>> key = jax.random.key(0)
       >>> bool(derive(key, "init") == derive(key, "dropout"))
       False

@@ -70,7 +70,7 @@ def collect(
       count, None if not started), `processes`, `command`, `seed`, `parent`, `started`
       (UTC, ISO 8601).
 
-    Example:
+    Examples:
       >>> collect(seed=3, command=["hpcjax", "list"])["command"]
       'hpcjax list'
     """
@@ -138,7 +138,7 @@ def cpu_model() -> str:
 def anonymous(text: str, root: pathlib.Path | None = None) -> str:
     """Makes paths inside `root` relative to it and hides where others are.
 
-    Example:
+    Examples:
       >>> anonymous("--xla_dump_to=/home/me/dump", pathlib.Path("/work"))
       '--xla_dump_to=<outside>/dump'
       >>> anonymous("/work/runs/a", pathlib.Path("/work"))

@@ -21,7 +21,7 @@ def pytree(cls: type[T]) -> type[T]:
 
     Fields declared with `static()` become part of the structure and must be hashable.
 
-    Example:
+    Examples:
       >>> @pytree
       ... class Pair:
       ...   left: int

@@ -14,7 +14,7 @@ SEPARATOR = "/"
 def flatten(tree: Any) -> dict[str, Any]:
     """Returns `{path: leaf}` in the tree's order, paths such as `"block/0/kernel"`.
 
-    Example:
+    Examples:
       >>> flatten({"dense": {"kernel": 1, "bias": 2}})
       {'dense/bias': 2, 'dense/kernel': 1}
     """
@@ -55,7 +55,7 @@ def choose(
     Raises:
       ConfigError: a rule that matches no name, or a name that no rule matches.
 
-    Example:
+    Examples:
       >>> choose([("bias", 0.0), (".*", 1e-4)], ["dense/bias", "dense/kernel"])
       {'dense/bias': 0.0, 'dense/kernel': 0.0001}
     """

@@ -52,7 +52,8 @@ def fetch(
     with files.disk_errors(folder):
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as temporary:
-            work = pathlib.Path(temporary)
+            # Clients run inside it, where a relative path would mean another place.
+            work = pathlib.Path(temporary).resolve()
             archive = download(known.package, work)
             check_digest(archive, known.package.sha256)
             unpacked = unpack(archive, known.package, work / "unpacked")

@@ -25,7 +25,7 @@ def example_rng(seed: int, first: int) -> np.random.Generator:
       seed: seed of the run.
       first: place of the first example, `batch number · batch size + row`.
 
-    Example:
+    Examples:
       >>> rows = example_rng(0, 10).random((3, 4))
       >>> bool((rows[1] == example_rng(0, 11).random(4)).all())
       True
@@ -47,7 +47,7 @@ def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
     Raises:
       ConfigError: `pad` is negative, or when used not below the side of the image.
 
-    Example:
+    Examples:
       >>> batch = {"x": np.zeros((2, 8, 8, 1)), "y": np.zeros(2, np.int32)}
       >>> pad_crop_flip(pad=2)(batch, example_rng(0, 0))["x"].shape
       (2, 8, 8, 1)

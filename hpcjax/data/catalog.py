@@ -176,7 +176,7 @@ def entry(name: str) -> Entry:
     Raises:
       ConfigError: no such data set; the message names the nearest one.
 
-    Example:
+    Examples:
       >>> entry("fashion-mnist").how
       'hpcjax data fetch fashion-mnist'
     """

@@ -27,7 +27,7 @@ def load_digits(
         is judged on the same images.
       limit: at most this many training examples, the first after a fixed shuffle.
 
-    Example:
+    Examples:
       >>> digits = load_digits()
       >>> len(digits.train), len(digits.validation), digits.inputs
       (1438, 359, (8, 8, 1))
@@ -52,7 +52,7 @@ def split_by_class(
 ) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " held_out"]]:
     """Splits the numbers 0..n-1 so that each class gives `share` to the second part.
 
-    Example:
+    Examples:
       >>> train, held_out = split_by_class(np.array([0, 0, 1, 1], np.int32), 0.5, 0)
       >>> np.array([0, 0, 1, 1])[held_out].tolist()
       [0, 1]

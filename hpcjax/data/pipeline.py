@@ -42,7 +42,7 @@ def batches(
       ConfigError: an empty source, a batch size that `count` does not divide, or an
         index or seed out of its range.
 
-    Example:
+    Examples:
       >>> from hpcjax.data.digits import load_digits
       >>> stream = batches(load_digits().train, 32, seed=0)
       >>> stream[1000]["x"].shape
@@ -220,7 +220,7 @@ def whole(source: Source, batch_size: int, shard: tuple[int, int] = (0, 1)) -> W
     Raises:
       ConfigError: `count` does not divide the batch size, or an index out of range.
 
-    Example:
+    Examples:
       >>> from hpcjax.data.digits import load_digits
       >>> held_out = load_digits().validation
       >>> sum(float(batch["weight"].sum()) for batch in whole(held_out, 50))
@@ -235,7 +235,7 @@ def shard_rows(batch_size: int, shard: tuple[int, int]) -> slice:
     Raises:
       ConfigError: `count` does not divide the batch size, or an index out of range.
 
-    Example:
+    Examples:
       >>> shard_rows(32, (1, 4))
       slice(8, 16, None)
     """

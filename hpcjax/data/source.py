@@ -67,7 +67,7 @@ class ImageSource:
 
     x = (byte − mean) / std, per channel.
 
-    Example:
+    Examples:
       >>> images = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1)
       >>> source = ImageSource(images, np.array([3, 7], np.int32), *statistics(images))
       >>> batch = source.gather(np.array([1, 0]))
@@ -134,7 +134,7 @@ def subset(size: int, limit: int | None) -> Int[np.ndarray, " kept"]:
     The examples are shuffled once, by a draw that depends on nothing but `size`, and
     the first `limit` are kept: a smaller subset is always part of a larger one.
 
-    Example:
+    Examples:
       >>> set(subset(100, 10)) <= set(subset(100, 20))
       True
     """

@@ -20,7 +20,7 @@ UNKNOWN = 0
 class TextSource:
     """Windows of a text that do not overlap: window i starts at `i · context`.
 
-    Example:
+    Examples:
       >>> source = TextSource(np.arange(7, dtype=np.int32), context=3)
       >>> len(source), source.gather(np.array([1]))
       (2, {'x': array([[3, 4, 5]], dtype=int32), 'y': array([[4, 5, 6]], dtype=int32)})
@@ -84,7 +84,7 @@ def load_text(
 def encode(text: str, vocabulary: list[str]) -> Int32[np.ndarray, " characters"]:
     """Returns 1 + the place of each character in the sorted vocabulary, 0 if absent.
 
-    Example:
+    Examples:
       >>> encode("abxa", ["a", "b"])
       array([1, 2, 0, 1], dtype=int32)
     """

@@ -40,7 +40,7 @@ def activation(kind: str, x: Float[Array, "..."]) -> Float[Array, "..."]:
     Raises:
       ValueError: an unknown name.
 
-    Example:
+    Examples:
       >>> activation("relu", jnp.array([-1.0, 2.0])).tolist()
       [0.0, 2.0]
     """

@@ -37,7 +37,7 @@ def attention(
     Raises:
       ValueError: kv_heads does not divide heads.
 
-    Example:
+    Examples:
       >>> x = jnp.ones((1, 3, 2, 4))
       >>> attention(x, x[:, :, :1], x[:, :, :1]).shape
       (1, 3, 2, 4)

@@ -57,7 +57,7 @@ def conv(
     Raises:
       ValueError: an unknown padding.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> y = conv(jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1)), padding="VALID")
       >>> y.tolist()

@@ -30,7 +30,7 @@ def dense(
     Returns:
       `[..., outputs]`.
 
-    Example:
+    Examples:
       >>> dense(jnp.ones((2, 3)), jnp.ones((3, 1)), jnp.ones(1)).tolist()
       [[4.0], [4.0]]
     """

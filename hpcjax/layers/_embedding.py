@@ -20,7 +20,7 @@ def embedding(
     Returns:
       `[..., dim]`.
 
-    Example:
+    Examples:
       >>> embedding(jnp.eye(2), jnp.array([1, 0])).tolist()
       [[0.0, 1.0], [1.0, 0.0]]
     """

@@ -26,7 +26,7 @@ def rope(
     References:
       Su et al.: RoFormer, 2021, §3.4.2, with halves instead of neighbours paired.
 
-    Example:
+    Examples:
       >>> x = jnp.ones((1, 1, 1, 2))
       >>> rope(x, jnp.zeros((1, 1), jnp.int32)).tolist()
       [[[[1.0, 1.0]]]]

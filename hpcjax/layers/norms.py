@@ -23,7 +23,7 @@ def layer_norm(
       bias: `[dim]`, or None for no shift.
       eps: added to the (biased) variance.
 
-    Example:
+    Examples:
       >>> layer_norm(jnp.array([-1.0, 1.0]), jnp.ones(2), eps=0.0).tolist()
       [-1.0, 1.0]
     """
@@ -46,7 +46,7 @@ def rms_norm(
       scale: `[dim]`.
       eps: added to the mean square.
 
-    Example:
+    Examples:
       >>> rms_norm(jnp.array([3.0, -3.0]), jnp.ones(2), eps=0.0).tolist()
       [1.0, -1.0]
     """

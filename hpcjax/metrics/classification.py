@@ -26,7 +26,7 @@ def token_cross_entropy(
     Raises:
       ValueError: s is outside [0, 1).
 
-    Example:
+    Examples:
       >>> token_cross_entropy(jnp.zeros((1, 4)), jnp.array([2])).round(3).tolist()
       [1.3860000371932983]
     """
@@ -54,7 +54,7 @@ def weighted_mean(
       values: `[...]`.
       weights: `[...]`, non-negative; None means all ones.
 
-    Example:
+    Examples:
       >>> float(weighted_mean(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0])))
       1.0
     """
@@ -84,7 +84,7 @@ def cross_entropy(
     Raises:
       ValueError: label_smoothing is outside [0, 1).
 
-    Example:
+    Examples:
       >>> round(float(cross_entropy(jnp.zeros((2, 10)), jnp.array([3, 7]))), 4)
       2.3026
     """
@@ -104,7 +104,7 @@ def accuracy(
       labels: `[...]`.
       weights: `[...]`; None means all ones.
 
-    Example:
+    Examples:
       >>> float(accuracy(jnp.eye(4), jnp.array([0, 1, 2, 0])))
       0.75
     """
@@ -124,7 +124,7 @@ def error(
       labels: `[...]`.
       weights: `[...]`; None means all ones.
 
-    Example:
+    Examples:
       >>> float(error(jnp.eye(4), jnp.array([0, 1, 2, 0])))
       0.25
     """
@@ -141,7 +141,7 @@ def perplexity(mean_cross_entropy: Float[Array, "*batch"]) -> Float[Array, "*bat
     Args:
       mean_cross_entropy: nats per token.
 
-    Example:
+    Examples:
       >>> float(perplexity(jnp.array(0.0)))
       1.0
     """

@@ -47,7 +47,7 @@ def describe(model: Model, inputs: Any) -> Description:
       model: any model.
       inputs: one batch, or its `jax.ShapeDtypeStruct`.
 
-    Example:
+    Examples:
       >>> from hpcjax import models
       >>> batch = jax.ShapeDtypeStruct((1, 4), "float32")
       >>> print(describe(models.mlp((4,), 2, widths=(3,)), batch))

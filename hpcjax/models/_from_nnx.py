@@ -33,7 +33,7 @@ def from_nnx(build: Callable[[], nnx.Module]) -> Model:
       ValueError: a variable that is neither a declared parameter nor a declared
         statistic, such as a layer of `flax.nnx` with a random stream holds.
 
-    Example:
+    Examples:
       >>> from hpcjax import core, models
       >>> model = from_nnx(lambda: models.Dense(2, 3, policy=core.Policy()))
       >>> jax.tree.map(lambda p: p.shape, model.init(jax.random.key(0))[0])

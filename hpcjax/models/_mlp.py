@@ -71,7 +71,7 @@ def mlp(
     Raises:
       ConfigError: a width below 1, or an unknown activation or head_init.
 
-    Example:
+    Examples:
       >>> [spec.path for spec in mlp((8, 8, 1), 10, widths=(16,)).layers]
       ['dense_0', 'head']
     """

@@ -248,7 +248,7 @@ def resnet(
     References:
       He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2016, §3.3, §4.
 
-    Example:
+    Examples:
       >>> from hpcjax.core import trees
       >>> model = resnet((32, 32, 3), 10, depth=20)
       >>> trees.num_params(jax.eval_shape(model.init, jax.random.key(0))[0])

@@ -233,7 +233,7 @@ def causal_lm(
     Raises:
       ConfigError: sizes that do not divide or are below 1, or an unknown option.
 
-    Example:
+    Examples:
       >>> from hpcjax import core
       >>> model = causal_lm((8,), 11, depth=1, width=4, heads=2)
       >>> params, state = model.init(jax.random.key(0))

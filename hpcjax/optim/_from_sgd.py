@@ -89,7 +89,7 @@ def jorge_from_sgd(
     References:
       Singh, Sating, Bhatele, Jorge, arXiv 2310.12298.
 
-    Example:
+    Examples:
       >>> recipe = config.SGDRecipe(
       ...     lr=0.1, momentum=0.9, weight_decay=1e-4, epochs=90, steps_per_epoch=5
       ... )

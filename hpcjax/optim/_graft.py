@@ -69,7 +69,7 @@ def graft(
       Agarwal et al., Disentangling Adaptive Gradient Methods from Learning Rates,
       arXiv 2002.11803, 2020.
 
-    Example:
+    Examples:
       >>> tx = graft(optax.scale_by_sign(), optax.identity())
       >>> gradient = jnp.array([0.0, 1.0, 4.0, 1.0, 3.0, 3.0])
       >>> updates, _ = tx.update(gradient, tx.init(gradient))

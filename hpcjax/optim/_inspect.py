@@ -31,7 +31,7 @@ def inspect(state: Any) -> dict[str, Any]:
     Args:
       state: the state of any chain, masked or partitioned; may be traced.
 
-    Example:
+    Examples:
       >>> import optax
       >>> tx = optax.chain(optax.inject_hyperparams(optax.sgd)(learning_rate=0.5))
       >>> {k: float(v) for k, v in inspect(tx.init({"w": jax.numpy.ones(2)})).items()}

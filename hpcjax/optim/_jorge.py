@@ -113,7 +113,7 @@ def scale_by_jorge(
     References:
       Singh, Sating, Bhatele, Jorge, arXiv 2310.12298, Algorithm 2.
 
-    Example:
+    Examples:
       >>> tx = scale_by_jorge(update_every=1, init="grad")
       >>> params = {"kernel": jnp.ones((3, 2))}
       >>> updates, state = tx.update(params, tx.init(params))
@@ -161,7 +161,7 @@ def jorge_multiply_adds(params: Any, **options: Unpack[JorgeKeywords]) -> Multip
       params: parameters or their shapes.
       **options: the fields of `JorgeOptions`.
 
-    Example:
+    Examples:
       >>> jorge_multiply_adds({"w": jax.ShapeDtypeStruct((2, 3), "float32")})
       MultiplyAdds(update=205, apply=30)
     """

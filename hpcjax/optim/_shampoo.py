@@ -139,7 +139,7 @@ def scale_by_shampoo(
     References:
       Gupta, Koren, Singer, Shampoo, arXiv 1802.09568, Algorithm 1.
 
-    Example:
+    Examples:
       >>> tx = scale_by_shampoo(b1=0.0, b2=1.0)
       >>> gradient = {"kernel": jnp.diag(jnp.array([4.0, 9.0]))}
       >>> updates, _ = tx.update(gradient, tx.init(gradient))

@@ -23,7 +23,7 @@ def all_reduce_mean(
     Returns:
       A transform without state, for use inside `jax.shard_map`.
 
-    Example:
+    Examples:
       >>> tx = all_reduce_mean(None)
       >>> tx.update({"w": 3.0}, tx.init({"w": 1.0}))[0]
       {'w': 3.0}
@@ -55,7 +55,7 @@ def comm_bytes(params: Any, axis_size: int) -> int:
     Raises:
       ConfigError: `axis_size` < 1.
 
-    Example:
+    Examples:
       >>> comm_bytes({"w": jax.ShapeDtypeStruct((3, 4), "float32")}, axis_size=8)
       48
     """

@@ -10,7 +10,7 @@ from hpcjax.core.errors import ConfigError, nearest
 def require(condition: bool, rule: str, **values: Any) -> None:
     """Raises ConfigError with the rule and the values unless `condition` holds.
 
-    Example:
+    Examples:
       >>> require(0.5 > 0, "density must be positive", density=0.5)
     """
     if not condition:
@@ -79,7 +79,7 @@ def keyword_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
     `optax.inject_hyperparams` passes such a dictionary on under its own name.
 
-    Example:
+    Examples:
       >>> keyword_options({"order": 1}), keyword_options({"options": {"order": 1}})
       ({'order': 1}, {'order': 1})
     """

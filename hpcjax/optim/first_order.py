@@ -23,7 +23,7 @@ def clip_global_norm(
     Raises:
       ConfigError: c is not finite and positive.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> tx = clip_global_norm(1.0)
       >>> gradient = jnp.array([3e30, 4e30])
@@ -62,7 +62,7 @@ def scale_by_momentum(
       momentum: μ.
       nesterov: returns g + μb instead of b.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> tx = scale_by_momentum(0.5)
       >>> state = tx.init(jnp.zeros(()))
@@ -99,7 +99,7 @@ def sgd(
     Raises:
       ConfigError: a value out of its range.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> tx = sgd(0.1)
       >>> params = jnp.array(1.0)
@@ -148,7 +148,7 @@ def adamw(
     References:
       Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, Algorithm 2.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> tx = adamw(0.1, weight_decay=0.0)
       >>> params = jnp.array(1.0)

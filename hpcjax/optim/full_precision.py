@@ -12,7 +12,7 @@ from hpcjax.core import trees
 def statistics_dtype(dtype: Any) -> Any:
     """Returns float32 for lower precisions, the dtype itself above.
 
-    Example:
+    Examples:
       >>> statistics_dtype(jnp.bfloat16)
       dtype('float32')
     """
@@ -41,7 +41,7 @@ def check_real(params: Any) -> None:
 def raise_precision(tree: Any) -> Any:
     """Casts arrays, or `ShapeDtypeStruct`s, below float32 to float32.
 
-    Example:
+    Examples:
       >>> raise_precision({"w": jnp.ones(2, jnp.bfloat16)})["w"].dtype
       dtype('float32')
     """
@@ -74,7 +74,7 @@ def in_full_precision(
     Raises:
       TypeError: at init, for complex or integer parameters.
 
-    Example:
+    Examples:
       >>> tx = in_full_precision(optax.trace(0.9))
       >>> tx.init({"w": jnp.ones(2, jnp.bfloat16)}).trace["w"].dtype
       dtype('float32')

@@ -56,7 +56,7 @@ def jorge_factor_init(
       options: Jorge's options; None for the defaults.
       dtype: of the matrix.
 
-    Example:
+    Examples:
       >>> state = jorge_factor_init(2, JorgeOptions(eps=1 / 16))
       >>> state.matrix.tolist()
       [[2.0, 0.0], [0.0, 2.0]]
@@ -84,7 +84,7 @@ def jorge_factor_start(
       state: the factor; unchanged if it has started, or if the gradient is zero.
       gradient: G.
 
-    Example:
+    Examples:
       >>> state = jorge_factor_init(2, JorgeOptions(init="grad"))
       >>> started = jorge_factor_start(state, jnp.full((2, 1), 4.0))
       >>> started.matrix.round(3).tolist()
@@ -174,7 +174,7 @@ def jorge_factor_update(
     References:
       Singh, Sating, Bhatele, Jorge, arXiv 2310.12298, Algorithm 2.
 
-    Example:
+    Examples:
       >>> options = JorgeOptions(eps=1.0)
       >>> state = jorge_factor_init(1, options)
       >>> new = jorge_factor_update(state, jnp.ones((1, 1)), options)

@@ -25,7 +25,7 @@ def with_schedule(
     Returns:
       A transform whose state has `hyperparams["learning_rate"]`, float32.
 
-    Example:
+    Examples:
       >>> tx = with_schedule(optax.sgd, lambda step: 0.5)
       >>> float(tx.init({"w": jnp.ones(2)}).hyperparams["learning_rate"])
       0.5

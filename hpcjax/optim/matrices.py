@@ -36,7 +36,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
     Args:
       shape: the shape of the parameter.
 
-    Example:
+    Examples:
       >>> matrix_shape((3, 3, 16, 32)), matrix_shape((64, 4, 16)), matrix_shape((7,))
       ((144, 32), (64, 64), None)
     """
@@ -82,7 +82,7 @@ def matrix_plan(
       block_size: sides are cut into pieces of at most this length; None cuts nothing.
       stack: the first axis counts layers, each of which is a matrix of its own.
 
-    Example:
+    Examples:
       >>> matrix_plan((4, 5, 3), max_dim=8, stack=True)
       MatrixPlan(row_sizes=(5, 5, 5, 5), column_sizes=(3,), left=True, right=True)
       >>> matrix_plan((5, 3), max_dim=4, block_size=2)
@@ -109,7 +109,7 @@ def matrix_plan(
 def to_blocks(plan: MatrixPlan, array: Float[Array, "..."]) -> list[Any]:
     """Returns the blocks of `array`, row by row of the grid.
 
-    Example:
+    Examples:
       >>> plan = matrix_plan((2, 4), max_dim=8, block_size=2)
       >>> [b.tolist() for b in to_blocks(plan, jnp.arange(8.0).reshape(2, 4))]
       [[[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0, 7.0]]]
@@ -129,7 +129,7 @@ def from_blocks(
 ) -> Float[Array, "..."]:
     """Puts the blocks of `to_blocks` together again.
 
-    Example:
+    Examples:
       >>> plan = matrix_plan((3, 2), max_dim=8, block_size=2)
       >>> array = jnp.arange(6.0).reshape(3, 2)
       >>> bool((from_blocks(plan, to_blocks(plan, array), (3, 2)) == array).all())
@@ -151,7 +151,7 @@ def sandwich(
 ) -> Float[Array, "rows columns"]:
     """Returns left·block·right, None standing for the identity.
 
-    Example:
+    Examples:
       >>> sandwich(2 * jnp.eye(1), jnp.ones((1, 2)), None).tolist()
       [[2.0, 2.0]]
     """
@@ -174,7 +174,7 @@ def map_equal_shapes(
       function: takes and returns trees of arrays; must work under `vmap`.
       arguments: one tuple of trees for each call.
 
-    Example:
+    Examples:
       >>> pairs = [(jnp.ones(2),), (jnp.ones(3),), (jnp.zeros(2),)]
       >>> [float(total) for total in map_equal_shapes(jnp.sum, pairs)]
       [2.0, 3.0, 0.0]

@@ -28,7 +28,7 @@ def largest_eigenvalue(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
     Args:
       matrix: symmetric positive semi-definite.
 
-    Example:
+    Examples:
       >>> round(float(largest_eigenvalue(jnp.diag(jnp.array([1.0, 3.0])))), 4)
       3.0
     """
@@ -105,7 +105,7 @@ def inverse_root_eigh(
     Raises:
       ConfigError: an unknown damping, or p < 1.
 
-    Example:
+    Examples:
       >>> root = inverse_root_eigh(16 * jnp.eye(2), power=4, eps=0.0)
       >>> [round(float(x), 4) for x in root.ravel()]
       [0.5, 0.0, 0.0, 0.5]
@@ -168,7 +168,7 @@ def inverse_root_newton(
     Raises:
       ConfigError: p < 1.
 
-    Example:
+    Examples:
       >>> found = inverse_root_newton(16 * jnp.eye(2), power=4, eps=0.0)
       >>> [round(float(x), 4) for x in found.root.ravel()]
       [0.5, 0.0, 0.0, 0.5]

@@ -13,7 +13,7 @@ def power_of_two(x: Float[Array, "..."]) -> Float[Array, ""]:
 
     Dividing by it is exact, and brings the entries into (−2, 2).
 
-    Example:
+    Examples:
       >>> float(power_of_two(jnp.array([3.0, -5.0])))
       4.0
     """
@@ -29,7 +29,7 @@ def power_of_two(x: Float[Array, "..."]) -> Float[Array, ""]:
 def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
     """Returns the Euclidean norm of all entries, for any scale of them.
 
-    Example:
+    Examples:
       >>> round(float(norm(jnp.array([3e20, 4e20], jnp.float32))) / 5e20, 4)
       1.0
     """
@@ -40,7 +40,7 @@ def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
 def tree_norm(tree: Any) -> Float[Array, ""]:
     """Returns the Euclidean norm over all leaves, float32 or better.
 
-    Example:
+    Examples:
       >>> float(tree_norm({"a": jnp.array([3.0]), "b": jnp.array(4.0)}))
       5.0
     """
@@ -51,7 +51,7 @@ def tree_norm(tree: Any) -> Float[Array, ""]:
 def cosine(x: Float[Array, "*s"], y: Float[Array, "*s"]) -> Float[Array, ""]:
     """Returns ⟨x, y⟩/(‖x‖‖y‖), zero if either is zero.
 
-    Example:
+    Examples:
       >>> round(float(cosine(jnp.array([1e-30, 0.0]), jnp.array([1.0, 1.0]))), 6)
       0.707107
     """

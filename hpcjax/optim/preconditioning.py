@@ -72,7 +72,7 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
     Raises:
       ConfigError: a regex of `cuts.stacked` that matches no parameter.
 
-    Example:
+    Examples:
       >>> shapes = {"b": jnp.ones(3), "k": jnp.ones((2, 3))}
       >>> list(plans(shapes, matrices.Cuts(max_dim=8)))
       ['k']
@@ -99,7 +99,7 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
 def worst(values: list[Array], reduce: Callable[[Array], Array]) -> Float[Array, ""]:
     """Returns the reduction of scalars as float32, zero when there are none.
 
-    Example:
+    Examples:
       >>> float(worst([jnp.ones(()), jnp.zeros(())], jnp.max))
       1.0
     """
@@ -246,7 +246,7 @@ def factors_of(state: Any) -> dict[str, Any]:
     Args:
       state: the state of a preconditioning transform, or of anything containing it.
 
-    Example:
+    Examples:
       >>> from hpcjax import optim
       >>> params = {"dense": {"kernel": jnp.ones((3, 2))}}
       >>> found = factors_of(optim.scale_by_jorge().init(params))

@@ -37,7 +37,7 @@ def constant_schedule(peak: float, steps: int, warmup: int = 0) -> optax.Schedul
     Raises:
       ConfigError: `warmup` is not in [0, steps).
 
-    Example:
+    Examples:
       >>> rate = constant_schedule(1.0, steps=10, warmup=4)
       >>> [float(rate(t)) for t in (0, 1, 3, 9)]
       [0.25, 0.5, 1.0, 1.0]
@@ -62,7 +62,7 @@ def cosine_schedule(
     Raises:
       ConfigError: `warmup` is not in [0, steps).
 
-    Example:
+    Examples:
       >>> rate = cosine_schedule(1.0, steps=10)
       >>> [round(float(rate(t)), 3) for t in (0, 5, 10)]
       [1.0, 0.5, 0.0]
@@ -79,7 +79,7 @@ def cosine_schedule(
 def decay_steps(steps: int, at: Sequence[float]) -> tuple[int, ...]:
     """Returns the steps at which a step-decay schedule of a run of `steps` falls.
 
-    Example:
+    Examples:
       >>> decay_steps(90, (1 / 3, 2 / 3))
       (30, 60)
     """
@@ -105,7 +105,7 @@ def step_decay_schedule(
     Raises:
       ConfigError: `warmup` is not in [0, steps).
 
-    Example:
+    Examples:
       >>> rate = step_decay_schedule(1.0, steps=90)
       >>> [round(float(rate(t)), 3) for t in (29, 30, 60)]
       [1.0, 0.1, 0.01]

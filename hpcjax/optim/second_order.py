@@ -78,7 +78,7 @@ def jorge(
     References:
       Singh, Sating, Bhatele, Jorge, arXiv 2310.12298.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> tx = jorge(0.5, update_every=1)
       >>> params = jnp.eye(2)
@@ -131,7 +131,7 @@ def shampoo(
     References:
       Gupta, Koren, Singer, Shampoo, arXiv 1802.09568, Algorithm 1.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> tx = shampoo(0.5)
       >>> params = jnp.eye(2)

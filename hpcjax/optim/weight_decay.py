@@ -21,7 +21,7 @@ def decay_mask(decay_rules: config.DecayRules, params: Any) -> Any:
     Raises:
       ConfigError: a rule matches no parameter, or a parameter no rule.
 
-    Example:
+    Examples:
       >>> decay_mask((("bias", False), (".*", True)), {"bias": 0.0, "kernel": 0.0})
       {'bias': False, 'kernel': True}
     """
@@ -51,7 +51,7 @@ def add_weight_decay(
       ConfigError: at init, if a rule matches no parameter or a parameter no rule.
       ValueError: at update, if λ is not zero and `params` is not given.
 
-    Example:
+    Examples:
       >>> tx = add_weight_decay(0.5)
       >>> params = {"w": jnp.array(2.0)}
       >>> updates, _ = tx.update({"w": jnp.array(1.0)}, tx.init(params), params)

@@ -79,7 +79,7 @@ def compare(
     Raises:
       ConfigError: an unknown baseline, or a count that is too small.
 
-    Example:
+    Examples:
       >>> made = compare({"a": lambda: 1, "b": lambda: 2}, "a", repetitions=3)
       >>> dict(made.sizes)
       {'candidate': 2, 'repetition': 3}
@@ -157,7 +157,7 @@ def ratio_table(measured: "xr.Dataset") -> "xr.Dataset":
       With dimension `row`: `milliseconds` (median over rounds), `ratio` to baseline,
       and its interval `ratio_low`, `ratio_high`.
 
-    Example:
+    Examples:
       >>> made = compare({"a": lambda: 1, "b": lambda: 2}, "a", repetitions=3)
       >>> ratio_table(made)["ratio"].sel(row="a").item()
       1.0

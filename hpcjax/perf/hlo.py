@@ -138,7 +138,7 @@ def collective_bytes(compiled: Compiled, kind: str | None = None) -> int:
     Raises:
       ValueError: an unknown `kind`.
 
-    Example:
+    Examples:
       >>> import jax
       >>> collective_bytes(jax.jit(lambda x: x + 1).lower(1.0).compile())
       0
@@ -157,7 +157,7 @@ def flops(compiled: Compiled) -> float:
 
     XLA counts the body of a loop once, whatever the loop's length.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
       >>> flops(jax.jit(jnp.dot).lower(x, x).compile()) >= 2 * 8**3
@@ -210,7 +210,7 @@ def type_bytes(text: str) -> int:
     Raises:
       UnsupportedOp: a type whose size is not known.
 
-    Example:
+    Examples:
       >>> type_bytes("(f32[8,16]{1,0}, bf16[3], pred[])")
       519
     """

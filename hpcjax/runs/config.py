@@ -94,7 +94,7 @@ def _find_class(name: str) -> type:
 def flatten(config: Any) -> dict[str, Any]:
     """Returns `{path: value}` of every key; a chosen config is its member's name.
 
-    Example:
+    Examples:
       >>> import dataclasses
       >>> @dataclasses.dataclass(frozen=True)
       ... class Config:

@@ -65,7 +65,7 @@ def run(
       ConfigError: a name, key or value that cannot be used.
       RunBusy: another process holds the run to resume.
 
-    Example:
+    Examples:
       `runs.run("jorge/digits:sgd", {"train.steps": "200"})`
     """
     root = root or pathlib.Path.cwd()

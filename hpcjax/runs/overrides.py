@@ -123,7 +123,7 @@ def _defaults(cls: Any) -> dict[str, Any]:
 def keys(config: Any) -> dict[str, Key]:
     """Returns the keys of a config by path, following the members it holds.
 
-    Example:
+    Examples:
       >>> import dataclasses
       >>> @dataclasses.dataclass(frozen=True)
       ... class Config:
@@ -141,7 +141,7 @@ def pairs(args: Iterable[str]) -> dict[str, str]:
     Raises:
       ConfigError: an argument without `=`, or a key given twice.
 
-    Example:
+    Examples:
       >>> pairs(["optimizer.lr=0.3", "seed=1"])
       {'optimizer.lr': '0.3', 'seed': '1'}
     """
@@ -168,7 +168,7 @@ def parse(config: Any, pairs: Mapping[str, Any]) -> Any:
         chosen, value for a group, value of another type, or a combination that the
         config refuses.
 
-    Example:
+    Examples:
       >>> import dataclasses
       >>> @dataclasses.dataclass(frozen=True)
       ... class Config:

@@ -23,7 +23,7 @@ class Progress:
 
     On a terminal the line is redrawn; elsewhere one line is printed when the run ends.
 
-    Example:
+    Examples:
       >>> with Progress("demo", total=2, quiet=True) as progress:
       ...   progress.update({"step": 1, "loss": 0.5})
     """

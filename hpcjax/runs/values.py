@@ -115,7 +115,7 @@ def write(value: Any, hint: Any) -> str:
     Raises:
       ConfigError: no text means this value.
 
-    Example:
+    Examples:
       >>> write((64, 10), tuple[int, ...]), write(("a,b", "c"), tuple[str, ...])
       ('[64,10]', "['a,b', c]")
     """
@@ -139,7 +139,7 @@ def read(text: Any, hint: Any, path: str) -> Any:
     Raises:
       ConfigError: the text is not of the type; names path, type and text.
 
-    Example:
+    Examples:
       >>> read("[64,10]", tuple[int, ...] | None, "model.widths")
       (64, 10)
     """

@@ -22,7 +22,7 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
     Raises:
       ConfigError: a size below 1, or more devices asked for than there are.
 
-    Example:
+    Examples:
       >>> dict(make_mesh({"data": 1}).shape)
       {'data': 1}
     """

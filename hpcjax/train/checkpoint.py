@@ -71,7 +71,7 @@ class Checkpoints:
     Raises:
       ConfigError: `keep` is below 1.
 
-    Example:
+    Examples:
       >>> import tempfile
       >>> directory = pathlib.Path(tempfile.mkdtemp())
       >>> state = {"kernel": jnp.arange(3.0)}

@@ -85,7 +85,7 @@ class Manifest:
 def checksum(array: np.ndarray) -> str:
     """Returns the xxh3-128 of an array's bytes in C order, whatever its dtype.
 
-    Example:
+    Examples:
       >>> checksum(np.zeros(2, np.float32)) == checksum(np.zeros(1, np.float64))
       True
     """

@@ -201,6 +201,26 @@ def test_pip_is_asked_for_the_hash(tmp_path, package, monkeypatch):
         _fetch.download(dataclasses.replace(package, manager="pip"), tmp_path)
 
 
+def test_a_relative_root_is_one_place_for_every_client(tmp_path, thing, monkeypatch):
+    entry = catalog.CATALOG["thing"]
+    by_pip = dataclasses.replace(entry.package, manager="pip")
+    monkeypatch.setitem(
+        catalog.CATALOG, "thing", dataclasses.replace(entry, package=by_pip)
+    )
+    given, _ = thing
+    # A client that reads the list of what to get, in its own working directory.
+    reads = [sys.executable, "-c", "import sys; open(sys.argv[1])"]
+
+    def client(command, folder):
+        subprocess.run([*reads, command[-1]], cwd=folder, check=True)
+        shutil.copy(given, folder)
+
+    monkeypatch.setattr(_fetch, "_client", client)
+    monkeypatch.chdir(tmp_path)
+    folder = data.fetch("thing", pathlib.Path("root"))
+    assert sorted(path.name for path in folder.iterdir()) == ["a.bin", "b.bin"]
+
+
 def test_clients_that_fail_are_reported(tmp_path):
     with pytest.raises(DataMissing, match=r"ended with 3.*oh no"):
         _fetch._client(
