@@ -14,6 +14,7 @@ from hpcjax.optim.config import (
     SgdConfig,
     ShampooConfig,
 )
+from hpcjax.runs.config import check_seed
 from hpcjax.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class Config:
     ) = SgdConfig()
     train: TrainConfig = TrainConfig()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 def task(cfg: Config, data_root: pathlib.Path) -> "train.Task":

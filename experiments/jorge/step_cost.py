@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcjax.models.config import ResNetConfig
 from hpcjax.optim.config import AdamWConfig, JorgeConfig, SgdConfig, ShampooConfig
+from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -46,6 +47,9 @@ class Config:
     methods: tuple[str, ...] = ("jorge", "shampoo-eigh", "shampoo-newton")
     repetitions: int = 20
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 def optimizers(methods: tuple[str, ...]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ STEPS = Table(
             runs={
                 **_against_tuned_sgd("digits", ("0.03", "0.1", "0.3", "1.0")),
                 **_against_tuned_sgd("fashion", ("0.03", "0.1", "0.3", "1.0")),
-                **_against_tuned_sgd("text", ("0.1", "0.3", "1.0", "3.0")),
+                **_against_tuned_sgd("text", ("0.01", "0.03", "0.1", "0.3")),
             },
             claims={
                 "fewer_steps": Claim(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcjax.models.config import ResNetConfig
 from hpcjax.optim.config import SgdConfig
+from hpcjax.runs.config import check_seed
 from hpcjax.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -36,6 +37,18 @@ class Config:
     steps: int = 10
     repetitions: int = 20
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        self.training()
+
+    def training(self) -> TrainConfig:
+        """Returns the settings of the loop: one step more than is measured."""
+        return TrainConfig(
+            steps=self.steps + 1,
+            batch_size=self.batch_size,
+            eval_every=self.steps + 1,
+        )
 
 
 class Marks:
@@ -80,13 +93,10 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     model = cfg.model.make(cfg.inputs, cfg.classes)
     optimizer = SgdConfig(lr=0.01).make(cfg.steps)
     task = train.supervised(model, optimizer, dataset)
-    config = TrainConfig(
-        steps=cfg.steps + 1, batch_size=cfg.batch_size, eval_every=cfg.steps + 1
-    )
 
     def loop() -> float:
         marks = Marks()
-        train.fit(task, config, seed=cfg.seed, mesh=ctx.mesh, recorder=marks)
+        train.fit(task, cfg.training(), seed=cfg.seed, mesh=ctx.mesh, recorder=marks)
         return (marks.seconds[-1] - marks.seconds[0]) / cfg.steps
 
     batch = sharding.place_batch(

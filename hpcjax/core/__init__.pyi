@@ -1,6 +1,5 @@
 from .compat import check_versions as check_versions
 from .dtypes import Policy as Policy
-from .dtypes import cast_floating as cast_floating
 from .errors import CheckpointCorrupt as CheckpointCorrupt
 from .errors import ConfigError as ConfigError
 from .errors import DataFormatError as DataFormatError
@@ -8,6 +7,7 @@ from .errors import DataMissing as DataMissing
 from .errors import DiskFull as DiskFull
 from .errors import Diverged as Diverged
 from .errors import HpcjaxError as HpcjaxError
+from .errors import Interrupted as Interrupted
 from .errors import Preempted as Preempted
 from .errors import RunBusy as RunBusy
 from .errors import UnsupportedOp as UnsupportedOp

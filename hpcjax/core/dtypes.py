@@ -1,9 +1,7 @@
 """Which dtype is used where."""
 
 import dataclasses
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 
@@ -23,13 +21,3 @@ class Policy:
             name = getattr(self, field.name)
             if not jnp.issubdtype(jnp.dtype(name), jnp.floating):
                 raise ValueError(f"{field.name} must be a floating dtype: got {name!r}")
-
-
-def cast_floating(tree: Any, dtype: str) -> Any:
-    """Casts the floating leaves of `tree`, leaves the others alone."""
-
-    def cast(leaf: Any) -> Any:
-        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-        return leaf.astype(dtype) if floating else leaf
-
-    return jax.tree.map(cast, tree)

@@ -29,7 +29,7 @@ class DataFormatError(HpcjaxError, ValueError):
 
 
 class Diverged(HpcjaxError):
-    """Training produced non-finite gradients for too many steps in a row."""
+    """Training produced non-finite numbers for too many steps in a row."""
 
     exit_code = 4
 
@@ -56,6 +56,12 @@ class Preempted(HpcjaxError):
     """The run was told to stop, wrote a checkpoint and can be resumed."""
 
     exit_code = 75
+
+
+class Interrupted(Preempted):
+    """The run was stopped from the keyboard, wrote a checkpoint and can be resumed."""
+
+    exit_code = 130
 
 
 class UnsupportedOp(HpcjaxError, NotImplementedError):

@@ -29,9 +29,15 @@ def check_name(name: str, what: str = "name") -> str:
 def inside(root: pathlib.Path, *names: str) -> pathlib.Path:
     """Joins checked names below `root`; a symbolic link out of it is a ConfigError."""
     path = root.joinpath(*(check_name(name) for name in names))
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise ConfigError(f"{path} leads out of {root}")
+    check_inside(root, path)
     return path
+
+
+def check_inside(root: pathlib.Path, path: pathlib.Path) -> None:
+    """Raises ConfigError if `path` is, or lies below, a symbolic link out of `root`."""
+    # Path.resolve would fail on links in a circle, which lead nowhere.
+    if not pathlib.Path(os.path.realpath(path)).is_relative_to(root.resolve()):
+        raise ConfigError(f"{path} leads out of {root}")
 
 
 @contextlib.contextmanager
@@ -47,26 +53,36 @@ def disk_errors(path: pathlib.Path) -> Iterator[None]:
         raise DiskFull(f"no space left to write {path}: {free} bytes free") from error
 
 
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary file that replaces `path` once the block has written it.
+
+    Raises:
+      DiskFull: the file system is full; the old content of `path` is untouched.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = pathlib.Path(name)
+        os.close(handle)
+        try:
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
     """Writes a file whole or not at all: temporary file, fsync, rename.
 
     Raises:
       DiskFull: the file system is full; the old content of `path` is untouched.
     """
-    data = content.encode() if isinstance(content, str) else content
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = pathlib.Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

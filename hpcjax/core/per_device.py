@@ -7,14 +7,15 @@ every leaf below a `PerDevice` has one leading dimension of the size of the axis
 Chains, masks, checkpoints and `jax.tree` functions need to know nothing of it.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from hpcjax.core import trees
 from hpcjax.core.structs import pytree, static
 
 Resize = Literal["mean", "reset", "refuse"]
@@ -27,8 +28,9 @@ class PerDevice:
     Attributes:
       value: the subtree, with the shapes of one device.
       axis: the mesh axis, or axes, along which it differs.
-      resize: on another device count `"mean"` keeps the mean over devices (residuals),
-        `"reset"` starts again from zero (caches), `"refuse"` is an error.
+      resize: on another device count `"mean"` keeps the mean over devices (residuals;
+        a leaf that is not floating must be the same on all), `"reset"` starts again
+        from zero (caches), `"refuse"` is an error.
     """
 
     value: Any
@@ -36,47 +38,40 @@ class PerDevice:
     resize: Resize = static(default="mean")
 
 
-def wrap(value: Any, axis: str | None, resize: Resize = "mean") -> Any:
-    """Returns `PerDevice(value)` on a mesh axis, the bare tree when `axis` is None."""
-    return value if axis is None else PerDevice(value=value, axis=axis, resize=resize)
-
-
-def unwrap(state: Any) -> Any:
-    """Returns the subtree of a `PerDevice`, or `state` itself when it is a bare one."""
-    return state.value if isinstance(state, PerDevice) else state
-
-
 def map_per_device(
-    function: Callable[[PerDevice, Any], Any],
+    function: Callable[[PerDevice, Any, str], Any],
     tree: Any,
     other: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> Any:
-    """Maps `function(node, leaf)` below `PerDevice` nodes, `other(leaf)` elsewhere."""
+    """Maps `function(node, leaf, path)` in a `PerDevice`, `other(leaf)` elsewhere."""
 
-    def visit(node: Any) -> Any:
+    def visit(place: tuple[Any, ...], node: Any) -> Any:
         if not isinstance(node, PerDevice):
             return other(node)
-        value = jax.tree.map(lambda leaf: function(node, leaf), node.value)
-        return dataclasses.replace(node, value=value)
+        return jax.tree.map_with_path(
+            lambda path, leaf: function(node, leaf, trees.path_of(place + path)), node
+        )
 
-    return jax.tree.map(visit, tree, is_leaf=lambda node: isinstance(node, PerDevice))
+    return jax.tree.map_with_path(
+        visit, tree, is_leaf=lambda node: isinstance(node, PerDevice)
+    )
 
 
 def specs(state: Any) -> Any:
     """Returns the `shard_map` specifications of `state`: replicated, or split."""
     return map_per_device(
-        lambda node, _: PartitionSpec(node.axis), state, lambda _: PartitionSpec()
+        lambda node, *_: PartitionSpec(node.axis), state, lambda _: PartitionSpec()
     )
 
 
 def enter(state: Any) -> Any:
     """Drops the leading device dimension: the first line inside `shard_map`."""
-    return map_per_device(lambda _, leaf: leaf[0], state)
+    return map_per_device(lambda _, leaf, __: leaf[0], state)
 
 
 def leave(state: Any) -> Any:
     """Adds the leading device dimension: the last line inside `shard_map`."""
-    return map_per_device(lambda _, leaf: leaf[None], state)
+    return map_per_device(lambda _, leaf, __: leaf[None], state)
 
 
 def axis_size(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
@@ -93,7 +88,7 @@ def axis_size(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
 def expand(state: Any, mesh: Mesh) -> Any:
     """Repeats freshly initialised per-device leaves along the devices of `mesh`."""
 
-    def repeat(node: PerDevice, leaf: Any) -> Any:
+    def repeat(node: PerDevice, leaf: Any, _: str) -> Any:
         return jnp.broadcast_to(leaf, (axis_size(mesh, node.axis), *leaf.shape))
 
     return map_per_device(repeat, state)
@@ -103,25 +98,38 @@ def resize(state: Any, mesh: Mesh) -> Any:
     """Fits restored per-device leaves to the device count of `mesh`.
 
     Going down averages groups of neighbours, going up repeats, so that the mean over
-    devices is unchanged; the trajectory of a non-linear method is not.
+    devices is unchanged; the trajectory of a non-linear method is not. Integers,
+    booleans and random keys have no mean: what all devices agree on is kept.
 
     Raises:
-      ValueError: neither count divides the other, or the state refuses.
+      ValueError: neither count divides the other, the state refuses, or devices hold
+        different values of a leaf that is not floating; names the leaf.
     """
 
-    def fit(node: PerDevice, leaf: Any) -> Any:
+    def fit(node: PerDevice, leaf: Any, path: str) -> Any:
         old, new = leaf.shape[0], axis_size(mesh, node.axis)
         if old == new:
             return leaf
         if node.resize == "refuse" or (old % new and new % old):
             raise ValueError(
-                f"per-device state of axis {node.axis!r} saved on {old} devices cannot "
-                f"continue on {new} (resize={node.resize!r})"
+                f"per-device state {path!r} of axis {node.axis!r} saved on {old} "
+                f"devices cannot continue on {new} (resize={node.resize!r})"
             )
         if node.resize == "reset":
             return jnp.zeros((new, *leaf.shape[1:]), leaf.dtype)
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            if not bool((leaf == leaf[:1]).all()):
+                raise ValueError(
+                    f"per-device state {path!r} ({leaf.dtype}) has no mean and differs "
+                    f"between the {old} devices it was saved on: it cannot continue on "
+                    f"{new}"
+                )
+            return leaf[np.zeros(new, int)]
         if new > old:
-            return jnp.repeat(leaf, new // old, axis=0)
-        return leaf.reshape(new, old // new, *leaf.shape[1:]).mean(1).astype(leaf.dtype)
+            return leaf[np.arange(new) // (new // old)]
+        groups = leaf.reshape(new, old // new, *leaf.shape[1:])
+        # numpy would add up a half precision in itself.
+        wide = jnp.promote_types(leaf.dtype, jnp.float32)
+        return groups.mean(1, dtype=wide).astype(leaf.dtype)
 
     return map_per_device(fit, state)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.patterns import check_patterns
 
 SEPARATOR = "/"
 
@@ -53,12 +54,14 @@ def choose(
       what: what a name stands for, used in messages.
 
     Raises:
-      ConfigError: a rule that matches no name, or a name that no rule matches.
+      ConfigError: a rule that is no regex or matches no name, or a name that no rule
+        matches.
 
     Examples:
       >>> choose([("bias", 0.0), (".*", 1e-4)], ["dense/bias", "dense/kernel"])
       {'dense/bias': 0.0, 'dense/kernel': 0.0001}
     """
+    check_patterns("rules", [pattern for pattern, _ in rules])
     names = list(names)
     chosen, used = {}, set()
     for name in names:

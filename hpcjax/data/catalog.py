@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from hpcjax.core import files
-from hpcjax.core.errors import ConfigError, DataMissing, nearest
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
 
 Manager = Literal["pip", "apt", "npm"]
 
@@ -185,25 +185,33 @@ def entry(name: str) -> Entry:
     return CATALOG[name]
 
 
-def find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
-    """Returns the path of a file or its gzip form below `folder`, None if absent."""
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.exists():
-            return candidate
+def find(root: pathlib.Path, name: str, file: str) -> pathlib.Path | None:
+    """Returns the path of a file or its gzip form below `root/name`, None if absent."""
+    for candidate in (file, f"{file}.gz"):
+        path = files.inside(root, name, candidate)
+        if path.exists():
+            return path
     return None
+
+
+def check_regular(path: pathlib.Path) -> None:
+    """Raises DataFormatError for a folder, a pipe or a device in a file's place."""
+    if path.exists() and not path.is_file():
+        found = "a folder" if path.is_dir() else "something else"
+        raise DataFormatError(f"{path}: expected a regular file, found {found}")
 
 
 def present(name: str, root: pathlib.Path) -> bool:
     """Returns whether every file of the data set is below `root` (or none is needed).
 
     Raises:
-      ConfigError: no such data set, or its folder is a link out of `root`.
+      ConfigError: no such data set, or a link out of `root`.
     """
     known = entry(name)
     folder = files.inside(root, name)
     if not known.files:
         return known.ships or any(folder.glob("*.txt"))
-    return all(find(folder, file) for file in known.files)
+    return all(find(root, name, file) for file in known.files)
 
 
 def locate(name: str, root: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -211,14 +219,13 @@ def locate(name: str, root: pathlib.Path) -> dict[str, pathlib.Path]:
 
     Raises:
       DataMissing: a file is absent; the message holds the command and the licence.
-      ConfigError: no such data set, or its folder is a link out of `root`.
+      ConfigError: no such data set, or a link out of `root`.
     """
     known = entry(name)
-    folder = files.inside(root, name)
-    paths = {file: find(folder, file) for file in known.files}
+    paths = {file: find(root, name, file) for file in known.files}
     missing = [file for file, path in paths.items() if path is None]
     if missing:
-        raise missing_error(known, folder / missing[0])
+        raise missing_error(known, root / name / missing[0])
     return {file: path for file, path in paths.items() if path is not None}
 
 

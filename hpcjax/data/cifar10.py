@@ -64,9 +64,10 @@ def read_cifar10(
       Images [n, 32, 32, 3] and labels [n].
 
     Raises:
-      DataFormatError: its size is no multiple of a record, it is empty, or has a label
-        above 9.
+      DataFormatError: no regular file, its size is no multiple of a record, it is
+        empty, or has a label above 9.
     """
+    catalog.check_regular(path)
     size = path.stat().st_size
     if size == 0 or size % RECORD:
         raise DataFormatError(

@@ -119,9 +119,10 @@ def read_idx(path: pathlib.Path, ndim: int) -> np.ndarray:
       uint8 array with `ndim` dimensions.
 
     Raises:
-      DataFormatError: wrong magic number, an empty dimension, fewer or more bytes than
-        the header says, or a damaged gzip stream.
+      DataFormatError: no regular file, wrong magic number, an empty dimension, fewer or
+        more bytes than the header says, or a damaged gzip stream.
     """
+    catalog.check_regular(path)
     with path.open("rb") as plain:
         zipped = plain.read(2) == b"\x1f\x8b"
     try:

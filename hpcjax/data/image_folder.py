@@ -84,6 +84,7 @@ def load_image_folder(
       limit: at most this many training examples, the first after a fixed shuffle.
 
     Raises:
+      ConfigError: a symbolic link out of `root`.
       DataMissing: no such folder.
       DataFormatError: an empty class, a file of another type, or classes in `val` that
         are not those of `train`.
@@ -91,9 +92,10 @@ def load_image_folder(
     folder = files.inside(root, name)
     parts = []
     for split in ("train", "val"):
-        if not (folder / split).is_dir():
-            raise catalog.missing_error(catalog.entry("image-folder"), folder / split)
-        parts.append(list_images(folder / split))
+        place = files.inside(root, name, split)
+        if not place.is_dir():
+            raise catalog.missing_error(catalog.entry("image-folder"), place)
+        parts.append(list_images(place, root))
     train, validation = parts
     if train.classes != validation.classes:
         odd = sorted(set(train.classes) ^ set(validation.classes))
@@ -113,21 +115,26 @@ def load_image_folder(
     return Dataset(sources[0], sources[1], (size, size, 3), outputs, "classification")
 
 
-def list_images(folder: pathlib.Path) -> Listing:
+def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:
     """Lists the pictures of one split; classes and files are sorted by name.
 
     Hidden files are passed over.
 
+    Args:
+      folder: the split.
+      root: the data root, out of which no symbolic link may lead.
+
     Raises:
+      ConfigError: a symbolic link out of `root`.
       DataFormatError: no class, an empty class, or a file that is no picture.
     """
-    classes = sorted(path.name for path in _visible(folder) if path.is_dir())
+    classes = [path.name for path in _visible(folder, root) if path.is_dir()]
     if not classes:
         raise DataFormatError(f"{folder}: expected one folder per class, found none")
     paths: list[pathlib.Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        members = _visible(folder / name)
+        members = _visible(folder / name, root)
         for path in members:
             if path.suffix.lower() not in SUFFIXES:
                 raise DataFormatError(
@@ -141,14 +148,21 @@ def list_images(folder: pathlib.Path) -> Listing:
     return Listing(paths, np.asarray(labels, np.int32), classes)
 
 
-def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+def _visible(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in found:
+        # Only links are followed: that takes long, and there are a million pictures.
+        if path.is_symlink():
+            files.check_inside(root, path)
+    return found
 
 
 def read_image(
     path: pathlib.Path, resize: int, size: int
 ) -> UInt8[np.ndarray, "size size 3"]:
     """Decodes one JPEG or PNG, brings its shorter side to `resize`, crops the centre.
+
+    Only the crop is computed, so that a long and thin picture needs no more memory.
 
     Raises:
       DataFormatError: the file is absent, no JPEG or PNG, or ends early.
@@ -161,7 +175,14 @@ def read_image(
             f"{path}: expected a whole JPEG or PNG, found: {error}"
         ) from error
     scale = resize / min(image.size)
-    width, height = (max(resize, round(side * scale)) for side in image.size)
-    image = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    return np.asarray(image.crop((left, top, left + size, top + size)))
+    (left, right), (top, bottom) = (
+        _middle(side, max(resize, round(side * scale)), size) for side in image.size
+    )
+    box = (left, top, right, bottom)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def _middle(side: int, resized: int, size: int) -> tuple[float, float]:
+    """Returns the ends, on `side`, of the middle `size` of `resized` pixels."""
+    start = (resized - size) // 2
+    return start * side / resized, (start + size) * side / resized

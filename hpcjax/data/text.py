@@ -68,30 +68,45 @@ def load_text(
     """
     text = read_corpus(root, corpus)
     cut = len(text) - round(validation * len(text))
-    vocabulary = sorted(set(text[:cut]))
-    codes = encode(text, vocabulary)
-    parts = []
-    for part, characters in (("training", codes[:cut]), ("validation", codes[cut:])):
-        if len(characters) <= context:
+    for part, length in (("training", cut), ("validation", len(text) - cut)):
+        if length <= context:
             raise DataFormatError(
                 f"corpus {corpus!r}: expected more than context={context} characters "
-                f"in the {part} part, found {len(characters)} of {len(text)}"
+                f"in the {part} part, found {length} of {len(text)}"
             )
-        parts.append(TextSource(characters, context))
-    return Dataset(parts[0], parts[1], (context,), 1 + len(vocabulary), "language")
+    vocabulary = sorted(set(text[:cut]))
+    codes = encode(text, vocabulary)
+    train, held_out = TextSource(codes[:cut], context), TextSource(codes[cut:], context)
+    return Dataset(train, held_out, (context,), 1 + len(vocabulary), "language")
 
 
 def encode(text: str, vocabulary: list[str]) -> Int32[np.ndarray, " characters"]:
     """Returns 1 + the place of each character in the sorted vocabulary, 0 if absent.
 
+    Raises:
+      DataFormatError: a lone surrogate, which is half a character of UTF-16.
+
     Examples:
       >>> encode("abxa", ["a", "b"])
       array([1, 2, 0, 1], dtype=int32)
     """
+    check_characters(text, "text")
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    known = np.array([ord(character) for character in vocabulary], np.uint32)
-    places = np.searchsorted(known, points).clip(0, len(known) - 1)
+    # The last one is no character, so that every place is inside.
+    known = np.array([*map(ord, vocabulary), 2**32 - 1], np.uint32)
+    places = np.searchsorted(known, points)
     return np.where(known[places] == points, places + 1, UNKNOWN).astype(np.int32)
+
+
+def check_characters(text: str, place: str) -> None:
+    """Raises DataFormatError for a lone surrogate, at its offset in `place`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataFormatError(
+            f"{place}: character {error.start}: expected Unicode text, found the lone "
+            f"surrogate U+{ord(text[error.start]):04X}"
+        ) from error
 
 
 def check_corpus(corpus: str) -> None:
@@ -122,7 +137,7 @@ def read_corpus(root: pathlib.Path, corpus: str) -> str:
     if corpus == "kjv":
         return read_verses(catalog.locate("kjv", root)["kjv.jsonl"])
     path = files.inside(root, "text", corpus)
-    if not path.is_file():
+    if not path.exists():
         raise catalog.missing_error(catalog.entry("text"), path)
     return _decode(path)
 
@@ -131,14 +146,15 @@ def read_verses(path: pathlib.Path) -> str:
     """Reads one JSON object per line and returns their "text", one per line.
 
     Raises:
-      DataFormatError: a line that is no such object, or the last verse is not there.
+      DataFormatError: no regular file, a line that is no such object, or the last verse
+        is not there.
     """
     verses, citation = [], None
     for number, line in enumerate(_decode(path).removesuffix("\n").split("\n")):
         try:
             record = json.loads(line)
             verse, citation = record["text"], record["citation"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataFormatError(
                 f"{path}: record {number}: expected an object with 'text' and "
                 f"'citation', found {line[:40]!r}"
@@ -148,6 +164,7 @@ def read_verses(path: pathlib.Path) -> str:
                 f"{path}: record {number}: expected 'text' to be a string, found "
                 f"{verse!r}"
             )
+        check_characters(verse, f"{path}: record {number}")
         verses.append(verse)
     if citation != _LAST_VERSE:
         raise DataFormatError(
@@ -158,6 +175,7 @@ def read_verses(path: pathlib.Path) -> str:
 
 
 def _decode(path: pathlib.Path) -> str:
+    catalog.check_regular(path)
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:

@@ -4,8 +4,6 @@ from ._from_sgd import jorge_from_sgd as jorge_from_sgd
 from ._graft import GraftState as GraftState
 from ._graft import graft as graft
 from ._inspect import inspect as inspect
-from ._jorge import MultiplyAdds as MultiplyAdds
-from ._jorge import jorge_multiply_adds as jorge_multiply_adds
 from ._jorge import scale_by_jorge as scale_by_jorge
 from ._shampoo import ShampooFactor as ShampooFactor
 from ._shampoo import scale_by_shampoo as scale_by_shampoo

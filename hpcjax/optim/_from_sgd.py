@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Unpack
 
 import optax
 
-from hpcjax.optim import config, learning_rates, schedules, second_order
+from hpcjax.optim import config, schedules
 
 
 class Derived(NamedTuple):
@@ -102,14 +102,14 @@ def jorge_from_sgd(
     report = _report(recipe, chosen)
     if "b1" in options:
         report["b1"] = Derived(options["b1"], "given")
-    rate = chosen.make(recipe.lr, report["steps"].value)
     used = ("weight_decay", "graft_momentum", "graft_nesterov", "b1")
-    derived = {name: report[name].value for name in used}
-    tx = learning_rates.with_schedule(
-        second_order.jorge,
-        rate,
+    fields: dict[str, Any] = {**options} | {name: report[name].value for name in used}
+    settings = config.JorgeConfig(
+        lr=recipe.lr,
         decay_rules=decay_rules,
         clip_norm=clip_norm,
-        **(options | derived),
+        schedule=chosen,
+        **fields,
     )
-    return FromSgd(tx, rate, report)
+    steps = report["steps"].value
+    return FromSgd(settings.make(steps), chosen.make(recipe.lr, steps), report)

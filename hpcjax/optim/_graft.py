@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array
 
 from hpcjax.core import trees
+from hpcjax.core.patterns import check_patterns
 from hpcjax.optim import norms
 from hpcjax.optim.full_precision import in_full_precision
 
@@ -65,6 +66,9 @@ def graft(
     Returns:
       A transform whose state is a `GraftState`.
 
+    Raises:
+      ConfigError: an entry of `stacked` is no regex.
+
     References:
       Agarwal et al., Disentangling Adaptive Gradient Methods from Learning Rates,
       arXiv 2002.11803, 2020.
@@ -76,6 +80,7 @@ def graft(
       >>> [round(float(u), 3) for u in updates]
       [0.0, 2.683, 2.683, 2.683, 2.683, 2.683]
     """
+    check_patterns("stacked", stacked)
     first = optax.with_extra_args_support(direction)
     second = optax.with_extra_args_support(magnitude)
 

@@ -1,9 +1,8 @@
 """Jorge: second-order preconditioning by matrix products alone."""
 
 import functools
-import math
 import warnings
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -130,49 +129,6 @@ def scale_by_jorge(
             check=None if dynamic else _warn_diverged,
         ),
         b1=chosen.b1,
-        cuts=_cuts(chosen),
+        cuts=matrices.Cuts(chosen.max_dim, chosen.block_size, chosen.stacked),
         precision=chosen.precision,
     )
-
-
-def _cuts(options: JorgeOptions) -> matrices.Cuts:
-    return matrices.Cuts(options.max_dim, options.block_size, options.stacked)
-
-
-class MultiplyAdds(NamedTuple):
-    """Multiply-adds of one step's matrix products.
-
-    Attributes:
-      update: of updating all preconditioners once.
-      apply: of applying them to the gradients.
-    """
-
-    update: int
-    apply: int
-
-
-def jorge_multiply_adds(params: Any, **options: Unpack[JorgeKeywords]) -> MultiplyAdds:
-    """Returns the multiply-adds of Jorge's matrix products for given parameters.
-
-    A factor of a side m of a block m×n costs (3 + order)m³ + m²n per update, so
-    5m³ + m²n at order 2, and m²n at each step to apply.
-
-    Args:
-      params: parameters or their shapes.
-      **options: the fields of `JorgeOptions`.
-
-    Examples:
-      >>> jorge_multiply_adds({"w": jax.ShapeDtypeStruct((2, 3), "float32")})
-      MultiplyAdds(update=205, apply=30)
-    """
-    chosen = JorgeOptions(**options)
-    update = apply = 0
-    for plan in preconditioning.plans(params, _cuts(chosen)).values():
-        for height in plan.row_sizes:
-            for width in plan.column_sizes:
-                sides = [(height, width)] if plan.left else []
-                sides += [(width, height)] if plan.right else []
-                for m, n in sides:
-                    update += (3 + chosen.order) * m**3 + math.prod((m, m, n))
-                    apply += math.prod((m, m, n))
-    return MultiplyAdds(update, apply)

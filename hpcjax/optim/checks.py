@@ -5,6 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.patterns import check_patterns
+
+# Counters of steps are int32 and learning rates float32 on the devices.
+MOST_STEPS = 2**31 - 1
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 def require(condition: bool, rule: str, **values: Any) -> None:
@@ -48,10 +53,24 @@ def require_positive(**values: Any) -> None:
 
 
 def require_count(minimum: int, **values: Any) -> None:
-    """Raises ConfigError unless every value is an integer of at least `minimum`."""
+    """Raises ConfigError unless every value is an integer in [minimum, 2**31)."""
     for name, value in values.items():
-        good = isinstance(value, int) and value >= minimum
-        require(good, f"{name} must be an integer >= {minimum}", **{name: value})
+        good = isinstance(value, int) and minimum <= value <= MOST_STEPS
+        rule = f"{name} must be an integer >= {minimum} and < 2**31"
+        require(good, rule, **{name: value})
+
+
+def require_rate(**values: Any) -> None:
+    """Raises ConfigError unless every learning rate that is not traced can be one.
+
+    Zero can: it leaves the parameters as they are. A rate that float32 would turn into
+    zero or infinity can not.
+    """
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            good = value == 0 or SMALLEST <= value <= LARGEST
+            rule = f"{name} must be finite and >= 0, in the range of float32"
+            require(good, rule, **{name: value})
 
 
 def require_decay(name: str, value: Any) -> None:
@@ -69,9 +88,26 @@ def check_sizes(max_dim: int, block_size: int | None) -> None:
 
 def check_common(lr: Any, weight_decay: Any, clip_norm: Any) -> None:
     """Raises ConfigError for values that no optimizer of this room accepts."""
-    require_finite(0.0, lr=lr, weight_decay=weight_decay)
+    require_rate(lr=lr)
+    require_finite(0.0, weight_decay=weight_decay)
     if clip_norm is not None:
         require_positive(clip_norm=clip_norm)
+
+
+def check_rules(decay_rules: Any) -> None:
+    """Raises ConfigError unless `decay_rules` are `(regex, decays)` pairs, and some."""
+    pairs = all(
+        isinstance(rule, tuple | list) and len(rule) == 2 for rule in decay_rules
+    )
+    rule = "decay_rules must be (regex, decays) pairs, at least one"
+    require(bool(decay_rules) and pairs, rule, decay_rules=decay_rules)
+    check_patterns("decay_rules", [pattern for pattern, _ in decay_rules])
+
+
+def check_graft(graft: str, graft_momentum: Any) -> None:
+    """Raises ConfigError unless SGD can be grafted, or is not, with these settings."""
+    require_choice("graft", graft, ("sgd", "none"))
+    require_decay("graft_momentum", graft_momentum)
 
 
 def keyword_options(given: Mapping[str, Any]) -> dict[str, Any]:

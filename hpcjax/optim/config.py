@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from hpcjax.core.patterns import check_patterns
 from hpcjax.optim import checks
 from hpcjax.optim.schedule_config import ConstantConfig, CosineConfig, StepDecayConfig
 
@@ -48,6 +49,7 @@ class SgdConfig:
 
     def __post_init__(self) -> None:
         checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        checks.check_rules(self.decay_rules)
         checks.require_decay("momentum", self.momentum)
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
@@ -87,6 +89,7 @@ class AdamWConfig:
 
     def __post_init__(self) -> None:
         checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        checks.check_rules(self.decay_rules)
         checks.require_decay("b1", self.b1)
         checks.require_decay("b2", self.b2)
         checks.require_finite(0.0, eps=self.eps)
@@ -162,6 +165,7 @@ class JorgeOptions:
         checks.require_choice(
             "precision", self.precision, ("default", "high", "highest")
         )
+        check_patterns("stacked", self.stacked)
 
 
 class JorgeKeywords(TypedDict, total=False):
@@ -212,8 +216,8 @@ class JorgeConfig(JorgeOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.require_choice("graft", self.graft, ("sgd", "none"))
-        checks.require_decay("graft_momentum", self.graft_momentum)
+        checks.check_rules(self.decay_rules)
+        checks.check_graft(self.graft, self.graft_momentum)
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
         """Returns the optimizer for a run of `steps` steps."""
@@ -261,14 +265,17 @@ class JorgeFromSgdConfig:
 
     def __post_init__(self) -> None:
         checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        checks.check_rules(self.decay_rules)
         checks.require_decay("momentum", self.momentum)
         checks.require_count(1, update_every=self.update_every)
         checks.require_choice("init", self.init, ("eps", "grad"))
+        check_patterns("stacked", self.stacked)
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
         """Returns the optimizer for a run of `steps` steps."""
         from hpcjax.optim import jorge_from_sgd
 
+        checks.require_count(1, steps=steps)
         recipe = SGDRecipe(
             lr=self.lr,
             momentum=self.momentum,
@@ -276,7 +283,6 @@ class JorgeFromSgdConfig:
             weight_decay=self.weight_decay,
             epochs=steps,
             steps_per_epoch=1,
-            warmup_epochs=float(self.schedule.warmup),
         )
         return jorge_from_sgd(
             recipe,
@@ -316,7 +322,13 @@ class SGDRecipe:
         checks.require_decay("momentum", self.momentum)
         checks.require_count(1, epochs=self.epochs)
         checks.require_count(1, steps_per_epoch=self.steps_per_epoch)
-        checks.require_finite(0.0, warmup_epochs=self.warmup_epochs)
+        checks.require_count(1, steps=self.epochs * self.steps_per_epoch)
+        checks.require(
+            0 <= self.warmup_epochs < self.epochs,
+            "warmup_epochs must be in [0, epochs)",
+            warmup_epochs=self.warmup_epochs,
+            epochs=self.epochs,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -358,6 +370,7 @@ class ShampooOptions:
         checks.check_sizes(1, self.block_size)
         if self.exponent_override is not None:
             checks.require_count(1, exponent_override=self.exponent_override)
+        check_patterns("stacked", self.stacked)
 
 
 class ShampooKeywords(TypedDict, total=False):
@@ -405,8 +418,8 @@ class ShampooConfig(ShampooOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.require_choice("graft", self.graft, ("sgd", "none"))
-        checks.require_decay("graft_momentum", self.graft_momentum)
+        checks.check_rules(self.decay_rules)
+        checks.check_graft(self.graft, self.graft_momentum)
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
         """Returns the optimizer for a run of `steps` steps."""

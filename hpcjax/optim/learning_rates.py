@@ -6,6 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
+from hpcjax.optim import checks
+
 
 def with_schedule(
     factory: Callable[..., optax.GradientTransformation],
@@ -25,11 +27,15 @@ def with_schedule(
     Returns:
       A transform whose state has `hyperparams["learning_rate"]`, float32.
 
+    Raises:
+      ConfigError: a number that is no learning rate.
+
     Examples:
       >>> tx = with_schedule(optax.sgd, lambda step: 0.5)
       >>> float(tx.init({"w": jnp.ones(2)}).hyperparams["learning_rate"])
       0.5
     """
+    checks.require_rate(learning_rate=learning_rate)
 
     def build(learning_rate):
         return factory(learning_rate, **options)

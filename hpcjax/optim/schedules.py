@@ -6,12 +6,20 @@ import jax.numpy as jnp
 import optax
 
 from hpcjax.optim import checks
+from hpcjax.optim.schedule_config import ConstantConfig, CosineConfig, StepDecayConfig
 
 
-def _check(steps: int, warmup: int) -> None:
-    checks.require(steps >= 1, "steps must be >= 1", steps=steps)
+def _check(
+    peak: float, steps: int, settings: ConstantConfig | CosineConfig | StepDecayConfig
+) -> None:
+    """Checks what the settings, which check themselves, cannot know."""
+    checks.require_rate(peak=peak)
+    checks.require_count(1, steps=steps)
     checks.require(
-        0 <= warmup < steps, "warmup must be in [0, steps)", warmup=warmup, steps=steps
+        settings.warmup < steps,
+        "warmup must be in [0, steps)",
+        warmup=settings.warmup,
+        steps=steps,
     )
 
 
@@ -35,14 +43,14 @@ def constant_schedule(peak: float, steps: int, warmup: int = 0) -> optax.Schedul
       warmup: steps of the linear rise peak·(t+1)/warmup.
 
     Raises:
-      ConfigError: `warmup` is not in [0, steps).
+      ConfigError: a value out of its range.
 
     Examples:
       >>> rate = constant_schedule(1.0, steps=10, warmup=4)
       >>> [float(rate(t)) for t in (0, 1, 3, 9)]
       [0.25, 0.5, 1.0, 1.0]
     """
-    _check(steps, warmup)
+    _check(peak, steps, ConstantConfig(warmup=warmup))
     return _warm_up(lambda step: jnp.full_like(step, peak), peak, warmup)
 
 
@@ -60,14 +68,14 @@ def cosine_schedule(
       final: the last rate as a fraction of the peak.
 
     Raises:
-      ConfigError: `warmup` is not in [0, steps).
+      ConfigError: a value out of its range.
 
     Examples:
       >>> rate = cosine_schedule(1.0, steps=10)
       >>> [round(float(rate(t)), 3) for t in (0, 5, 10)]
       [1.0, 0.5, 0.0]
     """
-    _check(steps, warmup)
+    _check(peak, steps, CosineConfig(warmup=warmup, final=final))
 
     def after(step):
         done = jnp.clip((step - warmup) / (steps - warmup), 0.0, 1.0)
@@ -103,14 +111,14 @@ def step_decay_schedule(
       at: fractions of the run at which it falls.
 
     Raises:
-      ConfigError: `warmup` is not in [0, steps).
+      ConfigError: a value out of its range.
 
     Examples:
       >>> rate = step_decay_schedule(1.0, steps=90)
       >>> [round(float(rate(t)), 3) for t in (29, 30, 60)]
       [1.0, 0.1, 0.01]
     """
-    _check(steps, warmup)
+    _check(peak, steps, StepDecayConfig(warmup=warmup, factor=factor, at=at))
     falls = jnp.asarray(decay_steps(steps, at), jnp.float32)
 
     def after(step):

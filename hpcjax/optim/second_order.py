@@ -16,33 +16,29 @@ from hpcjax.optim.weight_decay import add_weight_decay
 
 def _complete(
     direction: optax.GradientTransformation,
+    stacked: tuple[str, ...],
     learning_rate: optax.ScalarOrSchedule,
     weight_decay: ArrayLike,
+    graft: str,
+    graft_momentum: ArrayLike,
+    graft_nesterov: bool,
     decay_rules: config.DecayRules,
     clip_norm: ArrayLike | None,
-    magnitude: optax.GradientTransformation | None,
-    stacked: tuple[str, ...],
 ) -> optax.GradientTransformationExtraArgs:
     """Returns clipping → (grafted) direction → decoupled decay → learning rate."""
-    grafted = direction
-    if magnitude is not None:
-        grafted = graft_transform(direction, magnitude, stacked=stacked)
+    checks.check_common(learning_rate, weight_decay, clip_norm)
+    checks.check_graft(graft, graft_momentum)
+    if graft == "sgd":
+        magnitude = scale_by_momentum(graft_momentum, graft_nesterov)
+        direction = graft_transform(direction, magnitude, stacked=stacked)
     return in_full_precision(
         optax.chain(
             clip_global_norm(clip_norm),
-            grafted,
+            direction,
             add_weight_decay(weight_decay, decay_rules),
             optax.scale_by_learning_rate(learning_rate),
         )
     )
-
-
-def _magnitude(
-    graft: str, momentum: ArrayLike, nesterov: bool
-) -> optax.GradientTransformation | None:
-    checks.require_choice("graft", graft, ("sgd", "none"))
-    checks.require_decay("graft_momentum", momentum)
-    return scale_by_momentum(momentum, nesterov) if graft == "sgd" else None
 
 
 def jorge(
@@ -86,17 +82,17 @@ def jorge(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    checks.check_common(learning_rate, weight_decay, clip_norm)
-    magnitude = _magnitude(graft, graft_momentum, graft_nesterov)
     chosen = checks.keyword_options(options)
     return _complete(
         scale_by_jorge(**chosen),
+        chosen.get("stacked", ()),
         learning_rate,
         weight_decay,
+        graft,
+        graft_momentum,
+        graft_nesterov,
         decay_rules,
         clip_norm,
-        magnitude,
-        chosen.get("stacked", ()),
     )
 
 
@@ -139,15 +135,15 @@ def shampoo(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    checks.check_common(learning_rate, weight_decay, clip_norm)
-    magnitude = _magnitude(graft, graft_momentum, graft_nesterov)
     chosen = checks.keyword_options(options)
     return _complete(
         scale_by_shampoo(**chosen),
+        chosen.get("stacked", ()),
         learning_rate,
         weight_decay,
+        graft,
+        graft_momentum,
+        graft_nesterov,
         decay_rules,
         clip_norm,
-        magnitude,
-        chosen.get("stacked", ()),
     )

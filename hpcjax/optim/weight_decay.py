@@ -19,7 +19,7 @@ def decay_mask(decay_rules: config.DecayRules, params: Any) -> Any:
       params: tree of parameters or shapes.
 
     Raises:
-      ConfigError: a rule matches no parameter, or a parameter no rule.
+      ConfigError: a rule is no regex or matches no parameter, or a parameter no rule.
 
     Examples:
       >>> decay_mask((("bias", False), (".*", True)), {"bias": 0.0, "kernel": 0.0})
@@ -48,7 +48,8 @@ def add_weight_decay(
       A transform without state.
 
     Raises:
-      ConfigError: at init, if a rule matches no parameter or a parameter no rule.
+      ConfigError: λ is negative or not finite, or a rule is no regex; at init, a rule
+        matches no parameter or a parameter no rule.
       ValueError: at update, if λ is not zero and `params` is not given.
 
     Examples:
@@ -59,6 +60,7 @@ def add_weight_decay(
       2.0
     """
     checks.require_finite(0.0, weight_decay=weight_decay)
+    checks.check_rules(decay_rules)
     off = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def init(params):

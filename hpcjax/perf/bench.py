@@ -17,12 +17,12 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.perf.intervals import bootstrap_median
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Clock = Callable[[], float]
-_RESAMPLES = 9999
 _CACHE = "jax_enable_compilation_cache"
 
 
@@ -118,8 +118,6 @@ def ratios(
     Raises:
       ConfigError: fewer than two rounds, or an impossible confidence.
     """
-    from scipy import stats
-
     rounds = measured.sizes["repetition"]
     if rounds < 2:
         raise ConfigError(f"an interval needs at least 2 repetitions: got {rounds}")
@@ -130,20 +128,8 @@ def ratios(
     found = {}
     for name in measured["candidate"].values.tolist():
         values = seconds.sel(candidate=name).values / reference
-        interval = stats.bootstrap(
-            (values,),
-            np.median,
-            confidence_level=confidence,
-            method="percentile",
-            n_resamples=_RESAMPLES,
-            random_state=np.random.default_rng(seed),
-        ).confidence_interval
-        found[name] = Ratio(
-            median=float(np.median(values)),
-            low=float(interval.low),
-            high=float(interval.high),
-            rounds=rounds,
-        )
+        low, high = bootstrap_median(values, confidence=confidence, seed=seed)
+        found[name] = Ratio(float(np.median(values)), low, high, rounds)
     return found
 
 

@@ -1,7 +1,5 @@
 """Makes a table: runs what is missing, assembles, judges, compares, records."""
 
-import contextlib
-import json
 import logging
 import math
 import pathlib
@@ -12,16 +10,10 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.core import provenance
-from hpcjax.core.errors import (
-    ConfigError,
-    DataFormatError,
-    Diverged,
-    HpcjaxError,
-    nearest,
-)
+from hpcjax.core.errors import ConfigError, Diverged, HpcjaxError, nearest
 from hpcjax.core.files import read_json, write_json
 from hpcjax.runs import config as configs
-from hpcjax.runs import directory, discover, execute, results
+from hpcjax.runs import directory, discover, execute, results, words
 from hpcjax.runs.tables import Runs, Table, TableResult, Tier, judge
 
 log = logging.getLogger(__name__)
@@ -44,7 +36,8 @@ def build_table(
 ) -> TableResult:
     """Makes one table on one tier.
 
-    A run whose config is unchanged and that has finished under `root` is used again.
+    A run whose config is unchanged and that has finished under `root` is used again. A
+    run that diverges has finished too: its row shows what it reached before.
 
     Args:
       table_id: `<paper>/<table>`.
@@ -62,6 +55,7 @@ def build_table(
     Raises:
       ConfigError: no such table or tier.
       RunMissing: with `run_missing=False`.
+      Diverged: every trial of a row's tuning did, or every run of the baseline.
     """
     root = root or pathlib.Path.cwd()
     found = discover.find_tables(root)
@@ -79,6 +73,7 @@ def build_table(
         verdicts=judge(maker.tier, dataset),
         runs=tuple(maker.made),
         tuned=maker.tuned,
+        rows=rows,
         differences=compare(dataset, committed) if check else None,
     )
     if record:
@@ -101,7 +96,7 @@ def to_json(result: TableResult) -> dict[str, Any]:
         "source": result.dataset.attrs.get("source", "measured"),
         "cells": _cells(result.dataset),
         "claims": {
-            v.name: {"ours": _finite(v.ours), "bound": v.bound, "holds": v.holds}
+            v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
             for v in result.verdicts
         },
         "tuned": {row: dict(values) for row, values in result.tuned.items()},
@@ -162,24 +157,15 @@ def _cells(dataset: xr.Dataset) -> dict[str, Any]:
         )
         for place, value in zip(stacked["cell"].values, stacked.values, strict=True):
             names = place if isinstance(place, tuple) else (place,)
-            cells["|".join(map(str, names)) + f".{column}"] = _finite(value.item())
+            cells["|".join(map(str, names)) + f".{column}"] = words.plain(value.item())
     return cells
 
 
-def _check_diverged(root: pathlib.Path, digest: str) -> None:
-    """Raises Diverged if a run of the config with this digest has: it would again."""
-    for run in directory.list_runs(root):
-        with contextlib.suppress(DataFormatError):
-            same = configs.digest_json(run.read_config()) == digest
-            if same and run.status == "diverged":
-                raise Diverged(f"as run {run.id} did")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they are written as words."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+def _read(run: directory.RunDirectory) -> xr.Dataset:
+    """Returns a run's result; of one that diverged, the history up to there."""
+    if run.status == "diverged":
+        return results.history(run.records())
+    return execute.read_result(run)
 
 
 class _Maker:
@@ -202,11 +188,11 @@ class _Maker:
         """Returns the runs of one row, joined along `seed`."""
         runs = self.tier.runs[name]
         chosen = self.tune(name)
-        datasets = {
+        made = {
             seed: self.once(name, runs, {**chosen, "seed": str(seed)})
             for seed in runs.seeds
         }
-        return results.over_seeds(datasets)
+        return results.over_seeds({seed: _read(run) for seed, run in made.items()})
 
     def tune(self, name: str) -> dict[str, str]:
         """Returns the values that the row's grid, or the row it is like, settled on."""
@@ -233,14 +219,11 @@ class _Maker:
         """
         best = []
         for seed in runs.tune_seeds:
-            overrides = {**trial, "seed": str(seed)}
-            try:
-                dataset = self.once(name, runs, overrides, tuning=True)
-            except Diverged as error:
-                log.warning("%s: trial %s diverged: %s", name, trial, error)
+            run = self.once(name, runs, {**trial, "seed": str(seed)}, tuning=True)
+            if run.status == "diverged":
                 best.append(math.inf)
                 continue
-            values = dataset[runs.by].values
+            values = _read(run)[runs.by].values
             finite = values[np.isfinite(values)]
             best.append(finite.min() if finite.size else math.inf)
         return float(np.median(best))
@@ -252,32 +235,47 @@ class _Maker:
         overrides: Mapping[str, str],
         *,
         tuning: bool = False,
-    ) -> xr.Dataset:
-        """Returns one run's result, from disk if it is there."""
+    ) -> directory.RunDirectory:
+        """Returns one run that has ended well or diverged, from disk if it is there."""
         merged = {**runs.overrides, **overrides}
-        loaded = discover.load(runs.config, merged, self.root)
-        digest = configs.digest(loaded.config)
-        folder = None if self.fresh else directory.find_done(self.root, digest)
-        if folder is None and tuning and not self.fresh:
-            _check_diverged(self.root, digest)
-        if folder is None and not self.run_missing:
+        digest = configs.digest(discover.load(runs.config, merged, self.root).config)
+        run = None if self.fresh else self.find(digest, "done", "diverged")
+        if run is None and not self.run_missing:
             raise RunMissing(f"{runs.config} with {merged} has not been run")
-        if folder is None:
-            done = execute.run(
-                runs.config, merged, root=self.root, quiet=not self.progress
-            )
-            folder = directory.open_run(self.root, done.id)
-        dataset = results.read(folder.path / "result.nc")
-        origin = json.loads(dataset.attrs["provenance"])
+        if run is None:
+            run = self.run(runs.config, merged, digest)
         self.made.append(
             {
                 "row": name,
                 "tuning": tuning,
                 "config": runs.config,
                 "overrides": merged,
-                "id": folder.id,
+                "id": run.id,
                 "config_digest": digest,
-                "commit": origin.get("git_commit"),
+                "commit": run.sessions()[-1].get("git_commit"),
+                "diverged": run.status == "diverged",
             }
         )
-        return dataset
+        return run
+
+    def run(
+        self, config: str, overrides: Mapping[str, str], digest: str
+    ) -> directory.RunDirectory:
+        """Runs a config; one that diverges has been run all the same."""
+        try:
+            done = execute.run(
+                config, overrides, root=self.root, quiet=not self.progress
+            )
+        except Diverged as error:
+            log.warning("%s with %s diverged: %s", config, overrides, error)
+            run = self.find(digest, "diverged")
+            if run is None:
+                raise
+            return run
+        return directory.open_run(self.root, done.id)
+
+    def find(
+        self, digest: str, *statuses: directory.Status
+    ) -> directory.RunDirectory | None:
+        """Returns the newest run of a config that ended so, on one device as here."""
+        return directory.find_done(self.root, digest, devices=1, statuses=statuses)

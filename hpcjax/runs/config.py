@@ -151,6 +151,16 @@ def digest_json(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def check_seed(seed: int) -> None:
+    """Checks that parameters, data order and draws can be made from a seed.
+
+    Raises:
+      ConfigError: it is not an unsigned number of 32 bits.
+    """
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed must be at least 0 and less than 2**32: got {seed}")
+
+
 def check_resumable(old: Any, new: Any) -> None:
     """Checks that a run of config `old` may go on with config `new`.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from hpcjax.runs import results
 from hpcjax.runs.directory import RunDirectory
 from hpcjax.runs.progress import Progress, Watched
+from hpcjax.runs.signals import StopSignals
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,11 +30,13 @@ class Context:
         mesh: "Mesh",
         directory: RunDirectory,
         progress: Progress,
+        signals: StopSignals,
     ) -> None:
         self.data_root = data_root
         self.mesh = mesh
         self.directory = directory
         self._progress = progress
+        self._signals = signals
 
     def train(
         self, task: "train.Task", config: "train.TrainConfig", *, seed: int
@@ -47,13 +50,18 @@ class Context:
 
         Returns:
           The history as `results.history` describes it.
+
+        Raises:
+          Preempted: a signal asked the run to stop; it has saved and can be resumed.
         """
         from hpcjax import train
 
         recorder = Watched(self.directory.metrics(), self._progress)
-        with train.Checkpoints(
-            self.directory.path / "checkpoints", keep=config.keep
-        ) as checkpoints:
+        folder = self.directory.path / "checkpoints"
+        with (
+            self._signals.deferred(),
+            train.Checkpoints(folder, keep=config.keep) as checkpoints,
+        ):
             train.fit(
                 task,
                 config,
@@ -61,5 +69,6 @@ class Context:
                 mesh=self.mesh,
                 recorder=recorder,
                 checkpoints=checkpoints,
+                stop=lambda: self._signals.received,
             )
         return results.history(self.directory.records())

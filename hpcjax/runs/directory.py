@@ -13,7 +13,7 @@ import pathlib
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from hpcjax.core import files
@@ -63,14 +63,7 @@ class RunDirectory:
         Raises:
           DataFormatError: it is not there, or not JSON of this form.
         """
-        path = self.path / "config.json"
-        try:
-            data = files.read_json(path)
-        except (OSError, ValueError) as error:
-            raise DataFormatError(f"{path}: no readable config: {error}") from error
-        if not isinstance(data, dict):
-            raise DataFormatError(f"{path}: expected an object")
-        return data
+        return _read_object(self.path / "config.json")
 
     def write_config(self, name: str, config: Any, parent: str | None = None) -> None:
         """Writes `config.json`, which `hpcjax run` accepts in place of a name."""
@@ -79,9 +72,38 @@ class RunDirectory:
             data["parent"] = parent
         files.write_json(self.path / "config.json", data)
 
-    def write_provenance(self, provenance: Mapping[str, Any]) -> None:
-        """Writes where the run came from: commit, versions, devices, seed."""
-        files.write_json(self.path / "provenance.json", dict(provenance))
+    def write_provenance(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes where what is run now comes from: commit, versions, devices, seed.
+
+        A run that is resumed has several such sessions; `earlier` holds those before.
+
+        Returns:
+          What the file holds now.
+        """
+        path = self.path / "provenance.json"
+        held = dict(provenance)
+        if path.exists():
+            held["earlier"] = self.sessions()
+        files.write_json(path, held)
+        return held
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Returns the provenance of every session of the run, oldest first.
+
+        Raises:
+          DataFormatError: `provenance.json` is not there, or not of its form.
+        """
+        path = self.path / "provenance.json"
+        newest = _read_object(path)
+        earlier = newest.pop("earlier", [])
+        if not isinstance(earlier, list) or {*map(type, earlier)} - {dict}:
+            raise DataFormatError(f"{path}: earlier must be a list of objects")
+        return [*earlier, newest]
+
+    def steps_taken(self) -> int:
+        """Returns the step of the newest checkpoint, from which a resume goes on."""
+        names = [path.name for path in (self.path / "checkpoints").glob("*")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     @property
     def status(self) -> Status:
@@ -148,8 +170,21 @@ class RunDirectory:
             yield self
 
 
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        data = files.read_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataFormatError(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise DataFormatError(f"{path}: expected an object")
+    return data
+
+
 def create(
-    root: pathlib.Path, config_name: str, config: Any, parent: str | None = None
+    root: pathlib.Path,
+    config_name: str,
+    config: Any,
+    parent: RunDirectory | None = None,
 ) -> RunDirectory:
     """Makes the folder of a new run, with its config and the status `running`.
 
@@ -157,7 +192,7 @@ def create(
       root: folder that holds `runs/`.
       config_name: `paper/config[:variant]`.
       config: what will be run.
-      parent: id of the run that this one is forked from.
+      parent: run that this one is forked from; its checkpoints and records are copied.
     """
     name = config_name.replace("/", "-").replace(":", "-")
     files.check_name(name, "config name")
@@ -167,8 +202,11 @@ def create(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
     folder = RunDirectory(path)
-    folder.write_config(config_name, config, parent)
     folder.set_status("running")
+    if parent is not None:
+        _copy(parent, folder)
+    # The config is written last: it makes the folder a run.
+    folder.write_config(config_name, config, parent.id if parent else None)
     return folder
 
 
@@ -207,21 +245,42 @@ def _age(path: pathlib.Path) -> float:
     return (path / "config.json").stat().st_mtime
 
 
-def find_done(root: pathlib.Path, digest: str) -> RunDirectory | None:
-    """Returns the newest finished run of the config with this digest, if there is one.
+def find_done(
+    root: pathlib.Path,
+    digest: str,
+    *,
+    devices: int | None = None,
+    statuses: Collection[Status] = ("done",),
+) -> RunDirectory | None:
+    """Returns the newest run that a config alone has brought to its end, if any.
 
-    A folder whose files cannot be read does not count, nor does a forked run.
+    A forked run does not count, nor one that was resumed after a change of its config:
+    its first steps were another config's. Nor does one whose files cannot be read.
+
+    Args:
+      root: folder that holds `runs/`.
+      digest: of the config.
+      devices: how many it must have used throughout; None for any number.
+      statuses: which ends count; with `"done"` there must be a result.
     """
     for run in reversed(list_runs(root)):
-        try:
-            same = configs.digest_json(run.read_config()) == digest
-            if run.parent is not None:
-                continue  # its first steps were another config's
-            if same and run.status == "done" and (run.path / "result.nc").exists():
+        with contextlib.suppress(DataFormatError, RecursionError):
+            if run.status not in statuses or not _is_of(run, digest, devices):
+                continue
+            if run.status != "done" or (run.path / "result.nc").exists():
                 return run
-        except DataFormatError:
-            continue
     return None
+
+
+def _is_of(run: RunDirectory, digest: str, devices: int | None) -> bool:
+    """Says whether every step of a run was one of this config, on so many devices."""
+    if run.parent is not None or configs.digest_json(run.read_config()) != digest:
+        return False
+    return all(
+        session.get("config_digest") == digest
+        and devices in (None, session.get("used_devices"))
+        for session in run.sessions()
+    )
 
 
 @contextlib.contextmanager
@@ -243,7 +302,8 @@ def claim(
         checkpoints and records, whatever the config.
 
     Raises:
-      ConfigError: no such run, or a config it cannot go on with; `fork` alone.
+      ConfigError: no such run, a config it cannot go on with, or fewer steps than it
+        has taken; `fork` alone. The run is then as it was.
       RunBusy: another process holds the run.
     """
     if resume is None:
@@ -259,8 +319,7 @@ def claim(
             log.info("run %s in %s goes on", old.id, old.path.parent)
             yield old
             return
-        child = create(root, loaded.title, loaded.config, parent=old.id)
-        _copy(old, child)
+        child = create(root, loaded.title, loaded.config, parent=old)
     with child.locked():
         log.info("run %s in %s, forked from %s", child.id, child.path.parent, old.id)
         yield child
@@ -269,6 +328,12 @@ def claim(
 def _continue(folder: RunDirectory, loaded: discover.Loaded) -> None:
     data = folder.read_config()
     configs.check_resumable(configs.from_json(data, type(loaded.config)), loaded.config)
+    taken = folder.steps_taken()
+    if loaded.steps is not None and loaded.steps < taken:
+        raise ConfigError(
+            f"steps must be at least the {taken} that the run has taken: "
+            f"got {loaded.steps}"
+        )
     folder.write_config(loaded.title, loaded.config, data.get("parent"))
 
 

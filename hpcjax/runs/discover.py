@@ -87,6 +87,11 @@ class Loaded:
         return f"{self.name}:{self.variant}" if self.variant else self.name
 
     @property
+    def steps(self) -> int | None:
+        """For how many steps it trains; None for an experiment that does not."""
+        return getattr(getattr(self.config, "train", None), "steps", None)
+
+    @property
     def experiment(self) -> types.ModuleType:
         """The module of the config's class, which has `run(cfg, ctx)`."""
         return experiment(self.config)
@@ -375,7 +380,7 @@ def _load_json(name: str, root: pathlib.Path) -> Loaded:
         data = read_json(path)
     except FileNotFoundError as error:
         raise ConfigError(f"no such file: {path}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     try:
         config = configs.from_json(data)

@@ -11,6 +11,7 @@ from hpcjax.core.errors import ConfigError, Diverged, Preempted
 from hpcjax.runs import config as configs
 from hpcjax.runs import directory, discover, results
 from hpcjax.runs.progress import Progress
+from hpcjax.runs.signals import StopSignals
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -64,6 +65,8 @@ def run(
     Raises:
       ConfigError: a name, key or value that cannot be used.
       RunBusy: another process holds the run to resume.
+      Preempted: a signal asked it to stop (Interrupted for Ctrl-C); the run directory
+        is consistent, and training goes on from its last step with `resume`.
 
     Examples:
       `runs.run("jorge/digits:sgd", {"train.steps": "200"})`
@@ -86,18 +89,24 @@ def _execute(
         devices=True, seed=getattr(loaded.config, "seed", None), parent=folder.parent
     )
     origin["config_digest"] = configs.digest(loaded.config)
-    folder.write_provenance(origin)
+    origin["used_devices"] = 1 if devices is None else devices
+    origin = folder.write_provenance(origin)  # with the sessions before
     folder.set_status("running")
-    total = getattr(getattr(loaded.config, "train", None), "steps", None)
-    try:
-        with Progress(loaded.title, total, quiet=quiet) as progress:
-            context = make_context(root, folder, progress, devices)
-            dataset = loaded.experiment.run(loaded.config, context)
-        results.write(dataset, folder.path / "result.nc", origin)
-    except BaseException as error:
-        folder.set_status(_status(error))
-        raise
-    folder.set_status("done")
+    with StopSignals() as signals:
+        try:
+            with Progress(loaded.title, loaded.steps, quiet=quiet) as progress:
+                context = make_context(root, folder, progress, signals, devices)
+                dataset = loaded.experiment.run(loaded.config, context)
+            results.write(dataset, folder.path / "result.nc", origin)
+        except Preempted as error:
+            folder.set_status("preempted")
+            again = f"hpcjax run runs/{folder.id}/config.json --resume {folder.id}"
+            raise type(error)(f"{error}; to go on: {again}") from None
+        except BaseException as error:
+            folder.set_status(_status(error))
+            raise
+        folder.set_status("done")
+        signals.check()
     return RunResult(id=folder.id, directory=folder.path, dataset=dataset)
 
 
@@ -113,6 +122,7 @@ def make_context(
     root: pathlib.Path,
     folder: directory.RunDirectory,
     progress: Progress,
+    signals: StopSignals,
     devices: int | None = None,
 ) -> "Context":
     """Returns the context of a run in `folder` over the first `devices` devices."""
@@ -121,13 +131,13 @@ def make_context(
 
     _keep_compiled(root)
     mesh = sharding.data_mesh(1 if devices is None else devices)
-    return Context(directory.data_root(root), mesh, folder, progress)
+    return Context(directory.data_root(root), mesh, folder, progress, signals)
 
 
 def _status(error: BaseException) -> str:
     if isinstance(error, Diverged):
         return "diverged"
-    return "preempted" if isinstance(error, Preempted | KeyboardInterrupt) else "failed"
+    return "preempted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def load_result(run_id: str, *, root: pathlib.Path | None = None) -> Any:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import numbers
 import os
 import pathlib
@@ -11,16 +10,14 @@ from typing import Any
 
 from hpcjax.core import files
 from hpcjax.core.errors import DataFormatError
-
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+from hpcjax.runs import words
 
 
 class Metrics:
     """Records of a run in the order of its steps.
 
-    A record is `{"step": int, name: number or text, ...}`. JSON has no NaN and no
-    infinities: they are written as the words `nan`, `inf` and `-inf`, and read back as
-    numbers.
+    A record is `{"step": int, name: number or text, ...}`; infinities and NaN are
+    written as words and read back as numbers.
 
     Attributes:
       path: the file.
@@ -85,13 +82,16 @@ class Metrics:
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataFormatError(f"{self.path}, line {number}: {error}") from error
             if not isinstance(record, dict) or not isinstance(record.get("step"), int):
                 raise DataFormatError(
                     f'{self.path}, line {number}: expected {{"step": int, ...}}'
                 )
-            yield line + b"\n", {name: _number(value) for name, value in record.items()}
+            yield (
+                line + b"\n",
+                {name: words.number(value) for name, value in record.items()},
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -99,9 +99,4 @@ def _plain(value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, str | bool | numbers.Integral) or value is None:
         return value
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
-
-
-def _number(value: Any) -> Any:
-    return _WORDS.get(value, value) if isinstance(value, str) else value
+    return words.plain(float(value))

@@ -1,17 +1,20 @@
 """Tables in print: for the terminal, Markdown, CSV, HTML and LaTeX."""
 
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
 import pandas as pd
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
+from hpcjax.runs import show
 from hpcjax.runs.tables import TableResult
 
 Format = Literal["rich", "md", "csv", "html", "latex"]
+# What pandas leaves as it is: signs that TeX has no font for, and a bracket, which at
+# the start of a line is an argument of the end of the line before.
+_TEX = {"∞": r"$\infty$", "≤": r"$\leq$", "≥": r"$\geq$", "[": "{[}"}
 
 
 def render_table(result: TableResult, form: Format = "rich") -> Any:
@@ -26,8 +29,8 @@ def render_table(result: TableResult, form: Format = "rich") -> Any:
     writers: dict[str, Callable[[pd.DataFrame], str]] = {
         "md": _markdown,
         "csv": lambda frame: frame.to_csv(index=False),
-        "html": lambda frame: frame.to_html(index=False, border=0),
-        "latex": lambda frame: frame.to_latex(index=False),
+        "html": html,
+        "latex": _latex,
     }
     parts = [writers[form](values(result)), writers[form](verdicts(result))]
     return "\n".join(parts)
@@ -77,7 +80,7 @@ def cell(value: Any) -> str:
 def _rich(result: TableResult) -> RenderableType:
     source = result.dataset.attrs.get("source", "measured")
     title = f"{result.table.id} · tier {result.tier} · {source}"
-    parts: list[RenderableType] = [_frame(values(result), title)]
+    parts = [_frame(values(result), title)]
     if result.verdicts:
         parts.append(_frame(verdicts(result), "paper's relation | ours | verdict"))
     parts.append(Text(f"Paper: {result.table.paper}"))
@@ -89,19 +92,34 @@ def _rich(result: TableResult) -> RenderableType:
     return Group(*parts)
 
 
-def _frame(frame: pd.DataFrame, title: str) -> RichTable:
-    table = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for column in frame.columns:
-        table.add_column(str(column), overflow="fold")
-    for row in frame.itertuples(index=False):
-        table.add_row(*map(str, row))
-    return table
+def html(frame: pd.DataFrame) -> str:
+    """Returns a frame as an HTML table, its text escaped."""
+    return frame.to_html(index=False, border=0)
+
+
+def _frame(frame: pd.DataFrame, title: str) -> RenderableType:
+    return show.frame(title, *_texts(frame))
+
+
+def _texts(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    rows = frame.itertuples(index=False)
+    return list(map(str, frame.columns)), [list(map(str, row)) for row in rows]
+
+
+def _latex(frame: pd.DataFrame) -> str:
+    text = frame.to_latex(index=False, escape=True)
+    for sign, tex in _TEX.items():
+        text = text.replace(sign, tex)
+    return text
 
 
 def _markdown(frame: pd.DataFrame) -> str:
     def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(cells) + " |"
 
-    head = [line([str(c) for c in frame.columns]), line(["---"] * len(frame.columns))]
-    body = [line([str(c) for c in row]) for row in frame.itertuples(index=False)]
-    return "\n".join(head + body) + "\n"
+    def escaped(cells: list[str]) -> list[str]:
+        return [re.sub(r"([\\|*_`<&])", r"\\\1", " ".join(c.split())) for c in cells]
+
+    columns, rows = _texts(frame)
+    lines = [escaped(columns), ["---"] * len(columns), *map(escaped, rows)]
+    return "\n".join(map(line, lines)) + "\n"

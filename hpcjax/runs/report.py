@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import xarray as xr
 
-from hpcjax.core.errors import ConfigError
+from hpcjax.core.errors import ConfigError, Diverged
 from hpcjax.core.files import read_json, write_atomic
 from hpcjax.runs import build, curves, directory, discover, execute, render, results
 from hpcjax.runs.tables import TableResult
@@ -59,7 +59,7 @@ def write_report(
 def _finished(tables: Sequence[str], root: pathlib.Path) -> list[str]:
     finished = []
     for name in tables:
-        with contextlib.suppress(build.RunMissing, ConfigError):
+        with contextlib.suppress(build.RunMissing, ConfigError, Diverged):
             build.build_table(name, root=root, run_missing=False)
             finished.append(name)
     return finished
@@ -68,17 +68,7 @@ def _finished(tables: Sequence[str], root: pathlib.Path) -> list[str]:
 def _table_section(
     result: TableResult, root: pathlib.Path, page: pathlib.Path
 ) -> dict[str, Any]:
-    rows: dict[str, dict[int, xr.Dataset]] = {}
-    folders = {}
-    for run in result.runs:
-        if not run["tuning"]:
-            folder = directory.open_run(root, run["id"])
-            folders[run["id"]] = folder
-            seeds = rows.setdefault(run["row"], {})
-            seeds[int(run["overrides"]["seed"])] = results.read(
-                folder.path / "result.nc"
-            )
-    joined = {row: results.over_seeds(seeds) for row, seeds in rows.items()}
+    reported = dict.fromkeys(run["id"] for run in result.runs if not run["tuning"])
     table = result.table
     return {
         "name": table.id,
@@ -87,10 +77,10 @@ def _table_section(
         "source": result.dataset.attrs.get("source", "measured"),
         "paper": table.paper,
         "caption": table.caption,
-        "values": render.values(result).to_html(index=False, border=0),
-        "verdicts": render.verdicts(result).to_html(index=False, border=0),
-        "figure": _figure(joined, page, table.id),
-        "runs": [_run_facts(folder) for folder in folders.values()],
+        "values": render.html(render.values(result)),
+        "verdicts": render.html(render.verdicts(result)),
+        "figure": _figure(result.rows, page, table.id),
+        "runs": [_run_facts(directory.open_run(root, run_id)) for run_id in reported],
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import DataFormatError
-from hpcjax.core.files import disk_errors
+from hpcjax.core.files import replacing
 
 SOURCES = ("measured", "simulated", "analytical")
 
@@ -66,18 +66,14 @@ def write(
 
     Raises:
       ValueError: the attribute `source` is not one of `SOURCES`.
+      DiskFull: no room for it; a result that was there stays.
     """
     source = dataset.attrs.setdefault("source", "measured")
     if source not in SOURCES:
         raise ValueError(f"source must be one of {SOURCES}: got {source!r}")
     stamped = dataset.assign_attrs(provenance=json.dumps(provenance, sort_keys=True))
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with disk_errors(path):
-            stamped.to_netcdf(temporary, engine="h5netcdf")
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        stamped.to_netcdf(temporary, engine="h5netcdf")
 
 
 def read(path: pathlib.Path) -> xr.Dataset:

@@ -32,7 +32,7 @@ def frame(
     """Returns a table of text under its title; cells are folded, never cut."""
     table = RichTable(box=box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(column), overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return Group(Text(title), table) if title else table

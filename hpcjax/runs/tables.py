@@ -205,10 +205,11 @@ class TableResult:
       tier: on which tier.
       dataset: the assembled values.
       verdicts: one for each claim.
-      runs: one record per run behind it: row, seed, id, config digest, commit.
+      runs: one record per run behind it: row, overrides, id, config digest, commit,
+        and whether it diverged.
       tuned: by row, the overrides that tuning chose.
+      rows: what the reported runs returned, by row, joined along `seed`.
       differences: against the committed result; None when it was not compared.
-      directories: of the reported runs, by row.
     """
 
     table: Table
@@ -217,6 +218,7 @@ class TableResult:
     verdicts: tuple[Verdict, ...]
     runs: tuple[Mapping[str, Any], ...]
     tuned: Mapping[str, Mapping[str, str]]
+    rows: Mapping[str, xr.Dataset]
     differences: tuple[str, ...] | None = None
 
     @property

@@ -2,7 +2,11 @@
 
 The target is the worst of the baseline seeds' best validations, so every baseline run
 reaches it; the baseline's own steps are counted to that same target. A run that misses
-it counts as infinitely slow, not as missing.
+it counts as infinitely slow, not as missing. A validation that is NaN, or that a run
+which diverged never came to, reaches nothing; a baseline seed with none but those has
+no say in the target. It misses it, as it may one that is given: other rows are then
+compared with the last step at which the baseline was validated. It would have needed
+more, so that their ratio under this seed is at most the one shown.
 """
 
 from collections.abc import Mapping
@@ -10,7 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
-DRAWS = 2000
+from hpcjax.core.errors import Diverged
+from hpcjax.perf.intervals import bootstrap_median, median
 
 
 def time_to_target(
@@ -34,30 +39,48 @@ def time_to_target(
       `seconds`, the median training time to the target; `compile_seconds`, the longest
       (later seeds find the program in the cache); and `target`. `steps_by_seed` keeps
       the single runs, dimensions `row`, `seed`.
+
+    Raises:
+      Diverged: no seed of the baseline has a finite value of the metric.
     """
+    scored = {name: _scored(row, metric) for name, row in rows.items()}
+    best = scored[baseline][metric].min("eval_step").values
+    if not np.isfinite(best).any():
+        raise Diverged(f"no seed of {baseline!r}, the baseline, has a finite {metric}")
     if target is None:
-        target = float(rows[baseline][metric].min("eval_step").max())
+        target = float(best[np.isfinite(best)].max())
     reached = {
         name: first_at_most(row[metric], target, "eval_step")
-        for name, row in rows.items()
+        for name, row in scored.items()
     }
+    last = float(scored[baseline]["eval_step"].max())
+    base = reached[baseline].clip(max=last)
     compared = [
-        _row(rows[name], steps, reached[baseline], metric)
-        for name, steps in reached.items()
+        _row(scored[name], steps, base, metric) for name, steps in reached.items()
     ]
     table = xr.concat(compared, dim="row", join="outer").assign_coords(row=list(rows))
     return table.assign(target=target)
+
+
+def _scored(row: xr.Dataset, metric: str) -> xr.Dataset:
+    """Returns a row in which the metric is infinite wherever there is no value."""
+    if metric not in row:  # each of its runs ended before the first validation
+        nothing = xr.full_like(row["seed"], np.inf, float).expand_dims(eval_step=[0])
+        row = row.drop_dims("eval_step")
+        row = row.assign({metric: nothing, "eval_seconds": nothing})
+    return row.assign({metric: row[metric].fillna(np.inf)})
 
 
 def _row(
     row: xr.Dataset, steps: xr.DataArray, base: xr.DataArray, metric: str
 ) -> xr.Dataset:
     ratio = steps.values / base.sel(seed=steps["seed"]).values
+    best = row[metric].min("eval_step")
     seconds = row["eval_seconds"].where(row["eval_step"] == steps).max("eval_step")
     figures = {
         "steps": float(median(steps.values[None])[0]),
         "ratio": float(median(ratio[None])[0]),
-        "best": float(row[metric].min("eval_step").median()),
+        "best": float(median(best.values[None])[0]),
         "seconds": float(median(seconds.fillna(np.inf).values[None])[0]),
         "compile_seconds": float(row["compile_seconds"].max()),
     }
@@ -71,25 +94,3 @@ def first_at_most(values: xr.DataArray, target: float, dim: str) -> xr.DataArray
     reached = values <= target
     first = values[dim].where(reached).min(dim)
     return first.where(reached.any(dim), np.inf)
-
-
-def bootstrap_median(
-    sample: np.ndarray, *, confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Returns the percentile bootstrap interval of the median of a 1-D sample.
-
-    scipy's bootstrap makes NaN of infinite values; here a missed target keeps its place
-    at the slow end.
-    """
-    rng = np.random.Generator(np.random.Philox(seed))
-    medians = np.sort(median(rng.choice(sample, size=(DRAWS, len(sample)))))
-    tail = (1 - confidence) / 2
-    last = DRAWS - 1
-    return float(medians[int(tail * last)]), float(medians[int((1 - tail) * last)])
-
-
-def median(rows: np.ndarray) -> np.ndarray:
-    """Returns the median of each row; infinite when a middle value is."""
-    ordered = np.sort(rows, axis=1)
-    count = ordered.shape[1]
-    return (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
 from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.runs import words
 
 TAG = "type"
 _JSON_TYPES = {
@@ -32,13 +34,10 @@ _JSON_TYPES = {
     str: (str,),
     types.NoneType: (),
 }
-_WORDS = ("inf", "-inf", "nan")
 _CONVERTER = make_converter(
     forbid_extra_keys=True, unstruct_collection_overrides={tuple: list}
 )
-_CONVERTER.register_unstructure_hook(
-    float, lambda value: str(value) if str(value) in _WORDS else value
-)
+_CONVERTER.register_unstructure_hook(float, words.plain)
 
 
 class _Misfit(Exception):
@@ -153,7 +152,9 @@ def read(text: Any, hint: Any, path: str) -> Any:
             return tuple(read(*p, f"{path}[{place}]") for place, p in enumerate(pairs))
     elif plain and isinstance(text, str):
         with contextlib.suppress(SystemExit):
-            return _read_scalar(text, plain)
+            value = _read_scalar(text, plain)
+            _check_range(value, text, path)
+            return value
     elif not many and not plain:
         raise ConfigError(f"{path} is a config: it cannot be written in one override")
     form = ", written such as [64,10]" if many else ""
@@ -165,6 +166,8 @@ def _split(text: Any, path: str) -> Any:
         return text
     try:
         return yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - makes only text
+    except RecursionError as error:
+        raise ConfigError(f"{path}: lists too deep: got {text[:60]!r}") from error
     except yaml.YAMLError as error:
         why = getattr(error, "problem", "characters that YAML does not allow")
         raise ConfigError(f"{path} is not a list: got {text!r} ({why})") from error
@@ -192,6 +195,14 @@ def _read_scalar(text: str, options: list[Any]) -> Any:
     silent = io.StringIO()
     with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
         return tyro.cli(form, args=[flag], config=(tyro.conf.FlagConversionOff,)).value
+
+
+def _check_range(value: Any, text: str, path: str) -> None:
+    """Refuses a number that became infinite or zero because no float holds it."""
+    too_large = value in (math.inf, -math.inf) and "inf" not in text.lower()
+    too_small = value == 0 and re.search("[1-9]", re.split("[eE]", text)[0])
+    if isinstance(value, float) and (too_large or too_small):
+        raise ConfigError(f"{path} must be a number that a float can hold: got {text}")
 
 
 def encode(value: Any, hint: Any, path: str = "") -> Any:
@@ -272,7 +283,7 @@ def _prepare(hint: Any) -> None:
         if value is None and len(some) < len(alternatives(hint)):
             return None
         if not _fits(value, hint):
-            raise _Misfit(json.dumps(value, default=repr))
+            raise _Misfit(_show_json(value))
         tag = value.get(TAG) if len(allowed) > 1 else None
         # A list, because a tag that a hand wrote may have no hash.
         if len(allowed) > 1 and tag not in list(allowed):
@@ -293,7 +304,8 @@ def _prepare(hint: Any) -> None:
 def _fits(value: Any, hint: Any) -> bool:
     """Says whether JSON of this outer form may be of a type; looks at no element."""
     if hint in _JSON_TYPES:
-        return type(value) in _JSON_TYPES[hint] or (hint is float and value in _WORDS)
+        word = hint is float and isinstance(value, str) and value in words.WORDS
+        return word or type(value) in _JSON_TYPES[hint]
     if typing.get_origin(hint) is Literal:
         return any(value == x and type(value) is type(x) for x in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
@@ -305,7 +317,14 @@ def _first(options: list[Any], value: Any, _: Any) -> Any:
     for option in options:
         with contextlib.suppress(_Misfit, cattrs.BaseValidationError):
             return _CONVERTER.structure(value, option)
-    raise _Misfit(json.dumps(value, default=repr))
+    raise _Misfit(_show_json(value))
+
+
+def _show_json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=repr)
+    except RecursionError:
+        return "lists or objects nested too deeply"
 
 
 def _tag(value: Any) -> Any:

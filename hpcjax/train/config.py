@@ -13,15 +13,16 @@ class TrainConfig:
       steps: optimizer steps in all.
       batch_size: examples per step over all devices.
       eval_every: steps between validations; the last step is always validated.
-      checkpoint_every: steps between checkpoints, 0 for the last step only.
+      checkpoint_every: steps between checkpoints; the last step is always saved, and
+        0 saves nothing else.
       keep: newest checkpoints to keep.
-      max_skipped: consecutive steps with non-finite gradients before the run stops.
+      max_skipped: consecutive steps with non-finite numbers before the run stops.
     """
 
     steps: int = 400
     batch_size: int = 128
     eval_every: int = 50
-    checkpoint_every: int = 0
+    checkpoint_every: int = 100
     keep: int = 3
     max_skipped: int = 10
 
@@ -31,6 +32,8 @@ class TrainConfig:
                 raise ConfigError(
                     f"{name} must be at least 1: got {getattr(self, name)}"
                 )
+        if self.steps >= 2**31:
+            raise ConfigError(f"steps must be less than 2**31: got {self.steps}")
         if self.checkpoint_every < 0:
             raise ConfigError(
                 f"checkpoint_every must be at least 0: got {self.checkpoint_every}"

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,14 +13,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hpcjax import data
-from hpcjax.core import trees
-from hpcjax.core.errors import ConfigError, Diverged
+from hpcjax.core.errors import ConfigError, Diverged, Interrupted, Preempted
 from hpcjax.sharding.mesh import DATA_AXIS, place_batch
 from hpcjax.train.checkpoint import Checkpoints
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.recorder import Recorder
 from hpcjax.train.state import TrainState, init_state, state_shapes
-from hpcjax.train.step import NONFINITE, eval_step, train_step
+from hpcjax.train.step import NONFINITE, STOP, eval_step, guarded, train_step
 from hpcjax.train.task import Task
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ def fit(
     mesh: Mesh,
     recorder: Recorder,
     checkpoints: Checkpoints | None = None,
+    stop: Callable[[], int] = lambda: 0,
 ) -> TrainState:
     """Trains `task` for `config.steps` steps and returns the last state.
 
@@ -48,19 +49,17 @@ def fit(
         `{"step", "seconds", "val_" + metric: value}` per validation. `seconds` is
         training time: validation, checkpoints and compilation are not in it.
       checkpoints: where to save; None saves nothing.
+      stop: asked at every step for the number of a signal that wants this process to
+        stop, 0 for none. All processes then stop after the same step, and save.
 
     Raises:
       ConfigError: the batch cannot be divided, or the checkpoint is of a later step
         than `config.steps`.
-      Diverged: `config.max_skipped` consecutive steps had non-finite gradients.
+      Diverged: `config.max_skipped` consecutive steps gave non-finite numbers.
+      Preempted: `stop` gave a signal; Interrupted for SIGINT.
     """
     check_batch(task, config, mesh)
-    state, start = resume(task, seed, mesh, checkpoints)
-    if start > config.steps:
-        raise ConfigError(
-            f"steps must be at least the {start} that the run has taken: "
-            f"got {config.steps}"
-        )
+    state, start = resume(task, config, seed, mesh, checkpoints)
     step = train_step(task, mesh, state)
     validate = validator(task, config, mesh)
     watch = Stopwatch(recorder.rewind(start))
@@ -71,7 +70,8 @@ def fit(
         augment=task.augment,
         shard=(jax.process_index(), jax.process_count()),
     )
-    guard = SkipGuard(list(trees.flatten(state.params)), config.max_skipped)
+    guard = SkipGuard(guarded(state), config.max_skipped)
+    request = StopRequest(stop, mesh)
     pending: collections.deque[tuple[int, Any]] = collections.deque()
 
     def emit(keep: int) -> None:
@@ -79,6 +79,7 @@ def fit(
         while len(pending) > keep:
             number, metrics = pending.popleft()
             values = jax.device_get(metrics)
+            request.agree(values.pop(STOP, None))
             guard.check(number, values.pop(NONFINITE))
             scalars = {name: value.item() for name, value in values.items()}
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
@@ -87,7 +88,7 @@ def fit(
         for number, batch in zip(
             range(start + 1, config.steps + 1), iterator, strict=False
         ):
-            placed = place_batch(batch, mesh)
+            placed = place_batch({**batch, **request.flags()}, mesh)
             if number == start + 1:
                 step = compile_step(step, state, placed, recorder)
                 watch.start()
@@ -100,10 +101,16 @@ def fit(
                 with watch.paused():
                     scores = validate(state)
                 recorder.write({"step": number, "seconds": watch.read(), **scores})
-            if checkpoints and due(number, config):
+            stopping = bool(request.signal) and not last
+            if checkpoints and (stopping or due(number, config)):
                 emit(keep=0)
                 with watch.paused():
                     checkpoints.save(number, state, {"seconds": watch.read()})
+            if stopping:
+                emit(keep=0)
+                if checkpoints:
+                    checkpoints.wait()
+                raise request.error(number)
     if checkpoints:
         checkpoints.wait()
     return state
@@ -121,7 +128,11 @@ def compile_step(
 
 
 def resume(
-    task: Task, seed: int, mesh: Mesh, checkpoints: Checkpoints | None
+    task: Task,
+    config: TrainConfig,
+    seed: int,
+    mesh: Mesh,
+    checkpoints: Checkpoints | None,
 ) -> tuple[TrainState, int]:
     """Returns the newest good checkpoint's state and step, or a fresh state and 0.
 
@@ -130,6 +141,11 @@ def resume(
     if checkpoints is None or checkpoints.empty():
         return init_state(task, seed, mesh), 0
     restored = checkpoints.restore(state_shapes(task, mesh), mesh=mesh)
+    if restored.step > config.steps:
+        raise ConfigError(
+            f"steps must be at least the {restored.step} that the run has taken: "
+            f"got {config.steps}"
+        )
     log.info("continuing from step %d", restored.step)
     return restored.state, restored.step
 
@@ -178,24 +194,57 @@ def validator(
 
 
 class SkipGuard:
-    """Counts consecutive steps whose gradients were not finite, and stops the run."""
+    """Counts consecutive steps with non-finite numbers, and stops the run.
 
-    def __init__(self, paths: list[str], limit: int) -> None:
-        self.paths, self.limit, self.in_a_row = paths, limit, 0
+    Args:
+      names: what the entries of the step's `NONFINITE` stand for.
+      limit: how many such steps in a row stop it.
+    """
+
+    def __init__(self, names: list[str], limit: int) -> None:
+        self.names, self.limit, self.in_a_row = names, limit, 0
 
     def check(self, step: int, nonfinite: np.ndarray) -> None:
-        """Takes the counts of one step; logs the parameters that were hit."""
+        """Takes the counts of one step; logs the arrays that were hit."""
         if not nonfinite.any():
             self.in_a_row = 0
             return
         self.in_a_row += 1
-        hit = [path for path, count in zip(self.paths, nonfinite, strict=True) if count]
-        log.warning("step %d skipped: gradients not finite in %s", step, hit)
+        hit = [name for name, count in zip(self.names, nonfinite, strict=True) if count]
+        log.warning("step %d skipped: not finite: %s", step, hit)
         if self.in_a_row >= self.limit:
             raise Diverged(
-                f"{self.limit} consecutive steps had non-finite gradients, the last at "
-                f"step {step} in {hit[:5]}; the checkpoints written before are kept"
+                f"{self.limit} consecutive steps gave non-finite numbers, the last "
+                f"step {step} in {hit[:5]}; what the checkpoints hold is finite"
             )
+
+
+class StopRequest:
+    """Whether to stop, agreed between processes.
+
+    One process asks its `stop`. Several ask theirs and exchange the answers within the
+    step, so that all read the same of the same step; a process that stopped alone would
+    leave the others waiting in the next exchange.
+    """
+
+    def __init__(self, stop: Callable[[], int], mesh: Mesh) -> None:
+        self._stop, self.signal = stop, 0
+        self._alone, self._rows = jax.process_count() == 1, len(mesh.local_devices)
+
+    def flags(self) -> dict[str, np.ndarray]:
+        """Returns what the batch carries to the other processes."""
+        if self._alone:
+            return {}
+        return {STOP: np.full(self._rows, self._stop(), np.int32)}
+
+    def agree(self, exchanged: np.ndarray | None) -> None:
+        """Takes what a step exchanged, if it did."""
+        self.signal = self._stop() if exchanged is None else int(exchanged)
+
+    def error(self, step: int) -> Preempted:
+        """Returns the error with which a run ends that was stopped after `step`."""
+        kind = Interrupted if self.signal == signal.SIGINT else Preempted
+        return kind(f"{signal.Signals(self.signal).name}: stopped after step {step}")
 
 
 class Stopwatch:

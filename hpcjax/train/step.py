@@ -21,14 +21,16 @@ from hpcjax.train.state import TrainState
 from hpcjax.train.task import Batch, Task, Totals
 
 Metrics = dict[str, Any]
-NONFINITE = "nonfinite"
+NONFINITE, STOP = "nonfinite", "stop"
+_GUARDED = ("params", "model_state", "opt_state")
 
 
 def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; it donates `state`.
 
-    A step in which any gradient of any device is not finite changes no parameter and no
-    state on any device, except the counters `step` and `skipped`.
+    A step in which a gradient is not finite, or which would make a finite number of the
+    state non-finite, on any device, changes no parameter and no state on any device,
+    except the counters `step` and `skipped`.
 
     Args:
       task: what is trained.
@@ -37,8 +39,9 @@ def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
 
     Returns:
       A function whose metrics are replicated scalars: the objective's means over the
-      global batch, the optimizer's own, and `"nonfinite"`, int32 [leaves]: the count of
-      non-finite gradient entries of each parameter, in the order of `trees.flatten`.
+      global batch, the optimizer's own, and `NONFINITE`, int32 [leaves]: on how many
+      devices each of the arrays that `guarded` names stopped being finite. Where the
+      batch holds `STOP`, int32 [devices], its largest entry is a metric too.
 
     Raises:
       ValueError: when traced, if updates or bare optimizer state differ along the axis.
@@ -46,6 +49,8 @@ def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
 
     def body(outer: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state = per_device.enter(outer)
+        batch, stop = dict(batch), batch.get(STOP)
+        batch.pop(STOP, None)
         key = jax.random.fold_in(
             derive(state.key, "step", state.step), jax.lax.axis_index(DATA_AXIS)
         )
@@ -61,8 +66,6 @@ def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
         (value, (means, model_state)), grads = differentiate(
             state.params, state.model_state
         )
-        bad = jnp.stack([jnp.sum(~jnp.isfinite(g)) for g in jax.tree.leaves(grads)])
-        bad = jax.lax.psum(bad.astype(jnp.int32), DATA_AXIS)
         updates, opt_state = task.optimizer.update(
             grads, state.opt_state, state.params, value=value
         )
@@ -78,8 +81,11 @@ def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
             key=state.key,
             skipped=state.skipped,
         )
+        bad = _nonfinite(grads, new, state)
         new = per_device.leave(_unless(jnp.any(bad > 0), new, state))
         metrics = _mean(means) | optim.inspect(new.opt_state) | {NONFINITE: bad}
+        if stop is not None:
+            metrics[STOP] = jax.lax.pmax(jnp.max(stop), DATA_AXIS)
         return new, metrics
 
     specs = per_device.specs(like)
@@ -126,6 +132,40 @@ def check_replicated(tree: Any, what: str) -> None:
             "chain optim.all_reduce_mean before transforms that do not communicate, "
             "and keep what must differ in core.PerDevice"
         )
+
+
+def guarded(state: TrainState) -> list[str]:
+    """Returns what the entries of `NONFINITE` stand for: `"gradient dense/kernel"`."""
+    trees_by_name = {"gradient": state.params}
+    trees_by_name |= {name: getattr(state, name) for name in _GUARDED}
+    return [
+        f"{name} {path}" for name, tree in trees_by_name.items() for path in _real(tree)
+    ]
+
+
+def _nonfinite(grads: Any, new: TrainState, old: TrainState) -> jax.Array:
+    """Returns how many devices found a non-finite number in each guarded array.
+
+    What was not finite before, such as a best loss that begins at infinity, is let be.
+    """
+    lost = [jnp.any(~jnp.isfinite(leaf)) for leaf in _real(grads).values()]
+    for name in _GUARDED:
+        before, after = _real(getattr(old, name)), _real(getattr(new, name))
+        lost += [
+            jnp.any(jnp.isfinite(before[path]) & ~jnp.isfinite(leaf))
+            for path, leaf in after.items()
+        ]
+    count = jnp.stack([vary(each, DATA_AXIS) for each in lost]).astype(jnp.int32)
+    return jax.lax.psum(count, DATA_AXIS)
+
+
+def _real(tree: Any) -> dict[str, Any]:
+    """Returns the floating-point leaves by path."""
+    return {
+        path: leaf
+        for path, leaf in trees.flatten(tree).items()
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    }
 
 
 def _mean(tree: Any) -> Any:

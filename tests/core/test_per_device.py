@@ -21,13 +21,6 @@ def mesh(devices, names=("data",), shape=None):
     )
 
 
-def test_wrapping_is_only_for_an_axis():
-    wrapped = per_device.wrap(1, "data")
-    assert wrapped == PerDevice(value=1, axis="data")
-    assert per_device.unwrap(wrapped) == per_device.wrap(1, None) == 1
-    assert per_device.unwrap(1) == 1
-
-
 def test_a_step_over_devices_equals_one_per_device():
     devices = mesh(8)
     state = {"r": PerDevice(value=jnp.zeros((3,)), axis="data"), "n": jnp.int32(0)}
@@ -81,6 +74,49 @@ def test_resizing_resets_or_refuses_as_told():
     for bad in ({"resize": "refuse"}, {}):
         with pytest.raises(ValueError, match="saved on 8 devices cannot continue on"):
             fit(value, mesh(4) if bad else mesh(3), **bad)
+
+
+def fitted(value, devices):
+    state = {"a": {"r": PerDevice(value={"n": value}, axis="data")}}
+    return per_device.resize(state, mesh(devices))["a"]["r"].value["n"]
+
+
+# From one number for each of four devices.
+NO_MEAN = {
+    "int": np.array,
+    "bool": lambda numbers: np.array(numbers) > 0,
+    "key data": lambda numbers: np.array([[7, n] for n in numbers], np.uint32),
+    "key": lambda numbers: jax.random.wrap_key_data(
+        jnp.array([[7, n] for n in numbers], jnp.uint32)
+    ),
+}
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("kind", NO_MEAN)
+def test_what_has_no_mean_is_refused_unless_all_devices_agree(kind, devices):
+    make = NO_MEAN[kind]
+    with pytest.raises(ValueError, match=r"'a/r/value/n' \(.*\) has no mean"):
+        fitted(make([0, 0, 0, 1]), devices)
+    same, expected = make([1] * 4), make([1] * devices)
+    found = fitted(same, devices)
+    assert found.dtype == same.dtype
+    assert found.shape == expected.shape
+    assert bool((found == expected).all())
+    differing = make([0, 0, 0, 1])
+    assert fitted(differing, 4) is differing
+
+
+def test_large_integers_that_agree_are_kept_exactly():
+    # A mean in float64 would round it.
+    large = 2**53 + 1
+    assert fitted(np.full(4, large), 1).tolist() == [large]
+
+
+def test_the_mean_of_half_precisions_is_taken_in_full():
+    # 256 + 1 = 256 in bfloat16.
+    value = np.array([256, 1, 1, 1, 1, 1, 1, 1]).astype(jnp.bfloat16)
+    assert float(fitted(value, 1)[0]) == 33  # 263 / 8 = 32.875, to 8 bits
 
 
 def test_several_axes_multiply():

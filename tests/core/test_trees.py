@@ -1,4 +1,4 @@
-"""Paths, rules, casts, frozen dataclasses, and keys by name."""
+"""Paths, rules, dtypes, frozen dataclasses, and keys by name."""
 
 import dataclasses
 import re
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcjax.core import dtypes, errors, keys, structs, trees
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.patterns import check_patterns
 
 
 class Pair(NamedTuple):
@@ -78,6 +78,28 @@ def test_rules_choose_the_first_match_or_say_why_not(paths, patterns):
         assert trees.choose(rules, paths) == wanted
 
 
+BAD_PATTERNS = {
+    "(": "missing )",
+    "*a": "nothing to repeat",
+    "a{99999999999}": "the repetition number is too large",
+}
+
+
+@pytest.mark.parametrize("pattern", BAD_PATTERNS)
+def test_rules_that_are_no_regexes_are_refused(pattern):
+    words = re.escape(f"got {pattern!r}: {BAD_PATTERNS[pattern]}")
+    # Refused even if an earlier rule takes all, or there is nothing to match.
+    for paths in (["a"], []):
+        with pytest.raises(ConfigError, match="rules must hold.*" + words):
+            trees.choose([(".*", 0), (pattern, 1)], paths)
+
+
+def test_one_string_is_not_taken_for_a_list_of_regexes():
+    check_patterns("stacked", ["^a", "b$"])
+    with pytest.raises(ConfigError, match=r"stacked must be a list.*got '\^a'"):
+        check_patterns("stacked", "^a")
+
+
 def test_rules_give_trees_and_sizes_count():
     params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3, jnp.bfloat16)}}
     chosen = trees.choose_tree([("bias", 0.0), (".*", 0.1)], params)
@@ -94,14 +116,7 @@ def test_pytrees_are_frozen_and_keep_static_fields():
         node.name = "x"
 
 
-def test_policies_and_casts():
-    tree = {"x": jnp.ones(2), "n": jnp.arange(2), "y": np.ones(2, np.float64)}
-    cast = dtypes.cast_floating(tree, "bfloat16")
-    assert {k: v.dtype.name for k, v in cast.items()} == {
-        "x": "bfloat16",
-        "n": "int32",
-        "y": "bfloat16",
-    }
+def test_policies_hold_floating_dtypes():
     with pytest.raises(
         ValueError, match="compute must be a floating dtype: got 'int8'"
     ):

@@ -2,18 +2,17 @@
 
 import gzip
 import json
+import os
 import pathlib
-import shutil
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from PIL import Image
 
 from hpcjax import data
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
-from hpcjax.data import cifar10, digits, idx, image_folder, source, text
+from hpcjax.data import catalog, cifar10, digits, idx, source, text
 from tests.data import writers
 
 BYTES = {"max_examples": 40, "deadline": None}
@@ -103,25 +102,6 @@ def test_limits_are_nested_and_leave_the_scale_alone(tmp_path):
     assert len(data.MnistConfig(limit=10**6).load(tmp_path).train) == 60
 
 
-def test_image_folder_equals_pillow(tiny_root):
-    read = data.ImageFolderConfig(size=10, resize=12).load(tiny_root)
-    assert read.outputs == 4
-    folder = tiny_root / "image-folder" / "train"
-    paths = sorted(path for name in folder.iterdir() for path in name.iterdir())
-    assert len(read.train) == len(paths) == 64
-    number = 5
-    with Image.open(paths[number]) as picture:
-        shape = (16, 12) if picture.width > picture.height else (12, 16)
-        resized = picture.convert("RGB").resize(shape, Image.Resampling.BILINEAR)
-    left, top = (shape[0] - 10) // 2, (shape[1] - 10) // 2
-    pixels = np.asarray(resized)[top : top + 10, left : left + 10] / 255
-    expected = (pixels - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    batch = read.train.gather(np.array([number]))
-    np.testing.assert_allclose(batch["x"][0], expected, atol=1e-5)
-    classes = sorted(path.name for path in folder.iterdir())
-    assert classes[batch["y"][0]] == paths[number].parent.name
-
-
 def test_text_can_be_put_together_again(tiny_root):
     read = data.CharTextConfig(corpus="sample.txt", context=100).load(tiny_root)
     whole = (tiny_root / "text" / "sample.txt").read_text(encoding="utf-8")
@@ -138,7 +118,7 @@ def test_text_can_be_put_together_again(tiny_root):
         assert after == expected[1 : len(after) + 1]
 
 
-@hypothesis.given(st.text(), st.sets(st.characters(codec="utf-8"), min_size=1))
+@hypothesis.given(st.text(), st.sets(st.characters(codec="utf-8")))
 @hypothesis.settings(**BYTES)
 def test_codes_are_places_in_the_vocabulary(words, known):
     hypothesis.assume(words.isprintable())
@@ -270,60 +250,6 @@ def test_cifar_files_of_unequal_length_or_bad_label_are_refused(tmp_path):
         data.Cifar10Config().load(tmp_path)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    writers.write_image_folder(tmp_path, 12)
-    return tmp_path / "image-folder"
-
-
-def test_a_cut_or_false_picture_is_noticed_when_read(tmp_path, folder):
-    read = data.ImageFolderConfig(size=8, resize=8).load(tmp_path)
-    jpeg = next((folder / "train").rglob("*.jpg"))
-    content = jpeg.read_bytes()
-    place = read.train.paths.index(jpeg)
-    for damage in (content[: len(content) // 2], b"GIF89a", b""):
-        jpeg.write_bytes(damage)
-        with pytest.raises(DataFormatError, match=jpeg.name):
-            read.train.gather(np.array([place]))
-    jpeg.unlink()
-    stream = data.batches(read.train, len(read.train), 0)
-    with stream.iterate() as iterator, pytest.raises(DataFormatError, match=jpeg.name):
-        next(iterator)
-
-
-def test_folders_that_do_not_fit_are_refused(tmp_path, folder):
-    load = data.ImageFolderConfig(size=8, resize=8).load
-    (folder / "train" / ".hidden").mkdir()
-    (folder / "train" / "ant" / ".DS_Store").touch()
-    load(tmp_path)
-    odd = folder / "train" / "ant" / "notes.csv"
-    odd.touch()
-    with pytest.raises(DataFormatError, match="expected a name ending in"):
-        load(tmp_path)
-    odd.unlink()
-    (folder / "train" / "emu").mkdir()
-    with pytest.raises(DataFormatError, match="emu: expected pictures, found none"):
-        load(tmp_path)
-    shutil.rmtree(folder / "train" / "emu")
-    shutil.rmtree(folder / "val" / "ant")
-    with pytest.raises(DataFormatError, match=r"not in both: \['ant'\]"):
-        load(tmp_path)
-    for name in ("bee", "cat", "dog"):
-        shutil.rmtree(folder / "val" / name)
-    with pytest.raises(DataFormatError, match="one folder per class, found none"):
-        load(tmp_path)
-    (folder / "val").rmdir()
-    with pytest.raises(DataMissing, match="image-folder"):
-        load(tmp_path)
-
-
-def test_tall_and_wide_pictures_are_never_smaller_than_the_crop(tmp_path):
-    for number, shape in enumerate(((3, 500), (500, 3), (1, 1), (7, 8))):
-        path = tmp_path / f"{number}.png"
-        Image.fromarray(np.zeros((*shape, 3), np.uint8)).save(path)
-        assert image_folder.read_image(path, 9, 9).shape == (9, 9, 3)
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -331,9 +257,14 @@ def test_tall_and_wide_pictures_are_never_smaller_than_the_crop(tmp_path):
         (lambda lines: [*lines[:2], "{", *lines[3:]], "record 2: expected an object"),
         (lambda lines: [lines[0][:-9], *lines[1:]], "record 0: expected an object"),
         (lambda lines: ["[1]", *lines], "record 0: expected an object"),
+        (lambda lines: ["[" * 10**6, *lines], "record 0: expected an object"),
         (
             lambda lines: [json.dumps({"text": 3, "citation": ""}), *lines],
             "expected 'text' to be a string, found 3",
+        ),
+        (
+            lambda lines: [lines[0], '{"text": "ab\\ud800", "citation": ""}'],
+            r"kjv.jsonl: record 1: character 2: .* lone surrogate U\+D800",
         ),
         (lambda lines: [], "record 0"),
     ],
@@ -357,6 +288,38 @@ def test_text_that_is_no_utf8_or_too_short_is_refused(tmp_path):
         path.write_text("a" * length)
         with pytest.raises(DataFormatError, match="more than context=50 characters"):
             settings.load(tmp_path)
+    path.write_text("a" * 100)
+    most = data.CharTextConfig(corpus="own.txt", context=50, validation=0.999)
+    with pytest.raises(DataFormatError, match="the training part, found 0 of 100"):
+        most.load(tmp_path)
+
+
+def test_lone_surrogates_have_no_code():
+    with pytest.raises(DataFormatError, match=r"character 1: .* surrogate U\+DCFF"):
+        text.encode("a\udcffb", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("make", "found"), [(pathlib.Path.mkdir, "a folder"), (os.mkfifo, "something else")]
+)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("mnist", data.MnistConfig()),
+        ("fashion-mnist", data.FashionMnistConfig()),
+        ("cifar10", data.Cifar10Config()),
+        ("kjv", data.CharTextConfig(corpus="kjv")),
+        ("text", data.CharTextConfig(corpus="own.txt")),
+    ],
+)
+def test_what_is_no_file_is_refused(tmp_path, name, config, make, found):
+    (tmp_path / name).mkdir()
+    for file in catalog.entry(name).files or ("own.txt",):
+        make(tmp_path / name / file)
+    with pytest.raises(
+        DataFormatError, match=f"expected a regular file, found {found}"
+    ):
+        config.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +337,16 @@ def test_links_out_of_the_root_are_refused(tmp_path):
     (root / "text" / "own.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(ConfigError, match="leads out of"):
         text.read_corpus(root, "own.txt")
+    writers.write_mnist(root, 20)
+    labels = root / "mnist" / "t10k-labels-idx1-ubyte"
+    labels.rename(root / "elsewhere")
+    labels.symlink_to(root / "elsewhere")
+    data.MnistConfig().load(root)
+    (root / "elsewhere").rename(tmp_path / "elsewhere")
+    labels.unlink()
+    labels.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="t10k-labels-idx1-ubyte leads out of"):
+        data.MnistConfig().load(root)
 
 
 def test_statistics_equal_numpy_in_float64():

@@ -1,16 +1,19 @@
 """Configs: no JAX at import, fields equal to the factories' arguments, checks."""
 
 import dataclasses
+import functools
 import inspect
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from hpcjax import optim
 from hpcjax.core.errors import ConfigError
+from hpcjax.optim import checks
 
 PAIRS = [
     (optim.SgdConfig, optim.sgd, None),
@@ -30,6 +33,7 @@ MAKERS = [
     optim.ShampooConfig,
     optim.JorgeFromSgdConfig,
 ]
+FACTORIES = [optim.sgd, optim.adamw, optim.jorge, optim.shampoo]
 
 
 def _fields(cls):
@@ -91,7 +95,24 @@ def test_made_optimizers_step_down_and_show_their_rate(config):
         (lambda: optim.CosineConfig(final=2.0), "final must be in"),
         (lambda: optim.StepDecayConfig(at=(0.5, 0.5)), "at must increase"),
         (lambda: optim.StepDecayConfig(factor=0.0), "factor must be in"),
-        (lambda: optim.SgdConfig().make(0), "steps must be >= 1: got steps=0"),
+        (lambda: optim.SgdConfig(lr=-0.1), "lr must be finite and >= 0"),
+        (lambda: optim.SgdConfig(lr=float("nan")), "lr must be finite"),
+        (lambda: optim.SgdConfig(lr=1e39), "lr must be .* the range of float32"),
+        (lambda: optim.SgdConfig(lr=1e-39), "lr must be .* the range of float32"),
+        (lambda: optim.with_schedule(optim.sgd, -1.0), "learning_rate must be finite"),
+        (lambda: optim.constant_schedule(float("nan"), 9), "peak must be finite"),
+        (lambda: optim.cosine_schedule(0.1, 9, final=2.0), "final must be in"),
+        (lambda: optim.step_decay_schedule(0.1, 9, at=(2.0,)), "at must increase"),
+        (lambda: optim.step_decay_schedule(0.1, 9, factor=-1.0), "factor must be in"),
+        (lambda: optim.ConstantConfig(warmup=2**31), "warmup must be .* < 2"),
+        (lambda: optim.JorgeConfig(update_every=2**31), "update_every must be .* < 2"),
+        (lambda: optim.ShampooConfig(roots_every=2**31), "roots_every must be .* < 2"),
+        (
+            lambda: optim.JorgeFromSgdConfig(
+                schedule=optim.StepDecayConfig(warmup=5)
+            ).make(5),
+            r"warmup must be in \[0, steps\): got warmup=5, steps=5",
+        ),
         (
             lambda: optim.SgdConfig(schedule=optim.CosineConfig(warmup=5)).make(5),
             r"warmup must be in \[0, steps\): got warmup=5, steps=5",
@@ -104,6 +125,62 @@ def test_made_optimizers_step_down_and_show_their_rate(config):
 def test_values_out_of_range_are_refused(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+@pytest.mark.parametrize("steps", [0, 2**31])
+@pytest.mark.parametrize("config", MAKERS)
+def test_lengths_of_runs_that_cannot_be_are_refused(config, steps):
+    with pytest.raises(ConfigError, match=rf"steps must be .*: got steps={steps}"):
+        config().make(steps)
+
+
+def test_the_least_and_the_most_that_can_be():
+    config = optim.SgdConfig(lr=0.0, schedule=optim.ConstantConfig(warmup=2**31 - 2))
+    tx = config.make(2**31 - 1)
+    params = jnp.ones(2)
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert not updates.any()
+
+
+CANNOT_BE_RULES = [
+    ((("(", True),), r"decay_rules must hold regular.*got '\(': missing \)"),
+    ((("bias", False), ("*", True)), r"got '\*': nothing to repeat"),
+    ((), r"at least one: got decay_rules=\(\)"),
+]
+
+
+@pytest.mark.parametrize("make", [*MAKERS, optim.add_weight_decay, *FACTORIES])
+@pytest.mark.parametrize(("rules", "words"), CANNOT_BE_RULES)
+def test_rules_that_cannot_be_are_refused_at_once(make, rules, words):
+    lr = () if make in MAKERS else (0.1,)
+    with pytest.raises(ConfigError, match=words):
+        make(*lr, decay_rules=rules)
+
+
+def test_one_rule_is_not_taken_for_a_list_of_rules():
+    checks.check_rules((("bias", False), [".*", True]))
+    with pytest.raises(ConfigError, match="decay_rules must be"):
+        checks.check_rules(("bias", False))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        optim.JorgeOptions,
+        optim.JorgeConfig,
+        optim.JorgeFromSgdConfig,
+        optim.ShampooOptions,
+        optim.ShampooConfig,
+        optim.scale_by_jorge,
+        optim.scale_by_shampoo,
+        functools.partial(optim.jorge, 0.1),
+        functools.partial(optim.shampoo, 0.1),
+        functools.partial(optim.graft, optax.identity(), optax.identity()),
+    ],
+)
+def test_stacks_that_are_no_regexes_are_refused_at_once(make):
+    with pytest.raises(ConfigError, match=r"stacked must hold regular.*got '\('"):
+        make(stacked=("^a", "("))
 
 
 def test_importing_configs_imports_no_jax():

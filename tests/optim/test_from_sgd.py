@@ -57,12 +57,21 @@ def test_options_given_replace_derived_ones():
     assert "decay_epochs" not in report
 
 
+def test_impossible_options_are_refused_at_once():
+    for wrong in ({"stacked": ("(",)}, {"decay_rules": ()}, {"order": 4}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            optim.jorge_from_sgd(_recipe(), **wrong)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"momentum": 1.0}, "momentum must be in"),
         ({"lr": -1.0}, "lr must be"),
         ({"epochs": 0}, "epochs must be"),
+        ({"epochs": 2**20, "steps_per_epoch": 2**11}, "steps must be .* < 2"),
+        ({"warmup_epochs": 90.0}, r"warmup_epochs must be in \[0, epochs\)"),
+        ({"warmup_epochs": float("nan")}, "warmup_epochs must be"),
         ({"weight_decay": float("nan")}, "weight_decay must be"),
     ],
 )

@@ -304,18 +304,6 @@ def test_dead_row_raises_the_logged_gain_unless_guarded():
     assert 0.1 < guarded[-1] < 0.15
 
 
-def test_multiply_adds_follow_the_formula():
-    params = {"w": jax.ShapeDtypeStruct((16, 24), jnp.float32)}
-    left, right = 5 * 16**3 + 16**2 * 24, 5 * 24**3 + 24**2 * 16
-    found = optim.jorge_multiply_adds(params)
-    assert found.update == left + right
-    assert found.apply == 16**2 * 24 + 24**2 * 16
-    assert optim.jorge_multiply_adds(params, order=1).update == found.update - (
-        16**3 + 24**3
-    )
-    assert optim.jorge_multiply_adds(params, max_dim=16).update == left
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -30,6 +30,8 @@ class Config:
       wd: added to the loss.
       speed: of the fall.
       ends: how the run ends.
+      fragile: seed under which it diverges.
+      at: the step that it does not come to then.
       train: length.
       seed: of the noise.
     """
@@ -39,6 +41,8 @@ class Config:
     wd: float = 0.0
     speed: float = 1.0
     ends: Literal["well", "diverged", "missing", "broken", "stopped"] = "well"
+    fragile: int = -1
+    at: int = 3
     train: TrainConfig = TrainConfig()
     seed: int = 0
 
@@ -53,8 +57,9 @@ def run(cfg, ctx):
     from hpcjax.runs import results
     metrics = ctx.directory.metrics()
     for step in range(1, cfg.train.steps + 1):
-        if step == 3 and (cfg.ends != "well" or cfg.lr > 100):
-            raise ENDS["diverged" if cfg.lr > 100 else cfg.ends]
+        diverges = cfg.lr > 100 or cfg.seed == cfg.fragile
+        if step == cfg.at and (cfg.ends != "well" or diverges):
+            raise ENDS["diverged" if diverges else cfg.ends]
         loss = math.log10(cfg.lr / 0.1) ** 2 + cfg.wd + cfg.seed / 1000
         loss += 1 / (step * cfg.speed)
         record = {"step": step, "seconds": step / 10}
@@ -109,6 +114,19 @@ STEEP = table("steep", 0.9, {
     "slow": Runs(config="curves/plain:slow", tune={"lr": ("1000.0", "0.1")}),
     "fast": Runs(config="curves/plain:fast", like="slow", takes=("lr",)),
 })
+SEEDS = {"config": "curves/plain:slow", "seeds": (0, 1, 2)}
+FRAGILE = table("fragile", 0.9, {
+    "slow": Runs(**SEEDS),
+    "fast": Runs(**SEEDS, overrides={"speed": "2", "fragile": "1"}),
+    "none": Runs(**{**SEEDS, "seeds": (1,)}, overrides={"fragile": "1", "at": "1"}),
+})
+WEAK_BASE = table("weak_base", 0.9, {
+    "slow": Runs(**SEEDS, overrides={"fragile": "2", "at": "1"}),
+    "fast": Runs(**SEEDS, overrides={"speed": "2"}),
+})
+NO_BASE = table("no_base", 0.9, {
+    "slow": Runs(**{**SEEDS, "seeds": (1,)}, overrides={"fragile": "1", "at": "1"}),
+})
 HOPELESS = table("hopeless", 0.9, {
     "slow": Runs(config="curves/plain:slow", tune={"lr": ("1000.0", "2000.0")}),
 })
@@ -116,7 +134,7 @@ HOPELESS = table("hopeless", 0.9, {
 
 
 def make(root: pathlib.Path) -> pathlib.Path:
-    """Writes paper `curves`: config `plain`, tables holds, fails, steep, hopeless."""
+    """Writes paper `curves`: config `plain`, tables that hold, fail and diverge."""
     roots.write(root, "experiments/curves/experiment.py", EXPERIMENT)
     roots.write(root, "experiments/curves/tables.py", TABLES)
     roots.write(root, "configs/curves/plain.py", CONFIG)

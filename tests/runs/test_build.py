@@ -7,7 +7,8 @@ import pathlib
 import pytest
 
 from hpcjax.core import ConfigError, Diverged
-from hpcjax.runs import build, cli, directory, discover
+from hpcjax.runs import build, cli, directory, discover, execute
+from hpcjax.runs import config as configs
 from hpcjax.runs.tables import Runs, Tier
 from tests.runs import papers
 
@@ -106,6 +107,70 @@ def test_a_grid_that_diverges_everywhere_is_an_error(root):
     with pytest.raises(Diverged, match="each of 2 trials"):
         make(root, "curves/hopeless")
     assert {run.status for run in directory.list_runs(root)} == {"diverged"}
+
+
+def test_a_reported_run_that_diverges_has_missed_the_target(root):
+    result = make(root, "curves/fragile", record=True)
+    # slow: 1, 1/2, 1/3, 1/4 and its seed / 1000; the worst best is that of seed 2
+    assert result.dataset["target"].item() == pytest.approx(0.252)
+    steps = result.dataset["steps_by_seed"]
+    assert steps.sel(row="slow").values.tolist() == [4, 4, 4]
+    # fast has 1/2 and 1/4 before it diverges: it was there in time
+    assert steps.sel(row="fast").values.tolist() == [2, 2, 2]
+    assert steps.sel(row="none", seed=1).item() == math.inf
+    for column in ("best", "steps", "ratio", "ratio_high", "seconds"):
+        assert result.dataset[column].sel(row="none").item() == math.inf
+    assert result.passed
+    diverged = [run for run in result.runs if run["diverged"]]
+    assert [run["row"] for run in diverged] == ["fast", "none"]
+    assert {run["overrides"]["seed"] for run in diverged} == {"1"}
+    for run in diverged:
+        assert directory.open_run(root, run["id"]).status == "diverged"
+    path = root / "experiments/curves/results/fragile.cpu.json"
+    written = json.loads(path.read_text())["runs"]
+    assert [run["diverged"] for run in written] == [
+        run["diverged"] for run in result.runs
+    ]
+
+
+def test_a_run_that_diverged_is_not_run_again_unless_fresh(root):
+    first = make(root, "curves/fragile")
+    before = ids(root)
+    assert len(before) == 7
+    again = make(root, "curves/fragile", run_missing=False)
+    assert again.dataset.identical(first.dataset)
+    assert again.runs == first.runs
+    assert ids(root) == before
+    fresh = make(root, "curves/fragile", fresh=True)
+    assert not {run["id"] for run in fresh.runs} & before
+    assert len(ids(root)) == 14
+
+
+def test_a_seed_of_the_baseline_that_diverges_is_outrun(root):
+    table = make(root, "curves/weak_base").dataset
+    # the target is that of seed 1 alone, 0.251; seed 2 counts with the last of 4 steps
+    assert table["target"].item() == pytest.approx(0.251)
+    assert table["steps_by_seed"].sel(row="slow").values.tolist() == [4, 4, math.inf]
+    assert table["steps_by_seed"].sel(row="fast").values.tolist() == [2, 2, 3]
+    assert table["ratio"].sel(row="fast").item() == 0.5
+    assert table["ratio_high"].sel(row="fast").item() == 0.75
+    with pytest.raises(Diverged, match="no seed of 'slow', the baseline, has a finite"):
+        make(root, "curves/no_base")
+
+
+def test_a_run_resumed_with_another_config_is_not_its_clean_run(root):
+    chosen = {"lr": "0.1", "wd": "0.25"}  # what the row's tuning settles on
+    shorter = {**chosen, "train.steps": "3"}
+    resumed = execute.run("curves/plain:slow", shorter, root=root, quiet=True).id
+    execute.run("curves/plain:slow", chosen, root=root, resume=resumed, quiet=True)
+    (clean,) = [
+        run
+        for run in make(root).runs
+        if run["row"] == "slow" and run["overrides"]["seed"] == "0"
+    ]
+    same = configs.digest_json(directory.open_run(root, resumed).read_config())
+    assert clean["config_digest"] == same
+    assert clean["id"] != resumed
 
 
 def test_a_record_is_compared_with_later_tables(root):
@@ -211,3 +276,11 @@ def test_a_missed_target_is_a_word_in_the_record(root):
     result.dataset["steps"].loc[{"row": "slow"}] = math.inf
     content = json.dumps(build.to_json(result), allow_nan=False)
     assert json.loads(content)["cells"]["slow.steps"] == "inf"
+
+
+def test_a_run_on_more_devices_is_not_a_tables_run(root):
+    for seed in ("0", "1"):
+        chosen = {"lr": "0.1", "wd": "0.25", "seed": seed}
+        execute.run("curves/plain:slow", chosen, root=root, devices=2, quiet=True)
+    before = ids(root)
+    assert not {run["id"] for run in make(root).runs} & before

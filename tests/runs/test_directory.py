@@ -12,6 +12,7 @@ import re
 import socket
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -104,10 +105,11 @@ def test_data_root(tmp_path, monkeypatch):
     assert directory.data_root(tmp_path) == pathlib.Path("/somewhere")
 
 
-def finished(tmp_path, config):
+def finished(tmp_path, config, status="done", **session):
     run = directory.create(tmp_path, "paper/some", config)
+    run.write_provenance({"config_digest": configs.digest(config), **session})
     (run.path / "result.nc").write_bytes(b"")
-    run.set_status("done")
+    run.set_status(status)
     return run
 
 
@@ -120,8 +122,66 @@ def test_find_done(tmp_path):
     old, new = finished(tmp_path, CONFIG), finished(tmp_path, CONFIG)
     os.utime(old.path / "config.json", (1, 1))
     assert directory.find_done(tmp_path, digest).id == new.id
-    (new.path / "config.json").write_text("{")
+    for name in ("config.json", "provenance.json"):
+        for damage in (
+            "{",
+            "[]",
+            "[" * 100_000,
+            '{"a": ' + "[" * 900 + "]" * 900 + "}",
+        ):
+            before = (new.path / name).read_text()
+            (new.path / name).write_text(damage)
+            assert directory.find_done(tmp_path, digest).id == old.id
+            (new.path / name).write_text(before)
+    assert directory.find_done(tmp_path, digest).id == new.id
+    (new.path / "result.nc").unlink()
     assert directory.find_done(tmp_path, digest).id == old.id
+
+
+def test_a_run_that_was_resumed_is_of_a_config_if_all_its_sessions_are(tmp_path):
+    digest, other = configs.digest(CONFIG), "0" * 16
+    for digests, found in (((digest,) * 2, True), ((other, digest), False)):
+        run = finished(tmp_path, CONFIG)
+        (run.path / "provenance.json").unlink()
+        for each in digests:
+            run.write_provenance({"config_digest": each})
+        found_run = directory.find_done(tmp_path, digest)
+        assert (found_run is not None and found_run.id == run.id) == found
+        run.set_status("failed")
+
+
+def test_a_run_on_other_devices_is_found_only_where_that_does_not_matter(tmp_path):
+    digest = configs.digest(CONFIG)
+    run = finished(tmp_path, CONFIG, used_devices=4)
+    assert directory.find_done(tmp_path, digest).id == run.id
+    assert directory.find_done(tmp_path, digest, devices=4).id == run.id
+    assert directory.find_done(tmp_path, digest, devices=1) is None
+    run.write_provenance({"config_digest": digest, "used_devices": 1})
+    for devices in (1, 4):
+        assert directory.find_done(tmp_path, digest, devices=devices) is None
+
+
+def test_ends_that_count_can_be_chosen(tmp_path):
+    digest = configs.digest(CONFIG)
+    run = finished(tmp_path, CONFIG, status="diverged")
+    (run.path / "result.nc").unlink()
+    assert directory.find_done(tmp_path, digest) is None
+    found = directory.find_done(tmp_path, digest, statuses=("done", "diverged"))
+    assert found.id == run.id
+
+
+def test_provenance_of_every_session_is_kept(tmp_path):
+    run = directory.create(tmp_path, "paper/some", CONFIG)
+    with pytest.raises(DataFormatError, match=r"provenance\.json"):
+        run.sessions()
+    assert run.write_provenance({"seed": 1}) == {"seed": 1}
+    run.write_provenance({"seed": 2})
+    written = run.write_provenance({"seed": 3})
+    assert run.sessions() == [{"seed": 1}, {"seed": 2}, {"seed": 3}]
+    assert files.read_json(run.path / "provenance.json") == written
+    files.write_json(run.path / "provenance.json", {"earlier": [3]})
+    with pytest.raises(DataFormatError, match="earlier must be"):
+        run.sessions()
 
 
 # Records
@@ -181,7 +241,9 @@ def test_a_kill_at_any_byte_loses_at_most_the_last_record(cut, rewinds):
         assert [r["step"] for r in again.read()] == [*[1, 2, 3][:left], 9]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": "1"}', ""])
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", "[" * 100_000, '{"loss": 1}', '{"step": "1"}', ""]
+)
 def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
@@ -359,6 +421,44 @@ def test_claim_to_resume(tmp_path):
         directory.claim(tmp_path, loaded(longer), resume=run.id),
     ):
         pass
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    steps: int = 300
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedConfig:
+    resumable: ClassVar[tuple[str, ...]] = ("train.steps",)
+
+    train: Trained = Trained()
+
+
+def test_a_resume_that_is_refused_changes_nothing(tmp_path):
+    with directory.claim(tmp_path, loaded(TrainedConfig())) as run:
+        for name in ("20", "100", ".saving-900"):
+            (run.path / "checkpoints" / name).mkdir(parents=True)
+    before = (run.path / "config.json").read_bytes()
+    shorter = loaded(TrainedConfig(train=Trained(steps=99)))
+    with pytest.raises(ConfigError, match="at least the 100 that the run has taken"):
+        directory.claim(tmp_path, shorter, resume=run.id).__enter__()
+    assert (run.path / "config.json").read_bytes() == before
+    assert not (run.path / "lock").exists()
+    enough = loaded(TrainedConfig(train=Trained(steps=100)))
+    with directory.claim(tmp_path, enough, resume=run.id):
+        assert run.read_config()["values"] == {"train": {"steps": 100}}
+
+
+@pytest.mark.parametrize("step", ["set_status", "_copy"])
+def test_a_folder_that_is_not_complete_is_no_run(tmp_path, monkeypatch, step):
+    with directory.claim(tmp_path, loaded()) as run:
+        (run.path / "checkpoints/1").mkdir(parents=True)
+    owner = directory if step == "_copy" else directory.RunDirectory
+    monkeypatch.setattr(owner, step, lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        directory.claim(tmp_path, loaded(), resume=run.id, fork=True).__enter__()
+    assert [each.id for each in directory.list_runs(tmp_path)] == [run.id]
 
 
 def test_claim_to_fork(tmp_path):

@@ -151,6 +151,11 @@ def test_config_json(tmp_path):
     path.write_text(json.dumps(data | {"name": "../../x"}))
     with pytest.raises(ConfigError, match="name"):
         discover.load(str(path), {}, tmp_path)
+    for depth in (900, 985, 100_000):  # too deep to be shown, or to be read
+        deep = "[" * depth + "]" * depth
+        path.write_text(json.dumps(data | {"values": {"seed": 7}}).replace("7", deep))
+        with pytest.raises(ConfigError, match=r"config\.json"):
+            discover.load("runs/x/config.json", {}, tmp_path)
     path.write_text(json.dumps(data | {"values": {"sede": 3}}))
     with pytest.raises(ConfigError, match=r"config\.json.*did you mean 'seed'"):
         discover.load(str(path), {}, tmp_path)
@@ -300,3 +305,18 @@ def test_experiment_folder(tmp_path):
     assert folder == tmp_path / "experiments/mine"
     with pytest.raises(ConfigError, match="did you mean 'mine'"):
         discover.experiment_folder("mime", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["jorge/digits", "jorge/step_cost", "loop/overhead"])
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_makes_no_key_is_refused(name, seed):
+    with pytest.raises(ConfigError, match=rf"seed must be .*2\*\*32: got {seed}"):
+        discover.load(name, {"seed": str(seed)}, REPOSITORY)
+    highest = discover.load(name, {"seed": str(2**32 - 1)}, REPOSITORY)
+    assert highest.config.seed == 2**32 - 1
+
+
+@pytest.mark.parametrize("steps", [-1, 2**31 - 1])
+def test_steps_that_no_loop_takes_are_refused(steps):
+    with pytest.raises(ConfigError, match="steps must be"):
+        discover.load("loop/overhead", {"steps": str(steps)}, REPOSITORY)

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from hpcjax.core import ConfigError, DataMissing, DiskFull, Diverged
-from hpcjax.runs import cli, directory, discover, execute, results
+from hpcjax.runs import cli, directory, discover, execute
 from tests.runs import papers
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -103,6 +103,10 @@ def test_resuming_may_change_what_the_config_lists(root):
     )
     assert again.id == done.id
     assert only_run(root).read_config()["values"]["train"]["steps"] == 6
+    first, second = only_run(root).sessions()
+    assert first["config_digest"] != second["config_digest"]
+    attrs = execute.load_result(done.id, root=root).attrs
+    assert json.loads(attrs["provenance"])["earlier"] == [first]
     with pytest.raises(ConfigError, match=r"lr: 0\.1 -> 0\.3"):
         execute.run("curves/plain", {"lr": "0.3"}, root=root, resume=done.id)
 
@@ -144,18 +148,3 @@ def test_a_full_disk_leaves_the_old_result(root, monkeypatch):
         execute.run("curves/plain", root=root, resume=done.id, quiet=True)
     assert (done.directory / "result.nc").read_bytes() == before
     assert sorted(p.name for p in done.directory.glob("*result.nc*")) == ["result.nc"]
-
-
-def test_a_device_without_room_is_a_full_disk(tmp_path):
-    """The real error of the library that writes netCDF, from a device always full."""
-    full = pathlib.Path("/dev/full")
-    if not full.exists():
-        pytest.skip("needs /dev/full")
-    path = tmp_path / "result.nc"
-    small = xr.Dataset({"a": ("x", [1.0])})
-    results.write(small, path, {})
-    (tmp_path / ".result.nc.tmp").symlink_to(full)
-    with pytest.raises(DiskFull):
-        results.write(xr.Dataset({"a": ("x", [2.0] * 10_000)}), path, {})
-    xr.testing.assert_equal(results.read(path), small)
-    assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]

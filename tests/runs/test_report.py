@@ -7,7 +7,7 @@ import re
 import pytest
 from PIL import Image
 
-from hpcjax.core import ConfigError
+from hpcjax.core import ConfigError, Diverged
 from hpcjax.runs import build, cli, directory, discover, execute, report
 from tests.runs import papers
 
@@ -159,6 +159,17 @@ def test_by_default_it_holds_what_has_finished(root, tmp_path, capsys):
     # the same runs as those of `holds`
     assert "curves/fails" in page.ids
     assert "curves/steep" not in page.ids
+
+
+def test_tables_with_runs_that_diverged(root, tmp_path):
+    build.build_table("curves/fragile", root=root, progress=False)
+    with pytest.raises(Diverged):
+        build.build_table("curves/hopeless", root=root, progress=False)
+    page = Page(report.write_report(root=root, path=tmp_path / "all.html").read_text())
+    assert "curves/fragile" in page.ids
+    assert "curves/hopeless" not in page.ids
+    text = " ".join(page.text)
+    assert "∞ [∞, ∞]" in text
 
 
 def test_an_unfinished_run_cannot_be_reported(root, capsys):

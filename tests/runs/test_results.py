@@ -1,10 +1,15 @@
+import errno
 import math
+import os
+import pathlib
+import tempfile
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from hpcjax.core import DataFormatError
+from hpcjax.core import DataFormatError, DiskFull, Diverged
+from hpcjax.perf import intervals
 from hpcjax.runs import results, targets
 
 
@@ -55,6 +60,41 @@ def test_a_truncated_result_is_a_format_error(tmp_path):
         results.read(path)
 
 
+def test_a_device_without_room_is_a_full_disk(tmp_path, monkeypatch):
+    """The real error of the library that writes netCDF, from a device always full."""
+    full = pathlib.Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    path = tmp_path / "result.nc"
+    small = xr.Dataset({"a": ("x", [1.0])})
+    results.write(small, path, {})
+
+    def linked(**names):
+        (names["dir"] / "linked").symlink_to(full)
+        return os.open(full, os.O_WRONLY), str(names["dir"] / "linked")
+
+    monkeypatch.setattr(tempfile, "mkstemp", linked)
+    with pytest.raises(DiskFull):
+        results.write(xr.Dataset({"a": ("x", [2.0] * 10_000)}), path, {})
+    xr.testing.assert_equal(results.read(path), small)
+    assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
+
+
+def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path = tmp_path / "result.nc"
+    small = xr.Dataset({"a": ("x", [1.0])})
+    results.write(small, path, {})
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match=r"result\.nc"):
+        results.write(xr.Dataset({"a": ("x", [2.0])}), path, {})
+    xr.testing.assert_equal(results.read(path), small)
+    assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
+
+
 def run_of(losses, steps=None):
     steps = steps or list(range(10, 10 * len(losses) + 1, 10))
     return results.history(
@@ -96,12 +136,79 @@ def test_a_missed_target_is_infinite_not_missing():
     assert table["ratio_high"].sel(row="never").item() == math.inf
 
 
+def compared(base, other, **options):
+    runs = {"base": base, "other": other}
+    joined = {
+        row: results.over_seeds({seed: run_of(v) for seed, v in enumerate(seeds)})
+        for row, seeds in runs.items()
+    }
+    return targets.time_to_target(joined, "base", **options)
+
+
+NAN = math.nan
+
+
+def test_a_validation_that_is_nan_reaches_nothing():
+    table = compared([[3, NAN, 2.0]], [[NAN, 2.5, 1.0]])
+    assert table["target"].item() == 2.0
+    assert table["steps_by_seed"].values.ravel().tolist() == [30, 30]
+    table = compared([[3, 2.0]], [[NAN, NAN]])
+    other = table.sel(row="other")
+    for column in ("steps", "ratio", "ratio_low", "ratio_high", "best", "seconds"):
+        assert other[column].item() == math.inf, column
+
+
+def test_a_baseline_seed_without_a_number_has_no_say_in_the_target():
+    lost = [NAN, NAN, NAN, NAN]
+    table = compared(
+        [[3, 2, 1.0, 1.1], [3, 1.5, 2, 2], lost, lost],
+        [[1.5, 1, 1, 1], [3, 3, 3, 3], [2, 1.5, 1, 1], [3, 3, 3, 3]],
+    )
+    assert table["target"].item() == 1.5
+    steps = table["steps_by_seed"]
+    assert steps.sel(row="base").values.tolist() == [30, 20, math.inf, math.inf]
+    assert steps.sel(row="other").values.tolist() == [10, math.inf, 20, math.inf]
+    # 10 / 30; missed; 20 of at least 40; missed by both
+    assert table["ratio"].sel(row="other").item() == math.inf
+    assert table["ratio_low"].sel(row="other").item() == pytest.approx(1 / 3)
+    # 1, 1, and twice missed
+    assert table["ratio"].sel(row="base").item() == math.inf
+    assert table["best"].sel(row="base").item() == math.inf
+    assert not table.isnull().any().to_array().any()
+
+
+def test_of_a_baseline_that_misses_a_given_target_a_bound_is_shown():
+    table = compared([[3, 3, 3, 3]], [[3, 2, 1, 1]], target=2.0)
+    assert table["ratio"].sel(row="base").item() == math.inf
+    assert table["ratio"].sel(row="other").item() == 20 / 40
+
+
+def test_a_run_that_ended_before_a_validation_missed_the_target():
+    begun = results.history([{"step": 1, "seconds": 0.1, "loss": 3.0}])
+    base = results.over_seeds({0: run_of([2, 1.0]), 1: run_of([2, 1.0])})
+    for first in ({}, {0: run_of([1.0, 1.0])}):
+        row = results.over_seeds({**first, 1: begun})
+        table = targets.time_to_target({"base": base, "other": row}, "base")
+        steps = table["steps_by_seed"].sel(row="other")
+        assert steps.sel(seed=1).item() == math.inf
+        assert table["seconds"].sel(row="other").item() == math.inf
+        assert table["best"].sel(row="other").item() == math.inf
+
+
+@pytest.mark.parametrize("target", [None, 1.0])
+def test_a_baseline_without_any_number_cannot_be_compared_with(target):
+    with pytest.raises(Diverged, match="'base', the baseline, has a finite val_loss"):
+        compared([[NAN, math.inf]], [[2, 1.0]], target=target)
+    with pytest.raises(Diverged, match="finite val_error"):
+        compared([[2, 1.0]], [[2, 1.0]], target=target, metric="val_error")
+
+
 def test_medians_and_intervals_agree_with_numpy_on_finite_samples():
     sample = np.random.default_rng(3).normal(size=15)
-    low, high = targets.bootstrap_median(sample)
+    low, high = intervals.bootstrap_median(sample)
     assert low <= np.median(sample) <= high
-    assert targets.median(sample[None])[0] == np.median(sample)
-    assert targets.median(np.array([[1.0, np.inf], [2.0, 4.0]])).tolist() == [
+    assert intervals.median(sample[None])[0] == np.median(sample)
+    assert intervals.median(np.array([[1.0, np.inf], [2.0, 4.0]])).tolist() == [
         np.inf,
         3.0,
     ]

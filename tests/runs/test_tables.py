@@ -1,6 +1,11 @@
+import csv
+import dataclasses
+import html
+import io
 import math
 
 import pytest
+import rich.console
 import xarray as xr
 
 from hpcjax.core import ConfigError
@@ -32,6 +37,7 @@ def table_of(dataset, claims):
         verdicts=judge(tier, dataset),
         runs=(),
         tuned={},
+        rows={},
     )
 
 
@@ -86,8 +92,51 @@ def test_every_form_shows_values_and_verdicts(form):
     text = render.render_table(
         table_of(values(ratio=[0.5, math.inf]), {"c": claim}), form
     )
-    for word in ("0.5", "∞", "less", "holds"):
+    for word in ("0.5", r"$\infty$" if form == "latex" else "∞", "less", "holds"):
         assert word in text
+
+
+HOSTILE = r"[bold] a & b_% #1 $x$ {c} ~ ^ \ | \| *d* `e` <f> :smile:"
+
+
+def hostile(form):
+    dataset = values(ratio=[0.5, 1.0]).assign_coords(row=[HOSTILE, 'a "q", b'])
+    claim = Claim(relation=HOSTILE, ours=lambda t: 0.5, at_most=0.85)
+    result = table_of(dataset, {"c": claim})
+    table = dataclasses.replace(result.table, columns={"ratio": HOSTILE})
+    return render.render_table(dataclasses.replace(result, table=table), form)
+
+
+def test_text_is_not_read_as_markup_of_the_terminal():
+    output = io.StringIO()
+    rich.console.Console(file=output, width=500).print(hostile("rich"))
+    assert output.getvalue().count(HOSTILE) == 3
+
+
+def test_text_is_escaped_in_latex():
+    text = hostile("latex")
+    escaped = (
+        r"{[}bold] a \& b\_\% \#1 \$x\$ \{c\} \textasciitilde \space "
+        r"\textasciicircum \space \textbackslash \space | \textbackslash | *d* `e` <f>"
+    )
+    assert text.count(escaped) == 3
+    assert r"0.5 ($\leq$ 0.85)" in text
+    assert not set("∞≤≥") & set(text)
+
+
+def test_text_is_escaped_in_markdown():
+    lines = hostile("md").splitlines()
+    escaped = r"[bold] a \& b\_% #1 $x$ {c} ~ ^ \\ \| \\\| \*d\* \`e\` \<f> :smile:"
+    assert lines[0] == f"| row | {escaped} |"
+    assert lines[2] == f"| {escaped} | 0.5 |"
+    assert lines[-1] == f"| {escaped} | 0.5 (≤ 0.85) | holds |"
+
+
+def test_text_is_escaped_in_html_and_csv():
+    text = hostile("html")
+    assert text.count(html.escape(HOSTILE, quote=False)) == 3
+    rows = list(csv.reader(io.StringIO(hostile("csv"))))
+    assert rows[:3] == [["row", HOSTILE], [HOSTILE, "0.5"], ['a "q", b', "1"]]
 
 
 def test_comparison_with_a_committed_result(tmp_path):

@@ -9,7 +9,13 @@ import sys
 import time
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-MAIN = "import sys; from hpcjax.runs.cli import main; sys.exit(main())"
+# What is started in the background may inherit that Ctrl-C is ignored.
+MAIN = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hpcjax.runs.cli import main
+sys.exit(main())
+"""
 PATIENCE = 240
 
 

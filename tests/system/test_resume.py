@@ -44,15 +44,18 @@ def whole(request, tmp_path_factory, data):
     return request.param, root
 
 
-def start(root, name, *flags):
-    return killing.Command(root, name, SMALL[name], *flags)
+def overrides(name, changes):
+    pairs = dict(change.split("=") for change in [*SMALL[name], *changes])
+    return [f"{key}={value}" for key, value in pairs.items()]
+
+
+def start(root, name, *changes):
+    return killing.Command(root, name, overrides(name, changes))
 
 
 def resume(root, name, *changes):
-    run_id = killing.run_folder(root).name
-    pairs = dict(change.split("=") for change in [*SMALL[name], *changes])
-    overrides = [f"{key}={value}" for key, value in pairs.items()]
-    return killing.Command(root, name, overrides, "--resume", run_id).finish()
+    flags = ["--resume", killing.run_folder(root).name]
+    return killing.Command(root, name, overrides(name, changes), *flags).finish()
 
 
 def check_same(root, undisturbed):
@@ -75,21 +78,27 @@ def test_a_killed_run_goes_on_bit_for_bit(whole, tmp_path, seed):
     check_same(tmp_path, undisturbed)
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on_bit_for_bit(whole, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)]
+)
+def test_a_run_told_to_stop_goes_on_bit_for_bit(whole, tmp_path, number, status):
+    """It saves first: checkpoints at intervals are switched off."""
     name, undisturbed = whole
-    command = start(tmp_path, name)
-    command.stop_after(10, 0.0, signal.SIGINT)
+    once = "train.checkpoint_every=0"
+    command = start(tmp_path, name, once)
+    command.stop_after(10, 0.0, number)
     code, err = command.finish()
-    assert code == 130, err
+    assert code == status, err
     assert "Traceback" not in err
     folder = killing.run_folder(tmp_path)
     run = directory.RunDirectory(folder)
     assert run.status == "preempted"
+    assert f"--resume {run.id}" in err
     assert not (folder / "lock").exists()
-    assert run.records()[-1]["step"] >= 10
-    assert killing.checkpoints(tmp_path)
+    (saved,) = killing.checkpoints(tmp_path)
+    assert run.records()[-1]["step"] == int(saved.name) >= 10
     assert not list((folder / "checkpoints").glob(".*"))
-    code, err = resume(tmp_path, name)
+    code, err = resume(tmp_path, name, once)
     assert code == 0, err
     assert "taking over" not in err
     check_same(tmp_path, undisturbed)

@@ -6,7 +6,10 @@ Arguments: process index, process count, coordinator port, file for the result.
 import json
 import os
 import pathlib
+import signal
 import sys
+
+from hpcjax.core.errors import HpcjaxError
 
 
 def main(index: int, count: int, port: int, file: pathlib.Path) -> None:
@@ -29,6 +32,11 @@ def main(index: int, count: int, port: int, file: pathlib.Path) -> None:
     task = test_step.sparse_task() if sparse else tiny.task(optax.adam(0.1))
     config = train.TrainConfig(steps=12, batch_size=16, eval_every=5)
     records, mesh = tiny.Records(), sharding.data_mesh()
+
+    def stop() -> int:  # only one process of them is told
+        told = file.stem == "stopped" and index == count - 1
+        return signal.SIGTERM if told and any(r["step"] >= 5 for r in records) else 0
+
     with train.Checkpoints(file.parent / f"{file.stem}-checkpoints") as checkpoints:
         state = train.fit(
             task,
@@ -37,6 +45,7 @@ def main(index: int, count: int, port: int, file: pathlib.Path) -> None:
             mesh=mesh,
             recorder=records,
             checkpoints=checkpoints,
+            stop=stop,
         )
         restored = checkpoints.restore(train.state_shapes(task, mesh), mesh=mesh)
     assert restored.step == config.steps
@@ -49,4 +58,8 @@ def main(index: int, count: int, port: int, file: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), pathlib.Path(sys.argv[4]))
+    try:
+        main(*map(int, sys.argv[1:4]), pathlib.Path(sys.argv[4]))
+    except HpcjaxError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,4 +1,5 @@
 import logging
+import signal
 
 import chex
 import jax
@@ -8,18 +9,27 @@ import optax
 import pytest
 
 from hpcjax import sharding, train
-from hpcjax.core import ConfigError, Diverged
+from hpcjax.core import ConfigError, Diverged, Interrupted, Preempted
 from tests.train import test_step, tiny
 
 
 def fit(
-    task=None, *, steps=12, devices=1, seed=0, directory=None, records=None, **options
+    task=None,
+    *,
+    steps=12,
+    devices=1,
+    seed=0,
+    directory=None,
+    records=None,
+    stop=lambda: 0,
+    **options,
 ):
     config = train.TrainConfig(
         steps=steps, batch_size=16, **{"eval_every": 5, **options}
     )
     records = tiny.Records() if records is None else records
     arguments = {"seed": seed, "mesh": sharding.data_mesh(devices), "recorder": records}
+    arguments["stop"] = stop
     if directory is None:
         state = train.fit(task or tiny.task(), config, **arguments)
     else:
@@ -103,6 +113,41 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, devices, kind):
     assert trained(records.values()) == trained(expected.values())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("when", [1, 5])
+def test_a_run_told_to_stop_saves_and_goes_on_bit_for_bit(tmp_path, number, when):
+    whole, expected = fit(steps=12)
+    records = tiny.Records()
+
+    def stop():
+        return number if records and records[-1]["step"] >= when else 0
+
+    error = Interrupted if number == signal.SIGINT else Preempted
+    with pytest.raises(error, match=rf"{number.name}: stopped after step") as caught:
+        fit(directory=tmp_path, records=records, stop=stop, checkpoint_every=0)
+    assert type(caught.value) is error
+    last = max(r["step"] for r in records if "loss" in r)
+    assert last <= when + 2
+    with train.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [last]
+    resumed, _ = fit(steps=12, directory=tmp_path, records=records)
+    chex.assert_trees_all_equal(
+        jax.device_get(whole.params), jax.device_get(resumed.params)
+    )
+    after = [r for r in records.values() if set(r) > {"step"}]
+    assert after == [r for r in expected.values() if set(r) > {"step"}]
+
+
+def test_a_request_at_the_last_step_finds_the_run_finished(tmp_path):
+    records = tiny.Records()
+
+    def stop():
+        return signal.SIGTERM if records and records[-1]["step"] >= 11 else 0
+
+    state, _ = fit(steps=12, directory=tmp_path, records=records, stop=stop)
+    assert int(state.step) == 12
+
+
 def test_the_last_step_is_always_saved(tmp_path):
     fit(steps=7, directory=tmp_path, checkpoint_every=3)
     with train.Checkpoints(tmp_path) as checkpoints:
@@ -153,6 +198,44 @@ def test_bad_steps_in_a_row_end_the_run_and_keep_its_checkpoints(tmp_path):
         fit(poisoned_task(set(range(96))), steps=30, directory=tmp_path, max_skipped=3)
     with train.Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [4]
+
+
+def explosive(at: int) -> optax.GradientTransformation:
+    """Gradient descent whose state, or update, overflows at one step."""
+
+    def init(params):
+        # Infinity from the start on is somebody's "no loss seen yet".
+        return {"count": jnp.zeros(()), "best": jnp.inf, "energy": jnp.ones(())}
+
+    def update(updates, state, params=None, **extra_args):
+        burst = jnp.where(state["count"] == at, jnp.inf, 1.0)
+        new = state | {"count": state["count"] + 1, "energy": burst}
+        return jax.tree.map(lambda u: -0.1 * u, updates), new
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_state_that_stops_being_finite_is_not_kept(tmp_path, caplog):
+    """Gradients are finite here: only the state overflows, and would be saved."""
+    task = tiny.task(explosive(at=4))
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(Diverged, match=r"3 consecutive.*opt_state.*energy"),
+    ):
+        fit(task, directory=tmp_path, checkpoint_every=1, max_skipped=3)
+    with train.Checkpoints(tmp_path) as checkpoints:
+        state = train.state_shapes(task, sharding.data_mesh(1))
+        restored = checkpoints.restore(state).state
+        assert checkpoints.steps()[-1] >= 4
+    leaves = jax.tree.leaves((restored.params, restored.opt_state[1]["energy"]))
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+def test_updates_that_overflow_change_nothing():
+    """Finite gradients times a finite rate: the parameters would become infinite."""
+    task = tiny.task(optax.scale(-3e38))
+    with pytest.raises(Diverged, match=r"params dense/kernel"):
+        fit(task, max_skipped=2)
 
 
 def test_an_exception_in_the_data_thread_reaches_the_loop():

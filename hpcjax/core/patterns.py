@@ -1,0 +1,28 @@
+"""Regular expressions over paths, refused before anything is matched with them."""
+
+import re
+from collections.abc import Iterable
+
+from hpcjax.core.errors import ConfigError
+
+
+def check_patterns(name: str, patterns: Iterable[str]) -> None:
+    """Raises ConfigError with the first of `patterns` that is no regular expression.
+
+    Args:
+      name: the field they come from, used in the message.
+      patterns: the regexes; a bare string, whose letters would be taken for regexes,
+        is refused.
+
+    Examples:
+      >>> check_patterns("stacked", ("^blocks/", "bias$"))
+    """
+    if isinstance(patterns, str):
+        raise ConfigError(f"{name} must be a list of regexes: got {patterns!r}")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError, TypeError) as error:
+            raise ConfigError(
+                f"{name} must hold regular expressions: got {pattern!r}: {error}"
+            ) from error
