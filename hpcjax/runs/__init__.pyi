@@ -6,7 +6,7 @@ from .config import from_json as from_json
 from .config import to_json as to_json
 from .directory import RunDirectory as RunDirectory
 from .directory import data_root as data_root
-from .directory import find_done as find_done
+from .directory import find_run as find_run
 from .directory import list_runs as list_runs
 from .directory import open_run as open_run
 from .discover import ConfigEntry as ConfigEntry

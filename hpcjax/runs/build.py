@@ -239,11 +239,15 @@ class _Maker:
         """Returns one run that has ended well or diverged, from disk if it is there."""
         merged = {**runs.overrides, **overrides}
         digest = configs.digest(discover.load(runs.config, merged, self.root).config)
-        run = None if self.fresh else self.find(digest, "done", "diverged")
-        if run is None and not self.run_missing:
+        if not self.run_missing and not self.has_ended(digest):
             raise RunMissing(f"{runs.config} with {merged} has not been run")
-        if run is None:
-            run = self.run(runs.config, merged, digest)
+        run = execute.ensure(
+            runs.config,
+            merged,
+            root=self.root,
+            fresh=self.fresh,
+            quiet=not self.progress,
+        )
         self.made.append(
             {
                 "row": name,
@@ -258,24 +262,7 @@ class _Maker:
         )
         return run
 
-    def run(
-        self, config: str, overrides: Mapping[str, str], digest: str
-    ) -> directory.RunDirectory:
-        """Runs a config; one that diverges has been run all the same."""
-        try:
-            done = execute.run(
-                config, overrides, root=self.root, quiet=not self.progress
-            )
-        except Diverged as error:
-            log.warning("%s with %s diverged: %s", config, overrides, error)
-            run = self.find(digest, "diverged")
-            if run is None:
-                raise
-            return run
-        return directory.open_run(self.root, done.id)
-
-    def find(
-        self, digest: str, *statuses: directory.Status
-    ) -> directory.RunDirectory | None:
-        """Returns the newest run of a config that ended so, on one device as here."""
-        return directory.find_done(self.root, digest, devices=1, statuses=statuses)
+    def has_ended(self, digest: str) -> bool:
+        """Says whether there is a run of a config that need not be run again."""
+        ends = ("done", "diverged")
+        return directory.find_run(self.root, digest, ends, devices=1) is not None

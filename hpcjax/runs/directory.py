@@ -245,14 +245,15 @@ def _age(path: pathlib.Path) -> float:
     return (path / "config.json").stat().st_mtime
 
 
-def find_done(
+def find_run(
     root: pathlib.Path,
     digest: str,
+    statuses: Collection[Status] = ("done",),
     *,
     devices: int | None = None,
-    statuses: Collection[Status] = ("done",),
+    free: bool = False,
 ) -> RunDirectory | None:
-    """Returns the newest run that a config alone has brought to its end, if any.
+    """Returns the newest run whose every step was one of this config, if there is any.
 
     A forked run does not count, nor one that was resumed after a change of its config:
     its first steps were another config's. Nor does one whose files cannot be read.
@@ -260,12 +261,15 @@ def find_done(
     Args:
       root: folder that holds `runs/`.
       digest: of the config.
+      statuses: how far it may have come; with `"done"` there must be a result.
       devices: how many it must have used throughout; None for any number.
-      statuses: which ends count; with `"done"` there must be a result.
+      free: only a run that no living process holds.
     """
     for run in reversed(list_runs(root)):
         with contextlib.suppress(DataFormatError, RecursionError):
             if run.status not in statuses or not _is_of(run, digest, devices):
+                continue
+            if free and lock.is_held(run.path):
                 continue
             if run.status != "done" or (run.path / "result.nc").exists():
                 return run

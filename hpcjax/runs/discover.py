@@ -46,6 +46,7 @@ class ConfigEntry:
       variants: the configs it defines, by name.
       base: name of the variant that `hpcjax run paper/config` runs.
       smoke: overrides under which it runs in seconds.
+      sweep: what `hpcjax sweep` varies by default: `{key: values}`.
       needs: what it needs besides a CPU, such as a data set that is fetched.
       problem: why the file cannot be used; empty for one that can.
     """
@@ -56,6 +57,7 @@ class ConfigEntry:
     variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     base: str = ""
     smoke: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sweep: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ()
     problem: str = ""
 
@@ -257,6 +259,7 @@ def _entry(name: str, file: pathlib.Path) -> ConfigEntry:
         variants=variants,
         base=names[0],
         smoke=getattr(module, "smoke", {}),
+        sweep=getattr(module, "sweep", {}),
         needs=(needs,) if isinstance(needs, str) else tuple(needs),
     )
 

@@ -1,6 +1,7 @@
 """One run from its config's name to its result on disk."""
 
 import dataclasses
+import functools
 import logging
 import pathlib
 from collections.abc import Mapping
@@ -76,6 +77,44 @@ def run(
     claimed = directory.claim(root, loaded, resume=resume, fork=fork)
     with claimed as folder, folder.logging():
         return _execute(loaded, folder, root, devices, quiet)
+
+
+def ensure(
+    name: str,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    root: pathlib.Path | None = None,
+    fresh: bool = False,
+    quiet: bool = False,
+) -> directory.RunDirectory:
+    """Returns a run of a config on one device that has ended well or diverged.
+
+    One that is there is used again, one that was interrupted goes on, and only then is
+    one begun.
+
+    Args:
+      name: `paper/config[:variant]`.
+      overrides: values as on the command line.
+      root: folder that holds `runs/`; default the working directory.
+      fresh: begin one in any case.
+      quiet: no progress line.
+    """
+    root = root or pathlib.Path.cwd()
+    loaded = discover.load(name, overrides or {}, root)
+    find = functools.partial(
+        directory.find_run, root, configs.digest(loaded.config), devices=1
+    )
+    ended = None if fresh else find(("done", "diverged"))
+    if ended is not None:
+        return ended
+    cut = None if fresh else find(("running", "preempted"), free=True)
+    resume = None if cut is None else cut.id
+    with directory.claim(root, loaded, resume=resume) as folder, folder.logging():
+        try:
+            _execute(loaded, folder, root, None, quiet)
+        except Diverged as error:
+            log.warning("%s with %s diverged: %s", name, overrides, error)
+    return folder
 
 
 def _execute(

@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import filelock
@@ -30,7 +30,7 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
     Raises:
       RunBusy: it is held, also if by another part of this process.
     """
-    path, mine = folder / "lock", _me()
+    path, mine = folder / "lock", me()
     # Two processes that find the same stale lock must not both replace it.
     with filelock.FileLock(folder.parent / ".lock.guard"), files.disk_errors(path):
         if path.exists():
@@ -45,7 +45,14 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
             path.unlink()
 
 
-def _me() -> dict[str, Any]:
+def is_held(folder: pathlib.Path) -> bool:
+    """Says whether a process holds the folder, as far as can be told from here."""
+    owner = _read(folder / "lock")
+    return owner is not None and is_alive(owner)
+
+
+def me() -> dict[str, Any]:
+    """Returns what identifies this process: pid, host, and when either began."""
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -66,7 +73,7 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
 def _take_over(path: pathlib.Path) -> None:
     owner = _read(path)
     # Written under the guard: an unreadable one was cut off by a kill.
-    if owner is not None and _alive(owner):
+    if owner is not None and is_alive(owner):
         pid, host, since = (owner.get(name) for name in ("pid", "host", "since"))
         raise RunBusy(
             f"{path.parent} is held by process {pid} on {host} since {since}"
@@ -81,7 +88,8 @@ def _take_over(path: pathlib.Path) -> None:
     path.unlink()
 
 
-def _alive(owner: dict[str, Any]) -> bool:
+def is_alive(owner: Mapping[str, Any]) -> bool:
+    """Says whether the process that `me` described lives; on another host, yes."""
     if owner.get("host") != socket.gethostname():
         return True
     try:

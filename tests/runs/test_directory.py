@@ -113,15 +113,15 @@ def finished(tmp_path, config, status="done", **session):
     return run
 
 
-def test_find_done(tmp_path):
+def test_find_run(tmp_path):
     digest = configs.digest(CONFIG)
-    assert directory.find_done(tmp_path, digest) is None
+    assert directory.find_run(tmp_path, digest) is None
     directory.create(tmp_path, "paper/some", CONFIG)
     finished(tmp_path, dataclasses.replace(CONFIG, seed=1))
-    assert directory.find_done(tmp_path, digest) is None
+    assert directory.find_run(tmp_path, digest) is None
     old, new = finished(tmp_path, CONFIG), finished(tmp_path, CONFIG)
     os.utime(old.path / "config.json", (1, 1))
-    assert directory.find_done(tmp_path, digest).id == new.id
+    assert directory.find_run(tmp_path, digest).id == new.id
     for name in ("config.json", "provenance.json"):
         for damage in (
             "{",
@@ -131,11 +131,11 @@ def test_find_done(tmp_path):
         ):
             before = (new.path / name).read_text()
             (new.path / name).write_text(damage)
-            assert directory.find_done(tmp_path, digest).id == old.id
+            assert directory.find_run(tmp_path, digest).id == old.id
             (new.path / name).write_text(before)
-    assert directory.find_done(tmp_path, digest).id == new.id
+    assert directory.find_run(tmp_path, digest).id == new.id
     (new.path / "result.nc").unlink()
-    assert directory.find_done(tmp_path, digest).id == old.id
+    assert directory.find_run(tmp_path, digest).id == old.id
 
 
 def test_a_run_that_was_resumed_is_of_a_config_if_all_its_sessions_are(tmp_path):
@@ -145,7 +145,7 @@ def test_a_run_that_was_resumed_is_of_a_config_if_all_its_sessions_are(tmp_path)
         (run.path / "provenance.json").unlink()
         for each in digests:
             run.write_provenance({"config_digest": each})
-        found_run = directory.find_done(tmp_path, digest)
+        found_run = directory.find_run(tmp_path, digest)
         assert (found_run is not None and found_run.id == run.id) == found
         run.set_status("failed")
 
@@ -153,20 +153,20 @@ def test_a_run_that_was_resumed_is_of_a_config_if_all_its_sessions_are(tmp_path)
 def test_a_run_on_other_devices_is_found_only_where_that_does_not_matter(tmp_path):
     digest = configs.digest(CONFIG)
     run = finished(tmp_path, CONFIG, used_devices=4)
-    assert directory.find_done(tmp_path, digest).id == run.id
-    assert directory.find_done(tmp_path, digest, devices=4).id == run.id
-    assert directory.find_done(tmp_path, digest, devices=1) is None
+    assert directory.find_run(tmp_path, digest).id == run.id
+    assert directory.find_run(tmp_path, digest, devices=4).id == run.id
+    assert directory.find_run(tmp_path, digest, devices=1) is None
     run.write_provenance({"config_digest": digest, "used_devices": 1})
     for devices in (1, 4):
-        assert directory.find_done(tmp_path, digest, devices=devices) is None
+        assert directory.find_run(tmp_path, digest, devices=devices) is None
 
 
 def test_ends_that_count_can_be_chosen(tmp_path):
     digest = configs.digest(CONFIG)
     run = finished(tmp_path, CONFIG, status="diverged")
     (run.path / "result.nc").unlink()
-    assert directory.find_done(tmp_path, digest) is None
-    found = directory.find_done(tmp_path, digest, statuses=("done", "diverged"))
+    assert directory.find_run(tmp_path, digest) is None
+    found = directory.find_run(tmp_path, digest, statuses=("done", "diverged"))
     assert found.id == run.id
 
 

@@ -58,7 +58,7 @@ def test_a_result_carries_where_it_came_from(root):
     assert origin["devices"] == {"cpu": 8}
     assert origin["versions"]["jax"]
     assert len(origin["config_digest"]) == 16
-    assert directory.find_done(root, origin["config_digest"]).id == done.id
+    assert directory.find_run(root, origin["config_digest"]).id == done.id
 
 
 @pytest.mark.parametrize(

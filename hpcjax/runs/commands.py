@@ -1,0 +1,397 @@
+"""The subcommands of `hpcjax`: each calls one documented function and prints.
+
+Nothing here imports JAX before a config has been read and checked.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.runs import directory, discover, show
+from hpcjax.runs.overrides import pairs
+
+Config = Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG")]]
+Overrides = Positional[
+    Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
+    ]
+]
+Ids = Positional[
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="ID", help_behavior_hint="")]
+]
+Root = Annotated[
+    pathlib.Path,
+    tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: working directory)"),
+]
+Devices = Annotated[
+    int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1)")
+]
+Data = Annotated[
+    pathlib.Path | None,
+    tyro.conf.arg(
+        metavar="DIR",
+        help_behavior_hint="(default: HPCJAX_DATA, else <root>/.cache/data)",
+    ),
+]
+Format = Literal["rich", "md", "csv", "html", "latex"]
+
+_HERE = pathlib.Path()
+_DEVICE_FLAG = "--xla_force_host_platform_device_count"
+
+
+def list_(
+    paper: Positional[
+        Annotated[str | None, tyro.conf.arg(metavar="PAPER", help_behavior_hint="")]
+    ] = None,
+    *,
+    root: Root = _HERE,
+) -> int:
+    """List configs and tables.
+
+    Args:
+      paper: only this paper's.
+      root: folder with further configs.
+    """
+    output = show.console()
+    output.print(show.list_configs(discover.find_configs(root, paper)))
+    tables = discover.find_tables(root)
+    if paper is not None:
+        tables = {key: t for key, t in tables.items() if key.startswith(f"{paper}/")}
+    output.print(show.list_tables(tables))
+    return 0
+
+
+def show_(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    root: Root = _HERE,
+) -> int:
+    """Show a config: keys, types, and what differs from its base.
+
+    Args:
+      config: paper/config, paper/config:variant, or a run's config.json.
+      overrides: key=value.
+      root: folder with further configs.
+    """
+    loaded = discover.load(config, pairs(overrides), root)
+    entries = discover.find_configs(root)
+    entry = next((e for e in entries if e.name == loaded.name and not e.problem), None)
+    show.console().print(show.page(entry, loaded))
+    return 0
+
+
+def run(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    resume: Annotated[
+        str | None, tyro.conf.arg(metavar="ID", help_behavior_hint="")
+    ] = None,
+    fork: bool = False,
+    dry_run: bool = False,
+    devices: Devices = None,
+    quiet: bool = False,
+    root: Root = _HERE,
+    data: Data = None,
+) -> int:
+    """Run a config.
+
+    Args:
+      config: paper/config, paper/config:variant, or a run's config.json.
+      overrides: key=value, such as optimizer.lr=0.3 or optimizer=sgd.
+      resume: id of an interrupted run to continue.
+      fork: with --resume, start a child run, whose config may differ.
+      dry_run: only say what the run would take.
+      devices: devices of the data axis; simulated ones on a CPU.
+      quiet: no progress line.
+      root: folder that holds runs/ and further configs.
+      data: folder of data sets.
+    """
+    _prepare(data, devices)
+    changes = pairs(overrides)
+    # The config is checked before anything is imported that starts JAX.
+    title = discover.load(config, changes, root).title
+    if dry_run:
+        return _dry_run(title, config, changes, root, devices)
+    from hpcjax.runs import execute
+
+    with _log_to_stderr(quiet):
+        result = execute.run(
+            config,
+            changes,
+            root=root,
+            resume=resume,
+            fork=fork,
+            devices=devices,
+            quiet=quiet,
+        )
+    show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
+    return 0
+
+
+def _dry_run(
+    title: str,
+    config: str,
+    changes: dict[str, str],
+    root: pathlib.Path,
+    devices: int | None,
+) -> int:
+    from hpcjax.runs import plan
+
+    planned = plan.plan_run(config, changes, root=root, devices=devices)
+    text = f"{title} does not train: there is nothing to plan"
+    show.console().print(text if planned is None else plan.render_plan(planned))
+    return 0
+
+
+def sweep(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    sampler: Literal["grid", "random", "halton", "tpe"] = "grid",
+    trials: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")
+    ] = None,
+    by: str = "val_loss",
+    seed: int = 0,
+    name: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")
+    ] = None,
+    parallel: int = 1,
+    launcher: str = "local",
+    plot: bool = False,
+    quiet: bool = False,
+    root: Root = _HERE,
+    data: Data = None,
+) -> int:
+    """Run a config under many overrides; run it again to go on with what is missing.
+
+    Args:
+      config: paper/config, paper/config:variant, or the name of a sweep that is there.
+      overrides: key=a,b,c is varied, as is key=log(1e-3,1), uniform, int and logint;
+        key=value is set for all. Without any, the config file's own sweep.
+      sampler: how points are chosen.
+      trials: how many, for samplers other than grid.
+      by: variable of the results whose least finite value a trial is judged by.
+      seed: of the sampler.
+      name: folder below sweeps/ (default: from the config and what is varied).
+      parallel: how many workers.
+      launcher: local, ray or slurm, with options such as slurm:slurm_partition=gpu.
+      plot: write a picture of the response.
+      quiet: no progress line.
+      root: folder that holds sweeps/, runs/ and further configs.
+      data: folder of data sets.
+    """
+    _prepare(data, None)
+    from hpcjax.runs import sweeps
+
+    wanted = sweeps.find(
+        config, pairs(overrides), root, sampler=sampler, trials=trials, seed=seed, by=by
+    )
+    with _log_to_stderr(quiet):
+        result = sweeps.run_sweep(
+            wanted,
+            name=name,
+            root=root,
+            parallel=parallel,
+            launcher=sweeps.make_launcher(launcher),
+            quiet=quiet,
+        )
+    show.console().print(sweeps.summary(result))
+    if plot:
+        show.console().print(f"picture    {sweeps.save_picture(result)}")
+    return 0 if result.successes else 1
+
+
+def table(
+    ids: Ids = (),
+    *,
+    tier: str = "cpu",
+    check: bool = False,
+    fresh: bool = False,
+    record: bool = False,
+    format: Format = "rich",  # noqa: A002 - the name of the flag
+    devices: Devices = None,
+    root: Root = _HERE,
+    data: Data = None,
+) -> int:
+    """Make tables, running what is missing; exit status 1 if a claim fails.
+
+    Args:
+      ids: paper/table.
+      tier: kind of machine: cpu, gpu or model.
+      check: compare with the committed result.
+      fresh: run everything again.
+      record: write the result beside the table's definition, to be committed.
+      format: how it is printed.
+      devices: simulated devices to offer on a CPU.
+      root: folder that holds runs/ and further experiments.
+      data: folder of data sets.
+    """
+    _prepare(data, devices)
+    _known(ids, discover.find_tables(root), "table")
+    return _build(ids, root, format, tier=tier, check=check, fresh=fresh, record=record)
+
+
+def bench(
+    ids: Ids = (),
+    *,
+    tier: str = "cpu",
+    check: bool = False,
+    format: Format = "rich",  # noqa: A002 - the name of the flag
+    root: Root = _HERE,
+    data: Data = None,
+) -> int:
+    """Measure again what the benchmark tables measure.
+
+    Args:
+      ids: paper/table; default every benchmark of the tier.
+      tier: kind of machine: cpu, gpu or model.
+      check: compare with the committed result.
+      format: how it is printed.
+      root: folder that holds runs/ and further experiments.
+      data: folder of data sets.
+    """
+    _prepare(data, None)
+    tables = discover.find_tables(root).items()
+    benchmarks = {name: table for name, table in tables if table.benchmark}
+    chosen = ids or tuple(k for k, table in benchmarks.items() if tier in table.tiers)
+    _known(chosen, benchmarks, "benchmark")
+    return _build(chosen, root, format, tier=tier, check=check, fresh=True)
+
+
+def report(
+    ids: Ids = (),
+    *,
+    path: pathlib.Path | None = None,
+    root: Root = _HERE,
+) -> int:
+    """Write one HTML page on tables and runs.
+
+    Args:
+      ids: tables and runs; default every table whose runs have finished.
+      path: the page (default: <root>/runs/report.html).
+      root: folder that holds runs/.
+    """
+    from hpcjax.runs import report as reports
+
+    written = reports.write_report(ids, root=root, path=path)
+    show.console().print(str(written))
+    return 0
+
+
+def data(
+    action: Positional[Literal["list", "fetch"]],
+    names: Ids = (),
+    *,
+    root: Root = _HERE,
+    data: Data = None,
+) -> int:
+    """List data sets, or fetch some.
+
+    Args:
+      action: what to do.
+      names: data sets to fetch.
+      root: folder below which data sets lie by default.
+      data: folder of data sets.
+    """
+    from hpcjax.data import _fetch, catalog
+
+    _prepare(data, None)
+    place = directory.data_root(root)
+    if action == "list":
+        rows = catalog.listing(place)
+        columns = tuple(rows[0])
+        output = show.frame(
+            f"Data sets in {place}",
+            columns,
+            ([row[c] for c in columns] for row in rows),
+        )
+        show.console().print(output)
+        return 0
+    if not names:
+        raise ConfigError(f"name the data sets to fetch: {', '.join(catalog.CATALOG)}")
+    for name in names:
+        _fetch.fetch(name, place)
+    return 0
+
+
+def doctor(*, root: Root = _HERE, data: Data = None) -> int:
+    """Say what works on this machine; exit status 1 if something needed does not.
+
+    Args:
+      root: folder below which data sets lie by default.
+      data: folder of data sets.
+    """
+    from hpcjax.runs import doctor as examination
+
+    _prepare(data, None)
+    checks = examination.examine(root)
+    show.console().print(examination.render(checks))
+    return 0 if examination.healthy(checks) else 1
+
+
+def _prepare(data: pathlib.Path | None, devices: int | None) -> None:
+    """Sets what JAX and the experiments read from the environment when they start."""
+    if data is not None:
+        os.environ["HPCJAX_DATA"] = str(data)
+    if devices is None:
+        return
+    if devices < 1:
+        raise ConfigError(f"devices must be at least 1: got {devices}")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _DEVICE_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_FLAG}={devices}".strip()
+
+
+@contextlib.contextmanager
+def _log_to_stderr(quiet: bool) -> Iterator[None]:
+    """Shows warnings, and unless `quiet` where the run lies, on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(
+        lambda record: (
+            record.levelno >= logging.WARNING
+            or (not quiet and record.name == directory.__name__)
+        )
+    )
+    logger = logging.getLogger("hpcjax")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.removeHandler(handler)
+
+
+def _known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -> None:
+    if not ids:
+        raise ConfigError(f"name a {what}: {', '.join(allowed) or 'there is none'}")
+    for name in ids:
+        if name not in allowed:
+            raise ConfigError(f"unknown {what} {name!r}{nearest(name, allowed)}")
+
+
+def _build(ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any) -> int:
+    from hpcjax.runs import build, render
+
+    passed = True
+    with _log_to_stderr(quiet=True):
+        for name in ids:
+            result = build.build_table(name, root=root, **options)
+            printed = render.render_table(result, form)
+            show.console().print(printed, soft_wrap=isinstance(printed, str))
+            passed = passed and result.passed
+    return 0 if passed else 1

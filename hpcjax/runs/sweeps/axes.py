@@ -1,0 +1,212 @@
+"""What a sweep varies, as written on the command line, and the points it visits.
+
+`key=a,b,c` lists values. `key=uniform(0,1)`, `log(1e-3,1)`, `int(16,256)` and
+`logint(1,64)` are ranges with both ends included; a grid needs lists.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.runs.values import show
+
+Value = int | float | str
+Sampler = Literal["grid", "random", "halton", "tpe"]
+_RANGE = re.compile(r"(?P<kind>[a-z]+)\((?P<low>[^,()]+),(?P<high>[^,()]+)\)")
+_KINDS = ("uniform", "log", "int", "logint")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One key and the values it takes.
+
+    Attributes:
+      key: of the config, such as `optimizer.lr`.
+      values: texts of a list; empty for a range.
+      kind: of a range: `uniform`, `log`, `int` or `logint`; empty for a list.
+      low: least value of a range.
+      high: greatest value of a range.
+    """
+
+    key: str
+    values: tuple[str, ...] = ()
+    kind: str = ""
+    low: float = 0.0
+    high: float = 0.0
+
+    def __str__(self) -> str:
+        if self.values:
+            return f"{self.key}={','.join(self.values)}"
+        return f"{self.key}={self.kind}({self.low:g},{self.high:g})"
+
+    @property
+    def whole(self) -> bool:
+        """Says whether a range is one of whole numbers."""
+        return self.kind in ("int", "logint")
+
+    @property
+    def log(self) -> bool:
+        """Says whether a range is even in the logarithm."""
+        return self.kind in ("log", "logint")
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All values of a list, or the two ends of a range."""
+        return self.values or (self.text(self.low), self.text(self.high))
+
+    def text(self, value: Value) -> str:
+        """Returns a value as an override's text."""
+        if isinstance(value, str):
+            return value
+        return str(round(value)) if self.whole else repr(float(value))
+
+    def at(self, share: float) -> Value:
+        """Returns the value below which `share` of the axis lies, share in [0, 1)."""
+        if self.values:
+            return self.values[int(share * len(self.values))]
+        # A whole number stands for the unit interval around it.
+        low, high = self.low, self.high
+        if self.whole:
+            low, high = low - 0.5, high + 0.5
+        if self.log:
+            value = math.exp(math.log(low) + share * math.log(high / low))
+        else:
+            value = low + share * (high - low)
+        within = min(max(value, self.low), self.high)  # rounding may have left it
+        return round(within) if self.whole else within
+
+
+def parse(pairs: Mapping[str, str]) -> tuple[list[Axis], dict[str, str]]:
+    """Separates what is varied from what is merely set.
+
+    Raises:
+      ConfigError: a range that is none, or a value listed twice.
+
+    Examples:
+      >>> axes, fixed = parse({"lr": "0.1,0.3", "model.widths": "[64,10]"})
+      >>> str(axes[0]), fixed
+      ('lr=0.1,0.3', {'model.widths': '[64,10]'})
+    """
+    axes, fixed = [], {}
+    for key, text in pairs.items():
+        found = _RANGE.fullmatch(text)
+        items = _split(text)
+        if found:
+            axes.append(_range(key, **found.groupdict()))
+        elif len(items) > 1:
+            axes.append(_list(key, items))
+        else:
+            fixed[key] = text
+    return axes, fixed
+
+
+def from_mapping(values: Mapping[str, Sequence[Any]]) -> list[Axis]:
+    """Returns the axes of a config file's `sweep = {"optimizer.lr": (0.1, 0.3)}`."""
+    return [_list(key, map(show, items)) for key, items in values.items()]
+
+
+def _split(text: str) -> list[str]:
+    """Splits at commas that no bracket encloses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _list(key: str, items: Iterable[str]) -> Axis:
+    values = tuple(items)
+    twice = {value for value in values if values.count(value) > 1}
+    if twice or "" in values:
+        raise ConfigError(
+            f"{key} must list different values: got {key}={','.join(values)}"
+        )
+    return Axis(key=key, values=values)
+
+
+def _range(key: str, kind: str, low: str, high: str) -> Axis:
+    given = f"{key}={kind}({low},{high})"
+    if kind not in _KINDS:
+        raise ConfigError(f"unknown range {given}{nearest(kind, _KINDS)}")
+    try:
+        axis = Axis(key=key, kind=kind, low=float(low), high=float(high))
+    except ValueError as error:
+        raise ConfigError(
+            f"the ends of a range must be numbers: got {given}"
+        ) from error
+    whole = not axis.whole or (axis.low.is_integer() and axis.high.is_integer())
+    if not (math.isfinite(axis.low) and axis.low < axis.high < math.inf and whole):
+        kind_of = "whole numbers" if axis.whole else "finite numbers"
+        raise ConfigError(f"a range needs two {kind_of}, the lower first: got {given}")
+    if axis.log and axis.low <= (0.5 if axis.whole else 0):
+        raise ConfigError(f"the ends of a logarithmic range must be > 0: got {given}")
+    return axis
+
+
+def points(
+    axes: Sequence[Axis], sampler: Sampler, trials: int | None, seed: int
+) -> list[dict[str, Value]]:
+    """Returns the points to visit, in order; none for a sampler that learns.
+
+    Args:
+      axes: what is varied.
+      sampler: `grid` visits every combination of lists, `random` draws independently,
+        `halton` fills the space evenly (scrambled Halton sequence).
+      trials: how many points; a grid has its own number.
+      seed: of the draws. The first n points of a longer sequence are the same.
+
+    Raises:
+      ConfigError: nothing is varied, a grid of ranges, or no number of trials.
+    """
+    check_sampler(axes, sampler, trials)
+    if sampler == "grid":
+        cells = itertools.product(*(axis.values for axis in axes))
+        return [dict(zip(_keys(axes), cell, strict=True)) for cell in cells]
+    if sampler == "tpe":
+        return []
+    from scipy.stats import qmc
+
+    count = trials or 0
+    if sampler == "random":
+        shares = np.random.Generator(np.random.Philox(seed)).random((count, len(axes)))
+    else:
+        shares = qmc.Halton(len(axes), rng=np.random.default_rng(seed)).random(count)
+    return [
+        {axis.key: axis.at(float(share)) for axis, share in zip(axes, row, strict=True)}
+        for row in shares
+    ]
+
+
+def check_sampler(axes: Sequence[Axis], sampler: str, trials: int | None) -> None:
+    """Raises ConfigError for a sampler that cannot visit these axes."""
+    if sampler not in get_args(Sampler):
+        allowed = get_args(Sampler)
+        raise ConfigError(f"unknown sampler {sampler!r}{nearest(sampler, allowed)}")
+    if not axes:
+        raise ConfigError(
+            "nothing is varied: give an axis such as optimizer.lr=0.1,0.3"
+        )
+    if sampler == "grid":
+        ranges = [str(axis) for axis in axes if not axis.values]
+        if ranges:
+            raise ConfigError(
+                f"a grid needs lists of values: got {', '.join(ranges)}; "
+                "other samplers take ranges"
+            )
+        if trials is not None:
+            raise ConfigError("a grid has its own number of trials: leave --trials out")
+    elif trials is None or trials < 1:
+        raise ConfigError(f"sampler {sampler!r} needs a number of trials: got {trials}")
+
+
+def _keys(axes: Sequence[Axis]) -> list[str]:
+    return [axis.key for axis in axes]

@@ -1,0 +1,212 @@
+"""Runs a sweep: starts workers, replaces those that die, gathers what came out."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcjax.core import provenance
+from hpcjax.core.errors import (
+    ConfigError,
+    DiskFull,
+    HpcjaxError,
+    Interrupted,
+    Preempted,
+)
+from hpcjax.runs import results
+from hpcjax.runs.progress import Progress
+from hpcjax.runs.signals import StopSignals
+from hpcjax.runs.sweeps import launchers
+from hpcjax.runs.sweeps.study import ATTEMPTS, Study, Sweep, create_study, open_study
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+log = logging.getLogger(__name__)
+_POLL = 0.2
+_KILLED = (Interrupted.exit_code, Preempted.exit_code)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """A sweep that has ended.
+
+    Attributes:
+      name: by which it can be continued.
+      directory: its folder.
+      dataset: what came out, see `gather.gather`.
+    """
+
+    name: str
+    directory: pathlib.Path
+    dataset: "xr.Dataset"
+
+    @property
+    def successes(self) -> int:
+        """How many trials have a finite value."""
+        return int(np.isfinite(self.dataset["value"]).sum())
+
+    @property
+    def best(self) -> "xr.Dataset":
+        """The trial of the least value, with its place on the axes.
+
+        Raises:
+          ConfigError: no trial has one.
+        """
+        if not self.successes:
+            raise ConfigError(f"no trial of sweep {self.name} has a finite value")
+        value = self.dataset["value"]
+        return self.dataset.isel(value.argmin(...))
+
+
+def run_sweep(
+    sweep: Sweep | str,
+    *,
+    name: str | None = None,
+    root: pathlib.Path | None = None,
+    parallel: int = 1,
+    launcher: launchers.Launcher | None = None,
+    quiet: bool = False,
+) -> SweepResult:
+    """Runs the trials of a sweep that have not ended yet.
+
+    A sweep that was interrupted, in whatever way, goes on when it is run again: trials
+    that have ended are not run again, and those that were running go on with their
+    runs. A trial that fails is told in the result and ends nothing else.
+
+    Args:
+      sweep: what is varied; or the name of one that is there.
+      name: its folder below `sweeps/`; default the config and a digest of the sweep.
+      root: folder that holds `sweeps/` and `runs/`; default the working directory.
+      parallel: how many workers.
+      launcher: how a worker is started; default a process of this machine.
+      quiet: no progress line.
+
+    Returns:
+      The sweep's name and dataset, also written to `result.nc` in its folder.
+
+    Raises:
+      ConfigError: an axis that the config does not have, or another sweep of this name.
+      DiskFull: a worker found no room.
+      Preempted: a signal came (Interrupted for Ctrl-C); the runs have saved.
+      HpcjaxError: workers cannot start; the message quotes their log.
+
+    Examples:
+      `run_sweep(Sweep(config="jorge/digits", axes=(Axis(key="seed", ...),)))`
+    """
+    root = (root or pathlib.Path.cwd()).resolve()
+    if parallel < 1:
+        raise ConfigError(f"parallel must be at least 1: got {parallel}")
+    study = _find(sweep, name, root)
+    start = launcher or launchers.make_launcher("local")
+    with StopSignals() as signals:
+        crew = _Crew(study, root, start, min(parallel, study.sweep.total))
+        with (
+            signals.deferred(),
+            Progress(study.name, study.sweep.total, quiet=quiet) as progress,
+        ):
+            crew.watch(signals, progress)
+        signals.check()
+    return _collect(study, root)
+
+
+def _find(sweep: Sweep | str, name: str | None, root: pathlib.Path) -> Study:
+    if isinstance(sweep, str):
+        return open_study(sweep, root)
+    sweep.check(root)
+    return create_study(name or default_name(sweep), sweep, root)
+
+
+def default_name(sweep: Sweep) -> str:
+    """Returns the name of a sweep that is given none: the same for the same sweep."""
+    text = json.dumps(sweep.to_json(), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return f"{sweep.config.replace('/', '-').replace(':', '-')}-{digest}"
+
+
+def _collect(study: Study, root: pathlib.Path) -> SweepResult:
+    from hpcjax.runs.sweeps.gather import gather
+
+    dataset = gather(study, root)
+    origin = provenance.collect(seed=study.sweep.seed)
+    results.write(dataset, study.folder / "result.nc", origin)
+    return SweepResult(name=study.name, directory=study.folder, dataset=dataset)
+
+
+class _Crew:
+    """The workers of a sweep."""
+
+    def __init__(
+        self,
+        study: Study,
+        root: pathlib.Path,
+        launcher: launchers.Launcher,
+        size: int,
+    ) -> None:
+        self._study, self._root, self._launch = study, root, launcher
+        self._jobs = {index: self._start(index) for index in range(size)}
+        self._deaths = 0
+
+    def watch(self, signals: StopSignals, progress: Progress) -> None:
+        """Returns when all workers have ended; replaces those that die."""
+        ended = -1
+        try:
+            while self._jobs and not signals.received:
+                for index, status in list(self._ended()):
+                    self._react(index, status)
+                # The journal is read only when it may have news.
+                done = sum(1 for _ in self._closed())
+                if done != ended:
+                    ended = done
+                    progress.update({"step": ended})
+                time.sleep(_POLL)
+        finally:
+            self._dismiss()
+
+    def _start(self, index: int) -> launchers.Job:
+        return self._launch(self._study.name, self._root, index)
+
+    def _closed(self) -> Iterator[Any]:
+        ends = ("done", "diverged", "failed")
+        return (each for each in self._study.outcomes() if each.status in ends)
+
+    def _ended(self) -> Iterator[tuple[int, int]]:
+        for index, job in self._jobs.items():
+            status = job.status()
+            if status is not None:
+                yield index, status
+
+    def _react(self, index: int, status: int) -> None:
+        del self._jobs[index]
+        if status == 0:
+            return
+        if status == DiskFull.exit_code:
+            raise DiskFull(f"a worker found no room; see {self._log(index)}")
+        if status in _KILLED or status < 0 or self._study.has_lost():
+            self._deaths += 1
+            log.warning("worker %d ended with %d", index, status)
+            if self._deaths <= ATTEMPTS * self._study.sweep.total:
+                self._jobs[index] = self._start(index)
+                return
+        # It did not die of a trial: the next one would end in the same way.
+        raise HpcjaxError(f"worker {index} ended with {status}:\n{self._tail(index)}")
+
+    def _dismiss(self) -> None:
+        for job in self._jobs.values():
+            job.stop()
+        for job in self._jobs.values():
+            job.wait()
+
+    def _log(self, index: int) -> pathlib.Path:
+        return self._study.folder / "workers" / f"{index}.log"
+
+    def _tail(self, index: int) -> str:
+        path = self._log(index)
+        lines = path.read_text().splitlines() if path.exists() else []
+        return "\n".join(lines[-5:])

@@ -1,0 +1,207 @@
+"""Where a sweep's workers run: here, on a Ray cluster, or as Slurm jobs.
+
+A launcher is a function `(name, root, index) -> Job` that starts one worker. Workers
+find their trials in the sweep's folder, so machines need nothing but that folder, the
+package and the data in common.
+"""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import yaml
+
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.runs import overrides
+
+_GRACE = 60.0
+
+
+@runtime_checkable
+class Job(Protocol):
+    """A worker that has been started."""
+
+    def status(self) -> int | None:
+        """Returns its exit status, negative for a signal; None while it runs."""
+        ...
+
+    def stop(self) -> None:
+        """Tells it to save and end."""
+        ...
+
+    def wait(self) -> None:
+        """Waits for its end for a while, then ends it."""
+        ...
+
+
+Launcher = Callable[[str, pathlib.Path, int], Job]
+
+
+def make_launcher(text: str) -> Launcher:
+    """Returns a launcher from its name and options, `slurm:slurm_partition=gpu`.
+
+    Args:
+      text: `local` starts processes, `ray` tasks on the cluster that `RAY_ADDRESS` or
+        the option `address` names, with options of `ray.remote`; `slurm` jobs through
+        submitit, with options of its executor (`cluster=local` tries it out here).
+
+    Raises:
+      ConfigError: no such launcher, its package is not installed, or an option that it
+        does not know.
+    """
+    name, _, rest = text.partition(":")
+    if name not in _MAKERS:
+        raise ConfigError(f"unknown launcher {name!r}{nearest(name, _MAKERS)}")
+    given = overrides.pairs(rest.split(",")) if rest else {}
+    return _MAKERS[name]({key: yaml.safe_load(value) for key, value in given.items()})
+
+
+class _Process:
+    """A worker that is a process of this machine."""
+
+    def __init__(self, name: str, root: pathlib.Path, index: int) -> None:
+        logs = root / "sweeps" / name / "workers"
+        logs.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "hpcjax.runs.sweeps.worker", name, str(root)]
+        with (logs / f"{index}.log").open("a") as file:
+            # A session of its own: Ctrl-C reaches it through the driver alone.
+            self._process = subprocess.Popen(
+                command, stdout=file, stderr=file, start_new_session=True, env=_env()
+            )
+
+    def status(self) -> int | None:
+        return self._process.poll()
+
+    def stop(self) -> None:
+        self._process.terminate()
+
+    def wait(self) -> None:
+        try:
+            self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _env() -> dict[str, str]:
+    """Returns the environment of a worker, which must find what this process finds."""
+    places = [place for place in sys.path if place]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
+def _local(options: dict[str, Any]) -> Launcher:
+    if options:
+        raise ConfigError(f"launcher local has no options: got {sorted(options)}")
+    return _Process
+
+
+def _ray(options: dict[str, Any]) -> Launcher:
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "launcher ray needs ray: pip install 'hpcjax[ray]'"
+        ) from error
+    address = options.pop("address", os.environ.get("RAY_ADDRESS"))
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    settings = {"num_cpus": 1, "max_retries": 0, **options}
+    try:
+        remote = ray.remote(**settings)(_work)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"ray does not take these options: {error}") from error
+
+    def launch(name: str, root: pathlib.Path, index: int) -> Job:
+        return _RayTask(remote.remote(name, str(root), _env()))
+
+    return launch
+
+
+def _work(name: str, root: str, env: Mapping[str, str]) -> int:
+    """Runs a worker as a child of the process that Ray or submitit gives it."""
+    command = [sys.executable, "-m", "hpcjax.runs.sweeps.worker", name, root]
+    with subprocess.Popen(command, env={**os.environ, **env}) as process:
+        try:
+            return process.wait()
+        except BaseException:  # cancelled: it still has to save
+            process.terminate()
+            process.wait()
+            raise
+
+
+class _RayTask:
+    """A worker that is a task of Ray."""
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    def status(self) -> int | None:
+        import ray
+
+        ready, _ = ray.wait([self._reference], timeout=0)
+        if not ready:
+            return None
+        try:
+            return ray.get(self._reference)
+        except ray.exceptions.RayError:
+            return -9  # its process, or its node, is gone
+
+    def stop(self) -> None:
+        import ray
+
+        ray.cancel(self._reference, force=False)
+
+    def wait(self) -> None:
+        import ray
+
+        ray.wait([self._reference], timeout=_GRACE)
+
+
+def _slurm(options: dict[str, Any]) -> Launcher:
+    try:
+        import submitit
+    except ImportError as error:
+        raise ConfigError(
+            "launcher slurm needs submitit: pip install 'hpcjax[slurm]'"
+        ) from error
+    cluster = options.pop("cluster", None)
+
+    @functools.cache
+    def executor(folder: pathlib.Path) -> Any:
+        made = submitit.AutoExecutor(folder, cluster=cluster)
+        try:
+            made.update_parameters(**options)
+        except (TypeError, ValueError, NameError) as error:
+            raise ConfigError(f"submitit does not take these: {error}") from error
+        return made
+
+    def launch(name: str, root: pathlib.Path, index: int) -> Job:
+        folder = root / "sweeps" / name / "jobs"
+        return _SlurmJob(executor(folder).submit(_work, name, str(root), _env()))
+
+    return launch
+
+
+class _SlurmJob:
+    """A worker that is a job of submitit."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def status(self) -> int | None:
+        if not self._job.done():
+            return None
+        return -9 if self._job.exception() else self._job.result()
+
+    def stop(self) -> None:
+        self._job.cancel()
+
+    def wait(self) -> None:
+        self._job.wait()
+
+
+_MAKERS = {"local": _local, "ray": _ray, "slurm": _slurm}

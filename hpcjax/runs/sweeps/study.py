@@ -1,0 +1,384 @@
+"""A sweep on disk: what it is, and which of its trials is done, open, or whose.
+
+`sweeps/<name>/` holds `sweep.json`, written once, and `journal.log`, to which Optuna
+appends every change, so that any number of processes on a shared disk may work on it
+and any of them may be killed. A trial is taken under a lock; one whose owner has died
+is put back. The runs themselves lie in `runs/`: a trial that is taken again goes on
+with the run that was interrupted (`execute.ensure`).
+"""
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import filelock
+import numpy as np
+
+from hpcjax.core import files
+from hpcjax.core.errors import ConfigError, DataFormatError, nearest
+from hpcjax.runs import discover, lock
+from hpcjax.runs.sweeps import axes as swept
+from hpcjax.runs.sweeps.axes import Axis, Sampler, Value
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+_DIED = f"its process died {ATTEMPTS} times"
+_CELL, _OWNER, _ATTEMPT = "cell", "owner", "attempt"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is varied, how, and what counts as good.
+
+    Attributes:
+      config: `paper/config[:variant]`.
+      axes: what is varied.
+      overrides: what is set for all trials.
+      sampler: how points are chosen.
+      trials: how many; None for a grid.
+      seed: of the sampler.
+      by: what a trial is judged by: the least finite value of this variable.
+    """
+
+    config: str
+    axes: tuple[Axis, ...]
+    overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sampler: Sampler = "grid"
+    trials: int | None = None
+    seed: int = 0
+    by: str = "val_loss"
+
+    @property
+    def points(self) -> list[dict[str, Value]]:
+        """The points to visit; none where they depend on what came out."""
+        return swept.points(self.axes, self.sampler, self.trials, self.seed)
+
+    @property
+    def total(self) -> int:
+        """How many trials there are."""
+        return self.trials or len(self.points)
+
+    def texts(self, point: Mapping[str, Value]) -> dict[str, str]:
+        """Returns the overrides of one trial."""
+        own = {axis.key: axis.text(point[axis.key]) for axis in self.axes}
+        return {**self.overrides, **own}
+
+    def check(self, root: pathlib.Path) -> None:
+        """Raises ConfigError unless the ends of every axis are values of the config."""
+        swept.check_sampler(self.axes, self.sampler, self.trials)
+        first = {axis.key: axis.ends[0] for axis in self.axes}
+        for axis in self.axes:
+            for text in axis.ends:
+                changed = {**self.overrides, **first, axis.key: text}
+                discover.load(self.config, changed, root)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `sweep.json` holds."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Sweep":
+        """Returns the sweep that `to_json` wrote."""
+        axes = tuple(
+            Axis(**{**axis, "values": tuple(axis["values"])}) for axis in data["axes"]
+        )
+        return cls(**{**data, "axes": axes})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One point of a sweep as a worker takes it.
+
+    Attributes:
+      point: the value on each axis.
+      held: the record in the journal.
+    """
+
+    point: Mapping[str, Value]
+    held: "optuna.Trial"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one point.
+
+    Attributes:
+      cell: which point, in the order in which they were chosen.
+      point: the value on each axis.
+      status: `done`, `diverged`, `failed`, `running` or `waiting`.
+      value: what it is judged by; None before, infinite where it diverged.
+      run: id of its run, if it has one.
+      error: why it failed.
+    """
+
+    cell: int
+    point: Mapping[str, Value]
+    status: str
+    value: float | None = None
+    run: str = ""
+    error: str = ""
+
+
+class Study:
+    """A sweep's folder.
+
+    Attributes:
+      folder: `sweeps/<name>`.
+      sweep: what it is.
+    """
+
+    def __init__(self, folder: pathlib.Path, sweep: Sweep) -> None:
+        self.folder, self.sweep = folder, sweep
+        self._optuna = _study(folder)
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def take(self) -> Trial | None:
+        """Takes a trial for this process; None when there is none left to take.
+
+        Trials of owners that have died are put back first, at most twice each.
+        """
+        with self._lock():
+            self._fill()
+            self._put_back_lost()
+            trials = self._trials()
+            waiting = any(trial.state.name == "WAITING" for trial in trials)
+            if not waiting and len(self._cells(trials)) >= self.sweep.total:
+                return None
+            cell = len(self._cells(trials))
+            self._optuna.sampler = _sampler(self.sweep.seed, cell)
+            trial = self._optuna.ask(
+                {axis.key: _distribution(axis) for axis in self.sweep.axes}
+            )
+            if _CELL not in trial.user_attrs:  # chosen just now, by a learning sampler
+                trial.set_user_attr(_CELL, cell)
+            trial.set_user_attr(_OWNER, lock.me())
+            return Trial(point=trial.params, held=trial)
+
+    def tell(self, trial: Trial, value: float, run: str, status: str = "done") -> None:
+        """Records what a trial came to."""
+        trial.held.set_user_attr("run", run)
+        trial.held.set_user_attr("status", status)
+        self._optuna.tell(trial.held, value)
+
+    def fail(self, trial: Trial, error: str) -> None:
+        """Records why a trial has no value."""
+        trial.held.set_user_attr("error", error)
+        self._optuna.tell(trial.held, state=_states().FAIL)
+
+    def put_back(self, trial: Trial) -> None:
+        """Gives up a trial that this process was told to leave."""
+        with self._lock():
+            self._again(self._trials()[trial.held.number], more=0)
+
+    def outcomes(self) -> list[Outcome]:
+        """Returns what became of every point so far, in order."""
+        cells = self._cells(self._trials())
+        found = [_outcome(cell, trial) for cell, trial in sorted(cells.items())]
+        if not found:
+            return [
+                Outcome(cell=cell, point=point, status="waiting")
+                for cell, point in enumerate(self.sweep.points)
+            ]
+        return found
+
+    def _fill(self) -> None:
+        """Enters the points that are known beforehand, once."""
+        points = self.sweep.points
+        for cell in range(len(self._cells(self._trials())), len(points)):
+            self._optuna.enqueue_trial(points[cell], user_attrs={_CELL: cell})
+
+    def has_lost(self) -> bool:
+        """Says whether a trial was taken by a process that has died."""
+        return any(True for _ in self._lost())
+
+    def _put_back_lost(self) -> None:
+        for trial in list(self._lost()):
+            log.warning("the process of trial %d died", trial.number)
+            self._again(trial, more=1)
+
+    def _lost(self) -> "Iterator[optuna.trial.FrozenTrial]":
+        for trial in self._trials():
+            owner = trial.user_attrs.get(_OWNER)
+            # Without owner: killed while it was taken.
+            if trial.state.name == "RUNNING" and not (owner and lock.is_alive(owner)):
+                yield trial
+
+    def _again(self, trial: "optuna.trial.FrozenTrial", more: int) -> None:
+        """Enters a trial's point once more, if it may be tried again, and closes it.
+
+        In that order: killed in between, the point is there twice and the second
+        worker finds the first one's run; the other way round it would be lost.
+        """
+        attempt = trial.user_attrs.get(_ATTEMPT, 1) + more
+        if _CELL in trial.user_attrs and attempt <= ATTEMPTS:
+            kept = {_CELL: trial.user_attrs[_CELL], _ATTEMPT: attempt}
+            self._optuna.enqueue_trial(trial.params, user_attrs=kept)
+        self._optuna.tell(trial.number, state=_states().FAIL)
+
+    def _trials(self) -> "list[optuna.trial.FrozenTrial]":
+        return self._optuna.get_trials(deepcopy=False)
+
+    def _cells(self, trials: Any) -> "dict[int, optuna.trial.FrozenTrial]":
+        """Returns the trial that stands for each point: the last one of it."""
+        return {
+            trial.user_attrs[_CELL]: trial
+            for trial in trials
+            if _CELL in trial.user_attrs
+        }
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        with filelock.FileLock(self.folder / ".lock"):
+            yield
+
+
+def find(
+    name: str, pairs: Mapping[str, str], root: pathlib.Path, **options: Any
+) -> Sweep | str:
+    """Returns what a command line means: a sweep, or the name of one that is there.
+
+    Args:
+      name: `paper/config[:variant]`, or a sweep's name where nothing else is given.
+      pairs: what is varied and what is set for all, see `axes.parse`; without any, the
+        sweep that the config file gives.
+      root: folder that holds `sweeps/` and further configs.
+      options: further attributes of `Sweep`.
+
+    Raises:
+      ConfigError: no such config, or nothing is varied.
+    """
+    if not pairs and "/" not in name:
+        return open_study(name, root).name
+    varied, fixed = swept.parse(pairs)
+    if not varied:
+        varied = swept.from_mapping(discover.find(name, root)[0].sweep)
+    return Sweep(config=name, axes=tuple(varied), overrides=fixed, **options)
+
+
+def open_study(name: str, root: pathlib.Path) -> Study:
+    """Returns an existing sweep.
+
+    Raises:
+      ConfigError: there is none of that name; names the nearest.
+      DataFormatError: its `sweep.json` cannot be read.
+    """
+    folder = files.inside(root, "sweeps", name)
+    if not (folder / "sweep.json").exists():
+        known = [path.parent.name for path in (root / "sweeps").glob("*/sweep.json")]
+        raise ConfigError(f"no sweep {name!r}{nearest(name, known)}")
+    return Study(folder, _read(folder))
+
+
+def create_study(name: str, sweep: Sweep, root: pathlib.Path) -> Study:
+    """Returns the sweep of that name, made now unless it is there already.
+
+    Raises:
+      ConfigError: one of that name is there and is another sweep; more trials of the
+        same are allowed.
+    """
+    folder = files.inside(root, "sweeps", name)
+    with files.disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / ".lock"):
+        if (folder / "sweep.json").exists():
+            _check_same(name, _read(folder), sweep)
+        files.write_json(folder / "sweep.json", sweep.to_json())
+    return Study(folder, sweep)
+
+
+def _check_same(name: str, old: Sweep, new: Sweep) -> None:
+    before, after = old.to_json(), new.to_json()
+    if before.pop("trials") != after.pop("trials") and old.total > new.total:
+        raise ConfigError(f"sweep {name} has {old.total} trials: got {new.total}")
+    differing = [key for key, value in before.items() if after[key] != value]
+    if differing:
+        told = "; ".join(f"{key}: {before[key]} -> {after[key]}" for key in differing)
+        raise ConfigError(f"sweep {name} is another one: {told}; give a new name")
+
+
+def _read(folder: pathlib.Path) -> Sweep:
+    path = folder / "sweep.json"
+    try:
+        return Sweep.from_json(files.read_json(path))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataFormatError(f"{path} cannot be read: {error}") from error
+
+
+def _study(folder: pathlib.Path) -> "optuna.Study":
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError("sweeps need optuna: pip install 'hpcjax[sweep]'") from error
+    from optuna.storages import journal
+
+    class Lock:
+        """One that the system takes away from a process that is killed."""
+
+        def __init__(self) -> None:
+            self._lock = filelock.FileLock(folder / ".journal.lock")
+
+        def acquire(self) -> bool:
+            self._lock.acquire()
+            return True
+
+        def release(self) -> None:
+            self._lock.release()
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    place = str(folder / "journal.log")
+    lock_of: Any = Lock()
+    backend = journal.JournalFileBackend(place, lock_obj=lock_of)
+    return optuna.create_study(
+        study_name=folder.name,
+        storage=optuna.storages.JournalStorage(backend),
+        load_if_exists=True,
+    )
+
+
+def _sampler(seed: int, cell: int) -> "optuna.samplers.BaseSampler":
+    """Returns what chooses one point: its draws differ between points, not workers."""
+    import optuna
+
+    drawn = np.random.SeedSequence([seed, cell]).generate_state(1)[0]
+    return optuna.samplers.TPESampler(seed=int(drawn), constant_liar=True)
+
+
+def _states() -> "type[optuna.trial.TrialState]":
+    import optuna
+
+    return optuna.trial.TrialState
+
+
+def _distribution(axis: Axis) -> "optuna.distributions.BaseDistribution":
+    from optuna import distributions
+
+    if axis.values:
+        return distributions.CategoricalDistribution(axis.values)
+    if axis.whole:
+        low, high = int(axis.low), int(axis.high)
+        return distributions.IntDistribution(low, high, log=axis.log)
+    return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def _outcome(cell: int, trial: "optuna.trial.FrozenTrial") -> Outcome:
+    words = {"COMPLETE": "done", "FAIL": "failed", "RUNNING": "running"}
+    kept = trial.user_attrs
+    return Outcome(
+        cell=cell,
+        point=trial.params or trial.system_attrs.get("fixed_params", {}),
+        status=kept.get("status", words.get(trial.state.name, "waiting")),
+        value=trial.value,
+        run=kept.get("run", ""),
+        error=kept.get("error", _DIED if trial.state.name == "FAIL" else ""),
+    )

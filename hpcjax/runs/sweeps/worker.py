@@ -1,0 +1,106 @@
+"""A worker of a sweep: takes trials and runs them until none is left.
+
+`python -m hpcjax.runs.sweeps.worker <name> <root>`; the driver starts them, on whatever
+machine sees the folder.
+"""
+
+import logging
+import math
+import os
+import pathlib
+import signal
+import sys
+import traceback
+
+import numpy as np
+
+from hpcjax.core.errors import DiskFull, HpcjaxError, Preempted
+from hpcjax.runs import directory, execute
+from hpcjax.runs.sweeps.study import Study, Trial, open_study
+
+log = logging.getLogger(__name__)
+
+
+def work(name: str, root: pathlib.Path) -> int:
+    """Runs trials of a sweep until there is none to take, or its driver is gone.
+
+    A trial that fails, fails alone. Only what stops every run stops the worker: a full
+    disk, or a signal; the trial is then put back.
+
+    Args:
+      name: of the sweep.
+      root: folder that holds `sweeps/` and `runs/`.
+
+    Returns:
+      How many trials it has ended.
+
+    Raises:
+      DiskFull: no room for a run.
+      Preempted: it was told to stop.
+    """
+    study = open_study(name, root)
+    parent, ended = os.getppid(), 0
+    while os.getppid() == parent:
+        trial = study.take()
+        if trial is None:
+            break
+        try:
+            attempt(study, trial, root)
+        except (Preempted, KeyboardInterrupt, DiskFull):
+            study.put_back(trial)
+            raise
+        ended += 1
+    return ended
+
+
+def attempt(study: Study, trial: Trial, root: pathlib.Path) -> None:
+    """Runs one trial and records what it came to."""
+    texts = study.sweep.texts(trial.point)
+    try:
+        run = execute.ensure(study.sweep.config, texts, root=root, quiet=True)
+        if run.status == "diverged":
+            study.tell(trial, math.inf, run.id, "diverged")
+        else:
+            study.tell(trial, judged(run, study.sweep.by), run.id)
+    except (Preempted, DiskFull):
+        raise
+    except HpcjaxError as error:
+        study.fail(trial, str(error))
+    except Exception as error:
+        log.exception("trial with %s failed", texts)
+        study.fail(trial, "".join(traceback.format_exception_only(error)).strip())
+
+
+def judged(run: directory.RunDirectory, by: str) -> float:
+    """Returns the least finite value of a variable of a run's result.
+
+    Raises:
+      HpcjaxError: the result has no such variable, or no finite value of it.
+    """
+    dataset = execute.read_result(run)
+    if by not in dataset:
+        raise HpcjaxError(f"the result has no {by!r}: it has {sorted(dataset)}")
+    values = np.asarray(dataset[by].values, float)
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        raise HpcjaxError(f"the result has no finite {by!r}")
+    return float(finite.min())
+
+
+def main(name: str, root: str) -> int:
+    """Works as a process; returns its exit status."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level="INFO")
+    # Between trials a signal ends it: there is nothing to save.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        work(name, pathlib.Path(root))
+    except KeyboardInterrupt:
+        return Preempted.exit_code
+    except HpcjaxError as error:
+        log.error("%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
