@@ -161,11 +161,13 @@ def _ratio(row: str, table: xr.Dataset) -> float:
     return table["ratio"].sel(row=row).item()
 
 
-_FACTOR = Claim(
-    relation="updating a 1024x1024 preconditioner is ≥ 5 times faster than by eigh",
-    ours=lambda table: 1 / _ratio("factor: jorge", table),
-    at_least=5.0,
-)
+def _factor(times: float) -> Claim:
+    return Claim(
+        relation=f"updating a 1024x1024 factor is > {times:g} times as fast as by eigh",
+        ours=lambda table: 1 / _ratio("factor: jorge", table),
+        at_least=times,
+    )
+
 
 STEP_COST = Table(
     id="jorge/step-cost",
@@ -185,11 +187,14 @@ STEP_COST = Table(
             runs={"all": Runs(config="jorge/step_cost:cpu")},
             claims={
                 "below_shampoo": Claim(
-                    relation="Jorge's step costs less than Shampoo's (eigh)",
-                    ours=lambda t: _ratio("jorge", t) / _ratio("shampoo-eigh", t),
+                    relation="a step that updates costs less than Shampoo's (eigh)",
+                    ours=lambda table: (
+                        _ratio("jorge, k = 1", table)
+                        / _ratio("shampoo-eigh, k = 1", table)
+                    ),
                     at_most=1.0,
                 ),
-                "factor": _FACTOR,
+                "factor": _factor(1.0),
             },
         ),
         "gpu": Tier(
@@ -201,7 +206,7 @@ STEP_COST = Table(
                     ours=lambda table: _ratio("jorge", table),
                     at_most=1.10,
                 ),
-                "factor": _FACTOR,
+                "factor": _factor(5.0),
             },
         ),
     },
@@ -250,10 +255,10 @@ ABLATION = Table(
             },
             claims={
                 "grafting": Claim(
-                    relation="without grafting the loss reached is higher",
+                    relation="without grafting the target takes more steps",
                     ours=lambda table: (
-                        table["best"].sel(row="no grafting").item()
-                        / table["best"].sel(row="jorge").item()
+                        table["ratio"].sel(row="no grafting").item()
+                        / table["ratio"].sel(row="jorge").item()
                     ),
                     at_least=1.0,
                 )

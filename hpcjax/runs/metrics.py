@@ -5,7 +5,7 @@ import json
 import numbers
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hpcjax.core import files
@@ -33,8 +33,7 @@ class Metrics:
         Raises:
           DiskFull: it could not be written; earlier records stay readable.
         """
-        plain = {name: _plain(value) for name, value in record.items()}
-        line = json.dumps(plain, allow_nan=False).encode() + b"\n"
+        line = _line(record)
         with files.disk_errors(self.path):
             if not self._whole:
                 self._repair()
@@ -55,16 +54,22 @@ class Metrics:
     def rewind(self, step: int) -> float:
         """Forgets the records after `step`, so that replayed steps come once.
 
+        The training time that they took is kept as a record `lost_seconds`.
+
         Returns:
           `seconds` of the last record that stays, 0 without one.
         """
-        kept = [
-            (line, record) for line, record in self._records() if record["step"] <= step
-        ]
+        records = list(self._records())
+        kept = [line for line, record in records if record["step"] <= step]
+        before = _seconds(r for _, r in records if r["step"] <= step)
+        dropped = [record for _, record in records if record["step"] > step]
+        lost = max(0.0, _seconds(dropped) - before)
+        lost += sum(record.get("lost_seconds", 0.0) for record in dropped)
+        if len(kept) < len(records):
+            kept.append(_line({"step": step, "lost_seconds": lost}))
         if self.path.exists():
-            files.write_atomic(self.path, b"".join(line for line, _ in kept))
-        seconds = [record["seconds"] for _, record in kept if "seconds" in record]
-        return float(seconds[-1]) if seconds else 0.0
+            files.write_atomic(self.path, b"".join(kept))
+        return before
 
     def _repair(self) -> None:
         """Cuts off a last line that has no end."""
@@ -92,6 +97,16 @@ class Metrics:
                 line + b"\n",
                 {name: words.number(value) for name, value in record.items()},
             )
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    plain = {name: _plain(value) for name, value in record.items()}
+    return json.dumps(plain, allow_nan=False).encode() + b"\n"
+
+
+def _seconds(records: Iterable[Mapping[str, Any]]) -> float:
+    """Returns the greatest training time that a record names, 0 without one."""
+    return max((float(r["seconds"]) for r in records if "seconds" in r), default=0.0)
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ import xarray as xr
 from hpcjax.core.errors import DataFormatError
 from hpcjax.core.files import replacing
 
+_TIMES = {"compile", "lost", "spent"}
 SOURCES = ("measured", "simulated", "analytical")
 
 
@@ -23,22 +24,24 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
 
     Returns:
       Training metrics with dimension `step` and validation metrics with dimension
-      `eval_step`; `seconds` and `eval_seconds` are training seconds at each of them,
-      and the scalar `compile_seconds` is the time spent on compiling the step.
+      `eval_step`; `seconds` and `eval_seconds` are training seconds at each of them.
+      Scalars say what the time of all sessions went into: `compile_seconds`,
+      `spent_<what>_seconds`, and `lost_seconds`, training that was done again.
     """
     rows: list[Mapping[str, Any]] = []
     validations: list[Mapping[str, Any]] = []
-    compiling = 0.0
+    times = dict.fromkeys(("compile_seconds", "lost_seconds"), 0.0)
     for record in records:
-        if "compile_seconds" in record:
-            compiling += record["compile_seconds"]
+        if _TIMES & {name.split("_")[0] for name in record}:
+            for name in set(record) - {"step"}:
+                times[name] = times.get(name, 0.0) + record[name]
         elif any(name.startswith("val_") for name in record):
             validations.append(record)
         else:
             rows.append(record)
     trained = _columns(rows, "step", {"seconds": "seconds"})
     validated = _columns(validations, "eval_step", {"seconds": "eval_seconds"})
-    return xr.merge([trained, validated]).assign(compile_seconds=compiling)
+    return xr.merge([trained, validated]).assign(times)
 
 
 def _columns(

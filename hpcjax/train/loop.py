@@ -58,11 +58,12 @@ def fit(
       Diverged: `config.max_skipped` consecutive steps gave non-finite numbers.
       Preempted: `stop` gave a signal; Interrupted for SIGINT.
     """
+    began = time.perf_counter()
     check_batch(task, config, mesh)
     state, start = resume(task, config, seed, mesh, checkpoints)
     step = train_step(task, mesh, state)
     validate = validator(task, config, mesh)
-    watch = Stopwatch(recorder.rewind(start))
+    watch = Stopwatch(recorder.rewind(start), began)
     batches = data.batches(
         task.dataset.train,
         config.batch_size,
@@ -85,9 +86,8 @@ def fit(
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
 
     with batches.iterate(start=start) as iterator:
-        for number, batch in zip(
-            range(start + 1, config.steps + 1), iterator, strict=False
-        ):
+        numbers = range(start + 1, config.steps + 1)
+        for number, batch in zip(numbers, watch.waiting(iterator), strict=False):
             placed = place_batch({**batch, **request.flags()}, mesh)
             if number == start + 1:
                 step = compile_step(step, state, placed, recorder)
@@ -98,21 +98,22 @@ def fit(
             emit(keep=0 if last else 1)  # step n runs while n - 1 is fetched
             if last or number % config.eval_every == 0:
                 emit(keep=0)
-                with watch.paused():
+                with watch.paused("validation"):
                     scores = validate(state)
                 recorder.write({"step": number, "seconds": watch.read(), **scores})
             stopping = bool(request.signal) and not last
             if checkpoints and (stopping or due(number, config)):
                 emit(keep=0)
-                with watch.paused():
+                with watch.paused("checkpoint"):
                     checkpoints.save(number, state, {"seconds": watch.read()})
+            if stopping or last or due(number, config):
+                recorder.write({"step": number, **watch.spent()})
             if stopping:
-                emit(keep=0)
-                if checkpoints:
-                    checkpoints.wait()
-                raise request.error(number)
+                break
     if checkpoints:
         checkpoints.wait()
+    if request.signal and int(state.step) < config.steps:
+        raise request.error(int(state.step))
     return state
 
 
@@ -248,27 +249,63 @@ class StopRequest:
 
 
 class Stopwatch:
-    """Seconds of training, without the parts run under `paused()`."""
+    """Seconds of training, and what else the time went into.
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._seconds = seconds
+    Args:
+      seconds: of training in earlier sessions of the run.
+      began: when this session began, by `time.perf_counter`.
+    """
+
+    def __init__(self, seconds: float, began: float) -> None:
+        self._seconds, self._began = seconds, began
         self._started: float | None = None
+        self._others: dict[str, float] = collections.defaultdict(float)
+        self._told = seconds
 
     def start(self) -> None:
-        """Begins, or goes on, to count."""
+        """Begins to count; what came before was initialisation."""
         self._started = time.perf_counter()
+        self._others.clear()
+        self._others["init"] = self._started - self._began
 
     def read(self) -> float:
-        """Returns the seconds so far."""
+        """Returns the seconds of training so far."""
         if self._started is None:
             return self._seconds
         return self._seconds + time.perf_counter() - self._started
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Returns a context whose duration does not count."""
+    def paused(self, what: str) -> Iterator[None]:
+        """Returns a context whose duration counts as `what` and not as training."""
         self._seconds, self._started = self.read(), None
+        began = time.perf_counter()
         try:
             yield
         finally:
-            self.start()
+            self._started = time.perf_counter()
+            self._others[what] += self._started - began
+
+    def waiting(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields batches; the time each one takes counts as `data`."""
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self._others["data"] += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+    def spent(self) -> dict[str, float]:
+        """Returns what the time since the last call went into.
+
+        Names are `spent_init_seconds`, `_data_`, `_compute_`, `_validation_` and
+        `_checkpoint_`; compute is training without waiting for data.
+        """
+        now = self.read()
+        others, self._others = self._others, collections.defaultdict(float)
+        compute = now - self._told - others["data"]
+        self._told = now
+        return {
+            f"spent_{name}_seconds": seconds
+            for name, seconds in {**others, "compute": compute}.items()
+        }

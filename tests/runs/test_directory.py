@@ -213,12 +213,14 @@ def test_rewind_keeps_a_step_and_returns_its_seconds(tmp_path):
         log.write({"step": step, "seconds": step / 4, "val_loss": step / 3})
     before = log.path.read_text().splitlines()
     assert log.rewind(2) == 0.5
-    assert log.path.read_text().splitlines() == before[:4]
+    *kept, last = log.path.read_text().splitlines()
+    assert kept == before[:4]
+    assert json.loads(last) == {"step": 2, "lost_seconds": 0.5}
     for step in (3, 4):
         log.write({"step": step, "seconds": step / 4, "loss": 1 / step})
-    assert [r["step"] for r in log.read()] == [1, 1, 2, 2, 3, 4]
+    assert [r["step"] for r in log.read()] == [1, 1, 2, 2, 2, 3, 4]
     assert log.rewind(0) == 0.0
-    assert log.read() == []
+    assert log.read() == [{"step": 0, "lost_seconds": 1.5}]  # 0.5 earlier, 1.0 now
 
 
 @given(st.integers(0, 60), st.booleans())

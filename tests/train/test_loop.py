@@ -1,5 +1,6 @@
 import logging
 import signal
+import time
 
 import chex
 import jax
@@ -274,3 +275,31 @@ def test_language_labels_are_weighted_by_row():
     assert float(totals.sums["error"]) == 0
     expected = 3 * np.log(1 + 4 * np.exp(-9.0))
     assert float(totals.sums["loss"]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_time_of_a_run_is_accounted_for(tmp_path):
+    """All of the loop's time is in one of the parts, slow data in that of data."""
+
+    class Slow(tiny.Points):
+        def gather(self, indices):
+            time.sleep(0.05)
+            return super().gather(indices)
+
+    task = tiny.task()._replace(dataset=tiny.dataset()._replace(train=Slow()))
+    began = time.perf_counter()
+    _, records = fit(task, steps=12, directory=tmp_path, checkpoint_every=5)
+    whole = time.perf_counter() - began
+    told = [r for r in records if "spent_compute_seconds" in r]
+    assert [r["step"] for r in told] == [5, 10, 12]
+    names = {name for r in told for name in r if name != "step"}
+    parts = {name: sum(r.get(name, 0.0) for r in told) for name in names}
+    assert set(parts) == {
+        f"spent_{what}_seconds"
+        for what in ("init", "data", "compute", "validation", "checkpoint")
+    }
+    assert all(seconds > 0 for seconds in parts.values())
+    assert sum(parts.values()) <= whole
+    training = max(r["seconds"] for r in records if "seconds" in r)
+    data = parts["spent_data_seconds"]
+    assert parts["spent_compute_seconds"] + data == pytest.approx(training, abs=0.1)
+    assert data > 3 * parts["spent_compute_seconds"]
