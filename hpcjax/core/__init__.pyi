@@ -9,6 +9,7 @@ from .errors import Diverged as Diverged
 from .errors import HpcjaxError as HpcjaxError
 from .errors import Interrupted as Interrupted
 from .errors import Preempted as Preempted
+from .errors import ProcessLost as ProcessLost
 from .errors import RunBusy as RunBusy
 from .errors import UnsupportedOp as UnsupportedOp
 from .errors import nearest as nearest

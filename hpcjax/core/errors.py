@@ -52,6 +52,12 @@ class RunBusy(HpcjaxError):
     exit_code = 2
 
 
+class ProcessLost(HpcjaxError):
+    """A process of the run died, or stood still; the run can be resumed."""
+
+    exit_code = 7
+
+
 class Preempted(HpcjaxError):
     """The run was told to stop, wrote a checkpoint and can be resumed."""
 

@@ -93,7 +93,7 @@ def to_json(result: TableResult) -> dict[str, Any]:
     return {
         "table": result.table.id,
         "tier": result.tier,
-        "source": result.dataset.attrs.get("source", "measured"),
+        "source": result.source,
         "cells": _cells(result.dataset),
         "claims": {
             v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
@@ -161,8 +161,13 @@ def _cells(dataset: xr.Dataset) -> dict[str, Any]:
     return cells
 
 
-def _read(run: directory.RunDirectory) -> xr.Dataset:
-    """Returns a run's result; of one that diverged, the history up to there."""
+def read_run(run: directory.RunDirectory) -> xr.Dataset:
+    """Returns a run's result; of one that diverged, the history up to there.
+
+    Raises:
+      ConfigError: the run has not ended.
+      DataFormatError: its files cannot be read.
+    """
     if run.status == "diverged":
         return results.history(run.records())
     return execute.read_result(run)
@@ -192,7 +197,7 @@ class _Maker:
             seed: self.once(name, runs, {**chosen, "seed": str(seed)})
             for seed in runs.seeds
         }
-        return results.over_seeds({seed: _read(run) for seed, run in made.items()})
+        return results.over_seeds({seed: read_run(run) for seed, run in made.items()})
 
     def tune(self, name: str) -> dict[str, str]:
         """Returns the values that the row's grid, or the row it is like, settled on."""
@@ -223,7 +228,7 @@ class _Maker:
             if run.status == "diverged":
                 best.append(math.inf)
                 continue
-            values = _read(run)[runs.by].values
+            values = read_run(run)[runs.by].values
             finite = values[np.isfinite(values)]
             best.append(finite.min() if finite.size else math.inf)
         return float(np.median(best))

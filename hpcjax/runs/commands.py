@@ -98,6 +98,9 @@ def run(
     fork: bool = False,
     dry_run: bool = False,
     devices: Devices = None,
+    processes: Devices = None,
+    restart: int = 0,
+    distributed: bool = False,
     quiet: bool = False,
     root: Root = _HERE,
     data: Data = None,
@@ -111,6 +114,10 @@ def run(
       fork: with --resume, start a child run, whose config may differ.
       dry_run: only say what the run would take.
       devices: devices of the data axis; simulated ones on a CPU.
+      processes: start so many processes on this machine, which share the devices.
+      restart: begin anew from the last checkpoint so often when a process is lost.
+      distributed: this is one of several processes, started by Slurm, mpirun, or with
+        JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set.
       quiet: no progress line.
       root: folder that holds runs/ and further configs.
       data: folder of data sets.
@@ -121,18 +128,21 @@ def run(
     title = discover.load(config, changes, root).title
     if dry_run:
         return _dry_run(title, config, changes, root, devices)
-    from hpcjax.runs import execute
+    from hpcjax.runs import execute, launch
 
+    options: dict[str, Any] = {
+        "root": root,
+        "resume": resume,
+        "fork": fork,
+        "devices": devices,
+        "quiet": quiet,
+    }
     with _log_to_stderr(quiet):
-        result = execute.run(
-            config,
-            changes,
-            root=root,
-            resume=resume,
-            fork=fork,
-            devices=devices,
-            quiet=quiet,
-        )
+        if processes or restart:
+            count = processes or 1
+            launch.launch(config, changes, processes=count, restart=restart, **options)
+            return 0  # the first process has said where the result is
+        result = execute.run(config, changes, distributed=distributed, **options)
     show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
     return 0
 

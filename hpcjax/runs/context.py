@@ -1,5 +1,6 @@
 """What an experiment receives besides its config."""
 
+import contextlib
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,14 @@ class Context:
 
         recorder = Watched(self.directory.metrics(), self._progress)
         folder = self.directory.path / "checkpoints"
-        with (
-            self._signals.deferred(),
-            train.Checkpoints(folder, keep=config.keep) as checkpoints,
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._signals.deferred())
+            checkpoints = stack.enter_context(
+                train.Checkpoints(folder, keep=config.keep)
+            )
+            watchdog = None
+            if config.stall_seconds:
+                watchdog = stack.enter_context(self._watchdog(config.stall_seconds))
             train.fit(
                 task,
                 config,
@@ -70,5 +75,14 @@ class Context:
                 recorder=recorder,
                 checkpoints=checkpoints,
                 stop=lambda: self._signals.received,
+                watchdog=watchdog,
             )
         return results.history(self.directory.records())
+
+    def _watchdog(self, least: float) -> "train.Watchdog":
+        import jax
+
+        from hpcjax.train import watchdog
+
+        folder = self.directory.path / watchdog.PROGRESS
+        return watchdog.Watchdog(folder, jax.process_index(), least)

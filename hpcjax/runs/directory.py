@@ -14,13 +14,17 @@ import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, nearest
 from hpcjax.runs import config as configs
 from hpcjax.runs import discover, lock
-from hpcjax.runs.metrics import Metrics
+from hpcjax.runs.metrics import Metrics, Unrecorded
+from hpcjax.train.recorder import Recorder
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Status = Literal["running", "done", "failed", "preempted", "diverged"]
 log = logging.getLogger(__name__)
@@ -133,18 +137,28 @@ class RunDirectory:
             )
         files.write_atomic(self.path / "status", status + "\n")
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Recorder:
         """Returns the run's records, to append to."""
         return Metrics(self.path / "metrics.jsonl")
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the run's records in order."""
-        return self.metrics().read()
+        return Metrics(self.path / "metrics.jsonl").read()
+
+    def write_result(self, dataset: "xr.Dataset", origin: Mapping[str, Any]) -> None:
+        """Writes what the experiment returned."""
+        from hpcjax.runs import results
+
+        results.write(dataset, self.path / "result.nc", origin)
 
     @contextlib.contextmanager
-    def logging(self) -> Iterator[None]:
-        """Appends what the package logs, from INFO up, to `log.txt`."""
-        handler = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
+    def logging(self, process: int = 0) -> Iterator[None]:
+        """Appends what the package logs to `log.txt`, other processes' to `log.1.txt`.
+
+        From INFO up.
+        """
+        name = f"log.{process}.txt" if process else "log.txt"
+        handler = logging.FileHandler(self.path / name, encoding="utf-8")
         form = logging.Formatter("%(asctime)sZ %(levelname)s %(name)s: %(message)s")
         form.converter = time.gmtime
         handler.setFormatter(form)
@@ -168,6 +182,27 @@ class RunDirectory:
         """
         with lock.hold(self.path):
             yield self
+
+
+class Follower(RunDirectory):
+    """The run's folder as the processes other than the first see it: they only read."""
+
+    def write_config(self, name: str, config: Any, parent: str | None = None) -> None:
+        """Does nothing: the first process does it."""
+
+    def write_provenance(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes nothing."""
+        return dict(provenance)
+
+    def set_status(self, status: str) -> None:
+        """Does nothing."""
+
+    def write_result(self, dataset: "xr.Dataset", origin: Mapping[str, Any]) -> None:
+        """Does nothing."""
+
+    def metrics(self) -> Recorder:
+        """Returns a recorder that keeps nothing."""
+        return Unrecorded()
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One run from its config's name to its result on disk."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpcjax.core import provenance
-from hpcjax.core.errors import ConfigError, Diverged, Preempted
+from hpcjax.core.errors import ConfigError, Diverged, Preempted, ProcessLost
 from hpcjax.runs import config as configs
 from hpcjax.runs import directory, discover, results
 from hpcjax.runs.progress import Progress
@@ -45,6 +46,7 @@ def run(
     resume: str | None = None,
     fork: bool = False,
     devices: int | None = None,
+    distributed: bool = False,
     quiet: bool = False,
 ) -> RunResult:
     """Runs a config and writes its result.
@@ -57,7 +59,9 @@ def run(
       resume: id of an interrupted run to continue.
       fork: with `resume`, start a child run from that run's checkpoints instead, whose
         config may differ.
-      devices: devices of the data axis; default one.
+      devices: devices of the data axis; default one, or with `distributed` all.
+      distributed: this is one of several processes, see `sharding.connect`; all call
+        this function alike, and the first of them writes.
       quiet: no progress line.
 
     Returns:
@@ -74,9 +78,46 @@ def run(
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
+    if distributed:
+        return _run_jointly(loaded, root, devices, quiet, resume=resume, fork=fork)
     claimed = directory.claim(root, loaded, resume=resume, fork=fork)
     with claimed as folder, folder.logging():
-        return _execute(loaded, folder, root, devices, quiet)
+        return _execute(loaded, folder, root, devices or 1, quiet)
+
+
+def _run_jointly(
+    loaded: discover.Loaded,
+    root: pathlib.Path,
+    devices: int | None,
+    quiet: bool,
+    **options: Any,
+) -> RunResult:
+    """Runs a config in several processes, of which the first holds the folder."""
+    from hpcjax import sharding
+
+    sharding.connect()
+    import jax
+
+    index = jax.process_index()
+    with contextlib.ExitStack() as stack:
+        if index:
+            place = sharding.broadcast("")
+            if not place:
+                raise ProcessLost("process 0 could not begin the run, and says why")
+            folder: directory.RunDirectory = directory.Follower(pathlib.Path(place))
+        else:
+            try:
+                claimed = directory.claim(root, loaded, **options)
+                folder = stack.enter_context(claimed)
+            except BaseException:
+                sharding.broadcast("")
+                raise
+            sharding.broadcast(str(folder.path.resolve()))
+        stack.enter_context(folder.logging(index))
+        wanted = devices or jax.device_count()
+        result = _execute(loaded, folder, root, wanted, quiet or index > 0)
+        sharding.wait_for_all("end of the run")
+    return result
 
 
 def ensure(
@@ -111,7 +152,7 @@ def ensure(
     resume = None if cut is None else cut.id
     with directory.claim(root, loaded, resume=resume) as folder, folder.logging():
         try:
-            _execute(loaded, folder, root, None, quiet)
+            _execute(loaded, folder, root, 1, quiet)
         except Diverged as error:
             log.warning("%s with %s diverged: %s", name, overrides, error)
     return folder
@@ -121,14 +162,14 @@ def _execute(
     loaded: discover.Loaded,
     folder: directory.RunDirectory,
     root: pathlib.Path,
-    devices: int | None,
+    devices: int,
     quiet: bool,
 ) -> RunResult:
     origin = provenance.collect(
         devices=True, seed=getattr(loaded.config, "seed", None), parent=folder.parent
     )
     origin["config_digest"] = configs.digest(loaded.config)
-    origin["used_devices"] = 1 if devices is None else devices
+    origin["used_devices"] = devices
     origin = folder.write_provenance(origin)  # with the sessions before
     folder.set_status("running")
     with StopSignals() as signals:
@@ -136,7 +177,7 @@ def _execute(
             with Progress(loaded.title, loaded.steps, quiet=quiet) as progress:
                 context = make_context(root, folder, progress, signals, devices)
                 dataset = loaded.experiment.run(loaded.config, context)
-            results.write(dataset, folder.path / "result.nc", origin)
+            folder.write_result(dataset, origin)
         except Preempted as error:
             folder.set_status("preempted")
             again = f"hpcjax run runs/{folder.id}/config.json --resume {folder.id}"
@@ -162,14 +203,14 @@ def make_context(
     folder: directory.RunDirectory,
     progress: Progress,
     signals: StopSignals,
-    devices: int | None = None,
+    devices: int = 1,
 ) -> "Context":
     """Returns the context of a run in `folder` over the first `devices` devices."""
     from hpcjax import sharding
     from hpcjax.runs.context import Context
 
     _keep_compiled(root)
-    mesh = sharding.data_mesh(1 if devices is None else devices)
+    mesh = sharding.data_mesh(devices)
     return Context(directory.data_root(root), mesh, folder, progress, signals)
 
 

@@ -99,6 +99,18 @@ class Metrics:
             )
 
 
+class Unrecorded:
+    """A recorder that keeps nothing."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Does nothing."""
+
+    def rewind(self, step: int) -> float:
+        """Forgets nothing; returns 0."""
+        del step
+        return 0.0
+
+
 def _line(record: Mapping[str, Any]) -> bytes:
     plain = {name: _plain(value) for name, value in record.items()}
     return json.dumps(plain, allow_nan=False).encode() + b"\n"

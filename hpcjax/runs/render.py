@@ -37,7 +37,10 @@ def render_table(result: TableResult, form: Format = "rich") -> Any:
 
 
 def values(result: TableResult) -> pd.DataFrame:
-    """Returns the shown columns as text, intervals in brackets, one line per row."""
+    """Returns the shown columns as text, intervals in brackets, one line per row.
+
+    Where rows differ in how their figures came about, a column says how each did.
+    """
     dataset, table = result.dataset, result.table
     names = [name for name in table.columns if name in dataset]
     frame = dataset[names].to_dataframe().reset_index()
@@ -50,6 +53,9 @@ def values(result: TableResult) -> pd.DataFrame:
             pairs = zip(cells, bounds.iloc[:, 0], bounds.iloc[:, 1], strict=True)
             cells = [f"{text} [{cell(low)}, {cell(high)}]" for text, low, high in pairs]
         shown[table.columns[name]] = cells
+    sources = result.sources
+    if "row" in frame and "source" not in frame and len({*sources.values()}) > 1:
+        shown["source"] = [sources.get(row, result.source) for row in frame["row"]]
     return shown
 
 
@@ -78,8 +84,7 @@ def cell(value: Any) -> str:
 
 
 def _rich(result: TableResult) -> RenderableType:
-    source = result.dataset.attrs.get("source", "measured")
-    title = f"{result.table.id} · tier {result.tier} · {source}"
+    title = f"{result.table.id} · tier {result.tier} · {result.source}"
     parts = [_frame(values(result), title)]
     if result.verdicts:
         parts.append(_frame(verdicts(result), "paper's relation | ours | verdict"))
@@ -97,13 +102,14 @@ def html(frame: pd.DataFrame) -> str:
     return frame.to_html(index=False, border=0)
 
 
-def _frame(frame: pd.DataFrame, title: str) -> RenderableType:
-    return show.frame(title, *_texts(frame))
-
-
-def _texts(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+def texts(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Returns a frame's columns and rows as text."""
     rows = frame.itertuples(index=False)
     return list(map(str, frame.columns)), [list(map(str, row)) for row in rows]
+
+
+def _frame(frame: pd.DataFrame, title: str) -> RenderableType:
+    return show.frame(title, *texts(frame))
 
 
 def _latex(frame: pd.DataFrame) -> str:
@@ -120,6 +126,6 @@ def _markdown(frame: pd.DataFrame) -> str:
     def escaped(cells: list[str]) -> list[str]:
         return [re.sub(r"([\\|*_`<&])", r"\\\1", " ".join(c.split())) for c in cells]
 
-    columns, rows = _texts(frame)
+    columns, rows = texts(frame)
     lines = [escaped(columns), ["---"] * len(columns), *map(escaped, rows)]
     return "\n".join(map(line, lines)) + "\n"

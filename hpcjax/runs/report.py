@@ -1,18 +1,28 @@
-"""One self-contained HTML page of tables, curves, configs and provenance."""
+"""One self-contained HTML page of tables, sweeps and runs, and of what made them.
 
-import contextlib
+The page needs no script, no other file and no network. What it shows of a run it shows
+once, however many tables the run is in.
+"""
+
+import dataclasses
+import datetime
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
+import numpy as np
 import xarray as xr
 
-from hpcjax.core.errors import ConfigError, Diverged
-from hpcjax.core.files import read_json, write_atomic
-from hpcjax.runs import build, curves, directory, discover, execute, render, results
+from hpcjax.core.errors import ConfigError, HpcjaxError
+from hpcjax.core.files import write_atomic
+from hpcjax.runs import build, curves, directory, discover, facts, render, results
 from hpcjax.runs.tables import TableResult
+
+_POINTS = 250  # of a curve: more cannot be seen
+_BEST = 10  # trials of a sweep that are told in full
+_METRICS = ("val_error", "val_loss")
 
 
 def write_report(
@@ -20,103 +30,248 @@ def write_report(
     *,
     root: pathlib.Path | None = None,
     path: pathlib.Path | None = None,
+    tier: str = "cpu",
 ) -> pathlib.Path:
-    """Writes a page on tables and runs, and a PNG beside it for each table's curves.
+    """Writes a page on tables, sweeps and runs, and a PNG beside it for their curves.
 
     Args:
-      ids: tables (`jorge/steps`) and runs (names below `runs/`); by default every table
-        whose runs on tier cpu have all finished under `root`.
+      ids: tables (`jorge/steps`), sweeps (names below `sweeps/`) and runs (names below
+        `runs/`); by default every table whose runs have all finished under `root`.
       root: folder that holds `runs/`; default the working directory.
       path: the page; default `<root>/runs/report.html`.
+      tier: of the tables.
 
     Returns:
       The page's path.
 
     Raises:
-      ConfigError: nothing to report, an id that is neither table nor run, or a run
-        that has not finished.
+      ConfigError: nothing to report, an id that is neither table nor sweep nor run, or
+        a sweep or run that has not finished.
     """
     root = root or pathlib.Path.cwd()
-    path = path or root / "runs" / "report.html"
-    known = discover.find_tables(root)
-    ids = ids or _finished(list(known), root)
+    page = _Page(root, path or root / "runs" / "report.html", tier)
+    for name in ids:
+        page.add(name)
     if not ids:
-        raise ConfigError("nothing to report yet: run a config or a table first")
-    sections = [
-        _table_section(build.build_table(name, root=root), root, path)
-        if name in known
-        else _run_section(directory.open_run(root, name), path)
-        for name in ids
+        page.add_finished()
+    page.write()
+    return page.path
+
+
+class _Page:
+    """What goes into a page, in order."""
+
+    def __init__(self, root: pathlib.Path, path: pathlib.Path, tier: str) -> None:
+        self.root, self.path, self.tier = root, path, tier
+        self.known = discover.find_tables(root)
+        self.tables: list[dict[str, Any]] = []
+        self.sweeps: list[dict[str, Any]] = []
+        self.singles: list[dict[str, Any]] = []
+        self.missing: list[dict[str, str]] = []
+        self.runs: dict[str, facts.Facts] = {}
+
+    def add(self, name: str) -> None:
+        """Adds a table, a sweep or a run."""
+        if name in self.known:
+            result = build.build_table(name, root=self.root, tier=self.tier)
+            self.tables.append(self.table(result))
+        elif "/" not in name and (self.root / "sweeps" / name).is_dir():
+            self.sweeps.append(self.sweep(name))
+        else:
+            self.singles.append(self.single(directory.open_run(self.root, name)))
+
+    def add_finished(self) -> None:
+        """Adds every table that needs no run; of the others, says why not."""
+        for name, table in self.known.items():
+            try:
+                result = build.build_table(
+                    name, root=self.root, tier=self.tier, run_missing=False
+                )
+            except HpcjaxError as error:
+                command = table.commands()[0]
+                text = {"name": name, "command": command, "why": str(error)}
+                self.missing.append(text)
+            else:
+                self.tables.append(self.table(result))
+
+    def write(self) -> None:
+        """Writes the page."""
+        if not (self.tables or self.sweeps or self.singles):
+            raise ConfigError("nothing to report yet: run a config or a table first")
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("hpcjax.runs", "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        now = datetime.datetime.now(datetime.UTC)
+        text = environment.get_template("report.html.jinja").render(
+            papers=self.papers(),
+            sweeps=self.sweeps,
+            singles=self.singles,
+            missing=self.missing,
+            runs=list(self.runs.values()),
+            written=now.strftime("%Y-%m-%d %H:%M UTC"),
+        )
+        write_atomic(self.path, text)
+
+    def papers(self) -> list[dict[str, Any]]:
+        """Returns each paper with its tables."""
+        names = dict.fromkeys(table["name"].split("/")[0] for table in self.tables)
+        return [
+            {
+                "name": name,
+                "title": _title(name, self.root),
+                "tables": [t for t in self.tables if t["name"].split("/")[0] == name],
+            }
+            for name in names
+        ]
+
+    def fact(self, run_id: str) -> facts.Facts:
+        """Returns what is told of a run, which the page then does."""
+        if run_id not in self.runs:
+            run = directory.open_run(self.root, run_id)
+            self.runs[run_id] = facts.of(run, self.root)
+        return self.runs[run_id]
+
+    def table(self, result: TableResult) -> dict[str, Any]:
+        """Returns the section on a table."""
+        table = result.table
+        reported = [run for run in result.runs if not run["tuning"]]
+        return {
+            "name": table.id,
+            "title": table.title,
+            "command": f"hpcjax table {table.id} --tier {result.tier}",
+            "tier": result.tier,
+            "source": result.source,
+            "paper": table.paper,
+            "caption": table.caption,
+            "values": render.texts(render.values(result)),
+            "verdicts": render.texts(render.verdicts(result)),
+            "held": sum(verdict.holds for verdict in result.verdicts),
+            "claims": len(result.verdicts),
+            "figures": self.figures(result.rows, table.id),
+            "runs": [(run["row"], self.fact(run["id"])) for run in reported],
+            "tuned": {row: _pairs(found) for row, found in result.tuned.items()},
+            "trials": _trials(run for run in result.runs if run["tuning"]),
+        }
+
+    def single(self, run: directory.RunDirectory) -> dict[str, Any]:
+        """Returns the section on a run that was asked for by itself."""
+        fact = self.fact(run.id)
+        seeds = results.over_seeds({0: build.read_run(run)})
+        return {
+            "name": run.id,
+            "fact": fact,
+            "source": fact.source,
+            "figures": self.figures({run.id: seeds}, run.id),
+        }
+
+    def sweep(self, name: str) -> dict[str, Any]:
+        """Returns the section on a sweep.
+
+        Raises:
+          ConfigError: trials are waiting or running.
+        """
+        from hpcjax.runs import sweeps
+
+        study = sweeps.open_study(name, self.root)
+        dataset = sweeps.gather(study, self.root)
+        ranking = sweeps.ranking(dataset)
+        open_ = int(ranking["status"].isin(["waiting", "running"]).sum())
+        if open_ or len(ranking) < study.sweep.total:
+            raise ConfigError(
+                f"sweep {name} has not finished; `hpcjax sweep {name}` goes on with it"
+            )
+        axes = dataset.attrs["axes"].split()
+        shown = ranking[[*axes, "value", "status", "run", "error"]]
+        judged = ranking[ranking["value"].notna() & (ranking["run"] != "")]
+        figure = sweeps.draw(dataset)
+        curves.save(figure, self.path.with_name(f"sweep-{name}.png"))
+        return {
+            "name": name,
+            "command": f"hpcjax sweep {name}",
+            "origin": _origin(study.folder / "result.nc"),
+            "config": study.sweep.config,
+            "overrides": _pairs(study.sweep.overrides),
+            "sampler": study.sweep.sampler,
+            "seed": study.sweep.seed,
+            "by": study.sweep.by,
+            "source": dataset.attrs["source"],
+            "axes": axes,
+            "picture": curves.inline(figure, f"sweep-{name}"),
+            "best": [
+                ([render.cell(row[axis]) for axis in axes], row["value"], fact)
+                for row, fact in (
+                    (row, self.fact(row["run"]))
+                    for _, row in judged.head(_BEST).iterrows()
+                )
+            ],
+            "trials": render.texts(shown.map(render.cell)),
+        }
+
+    def figures(
+        self, rows: Mapping[str, xr.Dataset], name: str
+    ) -> list[dict[str, Any]]:
+        """Draws rows that are trainings, those of one task (`task/method`) together.
+
+        Writes a PNG for each picture, and returns its panels as SVG.
+        """
+        groups: dict[str, dict[str, xr.Dataset]] = {}
+        for row, dataset in rows.items():
+            groups.setdefault(row.rpartition("/")[0], {})[row] = _thinned(dataset)
+        drawn = []
+        for group, members in groups.items():
+            held = [m for m in _METRICS if any(m in row for row in members.values())]
+            if not held:
+                continue
+            title = f"{name}/{group}" if group else name
+            stem = title.replace("/", "-")
+            picture = curves.draw(members, held[0])
+            curves.save(picture, self.path.with_name(f"{stem}.png"))
+            panels = [
+                curves.inline(curves.draw(members, held[0], (what,)), f"{stem}-{what}")
+                for what in ("steps", "seconds")
+            ]
+            drawn.append({"title": title, "panels": panels})
+        return drawn
+
+
+def _thinned(row: xr.Dataset) -> xr.Dataset:
+    """Returns a history with as many validations as a picture can show, and the last."""
+    size = row.sizes.get("eval_step", 0)
+    if size <= _POINTS:
+        return row
+    return row.isel(eval_step=np.linspace(0, size - 1, _POINTS).astype(int))
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _trials(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the runs of a tuning: what was set, and what came of it."""
+    return [
+        {
+            **run,
+            "seed": run["overrides"].get("seed", ""),
+            "set": _pairs({k: v for k, v in run["overrides"].items() if k != "seed"}),
+        }
+        for run in runs
     ]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hpcjax.runs", "templates"), autoescape=True
-    )
-    page = environment.get_template("report.html.jinja").render(sections=sections)
-    write_atomic(path, page)
-    return path
 
 
-def _finished(tables: Sequence[str], root: pathlib.Path) -> list[str]:
-    finished = []
-    for name in tables:
-        with contextlib.suppress(build.RunMissing, ConfigError, Diverged):
-            build.build_table(name, root=root, run_missing=False)
-            finished.append(name)
-    return finished
+def _origin(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the command and the commit that gathered a sweep's result."""
+    if not path.exists():
+        return {}
+    held = json.loads(results.read(path).attrs.get("provenance", "{}"))
+    return {**held, "commit": facts.commit(held)}
 
 
-def _table_section(
-    result: TableResult, root: pathlib.Path, page: pathlib.Path
-) -> dict[str, Any]:
-    reported = dict.fromkeys(run["id"] for run in result.runs if not run["tuning"])
-    table = result.table
-    return {
-        "name": table.id,
-        "title": table.title,
-        "command": f"hpcjax table {table.id} --tier {result.tier}",
-        "source": result.dataset.attrs.get("source", "measured"),
-        "paper": table.paper,
-        "caption": table.caption,
-        "values": render.html(render.values(result)),
-        "verdicts": render.html(render.verdicts(result)),
-        "figure": _figure(result.rows, page, table.id),
-        "runs": [_run_facts(directory.open_run(root, run_id)) for run_id in reported],
-    }
-
-
-def _run_section(folder: directory.RunDirectory, page: pathlib.Path) -> dict[str, Any]:
-    dataset = execute.read_result(folder)
-    facts = _run_facts(folder)
-    return {
-        "name": folder.id,
-        "title": "one run",
-        "command": facts["command"],
-        "source": dataset.attrs.get("source", "measured"),
-        "figure": _figure(
-            {folder.id: results.over_seeds({0: dataset})}, page, folder.id
-        ),
-        "runs": [facts],
-    }
-
-
-def _figure(
-    rows: Mapping[str, xr.Dataset], page: pathlib.Path, name: str
-) -> str | None:
-    """Draws curves if the runs are trainings; writes a PNG and returns inline SVG."""
-    if not any("val_error" in row for row in rows.values()):
-        return None
-    figure = curves.draw(rows)
-    curves.save(figure, page.with_name(f"{name.replace('/', '-')}.png"))
-    text = curves.encode(figure, "svg").decode()
-    return text[text.index("<svg") :]
-
-
-def _run_facts(folder: directory.RunDirectory) -> dict[str, Any]:
-    origin = read_json(folder.path / "provenance.json")
-    return {
-        "id": folder.id,
-        "command": f"hpcjax run runs/{folder.id}/config.json",
-        "config": json.dumps(read_json(folder.path / "config.json"), indent=2),
-        "provenance": json.dumps(origin, indent=2, sort_keys=True),
-        "commit": origin.get("git_commit"),
-    }
+def _title(paper: str, root: pathlib.Path) -> str:
+    """Returns the heading of a paper's README, or its name."""
+    readme = discover.experiment_folder(paper, root) / "README.md"
+    lines = readme.read_text().splitlines() if readme.exists() else []
+    heading = next((line for line in lines if line.startswith("# ")), f"# {paper}")
+    return heading.removeprefix("# ")

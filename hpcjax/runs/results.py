@@ -12,6 +12,14 @@ from hpcjax.core.errors import DataFormatError
 from hpcjax.core.files import replacing
 
 _TIMES = {"compile", "lost", "spent"}
+_SPENT = {
+    **{
+        what: f"spent_{what}_seconds"
+        for what in ("compute", "data", "validation", "checkpoint", "init")
+    },
+    "compile": "compile_seconds",
+    "lost": "lost_seconds",
+}
 SOURCES = ("measured", "simulated", "analytical")
 
 
@@ -55,6 +63,44 @@ def _columns(
     }
     steps = np.array([record["step"] for record in records], np.int64)
     return xr.Dataset(columns, coords={dim: steps})
+
+
+def time_split(dataset: xr.Dataset) -> dict[str, float]:
+    """Returns what the time of a run went into, in seconds, without overlap.
+
+    Args:
+      dataset: what `history` returned.
+
+    Returns:
+      `compute` (training without waiting for data), `data`, `validation`, `checkpoint`,
+      `init` (without compiling), `compile` and `lost` (training that was done again),
+      as far as the dataset has them; nothing for a result that is no training.
+
+    Examples:
+      >>> timed = {"spent_compute_seconds": 6.0, "spent_init_seconds": 4.0}
+      >>> time_split(xr.Dataset(timed | {"compile_seconds": 3.0}))
+      {'compute': 6.0, 'init': 1.0, 'compile': 3.0}
+    """
+    split = {
+        what: float(dataset[name])
+        for what, name in _SPENT.items()
+        if name in dataset and not dataset[name].dims
+    }
+    # The step is compiled before the first one is counted: as part of `init`.
+    if "init" in split:
+        split["init"] = max(0.0, split["init"] - split.get("compile", 0.0))
+    return split
+
+
+def goodput(split: Mapping[str, float]) -> float:
+    """Returns the share of the time that was compute; NaN where that is not known.
+
+    Examples:
+      >>> goodput({"compute": 6.0, "init": 1.0, "compile": 3.0})
+      0.6
+    """
+    whole = sum(split.values())
+    return split["compute"] / whole if "compute" in split and whole else np.nan
 
 
 def write(

@@ -222,6 +222,23 @@ class TableResult:
     differences: tuple[str, ...] | None = None
 
     @property
+    def sources(self) -> dict[str, str]:
+        """How the figures of each row came about; see `results.SOURCES`."""
+        return {
+            name: row.attrs.get("source", "measured") for name, row in self.rows.items()
+        }
+
+    @property
+    def source(self) -> str:
+        """How the table's figures came about; several ways where its rows differ.
+
+        A `reduce` whose figures are not those of the runs says so in the attribute
+        `source` of what it returns.
+        """
+        ways = ", ".join(dict.fromkeys(self.sources.values())) or "measured"
+        return ways if "," in ways else self.dataset.attrs.get("source", ways)
+
+    @property
     def passed(self) -> bool:
         """True when every claim holds and nothing differs from the committed result."""
         return all(v.holds for v in self.verdicts) and not self.differences

@@ -6,3 +6,6 @@ from .mesh import data_mesh as data_mesh
 from .mesh import make_mesh as make_mesh
 from .mesh import place_batch as place_batch
 from .mesh import state_shardings as state_shardings
+from .processes import broadcast as broadcast
+from .processes import connect as connect
+from .processes import wait_for_all as wait_for_all

@@ -1,5 +1,6 @@
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Restored as Restored
+from .checkpoint import examine_checkpoints as examine_checkpoints
 from .config import TrainConfig as TrainConfig
 from .loop import check_batch as check_batch
 from .loop import fit as fit
@@ -17,3 +18,4 @@ from .task import Totals as Totals
 from .task import batch_shapes as batch_shapes
 from .task import label_totals as label_totals
 from .task import supervised as supervised
+from .watchdog import Watchdog as Watchdog

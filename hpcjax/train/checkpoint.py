@@ -243,7 +243,7 @@ class Checkpoints:
         """Reads one checkpoint; all processes succeed together or fail together."""
         try:
             if trust and not self._complete(step):
-                outcome = self._load(step), None
+                outcome = _load(self._path(step), step), None
             else:
                 outcome = self._read_verified(step)
             problem = None
@@ -262,44 +262,7 @@ class Checkpoints:
         return outcome
 
     def _read_verified(self, step: int) -> tuple[dict[str, np.ndarray], Manifest]:
-        path = self._path(step)
-        manifest = manifests.read(path, step)
-        manifests.check_files(path, manifest)
-        arrays = {
-            name: np.zeros(leaf.shape, jnp.dtype(leaf.dtype))
-            for name, leaf in manifest.leaves.items()
-            if 0 in leaf.shape
-        }
-        if len(arrays) < len(manifest.leaves):
-            arrays |= self._load(step)
-        manifests.check_leaves(arrays, manifest)
-        return arrays, manifest
-
-    def _load(self, step: int) -> dict[str, np.ndarray]:
-        """Reads whole arrays through Orbax, by path; checks nothing."""
-        path = self._path(step)
-        below = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
-        root = next((p for p in below if (p / "_METADATA").exists()), path)
-        # Whatever TensorStore makes of damaged bytes comes as a bare Exception.
-        try:
-            handler = _handler()
-            names = handler.metadata(epath.Path(root)).tree
-            arguments = jax.tree.map(
-                lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names
-            )
-            restored = handler.restore(
-                epath.Path(root),
-                args=ocp.args.PyTreeRestore(restore_args=arguments),
-            )
-        except Exception as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointCorrupt(
-                f"checkpoint of step {step}: arrays cannot be read: {first[:300]}"
-            ) from error
-        leaves = trees.flatten(restored)
-        return {
-            snapshots.decode(name): np.asarray(leaf) for name, leaf in leaves.items()
-        }
+        return _read_verified(self._path(step), step)
 
     def _finish(
         self, step: int, save: int, snapshot: snapshots.Snapshot, extra: dict[str, Any]
@@ -413,12 +376,89 @@ class Checkpoints:
         return self._directory / str(step)
 
     def _complete(self, step: int) -> bool:
-        return (self._path(step) / manifests.NAME).is_file()
+        return _is_complete(self._path(step))
 
     def _numbers(self) -> list[int]:
-        """Returns the steps that have a directory, complete or not, ascending."""
-        names = [path.name for path in self._directory.iterdir() if path.is_dir()]
-        return sorted(int(name) for name in names if name.isdecimal())
+        return _numbers(self._directory)
+
+
+def examine_checkpoints(
+    directory: pathlib.Path,
+) -> Iterator[tuple[int, Manifest | CheckpointCorrupt | None]]:
+    """Reads and verifies every checkpoint of a run as `Checkpoints.verify` does.
+
+    Changes nothing, so that it may be used beside a process that writes there; one that
+    is deleted meanwhile is left out.
+
+    Args:
+      directory: holds one directory per step.
+
+    Yields:
+      Each step, ascending, with the manifest that its checkpoint agrees with, or with
+      how it does not; None for one that has no manifest.
+    """
+    for step in _numbers(directory):
+        path = directory / str(step)
+        found = None
+        try:
+            if _is_complete(path):
+                found = _read_verified(path, step)[1]
+        except FileNotFoundError:
+            continue
+        except CheckpointCorrupt as error:
+            found = error
+        if path.exists():
+            yield step, found
+
+
+def _is_complete(path: pathlib.Path) -> bool:
+    return (path / manifests.NAME).is_file()
+
+
+def _numbers(directory: pathlib.Path) -> list[int]:
+    """Returns the steps that have a directory, complete or not, ascending."""
+    names = [path.name for path in directory.iterdir() if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _read_verified(
+    path: pathlib.Path, step: int
+) -> tuple[dict[str, np.ndarray], Manifest]:
+    manifest = manifests.read(path, step)
+    manifests.check_files(path, manifest)
+    arrays = {
+        name: np.zeros(leaf.shape, jnp.dtype(leaf.dtype))
+        for name, leaf in manifest.leaves.items()
+        if 0 in leaf.shape
+    }
+    if len(arrays) < len(manifest.leaves):
+        arrays |= _load(path, step)
+    manifests.check_leaves(arrays, manifest)
+    return arrays, manifest
+
+
+def _load(path: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    """Reads whole arrays through Orbax, by path; checks nothing."""
+    below = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
+    root = next((p for p in below if (p / "_METADATA").exists()), path)
+    # Whatever TensorStore makes of damaged bytes comes as a bare Exception.
+    try:
+        handler = _handler()
+        names = handler.metadata(epath.Path(root)).tree
+        arguments = jax.tree.map(
+            lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names
+        )
+        restored = handler.restore(
+            epath.Path(root),
+            args=ocp.args.PyTreeRestore(restore_args=arguments),
+        )
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointCorrupt(
+            f"checkpoint of step {step}: arrays cannot be read: {first[:300]}"
+        ) from error
+    leaves = trees.flatten(restored)
+    return {snapshots.decode(name): np.asarray(leaf) for name, leaf in leaves.items()}
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:

@@ -1,6 +1,7 @@
 """How long a run trains and what it keeps on the way; imports no JAX."""
 
 import dataclasses
+import math
 
 from hpcjax.core.errors import ConfigError
 
@@ -16,6 +17,8 @@ class TrainConfig:
       checkpoint_every: steps between checkpoints; the last step is always saved, and
         0 saves nothing else.
       keep: newest checkpoints to keep.
+      stall_seconds: without a step for so long, and for 20 median steps, the run ends;
+        0 waits for ever.
       max_skipped: consecutive steps with non-finite numbers before the run stops.
     """
 
@@ -24,6 +27,7 @@ class TrainConfig:
     eval_every: int = 50
     checkpoint_every: int = 100
     keep: int = 3
+    stall_seconds: float = 60.0
     max_skipped: int = 10
 
     def __post_init__(self) -> None:
@@ -32,6 +36,10 @@ class TrainConfig:
                 raise ConfigError(
                     f"{name} must be at least 1: got {getattr(self, name)}"
                 )
+        if not 0 <= self.stall_seconds < math.inf:
+            raise ConfigError(
+                f"stall_seconds must be finite and at least 0: got {self.stall_seconds}"
+            )
         if self.steps >= 2**31:
             raise ConfigError(f"steps must be less than 2**31: got {self.steps}")
         if self.checkpoint_every < 0:

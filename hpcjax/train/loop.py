@@ -1,26 +1,26 @@
 """The training loop: one for every system, one device or many."""
 
 import collections
-import contextlib
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from hpcjax import data
-from hpcjax.core.errors import ConfigError, Diverged, Interrupted, Preempted
+from hpcjax.core.errors import ConfigError
 from hpcjax.sharding.mesh import DATA_AXIS, place_batch
 from hpcjax.train.checkpoint import Checkpoints
 from hpcjax.train.config import TrainConfig
+from hpcjax.train.guards import SkipGuard, StopRequest
 from hpcjax.train.recorder import Recorder
 from hpcjax.train.state import TrainState, init_state, state_shapes
 from hpcjax.train.step import NONFINITE, STOP, eval_step, guarded, train_step
+from hpcjax.train.stopwatch import Stopwatch
 from hpcjax.train.task import Task
+from hpcjax.train.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ def fit(
     recorder: Recorder,
     checkpoints: Checkpoints | None = None,
     stop: Callable[[], int] = lambda: 0,
+    watchdog: Watchdog | None = None,
 ) -> TrainState:
     """Trains `task` for `config.steps` steps and returns the last state.
 
@@ -51,6 +52,7 @@ def fit(
       checkpoints: where to save; None saves nothing.
       stop: asked at every step for the number of a signal that wants this process to
         stop, 0 for none. All processes then stop after the same step, and save.
+      watchdog: told of every step, so that it can end a run that stands still.
 
     Raises:
       ConfigError: the batch cannot be divided, or the checkpoint is of a later step
@@ -63,7 +65,7 @@ def fit(
     state, start = resume(task, config, seed, mesh, checkpoints)
     step = train_step(task, mesh, state)
     validate = validator(task, config, mesh)
-    watch = Stopwatch(recorder.rewind(start), began)
+    watch = Stopwatch(recorder.rewind(start), began, watchdog)
     batches = data.batches(
         task.dataset.train,
         config.batch_size,
@@ -87,7 +89,7 @@ def fit(
 
     with batches.iterate(start=start) as iterator:
         numbers = range(start + 1, config.steps + 1)
-        for number, batch in zip(numbers, watch.waiting(iterator), strict=False):
+        for number, batch in zip(numbers, watch.waiting(iterator, start), strict=False):
             placed = place_batch({**batch, **request.flags()}, mesh)
             if number == start + 1:
                 step = compile_step(step, state, placed, recorder)
@@ -192,120 +194,3 @@ def validator(
         return {f"val_{name}": total / count for name, total in sums.items()}
 
     return validate
-
-
-class SkipGuard:
-    """Counts consecutive steps with non-finite numbers, and stops the run.
-
-    Args:
-      names: what the entries of the step's `NONFINITE` stand for.
-      limit: how many such steps in a row stop it.
-    """
-
-    def __init__(self, names: list[str], limit: int) -> None:
-        self.names, self.limit, self.in_a_row = names, limit, 0
-
-    def check(self, step: int, nonfinite: np.ndarray) -> None:
-        """Takes the counts of one step; logs the arrays that were hit."""
-        if not nonfinite.any():
-            self.in_a_row = 0
-            return
-        self.in_a_row += 1
-        hit = [name for name, count in zip(self.names, nonfinite, strict=True) if count]
-        log.warning("step %d skipped: not finite: %s", step, hit)
-        if self.in_a_row >= self.limit:
-            raise Diverged(
-                f"{self.limit} consecutive steps gave non-finite numbers, the last "
-                f"step {step} in {hit[:5]}; what the checkpoints hold is finite"
-            )
-
-
-class StopRequest:
-    """Whether to stop, agreed between processes.
-
-    One process asks its `stop`. Several ask theirs and exchange the answers within the
-    step, so that all read the same of the same step; a process that stopped alone would
-    leave the others waiting in the next exchange.
-    """
-
-    def __init__(self, stop: Callable[[], int], mesh: Mesh) -> None:
-        self._stop, self.signal = stop, 0
-        self._alone, self._rows = jax.process_count() == 1, len(mesh.local_devices)
-
-    def flags(self) -> dict[str, np.ndarray]:
-        """Returns what the batch carries to the other processes."""
-        if self._alone:
-            return {}
-        return {STOP: np.full(self._rows, self._stop(), np.int32)}
-
-    def agree(self, exchanged: np.ndarray | None) -> None:
-        """Takes what a step exchanged, if it did."""
-        self.signal = self._stop() if exchanged is None else int(exchanged)
-
-    def error(self, step: int) -> Preempted:
-        """Returns the error with which a run ends that was stopped after `step`."""
-        kind = Interrupted if self.signal == signal.SIGINT else Preempted
-        return kind(f"{signal.Signals(self.signal).name}: stopped after step {step}")
-
-
-class Stopwatch:
-    """Seconds of training, and what else the time went into.
-
-    Args:
-      seconds: of training in earlier sessions of the run.
-      began: when this session began, by `time.perf_counter`.
-    """
-
-    def __init__(self, seconds: float, began: float) -> None:
-        self._seconds, self._began = seconds, began
-        self._started: float | None = None
-        self._others: dict[str, float] = collections.defaultdict(float)
-        self._told = seconds
-
-    def start(self) -> None:
-        """Begins to count; what came before was initialisation."""
-        self._started = time.perf_counter()
-        self._others.clear()
-        self._others["init"] = self._started - self._began
-
-    def read(self) -> float:
-        """Returns the seconds of training so far."""
-        if self._started is None:
-            return self._seconds
-        return self._seconds + time.perf_counter() - self._started
-
-    @contextlib.contextmanager
-    def paused(self, what: str) -> Iterator[None]:
-        """Returns a context whose duration counts as `what` and not as training."""
-        self._seconds, self._started = self.read(), None
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._started = time.perf_counter()
-            self._others[what] += self._started - began
-
-    def waiting(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields batches; the time each one takes counts as `data`."""
-        while True:
-            began = time.perf_counter()
-            batch = next(batches, None)
-            self._others["data"] += time.perf_counter() - began
-            if batch is None:
-                return
-            yield batch
-
-    def spent(self) -> dict[str, float]:
-        """Returns what the time since the last call went into.
-
-        Names are `spent_init_seconds`, `_data_`, `_compute_`, `_validation_` and
-        `_checkpoint_`; compute is training without waiting for data.
-        """
-        now = self.read()
-        others, self._others = self._others, collections.defaultdict(float)
-        compute = now - self._told - others["data"]
-        self._told = now
-        return {
-            f"spent_{name}_seconds": seconds
-            for name, seconds in {**others, "compute": compute}.items()
-        }

@@ -15,3 +15,29 @@ class Recorder(Protocol):
     def rewind(self, step: int) -> float:
         """Forgets records after `step`; returns the training seconds spent until it."""
         ...
+
+
+class Joined:
+    """A recorder that hands everything on to several.
+
+    Args:
+      own: the run's own records: written first, so that a record which others cannot
+        take is kept; its training seconds are the ones that count.
+      others: what shows or copies them.
+    """
+
+    def __init__(self, own: Recorder, *others: Recorder) -> None:
+        self._own, self._others = own, others
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Writes the record, then hands it on."""
+        self._own.write(record)
+        for other in self._others:
+            other.write(record)
+
+    def rewind(self, step: int) -> float:
+        """Forgets records after `step`; returns the training seconds until it."""
+        seconds = self._own.rewind(step)
+        for other in self._others:
+            other.rewind(step)
+        return seconds

@@ -284,17 +284,35 @@ def test_every_damage_to_every_file_is_noticed(tmp_path, caplog):
 def test_changed_numbers_with_right_files_name_the_leaf(checkpoints, monkeypatch):
     state = {"good": jnp.zeros(3), "bad": jnp.zeros(3)}
     save(checkpoints, 1, state)
-    honest = Checkpoints._load
+    honest = checkpoint._load
 
-    def lying(self, step):
-        arrays = honest(self, step)
+    def lying(path, step):
+        arrays = honest(path, step)
         return arrays | {"bad": arrays["bad"] + np.float32(1e-30)}
 
-    monkeypatch.setattr(Checkpoints, "_load", lying)
+    monkeypatch.setattr(checkpoint, "_load", lying)
     with pytest.raises(CheckpointCorrupt, match=r"step 1.*'bad'"):
         checkpoints.restore(state)
     with pytest.raises(CheckpointCorrupt, match="'bad'"):
         checkpoints.verify(1)
+
+
+def test_examining_reads_all_and_changes_nothing(checkpoints):
+    for step in (1, 2, 3):
+        save(checkpoints, step, {"a": jnp.zeros(3)})
+    damage_empty(data_files(checkpoints, 2)[0], None)
+    directory = checkpoints._path(3).parent
+    (directory / "3" / "MANIFEST.json").unlink()
+    (directory / ".saving-4").mkdir()
+    before = sorted(directory.rglob("*"))
+    good, bad, foreign = checkpoint.examine_checkpoints(directory)
+    assert good[0] == 1
+    assert good[1] == checkpoints.verify(1)
+    assert bad[0] == 2
+    assert "step 2" in str(bad[1])
+    assert isinstance(bad[1], CheckpointCorrupt)
+    assert foreign == (3, None)
+    assert sorted(directory.rglob("*")) == before
 
 
 def test_no_good_checkpoint_left_names_all_of_them(checkpoints):

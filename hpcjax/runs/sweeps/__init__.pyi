@@ -8,6 +8,7 @@ from .launchers import Job as Job
 from .launchers import Launcher as Launcher
 from .launchers import make_launcher as make_launcher
 from .response import draw as draw
+from .response import ranking as ranking
 from .response import save_picture as save_picture
 from .response import summary as summary
 from .study import Outcome as Outcome

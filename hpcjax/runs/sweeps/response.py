@@ -4,6 +4,7 @@ import pathlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from rich.console import Group, RenderableType
 
@@ -21,8 +22,7 @@ def summary(result: SweepResult, best: int = 10) -> RenderableType:
     """Returns the best trials and what became of the others, as a table."""
     dataset = result.dataset
     names = dataset.attrs["axes"].split()
-    cells = dataset[["value", "status", "run", "error"]]
-    frame = cells.to_dataframe().reset_index().sort_values("value")
+    frame = ranking(dataset)
     shown = frame[frame["value"].notna()].head(best)
     title = f"{result.name}: the best of {len(frame)} trials by {dataset.attrs['by']}"
     rows = [
@@ -38,6 +38,12 @@ def summary(result: SweepResult, best: int = 10) -> RenderableType:
     )
     lines.append(f"sweep      {result.name}\ndirectory  {result.directory}")
     return Group(show.frame(title, [*names, "value", "run"], rows), "\n".join(lines))
+
+
+def ranking(dataset: xr.Dataset) -> pd.DataFrame:
+    """Returns one line per trial, best first: axes, value, status, run and error."""
+    cells = dataset[["value", "status", "run", "error"]].to_dataframe().reset_index()
+    return cells.sort_values("value", kind="stable")
 
 
 def save_picture(result: SweepResult) -> pathlib.Path:

@@ -1,0 +1,230 @@
+"""Whether everything a run directory holds can be read and agrees; changes nothing."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hpcjax.core import files
+from hpcjax.core.errors import CheckpointCorrupt, DataFormatError
+from hpcjax.runs import config as configs
+from hpcjax.runs import directory, discover, lock, results, show
+
+Verdict = Literal["ok", "note", "foreign", "bad"]
+_CHECKPOINTS = "checkpoints"
+_FOREIGN = "no manifest: loads only with --trust"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one part of a run directory turned out to be.
+
+    Attributes:
+      part: file or checkpoint, as a path inside the run directory.
+      verdict: `foreign` is a checkpoint that other programs made, of which nothing can
+        be verified; a `note` is worth knowing and no damage.
+      detail: what is in it, or what is wrong.
+    """
+
+    part: str
+    verdict: Verdict
+    detail: str
+
+
+def verify(run_id: str, *, root: pathlib.Path | None = None) -> list[Finding]:
+    """Reads everything that a run directory holds.
+
+    Every record, the whole result and every array of every checkpoint are read;
+    checkpoints are compared with their manifests, the config with the digest of what
+    was run, the records with the newest checkpoint. Result and records have no
+    checksum: a number in them that was changed into another one is not noticed.
+
+    Args:
+      run_id: the folder's name, or its last six digits where they are unique.
+      root: folder that holds `runs/`; default the working directory.
+
+    Returns:
+      One finding for each part; nothing is wrong unless one has the verdict `bad`.
+
+    Raises:
+      ConfigError: no such run.
+
+    Examples:
+      `[f for f in runs.verify("0d3aa7") if f.verdict == "bad"]`
+    """
+    root = root or pathlib.Path.cwd()
+    run = _open(root, run_id)
+    found = [
+        _look("config.json", lambda: _config(run, root)),
+        _look("provenance.json", lambda: _provenance(run)),
+        _look("metrics.jsonl", lambda: _metrics(run)),
+        _look("status", lambda: _status(run)),
+        _look("result.nc", lambda: _result(run)),
+    ]
+    return [*found, *_checkpoints(run), *_others(run, {f.part for f in found})]
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """Returns 5 when a checkpoint is bad, 3 when only other files are, else 0."""
+    bad = [f.part for f in findings if f.verdict == "bad"]
+    if any(part.startswith(_CHECKPOINTS) for part in bad):
+        return CheckpointCorrupt.exit_code
+    return DataFormatError.exit_code if bad else 0
+
+
+def render(findings: Sequence[Finding]) -> RenderableType:
+    """Returns the findings as a table."""
+    rows = ((f.part, f.verdict, f.detail) for f in findings)
+    bad = [f.part for f in findings if f.verdict == "bad"]
+    end = f"Bad: {', '.join(bad)}" if bad else "Nothing is damaged."
+    return Group(show.frame("", ("part", "verdict", "what"), rows), Text(end))
+
+
+def _open(root: pathlib.Path, run_id: str) -> directory.RunDirectory:
+    """Opens also a folder whose config is gone: that is to be told, not refused."""
+    path = files.inside(root, "runs", run_id)
+    known = path.is_dir()
+    return directory.RunDirectory(path) if known else directory.open_run(root, run_id)
+
+
+def _look(part: str, read: Callable[[], str | Finding]) -> Finding:
+    """Returns what `read` tells, or as `bad` what it raises."""
+    try:
+        told = read()
+    except Exception as error:  # whatever a reader makes of damaged bytes
+        lines = str(error).splitlines() or [""]
+        known = isinstance(error, ValueError | OSError)
+        kind = "" if known and lines[0] else f"{type(error).__name__}: "
+        return Finding(part=part, verdict="bad", detail=kind + lines[0])
+    if isinstance(told, Finding):
+        return told
+    return Finding(part=part, verdict="ok", detail=told)
+
+
+def _word(run: directory.RunDirectory) -> str:
+    try:
+        return run.status
+    except ValueError:
+        return "unknown"
+
+
+def _config(run: directory.RunDirectory, root: pathlib.Path) -> str:
+    run.read_config()  # names what it must be, where it is not an object
+    loaded = discover.load(f"runs/{run.id}/config.json", {}, root)
+    return f"{loaded.title}, digest {configs.digest(loaded.config)}"
+
+
+def _provenance(run: directory.RunDirectory) -> str | Finding:
+    part, ended = "provenance.json", _word(run) in ("done", "diverged")
+    if not (run.path / part).exists() and not ended:
+        return "none yet"
+    sessions = run.sessions()
+    commits = dict.fromkeys(str(s.get("git_commit"))[:10] for s in sessions)
+    digest, ran = configs.digest_json(run.read_config()), sessions[-1]
+    if ran.get("config_digest", digest) != digest:
+        text = f"of config {ran['config_digest']}, and config.json is {digest}"
+        # Killed as it resumed with other steps, it has not written its session yet.
+        return Finding(part=part, verdict="bad" if ended else "note", detail=text)
+    return f"sessions: {len(sessions)}, commit {', '.join(commits)}"
+
+
+def _metrics(run: directory.RunDirectory) -> str | Finding:
+    part = "metrics.jsonl"
+    path = run.path / part
+    manifests = run.path.glob(f"{_CHECKPOINTS}/*/MANIFEST.json")
+    names = [path.parent.name for path in manifests]
+    taken = max((int(name) for name in names if name.isdecimal()), default=0)
+    if not path.exists():
+        if taken:
+            raise DataFormatError("missing, and the run has checkpoints")
+        return "none"
+    records = run.records()
+    last = max((record["step"] for record in records), default=0)
+    text = f"{len(records)} records, up to step {last}"
+    if last < taken:
+        raise DataFormatError(f"{text}; the newest checkpoint is of step {taken}")
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        text += "; a last line is cut off and counts as not written"
+        return Finding(part=part, verdict="note", detail=text)
+    return text
+
+
+def _status(run: directory.RunDirectory) -> str | Finding:
+    word = run.status
+    if lock.is_held(run.path):
+        text = f"{word}; a process holds the run: what is read here may change"
+    elif word == "running":
+        text = "running, but no process holds it: it was killed and can be resumed"
+    else:
+        return word
+    return Finding(part="status", verdict="note", detail=text)
+
+
+def _result(run: directory.RunDirectory) -> str:
+    path, word = run.path / "result.nc", _word(run)
+    if not path.exists():
+        if word == "done":
+            raise DataFormatError("missing, and the status is done")
+        return f"none: the run is {word}"
+    dataset = results.read(path)
+    source = dataset.attrs.get("source")
+    if source not in results.SOURCES:
+        raise DataFormatError(
+            f"source must be one of {results.SOURCES}: got {source!r}"
+        )
+    json.loads(dataset.attrs["provenance"])
+    sizes = ", ".join(f"{name} {size}" for name, size in dataset.sizes.items())
+    return f"{source}: {len(dataset.data_vars)} variables; {sizes or 'scalars'}"
+
+
+def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
+    folder = run.path / _CHECKPOINTS
+    if not folder.is_dir():
+        return
+    names = sorted(path.name for path in folder.iterdir())
+    if any(name.isdecimal() for name in names):
+        from hpcjax import train  # starts JAX
+
+        for step, held in train.examine_checkpoints(folder):
+            part = f"{_CHECKPOINTS}/{step}"
+            if held is None:
+                yield Finding(part=part, verdict="foreign", detail=_FOREIGN)
+            elif isinstance(held, CheckpointCorrupt):
+                yield Finding(part=part, verdict="bad", detail=str(held))
+            else:
+                size = sum(file.size for file in held.files.values())
+                text = f"{len(held.leaves)} arrays, {size / 1e6:.3g} MB"
+                yield Finding(part=part, verdict="ok", detail=text)
+    for name in names:
+        if not name.isdecimal():
+            part = f"{_CHECKPOINTS}/{name}"
+            yield Finding(part=part, verdict="note", detail=_leftover(run, name))
+
+
+def _others(run: directory.RunDirectory, known: set[str]) -> Iterator[Finding]:
+    for path in sorted(run.path.iterdir()):
+        name = path.name
+        if name in known or (name == _CHECKPOINTS and path.is_dir()):
+            continue
+        if name.startswith("log.") and path.suffix == ".txt":
+            yield _look(name, lambda path=path: _lines(path))
+        else:
+            yield Finding(part=name, verdict="note", detail=_leftover(run, name))
+
+
+def _lines(path: pathlib.Path) -> str:
+    return f"{len(path.read_text(encoding='utf-8').splitlines())} lines"
+
+
+def _leftover(run: directory.RunDirectory, name: str) -> str:
+    held = lock.is_held(run.path)
+    if name == "lock":
+        return "of a living process" if held else "of a process that has ended"
+    if name.startswith("."):
+        return "being written" if held else "a write that was cut off; is not used"
+    return "not of hpcjax: not checked"

@@ -1,0 +1,217 @@
+"""Several processes of one run on this machine, and new ones when some die."""
+
+import logging
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from hpcjax.core.errors import (
+    ConfigError,
+    HpcjaxError,
+    Interrupted,
+    Preempted,
+    ProcessLost,
+)
+from hpcjax.runs import directory, discover, execute
+from hpcjax.runs.signals import StopSignals
+from hpcjax.train.watchdog import PROGRESS, behind
+
+log = logging.getLogger(__name__)
+_POLL, _GRACE = 0.1, 5.0
+_COORDINATOR = "127.0.0.1"
+
+
+def launch(
+    name: str,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    processes: int,
+    restart: int = 0,
+    root: pathlib.Path | None = None,
+    resume: str | None = None,
+    fork: bool = False,
+    devices: int | None = None,
+    quiet: bool = False,
+) -> execute.RunResult:
+    """Runs a config in several processes of this machine.
+
+    When one of them dies or stands still the others cannot go on, and are ended.
+
+    Args:
+      name: `paper/config[:variant]`, or the path of a run's `config.json`.
+      overrides: values as on the command line.
+      processes: how many.
+      restart: how many times to begin anew from the last checkpoint after a process
+        was lost.
+      root: folder that holds `runs/`; default the working directory.
+      resume: id of an interrupted run to continue.
+      fork: with `resume`, start a child run instead.
+      devices: of the data axis, over all processes; default one for each.
+      quiet: no progress line.
+
+    Returns:
+      The run's id, folder and dataset.
+
+    Raises:
+      ConfigError: a name, key or value that cannot be used, or devices that the
+        processes cannot share.
+      ProcessLost: a process died or stood still; the message says which.
+      Preempted: a signal came (Interrupted for Ctrl-C); the run has saved.
+      HpcjaxError: a process failed; its exit status is the error's.
+    """
+    root = (root or pathlib.Path.cwd()).resolve()
+    total = processes if devices is None else devices
+    if processes < 1 or restart < 0 or total % processes:
+        raise ConfigError(
+            f"processes must be at least 1 and divide devices, restart at least 0: got "
+            f"processes={processes}, devices={total}, restart={restart}"
+        )
+    loaded = discover.load(name, overrides or {}, root)
+    with directory.claim(root, loaded, resume=resume, fork=fork) as folder:
+        pass  # from here on the first process holds it
+    with StopSignals() as signals, signals.deferred():
+        for left in range(restart, -1, -1):
+            crew = _Crew(folder, root, processes, total, quiet)
+            try:
+                crew.watch(signals)
+            except ProcessLost as error:
+                if not left or signals.received:
+                    raise type(error)(f"{error}; to go on: {crew.again()}") from None
+                log.warning("%s; beginning anew, %d more times", error, left - 1)
+            else:
+                break
+    return execute.RunResult(
+        id=folder.id, directory=folder.path, dataset=execute.read_result(folder)
+    )
+
+
+class _Crew:
+    """The processes of one attempt."""
+
+    def __init__(
+        self,
+        folder: directory.RunDirectory,
+        root: pathlib.Path,
+        processes: int,
+        devices: int,
+        quiet: bool,
+    ) -> None:
+        self._folder = folder
+        address = f"{_COORDINATOR}:{_free_port()}"
+        command = [sys.executable, "-m", "hpcjax", "run"]
+        command += [f"runs/{folder.id}/config.json", "--resume", folder.id]
+        command += ["--distributed", "--devices", str(devices), "--root", str(root)]
+        command += ["--quiet"] if quiet else []
+        self._processes = [
+            self._start(command, address, processes, index, devices // processes)
+            for index in range(processes)
+        ]
+
+    def _start(
+        self, command: Sequence[str], address: str, count: int, index: int, local: int
+    ) -> subprocess.Popen:
+        flags = os.environ.get("XLA_FLAGS", "")
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(place for place in sys.path if place),
+            "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={local}",
+            **_variables(address, count, index),
+        }
+        if index == 0:
+            return subprocess.Popen(command, env=env, start_new_session=True)
+        path = self._folder.path / f"process-{index}.txt"
+        with path.open("a") as file:
+            return subprocess.Popen(
+                command, env=env, stdout=file, stderr=file, start_new_session=True
+            )
+
+    def watch(self, signals: StopSignals) -> None:
+        """Returns when all have ended well; passes a signal on to all of them."""
+        told = False
+        try:
+            while None in self._statuses() and not any(self._statuses()):
+                if signals.received and not told:
+                    self._tell(signal.SIGTERM)
+                    told = True
+                time.sleep(_POLL)
+            self._wait(_GRACE)
+        finally:
+            # Who still runs now waits for one that is gone.
+            ended = self._statuses()
+            self._tell(signal.SIGKILL)
+            self._wait(_GRACE)
+        if any(ended):
+            raise self._cause(ended, signals)
+
+    def _statuses(self) -> list[int | None]:
+        return [process.poll() for process in self._processes]
+
+    def _wait(self, seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        while None in self._statuses() and time.monotonic() < limit:
+            time.sleep(_POLL)
+
+    def _tell(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _cause(self, ended: list[int | None], signals: StopSignals) -> HpcjaxError:
+        """Returns the error that the first cause stands for, not what followed from it.
+
+        A process that is told its neighbour is gone ends by itself, with status 1 or by
+        SIGABRT; so these count least.
+        """
+        failed = {index: status for index, status in enumerate(ended) if status}
+        index = min(failed, key=lambda index: (_followed(failed[index]), index))
+        status = failed[index]
+        if status in (Preempted.exit_code, Interrupted.exit_code):
+            kind = Interrupted if signals.received == signal.SIGINT else Preempted
+            return kind(f"all processes have saved; to go on: {self.again()}")
+        if status == ProcessLost.exit_code:
+            step, names = behind(self._folder.path / PROGRESS)
+            return ProcessLost(f"process {names} stood still at step {step}")
+        if status < 0:
+            name = signal.Signals(-status).name
+            return ProcessLost(f"process {index} was killed by {name}")
+        error = HpcjaxError(f"process {index} ended with {status}; {self._said(index)}")
+        error.exit_code = status
+        return error
+
+    def again(self) -> str:
+        """Returns the command that continues the run."""
+        run_id, count = self._folder.id, len(self._processes)
+        again = f"hpcjax run runs/{run_id}/config.json --resume {run_id}"
+        return f"{again} --processes {count}"
+
+    def _said(self, index: int) -> str:
+        path = self._folder.path / f"process-{index}.txt"
+        if not path.exists():
+            return "it has said why"
+        lines = path.read_text().splitlines()
+        return f"it said: {lines[-1] if lines else 'nothing'}"
+
+
+def _followed(status: int) -> int:
+    """Returns how likely a status is the consequence of another one."""
+    return {-signal.SIGABRT: 1, 1: 2}.get(status, 0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_COORDINATOR, 0))
+        return probe.getsockname()[1]
+
+
+def _variables(address: str, count: int, index: int) -> dict[str, str]:
+    """Returns the variables by which `sharding.connect` finds the others."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(index),
+    }

@@ -1,0 +1,78 @@
+"""Several processes as one JAX program, on one machine or many."""
+
+import os
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from hpcjax.core.errors import ConfigError
+
+_COUNT, _INDEX = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+_ROOM = 4096
+
+
+def connect(heartbeat_seconds: int = 10) -> None:
+    """Joins the processes of one run; the first thing a process does with JAX.
+
+    Slurm, Open MPI and cloud clusters are recognised by JAX. Elsewhere the environment
+    says it: `JAX_COORDINATOR_ADDRESS` (`host:port` of process 0), `JAX_NUM_PROCESSES`
+    and `JAX_PROCESS_ID`.
+
+    Args:
+      heartbeat_seconds: a process that is silent for so long ends all others.
+
+    Raises:
+      ConfigError: neither a known cluster nor the three variables, or no numbers.
+    """
+    given = [name for name in (_ADDRESS, _COUNT, _INDEX) if name in os.environ]
+    numbers = {}
+    if _COUNT in given or _INDEX in given:
+        if len(given) < 3:
+            missing = sorted({_ADDRESS, _COUNT, _INDEX} - set(given))
+            raise ConfigError(f"also set {', '.join(missing)}: got only {given}")
+        try:
+            numbers = {
+                "num_processes": int(os.environ[_COUNT]),
+                "process_id": int(os.environ[_INDEX]),
+            }
+        except ValueError as error:
+            raise ConfigError(f"{_COUNT} and {_INDEX} must be numbers") from error
+    # SIGTERM is ours to handle: the loop saves and ends.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            heartbeat_timeout_seconds=heartbeat_seconds,
+            # One that fails must not wait for the others, which wait for it.
+            shutdown_timeout_seconds=2,
+            **numbers,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"no cluster that JAX knows ({error}); elsewhere set {_ADDRESS}, {_COUNT} "
+            f"and {_INDEX}"
+        ) from error
+
+
+def broadcast(text: str) -> str:
+    """Returns process 0's text in every process; all must call it.
+
+    Raises:
+      ValueError: the text is longer than 4096 bytes.
+    """
+    if jax.process_count() == 1:
+        return text
+    encoded = text.encode()
+    if len(encoded) > _ROOM:
+        raise ValueError(f"at most {_ROOM} bytes can be sent: got {len(encoded)}")
+    padded = np.zeros(_ROOM, np.uint8)
+    padded[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)
+    return received.tobytes().rstrip(b"\0").decode()
+
+
+def wait_for_all(what: str) -> None:
+    """Returns once every process has called it with the same text."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)

@@ -1,0 +1,342 @@
+"""Copies of a run's records for TensorBoard, Weights & Biases and MLflow; no JAX.
+
+A copy is made anew from the run's own records whenever the run begins or goes on. So it
+is whole after any interruption, also where an earlier session wrote none, and none of
+the services has to take steps back, which only TensorBoard could.
+
+Everything is written below the run's folder, and the services' reports to their makers
+are switched off. Only who sets `WANDB_MODE` sends records away.
+"""
+
+import abc
+import contextlib
+import importlib
+import json
+import logging
+import numbers
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+from hpcjax.core import files
+from hpcjax.core.errors import ConfigError, HpcjaxError, nearest
+
+log = logging.getLogger(__name__)
+
+WriterName = Literal["tensorboard", "wandb", "mlflow"]
+Record = Mapping[str, Any]
+# Read by the packages when they are imported or first used; a user's own value wins.
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # else it wants a database
+    "WANDB_ERROR_REPORTING": "false",
+}
+_FLUSH_SECONDS = 2.0
+
+
+class WriterFailed(HpcjaxError):
+    """A service did not take a record; the run's own records have it."""
+
+
+class Writer(abc.ABC):
+    """A recorder that copies a run's records into the form of a service.
+
+    A run begins with `rewind`, and ends with `close`. Only numbers are copied.
+
+    Args:
+      folder: the run's.
+      run: its id.
+      config: what is run.
+      history: returns the run's own records.
+    """
+
+    name: ClassVar[WriterName]
+    module: ClassVar[str]
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        run: str,
+        config: Mapping[str, Any],
+        history: Callable[[], Iterable[Record]],
+    ) -> None:
+        self.folder, self.run, self.config = folder / self.name, run, config
+        self._history = history
+        self._opened = False
+
+    def write(self, record: Record) -> None:
+        """Copies one record.
+
+        Raises:
+          WriterFailed: the service did not take it.
+          DiskFull: no room for it.
+        """
+        values = {
+            name: float(value)
+            for name, value in record.items()
+            if name != "step" and isinstance(value, numbers.Real)
+        }
+        with self._telling(f"step {record['step']}"):
+            self._write(record["step"], values)
+
+    def rewind(self, step: int) -> float:
+        """Makes the copy anew from the run's own records up to `step`.
+
+        Returns:
+          The training seconds until then.
+        """
+        kept = [record for record in self._history() if record["step"] <= step]
+        with self._telling("the beginning"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._open()
+            self._opened = True
+        for record in kept:
+            self.write(record)
+        return max((float(record.get("seconds", 0.0)) for record in kept), default=0.0)
+
+    def close(self, good: bool) -> None:
+        """Completes the copy; `good` says whether the training came to its end."""
+        if self._opened:
+            self._opened = False
+            with self._telling("the end"):
+                self._close(good)
+
+    @abc.abstractmethod
+    def _open(self) -> None:
+        """Begins an empty copy in place of one that is there."""
+
+    @abc.abstractmethod
+    def _write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    @abc.abstractmethod
+    def _close(self, good: bool) -> None: ...
+
+    @contextlib.contextmanager
+    def _telling(self, where: str) -> Iterator[None]:
+        try:
+            with files.disk_errors(self.folder):
+                yield
+        except HpcjaxError:
+            raise
+        except Exception as error:
+            raise WriterFailed(
+                f"{self.name} failed at {where} ({type(error).__name__}: {error}); "
+                f"metrics.jsonl has every record: run {self.run} can be resumed, with "
+                f"or without --log {self.name}"
+            ) from error
+
+
+class TensorBoard(Writer):
+    """Event files, for `tensorboard --logdir runs`."""
+
+    name = "tensorboard"
+    module = "tensorboardX"
+
+    def _open(self) -> None:
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto import event_pb2
+
+        for old in self.folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        # Not SummaryWriter: its thread keeps errors to itself.
+        self._file = event_file_writer.EventsWriter(str(self.folder / "events"))
+        self._event, self._scalar = event_pb2.Event, summary.scalar
+        # A TensorBoard that has read the old file forgets it.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._put(0, session_log=start)
+        text = f"```\n{json.dumps(self.config, indent=2)}\n```"
+        self._put(0, summary=summary.text("config", text))
+        self._flushed = 0.0
+
+    def _put(self, step: int, **content: Any) -> None:
+        event = self._event(step=step, wall_time=time.time(), **content)
+        self._file.write_event(event)
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._put(step, summary=self._scalar(name, value))
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def _close(self, good: bool) -> None:
+        self._file.close()
+
+
+class Wandb(Writer):
+    """An offline run, for `wandb sync runs/<id>/wandb/offline-run-*`.
+
+    Where `WANDB_MODE=online` sends the records to a server, which cannot forget, steps
+    that it has are not sent again: a run that goes on repeats them bit for bit.
+    """
+
+    name = "wandb"
+    module = "wandb"
+
+    def _open(self) -> None:
+        import wandb
+
+        for old in self.folder.glob(f"offline-run-*-{self.run}"):
+            shutil.rmtree(old)
+        # What wandb would keep in the home folder.
+        places = {f"WANDB_{kind}_DIR": str(self.folder) for kind in ("CACHE", "DATA")}
+        settings = wandb.Settings(
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            root_dir=str(self.folder.parent),
+            run_id=self.run,
+            project=os.environ.get("WANDB_PROJECT", "hpcjax"),
+            resume="allow",
+            reinit="create_new",
+            silent=True,
+            console="off",
+            disable_git=True,
+            save_code=False,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        with _environment(places):
+            self._service = wandb.init(settings=settings, config=dict(self.config))
+        self._next = self._service.step
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        if step >= self._next:
+            self._service.log(dict(values), step=step)
+
+    def _close(self, good: bool) -> None:
+        self._service.finish(exit_code=0 if good else 1)
+
+
+class MLflow(Writer):
+    """A file store, for `mlflow ui --backend-store-uri runs/<id>/mlflow`.
+
+    MLflow wants `MLFLOW_ALLOW_FILE_STORE=true` for that. The copies of earlier sessions
+    are its deleted runs.
+    """
+
+    name = "mlflow"
+    module = "mlflow"
+
+    def _open(self) -> None:
+        import mlflow
+
+        place = self.folder.resolve().as_uri()
+        self._client = mlflow.MlflowClient(tracking_uri=place)
+        name = str(self.config.get("name", self.run))
+        known = self._client.get_experiment_by_name(name)
+        experiment = (
+            known.experiment_id if known else self._client.create_experiment(name)
+        )
+        for old in self._client.search_runs([experiment]):
+            self._client.delete_run(old.info.run_id)
+        made = self._client.create_run(experiment, run_name=self.run)
+        self._id = made.info.run_id
+        for key, value in _flat(self.config):
+            self._client.log_param(self._id, key, value)
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def _close(self, good: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if good else "KILLED")
+
+
+_WRITERS: dict[str, type[Writer]] = {
+    writer.name: writer for writer in (TensorBoard, Wandb, MLflow)
+}
+
+
+def check_writers(names: Collection[str]) -> None:
+    """Raises ConfigError unless every name is one of `WriterName` and installed.
+
+    Examples:
+      >>> check_writers(["tensorbord"])
+      Traceback (most recent call last):
+      hpcjax.core.errors.ConfigError: unknown writer 'tensorbord'; did you mean ...
+    """
+    for name, setting in _SETTINGS.items():
+        os.environ.setdefault(name, setting)
+    for name in names:
+        if name not in _WRITERS:
+            allowed = get_args(WriterName)
+            raise ConfigError(f"unknown writer {name!r}{nearest(name, allowed)}")
+        try:
+            importlib.import_module(_WRITERS[name].module)
+        except ImportError as error:
+            raise ConfigError(
+                f"--log {name} needs {_WRITERS[name].module}: "
+                f"pip install 'hpcjax[{name}]' ({error})"
+            ) from error
+
+
+@contextlib.contextmanager
+def open_writers(
+    names: Collection[str],
+    folder: pathlib.Path,
+    run: str,
+    config: Mapping[str, Any],
+    history: Callable[[], Iterable[Record]],
+) -> Iterator[Sequence[Writer]]:
+    """Makes the writers of a run and closes them, each also if another fails.
+
+    Args:
+      names: of the writers, see `check_writers`.
+      folder: the run's; each writes into a folder of its name below it.
+      run: the run's id.
+      config: what is run.
+      history: returns the run's own records.
+
+    Raises:
+      ConfigError: an unknown name, or a package that is missing.
+      WriterFailed: a copy could not be completed; where the block itself raised, that
+        is raised, and this is logged.
+    """
+    check_writers(names)
+    makers = (_WRITERS[name] for name in dict.fromkeys(names))
+    made = [maker(folder, run, config, history) for maker in makers]
+    try:
+        yield made
+    except BaseException:
+        for error in _close_all(made, good=False):
+            log.error("%s", error)
+        raise
+    for error in _close_all(made, good=True):
+        raise error
+
+
+def _close_all(writers: Iterable[Writer], good: bool) -> list[HpcjaxError]:
+    errors = []
+    for writer in writers:
+        try:
+            writer.close(good)
+        except HpcjaxError as error:
+            errors.append(error)
+    return errors
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({k: v for k, v in values.items() if before[k] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
+def _flat(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields `("train.steps", "300")` for every leaf of a config's JSON."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from _flat(value, f"{path}.{key}" if path else key)
+    else:
+        yield path, config if isinstance(config, str) else json.dumps(config)
