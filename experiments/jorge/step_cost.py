@@ -102,11 +102,7 @@ def _steps(cfg: Config, ctx: "Context") -> dict[str, Callable[[], Any]]:
 
     from hpcjax import core, data, perf, sharding, train
 
-    rng = np.random.Generator(np.random.Philox(cfg.seed))
-    images = rng.integers(0, 256, (cfg.batch_size, *cfg.inputs), np.uint8)
-    labels = rng.integers(0, cfg.classes, cfg.batch_size).astype(np.int32)
-    pair = (images, labels)
-    dataset = data.images_dataset(pair, pair, outputs=cfg.classes, limit=None)
+    dataset = data.noise_images(cfg.batch_size, cfg.inputs, cfg.classes, seed=cfg.seed)
     policy = core.Policy(compute=cfg.compute)
     model = cfg.model.make(cfg.inputs, cfg.classes, policy)
     rows = dataset.train.gather(np.arange(cfg.batch_size))

@@ -82,13 +82,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
     from hpcjax import data, sharding, train
 
-    rng = np.random.Generator(np.random.Philox(cfg.seed))
-    count = 4 * cfg.batch_size
-    images = rng.integers(0, 256, (count, *cfg.inputs), np.uint8)
-    labels = rng.integers(0, cfg.classes, count).astype(np.int32)
-    held_out = (images[:1], labels[:1])
-    dataset = data.images_dataset(
-        (images, labels), held_out, outputs=cfg.classes, limit=None
+    dataset = data.noise_images(
+        4 * cfg.batch_size, cfg.inputs, cfg.classes, seed=cfg.seed
     )
     model = cfg.model.make(cfg.inputs, cfg.classes)
     optimizer = SgdConfig(lr=0.01).make(cfg.steps)

@@ -20,6 +20,7 @@ from .digits import load_digits as load_digits
 from .idx import load_idx as load_idx
 from .idx import read_idx as read_idx
 from .image_folder import load_image_folder as load_image_folder
+from .noise import noise_images as noise_images
 from .pipeline import Batches as Batches
 from .pipeline import BatchIterator as BatchIterator
 from .pipeline import Whole as Whole

@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from hpcjax.core import files, trees
-from hpcjax.core.errors import CheckpointCorrupt, ConfigError
+from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DiskFull
 from hpcjax.train import manifest as manifests
 from hpcjax.train import snapshot as snapshots
 from hpcjax.train.manifest import Leaf, Manifest
@@ -122,6 +122,7 @@ class Checkpoints:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"extra must hold JSON values only: {error}") from error
         snapshot = snapshots.take(state)
+        self._check_room(step, snapshot)
         aside = self._directory / f"{_SAVING}{step}"
         self._saves += 1
         with self._writing(step):
@@ -131,6 +132,15 @@ class Checkpoints:
         self._pending = self._worker.submit(
             self._finish, step, self._saves, snapshot, values
         )
+
+    def _check_room(self, step: int, snapshot: snapshots.Snapshot) -> None:
+        """Refuses a save that cannot fit, uncompressed: Orbax fails untidily."""
+        free = shutil.disk_usage(self._directory).free
+        if free < snapshot.nbytes:
+            raise DiskFull(
+                f"no space left to write {self._path(step)}: {free} bytes free, "
+                f"{snapshot.nbytes} needed"
+            )
 
     def wait(self) -> None:
         """Returns when the last save is complete on disk; raises its error, once."""
@@ -398,7 +408,7 @@ def examine_checkpoints(
       how it does not; None for one that has no manifest.
     """
     for step in _numbers(directory):
-        path = directory / str(step)
+        path = directory.absolute() / str(step)
         found = None
         try:
             if _is_complete(path):

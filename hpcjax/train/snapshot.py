@@ -30,6 +30,12 @@ class Snapshot(NamedTuple):
     blocks: dict[str, list[tuple[tuple[int, ...], np.ndarray]]]
     payload: dict[str, Any]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this process will write, if nothing can be compressed."""
+        parts = (part for blocks in self.blocks.values() for _, part in blocks)
+        return sum(part.nbytes for part in parts)
+
 
 def take(state: Any) -> Snapshot:
     """Copies a state to the host; nothing in the result shares memory with it.

@@ -25,7 +25,9 @@ NONFINITE, STOP = "nonfinite", "stop"
 _GUARDED = ("params", "model_state", "opt_state")
 
 
-def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
+def train_step(
+    task: Task, mesh: Mesh, like: TrainState, *, check: bool = True
+) -> jax.stages.Wrapped:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; it donates `state`.
 
     A step in which a gradient is not finite, or which would make a finite number of the
@@ -36,6 +38,7 @@ def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
       task: what is trained.
       mesh: a mesh with axis "data".
       like: a state, or its shapes.
+      check: False takes every step, finite or not, and leaves `NONFINITE` out.
 
     Returns:
       A function whose metrics are replicated scalars: the objective's means over the
@@ -81,12 +84,14 @@ def train_step(task: Task, mesh: Mesh, like: TrainState) -> jax.stages.Wrapped:
             key=state.key,
             skipped=state.skipped,
         )
-        bad = _nonfinite(grads, new, state)
-        new = per_device.leave(_unless(jnp.any(bad > 0), new, state))
-        metrics = _mean(means) | optim.inspect(new.opt_state) | {NONFINITE: bad}
+        metrics = _mean(means)
+        if check:
+            metrics[NONFINITE] = bad = _nonfinite(grads, new, state)
+            new = _unless(jnp.any(bad > 0), new, state)
         if stop is not None:
             metrics[STOP] = jax.lax.pmax(jnp.max(stop), DATA_AXIS)
-        return new, metrics
+        new = per_device.leave(new)
+        return new, metrics | optim.inspect(new.opt_state)
 
     specs = per_device.specs(like)
     mapped = jax.shard_map(

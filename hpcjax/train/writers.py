@@ -88,6 +88,7 @@ class Writer(abc.ABC):
         Returns:
           The training seconds until then.
         """
+        self.close(good=False)
         kept = [record for record in self._history() if record["step"] <= step]
         with self._telling("the beginning"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -143,9 +144,10 @@ class TensorBoard(Writer):
             old.unlink()
         # Not SummaryWriter: its thread keeps errors to itself.
         self._file = event_file_writer.EventsWriter(str(self.folder / "events"))
-        self._event, self._scalar = event_pb2.Event, summary.scalar
+        made: Any = event_pb2  # its names are made at run time
+        self._event, self._scalar = made.Event, summary.scalar
         # A TensorBoard that has read the old file forgets it.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        start = made.SessionLog(status=made.SessionLog.START)
         self._put(0, session_log=start)
         text = f"```\n{json.dumps(self.config, indent=2)}\n```"
         self._put(0, summary=summary.text("config", text))
@@ -163,6 +165,7 @@ class TensorBoard(Writer):
             self._flushed = time.monotonic()
 
     def _close(self, good: bool) -> None:
+        del good  # event files do not say how a run ended
         self._file.close()
 
 
@@ -183,8 +186,9 @@ class Wandb(Writer):
             shutil.rmtree(old)
         # What wandb would keep in the home folder.
         places = {f"WANDB_{kind}_DIR": str(self.folder) for kind in ("CACHE", "DATA")}
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         settings = wandb.Settings(
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             root_dir=str(self.folder.parent),
             run_id=self.run,
             project=os.environ.get("WANDB_PROJECT", "hpcjax"),
@@ -254,12 +258,10 @@ _WRITERS: dict[str, type[Writer]] = {
 
 
 def check_writers(names: Collection[str]) -> None:
-    """Raises ConfigError unless every name is one of `WriterName` and installed.
+    """Imports what writers need.
 
-    Examples:
-      >>> check_writers(["tensorbord"])
-      Traceback (most recent call last):
-      hpcjax.core.errors.ConfigError: unknown writer 'tensorbord'; did you mean ...
+    Raises:
+      ConfigError: a name is none of `WriterName`, or its package is not installed.
     """
     for name, setting in _SETTINGS.items():
         os.environ.setdefault(name, setting)

@@ -130,6 +130,7 @@ def test_ctrl_c_leaves_a_consistent_directory(tmp_path):
     assert not (folder / "lock").exists()
 
 
+@pytest.mark.faults(17)
 def test_two_processes_on_one_run(tmp_path):
     roots.make(tmp_path)
     path = tmp_path / "experiments/mine/experiment.py"

@@ -13,7 +13,7 @@ from hpcjax.runs import directory
 from tests.runs import roots
 from tests.system import killing
 
-pytestmark = [pytest.mark.system, pytest.mark.faults]
+pytestmark = pytest.mark.system
 
 # Softmax regression on digits; one process may be made to sleep, once.
 EXPERIMENT = '''
@@ -150,6 +150,7 @@ def test_two_processes_by_the_command(undisturbed):
     assert not (run.path / "lock").exists()
 
 
+@pytest.mark.faults(13)
 def test_a_killed_process_ends_the_run_and_is_named(root):
     process = command(root, "--processes", "2", "--quiet")
     wait_for(root, 9, process)
@@ -162,6 +163,7 @@ def test_a_killed_process_ends_the_run_and_is_named(root):
     assert "--resume" in err.splitlines()[-1]
 
 
+@pytest.mark.faults(13)
 def test_a_killed_process_is_restarted_from_the_last_checkpoint(root, undisturbed):
     process = command(root, "--processes", "2", "--restart", "1", "--quiet")
     wait_for(root, 9, process)
@@ -173,6 +175,7 @@ def test_a_killed_process_is_restarted_from_the_last_checkpoint(root, undisturbe
     assert killing.last_leaves(root) == killing.last_leaves(undisturbed)
 
 
+@pytest.mark.faults(14)
 def test_a_stuck_process_is_found_and_named(root):
     flags = ["asleep=1", "train.stall_seconds=4", "--processes", "2", "--quiet"]
     process = command(root, *flags)
@@ -187,6 +190,7 @@ def test_a_stuck_process_is_found_and_named(root):
     assert "gather" in said
 
 
+@pytest.mark.faults(2)
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
 )

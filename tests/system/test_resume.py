@@ -64,6 +64,7 @@ def check_same(root, undisturbed):
     assert (killing.run_folder(root) / "status").read_text() == "done\n"
 
 
+@pytest.mark.faults(1)
 def test_a_run_killed_ten_times_goes_on_bit_for_bit(whole, tmp_path):
     name, undisturbed = whole
     draw = random.Random(name)
@@ -80,6 +81,7 @@ def test_a_run_killed_ten_times_goes_on_bit_for_bit(whole, tmp_path):
     check_same(tmp_path, undisturbed)
 
 
+@pytest.mark.faults(2, 22)
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)]
 )
@@ -124,6 +126,7 @@ def copied(killed, tmp_path):
     return tmp_path
 
 
+@pytest.mark.faults(7)
 def test_a_corrupt_checkpoint_is_passed_over(whole, copied):
     name, undisturbed = whole
     *_, before, newest = killing.checkpoints(copied)
@@ -144,6 +147,7 @@ def refused(capsys, root, name, *changes):
     return code, capsys.readouterr().err
 
 
+@pytest.mark.faults(7)
 def test_without_a_good_checkpoint_the_run_stops(whole, copied, capsys):
     name, _ = whole
     before = (killing.run_folder(copied) / "metrics.jsonl").read_bytes()
@@ -158,6 +162,7 @@ def test_without_a_good_checkpoint_the_run_stops(whole, copied, capsys):
     assert (killing.run_folder(copied) / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.faults(8)
 def test_checkpoints_without_manifests_are_no_fresh_start(whole, copied, capsys):
     name, _ = whole
     before = (killing.run_folder(copied) / "metrics.jsonl").read_bytes()
@@ -169,6 +174,7 @@ def test_checkpoints_without_manifests_are_no_fresh_start(whole, copied, capsys)
     assert (killing.run_folder(copied) / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.faults(3)
 def test_another_config_is_refused(whole, copied, capsys):
     name, _ = whole
     config = (killing.run_folder(copied) / "config.json").read_bytes()

@@ -249,6 +249,7 @@ def damage_swap(path, draw):
     other.write_bytes(first)
 
 
+@pytest.mark.faults(7)
 def test_every_damage_to_every_file_is_noticed(tmp_path, caplog):
     state = make_state(make_mesh())
     newer = make_state(make_mesh(), seed=1)
@@ -259,9 +260,9 @@ def test_every_damage_to_every_file_is_noticed(tmp_path, caplog):
         path.relative_to(tmp_path / "original") for path in data_files(checkpoints, 20)
     ]
     draw = random.Random(0)
-    kinds = [damage_flip] * 4 + [damage_delete, damage_half, damage_empty, damage_swap]
+    kinds = [damage_flip] * 25 + [damage_delete, damage_half, damage_empty, damage_swap]
     cases = [(name, kind) for name in names for kind in kinds]
-    assert len(cases) >= 60
+    assert len(cases) >= 200
     for name, kind in cases:
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "original", copy)
@@ -383,6 +384,7 @@ def test_leftovers_are_removed_and_half_replaced_steps_put_back(tmp_path):
     second.close()
 
 
+@pytest.mark.faults(16)
 def test_errors_of_the_background_surface_once(checkpoints, monkeypatch):
     save(checkpoints, 1, {"a": jnp.zeros(3)})
     commit = Checkpoints._commit
@@ -400,6 +402,7 @@ def test_errors_of_the_background_surface_once(checkpoints, monkeypatch):
     assert not list(checkpoints._directory.glob(".*"))
 
 
+@pytest.mark.faults(18)
 @pytest.mark.parametrize("where", ["save", "wait_until_finished"])
 def test_a_full_disk_says_so_and_harms_nothing(checkpoints, monkeypatch, where):
     save(checkpoints, 1, {"a": jnp.zeros(3)})
@@ -419,6 +422,7 @@ def test_a_full_disk_says_so_and_harms_nothing(checkpoints, monkeypatch, where):
     assert checkpoints.steps() == [1, 2]
 
 
+@pytest.mark.faults(8)
 @pytest.mark.parametrize("nested", [False, True])
 def test_foreign_checkpoints_need_trust(checkpoints, nested, caplog):
     tree = {"dense": {"kernel": np.arange(6.0).reshape(2, 3)}, "step": np.int32(3)}

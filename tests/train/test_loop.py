@@ -75,6 +75,7 @@ def test_two_runs_of_one_seed_are_the_same_bits_and_of_another_are_not():
     assert first.values() != other.values()
 
 
+@pytest.mark.faults(28)
 def test_the_step_is_traced_once_also_after_resuming(tmp_path):
     task, traced = tiny.task(), []
     objective = task.objective
@@ -149,6 +150,7 @@ def test_a_request_at_the_last_step_finds_the_run_finished(tmp_path):
     assert int(state.step) == 12
 
 
+@pytest.mark.faults(6)
 def test_the_last_step_is_always_saved(tmp_path):
     fit(steps=7, directory=tmp_path, checkpoint_every=3)
     with train.Checkpoints(tmp_path) as checkpoints:
@@ -164,6 +166,7 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     )
 
 
+@pytest.mark.faults(12)
 def test_a_batch_that_devices_cannot_share_is_refused():
     with pytest.raises(ConfigError, match=r"batch_size must divide by the 7 devices"):
         fit(devices=7)
@@ -182,6 +185,7 @@ def poisoned_task(bad):
     return tiny.task()._replace(dataset=dataset)
 
 
+@pytest.mark.faults(10)
 def test_one_bad_example_costs_one_step_an_epoch_and_names_the_parameter(caplog):
     with caplog.at_level(logging.WARNING):
         state, _ = fit(poisoned_task({11}), steps=12)  # two epochs of six batches
@@ -192,6 +196,7 @@ def test_one_bad_example_costs_one_step_an_epoch_and_names_the_parameter(caplog)
     assert all("dense/kernel" in m for m in skipped)
 
 
+@pytest.mark.faults(10)
 def test_bad_steps_in_a_row_end_the_run_and_keep_its_checkpoints(tmp_path):
     task = tiny.task()
     fit(task, steps=4, directory=tmp_path)
@@ -239,6 +244,7 @@ def test_updates_that_overflow_change_nothing():
         fit(task, max_skipped=2)
 
 
+@pytest.mark.faults(16)
 def test_an_exception_in_the_data_thread_reaches_the_loop():
     class Broken(tiny.Points):
         def gather(self, indices):
@@ -258,6 +264,7 @@ def test_impossible_lengths_are_refused(bad):
         train.TrainConfig(**bad)
 
 
+@pytest.mark.faults(29)
 def test_no_array_outlives_the_steps():
     state, _ = fit(steps=5)
     before = len(jax.live_arrays())

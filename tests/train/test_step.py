@@ -81,6 +81,7 @@ def test_a_forgotten_exchange_is_an_error_that_says_so():
         run_steps(alone, 8, 1)
 
 
+@pytest.mark.faults(10)
 @pytest.mark.parametrize("device", [0, 5])
 def test_a_nonfinite_gradient_changes_nothing_on_any_device(device):
     task, mesh = tiny.task(optax.adam(0.1)), sharding.data_mesh(8)
@@ -174,6 +175,7 @@ def test_per_device_state_in_a_chain_equals_a_numpy_simulation():
     assert np.std(stored["kernel"], axis=0).max() > 1e-3  # devices really differ
 
 
+@pytest.mark.faults(10)
 def test_per_device_state_is_untouched_by_a_skipped_step():
     task, mesh = sparse_task(), sharding.data_mesh(8)
     state, _ = run_steps(task, 8, 3)

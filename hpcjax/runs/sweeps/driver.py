@@ -164,7 +164,7 @@ class _Crew:
                 done = sum(1 for _ in self._closed())
                 if done != ended:
                     ended = done
-                    progress.update({"step": ended})
+                    progress.write({"step": ended})
                 time.sleep(_POLL)
         finally:
             self._dismiss()

@@ -211,6 +211,7 @@ def test_workers_that_cannot_start_end_the_sweep(root, monkeypatch):
         sweeps.run_sweep(sweep_of(), root=root, launcher=broken, quiet=True)
 
 
+@pytest.mark.faults(17)
 @pytest.mark.system
 def test_ten_workers_run_no_trial_twice(root):
     seeds = ",".join(map(str, range(200)))
@@ -237,6 +238,7 @@ def start(root, name):
 SLOW = "    import time\n    time.sleep(0.4)\n"
 
 
+@pytest.mark.faults(17)
 @pytest.mark.system
 @pytest.mark.parametrize("victim", ["driver", "worker"])
 def test_a_sweep_goes_on_after_a_kill(root, victim):

@@ -1,0 +1,100 @@
+"""What being safe costs: the check for finite numbers, and checkpoints."""
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from hpcjax.models.config import ResNetConfig
+from hpcjax.optim.config import SgdConfig
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A model, a batch and how often it is measured.
+
+    Attributes:
+      model: the network.
+      inputs: height, width and channels of the images, which are random.
+      classes: number of classes.
+      batch_size: images in a step.
+      every: steps between checkpoints, to which their cost is spread.
+      after: steps during which a checkpoint is written in the background.
+      repetitions: rounds of the measurement.
+      seed: of parameters and images.
+    """
+
+    model: ResNetConfig = ResNetConfig(depth=20)
+    inputs: tuple[int, int, int] = (32, 32, 3)
+    classes: int = 10
+    batch_size: int = 128
+    every: int = 100
+    after: int = 3
+    repetitions: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Times steps with and without the check, and with and without a save, in turns.
+
+    Returns:
+      `check` and `save`, seconds [candidate, repetition]; of `save` the seconds are
+      those of a step when one in `every` is followed by a save.
+    """
+    import tempfile
+
+    import numpy as np
+    import xarray as xr
+
+    from hpcjax import data, perf, sharding, train
+
+    dataset = data.noise_images(cfg.batch_size, cfg.inputs, cfg.classes, seed=cfg.seed)
+    model = cfg.model.make(cfg.inputs, cfg.classes)
+    task = train.supervised(model, SgdConfig(lr=0.01).make(cfg.every), dataset)
+    state = train.init_state(task, cfg.seed, ctx.mesh)
+    rows = dataset.train.gather(np.arange(cfg.batch_size))
+    batch = sharding.place_batch(rows, ctx.mesh)
+    steps = {
+        name: perf.stepper(
+            train.train_step(task, ctx.mesh, state, check=check), state, batch
+        )
+        for name, check in (("unchecked", False), ("checked", True))
+    }
+    check = perf.compare(steps, "unchecked", repetitions=cfg.repetitions)["seconds"]
+
+    def some_steps() -> Any:
+        for _ in range(cfg.after):
+            last = steps["checked"]()
+        return last
+
+    with (
+        tempfile.TemporaryDirectory(dir=ctx.directory.path) as folder,
+        train.Checkpoints(pathlib.Path(folder)) as checkpoints,
+    ):
+
+        def save_and_steps() -> Any:
+            checkpoints.save(1, state, {})
+            last = some_steps()
+            checkpoints.wait()
+            return last
+
+        thunks = {"steps": some_steps, "saving": save_and_steps}
+        both = perf.compare(thunks, "steps", repetitions=cfg.repetitions)["seconds"]
+    step = both.sel(candidate="steps", drop=True) / cfg.after
+    added = both.sel(candidate="saving", drop=True) - cfg.after * step
+    save = xr.concat([step, step + added / cfg.every], dim="candidate")
+    save = save.assign_coords(candidate=["steps", "saving"])
+    return xr.Dataset(
+        {
+            "check": check.rename(candidate="step"),
+            "save": save.rename(candidate="loop"),
+        }
+    )

@@ -1,0 +1,28 @@
+"""Images and labels that mean nothing, for measurements that only need their shapes."""
+
+import numpy as np
+
+from hpcjax.data.source import Dataset, images_dataset
+
+
+def noise_images(
+    count: int, inputs: tuple[int, int, int], classes: int, *, seed: int = 0
+) -> Dataset:
+    """Returns a data set of uniform random bytes with random labels.
+
+    Args:
+      count: training images; validation has one.
+      inputs: height, width and channels.
+      classes: labels are uniform below it.
+      seed: of the draws.
+
+    Examples:
+      >>> dataset = noise_images(4, (8, 8, 3), 10)
+      >>> dataset.train.gather(np.arange(2))["x"].shape
+      (2, 8, 8, 3)
+    """
+    rng = np.random.Generator(np.random.Philox(seed))
+    images = rng.integers(0, 256, (count, *inputs), np.uint8)
+    labels = rng.integers(0, classes, count).astype(np.int32)
+    held_out = images[:1], labels[:1]
+    return images_dataset((images, labels), held_out, outputs=classes, limit=None)
