@@ -71,9 +71,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     check = perf.compare(steps, "unchecked", repetitions=cfg.repetitions)["seconds"]
 
     def some_steps() -> Any:
-        for _ in range(cfg.after):
-            last = steps["checked"]()
-        return last
+        return [steps["checked"]() for _ in range(cfg.after)][-1]
 
     with (
         tempfile.TemporaryDirectory(dir=ctx.directory.path) as folder,

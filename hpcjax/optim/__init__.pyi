@@ -19,6 +19,7 @@ from .config import SgdConfig as SgdConfig
 from .config import SGDRecipe as SGDRecipe
 from .config import ShampooConfig as ShampooConfig
 from .config import ShampooOptions as ShampooOptions
+from .contract import check_contract as check_contract
 from .first_order import adamw as adamw
 from .first_order import clip_global_norm as clip_global_norm
 from .first_order import scale_by_momentum as scale_by_momentum

@@ -1,9 +1,13 @@
+from ._verify import Finding as Finding
+from ._verify import verify as verify
 from .build import RunMissing as RunMissing
 from .build import build_table as build_table
 from .config import diff as diff
 from .config import digest as digest
 from .config import from_json as from_json
 from .config import to_json as to_json
+from .difference import Difference as Difference
+from .difference import compare_runs as compare_runs
 from .directory import RunDirectory as RunDirectory
 from .directory import data_root as data_root
 from .directory import find_run as find_run

@@ -227,4 +227,4 @@ def _leftover(run: directory.RunDirectory, name: str) -> str:
         return "of a living process" if held else "of a process that has ended"
     if name.startswith("."):
         return "being written" if held else "a write that was cut off; is not used"
-    return "not of hpcjax: not checked"
+    return "not checked"

@@ -24,6 +24,8 @@ COMMANDS = {
     "sweep": commands.sweep,
     "table": commands.table,
     "report": commands.report,
+    "verify": commands.verify,
+    "diff": commands.diff,
     "data": commands.data,
     "bench": commands.bench,
     "doctor": commands.doctor,

@@ -16,6 +16,7 @@ from tyro.conf import Positional
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import directory, discover, show
 from hpcjax.runs.overrides import pairs
+from hpcjax.train.writers import WriterName
 
 Config = Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG")]]
 Overrides = Positional[
@@ -26,6 +27,8 @@ Overrides = Positional[
 Ids = Positional[
     Annotated[tuple[str, ...], tyro.conf.arg(metavar="ID", help_behavior_hint="")]
 ]
+Run = Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+Side = Positional[Annotated[str, tyro.conf.arg(metavar="RUN|CONFIG")]]
 Root = Annotated[
     pathlib.Path,
     tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: working directory)"),
@@ -101,6 +104,8 @@ def run(
     processes: Devices = None,
     restart: int = 0,
     distributed: bool = False,
+    log: tyro.conf.UseAppendAction[tuple[WriterName, ...]] = (),
+    trust: bool = False,
     quiet: bool = False,
     root: Root = _HERE,
     data: Data = None,
@@ -110,7 +115,8 @@ def run(
     Args:
       config: paper/config, paper/config:variant, or a run's config.json.
       overrides: key=value, such as optimizer.lr=0.3 or optimizer=sgd.
-      resume: id of an interrupted run to continue.
+      resume: id of an interrupted run to continue; last is the newest one of this
+        config, or a new run if there is none.
       fork: with --resume, start a child run, whose config may differ.
       dry_run: only say what the run would take.
       devices: devices of the data axis; simulated ones on a CPU.
@@ -118,6 +124,9 @@ def run(
       restart: begin anew from the last checkpoint so often when a process is lost.
       distributed: this is one of several processes, started by Slurm, mpirun, or with
         JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set.
+      log: copy the records for this service, below the run's folder; may be repeated.
+      trust: with --resume, also load a checkpoint without a manifest, of which nothing
+        can be verified.
       quiet: no progress line.
       root: folder that holds runs/ and further configs.
       data: folder of data sets.
@@ -135,6 +144,8 @@ def run(
         "resume": resume,
         "fork": fork,
         "devices": devices,
+        "log": log,
+        "trust": trust,
         "quiet": quiet,
     }
     with _log_to_stderr(quiet):
@@ -143,7 +154,8 @@ def run(
             launch.launch(config, changes, processes=count, restart=restart, **options)
             return 0  # the first process has said where the result is
         result = execute.run(config, changes, distributed=distributed, **options)
-    show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
+    if result.leads:
+        show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
     return 0
 
 
@@ -282,19 +294,51 @@ def report(
     ids: Ids = (),
     *,
     path: pathlib.Path | None = None,
+    tier: str = "cpu",
     root: Root = _HERE,
 ) -> int:
-    """Write one HTML page on tables and runs.
+    """Write one HTML page on tables, sweeps and runs.
 
     Args:
-      ids: tables and runs; default every table whose runs have finished.
+      ids: tables, sweeps and runs; default every table whose runs have finished.
       path: the page (default: <root>/runs/report.html).
-      root: folder that holds runs/.
+      tier: kind of machine of the tables: cpu, gpu or model.
+      root: folder that holds runs/ and sweeps/.
     """
     from hpcjax.runs import report as reports
 
-    written = reports.write_report(ids, root=root, path=path)
+    written = reports.write_report(ids, root=root, path=path, tier=tier)
     show.console().print(str(written))
+    return 0
+
+
+def verify(run: Run, *, root: Root = _HERE) -> int:
+    """Read all that a run has written; exit status 5 or 3 if something is damaged.
+
+    Args:
+      run: id of a run, or its last six digits.
+      root: folder that holds runs/.
+    """
+    from hpcjax.runs import _verify
+
+    findings = _verify.verify(run, root=root)
+    show.console().print(_verify.render(findings))
+    return _verify.exit_status(findings)
+
+
+def diff(old: Side, new: Side, *, root: Root = _HERE) -> int:
+    """Show how two runs or configs differ.
+
+    Args:
+      old: id of a run or its last six digits, or paper/config:variant.
+      new: the same.
+      root: folder that holds runs/ and further configs.
+    """
+    from hpcjax.runs import difference
+
+    show.console().print(
+        difference.render(difference.compare_runs(old, new, root=root))
+    )
     return 0
 
 

@@ -2,12 +2,16 @@
 
 import contextlib
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcjax.runs import results
 from hpcjax.runs.directory import RunDirectory
-from hpcjax.runs.progress import Progress, Watched
+from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
+from hpcjax.train.recorder import Joined
+from hpcjax.train.watchdog import PROGRESS, Watchdog
+from hpcjax.train.writers import open_writers
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -32,12 +36,17 @@ class Context:
         directory: RunDirectory,
         progress: Progress,
         signals: StopSignals,
+        *,
+        log: Sequence[str] = (),
+        trust: bool = False,
     ) -> None:
         self.data_root = data_root
         self.mesh = mesh
         self.directory = directory
         self._progress = progress
         self._signals = signals
+        self._log = log
+        self._trust = trust
 
     def train(
         self, task: "train.Task", config: "train.TrainConfig", *, seed: int
@@ -54,15 +63,20 @@ class Context:
 
         Raises:
           Preempted: a signal asked the run to stop; it has saved and can be resumed.
+          WriterFailed: a service that the run is logged to did not take a record.
         """
         from hpcjax import train
 
-        recorder = Watched(self.directory.metrics(), self._progress)
-        folder = self.directory.path / "checkpoints"
+        own, folder = self.directory, self.directory.path / "checkpoints"
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals.deferred())
+            copies = stack.enter_context(
+                open_writers(
+                    self._log, own.path, own.id, own.read_config(), own.records
+                )
+            )
             checkpoints = stack.enter_context(
-                train.Checkpoints(folder, keep=config.keep)
+                train.Checkpoints(folder, keep=config.keep, trust=self._trust)
             )
             watchdog = None
             if config.stall_seconds:
@@ -72,17 +86,14 @@ class Context:
                 config,
                 seed=seed,
                 mesh=self.mesh,
-                recorder=recorder,
+                recorder=Joined(own.metrics(), self._progress, *copies),
                 checkpoints=checkpoints,
                 stop=lambda: self._signals.received,
                 watchdog=watchdog,
             )
         return results.history(self.directory.records())
 
-    def _watchdog(self, least: float) -> "train.Watchdog":
+    def _watchdog(self, least: float) -> Watchdog:
         import jax
 
-        from hpcjax.train import watchdog
-
-        folder = self.directory.path / watchdog.PROGRESS
-        return watchdog.Watchdog(folder, jax.process_index(), least)
+        return Watchdog(self.directory.path / PROGRESS, jax.process_index(), least)

@@ -1,10 +1,11 @@
 """Pictures of runs: validation error against steps and against training time."""
 
 import io
+import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -24,6 +25,7 @@ _SHORTER = (
     (r"\s*\n\s*", "\n"),
 )
 _DIGITS = r"(\.\d\d)\d+"
+_CROWD = 4  # more lines than this have their legend below the panels
 
 
 def draw(
@@ -40,27 +42,43 @@ def draw(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5 * len(against), 3.6), layout="constrained")
+    drawn = {name: row for name, row in rows.items() if metric in row}
+    below = len(drawn) > _CROWD
+    height = 3.6 + below * 0.2 * math.ceil(len(drawn) / 3)
+    figure = Figure(figsize=(4.5 * len(against), height), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(against), sharey=True))
     for what, axes in zip(against, panels, strict=True):
-        for name, row in rows.items():
-            if metric in row:
-                _line(axes, name, row, metric, what)
+        for place, (name, row) in enumerate(drawn.items()):
+            # The colours come again after ten.
+            style = {"label": name, "linestyle": ("-", "--", ":")[place // 10 % 3]}
+            _line(axes, row, metric, what, 0.06 if below else 0.15, style)
         axes.set(xlabel="optimizer steps" if what == "steps" else "training seconds")
         axes.set_yscale("log")
         axes.grid(alpha=0.3, which="both", linewidth=0.4)
     panels[0].set_ylabel(metric.replace("val_", "validation "))
-    panels[-1].legend(frameon=False)
+    if below:
+        lines, names = panels[-1].get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
+    elif len(drawn) > 1:
+        panels[-1].legend(frameon=False)
     return figure
 
 
-def _line(axes: "Axes", name: str, row: xr.Dataset, metric: str, against: str) -> None:
+def _line(
+    axes: "Axes",
+    row: xr.Dataset,
+    metric: str,
+    against: str,
+    alpha: float,
+    style: Mapping[str, Any],
+) -> None:
     places = row["eval_step"]
     if against == "seconds":
         places = row["eval_seconds"].median("seed")
-    axes.plot(places, row[metric].median("seed"), label=name, linewidth=1.5)
-    low, high = row[metric].min("seed"), row[metric].max("seed")
-    axes.fill_between(places, low, high, alpha=0.15, linewidth=0)
+    axes.plot(places, row[metric].median("seed"), linewidth=1.5, **style)
+    if row.sizes["seed"] > 1:
+        low, high = row[metric].min("seed"), row[metric].max("seed")
+        axes.fill_between(places, low, high, alpha=alpha, linewidth=0)
 
 
 def save(figure: "Figure", path: pathlib.Path) -> None:

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs import config as configs
 from hpcjax.runs import build, directory, discover, results, show, values
+from hpcjax.runs import config as configs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -139,10 +139,11 @@ def render(difference: Difference) -> RenderableType:
 
 def config_texts(pairs: Pairs) -> list[tuple[str, str, str]]:
     """Returns the lines of a table: key, old and new value in print."""
-    return [
-        (name, *(repr(v) if v is configs.ABSENT else values.show(v) for v in pair))
-        for name, pair in pairs.items()
-    ]
+    return [(name, _text(old), _text(new)) for name, (old, new) in pairs.items()]
+
+
+def _text(value: Any) -> str:
+    return repr(value) if value is configs.ABSENT else values.show(value)
 
 
 def number(value: float) -> str:

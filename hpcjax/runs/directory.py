@@ -335,8 +335,9 @@ def claim(
     Args:
       root: folder that holds `runs/`.
       loaded: what will be run.
-      resume: id of a run to go on with; its config may differ from `loaded` in the
-        keys that the config class lists in `resumable`.
+      resume: id of a run to go on with, whose config may differ from `loaded` in the
+        keys that the config class lists in `resumable`; or `last` for the newest
+        interrupted run of this config, if there is one.
       fork: with `resume`, make a new run that starts from a copy of that run's
         checkpoints and records, whatever the config.
 
@@ -345,6 +346,10 @@ def claim(
         has taken; `fork` alone. The run is then as it was.
       RunBusy: another process holds the run.
     """
+    if resume == "last":
+        digest = configs.digest(loaded.config)
+        last = find_run(root, digest, ("running", "preempted"), free=True)
+        resume = last.id if last else None
     if resume is None:
         if fork:
             raise ConfigError("fork needs the id of a run to resume from")

@@ -22,6 +22,9 @@ _COSTS = {
     "jax-cuda13-plugin": "JAX does not see an NVIDIA GPU",
     "jax-triton": "kernels written in Triton run their reference",
     "triton": "kernels written in Triton run their reference",
+    "mlflow-skinny": "`--log mlflow` is refused",
+    "tensorboardX": "`--log tensorboard` is refused",
+    "wandb": "`--log wandb` is refused",
     "docs": "the documentation cannot be built",
     "dev": "the checks and tests cannot be run",
 }

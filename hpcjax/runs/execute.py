@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcjax.core import provenance
@@ -14,6 +14,7 @@ from hpcjax.runs import config as configs
 from hpcjax.runs import directory, discover, results
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
+from hpcjax.train.writers import check_writers
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,11 +32,13 @@ class RunResult:
       id: its name below `runs/`.
       directory: its folder.
       dataset: what its experiment returned.
+      leads: False in all but the first of several processes.
     """
 
     id: str
     directory: pathlib.Path
     dataset: "xr.Dataset"
+    leads: bool = True
 
 
 def run(
@@ -47,6 +50,8 @@ def run(
     fork: bool = False,
     devices: int | None = None,
     distributed: bool = False,
+    log: Sequence[str] = (),
+    trust: bool = False,
     quiet: bool = False,
 ) -> RunResult:
     """Runs a config and writes its result.
@@ -56,12 +61,17 @@ def run(
       overrides: `{"optimizer.lr": "0.3"}`, values as on the command line.
       root: folder that holds `runs/`, and configs besides the bundled ones; default the
         working directory.
-      resume: id of an interrupted run to continue.
+      resume: id of an interrupted run to continue; `last` is the newest one of this
+        config, or a new run if there is none.
       fork: with `resume`, start a child run from that run's checkpoints instead, whose
         config may differ.
       devices: devices of the data axis; default one, or with `distributed` all.
       distributed: this is one of several processes, see `sharding.connect`; all call
         this function alike, and the first of them writes.
+      log: services whose form the records are copied into, below the run's folder:
+        `tensorboard`, `wandb`, `mlflow`.
+      trust: with `resume`, also load a checkpoint without a manifest, of which nothing
+        can be verified.
       quiet: no progress line.
 
     Returns:
@@ -72,25 +82,46 @@ def run(
       RunBusy: another process holds the run to resume.
       Preempted: a signal asked it to stop (Interrupted for Ctrl-C); the run directory
         is consistent, and training goes on from its last step with `resume`.
+      WriterFailed: a service did not take a record; `resume` goes on in the same way.
 
     Examples:
       `runs.run("jorge/digits:sgd", {"train.steps": "200"})`
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
+    check_log(loaded, log)
+    if trust and resume is None:
+        raise ConfigError("trust needs the id of a run to resume from")
+    how = _How(root=root, devices=devices, quiet=quiet, log=tuple(log), trust=trust)
+    claim = functools.partial(directory.claim, root, loaded, resume=resume, fork=fork)
     if distributed:
-        return _run_jointly(loaded, root, devices, quiet, resume=resume, fork=fork)
-    claimed = directory.claim(root, loaded, resume=resume, fork=fork)
-    with claimed as folder, folder.logging():
-        return _execute(loaded, folder, root, devices or 1, quiet)
+        return _run_jointly(loaded, how, claim)
+    with claim() as folder, folder.logging():
+        return _execute(loaded, folder, how)
+
+
+def check_log(loaded: discover.Loaded, log: Sequence[str]) -> None:
+    """Raises ConfigError unless a config's records can be copied for these services."""
+    check_writers(log)
+    if log and loaded.steps is None:
+        raise ConfigError(f"{loaded.title} does not train: it has no records to log")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _How:
+    """How a config is run, but for what it says itself; see `run`."""
+
+    root: pathlib.Path
+    devices: int | None = None
+    quiet: bool = False
+    log: tuple[str, ...] = ()
+    trust: bool = False
 
 
 def _run_jointly(
     loaded: discover.Loaded,
-    root: pathlib.Path,
-    devices: int | None,
-    quiet: bool,
-    **options: Any,
+    how: _How,
+    claim: Callable[[], contextlib.AbstractContextManager[directory.RunDirectory]],
 ) -> RunResult:
     """Runs a config in several processes, of which the first holds the folder."""
     from hpcjax import sharding
@@ -99,25 +130,25 @@ def _run_jointly(
     import jax
 
     index = jax.process_index()
+    how = dataclasses.replace(how, devices=how.devices or jax.device_count())
     with contextlib.ExitStack() as stack:
         if index:
             place = sharding.broadcast("")
             if not place:
                 raise ProcessLost("process 0 could not begin the run, and says why")
             folder: directory.RunDirectory = directory.Follower(pathlib.Path(place))
+            how = dataclasses.replace(how, quiet=True, log=())
         else:
             try:
-                claimed = directory.claim(root, loaded, **options)
-                folder = stack.enter_context(claimed)
+                folder = stack.enter_context(claim())
             except BaseException:
                 sharding.broadcast("")
                 raise
             sharding.broadcast(str(folder.path.resolve()))
         stack.enter_context(folder.logging(index))
-        wanted = devices or jax.device_count()
-        result = _execute(loaded, folder, root, wanted, quiet or index > 0)
+        result = _execute(loaded, folder, how)
         sharding.wait_for_all("end of the run")
-    return result
+    return dataclasses.replace(result, leads=index == 0)
 
 
 def ensure(
@@ -152,30 +183,27 @@ def ensure(
     resume = None if cut is None else cut.id
     with directory.claim(root, loaded, resume=resume) as folder, folder.logging():
         try:
-            _execute(loaded, folder, root, 1, quiet)
+            _execute(loaded, folder, _How(root=root, quiet=quiet))
         except Diverged as error:
             log.warning("%s with %s diverged: %s", name, overrides, error)
     return folder
 
 
 def _execute(
-    loaded: discover.Loaded,
-    folder: directory.RunDirectory,
-    root: pathlib.Path,
-    devices: int,
-    quiet: bool,
+    loaded: discover.Loaded, folder: directory.RunDirectory, how: _How
 ) -> RunResult:
     origin = provenance.collect(
         devices=True, seed=getattr(loaded.config, "seed", None), parent=folder.parent
     )
     origin["config_digest"] = configs.digest(loaded.config)
-    origin["used_devices"] = devices
+    origin["used_devices"] = how.devices or 1
+    origin["trusted"] = how.trust  # a state that nobody could verify
     origin = folder.write_provenance(origin)  # with the sessions before
     folder.set_status("running")
     with StopSignals() as signals:
         try:
-            with Progress(loaded.title, loaded.steps, quiet=quiet) as progress:
-                context = make_context(root, folder, progress, signals, devices)
+            with Progress(loaded.title, loaded.steps, quiet=how.quiet) as progress:
+                context = make_context(how, folder, progress, signals)
                 dataset = loaded.experiment.run(loaded.config, context)
             folder.write_result(dataset, origin)
         except Preempted as error:
@@ -199,19 +227,25 @@ def _keep_compiled(root: pathlib.Path) -> None:
 
 
 def make_context(
-    root: pathlib.Path,
+    how: _How,
     folder: directory.RunDirectory,
     progress: Progress,
     signals: StopSignals,
-    devices: int = 1,
 ) -> "Context":
-    """Returns the context of a run in `folder` over the first `devices` devices."""
+    """Returns the context of a run in `folder`."""
     from hpcjax import sharding
     from hpcjax.runs.context import Context
 
-    _keep_compiled(root)
-    mesh = sharding.data_mesh(devices)
-    return Context(directory.data_root(root), mesh, folder, progress, signals)
+    _keep_compiled(how.root)
+    return Context(
+        directory.data_root(how.root),
+        sharding.data_mesh(how.devices or 1),
+        folder,
+        progress,
+        signals,
+        log=how.log,
+        trust=how.trust,
+    )
 
 
 def _status(error: BaseException) -> str:

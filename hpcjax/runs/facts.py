@@ -1,4 +1,4 @@
-"""What a report tells of one run: how to make it again, what differs, where time went."""
+"""What a report tells of a run: how to make it again, what differs, where time went."""
 
 import dataclasses
 import json
@@ -99,7 +99,7 @@ def of(run: directory.RunDirectory, root: pathlib.Path) -> Facts:
 
 
 def commit(origin: dict[str, Any]) -> str:
-    """Returns the commit of a provenance in short, with `+` for changes on top of it."""
+    """Returns the commit of a provenance in short, with `+` for changes on top."""
     changed = "+" if origin.get("git_dirty") else ""
     return f"{str(origin.get('git_commit') or 'no commit')[:10]}{changed}"
 

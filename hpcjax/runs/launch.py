@@ -21,12 +21,12 @@ from hpcjax.runs import directory, discover, execute
 from hpcjax.runs.signals import StopSignals
 from hpcjax.train.watchdog import PROGRESS, behind
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _POLL, _GRACE = 0.1, 5.0
 _COORDINATOR = "127.0.0.1"
 
 
-def launch(
+def launch(  # noqa: PLR0913 - those of `run`, and two
     name: str,
     overrides: Mapping[str, str] | None = None,
     *,
@@ -36,6 +36,8 @@ def launch(
     resume: str | None = None,
     fork: bool = False,
     devices: int | None = None,
+    log: Sequence[str] = (),
+    trust: bool = False,
     quiet: bool = False,
 ) -> execute.RunResult:
     """Runs a config in several processes of this machine.
@@ -52,6 +54,8 @@ def launch(
       resume: id of an interrupted run to continue.
       fork: with `resume`, start a child run instead.
       devices: of the data axis, over all processes; default one for each.
+      log: services whose form the records are copied into, see `run`.
+      trust: with `resume`, also load a checkpoint without a manifest.
       quiet: no progress line.
 
     Returns:
@@ -72,17 +76,25 @@ def launch(
             f"processes={processes}, devices={total}, restart={restart}"
         )
     loaded = discover.load(name, overrides or {}, root)
+    execute.check_log(loaded, log)
+    if trust and resume is None:
+        raise ConfigError("trust needs the id of a run to resume from")
+    flags = ["--devices", str(total), "--root", str(root)]
+    flags += [part for name in log for part in ("--log", name)]
+    flags += ["--quiet"] if quiet else []
+    once = ["--trust"] if trust else []
     with directory.claim(root, loaded, resume=resume, fork=fork) as folder:
         pass  # from here on the first process holds it
     with StopSignals() as signals, signals.deferred():
         for left in range(restart, -1, -1):
-            crew = _Crew(folder, root, processes, total, quiet)
+            crew = _Crew(folder, [*flags, *once], processes, total // processes)
+            once = []
             try:
                 crew.watch(signals)
             except ProcessLost as error:
                 if not left or signals.received:
                     raise type(error)(f"{error}; to go on: {crew.again()}") from None
-                log.warning("%s; beginning anew, %d more times", error, left - 1)
+                logger.warning("%s; beginning anew, %d more times", error, left - 1)
             else:
                 break
     return execute.RunResult(
@@ -96,19 +108,16 @@ class _Crew:
     def __init__(
         self,
         folder: directory.RunDirectory,
-        root: pathlib.Path,
+        flags: Sequence[str],
         processes: int,
         devices: int,
-        quiet: bool,
     ) -> None:
         self._folder = folder
         address = f"{_COORDINATOR}:{_free_port()}"
-        command = [sys.executable, "-m", "hpcjax", "run"]
+        command = [sys.executable, "-m", "hpcjax", "run", "--distributed", *flags]
         command += [f"runs/{folder.id}/config.json", "--resume", folder.id]
-        command += ["--distributed", "--devices", str(devices), "--root", str(root)]
-        command += ["--quiet"] if quiet else []
         self._processes = [
-            self._start(command, address, processes, index, devices // processes)
+            self._start(command, address, processes, index, devices)
             for index in range(processes)
         ]
 

@@ -14,8 +14,6 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from hpcjax.train.recorder import Recorder
-
 
 @final
 class Progress:
@@ -23,9 +21,11 @@ class Progress:
 
     On a terminal the line is redrawn; elsewhere one line is printed when the run ends.
 
+    It is a `Recorder`.
+
     Examples:
       >>> with Progress("demo", total=2, quiet=True) as progress:
-      ...   progress.update({"step": 1, "loss": 0.5})
+      ...   progress.write({"step": 1, "loss": 0.5})
     """
 
     def __init__(self, name: str, total: int | None, *, quiet: bool = False) -> None:
@@ -64,29 +64,18 @@ class Progress:
             highlight=False,
         )
 
-    def update(self, record: Mapping[str, Any]) -> None:
-        """Takes one record of the training loop."""
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Shows one record of the training loop."""
         self._step = record["step"]
         for name in ("loss", "val_loss", "val_error"):
             if name in record:
                 self._shown[name] = record[name]
         self._bar.update(self._task, completed=self._step, metrics=self._text())
 
+    def rewind(self, step: int) -> float:
+        """Shows the step from which the run goes on; returns 0."""
+        self.write({"step": step})
+        return 0.0
+
     def _text(self) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in self._shown.items())
-
-
-class Watched:
-    """A recorder that also moves a progress line."""
-
-    def __init__(self, recorder: Recorder, progress: Progress) -> None:
-        self._recorder, self._progress = recorder, progress
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Writes the record, then shows it."""
-        self._recorder.write(record)
-        self._progress.update(record)
-
-    def rewind(self, step: int) -> float:
-        """Forgets records after `step`; returns the training seconds until it."""
-        return self._recorder.rewind(step)

@@ -4,7 +4,6 @@ The page needs no script, no other file and no network. What it shows of a run i
 once, however many tables the run is in.
 """
 
-import dataclasses
 import datetime
 import json
 import pathlib
@@ -186,6 +185,7 @@ class _Page:
         axes = dataset.attrs["axes"].split()
         shown = ranking[[*axes, "value", "status", "run", "error"]]
         judged = ranking[ranking["value"].notna() & (ranking["run"] != "")]
+        kept = {run.id for run in directory.list_runs(self.root)}
         figure = sweeps.draw(dataset)
         curves.save(figure, self.path.with_name(f"sweep-{name}.png"))
         return {
@@ -201,11 +201,12 @@ class _Page:
             "axes": axes,
             "picture": curves.inline(figure, f"sweep-{name}"),
             "best": [
-                ([render.cell(row[axis]) for axis in axes], row["value"], fact)
-                for row, fact in (
-                    (row, self.fact(row["run"]))
-                    for _, row in judged.head(_BEST).iterrows()
-                )
+                {
+                    "cells": [render.cell(row[name]) for name in [*axes, "value"]],
+                    "run": row["run"],
+                    "fact": self.fact(row["run"]) if row["run"] in kept else None,
+                }
+                for _, row in judged.head(_BEST).iterrows()
             ],
             "trials": render.texts(shown.map(render.cell)),
         }
@@ -238,7 +239,7 @@ class _Page:
 
 
 def _thinned(row: xr.Dataset) -> xr.Dataset:
-    """Returns a history with as many validations as a picture can show, and the last."""
+    """Returns a history with as many validations as a picture can show."""
     size = row.sizes.get("eval_step", 0)
     if size <= _POINTS:
         return row

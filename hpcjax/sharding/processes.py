@@ -1,6 +1,7 @@
 """Several processes as one JAX program, on one machine or many."""
 
 import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ def connect(heartbeat_seconds: int = 10) -> None:
       ConfigError: neither a known cluster nor the three variables, or no numbers.
     """
     given = [name for name in (_ADDRESS, _COUNT, _INDEX) if name in os.environ]
-    numbers = {}
+    numbers: dict[str, Any] = {}
     if _COUNT in given or _INDEX in given:
         if len(given) < 3:
             missing = sorted({_ADDRESS, _COUNT, _INDEX} - set(given))

@@ -5,6 +5,7 @@ from .config import TrainConfig as TrainConfig
 from .loop import check_batch as check_batch
 from .loop import fit as fit
 from .loop import validator as validator
+from .recorder import Joined as Joined
 from .recorder import Recorder as Recorder
 from .state import TrainState as TrainState
 from .state import init_state as init_state
@@ -19,3 +20,7 @@ from .task import batch_shapes as batch_shapes
 from .task import label_totals as label_totals
 from .task import supervised as supervised
 from .watchdog import Watchdog as Watchdog
+from .writers import Writer as Writer
+from .writers import WriterFailed as WriterFailed
+from .writers import check_writers as check_writers
+from .writers import open_writers as open_writers

@@ -67,6 +67,7 @@ class Checkpoints:
         `Checkpoints` may write to it at a time.
       keep: how many of the newest complete checkpoints to keep. An older one is deleted
         only after a newer one was read back and verified.
+      trust: what `restore` does by default with a checkpoint without a manifest.
 
     Raises:
       ConfigError: `keep` is below 1.
@@ -82,11 +83,13 @@ class Checkpoints:
       (10, {'seconds': 1.5}, [0.0, 1.0, 2.0])
     """
 
-    def __init__(self, directory: pathlib.Path, keep: int = 3) -> None:
+    def __init__(
+        self, directory: pathlib.Path, keep: int = 3, *, trust: bool = False
+    ) -> None:
         if keep < 1:
             raise ConfigError(f"keep must be at least 1: got {keep}")
         self._directory = directory.absolute()
-        self._keep = keep
+        self._keep, self._trust = keep, trust
         self._bad: set[int] = set()
         self._saves = 0
         self._pending: concurrent.futures.Future[None] | None = None
@@ -190,7 +193,7 @@ class Checkpoints:
         step: int | None = None,
         *,
         mesh: Mesh | None = None,
-        trust: bool = False,
+        trust: bool | None = None,
     ) -> Restored:
         """Returns a verified state, with the structure and placement of `like`.
 
@@ -213,6 +216,7 @@ class Checkpoints:
             `like`; the message lists them.
         """
         self.wait()
+        trust = self._trust if trust is None else trust
         candidates = self._candidates(step, trust)
         problems = []
         for number in candidates:

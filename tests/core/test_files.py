@@ -24,6 +24,7 @@ HOSTILE = [
 HOSTILE += ["~", "a b", "%2e%2e", "ü", "a\\b", "C:\\x", "x" * 201, "$(id)", "a;b", "a*"]
 
 
+@pytest.mark.faults(20)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="run name"):

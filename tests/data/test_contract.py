@@ -87,6 +87,7 @@ def test_gather_refuses_numbers_outside(dataset, index):
         dataset.train.gather(np.array([0, index]))
 
 
+@pytest.mark.faults(5)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_restart_anywhere_gives_the_same_rest(dataset, threads):
     stream = data.batches(dataset.train, BATCH, seed=5)

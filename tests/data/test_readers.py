@@ -145,6 +145,7 @@ def test_the_reference_is_that_of_this_python():
 # Damaged files.
 
 
+@pytest.mark.faults(9)
 @hypothesis.given(st.data())
 @hypothesis.settings(suppress_health_check=FRESH, **BYTES)
 def test_any_cut_of_an_idx_file_is_noticed(tmp_path, data):
@@ -157,6 +158,7 @@ def test_any_cut_of_an_idx_file_is_noticed(tmp_path, data):
         idx.read_idx(path, 3)
 
 
+@pytest.mark.faults(9)
 @hypothesis.given(st.integers(0, 15), st.integers(1, 255))
 @hypothesis.settings(suppress_health_check=FRESH, **BYTES)
 def test_any_flip_in_an_idx_header_is_noticed(tmp_path, place, flip):
@@ -169,6 +171,7 @@ def test_any_flip_in_an_idx_header_is_noticed(tmp_path, place, flip):
         idx.read_idx(path, 3)
 
 
+@pytest.mark.faults(9)
 def test_flips_inside_gzip_are_noticed(tmp_path):
     path = tmp_path / "values.gz"
     writers.write_idx(path, np.arange(200) % 7)
@@ -220,6 +223,7 @@ def test_images_without_variation_are_refused(tmp_path):
         data.MnistConfig().load(tmp_path)
 
 
+@pytest.mark.faults(9)
 @hypothesis.given(st.integers(0, 2 * cifar10.RECORD - 1))
 @hypothesis.settings(suppress_health_check=FRESH, **BYTES)
 def test_any_cut_inside_a_cifar_record_is_noticed(tmp_path, size):
@@ -250,6 +254,7 @@ def test_cifar_files_of_unequal_length_or_bad_label_are_refused(tmp_path):
         data.Cifar10Config().load(tmp_path)
 
 
+@pytest.mark.faults(9)
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -269,7 +269,7 @@ def test_flags_and_overrides_in_any_order(root, monkeypatch, args):
 
     def record(name, overrides, **kwargs):
         seen.update(kwargs, name=name, overrides=overrides)
-        return types.SimpleNamespace(id="x", directory=root)
+        return types.SimpleNamespace(id="x", directory=root, leads=True)
 
     monkeypatch.setattr(execute, "run", record)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
@@ -281,6 +281,9 @@ def test_flags_and_overrides_in_any_order(root, monkeypatch, args):
         "resume": None,
         "fork": True,
         "devices": 4,
+        "distributed": False,
+        "log": (),
+        "trust": False,
         "quiet": False,
     }
     flags = os.environ["XLA_FLAGS"].split()
@@ -338,13 +341,15 @@ def test_bench(root, monkeypatch, capsys):
 
 
 def test_report(root, monkeypatch, capsys):
-    def write(ids, *, root, path):
-        return path or pathlib.Path("page-of", *ids)
+    def write(ids, *, root, path, tier):
+        return path or pathlib.Path(f"page-of-{tier}", *ids)
 
     monkeypatch.setattr(report, "write_report", write)
     assert cli.main(["report", "a", "b"]) == 0
+    assert cli.main(["report", "a", "--tier", "gpu"]) == 0
     assert cli.main(["report", "--path", "there.html"]) == 0
-    assert capsys.readouterr().out == "page-of/a/b\nthere.html\n"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["page-of-cpu/a/b", "page-of-gpu/a", "there.html"]
 
 
 def test_data(root, capsys):

@@ -48,6 +48,7 @@ def test_a_run_leaves_its_files(root):
     )
 
 
+@pytest.mark.faults(24)
 def test_a_result_carries_where_it_came_from(root):
     done = execute.run("curves/plain", {"seed": "5"}, root=root, quiet=True)
     attrs = execute.load_result(done.id, root=root).attrs
@@ -96,6 +97,7 @@ def test_a_bad_override_makes_no_directory(root):
     assert not (root / "runs").exists()
 
 
+@pytest.mark.faults(3)
 def test_resuming_may_change_what_the_config_lists(root):
     done = execute.run("curves/plain", root=root, quiet=True)
     again = execute.run(
@@ -111,6 +113,7 @@ def test_resuming_may_change_what_the_config_lists(root):
         execute.run("curves/plain", {"lr": "0.3"}, root=root, resume=done.id)
 
 
+@pytest.mark.faults(3)
 def test_a_fork_names_its_parent(root):
     done = execute.run("curves/plain", root=root, quiet=True)
     child = execute.run(
@@ -129,6 +132,7 @@ def fill_the_disk(monkeypatch):
     monkeypatch.setattr(xr.Dataset, "to_netcdf", to_netcdf)
 
 
+@pytest.mark.faults(18)
 def test_a_full_disk_at_the_result_ends_the_run_as_failed(root, monkeypatch):
     fill_the_disk(monkeypatch)
     with pytest.raises(DiskFull, match=r"result\.nc: \d+ bytes free"):
@@ -148,3 +152,17 @@ def test_a_full_disk_leaves_the_old_result(root, monkeypatch):
         execute.run("curves/plain", root=root, resume=done.id, quiet=True)
     assert (done.directory / "result.nc").read_bytes() == before
     assert sorted(p.name for p in done.directory.glob("*result.nc*")) == ["result.nc"]
+
+
+def test_the_last_interrupted_run_of_a_config_can_be_meant(root):
+    first = execute.run("curves/plain", root=root, resume="last", quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        execute.run("curves/plain", {"ends": "stopped"}, root=root, quiet=True)
+    (cut,) = [r for r in directory.list_runs(root) if r.status == "preempted"]
+    with pytest.raises(KeyboardInterrupt):
+        execute.run(
+            "curves/plain", {"ends": "stopped"}, root=root, resume="last", quiet=True
+        )
+    assert len(cut.sessions()) == 2  # it was this one that went on
+    another = execute.run("curves/plain", root=root, resume="last", quiet=True)
+    assert another.id != first.id  # one that has ended is not continued

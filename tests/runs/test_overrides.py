@@ -216,6 +216,7 @@ def typo(key, rng):
     return key[:place] + key[place : place + 2][::-1] + key[place + 2 :]
 
 
+@pytest.mark.faults(19)
 def test_four_hundred_typos():
     rng = random.Random(0)
     known = overrides.keys(BASE)

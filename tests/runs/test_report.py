@@ -3,12 +3,26 @@
 import html.parser
 import pathlib
 import re
+import shutil
 
 import pytest
 from PIL import Image
 
 from hpcjax.core import ConfigError, Diverged
-from hpcjax.runs import build, cli, directory, discover, execute, report
+from hpcjax.core.files import read_json, write_json
+from hpcjax.runs import (
+    build,
+    cli,
+    curves,
+    directory,
+    discover,
+    execute,
+    render,
+    report,
+    results,
+    sweeps,
+)
+from hpcjax.runs.sweeps import driver, worker
 from tests.runs import papers
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -78,7 +92,7 @@ def page(written):
 
 def test_it_refers_to_nothing_outside(page):
     assert page.references
-    assert all(ref.startswith("#") or ref == "data:," for ref in page.references)
+    assert all(ref.startswith(("#", "data:")) for ref in page.references)
     inner = {ref[1:] for ref in page.references if ref.startswith("#")}
     assert inner <= set(page.ids)
     assert not {"script", "iframe", "img", "object", "embed"} & set(page.tags)
@@ -117,7 +131,7 @@ def test_it_shows_configs_and_provenance_of_reported_runs(page, root):
 
 
 def test_curves_are_inside_and_beside_it(page, written):
-    assert page.tags.count("svg") == 1
+    assert page.tags.count("svg") == 2  # against steps, and against seconds
     with Image.open(written.with_name("curves-holds.png")) as image:
         assert image.format == "PNG"
         image.verify()
@@ -188,3 +202,230 @@ def test_nothing_to_report(tmp_path):
             report.write_report(["curves-none"], root=tmp_path)
     finally:
         discover.activate(REPOSITORY)
+
+
+def cells(page, run_id):
+    """Returns the words that follow the place where a run is told in full."""
+    words = [word.strip() for word in page.text if word.strip()]
+    return words[words.index("Again:", words.index(run_id, words.index("Runs"))) :]
+
+
+def test_each_run_is_told_once_with_command_commit_and_seed(root, tmp_path):
+    path = tmp_path / "two.html"
+    report.write_report(["curves/holds", "curves/fails"], root=root, path=path)
+    page = Page(path.read_text())
+    told = [name for name in page.ids if name.startswith("run-")]
+    assert len(told) == len(set(told)) == 4
+    assert len(set(page.ids)) == len(page.ids)
+    for name in told:
+        run = directory.open_run(root, name.removeprefix("run-"))
+        assert page.references.count(f"#{name}") == 2
+        origin, words = read_json(run.path / "provenance.json"), cells(page, run.id)
+        assert words[1] == f"hpcjax run runs/{run.id}/config.json"
+        assert words[3] == origin["command"]
+        assert origin["git_commit"] is None or origin["git_commit"][:10] in words[5]
+        seed = run.read_config()["values"]["seed"]
+        assert f", seed {seed}, on 1 of" in words[6]
+
+
+def test_it_begins_with_papers_and_verdicts(root, tmp_path):
+    path = tmp_path / "two.html"
+    report.write_report(["curves/fails", "curves/holds"], root=root, path=path)
+    words = [word.strip() for word in Page(path.read_text()).text if word.strip()]
+    index = words[words.index("curves") : words.index("All 4 runs")]
+    assert index[:4] == ["curves", "curves/fails", "FAILS", "measured"]
+    assert index[5:8] == ["curves/holds", "holds", "measured"]
+
+
+def test_tables_that_lack_runs_are_named(root, tmp_path):
+    page = Page(report.write_report(root=root, path=tmp_path / "a.html").read_text())
+    text = " ".join(page.text)
+    assert "hpcjax table curves/steep --tier cpu" in text
+    assert "curves/steep" not in page.ids
+
+
+def test_differences_to_the_base_config(page, root):
+    fast = [
+        run.id
+        for run in directory.list_runs(root)
+        if run.read_config()["values"]["speed"] == 2.0
+    ]
+    words = cells(page, fast[0])
+    place = words.index("here")
+    assert words[place - 2 : place] == ["key", "base"]
+    assert words[place + 1 : place + 7] == ["wd", "0.0", "0.125", "speed", "1.0", "2.0"]
+
+
+def test_the_time_of_a_run_is_split(root, tmp_path):
+    spent = {
+        "spent_init_seconds": 3.0,  # of which 2 to compile
+        "spent_data_seconds": 1.0,
+        "spent_compute_seconds": 5.0,
+        "spent_validation_seconds": 0.5,
+        "spent_checkpoint_seconds": 0.5,
+        "compile_seconds": 2.0,
+        "lost_seconds": 2.0,
+    }
+    done = execute.run("curves/plain", {"lr": "0.6"}, root=root, quiet=True)
+    results.write(done.dataset.assign(spent), done.directory / "result.nc", {})
+    path = report.write_report([done.id], root=root, path=tmp_path / "one.html")
+    words = cells(Page(path.read_text()), done.id)
+    place = words.index("share")
+    told = dict(zip(words[place + 1 :: 3], words[place + 3 :: 3], strict=False))
+    assert told["compute"] == "41.7 %"
+    assert told["init"] == "8.3 %"
+    assert told["lost"] == "16.7 %"
+    assert "goodput 41.7%" in path.read_text()
+
+
+def test_how_figures_came_about_is_marked(root, tmp_path):
+    """Runs that were simulated mark their row among measured ones, and the table."""
+    slow = [
+        run
+        for run in directory.list_runs(root)
+        if run.read_config()["values"]["wd"] == 0.25
+        and run.read_config()["name"] == "curves/plain:slow"
+    ]
+    kept = {run.path: (run.path / "result.nc").read_bytes() for run in slow}
+    try:
+        for run in slow:
+            result = results.read(run.path / "result.nc")
+            simulated = result.assign_attrs(source="simulated")
+            results.write(simulated, run.path / "result.nc", {})
+        path = tmp_path / "mixed.html"
+        report.write_report(["curves/holds"], root=root, path=path)
+    finally:
+        for folder, content in kept.items():
+            (folder / "result.nc").write_bytes(content)
+    words = [word.strip() for word in Page(path.read_text()).text if word.strip()]
+    assert words.count("simulated, measured") == 2  # the index, and the table's head
+    head, *shown = words[words.index("steps / slow's") + 1 :]
+    assert head == "source"
+    assert shown[0:5:4] == ["slow", "simulated"]
+    assert shown[5:10:4] == ["fast", "measured"]
+
+
+def test_a_run_of_several_sessions_and_devices(root, tmp_path):
+    done = execute.run("curves/plain", {"lr": "0.65"}, root=root, quiet=True)
+    path = done.directory / "provenance.json"
+    first = {**read_json(path), "git_commit": "a" * 40, "git_dirty": None}
+    second = {**first, "git_commit": "b" * 40, "git_dirty": "c", "used_devices": 2}
+    write_json(path, {**second, "devices": {"H200": 8}, "earlier": [first]})
+    page = Page(
+        report.write_report(
+            [done.id], root=root, path=tmp_path / "one.html"
+        ).read_text()
+    )
+    words = cells(page, done.id)
+    assert words[1] == f"hpcjax run runs/{done.id}/config.json --devices 2"
+    assert words[5] == f"{'a' * 10}, {'b' * 10}+"
+    assert "on 2 of 8 H200, in 2 sessions" in words[6]
+
+
+def test_a_config_that_is_no_longer_known(root, tmp_path):
+    done = execute.run("curves/plain", {"lr": "0.66"}, root=root, quiet=True)
+    path = done.directory / "config.json"
+    write_json(path, {**read_json(path), "class": "experiments.curves.gone:Config"})
+    path = report.write_report([done.id], root=root, path=tmp_path / "one.html")
+    assert "cannot be compared with its base" in path.read_text()
+
+
+def test_fifty_runs_are_less_than_five_megabytes(root, tmp_path):
+    """Whatever their length: what one run adds to a page is bounded."""
+    sizes = {}
+    for steps in ("300", "3000"):
+        done = execute.run(
+            "curves/plain", {"train.steps": steps}, root=root, quiet=True
+        )
+        path = report.write_report([done.id], root=root, path=tmp_path / "one.html")
+        sizes[steps] = path.stat().st_size
+    assert sizes["3000"] < min(1.5 * sizes["300"], 5e6 / 50)
+
+
+def test_rows_of_several_tasks_have_a_picture_each(root, tmp_path):
+    history = results.over_seeds(
+        {0: results.read(directory.list_runs(root)[0].path / "result.nc")}
+    )
+    page = report._Page(root, tmp_path / "page.html", "cpu")
+    rows = {"a/x": history, "a/y": history, "b/x": history, "c/x": history[["loss"]]}
+    drawn = page.figures(rows, "paper/table")
+    assert [figure["title"] for figure in drawn] == ["paper/table/a", "paper/table/b"]
+    assert all(len(figure["panels"]) == 2 for figure in drawn)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "paper-table-a.png",
+        "paper-table-b.png",
+    }
+
+
+def test_the_text_of_pictures_has_the_colour_of_the_page(root):
+    history = results.over_seeds(
+        {0: results.read(directory.list_runs(root)[0].path / "result.nc")}
+    )
+    first, second = (
+        curves.inline(curves.draw({"0.12345": history, "b": history}), name)
+        for name in ("one", "two")
+    )
+    assert "currentColor" in first
+    assert not re.search("#000000|#ffffff|<style|<metadata|font-family", first)
+    assert ">0.12345</text>" in first
+    inner = [set(re.findall(r' id="([^"]*)"', text)) for text in (first, second)]
+    assert inner[0]
+    assert not inner[0] & inner[1]
+    assert set(re.findall(r"#(\w+)[)\"]", first)) <= inner[0]
+
+
+def make_sweep(root, name, sampler="grid", **varied):
+    sweeps = pytest.importorskip("hpcjax.runs.sweeps")
+    pytest.importorskip("optuna")
+    axes, fixed = sweeps.parse(varied)
+    options = {"sampler": sampler, "trials": None if sampler == "grid" else 3}
+    sweep = sweeps.Sweep(
+        config="curves/plain", axes=tuple(axes), overrides=fixed, **options
+    )
+    return sweeps.create_study(name, sweep, root)
+
+
+@pytest.mark.parametrize("sampler", ["grid", "halton"])
+def test_a_sweep_that_is_asked_for(root, tmp_path, sampler):
+    rates = {"grid": "0.01,0.1,1.0,1000.0", "halton": "log(1e-3,10)"}
+    study = make_sweep(root, sampler, sampler, lr=rates[sampler], wd="0.25,0.5")
+    path = tmp_path / "sweep.html"
+    with pytest.raises(ConfigError, match=f"sweep {sampler} has not finished"):
+        report.write_report([sampler], root=root, path=path)
+    worker.work(sampler, root)
+    driver._collect(study, root)
+    report.write_report([sampler], root=root, path=path)
+    page = Page(path.read_text())
+    assert f"sweep-{sampler}" in page.ids
+    assert page.tags.count("svg") == 1
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "sweep.html",
+        f"sweep-{sampler}.png",
+    }
+    words = [word.strip() for word in page.text if word.strip()]
+    best = words[words.index("Best trials") :]
+    ranking = sweeps.ranking(sweeps.gather(study, root))
+    first = ranking.iloc[0]
+    assert best[1:5] == ["lr", "wd", "val_loss", "run"]
+    assert best[8:12] == [
+        render.cell(float(first["lr"])),
+        render.cell(float(first["wd"])),
+        render.cell(float(first["value"])),
+        first["run"],
+    ]
+    assert all(f"#run-{run}" in page.references for run in ranking["run"])
+    if sampler == "grid":
+        assert words.count("diverged") == 2
+    assert all(ref.startswith(("#", "data:")) for ref in page.references)
+
+
+def test_a_sweep_whose_runs_were_deleted(root, tmp_path):
+    study = make_sweep(root, "cut", lr="0.31,0.32")
+    worker.work("cut", root)
+    gone = study.outcomes()[0].run
+    shutil.rmtree(root / "runs" / gone)
+    page = Page(
+        report.write_report(["cut"], root=root, path=tmp_path / "a.html").read_text()
+    )
+    assert f"#run-{gone}" not in page.references
+    assert "deleted" in page.text

@@ -30,6 +30,7 @@ def test_outside_of_training_ctrl_c_ends_the_run():
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.faults(2)
 @pytest.mark.parametrize("number", [*GENTLE, signal.SIGINT])
 def test_while_training_the_first_signal_is_a_request(number):
     with StopSignals() as signals:
@@ -41,6 +42,7 @@ def test_while_training_the_first_signal_is_a_request(number):
             signals.check()
 
 
+@pytest.mark.faults(22)
 def test_a_second_ctrl_c_leaves_at_once():
     with StopSignals() as signals, signals.deferred():
         signal.raise_signal(signal.SIGINT)
@@ -48,6 +50,7 @@ def test_a_second_ctrl_c_leaves_at_once():
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.faults(2)
 @pytest.mark.parametrize("number", GENTLE)
 def test_a_second_request_changes_nothing(number):
     with StopSignals() as signals, signals.deferred():

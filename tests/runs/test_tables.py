@@ -163,3 +163,28 @@ def test_a_committed_missed_target_is_compared_as_a_word(tmp_path):
     assert build.compare(values(ratio=[2.0, 1.0]), path) == (
         "a.ratio: 2.0 instead of inf",
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "first", "second", "source", "column"),
+    [
+        (None, None, "measured", "measured", None),
+        (None, "simulated", "simulated", "simulated", None),
+        ("analytical", "measured", "measured", "analytical", None),
+        # A `reduce` that joins rows hands on the attributes of the first.
+        ("simulated", "simulated", None, "simulated, measured", True),
+    ],
+)
+def test_how_figures_came_about(own, first, second, source, column):
+    dataset = values(ratio=[0.5, 0.25]).assign_attrs({"source": own} if own else {})
+    rows = {
+        name: xr.Dataset(attrs={"source": way} if way else {})
+        for name, way in (("a", first), ("b", second))
+    }
+    result = dataclasses.replace(table_of(dataset, {}), rows=rows)
+    assert result.source == source
+    shown = render.values(result)
+    assert ("source" in shown) is bool(column)
+    if column:
+        assert shown["source"].tolist() == ["simulated", "measured"]
+    assert build.to_json(result)["source"] == source

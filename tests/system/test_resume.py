@@ -174,6 +174,20 @@ def test_checkpoints_without_manifests_are_no_fresh_start(whole, copied, capsys)
     assert (killing.run_folder(copied) / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.faults(8)
+def test_a_checkpoint_without_manifest_loads_only_with_trust(whole, copied):
+    name, undisturbed = whole
+    for checkpoint in killing.checkpoints(copied):
+        (checkpoint / NAME).unlink()
+    flags = ["--resume", killing.run_folder(copied).name, "--trust"]
+    command = killing.Command(copied, name, overrides(name, ()), *flags)
+    code, err = command.finish()
+    assert code == 0, err
+    check_same(copied, undisturbed)
+    sessions = directory.RunDirectory(killing.run_folder(copied)).sessions()
+    assert [session["trusted"] for session in sessions] == [False, True]
+
+
 @pytest.mark.faults(3)
 def test_another_config_is_refused(whole, copied, capsys):
     name, _ = whole

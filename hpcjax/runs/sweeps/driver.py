@@ -19,7 +19,7 @@ from hpcjax.core.errors import (
     Interrupted,
     Preempted,
 )
-from hpcjax.runs import results
+from hpcjax.runs import results, values
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
 from hpcjax.runs.sweeps import launchers
@@ -125,7 +125,7 @@ def _find(sweep: Sweep | str, name: str | None, root: pathlib.Path) -> Study:
 
 def default_name(sweep: Sweep) -> str:
     """Returns the name of a sweep that is given none: the same for the same sweep."""
-    text = json.dumps(sweep.to_json(), sort_keys=True)
+    text = json.dumps(values.encode(sweep, Sweep), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:6]
     return f"{sweep.config.replace('/', '-').replace(':', '-')}-{digest}"
 

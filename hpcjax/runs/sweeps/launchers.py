@@ -109,7 +109,7 @@ def _ray(options: dict[str, Any]) -> Launcher:
     address = options.pop("address", os.environ.get("RAY_ADDRESS"))
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    settings = {"num_cpus": 1, "max_retries": 0, **options}
+    settings: dict[str, Any] = {"num_cpus": 1, "max_retries": 0, **options}
     try:
         remote = ray.remote(**settings)(_work)
     except (TypeError, ValueError) as error:

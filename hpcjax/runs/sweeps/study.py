@@ -19,7 +19,7 @@ import numpy as np
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, nearest
-from hpcjax.runs import discover, lock
+from hpcjax.runs import discover, lock, values
 from hpcjax.runs.sweeps import axes as swept
 from hpcjax.runs.sweeps.axes import Axis, Sampler, Value
 
@@ -78,18 +78,6 @@ class Sweep:
             for text in axis.ends:
                 changed = {**self.overrides, **first, axis.key: text}
                 discover.load(self.config, changed, root)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns what `sweep.json` holds."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Sweep":
-        """Returns the sweep that `to_json` wrote."""
-        axes = tuple(
-            Axis(**{**axis, "values": tuple(axis["values"])}) for axis in data["axes"]
-        )
-        return cls(**{**data, "axes": axes})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -293,12 +281,12 @@ def create_study(name: str, sweep: Sweep, root: pathlib.Path) -> Study:
     with filelock.FileLock(folder / ".lock"):
         if (folder / "sweep.json").exists():
             _check_same(name, _read(folder), sweep)
-        files.write_json(folder / "sweep.json", sweep.to_json())
+        files.write_json(folder / "sweep.json", values.encode(sweep, Sweep))
     return Study(folder, sweep)
 
 
 def _check_same(name: str, old: Sweep, new: Sweep) -> None:
-    before, after = old.to_json(), new.to_json()
+    before, after = values.encode(old, Sweep), values.encode(new, Sweep)
     if before.pop("trials") != after.pop("trials") and old.total > new.total:
         raise ConfigError(f"sweep {name} has {old.total} trials: got {new.total}")
     differing = [key for key, value in before.items() if after[key] != value]
@@ -310,8 +298,8 @@ def _check_same(name: str, old: Sweep, new: Sweep) -> None:
 def _read(folder: pathlib.Path) -> Sweep:
     path = folder / "sweep.json"
     try:
-        return Sweep.from_json(files.read_json(path))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return values.decode(files.read_json(path), Sweep)
+    except (OSError, ValueError) as error:
         raise DataFormatError(f"{path} cannot be read: {error}") from error
 
 

@@ -79,7 +79,7 @@ def judged(run: directory.RunDirectory, by: str) -> float:
     """
     dataset = execute.read_result(run)
     if by not in dataset:
-        raise HpcjaxError(f"the result has no {by!r}: it has {sorted(dataset)}")
+        raise HpcjaxError(f"the result has no {by!r}: it has {[*dataset]}")
     values = np.asarray(dataset[by].values, float)
     finite = values[np.isfinite(values)]
     if not finite.size:

@@ -1,0 +1,216 @@
+"""Damage of every part of a run directory is told; looking changes nothing."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import jax.numpy as jnp
+import pytest
+
+from hpcjax import runs, train
+from hpcjax.core import ConfigError
+from hpcjax.runs import _verify, cli, directory, discover, execute
+from tests.runs import papers
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = papers.make(tmp_path_factory.mktemp("verify"))
+    run = execute.run("curves/plain", root=root, quiet=True)
+    with train.Checkpoints(run.directory / "checkpoints") as checkpoints:
+        for step in (2, 4):
+            checkpoints.save(step, {"a": jnp.arange(3.0)}, {})
+    yield root
+    discover.activate(REPOSITORY)
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    (run,) = directory.list_runs(tmp_path)
+    return run
+
+
+def look(run):
+    found = runs.verify(run.id, root=run.path.parents[1])
+    return {f.part: f for f in found}, _verify.exit_status(found)
+
+
+def contents(folder):
+    return {
+        path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_a_whole_run_is_good_and_left_as_it_is(run):
+    before = contents(run.path)
+    found, status = look(run)
+    assert status == 0
+    assert {f.verdict for f in found.values()} == {"ok"}
+    assert set(found) == {
+        "config.json",
+        "provenance.json",
+        "metrics.jsonl",
+        "status",
+        "result.nc",
+        "log.txt",
+        "checkpoints/2",
+        "checkpoints/4",
+    }
+    assert found["metrics.jsonl"].detail == "8 records, up to step 4"
+    assert "curves/plain:slow" in found["config.json"].detail
+    assert "eval_step 4" in found["result.nc"].detail
+    assert "1 arrays" in found["checkpoints/2"].detail
+    assert contents(run.path) == before
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+DAMAGE = {
+    "config.json": [
+        lambda p: p.unlink(),
+        halve,
+        lambda p: p.write_text("[]"),
+        lambda p: p.write_bytes(b"\xff\xfe"),
+        lambda p: edit(p, '"wd"', '"wdd"'),
+        lambda p: edit(p, "curves.experiment:Config", "curves.experiment:Confog"),
+    ],
+    "provenance.json": [
+        lambda p: p.unlink(),
+        halve,
+        lambda p: p.write_text('{"earlier": 3}'),
+        lambda p: edit(p, '"config_digest": "', '"config_digest": "0'),
+    ],
+    "metrics.jsonl": [
+        lambda p: p.unlink(),
+        lambda p: edit(p, '"step": 2', '"step": x'),
+        lambda p: edit(p, '"step": 3', '"stop": 3'),
+        lambda p: p.write_bytes(b"".join(p.read_bytes().splitlines(True)[:4])),
+    ],
+    "status": [lambda p: p.unlink(), lambda p: p.write_text("dane\n")],
+    "result.nc": [
+        lambda p: p.unlink(),
+        halve,
+        lambda p: p.write_bytes(b"\0" * 5000),
+        lambda p: edit_bytes(p, b"measured", b"measurad"),
+    ],
+    "log.txt": [lambda p: p.write_bytes(b"\xff\xff")],
+}
+
+
+def edit_bytes(path, old, new):
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"), [(part, each) for part, ways in DAMAGE.items() for each in ways]
+)
+def test_damage_of_a_file_is_told(run, part, damage):
+    damage(run.path / part)
+    found, status = look(run)
+    assert found[part].verdict == "bad", found[part]
+    assert found[part].detail
+    assert status == 3
+    others = {name for name, f in found.items() if f.verdict == "bad"} - {part}
+    # The provenance tells that the config is another one.
+    assert others <= ({"provenance.json"} if part == "config.json" else set())
+
+
+@pytest.mark.parametrize("damage", [flip, halve, lambda p: p.unlink()])
+def test_damage_of_a_checkpoint_is_told(run, damage):
+    files = [p for p in (run.path / "checkpoints" / "2").rglob("*") if p.is_file()]
+    damage(max(files, key=lambda p: (p.name != "MANIFEST.json", p.stat().st_size)))
+    found, status = look(run)
+    assert found["checkpoints/2"].verdict == "bad"
+    assert "step 2" in found["checkpoints/2"].detail
+    assert found["checkpoints/4"].verdict == "ok"
+    assert status == 5
+    (run.path / "status").unlink()
+    assert look(run)[1] == 5
+
+
+def test_a_checkpoint_without_manifest_is_foreign(run):
+    (run.path / "checkpoints" / "4" / "MANIFEST.json").unlink()
+    found, status = look(run)
+    assert found["checkpoints/4"].verdict == "foreign"
+    assert "loads only with --trust" in found["checkpoints/4"].detail
+    assert status == 0
+
+
+def test_what_a_kill_leaves_is_no_damage(run):
+    run.set_status("running")
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    for name in (".saving-6", ".replaced-2"):
+        (run.path / "checkpoints" / name).mkdir()
+    for name in ("result.nc", "provenance.json"):
+        (run.path / name).unlink()
+    (run.path / ".result.nc.x7").touch()
+    (run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": "here"}))
+    (run.path / "mine.txt").touch()
+    (run.path / "log.1.txt").write_text("one\ntwo\n")
+    found, status = look(run)
+    assert status == 0
+    notes = {name for name, f in found.items() if f.verdict == "note"}
+    assert notes == {
+        "metrics.jsonl",
+        "status",
+        "checkpoints/.saving-6",
+        "checkpoints/.replaced-2",
+        ".result.nc.x7",
+        "lock",
+        "mine.txt",
+    }
+    assert "cut off" in found["metrics.jsonl"].detail
+    assert found["log.1.txt"].detail == "2 lines"
+    assert found["mine.txt"].detail == "not checked"
+
+
+def test_a_run_that_is_held_says_so(run):
+    with run.locked():
+        found, status = look(run)
+    assert status == 0
+    assert "may change" in found["status"].detail
+    assert found["lock"].detail == "of a living process"
+
+
+def test_the_command(run, capsys, monkeypatch):
+    root = run.path.parents[1]
+    monkeypatch.chdir(root.parent)
+    ending = run.id[-6:]
+    relative = ["--root", os.fspath(root.relative_to(root.parent))]
+    assert cli.main(["verify", ending, *relative]) == 0
+    text = capsys.readouterr().out
+    assert re.search("checkpoints/4 +ok", text)
+    assert "Nothing is damaged." in text
+    flip(run.path / "checkpoints" / "4" / "MANIFEST.json")
+    assert cli.main(["verify", ending, *relative]) == 5
+    assert "Bad: checkpoints/4\n" in capsys.readouterr().out
+    assert cli.main(["verify", "nothing", *relative]) == 2
+
+
+def test_only_runs_can_be_verified(run):
+    with pytest.raises(ConfigError, match="no run 'x'"):
+        runs.verify("x", root=run.path.parents[1])
+    with pytest.raises(ConfigError, match="name may hold only"):
+        runs.verify("../x", root=run.path.parents[1])
