@@ -2,32 +2,40 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What a run needs, and what working on the project needs besides.
+BASE := $(VENV)/.base
+DEV := $(VENV)/.dev
 
 .PHONY: quickstart test check docs clean
 
-quickstart: $(STAMP)
+quickstart: $(BASE)
 	$(BIN)/hpcjax table jorge/quickstart
 	$(BIN)/hpcjax report jorge/quickstart
 
-test: $(STAMP)
+test: $(DEV)
 	$(BIN)/pytest -n 2 --dist loadfile --cov=hpcjax --cov-report=term:skip-covered --cov-fail-under=90 --jaxtyping-packages=hpcjax,beartype.beartype
 
-check: $(STAMP)
+check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
-docs: $(STAMP)
+docs: $(DEV)
 	$(BIN)/python docs/build.py
 	$(BIN)/mkdocs build --strict
 
-$(STAMP): pyproject.toml constraints.txt
+$(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "hpcjax needs Python 3.11 or newer: set PYTHON=..."'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+
+$(BASE): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	touch $@ $(BASE)
 
 clean:
 	rm -rf $(VENV) .cache build dist site
