@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcjax.models.config import ResNetConfig
@@ -11,6 +12,7 @@ from hpcjax.runs.config import check_seed
 if TYPE_CHECKING:
     import xarray as xr
 
+    from hpcjax import train
     from hpcjax.runs.context import Context
 
 
@@ -45,6 +47,9 @@ class Config:
 def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """Times steps with and without the check, and with and without a save, in turns.
 
+    The check is also timed alone: it is so short against a step that the difference of
+    two steps drowns in their noise.
+
     Returns:
       `check` and `save`, seconds [candidate, repetition]; of `save` the seconds are
       those of a step when one in `every` is followed by a save.
@@ -68,6 +73,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         )
         for name, check in (("unchecked", False), ("checked", True))
     }
+    steps["check alone"] = _check_alone(state, ctx)
     check = perf.compare(steps, "unchecked", repetitions=cfg.repetitions)["seconds"]
 
     def some_steps() -> Any:
@@ -96,3 +102,26 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
             "save": save.rename(candidate="loop"),
         }
     )
+
+
+def _check_alone(state: "train.TrainState", ctx: "Context") -> Callable[[], Any]:
+    """Returns a thunk of what the check adds to a step, fused with nothing."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    from hpcjax.core import per_device
+    from hpcjax.train.step import keep_finite
+
+    def body(grads: Any, new: Any, old: Any) -> Any:
+        kept, count = keep_finite(grads, per_device.enter(new), per_device.enter(old))
+        return per_device.leave(kept), count
+
+    specs = per_device.specs(state)
+    mapped = jax.shard_map(
+        body,
+        mesh=ctx.mesh,
+        in_specs=(PartitionSpec(), specs, specs),
+        out_specs=(specs, PartitionSpec()),
+    )
+    alone = jax.jit(mapped)
+    return lambda: alone(state.params, state, state)

@@ -62,8 +62,9 @@ SAFETY = Table(
     paper="no paper: the bars that this project sets itself",
     caption=(
         "ResNet-20, 32x32, batch 128, SGD. checked: relative to the same step without "
-        "the check. saving: a checkpoint every 100 steps, written in the background; "
-        "what one save and its writing add is spread over 100 steps."
+        "the check; check alone: a program of nothing else, relative to that step. "
+        "saving: a checkpoint every 100 steps, written in the background; what one "
+        "save and its writing add is spread over 100 steps."
     ),
     benchmark=True,
     columns={"milliseconds": "ms per step", "ratio": "ratio"},
@@ -75,8 +76,8 @@ SAFETY = Table(
             claims={
                 "check": Claim(
                     relation="the check costs at most 1 % of a step",
-                    ours=lambda table: table["ratio"].sel(row="checked").item(),
-                    at_most=1.01,
+                    ours=lambda table: table["ratio"].sel(row="check alone").item(),
+                    at_most=0.01,
                 ),
                 "save": Claim(
                     relation="a checkpoint every 100 steps costs at most 2 %",

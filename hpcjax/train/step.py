@@ -86,8 +86,7 @@ def train_step(
         )
         metrics = _mean(means)
         if check:
-            metrics[NONFINITE] = bad = _nonfinite(grads, new, state)
-            new = _unless(jnp.any(bad > 0), new, state)
+            new, metrics[NONFINITE] = keep_finite(grads, new, state)
         if stop is not None:
             metrics[STOP] = jax.lax.pmax(jnp.max(stop), DATA_AXIS)
         new = per_device.leave(new)
@@ -148,10 +147,19 @@ def guarded(state: TrainState) -> list[str]:
     ]
 
 
-def _nonfinite(grads: Any, new: TrainState, old: TrainState) -> jax.Array:
-    """Returns how many devices found a non-finite number in each guarded array.
+def keep_finite(
+    grads: Any, new: TrainState, old: TrainState
+) -> tuple[TrainState, jax.Array]:
+    """Returns the state to go on with, and what stopped being finite.
 
-    What was not finite before, such as a best loss that begins at infinity, is let be.
+    Inside `shard_map`. The state is `new`, or `old` with the counters advanced where a
+    gradient is not finite or a finite number of `old` would become non-finite, on any
+    device. What was not finite before, such as a best loss that begins at infinity, is
+    let be.
+
+    Returns:
+      The state, and int32 [leaves]: on how many devices each of the arrays that
+      `guarded` names was hit.
     """
     lost = [jnp.any(~jnp.isfinite(leaf)) for leaf in _real(grads).values()]
     for name in _GUARDED:
@@ -161,7 +169,8 @@ def _nonfinite(grads: Any, new: TrainState, old: TrainState) -> jax.Array:
             for path, leaf in after.items()
         ]
     count = jnp.stack([vary(each, DATA_AXIS) for each in lost]).astype(jnp.int32)
-    return jax.lax.psum(count, DATA_AXIS)
+    count = jax.lax.psum(count, DATA_AXIS)
+    return _unless(jnp.any(count > 0), new, old), count
 
 
 def _real(tree: Any) -> dict[str, Any]:
