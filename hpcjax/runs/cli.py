@@ -14,7 +14,8 @@ _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 _DESCRIPTION = """Published methods as composable JAX functions, each tied to a table.
 
 Exit status: 0 done, 1 a claim failed, 2 bad config or usage, 3 data missing or damaged,
-4 diverged, 5 checkpoint corrupt, 6 disk full, 75 preempted, 130 interrupted."""
+4 diverged, 5 checkpoint corrupt, 6 disk full, 7 a process was lost,
+75 preempted, 130 interrupted."""
 
 
 COMMANDS = {

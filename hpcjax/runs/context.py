@@ -96,4 +96,5 @@ class Context:
     def _watchdog(self, least: float) -> Watchdog:
         import jax
 
-        return Watchdog(self.directory.path / PROGRESS, jax.process_index(), least)
+        folder = self.directory.path / PROGRESS
+        return Watchdog(folder, jax.process_index(), least, jax.process_count())

@@ -317,6 +317,7 @@ def _is_of(run: RunDirectory, digest: str, devices: int | None) -> bool:
         return False
     return all(
         session.get("config_digest") == digest
+        and not session.get("trusted")
         and devices in (None, session.get("used_devices"))
         for session in run.sessions()
     )
@@ -348,7 +349,8 @@ def claim(
     """
     if resume == "last":
         digest = configs.digest(loaded.config)
-        last = find_run(root, digest, ("running", "preempted"), free=True)
+        cut = ("running", "preempted", "failed")
+        last = find_run(root, digest, cut)  # one that is held is told, not passed over
         resume = last.id if last else None
     if resume is None:
         if fork:

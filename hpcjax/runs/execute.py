@@ -116,6 +116,7 @@ class _How:
     quiet: bool = False
     log: tuple[str, ...] = ()
     trust: bool = False
+    among_others: bool = False
 
 
 def _run_jointly(
@@ -183,7 +184,7 @@ def ensure(
     resume = None if cut is None else cut.id
     with directory.claim(root, loaded, resume=resume) as folder, folder.logging():
         try:
-            _execute(loaded, folder, _How(root=root, quiet=quiet))
+            _execute(loaded, folder, _How(root=root, quiet=quiet, among_others=True))
         except Diverged as error:
             log.warning("%s with %s diverged: %s", name, overrides, error)
     return folder
@@ -214,7 +215,8 @@ def _execute(
             folder.set_status(_status(error))
             raise
         folder.set_status("done")
-        signals.check()
+        if how.among_others:
+            signals.check()  # the request was to stop, and more runs would follow
     return RunResult(id=folder.id, directory=folder.path, dataset=dataset)
 
 

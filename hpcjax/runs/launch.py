@@ -23,6 +23,15 @@ from hpcjax.train.watchdog import PROGRESS, behind
 
 logger = logging.getLogger(__name__)
 _POLL, _GRACE = 0.1, 5.0
+# How processes end that were told to stop: having saved, or before they could listen.
+_TOLD = {
+    Preempted.exit_code,
+    Interrupted.exit_code,
+    ProcessLost.exit_code,
+    -signal.SIGTERM,
+    -signal.SIGABRT,
+    1,
+}
 _COORDINATOR = "127.0.0.1"
 
 
@@ -177,6 +186,9 @@ class _Crew:
         SIGABRT; so these count least.
         """
         failed = {index: status for index, status in enumerate(ended) if status}
+        if signals.received and set(failed.values()) <= _TOLD:
+            kind = Interrupted if signals.received == signal.SIGINT else Preempted
+            return kind(f"stopped; to go on: {self.again()}")
         index = min(failed, key=lambda index: (_followed(failed[index]), index))
         status = failed[index]
         if status in (Preempted.exit_code, Interrupted.exit_code):

@@ -4,9 +4,12 @@ import contextlib
 import datetime
 import json
 import logging
+import math
 import os
 import pathlib
 import socket
+import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,15 +20,16 @@ from hpcjax.core import files
 from hpcjax.core.errors import RunBusy
 
 log = logging.getLogger(__name__)
+_BEAT, _SILENCE = 10.0, 120.0  # seconds
 
 
 @contextlib.contextmanager
 def hold(folder: pathlib.Path) -> Iterator[None]:
     """Holds `folder/lock` for as long as the block runs.
 
-    The file is made with `O_EXCL` and says who holds it. One left by a process of this
-    host that has ended is taken over, with a warning; on another host nobody can tell,
-    so that one has to be removed by hand.
+    The file is made with `O_EXCL` and says who holds it, and is touched for as long as
+    it is held. One left by a process that has ended is taken over, with a warning: of
+    this host at once, of another one when it has not been touched for two minutes.
 
     Raises:
       RunBusy: it is held, also if by another part of this process.
@@ -39,16 +43,36 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
         with os.fdopen(handle, "w") as file:
             json.dump(mine, file)
     try:
-        yield
+        with touched(path):
+            yield
     finally:
         if _read(path) == mine:
             path.unlink()
 
 
+@contextlib.contextmanager
+def touched(path: pathlib.Path) -> Iterator[None]:
+    """Touches a file every ten seconds, so that other hosts see that we live."""
+    end = threading.Event()
+
+    def touch() -> None:
+        while not end.wait(_BEAT):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+    thread = threading.Thread(target=touch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
 def is_held(folder: pathlib.Path) -> bool:
     """Says whether a process holds the folder, as far as can be told from here."""
     owner = _read(folder / "lock")
-    return owner is not None and is_alive(owner)
+    return owner is not None and is_alive(owner, folder / "lock")
 
 
 def me() -> dict[str, Any]:
@@ -70,17 +94,26 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else None
 
 
+def _age(path: pathlib.Path) -> float:
+    """Returns the seconds since a file was touched, by the clock of its disk."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as now:
+            return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+
+
 def _take_over(path: pathlib.Path) -> None:
     owner = _read(path)
     # Written under the guard: an unreadable one was cut off by a kill.
-    if owner is not None and is_alive(owner):
+    if owner is not None and is_alive(owner, path):
         pid, host, since = (owner.get(name) for name in ("pid", "host", "since"))
         raise RunBusy(
             f"{path.parent} is held by process {pid} on {host} since {since}"
             + (
                 ""
                 if host == socket.gethostname()
-                else f"; if it has ended, remove {path}"
+                else f"; if it has ended, wait {_SILENCE:.0f} s"
             )
         )
     holder = "an unknown process" if owner is None else f"process {owner.get('pid')}"
@@ -88,10 +121,15 @@ def _take_over(path: pathlib.Path) -> None:
     path.unlink()
 
 
-def is_alive(owner: Mapping[str, Any]) -> bool:
-    """Says whether the process that `me` described lives; on another host, yes."""
+def is_alive(owner: Mapping[str, Any], sign: pathlib.Path) -> bool:
+    """Says whether a process lives.
+
+    Args:
+      owner: what `me` said there.
+      sign: a file that it keeps `touched`, which tells where it is on another host.
+    """
     if owner.get("host") != socket.gethostname():
-        return True
+        return _age(sign) < _SILENCE
     try:
         started = psutil.Process(int(owner["pid"])).create_time()
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):

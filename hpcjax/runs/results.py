@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import xarray as xr
 from hpcjax.core.errors import DataFormatError
 from hpcjax.core.files import replacing
 
-_TIMES = {"compile", "lost", "spent"}
+_TIMES = re.compile(r"(compile|lost|spent_[a-z]+)_seconds")
 _SPENT = {
     **{
         what: f"spent_{what}_seconds"
@@ -40,7 +41,7 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
     validations: list[Mapping[str, Any]] = []
     times = dict.fromkeys(("compile_seconds", "lost_seconds"), 0.0)
     for record in records:
-        if _TIMES & {name.split("_")[0] for name in record}:
+        if any(_TIMES.fullmatch(name) for name in record):
             for name in set(record) - {"step"}:
                 times[name] = times.get(name, 0.0) + record[name]
         elif any(name.startswith("val_") for name in record):

@@ -108,14 +108,19 @@ def fit(
                 emit(keep=0)
                 with watch.paused("checkpoint"):
                     checkpoints.save(number, state, {"seconds": watch.read()})
-            if stopping or last or due(number, config):
-                recorder.write({"step": number, **watch.spent()})
-            if stopping:
+            if stopping or last:
+                emit(keep=0)
                 break
+            if due(number, config):
+                recorder.write({"step": number, **watch.spent()})
+    done = int(state.step)
     if checkpoints:
-        checkpoints.wait()
-    if request.signal and int(state.step) < config.steps:
-        raise request.error(int(state.step))
+        with watch.paused("checkpoint"):
+            checkpoints.wait()
+    if done > start:
+        recorder.write({"step": done, **watch.spent()})
+    if request.signal and done < config.steps:
+        raise request.error(done)
     return state
 
 

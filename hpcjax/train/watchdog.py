@@ -23,7 +23,7 @@ from hpcjax.core.errors import ProcessLost
 PROGRESS = "progress"  # the folder's name in a run directory
 _TICK = 1.0
 _LAST_WORDS = 3.0
-_REMEMBERED = 50
+_KNOWN, _REMEMBERED = 3, 50  # steps
 _PATIENCE = 20  # times the median step
 
 
@@ -35,13 +35,18 @@ class Watchdog:
       folder: where every process of the run keeps a file of its progress.
       index: of this process.
       least: seconds without a step that are never too many; more are too many once
-        they exceed 20 median steps.
+        they exceed 20 median steps. Ten times as many until a median is known.
+      count: of the processes; files of others are of an earlier attempt.
 
-    Time in which this process is stopped, as by Ctrl-Z, does not count.
+    Neither validations nor saves are watched: nobody knows how long they may take. Time
+    in which this process is stopped, as by Ctrl-Z, does not count.
     """
 
-    def __init__(self, folder: pathlib.Path, index: int, least: float) -> None:
+    def __init__(
+        self, folder: pathlib.Path, index: int, least: float, count: int = 1
+    ) -> None:
         self._folder, self._index, self._least = folder, index, least
+        self._count = count
         self._steps: deque[float] = deque(maxlen=_REMEMBERED)
         self._beaten: float | None = None
         self._waited = 0.0
@@ -52,6 +57,9 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         self._folder.mkdir(parents=True, exist_ok=True)
         self._path.unlink(missing_ok=True)
+        for path in self._folder.iterdir() if self._index == 0 else ():
+            if not path.name.isdecimal() or int(path.name) >= self._count:
+                path.unlink(missing_ok=True)
         self._thread.start()
         return self
 
@@ -86,8 +94,9 @@ class Watchdog:
 
     def limit(self) -> float:
         """Returns how many seconds without a step are too many now."""
-        median = statistics.median(self._steps) if self._steps else 0.0
-        return max(self._least, _PATIENCE * median)
+        if len(self._steps) < _KNOWN:
+            return 10 * self._least
+        return max(self._least, _PATIENCE * statistics.median(self._steps))
 
     def _watch(self) -> None:
         while not self._end.wait(_TICK):
@@ -118,7 +127,7 @@ def behind(folder: pathlib.Path) -> tuple[int, str]:
       folder: of the processes' `Watchdog`s.
     """
     told = {}
-    for path in folder.iterdir():
+    for path in folder.glob("*"):
         with contextlib.suppress(ValueError, OSError):
             told[int(path.name)] = int(path.read_text())
     least = min(told.values(), default=0)

@@ -166,3 +166,24 @@ def test_the_last_interrupted_run_of_a_config_can_be_meant(root):
     assert len(cut.sessions()) == 2  # it was this one that went on
     another = execute.run("curves/plain", root=root, resume="last", quiet=True)
     assert another.id != first.id  # one that has ended is not continued
+
+
+def test_a_failed_run_is_the_last_one_too(root):
+    """As is one whose neighbour died: it ends as failed."""
+    with pytest.raises(RuntimeError):
+        execute.run("curves/plain", {"ends": "broken"}, root=root, quiet=True)
+    with pytest.raises(RuntimeError):
+        execute.run(
+            "curves/plain", {"ends": "broken"}, root=root, resume="last", quiet=True
+        )
+    assert len(only_run(root).sessions()) == 2
+
+
+def test_a_trusted_state_is_no_clean_run(root):
+    done = execute.run("curves/plain", root=root, quiet=True)
+    path = done.directory / "provenance.json"
+    origin = json.loads(path.read_text())
+    found = directory.find_run(root, origin["config_digest"])
+    assert found.id == done.id
+    path.write_text(json.dumps({**origin, "trusted": True}))
+    assert directory.find_run(root, origin["config_digest"]) is None

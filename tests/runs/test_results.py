@@ -212,3 +212,15 @@ def test_medians_and_intervals_agree_with_numpy_on_finite_samples():
         np.inf,
         3.0,
     ]
+
+
+def test_metrics_named_like_times_are_metrics():
+    records = [
+        {"step": 1, "seconds": 0.1, "loss": 2.0, "lost_share": 0.5},
+        {"step": 1, "lost_seconds": 4.0},
+        {"step": 2, "seconds": 0.2, "loss": 1.0, "lost_share": 0.25},
+    ]
+    history = results.history(records)
+    assert history["loss"].values.tolist() == [2.0, 1.0]
+    assert history["lost_share"].values.tolist() == [0.5, 0.25]
+    assert history["lost_seconds"].item() == 4.0

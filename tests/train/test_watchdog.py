@@ -26,7 +26,7 @@ def wait(condition, seconds=10.0):
 def test_a_run_that_stands_still_is_ended_and_says_who(tmp_path, ticking, capfd):
     (tmp_path / "1").write_text("7\n")
     (tmp_path / "2").write_text("6\n")
-    with Watchdog(tmp_path, 0, 0.1) as watched:
+    with Watchdog(tmp_path, 0, 0.01, count=3) as watched:
         watched.beat(6)
         watched.beat(7)
         assert wait(lambda: ticking)
@@ -45,7 +45,7 @@ def test_steps_keep_it_quiet(tmp_path, ticking):
 
 
 def test_neither_the_first_step_nor_a_pause_counts(tmp_path, ticking):
-    with Watchdog(tmp_path, 0, 0.05) as watched:
+    with Watchdog(tmp_path, 0, 0.005) as watched:
         watched.beat(1)
         time.sleep(0.3)  # compiles
         assert not ticking
@@ -58,9 +58,18 @@ def test_neither_the_first_step_nor_a_pause_counts(tmp_path, ticking):
 
 def test_slow_steps_raise_the_limit(tmp_path):
     watched = Watchdog(tmp_path, 0, 60.0)
-    assert watched.limit() == 60.0
+    assert watched.limit() == 600.0  # before a median is known
     watched._steps.extend([1.0, 10.0, 11.0])
     assert watched.limit() == 200.0
+
+
+def test_files_of_an_earlier_attempt_are_forgotten(tmp_path):
+    for name in ("0", "1", "2", "3"):
+        (tmp_path / name).write_text("40\n")
+    with Watchdog(tmp_path, 0, 60.0, count=2) as watched:
+        watched.beat(9)
+        assert behind(tmp_path) == (9, "0")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_who_is_behind(tmp_path):

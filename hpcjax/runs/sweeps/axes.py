@@ -144,6 +144,7 @@ def _range(key: str, kind: str, low: str, high: str) -> Axis:
             f"the ends of a range must be numbers: got {given}"
         ) from error
     whole = not axis.whole or (axis.low.is_integer() and axis.high.is_integer())
+    whole = whole and (not axis.whole or max(-axis.low, axis.high) < 2**53)
     if not (math.isfinite(axis.low) and axis.low < axis.high < math.inf and whole):
         kind_of = "whole numbers" if axis.whole else "finite numbers"
         raise ConfigError(f"a range needs two {kind_of}, the lower first: got {given}")

@@ -152,14 +152,17 @@ class _Crew:
         self._study, self._root, self._launch = study, root, launcher
         self._jobs = {index: self._start(index) for index in range(size)}
         self._deaths = 0
+        self._told: list[str] = []
 
     def watch(self, signals: StopSignals, progress: Progress) -> None:
         """Returns when all workers have ended; replaces those that die."""
         ended = -1
         try:
-            while self._jobs and not signals.received:
+            while not signals.received:
                 for index, status in list(self._ended()):
                     self._react(index, status)
+                if not self._jobs and not self._needed():
+                    break
                 # The journal is read only when it may have news.
                 done = sum(1 for _ in self._closed())
                 if done != ended:
@@ -168,6 +171,21 @@ class _Crew:
                 time.sleep(_POLL)
         finally:
             self._dismiss()
+
+    def _needed(self) -> bool:
+        """Says whether trials are open though our workers have ended.
+
+        Those of another driver may hold some, also of one that was killed; what they
+        drop is taken up.
+        """
+        if self._study.has_lost():
+            self._jobs[0] = self._start(0)
+            return True
+        hosts = self._study.held_by()
+        if hosts and hosts != self._told:
+            log.warning("waiting for trials that are running on %s", ", ".join(hosts))
+        self._told = hosts
+        return bool(hosts)
 
     def _start(self, index: int) -> launchers.Job:
         return self._launch(self._study.name, self._root, index)

@@ -1,7 +1,7 @@
 """A sweep's outcomes as one labelled dataset."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import xarray as xr
 
 from hpcjax.core.errors import HpcjaxError
 from hpcjax.runs import directory, execute
-from hpcjax.runs.sweeps.axes import Axis
+from hpcjax.runs.sweeps.axes import Value
 from hpcjax.runs.sweeps.study import Outcome, Study
 
 
@@ -38,7 +38,13 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
         },
         coords={
             "trial": [each.cell for each in outcomes],
-            **{axis.key: ("trial", _column(axis, outcomes)) for axis in sweep.axes},
+            **{
+                axis.key: (
+                    "trial",
+                    _column([each.point[axis.key] for each in outcomes]),
+                )
+                for axis in sweep.axes
+            },
         },
         attrs={
             "source": "measured",
@@ -47,34 +53,42 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
             "axes": " ".join(axis.key for axis in sweep.axes),
         },
     )
+    taken = {*cells.variables}
     whole = xr.merge(
-        [cells, _histories(outcomes, root)], combine_attrs="override", join="outer"
+        [cells, _histories(outcomes, root, taken)],
+        combine_attrs="override",
+        join="outer",
     )
     if sweep.sampler != "grid":
         return whole
-    keys = [axis.key for axis in sweep.axes]
-    index = pd.MultiIndex.from_arrays([whole[key].values for key in keys], names=keys)
-    bare = whole.drop_vars(["trial", *keys])
+    # By place and not by value: two texts may mean one number, or none.
+    places = {axis.key: range(len(axis.values)) for axis in sweep.axes}
+    index = pd.MultiIndex.from_product(places.values(), names=list(places))
+    bare = whole.reindex(trial=range(len(index))).drop_vars(["trial", *places])
     coordinates = xr.Coordinates.from_pandas_multiindex(index, "trial")
-    return bare.assign_coords(coordinates).unstack("trial")
+    cells = bare.assign_coords(coordinates).unstack("trial")
+    return cells.assign_coords({axis.key: _column(axis.values) for axis in sweep.axes})
 
 
-def _histories(outcomes: Sequence[Outcome], root: pathlib.Path) -> xr.Dataset:
-    """Returns the results of the runs along `trial`."""
+def _histories(
+    outcomes: Sequence[Outcome], root: pathlib.Path, taken: Collection[Hashable]
+) -> xr.Dataset:
+    """Returns the results of the runs along `trial`; what is `taken` is renamed."""
     found = {}
     for outcome in outcomes:
         if outcome.run:
             try:
                 run = directory.open_run(root, outcome.run)
-                found[outcome.cell] = execute.read_result(run).drop_attrs()
+                result = execute.read_result(run).drop_attrs()
+                names = {*result.variables, *result.dims} & {*taken}
+                renamed = {name: f"result_{name}" for name in names}
+                found[outcome.cell] = result.rename(renamed)
             except HpcjaxError:
                 continue  # deleted since, or diverged: the status says so
     if not found:
         return xr.Dataset()
     joined = xr.concat(list(found.values()), dim="trial", join="outer")
-    joined = joined.assign_coords(trial=list(found))
-    taken = {"value", "status", "run", "error"} & set(joined)
-    return joined.rename({name: f"result_{name}" for name in taken})
+    return joined.assign_coords(trial=list(found))
 
 
 def _value(outcome: Outcome) -> float:
@@ -85,9 +99,8 @@ def _texts(texts: Sequence[str]) -> np.ndarray:
     return np.array(texts, dtype=object)
 
 
-def _column(axis: Axis, outcomes: Sequence[Outcome]) -> Any:
-    """Returns an axis's values: numbers where all of them are."""
-    values = [outcome.point[axis.key] for outcome in outcomes]
+def _column(values: Sequence[Value]) -> Any:
+    """Returns the values of an axis: numbers where all of them are."""
     try:
         numbers = np.array([float(value) for value in values])
     except ValueError:

@@ -57,7 +57,13 @@ def make_launcher(text: str) -> Launcher:
     if name not in _MAKERS:
         raise ConfigError(f"unknown launcher {name!r}{nearest(name, _MAKERS)}")
     given = overrides.pairs(rest.split(",")) if rest else {}
-    return _MAKERS[name]({key: yaml.safe_load(value) for key, value in given.items()})
+    try:
+        options = {key: yaml.safe_load(value) for key, value in given.items()}
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"launcher {text!r} has options that cannot be read"
+        ) from error
+    return _MAKERS[name](options)
 
 
 class _Process:
@@ -93,6 +99,16 @@ def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
+def _taken_along() -> dict[str, str]:
+    """Returns what a worker elsewhere needs of this environment, and no secrets."""
+    env = _env()
+    return {
+        name: value
+        for name, value in env.items()
+        if name in ("PYTHONPATH", "HPCJAX_DATA", "XLA_FLAGS") or name.startswith("JAX_")
+    }
+
+
 def _local(options: dict[str, Any]) -> Launcher:
     if options:
         raise ConfigError(f"launcher local has no options: got {sorted(options)}")
@@ -116,7 +132,7 @@ def _ray(options: dict[str, Any]) -> Launcher:
         raise ConfigError(f"ray does not take these options: {error}") from error
 
     def launch(name: str, root: pathlib.Path, index: int) -> Job:
-        return _RayTask(remote.remote(name, str(root), _env()))
+        return _RayTask(remote.remote(name, str(root), _taken_along()))
 
     return launch
 
@@ -124,7 +140,9 @@ def _ray(options: dict[str, Any]) -> Launcher:
 def _work(name: str, root: str, env: Mapping[str, str]) -> int:
     """Runs a worker as a child of the process that Ray or submitit gives it."""
     command = [sys.executable, "-m", "hpcjax.runs.sweeps.worker", name, root]
-    with subprocess.Popen(command, env={**os.environ, **env}) as process:
+    # What its machine has set, such as which devices are its own, stays.
+    own = {**env, **os.environ, "PYTHONPATH": env["PYTHONPATH"]}
+    with subprocess.Popen(command, env=own) as process:
         try:
             return process.wait()
         except BaseException:  # cancelled: it still has to save
@@ -181,7 +199,9 @@ def _slurm(options: dict[str, Any]) -> Launcher:
 
     def launch(name: str, root: pathlib.Path, index: int) -> Job:
         folder = root / "sweeps" / name / "jobs"
-        return _SlurmJob(executor(folder).submit(_work, name, str(root), _env()))
+        return _SlurmJob(
+            executor(folder).submit(_work, name, str(root), _taken_along())
+        )
 
     return launch
 

@@ -10,7 +10,9 @@ with the run that was interrupted (`execute.ensure`).
 import contextlib
 import dataclasses
 import logging
+import os
 import pathlib
+import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,8 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 _DIED = f"its process died {ATTEMPTS} times"
-_CELL, _OWNER, _ATTEMPT = "cell", "owner", "attempt"
+_CELL, _OWNER, _ATTEMPT, _SIGN = "cell", "owner", "attempt", "sign"
+_TAKEN = ("value", "status", "run", "error", "trial")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,13 @@ class Sweep:
     def check(self, root: pathlib.Path) -> None:
         """Raises ConfigError unless the ends of every axis are values of the config."""
         swept.check_sampler(self.axes, self.sampler, self.trials)
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0: got {self.seed}")
+        for axis in self.axes:
+            if axis.key in _TAKEN:
+                raise ConfigError(
+                    f"{axis.key} cannot be varied: a sweep's result has {_TAKEN}"
+                )
         first = {axis.key: axis.ends[0] for axis in self.axes}
         for axis in self.axes:
             for text in axis.ends:
@@ -124,6 +134,8 @@ class Study:
 
     def __init__(self, folder: pathlib.Path, sweep: Sweep) -> None:
         self.folder, self.sweep = folder, sweep
+        name = f"{socket.gethostname()}-{os.getpid()}.alive"
+        self._sign = folder / "workers" / name
         self._optuna = _study(folder)
 
     @property
@@ -150,7 +162,7 @@ class Study:
             )
             if _CELL not in trial.user_attrs:  # chosen just now, by a learning sampler
                 trial.set_user_attr(_CELL, cell)
-            trial.set_user_attr(_OWNER, lock.me())
+            trial.set_user_attr(_OWNER, {**lock.me(), _SIGN: self._sign.name})
             return Trial(point=trial.params, held=trial)
 
     def tell(self, trial: Trial, value: float, run: str, status: str = "done") -> None:
@@ -161,7 +173,9 @@ class Study:
 
     def fail(self, trial: Trial, error: str) -> None:
         """Records why a trial has no value."""
-        trial.held.set_user_attr("error", error)
+        # Text of any origin, such as a path that is not UTF-8.
+        clean = error.encode("utf-8", "backslashreplace").decode().replace("\0", "")
+        trial.held.set_user_attr("error", clean)
         self._optuna.tell(trial.held, state=_states().FAIL)
 
     def put_back(self, trial: Trial) -> None:
@@ -199,8 +213,32 @@ class Study:
         for trial in self._trials():
             owner = trial.user_attrs.get(_OWNER)
             # Without owner: killed while it was taken.
-            if trial.state.name == "RUNNING" and not (owner and lock.is_alive(owner)):
+            if trial.state.name == "RUNNING" and not (owner and self._lives(owner)):
                 yield trial
+
+    def _lives(self, owner: Mapping[str, Any]) -> bool:
+        return lock.is_alive(owner, self._sign.with_name(owner.get(_SIGN, "none")))
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Shows, for as long as the block runs, that this process lives."""
+        self._sign.parent.mkdir(exist_ok=True)
+        self._sign.touch()
+        try:
+            with lock.touched(self._sign):
+                yield
+        finally:
+            self._sign.unlink(missing_ok=True)
+
+    def held_by(self) -> list[str]:
+        """Returns the hosts of living processes that hold trials."""
+        return sorted(
+            trial.user_attrs[_OWNER]["host"]
+            for trial in self._trials()
+            if trial.state.name == "RUNNING"
+            and _OWNER in trial.user_attrs
+            and self._lives(trial.user_attrs[_OWNER])
+        )
 
     def _again(self, trial: "optuna.trial.FrozenTrial", more: int) -> None:
         """Enters a trial's point once more, if it may be tried again, and closes it.
@@ -227,7 +265,8 @@ class Study:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        with filelock.FileLock(self.folder / ".lock"):
+        journal = self.folder / "journal.log"
+        with filelock.FileLock(self.folder / ".lock"), files.disk_errors(journal):
             yield
 
 
@@ -250,7 +289,8 @@ def find(
         return open_study(name, root).name
     varied, fixed = swept.parse(pairs)
     if not varied:
-        varied = swept.from_mapping(discover.find(name, root)[0].sweep)
+        own = discover.find(name, root)[0].sweep
+        varied = [axis for axis in swept.from_mapping(own) if axis.key not in fixed]
     return Sweep(config=name, axes=tuple(varied), overrides=fixed, **options)
 
 
@@ -318,6 +358,7 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
 
         def acquire(self) -> bool:
             self._lock.acquire()
+            _mend(folder / "journal.log")
             return True
 
         def release(self) -> None:
@@ -332,6 +373,16 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
         storage=optuna.storages.JournalStorage(backend),
         load_if_exists=True,
     )
+
+
+def _mend(path: pathlib.Path) -> None:
+    """Cuts off a last line without an end, left by a kill or a full disk."""
+    if not path.exists():
+        return
+    content = path.read_bytes()[-65536:]
+    if content and not content.endswith(b"\n"):
+        cut = len(content) - content.rfind(b"\n") - 1
+        os.truncate(path, path.stat().st_size - cut)
 
 
 def _sampler(seed: int, cell: int) -> "optuna.samplers.BaseSampler":

@@ -10,15 +10,17 @@ import os
 import pathlib
 import signal
 import sys
+import time
 import traceback
 
 import numpy as np
 
-from hpcjax.core.errors import DiskFull, HpcjaxError, Preempted
+from hpcjax.core.errors import DiskFull, HpcjaxError, Preempted, RunBusy
 from hpcjax.runs import directory, execute
 from hpcjax.runs.sweeps.study import Study, Trial, open_study
 
 log = logging.getLogger(__name__)
+_BUSY = 2.0
 
 
 def work(name: str, root: pathlib.Path) -> int:
@@ -40,16 +42,22 @@ def work(name: str, root: pathlib.Path) -> int:
     """
     study = open_study(name, root)
     parent, ended = os.getppid(), 0
-    while os.getppid() == parent:
-        trial = study.take()
-        if trial is None:
-            break
-        try:
-            attempt(study, trial, root)
-        except (Preempted, KeyboardInterrupt, DiskFull):
-            study.put_back(trial)
-            raise
-        ended += 1
+    with study.working():
+        while os.getppid() == parent:
+            trial = study.take()
+            if trial is None:
+                break
+            try:
+                attempt(study, trial, root)
+            except RunBusy as error:  # another sweep, or a table, is at the same run
+                log.warning("put back: %s", error)
+                study.put_back(trial)
+                time.sleep(_BUSY)
+                continue
+            except (Preempted, KeyboardInterrupt, DiskFull):
+                study.put_back(trial)
+                raise
+            ended += 1
     return ended
 
 
@@ -62,7 +70,7 @@ def attempt(study: Study, trial: Trial, root: pathlib.Path) -> None:
             study.tell(trial, math.inf, run.id, "diverged")
         else:
             study.tell(trial, judged(run, study.sweep.by), run.id)
-    except (Preempted, DiskFull):
+    except (Preempted, DiskFull, RunBusy):
         raise
     except HpcjaxError as error:
         study.fail(trial, str(error))

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hpcjax.core import ConfigError, DataFormatError, HpcjaxError
+from hpcjax.core import ConfigError, DataFormatError, HpcjaxError, RunBusy
 from hpcjax.runs import cli, directory, results, sweeps
 from hpcjax.runs.sweeps import study as studies
 from hpcjax.runs.sweeps import worker
@@ -291,6 +291,67 @@ def test_the_command(root, capsys):
     bad = ["sweep", "curves/plain", "lr=0.1,0.2", "--root", str(root)]
     assert cli.main([*bad, "--launcher", "rai"]) == 2
     assert "did you mean 'ray'" in capsys.readouterr().err
+
+
+def test_cells_are_found_by_place_not_by_value(root):
+    """Two texts of one number, no number at all, and a result with the axis's name."""
+    path = root / "experiments/curves/experiment.py"
+    text = path.read_text().replace(
+        "return results.history(metrics.read())",
+        "return results.history(metrics.read()).assign_coords(lr=('z', [7.0, 8.0]))",
+    )
+    path.write_text(text)
+    varied = {"lr": "0.1,0.10,nan", "wd": "0.5,0.25"}
+    dataset = run(sweep_of(varied=varied), root).dataset
+    assert dict(dataset["value"].sizes) == {"lr": 3, "wd": 2}
+    assert dataset["lr"].values == pytest.approx([0.1, 0.1, np.nan], nan_ok=True)
+    assert dataset["wd"].values.tolist() == [0.5, 0.25]  # as listed
+    same = [expected(0.1, 0.5), expected(0.1, 0.25)]
+    assert dataset["value"].values[:2] == pytest.approx(np.array([same, same]))
+    assert dataset["result_lr"].values.tolist() == [7.0, 8.0]
+
+
+def test_a_torn_journal_is_mended(root):
+    result = run(sweep_of(), root)
+    journal = result.directory / "journal.log"
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 5, "wor')
+    assert run(result.name, root).dataset["value"].equals(result.dataset["value"])
+
+
+def test_a_run_that_is_busy_is_waited_for(root, monkeypatch):
+    """Another sweep or table is at the same run just now."""
+    monkeypatch.setattr(worker, "_BUSY", 0.0)
+    honest, asked = worker.execute.ensure, []
+
+    def busy_once(*args, **kwargs):
+        asked.append(args)
+        if len(asked) == 1:
+            raise RunBusy("held")
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(worker.execute, "ensure", busy_once)
+    result = run(sweep_of(varied={"lr": "0.1,1.0"}), root)
+    assert result.successes == 2
+
+
+def test_a_worker_of_another_host_is_dead_when_it_is_silent(root, monkeypatch):
+    study = sweeps.create_study("s", sweep_of(), root)
+    with study.working():
+        taken = study.take()
+        owner = taken.held.user_attrs["owner"]
+        taken.held.set_user_attr("owner", {**owner, "host": "elsewhere"})
+        assert not study.has_lost()
+        assert study.held_by() == ["elsewhere"]
+        os.utime(study._sign, (0, 0))
+        assert study.has_lost()
+
+
+def test_fixed_keys_leave_the_config_files_own_sweep(root):
+    file = root / "configs/curves/plain.py"
+    file.write_text(file.read_text() + '\nsweep = {"lr": (0.1, 0.2), "seed": (0, 1)}\n')
+    found = sweeps.find("curves/plain", {"lr": "5"}, root)
+    assert [str(axis) for axis in found.axes] == ["seed=0,1"]
+    assert found.overrides == {"lr": "5"}
 
 
 def test_a_sweep_of_failures_fails(root):
