@@ -63,7 +63,7 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
         return whole
     # By place and not by value: two texts may mean one number, or none.
     places = {axis.key: range(len(axis.values)) for axis in sweep.axes}
-    index = pd.MultiIndex.from_product(places.values(), names=list(places))
+    index = pd.MultiIndex.from_product([*places.values()], names=[*places])
     bare = whole.reindex(trial=range(len(index))).drop_vars(["trial", *places])
     coordinates = xr.Coordinates.from_pandas_multiindex(index, "trial")
     cells = bare.assign_coords(coordinates).unstack("trial")
