@@ -1,7 +1,7 @@
 """What a step costs with SGD, AdamW, Jorge and Shampoo; 5 min on 2 cores.
 
-Expect: on 2 cores a step that updates the preconditioners costs 1.08 of SGD's with Jorge
-and 1.31 with Shampoo (eigh); at k = 50 neither is told apart from SGD's. On a GPU the
+Expect: on 2 cores a step that updates the preconditioners costs 1.08 of SGD's (Jorge)
+and 1.31 (Shampoo, eigh); at k = 50 neither is told apart from SGD's. On a GPU the
 bar is 1.10 at k = 50, not measured yet (`hpcjax table jorge/step-cost`).
 """
 
