@@ -66,13 +66,7 @@ def fit(
     step = train_step(task, mesh, state)
     validate = validator(task, config, mesh)
     watch = Stopwatch(recorder.rewind(start), began, watchdog)
-    batches = data.batches(
-        task.dataset.train,
-        config.batch_size,
-        seed,
-        augment=task.augment,
-        shard=(jax.process_index(), jax.process_count()),
-    )
+    batches = own_batches(task, config, seed)
     guard = SkipGuard(guarded(state), config.max_skipped)
     request = StopRequest(stop, mesh)
     pending: collections.deque[tuple[int, Any]] = collections.deque()
@@ -122,6 +116,17 @@ def fit(
     if request.signal and done < config.steps:
         raise request.error(done)
     return state
+
+
+def own_batches(task: Task, config: TrainConfig, seed: int) -> data.Batches:
+    """Returns this process's rows of the training batches."""
+    return data.batches(
+        task.dataset.train,
+        config.batch_size,
+        seed,
+        augment=task.augment,
+        shard=(jax.process_index(), jax.process_count()),
+    )
 
 
 def compile_step(
