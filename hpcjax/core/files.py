@@ -85,6 +85,20 @@ def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def cut_torn_line(path: pathlib.Path) -> None:
+    """Cuts off a last line that has no end, as a kill or a full disk leaves it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all."""
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -36,7 +36,7 @@ class Metrics:
         line = _line(record)
         with files.disk_errors(self.path):
             if not self._whole:
-                self._repair()
+                files.cut_torn_line(self.path)
             self._whole = False
             with self.path.open("ab", buffering=0) as file:
                 if file.write(line) != len(line):
@@ -70,15 +70,6 @@ class Metrics:
         if self.path.exists():
             files.write_atomic(self.path, b"".join(kept))
         return before
-
-    def _repair(self) -> None:
-        """Cuts off a last line that has no end."""
-        if not self.path.exists():
-            return
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(self.path, whole)
 
     def _records(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         if not self.path.exists():

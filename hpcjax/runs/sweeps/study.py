@@ -358,7 +358,7 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
 
         def acquire(self) -> bool:
             self._lock.acquire()
-            _mend(folder / "journal.log")
+            files.cut_torn_line(folder / "journal.log")
             return True
 
         def release(self) -> None:
@@ -373,16 +373,6 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
         storage=optuna.storages.JournalStorage(backend),
         load_if_exists=True,
     )
-
-
-def _mend(path: pathlib.Path) -> None:
-    """Cuts off a last line without an end, left by a kill or a full disk."""
-    if not path.exists():
-        return
-    content = path.read_bytes()[-65536:]
-    if content and not content.endswith(b"\n"):
-        cut = len(content) - content.rfind(b"\n") - 1
-        os.truncate(path, path.stat().st_size - cut)
 
 
 def _sampler(seed: int, cell: int) -> "optuna.samplers.BaseSampler":
