@@ -1,6 +1,7 @@
 """Errors a caller can react to, each with the exit status its command ends with."""
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -68,6 +69,11 @@ class Interrupted(Preempted):
     """The run was stopped from the keyboard, wrote a checkpoint and can be resumed."""
 
     exit_code = 130
+
+
+def stopped_by(number: int) -> type[Preempted]:
+    """Returns the error with which a run ends that a signal has stopped."""
+    return Interrupted if number == signal.SIGINT else Preempted
 
 
 class UnsupportedOp(HpcjaxError, NotImplementedError):

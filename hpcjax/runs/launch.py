@@ -16,6 +16,7 @@ from hpcjax.core.errors import (
     Interrupted,
     Preempted,
     ProcessLost,
+    stopped_by,
 )
 from hpcjax.runs import directory, discover, execute
 from hpcjax.runs.signals import StopSignals
@@ -187,12 +188,12 @@ class _Crew:
         """
         failed = {index: status for index, status in enumerate(ended) if status}
         if signals.received and set(failed.values()) <= _TOLD:
-            kind = Interrupted if signals.received == signal.SIGINT else Preempted
+            kind = stopped_by(signals.received)
             return kind(f"stopped; to go on: {self.again()}")
         index = min(failed, key=lambda index: (_followed(failed[index]), index))
         status = failed[index]
         if status in (Preempted.exit_code, Interrupted.exit_code):
-            kind = Interrupted if signals.received == signal.SIGINT else Preempted
+            kind = stopped_by(signals.received)
             return kind(f"all processes have saved; to go on: {self.again()}")
         if status == ProcessLost.exit_code:
             step, names = behind(self._folder.path / PROGRESS)

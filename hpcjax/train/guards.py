@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hpcjax.core.errors import Diverged, Interrupted, Preempted
+from hpcjax.core.errors import Diverged, Preempted, stopped_by
 from hpcjax.train.step import STOP
 
 log = logging.getLogger(__name__)
@@ -64,5 +64,5 @@ class StopRequest:
 
     def error(self, step: int) -> Preempted:
         """Returns the error with which a run ends that was stopped after `step`."""
-        kind = Interrupted if self.signal == signal.SIGINT else Preempted
-        return kind(f"{signal.Signals(self.signal).name}: stopped after step {step}")
+        name = signal.Signals(self.signal).name
+        return stopped_by(self.signal)(f"{name}: stopped after step {step}")

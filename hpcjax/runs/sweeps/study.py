@@ -210,14 +210,17 @@ class Study:
             self._again(trial, more=1)
 
     def _lost(self) -> "Iterator[optuna.trial.FrozenTrial]":
-        for trial in self._trials():
-            owner = trial.user_attrs.get(_OWNER)
-            # Without owner: killed while it was taken.
-            if trial.state.name == "RUNNING" and not (owner and self._lives(owner)):
-                yield trial
+        return (trial for trial, host in self._running() if not host)
 
-    def _lives(self, owner: Mapping[str, Any]) -> bool:
-        return lock.is_alive(owner, self._sign.with_name(owner.get(_SIGN, "none")))
+    def _running(self) -> "Iterator[tuple[optuna.trial.FrozenTrial, str]]":
+        """Yields trials that were taken, and where their process lives; "" if not."""
+        for trial in self._trials():
+            if trial.state.name == "RUNNING":
+                # Without owner: killed while it was taken.
+                owner = trial.user_attrs.get(_OWNER, {})
+                sign = self._sign.with_name(owner.get(_SIGN, "none"))
+                lives = bool(owner) and lock.is_alive(owner, sign)
+                yield trial, owner["host"] if lives else ""
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -232,13 +235,7 @@ class Study:
 
     def held_by(self) -> list[str]:
         """Returns the hosts of living processes that hold trials."""
-        return sorted(
-            trial.user_attrs[_OWNER]["host"]
-            for trial in self._trials()
-            if trial.state.name == "RUNNING"
-            and _OWNER in trial.user_attrs
-            and self._lives(trial.user_attrs[_OWNER])
-        )
+        return sorted(host for _, host in self._running() if host)
 
     def _again(self, trial: "optuna.trial.FrozenTrial", more: int) -> None:
         """Enters a trial's point once more, if it may be tried again, and closes it.
