@@ -1,11 +1,13 @@
 """Whether everything a run directory holds can be read and agrees; changes nothing."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+import xarray as xr
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -16,7 +18,8 @@ from hpcjax.runs import directory, discover, lock, results, show
 
 Verdict = Literal["ok", "note", "foreign", "bad"]
 _CHECKPOINTS = "checkpoints"
-_FOREIGN = "no manifest: loads only with --trust"
+_LACKING = "no manifest: damaged, or of another program; loads only with --trust"
+_TRUSTED = "no manifest: was loaded with --trust"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,9 @@ class Finding:
 
     Attributes:
       part: file or checkpoint, as a path inside the run directory.
-      verdict: `foreign` is a checkpoint that other programs made, of which nothing can
-        be verified; a `note` is worth knowing and no damage.
+      verdict: `foreign` is a checkpoint without a manifest, of which nothing can be
+        verified, in a run that `--trust` was given for; a `note` is worth knowing and
+        no damage.
       detail: what is in it, or what is wrong.
     """
 
@@ -40,8 +44,9 @@ def verify(run_id: str, *, root: pathlib.Path | None = None) -> list[Finding]:
 
     Every record, the whole result and every array of every checkpoint are read;
     checkpoints are compared with their manifests, the config with the digest of what
-    was run, the records with the newest checkpoint. Result and records have no
-    checksum: a number in them that was changed into another one is not noticed.
+    was run, the records with the newest checkpoint; a run that is done must have all of
+    them up to the last step of its result. Result and records have no checksum: a
+    number in them that was changed into another one is not noticed.
 
     Args:
       run_id: the folder's name, or its last six digits where they are unique.
@@ -114,7 +119,7 @@ def _word(run: directory.RunDirectory) -> str:
 
 def _config(run: directory.RunDirectory, root: pathlib.Path) -> str:
     run.read_config()  # names what it must be, where it is not an object
-    loaded = discover.load(f"runs/{run.id}/config.json", {}, root)
+    loaded = discover.load(run.config_name, {}, root)
     return f"{loaded.title}, digest {configs.digest(loaded.config)}"
 
 
@@ -137,16 +142,17 @@ def _metrics(run: directory.RunDirectory) -> str | Finding:
     path = run.path / part
     manifests = run.path.glob(f"{_CHECKPOINTS}/*/MANIFEST.json")
     names = [path.parent.name for path in manifests]
-    taken = max((int(name) for name in names if name.isdecimal()), default=0)
+    taken = [int(name) for name in names if name.isdecimal()]
+    due = max([*taken, _steps(_history(run))])
     if not path.exists():
-        if taken:
-            raise DataFormatError("missing, and the run has checkpoints")
+        if due:
+            raise DataFormatError(f"missing, and the run has taken {due} steps")
         return "none"
     records = run.records()
     last = max((record["step"] for record in records), default=0)
     text = f"{len(records)} records, up to step {last}"
-    if last < taken:
-        raise DataFormatError(f"{text}; the newest checkpoint is of step {taken}")
+    if last < due:
+        raise DataFormatError(f"{text}; the run has taken {due} steps")
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         text += "; a last line is cut off and counts as not written"
@@ -154,12 +160,28 @@ def _metrics(run: directory.RunDirectory) -> str | Finding:
     return text
 
 
+def _history(run: directory.RunDirectory) -> xr.Dataset:
+    """Returns the result of a run that is done, if that is the history of a training.
+
+    An empty dataset without one, or where it cannot be read: that is told of the file.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        dataset = results.read(run.path / "result.nc")
+        if run.status == "done" and {"step", "lost_seconds"} <= {*dataset.variables}:
+            return dataset
+    return xr.Dataset({"compile_seconds": 0.0}, coords={"step": []})
+
+
+def _steps(history: xr.Dataset) -> int:
+    return int(history["step"].max()) if history["step"].size else 0
+
+
 def _status(run: directory.RunDirectory) -> str | Finding:
     word = run.status
     if lock.is_held(run.path):
         text = f"{word}; a process holds the run: what is read here may change"
     elif word == "running":
-        text = "running, but no process holds it: it was killed and can be resumed"
+        text = f"{run.standing}: it was killed and can be resumed"
     else:
         return word
     return Finding(part="status", verdict="note", detail=text)
@@ -183,7 +205,12 @@ def _result(run: directory.RunDirectory) -> str:
 
 
 def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
-    folder = run.path / _CHECKPOINTS
+    folder, history = run.path / _CHECKPOINTS, _history(run)
+    last = _steps(history)
+    # Our loop compiles, and always saves the last step.
+    if run.steps_taken() < last and float(history["compile_seconds"]) > 0:
+        text = "missing, and the status is done"
+        yield Finding(part=f"{_CHECKPOINTS}/{last}", verdict="bad", detail=text)
     if not folder.is_dir():
         return
     names = sorted(path.name for path in folder.iterdir())
@@ -192,8 +219,10 @@ def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
 
         for step, held in train.examine_checkpoints(folder):
             part = f"{_CHECKPOINTS}/{step}"
-            if held is None:
-                yield Finding(part=part, verdict="foreign", detail=_FOREIGN)
+            if held is None and _trusted(run):
+                yield Finding(part=part, verdict="foreign", detail=_TRUSTED)
+            elif held is None:
+                yield Finding(part=part, verdict="bad", detail=_LACKING)
             elif isinstance(held, CheckpointCorrupt):
                 yield Finding(part=part, verdict="bad", detail=str(held))
             else:
@@ -204,6 +233,12 @@ def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
         if not name.isdecimal():
             part = f"{_CHECKPOINTS}/{name}"
             yield Finding(part=part, verdict="note", detail=_leftover(run, name))
+
+
+def _trusted(run: directory.RunDirectory) -> bool:
+    with contextlib.suppress(DataFormatError):
+        return any(session.get("trusted") for session in run.sessions())
+    return False
 
 
 def _others(run: directory.RunDirectory, known: set[str]) -> Iterator[Finding]:

@@ -228,9 +228,7 @@ class _Maker:
             if run.status == "diverged":
                 best.append(math.inf)
                 continue
-            values = read_run(run)[runs.by].values
-            finite = values[np.isfinite(values)]
-            best.append(finite.min() if finite.size else math.inf)
+            best.append(results.least(read_run(run)[runs.by]))
         return float(np.median(best))
 
     def once(

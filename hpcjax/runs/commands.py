@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
+from hpcjax.core import environment
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import directory, discover, show
 from hpcjax.runs.overrides import pairs
@@ -46,7 +47,6 @@ Data = Annotated[
 Format = Literal["rich", "md", "csv", "html", "latex"]
 
 _HERE = pathlib.Path()
-_DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
 
 def list_(
@@ -178,17 +178,28 @@ def sweep(
     config: Config,
     overrides: Overrides = (),
     *,
-    sampler: Literal["grid", "random", "halton", "tpe"] = "grid",
+    sampler: Annotated[
+        Literal["grid", "random", "halton", "tpe"] | None,
+        tyro.conf.arg(
+            metavar="{grid,random,halton,tpe}", help_behavior_hint="(default: grid)"
+        ),
+    ] = None,
     trials: Annotated[
         int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")
     ] = None,
-    by: str = "val_loss",
-    seed: int = 0,
+    by: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: val_loss)"),
+    ] = None,
+    seed: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 0)")
+    ] = None,
     name: Annotated[
         str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")
     ] = None,
     parallel: int = 1,
     launcher: str = "local",
+    retry_failed: bool = False,
     plot: bool = False,
     quiet: bool = False,
     root: Root = _HERE,
@@ -197,7 +208,8 @@ def sweep(
     """Run a config under many overrides; run it again to go on with what is missing.
 
     Args:
-      config: paper/config, paper/config:variant, or the name of a sweep that is there.
+      config: paper/config, paper/config:variant, or the name of a sweep that is there,
+        of which only the number of trials may change.
       overrides: key=a,b,c is varied, as is key=log(1e-3,1), uniform, int and logint;
         key=value is set for all. Without any, the config file's own sweep.
       sampler: how points are chosen.
@@ -207,6 +219,7 @@ def sweep(
       name: folder below sweeps/ (default: from the config and what is varied).
       parallel: how many workers.
       launcher: local, ray or slurm, with options such as slurm:slurm_partition=gpu.
+      retry_failed: try trials again that have failed.
       plot: write a picture of the response.
       quiet: no progress line.
       root: folder that holds sweeps/, runs/ and further configs.
@@ -215,16 +228,17 @@ def sweep(
     _prepare(data, None)
     from hpcjax.runs import sweeps
 
-    wanted = sweeps.find(
-        config, pairs(overrides), root, sampler=sampler, trials=trials, seed=seed, by=by
-    )
+    options = {"sampler": sampler, "trials": trials, "seed": seed, "by": by}
+    given = {key: value for key, value in options.items() if value is not None}
+    wanted, title = sweeps.find(config, pairs(overrides), root, name=name, **given)
     with _log_to_stderr(quiet):
         result = sweeps.run_sweep(
             wanted,
-            name=name,
+            name=title,
             root=root,
             parallel=parallel,
             launcher=sweeps.make_launcher(launcher),
+            retry_failed=retry_failed,
             quiet=quiet,
         )
     show.console().print(sweeps.summary(result))
@@ -401,9 +415,8 @@ def _prepare(data: pathlib.Path | None, devices: int | None) -> None:
         return
     if devices < 1:
         raise ConfigError(f"devices must be at least 1: got {devices}")
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _DEVICE_FLAG not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_FLAG}={devices}".strip()
+    if not environment.simulates():
+        os.environ.update(environment.simulated(devices))
 
 
 @contextlib.contextmanager

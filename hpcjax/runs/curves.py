@@ -36,13 +36,13 @@ def draw(
     """Draws `metric` of each row: median over seeds as a line, their range as a band.
 
     Args:
-      rows: `{row: history with dimension seed}`.
+      rows: `{row: history with dimension seed}`; those without the metric are left out.
       metric: a variable with dimensions `seed` and `eval_step`.
       against: what each panel shows it against: optimizer steps, training seconds.
     """
     from matplotlib.figure import Figure
 
-    drawn = {name: row for name, row in rows.items() if metric in row}
+    drawn = having(rows, metric)
     below = len(drawn) > _CROWD
     height = 3.6 + below * 0.2 * math.ceil(len(drawn) / 3)
     figure = Figure(figsize=(4.5 * len(against), height), layout="constrained")
@@ -62,6 +62,15 @@ def draw(
     elif len(drawn) > 1:
         panels[-1].legend(frameon=False)
     return figure
+
+
+def having(rows: Mapping[str, xr.Dataset], metric: str) -> dict[str, xr.Dataset]:
+    """Returns the rows in which `metric` is a curve, and not one number of a run."""
+    return {
+        name: row
+        for name, row in rows.items()
+        if metric in row and "eval_step" in row[metric].dims
+    }
 
 
 def _line(

@@ -5,10 +5,10 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from hpcjax.core import files
 from hpcjax.core.errors import ConfigError
 from hpcjax.runs import build, directory, discover, results, show, values
 from hpcjax.runs import config as configs
@@ -78,7 +78,7 @@ def compare_runs(old: str, new: str, *, root: pathlib.Path | None = None) -> Dif
     measured, origins = {}, {}
     if len(folders) == 2:
         origins = _unequal(*map(_origin, folders))
-        unfinished = [f"run {f.id} is {f.status}" for f in folders if not _ended(f)]
+        unfinished = [f"run {f.id} is {f.standing}" for f in folders if not _ended(f)]
         notes += unfinished
         if not unfinished:
             measured = _both(*(figures(build.read_run(folder)) for folder in folders))
@@ -98,7 +98,7 @@ def figures(dataset: "xr.Dataset") -> dict[str, float]:
       dataset: the run's result.
 
     Returns:
-      `steps`; `<metric> (last)` and `<metric> (best)`, the least finite value, of each
+      `steps`; `<metric> (last)` and `<metric> (best)`, see `results.least`, of each
       validation metric; and `<what> s` of each part of its time, see
       `results.time_split`. What the result does not have is left out.
     """
@@ -108,11 +108,9 @@ def figures(dataset: "xr.Dataset") -> dict[str, float]:
     for name, variable in dataset.data_vars.items():
         if not str(name).startswith("val_") or variable.dims != ("eval_step",):
             continue
-        column = variable.values.astype(float)
-        finite = column[np.isfinite(column)]
-        if column.size:
-            found[f"{name} (last)"] = float(column[-1])
-            found[f"{name} (best)"] = float(finite.min()) if finite.size else np.nan
+        if variable.size:
+            found[f"{name} (last)"] = float(variable[-1])
+            found[f"{name} (best)"] = results.least(variable)
     split = results.time_split(dataset)
     return found | {f"{name} s": seconds for name, seconds in split.items()}
 
@@ -158,7 +156,7 @@ def _side(name: str, root: pathlib.Path) -> _Side:
     run = directory.open_run(root, name)
     data = run.read_config()
     try:
-        config = discover.load(f"runs/{run.id}/config.json", {}, root).config
+        config = discover.load(run.config_name, {}, root).config
     except ConfigError:
         config = None
     held = data.get(configs.VALUES)
@@ -177,18 +175,7 @@ def _written(config: Any) -> Mapping[str, Any]:
 def _keys(old: _Side, new: _Side) -> Pairs:
     if old.config is not None and new.config is not None:
         return configs.diff(old.config, new.config)
-    return _unequal(_flat(old.values), _flat(new.values))
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns `{"a.b": value}` of nested objects."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
+    return _unequal(files.flatten_json(old.values), files.flatten_json(new.values))
 
 
 def _unequal(old: Mapping[str, Any], new: Mapping[str, Any]) -> Pairs:
@@ -209,7 +196,7 @@ def _ended(run: directory.RunDirectory) -> bool:
 
 def _origin(run: directory.RunDirectory) -> dict[str, str]:
     """Returns a run's provenance by key; what sessions do not share is listed."""
-    sessions = [_flat(session) for session in run.sessions()]
+    sessions = [files.flatten_json(session) for session in run.sessions()]
     names: Iterable[str] = dict.fromkeys(name for each in sessions for name in each)
     found = {
         name: ", ".join(dict.fromkeys(str(each.get(name)) for each in sessions))

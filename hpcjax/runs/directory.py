@@ -57,6 +57,16 @@ class RunDirectory:
         return self.path.name
 
     @property
+    def config_name(self) -> str:
+        """What stands for the run's config where a config's name is asked for."""
+        return f"runs/{self.id}/config.json"
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with the run."""
+        return f"hpcjax run {self.config_name} --resume {self.id}"
+
+    @property
     def parent(self) -> str | None:
         """Id of the run that this one was forked from."""
         return self.read_config().get("parent")
@@ -124,6 +134,16 @@ class RunDirectory:
         raise DataFormatError(
             f"{path}: expected one of {get_args(Status)}: got {word!r}"
         )
+
+    @property
+    def standing(self) -> str:
+        """The status in print: one that is `running` and has no process is interrupted.
+
+        Raises:
+          DataFormatError: as for `status`.
+        """
+        cut = self.status == "running" and not lock.is_held(self.path)
+        return "interrupted" if cut else self.status
 
     def set_status(self, status: str) -> None:
         """Writes the status.
@@ -291,7 +311,8 @@ def find_run(
     """Returns the newest run whose every step was one of this config, if there is any.
 
     A forked run does not count, nor one that was resumed after a change of its config:
-    its first steps were another config's. Nor does one whose files cannot be read.
+    its first steps were another config's. Nor does one whose files cannot be read. One
+    that was killed before it could say what is run has taken no step, and counts.
 
     Args:
       root: folder that holds `runs/`.
@@ -315,12 +336,22 @@ def _is_of(run: RunDirectory, digest: str, devices: int | None) -> bool:
     """Says whether every step of a run was one of this config, on so many devices."""
     if run.parent is not None or configs.digest_json(run.read_config()) != digest:
         return False
+    sessions = [] if _cut_at_once(run) else run.sessions()
     return all(
         session.get("config_digest") == digest
         and not session.get("trusted")
         and devices in (None, session.get("used_devices"))
-        for session in run.sessions()
+        for session in sessions
     )
+
+
+def _cut_at_once(run: RunDirectory) -> bool:
+    """Says whether a run was ended before it could write where it comes from."""
+    if (run.path / "provenance.json").exists():
+        return False
+    # One that nobody has held yet is about to begin.
+    killed = run.status == "running" and (run.path / "lock").exists()
+    return killed or run.status in ("preempted", "failed")
 
 
 @contextlib.contextmanager

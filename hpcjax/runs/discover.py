@@ -46,7 +46,7 @@ class ConfigEntry:
       variants: the configs it defines, by name.
       base: name of the variant that `hpcjax run paper/config` runs.
       smoke: overrides under which it runs in seconds.
-      sweep: what `hpcjax sweep` varies by default: `{key: values}`.
+      sweep: what `hpcjax sweep` varies by default: `{key: values}`, not checked.
       needs: what it needs besides a CPU, such as a data set that is fetched.
       problem: why the file cannot be used; empty for one that can.
     """
@@ -57,7 +57,7 @@ class ConfigEntry:
     variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     base: str = ""
     smoke: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    sweep: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    sweep: Any = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ()
     problem: str = ""
 

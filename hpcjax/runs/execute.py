@@ -193,14 +193,7 @@ def ensure(
 def _execute(
     loaded: discover.Loaded, folder: directory.RunDirectory, how: _How
 ) -> RunResult:
-    origin = provenance.collect(
-        devices=True, seed=getattr(loaded.config, "seed", None), parent=folder.parent
-    )
-    origin["config_digest"] = configs.digest(loaded.config)
-    origin["used_devices"] = how.devices or 1
-    origin["trusted"] = how.trust  # a state that nobody could verify
-    origin = folder.write_provenance(origin)  # with the sessions before
-    folder.set_status("running")
+    origin = _begin(loaded, folder, how)
     with StopSignals() as signals:
         try:
             with Progress(loaded.title, loaded.steps, quiet=how.quiet) as progress:
@@ -209,8 +202,7 @@ def _execute(
             folder.write_result(dataset, origin)
         except Preempted as error:
             folder.set_status("preempted")
-            again = f"hpcjax run runs/{folder.id}/config.json --resume {folder.id}"
-            raise type(error)(f"{error}; to go on: {again}") from None
+            raise type(error)(f"{error}; to go on: {folder.again}") from None
         except BaseException as error:
             folder.set_status(_status(error))
             raise
@@ -218,6 +210,25 @@ def _execute(
         if how.among_others:
             signals.check()  # the request was to stop, and more runs would follow
     return RunResult(id=folder.id, directory=folder.path, dataset=dataset)
+
+
+def _begin(
+    loaded: discover.Loaded, folder: directory.RunDirectory, how: _How
+) -> dict[str, Any]:
+    """Writes where what is run now comes from, and returns it with sessions before."""
+    seed = getattr(loaded.config, "seed", None)
+    try:
+        origin = provenance.collect(devices=True, seed=seed, parent=folder.parent)
+        origin["config_digest"] = configs.digest(loaded.config)
+        origin["used_devices"] = how.devices or 1
+        origin["trusted"] = how.trust  # a state that nobody could verify
+        origin = folder.write_provenance(origin)
+    except BaseException as error:
+        if folder.status == "running":  # a new run: one that goes on is as it was
+            folder.set_status(_status(error))
+        raise
+    folder.set_status("running")
+    return origin
 
 
 def _keep_compiled(root: pathlib.Path) -> None:
@@ -273,5 +284,5 @@ def read_result(folder: directory.RunDirectory) -> "xr.Dataset":
     """
     path = folder.path / "result.nc"
     if not path.exists():
-        raise ConfigError(f"run {folder.id} has no result: it is {folder.status}")
+        raise ConfigError(f"run {folder.id} has no result: it is {folder.standing}")
     return results.read(path)

@@ -71,7 +71,7 @@ def of(run: directory.RunDirectory, root: pathlib.Path) -> Facts:
     whole, share = sum(split.values()) or 1.0, results.goodput(split)
     changes, note = _changes(run, root)
     used = origin.get("used_devices", 1)
-    again = f"hpcjax run runs/{run.id}/config.json"
+    again = f"hpcjax run {run.config_name}"
     held = {**origin, "earlier": earlier} if earlier else origin
     return Facts(
         id=run.id,
@@ -113,7 +113,7 @@ def _changes(
     run: directory.RunDirectory, root: pathlib.Path
 ) -> tuple[list[tuple[str, str, str]], str]:
     try:
-        loaded = discover.load(f"runs/{run.id}/config.json", {}, root)
+        loaded = discover.load(run.config_name, {}, root)
     except ConfigError as error:
         return [], f"cannot be compared with its base: {error}"
     pairs = configs.diff(loaded.base, loaded.config)

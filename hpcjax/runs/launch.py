@@ -1,7 +1,6 @@
 """Several processes of one run on this machine, and new ones when some die."""
 
 import logging
-import os
 import pathlib
 import signal
 import socket
@@ -10,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from hpcjax.core import environment
 from hpcjax.core.errors import (
     ConfigError,
     HpcjaxError,
@@ -126,21 +126,15 @@ class _Crew:
         address = f"{_COORDINATOR}:{_free_port()}"
         command = [sys.executable, "-m", "hpcjax", "run", "--distributed", *flags]
         command += [f"runs/{folder.id}/config.json", "--resume", folder.id]
-        self._processes = [
-            self._start(command, address, processes, index, devices)
+        self._command, local = command, environment.simulated(devices)
+        self._environments = [
+            environment.child(**local, **environment.member(address, processes, index))
             for index in range(processes)
         ]
+        self._processes: list[subprocess.Popen] = []
 
-    def _start(
-        self, command: Sequence[str], address: str, count: int, index: int, local: int
-    ) -> subprocess.Popen:
-        flags = os.environ.get("XLA_FLAGS", "")
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(place for place in sys.path if place),
-            "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={local}",
-            **_variables(address, count, index),
-        }
+    def _start(self, index: int) -> subprocess.Popen:
+        command, env = self._command, self._environments[index]
         if index == 0:
             return subprocess.Popen(command, env=env, start_new_session=True)
         path = self._folder.path / f"process-{index}.txt"
@@ -150,9 +144,11 @@ class _Crew:
             )
 
     def watch(self, signals: StopSignals) -> None:
-        """Returns when all have ended well; passes a signal on to all of them."""
+        """Starts all, and returns when they have ended well; passes a signal on."""
         told = False
         try:
+            for index in range(len(self._environments)):
+                self._processes.append(self._start(index))
             while None in self._statuses() and not any(self._statuses()):
                 if signals.received and not told:
                     self._tell(signal.SIGTERM)
@@ -207,7 +203,7 @@ class _Crew:
 
     def again(self) -> str:
         """Returns the command that continues the run."""
-        run_id, count = self._folder.id, len(self._processes)
+        run_id, count = self._folder.id, len(self._environments)
         again = f"hpcjax run runs/{run_id}/config.json --resume {run_id}"
         return f"{again} --processes {count}"
 
@@ -228,12 +224,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_COORDINATOR, 0))
         return probe.getsockname()[1]
-
-
-def _variables(address: str, count: int, index: int) -> dict[str, str]:
-    """Returns the variables by which `sharding.connect` finds the others."""
-    return {
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": str(count),
-        "JAX_PROCESS_ID": str(index),
-    }

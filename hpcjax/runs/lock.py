@@ -21,6 +21,7 @@ from hpcjax.core.errors import RunBusy
 
 log = logging.getLogger(__name__)
 _BEAT, _SILENCE = 10.0, 120.0  # seconds
+_PROC = pathlib.Path("/proc")
 
 
 @contextlib.contextmanager
@@ -82,8 +83,28 @@ def me() -> dict[str, Any]:
         "host": socket.gethostname(),
         "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         # A pid is given out again, with another start.
-        "started": psutil.Process().create_time(),
+        "started": _started(os.getpid()),
     }
+
+
+def _started(pid: int) -> str | float:
+    """Returns when a process began: on Linux the boot, and the ticks since then.
+
+    No change of the clock moves these. Elsewhere it is in seconds since 1970.
+
+    Raises:
+      psutil.NoSuchProcess: there is none of this number.
+    """
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return psutil.Process(pid).create_time()
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    # The second field, a name in brackets, may hold anything; the 22nd is the start.
+    return f"{boot} {int(stat.rpartition(b')')[2].split()[19])}"
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
@@ -131,7 +152,11 @@ def is_alive(owner: Mapping[str, Any], sign: pathlib.Path) -> bool:
     if owner.get("host") != socket.gethostname():
         return _age(sign) < _SILENCE
     try:
-        started = psutil.Process(int(owner["pid"])).create_time()
+        pid, told = int(owner["pid"]), owner.get("started")
+        if isinstance(told, str):
+            return told == _started(pid)
+        # By the clock, which may have been set a little since.
+        started = psutil.Process(pid).create_time()
+        return told is None or abs(started - float(told)) < 5
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False
-    return abs(started - float(owner.get("started", started))) < 5

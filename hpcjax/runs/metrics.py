@@ -5,12 +5,21 @@ import json
 import numbers
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcjax.core import files
 from hpcjax.core.errors import DataFormatError
 from hpcjax.runs import words
+from hpcjax.train.recorder import training_seconds
+
+# What a record tells besides training, in which waiting for data is.
+_LOST = (
+    "spent_init_seconds",
+    "spent_validation_seconds",
+    "spent_checkpoint_seconds",
+    "lost_seconds",
+)
 
 
 class Metrics:
@@ -54,17 +63,17 @@ class Metrics:
     def rewind(self, step: int) -> float:
         """Forgets the records after `step`, so that replayed steps come once.
 
-        The training time that they took is kept as a record `lost_seconds`.
+        The time that went into them is kept as a record `lost_seconds`.
 
         Returns:
           `seconds` of the last record that stays, 0 without one.
         """
         records = list(self._records())
         kept = [line for line, record in records if record["step"] <= step]
-        before = _seconds(r for _, r in records if r["step"] <= step)
+        before = training_seconds(r for _, r in records if r["step"] <= step)
         dropped = [record for _, record in records if record["step"] > step]
-        lost = max(0.0, _seconds(dropped) - before)
-        lost += sum(record.get("lost_seconds", 0.0) for record in dropped)
+        lost = max(0.0, training_seconds(dropped) - before)
+        lost += sum(r.get(name, 0.0) for r in dropped for name in _LOST)
         if len(kept) < len(records):
             kept.append(_line({"step": step, "lost_seconds": lost}))
         if self.path.exists():
@@ -105,11 +114,6 @@ class Unrecorded:
 def _line(record: Mapping[str, Any]) -> bytes:
     plain = {name: _plain(value) for name, value in record.items()}
     return json.dumps(plain, allow_nan=False).encode() + b"\n"
-
-
-def _seconds(records: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the greatest training time that a record names, 0 without one."""
-    return max((float(r["seconds"]) for r in records if "seconds" in r), default=0.0)
 
 
 def _plain(value: Any) -> Any:

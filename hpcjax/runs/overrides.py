@@ -190,6 +190,20 @@ def parse(config: Any, pairs: Mapping[str, Any]) -> Any:
     return values.decode(tree, cls)
 
 
+def write(config: Any, path: str, value: Any) -> str:
+    """Returns the text that `parse` reads as `value`; a text stands for itself.
+
+    Raises:
+      ConfigError: unknown key, or a value that no text means, such as a config.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return values.write(value, keys(config)[path].hint)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
 def _read(key: Key, held: Any, given: Any) -> Any:
     """Returns what a key is set to, as JSON."""
     allowed = values.members(key.hint)

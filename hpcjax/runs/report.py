@@ -44,11 +44,14 @@ def write_report(
       The page's path.
 
     Raises:
-      ConfigError: nothing to report, an id that is neither table nor sweep nor run, or
-        a sweep or run that has not finished.
+      ConfigError: nothing to report, an id that is neither table nor sweep nor run, a
+        sweep or run that has not finished, or a path that is a folder.
     """
     root = root or pathlib.Path.cwd()
-    page = _Page(root, path or root / "runs" / "report.html", tier)
+    path = path or root / "runs" / "report.html"
+    if path.is_dir():
+        raise ConfigError(f"path must name a file: {path} is a folder")
+    page = _Page(root, path, tier)
     for name in ids:
         page.add(name)
     if not ids:
@@ -223,7 +226,7 @@ class _Page:
             groups.setdefault(row.rpartition("/")[0], {})[row] = _thinned(dataset)
         drawn = []
         for group, members in groups.items():
-            held = [m for m in _METRICS if any(m in row for row in members.values())]
+            held = [m for m in _METRICS if curves.having(members, m)]
             if not held:
                 continue
             title = f"{name}/{group}" if group else name

@@ -11,6 +11,7 @@ import xarray as xr
 
 from hpcjax.core.errors import DataFormatError
 from hpcjax.core.files import replacing
+from hpcjax.train.recorder import training_seconds
 
 _TIMES = re.compile(r"(compile|lost|spent_[a-z]+)_seconds")
 _SPENT = {
@@ -35,8 +36,10 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
       Training metrics with dimension `step` and validation metrics with dimension
       `eval_step`; `seconds` and `eval_seconds` are training seconds at each of them.
       Scalars say what the time of all sessions went into: `compile_seconds`,
-      `spent_<what>_seconds`, and `lost_seconds`, training that was done again.
+      `spent_<what>_seconds`, and `lost_seconds`, all that went into steps which were
+      taken again.
     """
+    records = list(records)
     rows: list[Mapping[str, Any]] = []
     validations: list[Mapping[str, Any]] = []
     times = dict.fromkeys(("compile_seconds", "lost_seconds"), 0.0)
@@ -48,6 +51,9 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
             validations.append(record)
         else:
             rows.append(record)
+    if any(name.startswith("spent_") for name in times):
+        waited = times.get("spent_data_seconds", 0.0)
+        times["spent_compute_seconds"] = training_seconds(records) - waited
     trained = _columns(rows, "step", {"seconds": "seconds"})
     validated = _columns(validations, "eval_step", {"seconds": "eval_seconds"})
     return xr.merge([trained, validated]).assign(times)
@@ -74,8 +80,9 @@ def time_split(dataset: xr.Dataset) -> dict[str, float]:
 
     Returns:
       `compute` (training without waiting for data), `data`, `validation`, `checkpoint`,
-      `init` (without compiling), `compile` and `lost` (training that was done again),
-      as far as the dataset has them; nothing for a result that is no training.
+      `init` (without compiling), `compile` and `lost` (all of steps that were taken
+      again), as far as the dataset has them; nothing for a result that is no training.
+      Their sum is the time from the beginning of each session to its last record.
 
     Examples:
       >>> timed = {"spent_compute_seconds": 6.0, "spent_init_seconds": 4.0}
@@ -91,6 +98,17 @@ def time_split(dataset: xr.Dataset) -> dict[str, float]:
     if "init" in split:
         split["init"] = max(0.0, split["init"] - split.get("compile", 0.0))
     return split
+
+
+def least(values: xr.DataArray) -> float:
+    """Returns the least finite value, infinity where there is none.
+
+    Examples:
+      >>> least(xr.DataArray([np.nan, 2.0, 3.0, -np.inf]))
+      2.0
+    """
+    column = np.asarray(values, float)
+    return float(np.min(column[np.isfinite(column)], initial=np.inf))
 
 
 def goodput(split: Mapping[str, float]) -> float:

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from hpcjax.core.environment import ADDRESS, COUNT, INDEX
 from hpcjax.core.errors import ConfigError
 
-_COUNT, _INDEX = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-_ADDRESS = "JAX_COORDINATOR_ADDRESS"
 _ROOM = 4096
 
 
@@ -27,19 +26,19 @@ def connect(heartbeat_seconds: int = 10) -> None:
     Raises:
       ConfigError: neither a known cluster nor the three variables, or no numbers.
     """
-    given = [name for name in (_ADDRESS, _COUNT, _INDEX) if name in os.environ]
+    given = [name for name in (ADDRESS, COUNT, INDEX) if name in os.environ]
     numbers: dict[str, Any] = {}
-    if _COUNT in given or _INDEX in given:
+    if COUNT in given or INDEX in given:
         if len(given) < 3:
-            missing = sorted({_ADDRESS, _COUNT, _INDEX} - set(given))
+            missing = sorted({ADDRESS, COUNT, INDEX} - set(given))
             raise ConfigError(f"also set {', '.join(missing)}: got only {given}")
         try:
             numbers = {
-                "num_processes": int(os.environ[_COUNT]),
-                "process_id": int(os.environ[_INDEX]),
+                "num_processes": int(os.environ[COUNT]),
+                "process_id": int(os.environ[INDEX]),
             }
         except ValueError as error:
-            raise ConfigError(f"{_COUNT} and {_INDEX} must be numbers") from error
+            raise ConfigError(f"{COUNT} and {INDEX} must be numbers") from error
     # SIGTERM is ours to handle: the loop saves and ends.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -51,8 +50,8 @@ def connect(heartbeat_seconds: int = 10) -> None:
         )
     except ValueError as error:
         raise ConfigError(
-            f"no cluster that JAX knows ({error}); elsewhere set {_ADDRESS}, {_COUNT} "
-            f"and {_INDEX}"
+            f"no cluster that JAX knows ({error}); elsewhere set {ADDRESS}, {COUNT} "
+            f"and {INDEX}"
         ) from error
 
 

@@ -138,6 +138,28 @@ def test_find_run(tmp_path):
     assert directory.find_run(tmp_path, digest).id == old.id
 
 
+def test_a_run_without_provenance_is_found_if_it_was_cut_off_at_once(tmp_path):
+    digest = configs.digest(CONFIG)
+    run = directory.create(tmp_path, "paper/some", CONFIG)
+    assert directory.find_run(tmp_path, digest, ("running",)) is None  # just begins
+    with run.locked():
+        assert directory.find_run(tmp_path, digest, ("running",)).id == run.id
+        assert directory.find_run(tmp_path, digest, ("running",), free=True) is None
+    for word, found in {"preempted": True, "failed": True, "diverged": False}.items():
+        run.set_status(word)
+        assert (directory.find_run(tmp_path, digest, (word,)) is not None) == found
+
+
+def test_a_run_is_running_while_a_process_holds_it(tmp_path):
+    run = directory.create(tmp_path, "paper/some", CONFIG)
+    with run.locked():
+        assert run.standing == "running"
+    assert run.standing == "interrupted"
+    run.set_status("failed")
+    assert run.standing == "failed"
+    assert run.again == f"hpcjax run runs/{run.id}/config.json --resume {run.id}"
+
+
 def test_a_run_that_was_resumed_is_of_a_config_if_all_its_sessions_are(tmp_path):
     digest, other = configs.digest(CONFIG), "0" * 16
     for digests, found in (((digest,) * 2, True), ((other, digest), False)):

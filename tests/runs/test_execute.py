@@ -7,8 +7,15 @@ import pathlib
 import pytest
 import xarray as xr
 
-from hpcjax.core import ConfigError, DataMissing, DiskFull, Diverged
-from hpcjax.runs import cli, directory, discover, execute
+from hpcjax.core import (
+    ConfigError,
+    DataMissing,
+    DiskFull,
+    Diverged,
+    files,
+    provenance,
+)
+from hpcjax.runs import cli, directory, discover, execute, lock
 from tests.runs import papers
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -166,6 +173,53 @@ def test_the_last_interrupted_run_of_a_config_can_be_meant(root):
     assert len(cut.sessions()) == 2  # it was this one that went on
     another = execute.run("curves/plain", root=root, resume="last", quiet=True)
     assert another.id != first.id  # one that has ended is not continued
+
+
+def killed_at_once(root):
+    """Leaves what a run leaves that is killed as it looks for its devices."""
+    loaded = discover.load("curves/plain", {}, root)
+    run = directory.create(root, loaded.title, loaded.config)
+    files.write_json(run.path / "lock", {**lock.me(), "pid": 2**22 + 1})
+    return run
+
+
+@pytest.mark.parametrize("how", ["id", "last", "ensure"])
+def test_a_run_killed_before_its_first_session_begins_in_its_folder(root, how):
+    cut = killed_at_once(root)
+    assert (cut.status, cut.standing) == ("running", "interrupted")
+    with pytest.raises(ConfigError, match="has no result: it is interrupted"):
+        execute.load_result(cut.id, root=root)
+    if how == "ensure":
+        execute.ensure("curves/plain", root=root, quiet=True)
+    else:
+        resume = cut.id if how == "id" else "last"
+        execute.run("curves/plain", root=root, resume=resume, quiet=True)
+    assert only_run(root).id == cut.id
+    assert (cut.status, len(cut.sessions())) == ("done", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, "preempted"), (OSError, "failed")]
+)
+def test_a_run_stopped_before_its_first_session_says_so(
+    root, monkeypatch, error, status
+):
+    def collect(**_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance, "collect", collect)
+        with pytest.raises(error):
+            execute.run("curves/plain", root=root, quiet=True)
+    cut = only_run(root)
+    assert cut.status == status
+    execute.run("curves/plain", root=root, resume="last", quiet=True)
+    assert (only_run(root).id, cut.status) == (cut.id, "done")
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance, "collect", collect)
+        with pytest.raises(error):
+            execute.run("curves/plain", root=root, resume=cut.id, quiet=True)
+    assert cut.status == "done"  # as it was
 
 
 def test_a_failed_run_is_the_last_one_too(root):

@@ -5,7 +5,9 @@ import pathlib
 import re
 import shutil
 
+import numpy as np
 import pytest
+import xarray as xr
 from PIL import Image
 
 from hpcjax.core import ConfigError, Diverged
@@ -184,6 +186,23 @@ def test_tables_with_runs_that_diverged(root, tmp_path):
     assert "curves/hopeless" not in page.ids
     text = " ".join(page.text)
     assert "∞ [∞, ∞]" in text
+
+
+def test_a_run_that_returns_single_numbers(root, tmp_path):
+    """Also where one is named as a curve is."""
+    done = execute.run("curves/plain", {"lr": "0.71"}, root=root, quiet=True)
+    single = xr.Dataset({"val_loss": 0.25, "accuracy": 0.5})
+    results.write(single, done.directory / "result.nc", {})
+    path = report.write_report([done.id], root=root, path=tmp_path / "one.html")
+    assert "svg" not in Page(path.read_text()).tags
+    assert [each.name for each in tmp_path.iterdir()] == ["one.html"]
+
+
+def test_a_page_cannot_take_the_place_of_a_folder(root, tmp_path, capsys):
+    args = ["report", "curves/holds", "--root", str(root), "--path", str(tmp_path)]
+    assert cli.main(args) == 2
+    assert f"{tmp_path} is a folder" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unfinished_run_cannot_be_reported(root, capsys):
@@ -417,6 +436,21 @@ def test_a_sweep_that_is_asked_for(root, tmp_path, sampler):
     if sampler == "grid":
         assert words.count("diverged") == 2
     assert all(ref.startswith(("#", "data:")) for ref in page.references)
+
+
+def test_texts_of_a_sweep_are_no_formulas():
+    texts = [r"$\frac{a$", "$x$", "a$b", r"\$5$"]
+    values = np.arange(8.0).reshape(4, 2)
+    dataset = xr.Dataset(
+        {"value": (("tag", "lr"), values)},
+        coords={"tag": texts, "lr": [0.1, 100.0]},
+        attrs={"axes": "tag lr", "by": "val_loss"},
+    )
+    figure = sweeps.draw(dataset)
+    text = curves.inline(figure, "sweep")
+    for each in texts:
+        assert text.count(f">{each}</text>") == 2  # its panel, and the map
+    assert curves.encode(figure, "png")
 
 
 def test_a_sweep_whose_runs_were_deleted(root, tmp_path):

@@ -1,3 +1,5 @@
+import collections
+import contextlib
 import errno
 import math
 import os
@@ -7,10 +9,12 @@ import tempfile
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcjax.core import DataFormatError, DiskFull, Diverged
 from hpcjax.perf import intervals
-from hpcjax.runs import results, targets
+from hpcjax.runs import metrics, results, targets
 
 
 def records():
@@ -212,6 +216,87 @@ def test_medians_and_intervals_agree_with_numpy_on_finite_samples():
         np.inf,
         3.0,
     ]
+
+
+class Killed(Exception):
+    pass
+
+
+STEPS = 8
+SECONDS = st.integers(0, 9).map(float)
+STEP = st.tuples(SECONDS, SECONDS, SECONDS, SECONDS)
+SESSION = st.fixed_dictionaries(
+    {
+        "init": st.tuples(SECONDS, SECONDS),
+        "steps": st.lists(STEP, min_size=STEPS, max_size=STEPS),
+        "killed": st.integers(0, 25),
+        "back": st.integers(0, 2),
+    }
+)
+
+
+def session(log, start, plan):
+    """Writes the records of a session as the loop does, until it is killed.
+
+    Returns what was told of: `(step, what, seconds)`; and the steps that were saved.
+    """
+    trained, waited, saved = log.rewind(start), 0.0, []
+    told, untold, written = [], [], []
+
+    def write(step, **values):
+        if plan["killed"] == len(written):
+            raise Killed
+        written.append(step)
+        log.write({"step": step, **values})
+        told.extend(untold)
+        untold.clear()
+
+    with contextlib.suppress(Killed):
+        compiling, other = plan["init"]
+        untold.append((start, "init", compiling + other))
+        write(start, compile_seconds=compiling, spent_init_seconds=compiling + other)
+        for step in range(start + 1, STEPS + 1):
+            data, compute, validation, checkpoint = plan["steps"][step - 1]
+            waited, trained = waited + data, trained + data + compute
+            untold.append((step, "training", data + compute))
+            write(step, seconds=trained, loss=1.0)
+            if step % 2 == 0:
+                untold.append((step, "validation", validation))
+                spent = {"spent_data_seconds": waited}
+                write(step, **spent, spent_validation_seconds=validation)
+                write(step, seconds=trained, val_loss=1.0)
+                waited = 0.0
+            if step % 3 == 0:
+                saved.append(step)
+                untold.append((step, "checkpoint", checkpoint))
+                spent = {"spent_data_seconds": waited}
+                write(step, **spent, spent_checkpoint_seconds=checkpoint)
+                waited = 0.0
+    return told, saved
+
+
+@given(plans=st.lists(SESSION, min_size=1, max_size=4))
+def test_the_split_adds_up_to_the_time_of_all_sessions(plans):
+    """Wherever a session is killed, and however far back the next one begins."""
+    kept, saved, lost, whole = [], [0], 0.0, 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        log = metrics.Metrics(pathlib.Path(folder) / "metrics.jsonl")
+        for plan in plans:
+            saved = saved[: max(1, len(saved) - plan["back"])]  # the newest are damaged
+            lost += sum(s for step, _, s in kept if step > saved[-1])
+            kept = [each for each in kept if each[0] <= saved[-1]]
+            told, more = session(log, saved[-1], plan)
+            whole += sum(seconds for *_, seconds in told)
+            kept, saved = kept + told, saved + more
+        split = results.time_split(results.history(log.read()))
+    wanted = collections.Counter({"lost": lost})
+    for _, what, seconds in kept:
+        wanted[what] += seconds
+    split["init"] = split.get("init", 0.0) + split.pop("compile")
+    split["training"] = split.pop("compute", 0.0) + split.pop("data", 0.0)
+    assert {what for what, seconds in split.items() if seconds < 0} == set()
+    assert collections.Counter(split) == wanted
+    assert sum(split.values()) == whole
 
 
 def test_metrics_named_like_times_are_metrics():

@@ -11,7 +11,7 @@ import pytest
 
 from hpcjax import runs, train
 from hpcjax.core import ConfigError
-from hpcjax.runs import _verify, cli, directory, discover, execute
+from hpcjax.runs import _verify, cli, directory, discover, execute, results
 from tests.runs import papers
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -149,12 +149,58 @@ def test_damage_of_a_checkpoint_is_told(run, damage):
     assert look(run)[1] == 5
 
 
-def test_a_checkpoint_without_manifest_is_foreign(run):
-    (run.path / "checkpoints" / "4" / "MANIFEST.json").unlink()
+@pytest.mark.parametrize("steps", [("4",), ("2", "4")])
+def test_a_checkpoint_without_manifest_is_bad_unless_it_was_trusted(run, steps):
+    for step in steps:
+        (run.path / "checkpoints" / step / "MANIFEST.json").unlink()
     found, status = look(run)
-    assert found["checkpoints/4"].verdict == "foreign"
-    assert "loads only with --trust" in found["checkpoints/4"].detail
+    for step in steps:
+        assert found[f"checkpoints/{step}"].verdict == "bad"
+        assert "loads only with --trust" in found[f"checkpoints/{step}"].detail
+    assert status == 5
+    run.write_provenance({**run.sessions()[-1], "trusted": True})
+    found, status = look(run)
+    assert {found[f"checkpoints/{step}"].verdict for step in steps} == {"foreign"}
     assert status == 0
+    (run.path / "provenance.json").write_text("{")
+    assert look(run)[1] == 5
+
+
+def trained(run):
+    """Makes the run's result one of our loop, which has compiled its step."""
+    history = results.read(run.path / "result.nc")
+    results.write(history.assign(compile_seconds=1.0), run.path / "result.nc", {})
+
+
+@pytest.mark.parametrize("gone", [("4",), ("2", "4"), ("",)])
+def test_a_run_that_is_done_has_a_checkpoint_of_its_last_step(run, gone):
+    trained(run)
+    assert look(run)[1] == 0
+    for name in gone:
+        shutil.rmtree(run.path / "checkpoints" / name)
+    found, status = look(run)
+    assert found["checkpoints/4"].verdict == "bad"
+    assert found["checkpoints/4"].detail == "missing, and the status is done"
+    assert status == 5
+    run.set_status("running")
+    assert look(run)[1] == 0
+
+
+def test_a_run_that_is_done_has_the_records_of_its_result(run):
+    shutil.rmtree(run.path / "checkpoints")  # as of a loop that saves none
+    assert look(run)[1] == 0
+    path = run.path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(True)
+    path.write_bytes(b"".join(lines[:6]))
+    found, status = look(run)
+    assert status == 3
+    assert found["metrics.jsonl"].detail.endswith("step 3; the run has taken 4 steps")
+    path.unlink()
+    found, status = look(run)
+    assert status == 3
+    assert found["metrics.jsonl"].detail == "missing, and the run has taken 4 steps"
+    run.set_status("running")
+    assert look(run)[1] == 0
 
 
 def test_what_a_kill_leaves_is_no_damage(run):
@@ -167,6 +213,7 @@ def test_what_a_kill_leaves_is_no_damage(run):
         (run.path / name).unlink()
     (run.path / ".result.nc.x7").touch()
     (run.path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "host": "here"}))
+    os.utime(run.path / "lock", (0, 0))
     (run.path / "mine.txt").touch()
     (run.path / "log.1.txt").write_text("one\ntwo\n")
     found, status = look(run)
@@ -184,6 +231,7 @@ def test_what_a_kill_leaves_is_no_damage(run):
     assert "cut off" in found["metrics.jsonl"].detail
     assert found["log.1.txt"].detail == "2 lines"
     assert found["mine.txt"].detail == "not checked"
+    assert found["status"].detail.startswith("interrupted: it was killed")
 
 
 def test_a_run_that_is_held_says_so(run):

@@ -211,6 +211,7 @@ def test_all_processes_save_and_stop(root, undisturbed, number, status):
 
 def test_the_variables_alone_join_processes(root):
     """As on machines without Slurm or MPI: started one by one, by hand."""
+    from hpcjax.core import environment
     from hpcjax.runs import launch
 
     address = f"127.0.0.1:{launch._free_port()}"
@@ -218,7 +219,7 @@ def test_the_variables_alone_join_processes(root):
     for index in range(2):
         env = {
             **os.environ,
-            **launch._variables(address, 2, index),
+            **environment.member(address, 2, index),
             "PYTHONPATH": str(killing.REPOSITORY),
             "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
         }

@@ -14,11 +14,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from hpcjax.core.errors import ConfigError, nearest
-from hpcjax.runs.values import show
+from hpcjax.runs import overrides
 
 Value = int | float | str
 Sampler = Literal["grid", "random", "halton", "tpe"]
 _RANGE = re.compile(r"(?P<kind>[a-z]+)\((?P<low>[^,()]+),(?P<high>[^,()]+)\)")
+_FORM = "sweep must list the values of each key, such as {'lr': (0.1, 0.3)}"
 _KINDS = ("uniform", "log", "int", "logint")
 
 
@@ -106,9 +107,40 @@ def parse(pairs: Mapping[str, str]) -> tuple[list[Axis], dict[str, str]]:
     return axes, fixed
 
 
-def from_mapping(values: Mapping[str, Sequence[Any]]) -> list[Axis]:
-    """Returns the axes of a config file's `sweep = {"optimizer.lr": (0.1, 0.3)}`."""
-    return [_list(key, map(show, items)) for key, items in values.items()]
+def from_mapping(
+    listed: Any, config: Any, fixed: Mapping[str, str] | None = None
+) -> list[Axis]:
+    """Returns the axes of a config file's `sweep = {"optimizer.lr": (0.1, 0.3)}`.
+
+    Args:
+      listed: `{key: values}`; texts are those of overrides.
+      config: which has the keys.
+      fixed: what is set for all, and therefore not varied.
+
+    Raises:
+      ConfigError: values that are no list, a key that the config does not have, or a
+        value that cannot be written as an override.
+    """
+    if not isinstance(listed, Mapping):
+        raise ConfigError(f"{_FORM}: got {listed!r}")
+    for key, items in listed.items():
+        listing = isinstance(items, Sequence | np.ndarray)
+        if not listing or isinstance(items, str) or not len(items):
+            raise ConfigError(f"{_FORM}: got {key}: {items!r}")
+    fixed = fixed or {}
+    lists = {key: list(map(_plain, items)) for key, items in listed.items()}
+    # Which keys there are may depend on what another one chooses.
+    firsts = {key: items[0] for key, items in lists.items()}
+    config = overrides.parse(config, {**firsts, **fixed})
+    return [
+        _list(key, [overrides.write(config, key, item) for item in items])
+        for key, items in lists.items()
+        if key not in fixed
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _split(text: str) -> list[str]:

@@ -1,8 +1,6 @@
 """Runs a sweep: starts workers, replaces those that die, gathers what came out."""
 
 import dataclasses
-import hashlib
-import json
 import logging
 import pathlib
 import time
@@ -19,7 +17,7 @@ from hpcjax.core.errors import (
     Interrupted,
     Preempted,
 )
-from hpcjax.runs import results, values
+from hpcjax.runs import results
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
 from hpcjax.runs.sweeps import launchers
@@ -72,6 +70,7 @@ def run_sweep(
     root: pathlib.Path | None = None,
     parallel: int = 1,
     launcher: launchers.Launcher | None = None,
+    retry_failed: bool = False,
     quiet: bool = False,
 ) -> SweepResult:
     """Runs the trials of a sweep that have not ended yet.
@@ -86,6 +85,8 @@ def run_sweep(
       root: folder that holds `sweeps/` and `runs/`; default the working directory.
       parallel: how many workers.
       launcher: how a worker is started; default a process of this machine.
+      retry_failed: begin the trials anew that have failed; what they said stays in the
+        journal.
       quiet: no progress line.
 
     Returns:
@@ -104,6 +105,8 @@ def run_sweep(
     if parallel < 1:
         raise ConfigError(f"parallel must be at least 1: got {parallel}")
     study = _find(sweep, name, root)
+    if retry_failed:
+        study.retry_failed()
     start = launcher or launchers.make_launcher("local")
     with StopSignals() as signals:
         crew = _Crew(study, root, start, min(parallel, study.sweep.total))
@@ -120,14 +123,7 @@ def _find(sweep: Sweep | str, name: str | None, root: pathlib.Path) -> Study:
     if isinstance(sweep, str):
         return open_study(sweep, root)
     sweep.check(root)
-    return create_study(name or default_name(sweep), sweep, root)
-
-
-def default_name(sweep: Sweep) -> str:
-    """Returns the name of a sweep that is given none: the same for the same sweep."""
-    text = json.dumps(values.encode(sweep, Sweep), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-    return f"{sweep.config.replace('/', '-').replace(':', '-')}-{digest}"
+    return create_study(name or sweep.default_name, sweep, root)
 
 
 def _collect(study: Study, root: pathlib.Path) -> SweepResult:
@@ -150,14 +146,16 @@ class _Crew:
         size: int,
     ) -> None:
         self._study, self._root, self._launch = study, root, launcher
-        self._jobs = {index: self._start(index) for index in range(size)}
-        self._deaths = 0
+        self._size, self._deaths = size, 0
+        self._jobs: dict[int, launchers.Job] = {}
         self._told: list[str] = []
 
     def watch(self, signals: StopSignals, progress: Progress) -> None:
-        """Returns when all workers have ended; replaces those that die."""
+        """Starts workers, replaces those that die, and returns when all have ended."""
         ended = -1
         try:
+            for index in range(self._size):
+                self._jobs[index] = self._start(index)
             while not signals.received:
                 for index, status in list(self._ended()):
                     self._react(index, status)

@@ -8,6 +8,7 @@ package and the data in common.
 import functools
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,10 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import yaml
 
+from hpcjax.core import environment
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import overrides
 
-_GRACE = 60.0
+_GRACE, _REACH = 60.0, 10.0  # seconds
 
 
 @runtime_checkable
@@ -50,8 +52,8 @@ def make_launcher(text: str) -> Launcher:
         submitit, with options of its executor (`cluster=local` tries it out here).
 
     Raises:
-      ConfigError: no such launcher, its package is not installed, or an option that it
-        does not know.
+      ConfigError: no such launcher, its package is not installed, an option that it
+        does not know, or a cluster that is not there.
     """
     name, _, rest = text.partition(":")
     if name not in _MAKERS:
@@ -76,7 +78,11 @@ class _Process:
         with (logs / f"{index}.log").open("a") as file:
             # A session of its own: Ctrl-C reaches it through the driver alone.
             self._process = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=True, env=_env()
+                command,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env=environment.child(),
             )
 
     def status(self) -> int | None:
@@ -93,22 +99,6 @@ class _Process:
             self._process.wait()
 
 
-def _env() -> dict[str, str]:
-    """Returns the environment of a worker, which must find what this process finds."""
-    places = [place for place in sys.path if place]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-
-
-def _taken_along() -> dict[str, str]:
-    """Returns what a worker elsewhere needs of this environment, and no secrets."""
-    env = _env()
-    return {
-        name: value
-        for name, value in env.items()
-        if name in ("PYTHONPATH", "HPCJAX_DATA", "XLA_FLAGS") or name.startswith("JAX_")
-    }
-
-
 def _local(options: dict[str, Any]) -> Launcher:
     if options:
         raise ConfigError(f"launcher local has no options: got {sorted(options)}")
@@ -122,19 +112,30 @@ def _ray(options: dict[str, Any]) -> Launcher:
         raise ConfigError(
             "launcher ray needs ray: pip install 'hpcjax[ray]'"
         ) from error
-    address = options.pop("address", os.environ.get("RAY_ADDRESS"))
-    if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    address = str(options.pop("address", os.environ.get("RAY_ADDRESS")) or "") or None
     settings: dict[str, Any] = {"num_cpus": 1, "max_retries": 0, **options}
     try:
         remote = ray.remote(**settings)(_work)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"ray does not take these options: {error}") from error
+    try:
+        if not ray.is_initialized():
+            _check_listens(address or "")
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at {address!r}: {error}") from error
 
     def launch(name: str, root: pathlib.Path, index: int) -> Job:
-        return _RayTask(remote.remote(name, str(root), _taken_along()))
+        return _RayTask(remote.remote(name, str(root), environment.portable()))
 
     return launch
+
+
+def _check_listens(address: str) -> None:
+    """Raises OSError where nobody listens; Ray would try for a quarter of an hour."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH).close()
 
 
 def _work(name: str, root: str, env: Mapping[str, str]) -> int:
@@ -190,18 +191,21 @@ def _slurm(options: dict[str, Any]) -> Launcher:
 
     @functools.cache
     def executor(folder: pathlib.Path) -> Any:
-        made = submitit.AutoExecutor(folder, cluster=cluster)
+        # It asserts types, and has a RuntimeError for a machine without Slurm.
+        wrong = (AssertionError, NameError, RuntimeError, TypeError, ValueError)
         try:
+            made = submitit.AutoExecutor(folder, cluster=cluster)
             made.update_parameters(**options)
-        except (TypeError, ValueError, NameError) as error:
+        except wrong as error:
             raise ConfigError(f"submitit does not take these: {error}") from error
         return made
 
+    executor(pathlib.Path())  # which shows what is wrong, and writes nothing
+
     def launch(name: str, root: pathlib.Path, index: int) -> Job:
         folder = root / "sweeps" / name / "jobs"
-        return _SlurmJob(
-            executor(folder).submit(_work, name, str(root), _taken_along())
-        )
+        job = executor(folder).submit(_work, name, str(root), environment.portable())
+        return _SlurmJob(job)
 
     return launch
 

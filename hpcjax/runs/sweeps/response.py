@@ -99,7 +99,7 @@ def _panel(panel: "Axes", places: np.ndarray, values: np.ndarray, name: str) -> 
         panel.plot(listed, middles, linewidth=1.5)
     panel.set_xlabel(name)
     if texts:
-        panel.set_xticks(range(len(known)), known)
+        panel.set_xticks(range(len(known)), known, parse_math=False)
     elif places.size and places.min() > 0 and places.max() / places.min() > _SPREAD:
         panel.set_xscale("log")
     panel.grid(alpha=0.3, linewidth=0.4)
@@ -116,6 +116,6 @@ def _map(
     )
     for axis, name in ((panel.yaxis, first), (panel.xaxis, second)):
         labels = [f"{x:g}" if np.isreal(x) else str(x) for x in shown[name].values]
-        axis.set_ticks(range(len(labels)), labels)
+        axis.set_ticks(range(len(labels)), labels, parse_math=False)
     panel.set(ylabel=first, xlabel=second)
     figure.colorbar(image)

@@ -1,14 +1,17 @@
 """A sweep on disk: what it is, and which of its trials is done, open, or whose.
 
-`sweeps/<name>/` holds `sweep.json`, written once, and `journal.log`, to which Optuna
-appends every change, so that any number of processes on a shared disk may work on it
-and any of them may be killed. A trial is taken under a lock; one whose owner has died
-is put back. The runs themselves lie in `runs/`: a trial that is taken again goes on
-with the run that was interrupted (`execute.ensure`).
+`sweeps/<name>/` holds `sweep.json`, in which only the number of trials may grow, and
+`journal.log`, to which Optuna appends every change, so that any number of processes on
+a shared disk may work on it and any of them may be killed. A trial is taken under a
+lock; one whose owner has died is put back: its point is entered again, and the last
+trial of a point stands for it. The runs themselves lie in `runs/`: a trial that is
+taken again goes on with the run that was interrupted (`execute.ensure`).
 """
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 import pathlib
@@ -57,6 +60,13 @@ class Sweep:
     trials: int | None = None
     seed: int = 0
     by: str = "val_loss"
+
+    @property
+    def default_name(self) -> str:
+        """The name of one that is given none: the same for the same sweep."""
+        text = json.dumps(values.encode(self, Sweep), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+        return f"{self.config.replace('/', '-').replace(':', '-')}-{digest}"
 
     @property
     def points(self) -> list[dict[str, Value]]:
@@ -200,6 +210,13 @@ class Study:
         for cell in range(len(self._cells(self._trials())), len(points)):
             self._optuna.enqueue_trial(points[cell], user_attrs={_CELL: cell})
 
+    def retry_failed(self) -> None:
+        """Enters every point anew whose trial has failed; that one stays as it is."""
+        with self._lock():
+            for cell, trial in self._cells(self._trials()).items():
+                if trial.state.name == "FAIL":
+                    self._optuna.enqueue_trial(_point(trial), user_attrs={_CELL: cell})
+
     def has_lost(self) -> bool:
         """Says whether a trial was taken by a process that has died."""
         return any(True for _ in self._lost())
@@ -240,13 +257,14 @@ class Study:
     def _again(self, trial: "optuna.trial.FrozenTrial", more: int) -> None:
         """Enters a trial's point once more, if it may be tried again, and closes it.
 
-        In that order: killed in between, the point is there twice and the second
-        worker finds the first one's run; the other way round it would be lost.
+        In that order: the other way round, a kill in between would lose the point. One
+        that a kill has left unclosed no longer stands for its point.
         """
         attempt = trial.user_attrs.get(_ATTEMPT, 1) + more
-        if _CELL in trial.user_attrs and attempt <= ATTEMPTS:
+        standing = {each.number for each in self._cells(self._trials()).values()}
+        if trial.number in standing and attempt <= ATTEMPTS:
             kept = {_CELL: trial.user_attrs[_CELL], _ATTEMPT: attempt}
-            self._optuna.enqueue_trial(trial.params, user_attrs=kept)
+            self._optuna.enqueue_trial(_point(trial), user_attrs=kept)
         self._optuna.tell(trial.number, state=_states().FAIL)
 
     def _trials(self) -> "list[optuna.trial.FrozenTrial]":
@@ -268,27 +286,44 @@ class Study:
 
 
 def find(
-    name: str, pairs: Mapping[str, str], root: pathlib.Path, **options: Any
-) -> Sweep | str:
-    """Returns what a command line means: a sweep, or the name of one that is there.
+    config: str,
+    pairs: Mapping[str, str],
+    root: pathlib.Path,
+    *,
+    name: str | None = None,
+    **options: Any,
+) -> tuple[Sweep, str]:
+    """Returns the sweep that a command line means, and its name.
 
     Args:
-      name: `paper/config[:variant]`, or a sweep's name where nothing else is given.
+      config: `paper/config[:variant]`, or the name of a sweep that is there.
       pairs: what is varied and what is set for all, see `axes.parse`; without any, the
         sweep that the config file gives.
       root: folder that holds `sweeps/` and further configs.
-      options: further attributes of `Sweep`.
+      name: of the sweep; default `Sweep.default_name`.
+      options: further attributes of `Sweep`; of a sweep that is there `trials` may grow
+        and nothing else may change.
 
     Raises:
-      ConfigError: no such config, or nothing is varied.
+      ConfigError: no such config or sweep, nothing is varied, or an option that the
+        sweep that is there does not have.
     """
-    if not pairs and "/" not in name:
-        return open_study(name, root).name
+    is_there = (root / "sweeps" / config / "sweep.json").exists
+    if "/" not in config and (not pairs or is_there()):
+        old = open_study(config, root).sweep
+        more = [f"{key}={text}" for key, text in pairs.items()]
+        more += [f"--name {name}"] if name not in (None, config) else []
+        if more:
+            raise ConfigError(
+                f"sweep {config} has its axes and its name: leave out {' '.join(more)}"
+            )
+        return dataclasses.replace(old, **options), config
     varied, fixed = swept.parse(pairs)
     if not varied:
-        own = discover.find(name, root)[0].sweep
-        varied = [axis for axis in swept.from_mapping(own) if axis.key not in fixed]
-    return Sweep(config=name, axes=tuple(varied), overrides=fixed, **options)
+        entry, variant = discover.find(config, root)
+        varied = swept.from_mapping(entry.sweep, entry.variants[variant], fixed)
+    sweep = Sweep(config=config, axes=tuple(varied), overrides=fixed, **options)
+    return sweep, name or sweep.default_name
 
 
 def open_study(name: str, root: pathlib.Path) -> Study:
@@ -397,13 +432,18 @@ def _distribution(axis: Axis) -> "optuna.distributions.BaseDistribution":
     return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
 
 
+def _point(trial: "optuna.trial.FrozenTrial") -> dict[str, Value]:
+    """Returns a trial's point, also where a kill has left a part of its parameters."""
+    return trial.system_attrs.get("fixed_params", trial.params)
+
+
 def _outcome(cell: int, trial: "optuna.trial.FrozenTrial") -> Outcome:
-    words = {"COMPLETE": "done", "FAIL": "failed", "RUNNING": "running"}
+    words = {"FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
     kept = trial.user_attrs
     return Outcome(
         cell=cell,
-        point=trial.params or trial.system_attrs.get("fixed_params", {}),
-        status=kept.get("status", words.get(trial.state.name, "waiting")),
+        point=_point(trial),
+        status=words.get(trial.state.name) or kept.get("status", "done"),
         value=trial.value,
         run=kept.get("run", ""),
         error=kept.get("error", _DIED if trial.state.name == "FAIL" else ""),

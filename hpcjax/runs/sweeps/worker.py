@@ -13,10 +13,8 @@ import sys
 import time
 import traceback
 
-import numpy as np
-
 from hpcjax.core.errors import DiskFull, HpcjaxError, Preempted, RunBusy
-from hpcjax.runs import directory, execute
+from hpcjax.runs import directory, execute, results
 from hpcjax.runs.sweeps.study import Study, Trial, open_study
 
 log = logging.getLogger(__name__)
@@ -88,11 +86,10 @@ def judged(run: directory.RunDirectory, by: str) -> float:
     dataset = execute.read_result(run)
     if by not in dataset:
         raise HpcjaxError(f"the result has no {by!r}: it has {[*dataset]}")
-    values = np.asarray(dataset[by].values, float)
-    finite = values[np.isfinite(values)]
-    if not finite.size:
+    least = results.least(dataset[by])
+    if least == math.inf:
         raise HpcjaxError(f"the result has no finite {by!r}")
-    return float(finite.min())
+    return least
 
 
 def main(name: str, root: str) -> int:

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcjax.core import ConfigError
+from hpcjax.runs import overrides
 from hpcjax.runs.sweeps import axes
 from hpcjax.runs.sweeps.axes import Axis
 
@@ -116,9 +118,85 @@ def test_samplers_that_cannot_are_refused(varied, sampler, trials, words):
         axes.check_sampler(axes.parse(varied)[0], sampler, trials)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AConfig:
+    lr: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BConfig:
+    momentum: float = 0.9
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    optimizer: AConfig | BConfig = AConfig(lr=0.5)
+    name: str = ""
+    label: str | None = None
+    steps: int = 3
+    parts: tuple[tuple[str, ...] | None, ...] = ()
+    pair: tuple[float | None, bool] = (None, False)
+
+
 def test_axes_of_a_config_file():
     found = axes.from_mapping(
-        {"lr": (0.1, 0.3), "widths": ((64, 10), ()), "x": (None,)}
+        {"optimizer.lr": (0.1, "0.30"), "pair": ((None, True),), "label": (None, "x")},
+        Config(),
     )
     texts = {axis.key: axis.values for axis in found}
-    assert texts == {"lr": ("0.1", "0.3"), "widths": ("[64,10]", "[]"), "x": ("none",)}
+    assert texts == {
+        "optimizer.lr": ("0.1", "0.30"),
+        "pair": ("[none,true]",),
+        "label": ("none", "x"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "listed"),
+    [
+        ("name", ("two words", "a,b", 'it\'s "q"', " edges ", "[x]", "true", "#")),
+        ("label", (None, "a: b")),
+        ("steps", tuple(np.arange(3))),
+        ("optimizer.lr", np.logspace(-3, 0, 4)),
+        ("optimizer.lr", [math.inf, 1e-300]),
+        ("pair", ((None, True), (0.1, False))),
+        ("parts", ((("a,b", "c d"), None), (("",), ()), (("none", "1"),), ())),
+        ("parts", ((("#no comment", "x: y", "'", '"', "[", "é"),),)),
+    ],
+)
+def test_every_value_of_a_config_file_reads_back(key, listed):
+    (axis,) = axes.from_mapping({key: listed}, Config())
+    assert len(axis.values) == len(listed)
+    for text, value in zip(axis.values, listed, strict=True):
+        config = overrides.parse(Config(), {key: text})
+        assert overrides.keys(config)[key].value == value
+
+
+def test_keys_below_a_choice_that_is_varied_too():
+    listed = {"optimizer.names": (("a,b",),), "optimizer": ("b",)}
+    found = axes.from_mapping(listed, Config())
+    assert [(axis.key, axis.values) for axis in found] == [
+        ("optimizer.names", ("['a,b']",)),
+        ("optimizer", ("b",)),
+    ]
+    # One that is fixed is not varied, and chooses as well.
+    below = {"optimizer": ("a",), "optimizer.momentum": (0.5,)}
+    (axis,) = axes.from_mapping(below, Config(), {"optimizer": "b"})
+    assert str(axis) == "optimizer.momentum=0.5"
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ({"lr": 0.1}, "such as .*: got lr: 0.1"),
+        ({"steps": {1, 2}}, "got steps: {1, 2}"),
+        ([("lr", (1,))], "such as"),
+        ({"stesp": (1,)}, "did you mean 'steps'"),
+        ({"steps": (1, 2.5)}, "steps: no override gives 2.5 for int"),
+        ({"optimizer": (AConfig(lr=0.3),)}, r"no override gives AConfig\(lr=0.3\)"),
+    ],
+)
+def test_what_a_config_file_cannot_sweep(listed, words):
+    with pytest.raises(ConfigError, match=words):
+        axes.from_mapping(listed, Config())

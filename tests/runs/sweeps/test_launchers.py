@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcjax.core import ConfigError
-from hpcjax.runs import sweeps
+from hpcjax.runs import cli, sweeps
 from tests.runs import papers
 
 pytest.importorskip("optuna")
@@ -69,6 +69,43 @@ def test_jobs_of_submitit(root):
     assert result.dataset["status"].values.tolist() == ["done"] * 6
     assert len(np.unique(result.dataset["place"])) == 2
     assert list((result.directory / "jobs").glob("*_log.out"))
+
+
+def test_nothing_is_written_for_options_that_are_wrong(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    papers.make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*.py"))
+    for option, words in {
+        "bogus=1": "submitit does not take these: Parameter 'bogus'",
+        "timeout_min=soon": "expected type <class 'int'>",
+        "slurm_bogus=1": "Unknown argument 'bogus'",
+        "cluster=moon": "any executor named moon",
+    }.items():
+        launcher = (
+            f"slurm:{option}" if "moon" in option else f"slurm:cluster=local,{option}"
+        )
+        args = ["sweep", "curves/plain", "lr=0.1,0.2", "--launcher", launcher]
+        assert cli.main(args) == 2
+        assert words in capsys.readouterr().err
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+    assert not (tmp_path / "sweeps").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ray:address=127.0.0.1:1", "no Ray cluster at '127.0.0.1:1': .*refused"),
+        ("ray:address=nonsense", "no Ray cluster at 'nonsense': Invalid address"),
+        ("ray:address=6379", "no Ray cluster at '6379'"),
+        # Options are looked at before a cluster is asked for.
+        ("ray:address=127.0.0.1:1,bogus=1", "ray does not take these options"),
+    ],
+)
+def test_clusters_of_ray_that_are_not_there(text, words):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    with pytest.raises(ConfigError, match=words):
+        sweeps.make_launcher(text)
 
 
 @pytest.mark.parametrize(

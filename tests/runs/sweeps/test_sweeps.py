@@ -15,6 +15,7 @@ from hpcjax.runs import cli, directory, results, sweeps
 from hpcjax.runs.sweeps import study as studies
 from hpcjax.runs.sweeps import worker
 from tests.runs import papers
+from tests.runs.sweeps.trials import run, run_ids, sweep_of
 
 pytest.importorskip("optuna")
 
@@ -22,38 +23,6 @@ pytest.importorskip("optuna")
 @pytest.fixture
 def root(tmp_path):
     return papers.make(tmp_path)
-
-
-def sweep_of(config="curves/plain", **options):
-    varied = options.pop("varied", {"lr": "0.01,0.1,1.0", "wd": "0.25,0.5"})
-    axes, fixed = sweeps.parse(varied)
-    return sweeps.Sweep(config=config, axes=tuple(axes), overrides=fixed, **options)
-
-
-def in_process(name, root, index):
-    """A launcher without processes, for what is not about them."""
-    worker.work(name, root)
-    return Ended()
-
-
-class Ended:
-    def status(self):
-        return 0
-
-    def stop(self):
-        pass
-
-    def wait(self):
-        pass
-
-
-def run(sweep, root, **options):
-    options = {"launcher": in_process, "quiet": True, **options}
-    return sweeps.run_sweep(sweep, root=root, **options)
-
-
-def run_ids(root):
-    return sorted(path.parent.name for path in root.glob("runs/*/config.json"))
 
 
 def expected(lr, wd, steps=4):
@@ -349,7 +318,7 @@ def test_a_worker_of_another_host_is_dead_when_it_is_silent(root, monkeypatch):
 def test_fixed_keys_leave_the_config_files_own_sweep(root):
     file = root / "configs/curves/plain.py"
     file.write_text(file.read_text() + '\nsweep = {"lr": (0.1, 0.2), "seed": (0, 1)}\n')
-    found = sweeps.find("curves/plain", {"lr": "5"}, root)
+    found, _ = sweeps.find("curves/plain", {"lr": "5"}, root)
     assert [str(axis) for axis in found.axes] == ["seed=0,1"]
     assert found.overrides == {"lr": "5"}
 
@@ -362,8 +331,10 @@ def test_a_sweep_of_failures_fails(root):
 def test_the_config_files_own_sweep(root):
     file = root / "configs/curves/plain.py"
     file.write_text(file.read_text() + '\nsweep = {"lr": (0.1, 0.2), "seed": (0, 1)}\n')
-    found = sweeps.find("curves/plain:fast", {}, root)
+    found, name = sweeps.find("curves/plain:fast", {}, root)
     assert [str(axis) for axis in found.axes] == ["lr=0.1,0.2", "seed=0,1"]
+    assert name == found.default_name
+    assert sweeps.find("curves/plain:fast", {}, root, name="s")[1] == "s"
 
 
 def test_pictures_of_every_kind_of_axis(root):

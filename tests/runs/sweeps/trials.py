@@ -1,0 +1,36 @@
+"""Small sweeps over the curves paper, run without processes."""
+
+from hpcjax.runs import sweeps
+from hpcjax.runs.sweeps import worker
+
+
+def sweep_of(config="curves/plain", **options):
+    varied = options.pop("varied", {"lr": "0.01,0.1,1.0", "wd": "0.25,0.5"})
+    axes, fixed = sweeps.parse(varied)
+    return sweeps.Sweep(config=config, axes=tuple(axes), overrides=fixed, **options)
+
+
+def in_process(name, root, index):
+    """A launcher without processes, for what is not about them."""
+    worker.work(name, root)
+    return Ended()
+
+
+class Ended:
+    def status(self):
+        return 0
+
+    def stop(self):
+        pass
+
+    def wait(self):
+        pass
+
+
+def run(sweep, root, **options):
+    options = {"launcher": in_process, "quiet": True, **options}
+    return sweeps.run_sweep(sweep, root=root, **options)
+
+
+def run_ids(root):
+    return sorted(path.parent.name for path in root.glob("runs/*/config.json"))
