@@ -53,8 +53,9 @@ class Config:
         check_seed(self.seed)
 
 
-def task(cfg: Config, data_root: pathlib.Path) -> "train.Task":
+def task(cfg: Config, data_root: pathlib.Path, devices: int = 1) -> "train.Task":
     """Puts data, model and optimizer together."""
+    del devices
     dataset = cfg.dataset.load(data_root)
     model = cfg.model.make(dataset.inputs, dataset.outputs)
     optimizer = cfg.optimizer.make(cfg.train.steps)

@@ -1,3 +1,5 @@
+from .assignment import Assignment as Assignment
+from .assignment import assign_longest_first as assign_longest_first
 from .compat import check_versions as check_versions
 from .dtypes import Policy as Policy
 from .errors import CheckpointCorrupt as CheckpointCorrupt
@@ -26,3 +28,6 @@ from .model import observe as observe
 from .per_device import PerDevice as PerDevice
 from .structs import pytree as pytree
 from .structs import static as static
+from .varying import assume_equal as assume_equal
+from .varying import vary as vary
+from .varying import varying_axes as varying_axes

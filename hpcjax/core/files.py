@@ -8,7 +8,7 @@ import pathlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcjax.core.errors import ConfigError, DiskFull
@@ -107,3 +107,19 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 def read_json(path: pathlib.Path) -> Any:
     """Reads one JSON file."""
     return json.loads(path.read_text())
+
+
+def flatten_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested objects by path; an empty object is a leaf.
+
+    Examples:
+      >>> flatten_json({"train": {"steps": 300}, "seed": 0})
+      {'train.steps': 300, 'seed': 0}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten_json(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from hpcjax.core.errors import nearest
 from hpcjax.core.structs import pytree, static
+from hpcjax.core.varying import vary_like
 
 SEEN = "seen"
 
@@ -76,30 +77,49 @@ class Tap:
       forward: `(x, y) -> record`, needs no backward pass.
       backward: `(x, g) -> statistic`. Static: use one module-level function, since a
         fresh lambda at each step compiles again.
+      active: scalar, zero where this pass need not compute the backward statistic and
+        the slot's gradient is to be zero; None means always. A float, so that one may
+        differentiate in the whole tap.
     """
 
     slot: Any = None
+    active: Any = None
     forward: Callable[[Any, Any], Any] | None = static(default=None)
     backward: Callable[[Any, Any], Any] | None = static(default=None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _observe(backward: Callable[[Any, Any], Any], x: Any, y: Any, slot: Any) -> Any:
-    del backward, x, slot
+def _observe(
+    backward: Callable[[Any, Any], Any], x: Any, y: Any, slot: Any, active: Any
+) -> Any:
+    del backward, x, slot, active
     return y
 
 
 def _observe_forward(
-    backward: Callable[[Any, Any], Any], x: Any, y: Any, slot: Any
+    backward: Callable[[Any, Any], Any], x: Any, y: Any, slot: Any, active: Any
 ) -> tuple[Any, Any]:
     del backward, slot
-    return y, x
+    return y, (x, active)
 
 
 def _observe_backward(
-    backward: Callable[[Any, Any], Any], x: Any, g: Any
-) -> tuple[Any, Any, Any]:
-    return jnp.zeros_like(x), g, backward(x, g)
+    backward: Callable[[Any, Any], Any], kept: tuple[Any, Any], g: Any
+) -> tuple[Any, Any, Any, Any]:
+    x, active = kept
+    if active is None:
+        return jnp.zeros_like(x), g, backward(x, g), None
+
+    def skip(x: Any, g: Any) -> Any:
+        shapes = jax.eval_shape(backward, x, g)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return vary_like(zeros, (x, g))
+
+    def form(x: Any, g: Any) -> Any:
+        return vary_like(backward(x, g), (x, g))
+
+    statistic = jax.lax.cond(active != 0, form, skip, x, g)
+    return jnp.zeros_like(x), g, statistic, jnp.zeros_like(active)
 
 
 _observe.defvjp(_observe_forward, _observe_backward)
@@ -110,7 +130,7 @@ def observe(tap: Tap | None, x: Any, y: Any) -> tuple[Any, Any]:
     if tap is None:
         return y, None
     if tap.backward is not None and tap.slot is not None:
-        observed = _observe(tap.backward, x, y, tap.slot)
+        observed = _observe(tap.backward, x, y, tap.slot, tap.active)
     else:
         observed = y
     return observed, tap.forward(x, y) if tap.forward else None
@@ -130,11 +150,21 @@ def make_slots(
     params: Any,
     state: Any,
     x: Any,
+    *,
+    active: Any = None,
 ) -> dict[str, Tap]:
     """Returns taps with zero slots of the right shape for each path in `backward`.
 
     The shapes come from evaluating `backward(x, y)` abstractly, since the output
     gradient has the shape and dtype of the output.
+
+    Args:
+      model: whose layers are observed.
+      backward: the statistic `(x, g) -> tree` of each layer, by path.
+      params: parameters, or their shapes.
+      state: state, or its shapes.
+      x: a batch of inputs, or its shapes.
+      active: a scalar for all taps, may be traced; see `Tap`.
 
     Raises:
       ValueError: a path that is no layer of `model`.
@@ -146,10 +176,21 @@ def make_slots(
         return model.apply(params, state, x, train=True, taps=probes)[1][SEEN]
 
     shapes = jax.eval_shape(records, params, state, x)
-    return {
+    depths = {spec.path: spec.options.get("depth") for spec in model.layers}
+
+    def stacked(depth: int | None) -> Any:
+        """Returns one flag for each layer of a scanned stack."""
+        if active is None or depth is None:
+            return None if active is None else jnp.asarray(active, jnp.float32)
+        return jnp.full((depth,), active, jnp.float32)
+
+    taps = {
         path: Tap(
             slot=jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[path]),
             backward=function,
+            active=stacked(depths[path]),
         )
         for path, function in backward.items()
     }
+    # A gradient must have the type of what it is taken of, also inside `shard_map`.
+    return vary_like(taps, (params, state, x))

@@ -52,6 +52,7 @@ class Entry:
       size: bytes on disk, 0 when it needs none or depends on the user.
       origin: where it comes from.
       files: what has to be in its folder; each may also end in ".gz".
+      pattern: what one file at least has to match, where the names are the user's.
       package: the registry package that carries it, if any.
       ships: it is part of an installed dependency and needs no file.
     """
@@ -62,6 +63,7 @@ class Entry:
     size: int
     origin: str
     files: tuple[str, ...] = ()
+    pattern: str = ""
     package: Package | None = None
     ships: bool = False
 
@@ -165,6 +167,23 @@ _ENTRIES = (
         licence="that of your text",
         size=0,
         origin="one or more files *.txt",
+        pattern="*.txt",
+    ),
+    Entry(
+        name="phantoms",
+        summary="heads made of ellipsoids with lesions and their masks, any size",
+        licence="that of this project",
+        size=0,
+        origin="drawn when it is loaded",
+        ships=True,
+    ),
+    Entry(
+        name="lgg",
+        summary="your scans as <patient>/*.tif with *_mask.tif, such as LGG",
+        licence="that of your scans",
+        size=0,
+        origin="a folder of slices for each patient",
+        pattern="*/*_mask.tif",
     ),
 )
 CATALOG: Mapping[str, Entry] = {entry.name: entry for entry in _ENTRIES}
@@ -201,6 +220,20 @@ def check_regular(path: pathlib.Path) -> None:
         raise DataFormatError(f"{path}: expected a regular file, found {found}")
 
 
+def visible(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what is in a folder and not hidden, sorted by name.
+
+    Raises:
+      ConfigError: a symbolic link out of `root`.
+    """
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in found:
+        # Only links are followed: that takes long, and there are a million pictures.
+        if path.is_symlink():
+            files.check_inside(root, path)
+    return found
+
+
 def present(name: str, root: pathlib.Path) -> bool:
     """Returns whether every file of the data set is below `root` (or none is needed).
 
@@ -210,7 +243,7 @@ def present(name: str, root: pathlib.Path) -> bool:
     known = entry(name)
     folder = files.inside(root, name)
     if not known.files:
-        return known.ships or any(folder.glob("*.txt"))
+        return known.ships or any(folder.glob(known.pattern))
     return all(find(root, name, file) for file in known.files)
 
 

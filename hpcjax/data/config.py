@@ -217,6 +217,130 @@ class CharTextConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedTextConfig:
+    """Pairs of sentences with masked words, in sequences of `context` pieces of words.
+
+    Attributes:
+      corpus: as in `CharTextConfig`; a file has a sentence per line and blank lines
+        between documents.
+      context: length of a sequence.
+      vocabulary: most pieces of a vocabulary trained on the documents trained on.
+      vocabulary_file: name of a `vocab.txt` below `<root>/text` to use instead.
+      lowercase: whether letters lose their case and their accents.
+      mask_rate: share of the tokens to be predicted.
+      copies: how often each run of sentences is used, paired and masked anew.
+      validation: share of the documents held out.
+      draw_seed: chooses which, and the draws; not the seed of the run.
+    """
+
+    corpus: str = "python-reference"
+    context: int = 128
+    vocabulary: int = 4096
+    vocabulary_file: str | None = None
+    lowercase: bool = True
+    mask_rate: float = 0.15
+    copies: int = 5
+    validation: float = 0.1
+    draw_seed: int = 0
+
+    def __post_init__(self) -> None:
+        _share(self, "mask_rate")
+        _share(self, "validation")
+        _at_least(self, 0, "draw_seed")
+        _at_least(self, 1, "vocabulary", "copies")
+        _at_least(self, 5, "context")
+        files.check_name(self.corpus, "corpus")
+        if self.vocabulary_file is not None:
+            files.check_name(self.vocabulary_file, "vocabulary_file")
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Reads and codes the text.
+
+        Raises:
+          ConfigError: no such corpus, or a vocabulary smaller than the alphabet.
+          DataMissing: it is not below `root`.
+          DataFormatError: it is damaged, or holds too few documents.
+        """
+        from hpcjax.data import masked_text
+
+        return masked_text.load_masked_text(root, **_values(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhantomsConfig:
+    """Heads made of ellipsoids, slice by slice, with masks of their lesions.
+
+    Attributes:
+      patients: how many volumes; every other number of them has the same first ones.
+      slices: of each volume.
+      size: height and width of a slice.
+      noise: standard deviation of Gaussian noise, in grey levels of 255; lesions are
+        50 brighter than what is around them.
+      validation: share of the patients held out, at least one.
+      draw_seed: chooses phantoms and split; not the seed of the run.
+    """
+
+    patients: int = 24
+    slices: int = 8
+    size: int = 32
+    noise: float = 20.0
+    validation: float = 0.25
+    draw_seed: int = 0
+
+    def __post_init__(self) -> None:
+        _share(self, "validation")
+        _at_least(self, 0, "noise", "draw_seed")
+        _at_least(self, 1, "slices", "size")
+        _at_least(self, 2, "patients")
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Draws the data set; `root` is not used."""
+        from hpcjax.data import phantoms
+
+        return phantoms.load_phantoms(root, **_values(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MriSlicesConfig:
+    """Slices with masks in `<root>/<name>/<patient>/*.tif` and `*_mask.tif`, as LGG.
+
+    Attributes:
+      name: the folder of the data set.
+      size: height and width the slices are brought to.
+      mean: per channel, of values in [0, 1].
+      std: likewise.
+      validation: share of the patients held out, at least one.
+      split_seed: chooses which; not the seed of the run.
+    """
+
+    name: str = "lgg"
+    size: int = 256
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    validation: float = 0.09
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        files.check_name(self.name)
+        _share(self, "validation")
+        _at_least(self, 0, "split_seed")
+        _at_least(self, 1, "size")
+        if min(self.std) <= 0:
+            raise ConfigError(f"std must be positive: got std={self.std}")
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Lists the slices; they are decoded when a batch needs them.
+
+        Raises:
+          DataMissing: no such folder.
+          DataFormatError: a slice without its mask, or too few patients.
+        """
+        from hpcjax.data import mri_slices
+
+        return mri_slices.load_mri_slices(root, **_values(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PadCropFlipConfig:
     """Random shifts and mirror images of training pictures.
 
@@ -241,4 +365,5 @@ class PadCropFlipConfig:
 ImageConfig = (
     DigitsConfig | MnistConfig | FashionMnistConfig | Cifar10Config | ImageFolderConfig
 )
-DataConfig = ImageConfig | CharTextConfig
+SegmentationConfig = PhantomsConfig | MriSlicesConfig
+DataConfig = ImageConfig | CharTextConfig | MaskedTextConfig | SegmentationConfig

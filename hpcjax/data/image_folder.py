@@ -128,13 +128,13 @@ def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:
       ConfigError: a symbolic link out of `root`.
       DataFormatError: no class, an empty class, or a file that is no picture.
     """
-    classes = [path.name for path in _visible(folder, root) if path.is_dir()]
+    classes = [path.name for path in catalog.visible(folder, root) if path.is_dir()]
     if not classes:
         raise DataFormatError(f"{folder}: expected one folder per class, found none")
     paths: list[pathlib.Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        members = _visible(folder / name, root)
+        members = catalog.visible(folder / name, root)
         for path in members:
             if path.suffix.lower() not in SUFFIXES:
                 raise DataFormatError(
@@ -146,15 +146,6 @@ def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:
         paths += members
         labels += [label] * len(members)
     return Listing(paths, np.asarray(labels, np.int32), classes)
-
-
-def _visible(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    for path in found:
-        # Only links are followed: that takes long, and there are a million pictures.
-        if path.is_symlink():
-            files.check_inside(root, path)
-    return found
 
 
 def read_image(

@@ -14,5 +14,13 @@ REGISTRY: Mapping[str, Callable[[], DataConfig]] = {
     "image-folder": lambda: config.ImageFolderConfig(size=12, resize=14, limit=30),
     "python-reference": lambda: config.CharTextConfig(context=9973),
     "kjv": lambda: config.CharTextConfig(corpus="kjv", context=500),
+    "kjv-masked": lambda: config.MaskedTextConfig(
+        corpus="kjv", context=300, vocabulary=60, copies=2, validation=0.3
+    ),
+    "text-masked": lambda: config.MaskedTextConfig(
+        corpus="documents.txt", context=48, vocabulary=60, copies=1, validation=0.3
+    ),
+    "phantoms": lambda: config.PhantomsConfig(patients=6, slices=4, size=16),
+    "lgg": lambda: config.MriSlicesConfig(size=12, validation=0.3),
     "text": lambda: config.CharTextConfig(corpus="sample.txt", context=500),
 }

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32, Int, Int32, UInt8
 from hpcjax.core.errors import DataFormatError
 
 Batch = dict[str, np.ndarray]
-Kind = Literal["classification", "language"]
+Kind = Literal["classification", "language", "masked", "segmentation"]
 
 
 @runtime_checkable
@@ -24,8 +24,9 @@ class Source(Protocol):
         """Returns the examples at `indices` as arrays under the keys "x" and "y".
 
         Images: x float32 [batch, height, width, channels], standardised by the training
-        statistics, y int32 [batch]. Text: x and y int32 [batch, context], y being x one
-        character later.
+        statistics, y int32 [batch], or for segmentation [batch, height, width]. Text: x
+        and y int32 [batch, context], y being x one character later. Masked text: see
+        `MaskedSource.gather`.
 
         Raises:
           IndexError: an index outside `0 <= index < len(self)`.
@@ -39,9 +40,10 @@ class Dataset(NamedTuple):
     Attributes:
       train: what is trained on.
       validation: what is never trained on.
-      inputs: shape of one "x": `(height, width, channels)`, or `(context,)` for text.
+      inputs: shape of one "x": `(height, width, channels)`, `(context,)` for text, or
+        `(context, 3)` for masked text.
       outputs: number of classes, or size of the vocabulary.
-      kind: how the pair (x, y) is to be read.
+      kind: how an example is to be read.
     """
 
     train: Source
@@ -78,7 +80,7 @@ class ImageSource:
     def __init__(
         self,
         images: UInt8[np.ndarray, "n height width channels"],
-        labels: Int32[np.ndarray, " n"],
+        labels: Int32[np.ndarray, "n ..."],
         mean: Float[np.ndarray, " channels"],
         std: Float[np.ndarray, " channels"],
     ) -> None:
@@ -91,7 +93,10 @@ class ImageSource:
         return len(self.labels)
 
     def gather(self, indices: Int[np.ndarray, " batch"]) -> Batch:
-        """Returns standardised images [batch, height, width, channels] and labels."""
+        """Returns standardised images [batch, height, width, channels], and labels.
+
+        The labels of images are int32 [batch]; those of pixels [batch, height, width].
+        """
         check_indices(indices, len(self))
         pixels: Float32[np.ndarray, "batch height width channels"]
         pixels = (self.images[indices].astype(np.float32) - self.mean) / self.std
@@ -143,6 +148,23 @@ def subset(size: int, limit: int | None) -> Int[np.ndarray, " kept"]:
     return np.random.Generator(np.random.Philox(0)).permutation(size)[:limit]
 
 
+def split(
+    size: int, share: float, seed: int
+) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " held_out"]]:
+    """Splits the numbers 0..size-1 so that `share` of them is in the second part.
+
+    Each part has at least one, if there are two; both are in order.
+
+    Examples:
+      >>> train, held_out = split(10, 0.2, seed=0)
+      >>> len(train), len(held_out), sorted({*train, *held_out}) == list(range(10))
+      (8, 2, True)
+    """
+    order = np.random.Generator(np.random.Philox(seed)).permutation(size)
+    count = min(max(round(share * size), 1), size - 1)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
 def images_dataset(
     train: tuple[np.ndarray, np.ndarray],
     validation: tuple[np.ndarray, np.ndarray],
@@ -151,6 +173,7 @@ def images_dataset(
     limit: int | None,
     validation_limit: int | None = None,
     pad: int = 0,
+    kind: Kind = "classification",
     path: pathlib.Path = pathlib.Path("images"),
 ) -> Dataset:
     """Makes the data set of two pairs (uint8 images, int32 labels).
@@ -170,4 +193,4 @@ def images_dataset(
         )
     ]
     shape = sources[0].images.shape[1:]
-    return Dataset(sources[0], sources[1], shape, outputs, "classification")
+    return Dataset(sources[0], sources[1], shape, outputs, kind)

@@ -3,6 +3,7 @@
 import importlib
 import json
 import pathlib
+import re
 
 import numpy as np
 from jaxtyping import Int, Int32
@@ -131,26 +132,68 @@ def read_corpus(root: pathlib.Path, corpus: str) -> str:
     """
     check_corpus(corpus)
     if corpus == "python-reference":
-        # Named at run time since the standard library's stubs leave it out.
-        topics = importlib.import_module("pydoc_data.topics").topics
+        topics = _topics()
         return "\n".join(topics[name] for name in sorted(topics))
     if corpus == "kjv":
-        return read_verses(catalog.locate("kjv", root)["kjv.jsonl"])
-    path = files.inside(root, "text", corpus)
+        verses = read_verses(catalog.locate("kjv", root)["kjv.jsonl"])
+        return "\n".join(verse for _, verse in verses) + "\n"
+    return read_utf8(own_text(root, corpus))
+
+
+def read_documents(root: pathlib.Path, corpus: str) -> list[list[str]]:
+    """Returns the documents of a corpus, each a list of sentences.
+
+    Documents of "kjv" are chapters, sentences are verses; of "python-reference" topics
+    and paragraphs. A file has a sentence per line and blank lines between documents.
+
+    Raises:
+      ConfigError: no such corpus, or a name that is no plain file name.
+      DataMissing: it is not below `root`.
+      DataFormatError: it is not UTF-8, or a record is not what it should be.
+    """
+    check_corpus(corpus)
+    if corpus == "python-reference":
+        topics = _topics()
+        return [topics[name].split("\n\n") for name in sorted(topics)]
+    if corpus == "kjv":
+        chapters: dict[str, list[str]] = {}
+        for citation, verse in read_verses(catalog.locate("kjv", root)["kjv.jsonl"]):
+            chapters.setdefault(citation.rpartition(":")[0], []).append(verse)
+        return list(chapters.values())
+    text = "\n".join(
+        line.strip() for line in read_utf8(own_text(root, corpus)).split("\n")
+    )
+    return [part.split("\n") for part in re.split("\n\n+", text.strip())]
+
+
+def own_text(root: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns the path of a file of the user's below `root/text`.
+
+    Raises:
+      ConfigError: no plain file name, or a link out of `root`.
+      DataMissing: it is not there.
+    """
+    path = files.inside(root, "text", name)
     if not path.exists():
         raise catalog.missing_error(catalog.entry("text"), path)
-    return _decode(path)
+    return path
 
 
-def read_verses(path: pathlib.Path) -> str:
-    """Reads one JSON object per line and returns their "text", one per line.
+def _topics() -> dict[str, str]:
+    # Named at run time since the standard library's stubs leave it out.
+    return importlib.import_module("pydoc_data.topics").topics
+
+
+def read_verses(path: pathlib.Path) -> list[tuple[str, str]]:
+    """Reads one JSON object per line and returns their "citation" and "text".
 
     Raises:
       DataFormatError: no regular file, a line that is no such object, or the last verse
         is not there.
     """
-    verses, citation = [], None
-    for number, line in enumerate(_decode(path).removesuffix("\n").split("\n")):
+    verses: list[tuple[str, str]] = []
+    citation = None
+    for number, line in enumerate(read_utf8(path).removesuffix("\n").split("\n")):
         try:
             record = json.loads(line)
             verse, citation = record["text"], record["citation"]
@@ -159,22 +202,27 @@ def read_verses(path: pathlib.Path) -> str:
                 f"{path}: record {number}: expected an object with 'text' and "
                 f"'citation', found {line[:40]!r}"
             ) from error
-        if not isinstance(verse, str):
+        if not isinstance(verse, str) or not isinstance(citation, str):
             raise DataFormatError(
-                f"{path}: record {number}: expected 'text' to be a string, found "
-                f"{verse!r}"
+                f"{path}: record {number}: expected 'text' and 'citation' to be "
+                f"strings, found {verse!r} and {citation!r}"
             )
         check_characters(verse, f"{path}: record {number}")
-        verses.append(verse)
+        verses.append((citation, verse))
     if citation != _LAST_VERSE:
         raise DataFormatError(
             f"{path}: record {len(verses) - 1}: expected the last verse to be "
             f"{_LAST_VERSE}, found {citation}"
         )
-    return "\n".join(verses) + "\n"
+    return verses
 
 
-def _decode(path: pathlib.Path) -> str:
+def read_utf8(path: pathlib.Path) -> str:
+    """Reads a whole text file.
+
+    Raises:
+      DataFormatError: no regular file, or not UTF-8.
+    """
     catalog.check_regular(path)
     try:
         return path.read_bytes().decode()

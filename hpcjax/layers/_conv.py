@@ -34,13 +34,14 @@ def conv(
     *,
     strides: tuple[int, int] = (1, 1),
     padding: Padding = "SAME",
+    dilation: tuple[int, int] = (1, 1),
     compute: str = "float32",
     output: str | None = None,
 ) -> Float[Array, "batch out_height out_width outputs"]:
     """Cross-correlates images with a kernel, as neural networks mean convolution.
 
-    y[n, i, j, o] = b[o] + Σ_{u,v,c} x[n, i·s₀ + u − p₀, j·s₁ + v − p₁, c] W[u, v, c, o]
-    with zeros outside the image.
+    y[n, i, j, o] = b[o] + Σ_{u,v,c} x[n, i·s₀ + u·d₀ − p₀, j·s₁ + v·d₁ − p₁, c]
+    W[u, v, c, o], with zeros outside the image.
 
     Args:
       x: images, `[batch, height, width, inputs]`.
@@ -48,6 +49,7 @@ def conv(
       bias: b, `[outputs]`, or None.
       strides: (s₀, s₁).
       padding: "SAME", "VALID" or ((top, bottom), (left, right)).
+      dilation: (d₀, d₁), the distance between the kernel's taps.
       compute: dtype of the product's operands; sums are float32.
       output: dtype of the result; None means `compute`.
 
@@ -71,6 +73,7 @@ def conv(
             kernel,
             window_strides=strides,
             padding=padding,
+            rhs_dilation=dilation,
             dimension_numbers=DIMENSIONS,
             preferred_element_type=accumulate,
         )

@@ -1,12 +1,16 @@
+from ._bert import BertOutputs as BertOutputs
+from ._bert import bert as bert
 from ._describe import Description as Description
 from ._describe import ParameterRow as ParameterRow
 from ._describe import describe as describe
 from ._from_nnx import from_nnx as from_nnx
 from ._mlp import mlp as mlp
 from ._resnet import resnet as resnet
+from .config import BERT as BERT
 from .config import GPT2 as GPT2
 from .config import LLAMA as LLAMA
 from .config import OPT as OPT
+from .config import BertConfig as BertConfig
 from .config import CausalLmConfig as CausalLmConfig
 from .config import MlpConfig as MlpConfig
 from .config import ResNetConfig as ResNetConfig

@@ -40,6 +40,18 @@ def _literals(hint: Any) -> tuple[Any, ...]:
     return ()
 
 
+def _check_sizes(config: Any, *names: str) -> None:
+    """Raises ConfigError for a size below 1, or heads that do not divide the width."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1: got {name}={value}")
+    if config.width % config.heads:
+        raise ConfigError(
+            f"heads must divide width: got heads={config.heads}, width={config.width}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MlpConfig:
     """A multilayer perceptron, see `models.mlp`.
@@ -162,6 +174,48 @@ LLAMA = TransformerOptions(
 )
 
 
+BERT = TransformerOptions(
+    norm_position="post",
+    norm_eps=1e-12,
+    final_norm=False,
+    mlp="gelu_erf",
+    scale_residual=False,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """BERT with its two pre-training heads, see `models.bert`.
+
+    Attributes:
+      depth: number of blocks.
+      width: features of a token.
+      heads: query, key and value heads.
+      mlp_width: features inside the feed-forward part; None means 4 · width.
+      remat: what the backward pass recomputes, as in `CausalLmConfig`.
+    """
+
+    depth: int = 2
+    width: int = 128
+    heads: int = 2
+    mlp_width: int | None = None
+    remat: Literal["none", "full", "dots"] = "none"
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        _check_sizes(self, "depth", "width", "heads", "mlp_width")
+
+    def make(
+        self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
+    ) -> "core.Model":
+        """Builds the model for `inputs = (context, 3)` and `outputs` words."""
+        from hpcjax import core, models
+
+        return models.bert(
+            inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLmConfig:
     """A decoder-only language model, see `models.causal_lm`.
@@ -187,14 +241,7 @@ class CausalLmConfig:
 
     def __post_init__(self) -> None:
         _check_literals(self)
-        for name in ("depth", "width", "heads", "kv_heads", "mlp_width"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1: got {name}={value}")
-        if self.width % self.heads:
-            raise ConfigError(
-                f"heads must divide width: got heads={self.heads}, width={self.width}"
-            )
+        _check_sizes(self, "depth", "width", "heads", "kv_heads", "mlp_width")
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(
                 "kv_heads must divide heads: got "

@@ -145,7 +145,7 @@ class Dense(Observable):
 
 
 class Conv(Observable):
-    """Convolution without bias; parameter `kernel` [height, width, inputs, outputs]."""
+    """Convolution; `kernel` [height, width, inputs, outputs] and maybe `bias`."""
 
     kind = "conv"
 
@@ -157,17 +157,20 @@ class Conv(Observable):
         kernel_size: int,
         stride: int = 1,
         padding: Padding | None = None,
+        dilation: int = 1,
+        use_bias: bool = False,
         policy: Policy,
     ):
-        """Declares the kernel; `padding=None` adds half a kernel on all four sides."""
-        half = kernel_size // 2
+        """Declares the parameters; `padding=None` adds half a kernel on all sides."""
+        half = dilation * (kernel_size // 2)
         self.kernel = param(
             (kernel_size, kernel_size, inputs, outputs), HE_FAN_OUT, policy.param
         )
+        self.bias = param((outputs,), ZEROS, policy.param) if use_bias else None
         # "SAME" would pad an even image on one side only when the stride is 2.
         self.padding = nnx.static(padding or ((half, half), (half, half)))
         self.strides, self.kernel_size = (stride, stride), (kernel_size, kernel_size)
-        self.compute = policy.compute
+        self.dilation, self.compute = (dilation, dilation), policy.compute
         self.inputs, self.outputs = inputs, outputs
 
     def options(self) -> dict[str, Any]:
@@ -176,16 +179,20 @@ class Conv(Observable):
             "kernel_size": self.kernel_size,
             "strides": self.strides,
             "padding": self.padding,
+            "dilation": self.dilation,
         }
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images `[batch, height, width, inputs]` to images of `outputs`."""
         x = x.astype(self.compute)
+        bias = None if self.bias is None else self.bias[...]
         y = layers.conv(
             x,
             self.kernel[...],
+            bias,
             strides=self.strides,
             padding=self.padding,
+            dilation=self.dilation,
             compute=self.compute,
         )
         return self.observed(x, y)

@@ -1,4 +1,4 @@
-"""The one transformer block and the decoder-only language model made of it."""
+"""The one transformer block, causal or not, and the decoder-only language model."""
 
 import functools
 import math
@@ -12,22 +12,30 @@ from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
-from hpcjax.models.config import GPT2, CausalLmConfig, TransformerOptions
+from hpcjax.models.config import GPT2, BertConfig, CausalLmConfig, TransformerOptions
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
 
 OFFSET = 2
 
 
-class _Sizes:
+class Sizes:
     """Widths of a block and the initializers that follow from them."""
 
-    def __init__(self, config: CausalLmConfig, policy: Policy):
+    def __init__(
+        self,
+        config: CausalLmConfig | BertConfig,
+        options: TransformerOptions,
+        policy: Policy,
+        *,
+        causal: bool,
+        kv_heads: int | None = None,
+    ):
         self.width, self.heads = config.width, config.heads
-        self.kv_heads = config.kv_heads or config.heads
+        self.kv_heads = kv_heads or config.heads
         self.head_dim = config.width // config.heads
         self.mlp_width = config.mlp_width or 4 * config.width
-        self.options, self.policy = config.options, policy
+        self.options, self.policy, self.causal = options, policy, causal
         scale = self.options.init_scale
         self.inner: Initializer = nnx.initializers.normal(scale)
         residual = scale / math.sqrt(2 * config.depth)
@@ -81,21 +89,23 @@ class Embedding(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Causal self-attention: `query`, `key`, `value`, `output`."""
+    """Self-attention, causal or not: `query`, `key`, `value`, `output`."""
 
-    def __init__(self, sizes: _Sizes):
+    def __init__(self, sizes: Sizes):
         """Declares the four projections."""
         inner, outer = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         self.query = sizes.dense(sizes.width, inner)
         self.key = sizes.dense(sizes.width, outer)
         self.value = sizes.dense(sizes.width, outer)
         self.output = sizes.dense(inner, sizes.width, residual=True)
-        self.head_dim = sizes.head_dim
+        self.head_dim, self.causal = sizes.head_dim, sizes.causal
         self.rotates = sizes.options.position == "rope"
         self.theta = sizes.options.rope_theta
 
-    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """Maps `[batch, time, width]` to the same shape."""
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """Maps `[batch, time, width]` to the same shape; for `mask` see `layers`."""
         split = (*x.shape[:2], -1, self.head_dim)
         query = self.query(x).reshape(split)
         key = self.key(x).reshape(split)
@@ -103,14 +113,14 @@ class Attention(nnx.Module):
         if self.rotates:
             query = layers.rope(query, positions, theta=self.theta)
             key = layers.rope(key, positions, theta=self.theta)
-        mixed = layers.attention(query, key, value, causal=True)
+        mixed = layers.attention(query, key, value, causal=self.causal, mask=mask)
         return self.output(mixed.reshape(*x.shape[:2], -1))
 
 
 class FeedForward(nnx.Module):
     """down(f(up x)), or down(silu(gate x) · up x) when gated."""
 
-    def __init__(self, sizes: _Sizes):
+    def __init__(self, sizes: Sizes):
         """Declares `up`, `down` and, when gated, `gate`."""
         self.gated = sizes.options.mlp == "silu_gated"
         self.activation = "silu" if self.gated else sizes.options.mlp
@@ -129,7 +139,7 @@ class FeedForward(nnx.Module):
 class Block(nnx.Module):
     """Attention and feed-forward, each added to its input, norms before or after."""
 
-    def __init__(self, sizes: _Sizes):
+    def __init__(self, sizes: Sizes):
         """Declares the parts."""
         self.attention = Attention(sizes)
         self.attention_norm = Norm(sizes.width, sizes.options, sizes.policy)
@@ -137,13 +147,23 @@ class Block(nnx.Module):
         self.mlp_norm = Norm(sizes.width, sizes.options, sizes.policy)
         self.pre = sizes.options.norm_position == "pre"
 
-    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """Maps `[batch, time, width]` to the same shape."""
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """Maps `[batch, time, width]` to the same shape; for `mask` see `layers`."""
         if self.pre:
-            x = x + self.attention(self.attention_norm(x), positions)
+            x = x + self.attention(self.attention_norm(x), positions, mask)
             return x + self.mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + self.attention(x, positions))
+        x = self.attention_norm(x + self.attention(x, positions, mask))
         return self.mlp_norm(x + self.mlp(x))
+
+
+def check_time(time: int, context: int) -> None:
+    """Raises ValueError for a sequence longer than the table of positions."""
+    if time > context:
+        raise ValueError(
+            f"time must be at most the context: got {time} tokens, context={context}"
+        )
 
 
 class _CausalLm(nnx.Module):
@@ -151,7 +171,7 @@ class _CausalLm(nnx.Module):
         self, context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
     ):
         options, width = config.options, config.width
-        sizes = _Sizes(config, policy)
+        sizes = Sizes(config, options, policy, causal=True, kv_heads=config.kv_heads)
         self.context, self.remat = context, config.remat
         self.compute, self.logits = policy.compute, policy.output
         table = functools.partial(
@@ -175,11 +195,7 @@ class _CausalLm(nnx.Module):
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
         y = self.embed(x)
         if self.position is not None:
-            if x.shape[1] > self.context:
-                raise ValueError(
-                    f"time must be at most the context: got {x.shape[1]} tokens, "
-                    f"context={self.context}"
-                )
+            check_time(x.shape[1], self.context)
             y = y + self.position(positions + self.offset)
         y = scan_blocks(
             self.blocks, y, lambda block, y: block(y, positions), remat=self.remat

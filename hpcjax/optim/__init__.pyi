@@ -5,6 +5,8 @@ from ._graft import GraftState as GraftState
 from ._graft import graft as graft
 from ._inspect import inspect as inspect
 from ._jorge import scale_by_jorge as scale_by_jorge
+from ._lamb import lamb as lamb
+from ._lamb import scale_by_trust_ratio as scale_by_trust_ratio
 from ._shampoo import ShampooFactor as ShampooFactor
 from ._shampoo import scale_by_shampoo as scale_by_shampoo
 from .all_reduce import all_reduce_mean as all_reduce_mean
@@ -14,6 +16,7 @@ from .config import DecayRules as DecayRules
 from .config import JorgeConfig as JorgeConfig
 from .config import JorgeFromSgdConfig as JorgeFromSgdConfig
 from .config import JorgeOptions as JorgeOptions
+from .config import LambConfig as LambConfig
 from .config import ScheduleConfig as ScheduleConfig
 from .config import SgdConfig as SgdConfig
 from .config import SGDRecipe as SGDRecipe

@@ -1,11 +1,8 @@
 """Grafting: the direction of one optimizer with the length of another's step."""
 
-import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
@@ -27,21 +24,8 @@ class GraftState(NamedTuple):
     magnitude: Any
 
 
-def _rescale(direction: Array, old: Array, new: Array) -> Array:
-    # Divided first: old and new may each be outside the range of their quotient.
-    unit = direction / jnp.where(old > 0, old, 1)
-    return jnp.where(old > 0, unit * new, 0).astype(direction.dtype)
-
-
-def _rescale_layer(step: Array, size: Array) -> Array:
-    return _rescale(step, norms.norm(step), norms.norm(size))
-
-
-def _rescale_layers(
-    stacked: tuple[str, ...], path: str
-) -> Callable[[Array, Array], Array]:
-    is_stack = any(re.search(rule, path) for rule in stacked)
-    return jax.vmap(_rescale_layer) if is_stack else _rescale_layer
+def _rescale(step: Array, size: Array) -> Array:
+    return norms.rescale(step, norms.norm(step), norms.norm(size))
 
 
 def graft(
@@ -74,6 +58,7 @@ def graft(
       arXiv 2002.11803, 2020.
 
     Examples:
+      >>> import jax.numpy as jnp
       >>> tx = graft(optax.scale_by_sign(), optax.identity())
       >>> gradient = jnp.array([0.0, 1.0, 4.0, 1.0, 3.0, 3.0])
       >>> updates, _ = tx.update(gradient, tx.init(gradient))
@@ -95,13 +80,13 @@ def graft(
             grafted = trees.unflatten(
                 steps,
                 {
-                    path: _rescale_layers(stacked, path)(step, lengths[path])
+                    path: norms.by_layer(_rescale, stacked, path)(step, lengths[path])
                     for path, step in trees.flatten(steps).items()
                 },
             )
         else:
             old, new = norms.tree_norm(steps), norms.tree_norm(sizes)
-            grafted = jax.tree.map(lambda m: _rescale(m, old, new), steps)
+            grafted = jax.tree.map(lambda m: norms.rescale(m, old, new), steps)
         return grafted, GraftState(one, two)
 
     return in_full_precision(optax.GradientTransformationExtraArgs(init, update))

@@ -6,19 +6,20 @@ import jax
 import optax
 
 from hpcjax.core import trees
+from hpcjax.core.varying import Axes
 from hpcjax.optim import checks
 
 
 def all_reduce_mean(
-    axis_name: str | None = None,
+    axis_name: Axes | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the gradients over a mesh axis.
+    """Averages the gradients over a mesh axis, or several.
 
     Expects local gradients; returns identical updates on every member of `axis_name`.
     The sum runs in the gradients' dtype, which is therefore what is communicated.
 
     Args:
-      axis_name: the mesh axis; with None the gradients pass unchanged.
+      axis_name: the mesh axis, or axes; with None the gradients pass unchanged.
 
     Returns:
       A transform without state, for use inside `jax.shard_map`.

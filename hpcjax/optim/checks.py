@@ -1,7 +1,8 @@
 """Checks of values that configs and factories share; imports no JAX."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcjax.core.errors import ConfigError, nearest
@@ -94,14 +95,23 @@ def check_common(lr: Any, weight_decay: Any, clip_norm: Any) -> None:
         require_positive(clip_norm=clip_norm)
 
 
-def check_rules(decay_rules: Any) -> None:
-    """Raises ConfigError unless `decay_rules` are `(regex, decays)` pairs, and some."""
-    pairs = all(
-        isinstance(rule, tuple | list) and len(rule) == 2 for rule in decay_rules
-    )
-    rule = "decay_rules must be (regex, decays) pairs, at least one"
-    require(bool(decay_rules) and pairs, rule, decay_rules=decay_rules)
-    check_patterns("decay_rules", [pattern for pattern, _ in decay_rules])
+def check_rules(rules: Any, name: str = "decay_rules") -> None:
+    """Raises ConfigError unless `rules` are `(regex, chosen)` pairs, and some."""
+    pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
+    rule = f"{name} must be (regex, chosen) pairs, at least one"
+    require(bool(rules) and pairs, rule, **{name: rules})
+    check_patterns(name, [pattern for pattern, _ in rules])
+
+
+def check_stacked(stacked: tuple[str, ...], paths: Iterable[str]) -> None:
+    """Raises ConfigError unless each of `stacked` is found in one of the paths.
+
+    Without parameters there is nothing to match: so calls `optax.tree_map_params`.
+    """
+    names = list(paths)
+    idle = [rule for rule in stacked if not any(re.search(rule, p) for p in names)]
+    good = not idle or not names
+    require(good, "stacked must match parameters", stacked=idle)
 
 
 def check_graft(graft: str, graft_momentum: Any) -> None:

@@ -105,6 +105,52 @@ class AdamWConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LambConfig:
+    """LAMB, and with `clip_norm=1.0` NVLAMB.
+
+    Attributes:
+      lr: peak learning rate.
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      eps: added to the square root of the second moment.
+      weight_decay: decoupled coefficient, inside what the trust ratio scales.
+      decay_rules: `(regex over paths, decays)`, first match wins; each parameter must
+        match one rule and each rule a parameter.
+      trust_rules: likewise, which parameters have a trust ratio.
+      clip_norm: largest global norm of the raw gradient, None for no limit.
+      stacked: parameters that are stacks of layers, see `JorgeOptions`.
+      schedule: the learning rate over the run.
+    """
+
+    lr: float = 1e-3
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 1e-2
+    decay_rules: DecayRules = DECAY_ALL
+    trust_rules: DecayRules = DECAY_ALL
+    clip_norm: float | None = None
+    stacked: tuple[str, ...] = ()
+    schedule: ScheduleConfig = ConstantConfig()
+
+    def __post_init__(self) -> None:
+        checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        checks.check_rules(self.decay_rules)
+        checks.check_rules(self.trust_rules, "trust_rules")
+        checks.require_decay("b1", self.b1)
+        checks.require_decay("b2", self.b2)
+        checks.require_finite(0.0, eps=self.eps)
+        check_patterns("stacked", self.stacked)
+
+    def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
+        """Returns the optimizer for a run of `steps` steps."""
+        from hpcjax.optim import _lamb, learning_rates
+
+        schedule = self.schedule.make(self.lr, steps)
+        return learning_rates.with_schedule(_lamb.lamb, schedule, **_arguments(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JorgeOptions:
     """What `scale_by_jorge` can be told; the defaults are the paper's.
 

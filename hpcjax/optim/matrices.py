@@ -166,13 +166,17 @@ def _signature(arguments: Any) -> Any:
 
 
 def map_equal_shapes(
-    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    sequential: bool = False,
 ) -> list[Any]:
-    """Returns `[function(*a) for a in arguments]`, equal shapes in one batched call.
+    """Returns `[function(*a) for a in arguments]`, equal shapes compiled once.
 
     Args:
-      function: takes and returns trees of arrays; must work under `vmap`.
+      function: takes and returns trees of arrays; must work under `vmap`, or in a scan.
       arguments: one tuple of trees for each call.
+      sequential: one call after another in a loop, not one batched call.
 
     Examples:
       >>> pairs = [(jnp.ones(2),), (jnp.ones(3),), (jnp.zeros(2),)]
@@ -189,7 +193,10 @@ def map_equal_shapes(
             continue
         chosen = [arguments[index] for index in members]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *chosen)
-        batch = jax.vmap(function)(*stacked)
+        if sequential:
+            batch = jax.lax.map(lambda each: function(*each), stacked)
+        else:
+            batch = jax.vmap(function)(*stacked)
         for place, index in enumerate(members):
             results[index] = jax.tree.map(lambda leaf, i=place: leaf[i], batch)
     return results

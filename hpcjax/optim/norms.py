@@ -1,5 +1,7 @@
 """Norms and scalings that neither overflow nor vanish in float32."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,6 +48,38 @@ def tree_norm(tree: Any) -> Float[Array, ""]:
     """
     parts = [norm(leaf) for leaf in jax.tree.leaves(tree)]
     return norm(jnp.stack(parts)) if parts else jnp.zeros(())
+
+
+def rescale(
+    x: Float[Array, "*s"], old: Float[Array, ""], new: Float[Array, ""]
+) -> Float[Array, "*s"]:
+    """Returns x, whose norm is `old`, with the norm `new`; zero where `old` is.
+
+    Examples:
+      >>> rescale(jnp.array([3.0, 4.0]), jnp.array(5.0), jnp.array(10.0)).tolist()
+      [6.0, 8.0]
+    """
+    # Divided first: old and new may each be outside the range of their quotient.
+    unit = x / jnp.where(old > 0, old, 1)
+    return jnp.where(old > 0, unit * new, 0).astype(x.dtype)
+
+
+def by_layer(
+    function: Callable[..., Array], stacked: tuple[str, ...], path: str
+) -> Callable[..., Array]:
+    """Returns `function`, applied to each layer where the path is that of a stack.
+
+    Args:
+      function: of arrays that belong to one parameter.
+      stacked: regexes of parameters whose first axis is a stack of layers.
+      path: of the parameter.
+
+    Examples:
+      >>> by_layer(norm, ("^blocks/",), "blocks/scale")(jnp.eye(2)).tolist()
+      [1.0, 1.0]
+    """
+    is_stack = any(re.search(rule, path) for rule in stacked)
+    return jax.vmap(function) if is_stack else function
 
 
 def cosine(x: Float[Array, "*s"], y: Float[Array, "*s"]) -> Float[Array, ""]:

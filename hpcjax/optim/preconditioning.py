@@ -78,12 +78,7 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
       ['k']
     """
     leaves = trees.flatten(params)
-    idle = [
-        rule for rule in cuts.stacked if not any(re.search(rule, p) for p in leaves)
-    ]
-    # Without parameters there is nothing to match: so calls optax.tree_map_params.
-    good = not idle or not leaves
-    checks.require(good, "stacked must match parameters", stacked=idle)
+    checks.check_stacked(cuts.stacked, leaves)
     found = {
         path: matrices.matrix_plan(
             leaf.shape,

@@ -4,6 +4,7 @@ import functools
 
 from hpcjax.optim._graft import graft
 from hpcjax.optim._jorge import scale_by_jorge
+from hpcjax.optim._lamb import lamb, scale_by_trust_ratio
 from hpcjax.optim._shampoo import scale_by_shampoo
 from hpcjax.optim.all_reduce import all_reduce_mean
 from hpcjax.optim.config import CosineConfig, JorgeFromSgdConfig, SgdConfig
@@ -29,9 +30,12 @@ REGISTRY = {
     "jorge_one_sided": lambda: jorge(0.05, update_every=1, max_dim=3, order=1),
     "jorge_symmetrized": lambda: jorge(0.05, update_every=2, symmetrize=True),
     "jorge_from_sgd": lambda: JorgeFromSgdConfig(lr=0.05, update_every=2).make(1000),
+    "lamb": lambda: lamb(0.05),
+    "lamb_stacked": lambda: lamb(0.05, clip_norm=1.0, stacked=("kernel|3",)),
     "scale_by_jorge": functools.partial(scale_by_jorge, update_every=2),
     "scale_by_momentum": scale_by_momentum,
     "scale_by_shampoo": functools.partial(scale_by_shampoo, roots_every=2),
+    "scale_by_trust_ratio": scale_by_trust_ratio,
     "sgd": lambda: sgd(0.1, weight_decay=1e-4, clip_norm=10.0),
     "sgd_config": lambda: SgdConfig(lr=0.1, schedule=CosineConfig()).make(1000),
     "sgd_nesterov": lambda: sgd(0.1, nesterov=True),

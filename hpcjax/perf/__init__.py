@@ -1,4 +1,4 @@
-"""Counters read from compiled programs, and the benchmark harness."""
+"""Counters of compiled programs, the benchmark harness, simulated pipelines."""
 
 import lazy_loader
 

@@ -116,6 +116,20 @@ def collectives(compiled: Compiled) -> list[Collective]:
     return collectives_of_text(_text(compiled))
 
 
+def collectives_by_branch(
+    compiled: Compiled,
+) -> tuple[list[Collective], list[Collective]]:
+    """Returns what every run executes, and what only a branch of a conditional does.
+
+    Of the branches of a conditional the one with most bytes counts.
+    """
+    program = parse(_text(compiled))
+    always = _visit(program, program.entry, branches=False)
+    every = _visit(program, program.entry)
+    names = {collective.name for collective in always}
+    return always, [c for c in every if c.name not in names]
+
+
 def collectives_of_text(text: str) -> list[Collective]:
     """Returns the collectives of a compiled module given as text; see `collectives`."""
     program = parse(text)
@@ -278,7 +292,7 @@ def _split(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-def _visit(program: Program, name: str) -> list[Collective]:
+def _visit(program: Program, name: str, *, branches: bool = True) -> list[Collective]:
     """Returns the collectives of one execution of computation `name`."""
     found: list[Collective] = []
     computation = program.computations.get(name, {})
@@ -287,17 +301,18 @@ def _visit(program: Program, name: str) -> list[Collective]:
         if kind in KINDS:
             found.append(_collective(kind, instruction, computation))
         elif instruction.opcode == "while":
-            found += _loop(program, instruction)
+            found += _loop(program, instruction, branches)
         elif instruction.opcode == "conditional":
-            branches = [_visit(program, called) for called in _called(instruction)]
-            found += max(branches, key=lambda b: sum(c.total for c in b), default=[])
+            each = [_visit(program, called) for called in _called(instruction)]
+            most = max(each, key=lambda b: sum(c.total for c in b), default=[])
+            found += most if branches else []
         else:
             for called in _called(instruction):
-                found += _visit(program, called)
+                found += _visit(program, called, branches=branches)
     return found
 
 
-def _loop(program: Program, loop: Instruction) -> list[Collective]:
+def _loop(program: Program, loop: Instruction, branches: bool) -> list[Collective]:
     stated = _TRIPS.search(loop.attributes)
     turns = int(stated[1]) if stated else 1
     called = dict(_CALLED.findall(loop.attributes))
@@ -309,7 +324,7 @@ def _loop(program: Program, loop: Instruction) -> list[Collective]:
             bounded=collective.bounded and stated is not None,
         )
         for name, times in inside
-        for collective in _visit(program, name.lstrip("%"))
+        for collective in _visit(program, name.lstrip("%"), branches=branches)
     ]
 
 

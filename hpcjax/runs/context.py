@@ -85,7 +85,7 @@ class Context:
                 task,
                 config,
                 seed=seed,
-                mesh=self.mesh,
+                mesh=task.mesh(self.mesh.size),
                 recorder=Joined(own.metrics(), self._progress, *copies),
                 checkpoints=checkpoints,
                 stop=lambda: self._signals.received,

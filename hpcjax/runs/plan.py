@@ -77,17 +77,15 @@ def plan_run(
     loaded = discover.load(name, overrides or {}, root)
     if not hasattr(loaded.experiment, "task"):
         return None
-    from hpcjax import sharding
-
-    mesh = sharding.data_mesh(1 if devices is None else devices)
-    task = loaded.experiment.task(loaded.config, directory.data_root(root))
-    return _measure(loaded.title, task, loaded.config.train, mesh)
+    devices = 1 if devices is None else devices
+    task = loaded.experiment.task(loaded.config, directory.data_root(root), devices)
+    return _measure(loaded.title, task, loaded.config.train, task.mesh(devices))
 
 
 def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     import jax
 
-    from hpcjax import perf, sharding, train
+    from hpcjax import perf, train
 
     train.check_batch(task, config, mesh)
     state = train.state_shapes(task, mesh)
@@ -102,7 +100,7 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     every = config.checkpoint_every
     return Plan(
         name=name,
-        devices=mesh.shape[sharding.DATA_AXIS],
+        devices=mesh.size,
         steps=config.steps,
         epochs=config.steps * config.batch_size / len(task.dataset.train),
         parameters=trees.num_params(state.params),

@@ -1,7 +1,8 @@
 from .gradients import local_value_and_grad as local_value_and_grad
-from .gradients import vary as vary
-from .gradients import varying_axes as varying_axes
 from .mesh import DATA_AXIS as DATA_AXIS
+from .mesh import GRAD_RECEIVER_AXIS as GRAD_RECEIVER_AXIS
+from .mesh import GRAD_WORKER_AXIS as GRAD_WORKER_AXIS
+from .mesh import data_axes as data_axes
 from .mesh import data_mesh as data_mesh
 from .mesh import make_mesh as make_mesh
 from .mesh import place_batch as place_batch
@@ -9,3 +10,14 @@ from .mesh import state_shardings as state_shardings
 from .processes import broadcast as broadcast
 from .processes import connect as connect
 from .processes import wait_for_all as wait_for_all
+from .schedules import Op as Op
+from .schedules import Part as Part
+from .schedules import Schedule as Schedule
+from .schedules import chimera as chimera
+from .schedules import gpipe as gpipe
+from .schedules import interleaved as interleaved
+from .schedules import one_f_one_b as one_f_one_b
+from .schedules import validate as validate
+from .schedules import zero_bubble_h1 as zero_bubble_h1
+from .ticks import TickTable as TickTable
+from .ticks import tick_table as tick_table

@@ -5,25 +5,11 @@ from typing import Any
 
 import jax
 
-
-def varying_axes(leaf: Any) -> frozenset[str]:
-    """Returns the manual mesh axes along which `leaf` may differ."""
-    return frozenset(jax.typeof(leaf).manual_axis_type.varying)
-
-
-def vary(tree: Any, axis: str) -> Any:
-    """Marks every leaf as differing along `axis`; values are unchanged."""
-
-    def mark(leaf: Any) -> Any:
-        if axis in varying_axes(leaf):
-            return leaf
-        return jax.lax.pcast(leaf, axis, to="varying")
-
-    return jax.tree.map(mark, tree)
+from hpcjax.core.varying import Axes, vary
 
 
 def local_value_and_grad(
-    function: Callable[..., Any], axis: str, *, has_aux: bool = False
+    function: Callable[..., Any], axis: Axes, *, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Returns `jax.value_and_grad(function)` whose gradients stay on their device.
 
@@ -32,7 +18,7 @@ def local_value_and_grad(
 
     Args:
       function: differentiated in its first argument.
-      axis: the mesh axis of the surrounding `shard_map`.
+      axis: the mesh axis, or axes, of the surrounding `shard_map`.
       has_aux: as in `jax.value_and_grad`.
     """
     differentiate = jax.value_and_grad(function, has_aux=has_aux)

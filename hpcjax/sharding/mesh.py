@@ -11,6 +11,10 @@ from hpcjax.core import per_device
 from hpcjax.core.errors import ConfigError
 
 DATA_AXIS = "data"
+# The same devices as a grid: those that precondition a layer stand in one column of it,
+# those that receive the result in one row. See `optim.kfac.Distribution`.
+GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS = "grad_worker", "grad_receiver"
+_DATA_AXES = (DATA_AXIS, GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS)
 
 
 def make_mesh(shape: Mapping[str, int]) -> Mesh:
@@ -46,6 +50,24 @@ def data_mesh(devices: int | None = None) -> Mesh:
     return make_mesh({DATA_AXIS: jax.device_count() if devices is None else devices})
 
 
+def data_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes of `mesh` over which batches are split, in its order.
+
+    Raises:
+      ValueError: there is none.
+
+    Examples:
+      >>> data_axes(data_mesh(1))
+      ('data',)
+    """
+    found = tuple(axis for axis in mesh.axis_names if axis in _DATA_AXES)
+    if not found:
+        raise ValueError(
+            f"a mesh needs one of the data axes {_DATA_AXES}: got {mesh.axis_names}"
+        )
+    return found
+
+
 def state_shardings(state: Any, mesh: Mesh) -> Any:
     """Returns shardings for a state: replicated, `PerDevice` parts split by axis."""
     return jax.tree.map(
@@ -60,12 +82,12 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
 
     Args:
       batch: arrays whose first dimension is the rows of this process.
-      mesh: a mesh with axis "data".
+      mesh: a mesh with data axes.
 
     Returns:
-      Global arrays, first dimension split over the data axis.
+      Global arrays, first dimension split over the data axes.
     """
-    sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+    sharding = NamedSharding(mesh, PartitionSpec(data_axes(mesh)))
     return {
         name: jax.make_array_from_process_local_data(sharding, np.asarray(rows))
         for name, rows in batch.items()

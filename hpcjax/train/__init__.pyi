@@ -5,6 +5,8 @@ from .config import TrainConfig as TrainConfig
 from .loop import check_batch as check_batch
 from .loop import fit as fit
 from .loop import validator as validator
+from .objectives import masked_language_totals as masked_language_totals
+from .objectives import segmentation_totals as segmentation_totals
 from .recorder import Joined as Joined
 from .recorder import Recorder as Recorder
 from .state import TrainState as TrainState

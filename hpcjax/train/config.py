@@ -17,7 +17,8 @@ class TrainConfig:
       checkpoint_every: steps between checkpoints; the last step is always saved, and
         0 saves nothing else.
       keep: newest checkpoints to keep.
-      stall_seconds: without a step for so long, and for 20 median steps, the run ends;
+      stall_seconds: without a step, or a batch of a validation, for so long and for 20
+        median ones, the run ends; the first may take 30 times as long, for it compiles.
         0 waits for ever.
       max_skipped: consecutive steps with non-finite numbers before the run stops.
     """

@@ -10,8 +10,9 @@ import jax
 from jax.sharding import Mesh
 
 from hpcjax import data
+from hpcjax.core import per_device
 from hpcjax.core.errors import ConfigError
-from hpcjax.sharding.mesh import DATA_AXIS, place_batch
+from hpcjax.sharding.mesh import data_axes, place_batch
 from hpcjax.train.checkpoint import Checkpoints
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
@@ -52,7 +53,8 @@ def fit(
       checkpoints: where to save; None saves nothing.
       stop: asked at every step for the number of a signal that wants this process to
         stop, 0 for none. All processes then stop after the same step, and save.
-      watchdog: told of every step, so that it can end a run that stands still.
+      watchdog: told of every step and validation batch, so that it can end a run that
+        stands still.
 
     Raises:
       ConfigError: the batch cannot be divided, or the checkpoint is of a later step
@@ -64,8 +66,8 @@ def fit(
     check_batch(task, config, mesh)
     state, start = resume(task, config, seed, mesh, checkpoints)
     step = train_step(task, mesh, state)
-    validate = validator(task, config, mesh)
     watch = Stopwatch(recorder.rewind(start), began, watchdog)
+    validate = validator(task, config, mesh, watch)
     batches = own_batches(task, config, seed)
     guard = SkipGuard(guarded(state), config.max_skipped)
     request = StopRequest(stop, mesh)
@@ -86,8 +88,10 @@ def fit(
         for number, batch in zip(numbers, watch.waiting(iterator, start), strict=False):
             placed = place_batch({**batch, **request.flags()}, mesh)
             if number == start + 1:
-                step = compile_step(step, state, placed, recorder)
+                step, seconds = compile_step(step, state, placed)
                 watch.start()
+                spent = {"compile_seconds": seconds, **watch.spent()}
+                recorder.write({"step": start, **spent})
             state, metrics = step(state, placed)
             pending.append((number, metrics))
             last = number == config.steps
@@ -95,7 +99,8 @@ def fit(
             if last or number % config.eval_every == 0:
                 emit(keep=0)
                 with watch.paused("validation"):
-                    scores = validate(state)
+                    scores = validate(state, number)
+                recorder.write({"step": number, **watch.spent()})
                 recorder.write({"step": number, "seconds": watch.read(), **scores})
             stopping = bool(request.signal) and not last
             if checkpoints and (stopping or due(number, config)):
@@ -105,14 +110,14 @@ def fit(
             if stopping or last:
                 emit(keep=0)
                 break
-            if due(number, config):
+            if checkpoints and due(number, config):
                 recorder.write({"step": number, **watch.spent()})
     done = int(state.step)
     if checkpoints:
         with watch.paused("checkpoint"):
             checkpoints.wait()
-    if done > start:
-        recorder.write({"step": done, **watch.spent()})
+        if done > start:
+            recorder.write({"step": done, **watch.spent()})
     if request.signal and done < config.steps:
         raise request.error(done)
     return state
@@ -130,14 +135,12 @@ def own_batches(task: Task, config: TrainConfig, seed: int) -> data.Batches:
 
 
 def compile_step(
-    step: Any, state: TrainState, batch: Any, recorder: Recorder
-) -> Callable[..., Any]:
-    """Compiles the step for exactly these shapes and records how long that took."""
+    step: Any, state: TrainState, batch: Any
+) -> tuple[Callable[..., Any], float]:
+    """Compiles the step for exactly these shapes; also returns how long that took."""
     began = time.perf_counter()
     compiled = step.lower(state, batch).compile()
-    seconds = time.perf_counter() - began
-    recorder.write({"step": int(state.step), "compile_seconds": seconds})
-    return compiled
+    return compiled, time.perf_counter() - began
 
 
 def resume(
@@ -171,18 +174,21 @@ def due(step: int, config: TrainConfig) -> bool:
 
 def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
     """Raises ConfigError for a batch that devices or data cannot serve."""
-    devices = mesh.shape[DATA_AXIS]
+    axes = data_axes(mesh)
+    devices = per_device.axis_size(mesh, axes)
     if config.batch_size % devices:
         raise ConfigError(
-            f"batch_size must divide by the {devices} devices of axis {DATA_AXIS!r}: "
+            f"batch_size must divide by the {devices} devices of axes {axes}: "
             f"got {config.batch_size}"
         )
 
 
 def validator(
-    task: Task, config: TrainConfig, mesh: Mesh
-) -> Callable[[TrainState], dict[str, float]]:
+    task: Task, config: TrainConfig, mesh: Mesh, watch: Stopwatch
+) -> Callable[[TrainState, int], dict[str, float]]:
     """Returns a function giving the means over the whole validation set, `val_` names.
+
+    It takes the state, and the step that this is after.
 
     Sums are added in float64 on the host, so they do not depend on the batch size
     beyond float32 rounding within a batch.
@@ -190,11 +196,11 @@ def validator(
     score = eval_step(task, mesh)
     shard = (jax.process_index(), jax.process_count())
 
-    def validate(state: TrainState) -> dict[str, float]:
+    def validate(state: TrainState, step: int) -> dict[str, float]:
         sums: dict[str, float] = collections.defaultdict(float)
         count = 0.0
         whole = data.whole(task.dataset.validation, config.batch_size, shard=shard)
-        for batch in whole:
+        for batch in watch.validating(whole, step):
             totals = jax.device_get(
                 score(state.params, state.model_state, place_batch(batch, mesh))
             )

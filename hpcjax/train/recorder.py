@@ -1,7 +1,12 @@
 """Who receives what a training run measures; imports no JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
+
+
+def training_seconds(records: Iterable[Mapping[str, Any]]) -> float:
+    """Returns the greatest training time that a record names, 0 without one."""
+    return max((float(r["seconds"]) for r in records if "seconds" in r), default=0.0)
 
 
 @runtime_checkable

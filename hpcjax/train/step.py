@@ -6,7 +6,7 @@ exchange of gradients is therefore an error here and not a slow drift of paramet
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,9 @@ from jax.sharding import Mesh, PartitionSpec
 from hpcjax import optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.keys import derive
-from hpcjax.sharding.gradients import local_value_and_grad, vary, varying_axes
-from hpcjax.sharding.mesh import DATA_AXIS
+from hpcjax.core.varying import vary, varying_axes
+from hpcjax.optim import kfac
+from hpcjax.sharding.mesh import data_axes
 from hpcjax.train.state import TrainState
 from hpcjax.train.task import Batch, Task, Totals
 
@@ -36,7 +37,7 @@ def train_step(
 
     Args:
       task: what is trained.
-      mesh: a mesh with axis "data".
+      mesh: a mesh with data axes.
       like: a state, or its shapes.
       check: False takes every step, finite or not, and leaves `NONFINITE` out.
 
@@ -49,46 +50,37 @@ def train_step(
     Raises:
       ValueError: when traced, if updates or bare optimizer state differ along the axis.
     """
+    axes = data_axes(mesh)
 
     def body(outer: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state = per_device.enter(outer)
         batch, stop = dict(batch), batch.get(STOP)
         batch.pop(STOP, None)
         key = jax.random.fold_in(
-            derive(state.key, "step", state.step), jax.lax.axis_index(DATA_AXIS)
+            derive(state.key, "step", state.step), jax.lax.axis_index(axes)
         )
 
-        def loss(params: Any, model_state: Any) -> tuple[Any, Any]:
-            outputs, seen = task.model.apply(
-                params, model_state, batch["x"], train=True, key=key
-            )
-            means = task.objective(outputs, batch).means()
-            return means["loss"], (means, seen)
-
-        differentiate = local_value_and_grad(loss, DATA_AXIS, has_aux=True)
-        (value, (means, model_state)), grads = differentiate(
-            state.params, state.model_state
-        )
+        found = differentiated(task, state, batch, key, axes)
         updates, opt_state = task.optimizer.update(
-            grads, state.opt_state, state.params, value=value
+            found.grads, state.opt_state, state.params, **found.extras
         )
-        check_replicated(updates, "updates")
-        check_replicated(opt_state, "optimizer state")
+        check_replicated(updates, "updates", axes)
+        check_replicated(opt_state, "optimizer state", axes)
         new = TrainState(
             step=state.step + 1,
             params=jax.tree.map(
                 lambda p, u: (p + u).astype(p.dtype), state.params, updates
             ),
-            model_state=_mean(model_state),
+            model_state=_mean(found.model_state, axes),
             opt_state=opt_state,
             key=state.key,
             skipped=state.skipped,
         )
-        metrics = _mean(means)
+        metrics = _mean(found.means, axes)
         if check:
-            new, metrics[NONFINITE] = keep_finite(grads, new, state)
+            new, metrics[NONFINITE] = keep_finite(found.grads, new, state, axes)
         if stop is not None:
-            metrics[STOP] = jax.lax.pmax(jnp.max(stop), DATA_AXIS)
+            metrics[STOP] = jax.lax.pmax(jnp.max(stop), axes)
         new = per_device.leave(new)
         return new, metrics | optim.inspect(new.opt_state)
 
@@ -96,31 +88,87 @@ def train_step(
     mapped = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(specs, PartitionSpec(DATA_AXIS)),
+        in_specs=(specs, PartitionSpec(axes)),
         out_specs=(specs, PartitionSpec()),
         check_vma=True,
     )
     return jax.jit(mapped, donate_argnums=0)
 
 
+class Differentiated(NamedTuple):
+    """What one forward and backward pass gave on this device.
+
+    Attributes:
+      grads: of the parameters, of this device's part of the batch alone.
+      means: the objective's means over that part.
+      model_state: the model's new state.
+      extras: what the optimizer's `update` gets beside gradients and parameters.
+    """
+
+    grads: Any
+    means: Metrics
+    model_state: Any
+    extras: dict[str, Any]
+
+
+def differentiated(
+    task: Task, state: TrainState, batch: Batch, key: jax.Array, axes: tuple[str, ...]
+) -> Differentiated:
+    """Differentiates the objective, with K-FAC's statistics where the task has some."""
+    params, model_state = vary(state.params, axes), state.model_state
+    taps, curvature = {}, task.curvature
+    if curvature is not None:
+        active = kfac.statistics_due(state.opt_state)
+        taps = kfac.make_taps(
+            curvature.plan, task.model, params, model_state, batch["x"], active=active
+        )
+
+    def forward(params: Any, taps: Any) -> tuple[Any, Any]:
+        return task.model.apply(
+            params, model_state, batch["x"], train=True, key=key, taps=taps or None
+        )
+
+    def loss(outputs: Any, labels: Any) -> tuple[Any, Any]:
+        totals = task.objective(outputs, {**batch, "y": labels})
+        return totals.means()["loss"], totals
+
+    def value_fn(params: Any) -> Any:
+        return loss(forward(params, {})[0], batch["y"])[0]
+
+    made = kfac.differentiate(
+        forward,
+        loss,
+        params,
+        taps,
+        batch.get("y"),
+        fisher="empirical" if curvature is None else curvature.fisher,
+        key=jax.random.fold_in(key, 1),
+    )
+    extras = {"value": made.value, "value_fn": value_fn}
+    if curvature is not None:
+        extras |= {"taps": made.statistics, "loss_terms": made.loss_aux.count}
+    return Differentiated(made.grads, made.loss_aux.means(), made.aux, extras)
+
+
 def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
     """Returns the jitted `(params, model_state, batch) -> Totals` over all devices."""
+    axes = data_axes(mesh)
 
     def body(params: Any, model_state: Any, batch: Batch) -> Totals:
         outputs, _ = task.model.apply(params, model_state, batch["x"], train=False)
-        return jax.lax.psum(vary(task.objective(outputs, batch), DATA_AXIS), DATA_AXIS)
+        return jax.lax.psum(vary(task.objective(outputs, batch), axes), axes)
 
     mapped = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(DATA_AXIS)),
+        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(axes)),
         out_specs=PartitionSpec(),
     )
     return jax.jit(mapped)
 
 
-def check_replicated(tree: Any, what: str) -> None:
-    """Raises ValueError naming the leaves that may differ between devices.
+def check_replicated(tree: Any, what: str, axes: tuple[str, ...]) -> None:
+    """Raises ValueError naming the leaves that may differ between devices of `axes`.
 
     `PerDevice` parts are meant to differ and are left out.
     """
@@ -128,11 +176,11 @@ def check_replicated(tree: Any, what: str) -> None:
     differing = [
         path
         for path, leaf in trees.flatten(bare).items()
-        if DATA_AXIS in varying_axes(leaf)
+        if varying_axes(leaf) & set(axes)
     ]
     if differing:
         raise ValueError(
-            f"{what} differ between devices of axis {DATA_AXIS!r}: {differing[:5]}; "
+            f"{what} differ between devices of axes {axes}: {differing[:5]}; "
             "chain optim.all_reduce_mean before transforms that do not communicate, "
             "and keep what must differ in core.PerDevice"
         )
@@ -148,7 +196,7 @@ def guarded(state: TrainState) -> list[str]:
 
 
 def keep_finite(
-    grads: Any, new: TrainState, old: TrainState
+    grads: Any, new: TrainState, old: TrainState, axes: tuple[str, ...]
 ) -> tuple[TrainState, jax.Array]:
     """Returns the state to go on with, and what stopped being finite.
 
@@ -168,8 +216,8 @@ def keep_finite(
             jnp.any(jnp.isfinite(before[path]) & ~jnp.isfinite(leaf))
             for path, leaf in after.items()
         ]
-    count = jnp.stack([vary(each, DATA_AXIS) for each in lost]).astype(jnp.int32)
-    count = jax.lax.psum(count, DATA_AXIS)
+    count = jnp.stack([vary(each, axes) for each in lost]).astype(jnp.int32)
+    count = jax.lax.psum(count, axes)
     return _unless(jnp.any(count > 0), new, old), count
 
 
@@ -182,8 +230,8 @@ def _real(tree: Any) -> dict[str, Any]:
     }
 
 
-def _mean(tree: Any) -> Any:
-    return jax.lax.pmean(vary(tree, DATA_AXIS), DATA_AXIS)
+def _mean(tree: Any, axes: tuple[str, ...]) -> Any:
+    return jax.lax.pmean(vary(tree, axes), axes)
 
 
 def _unless(bad: Any, new: TrainState, old: TrainState) -> TrainState:

@@ -4,8 +4,8 @@ import collections
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 from hpcjax.train.watchdog import Watchdog
 
@@ -16,7 +16,7 @@ class Stopwatch:
     Args:
       seconds: of training in earlier sessions of the run.
       began: when this session began, by `time.perf_counter`.
-      watchdog: told when a step begins, and when none is to be expected.
+      watchdog: told of every step and validation batch, and when to expect none.
     """
 
     def __init__(
@@ -25,7 +25,6 @@ class Stopwatch:
         self._seconds, self._began, self._watchdog = seconds, began, watchdog
         self._started: float | None = None
         self._others: dict[str, float] = collections.defaultdict(float)
-        self._told = seconds
 
     def start(self) -> None:
         """Begins to count; what came before was initialisation."""
@@ -40,20 +39,24 @@ class Stopwatch:
         return self._seconds + time.perf_counter() - self._started
 
     @contextlib.contextmanager
-    def paused(self, what: str) -> Iterator[None]:
+    def paused(self, what: Literal["validation", "checkpoint"]) -> Iterator[None]:
         """Returns a context whose duration counts as `what` and not as training."""
         self._seconds, self._started = self.read(), None
         began = time.perf_counter()
-        quiet = self._watchdog.paused() if self._watchdog else contextlib.nullcontext()
+        if self._watchdog:
+            self._watchdog.expect(what)
         try:
-            with quiet:
-                yield
+            yield
         finally:
+            if self._watchdog:
+                self._watchdog.expect("step")
             self._started = time.perf_counter()
             self._others[what] += self._started - began
 
     def waiting(self, batches: Iterator[Any], start: int) -> Iterator[Any]:
         """Yields the batches of steps `start + 1`, ...; waiting counts as `data`."""
+        if self._watchdog:
+            self._watchdog.expect("step")
         for number in itertools.count(start + 1):
             began = time.perf_counter()
             batch = next(batches, None)
@@ -64,17 +67,18 @@ class Stopwatch:
                 self._watchdog.beat(number)
             yield batch
 
-    def spent(self) -> dict[str, float]:
-        """Returns what the time since the last call went into.
+    def validating(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
+        """Yields the batches of the validation after `step`."""
+        for number, batch in enumerate(batches, 1):
+            if self._watchdog:
+                self._watchdog.beat(step, number)
+            yield batch
 
-        Names are `spent_init_seconds`, `_data_`, `_compute_`, `_validation_` and
-        `_checkpoint_`; compute is training without waiting for data.
+    def spent(self) -> dict[str, float]:
+        """Returns what the time since the last call went into, but for computing.
+
+        Names are `spent_init_seconds`, `_data_`, `_validation_` and `_checkpoint_`, as
+        far as there was any. Training less waiting for data is what was computed.
         """
-        now = self.read()
         others, self._others = self._others, collections.defaultdict(float)
-        compute = now - self._told - others["data"]
-        self._told = now
-        return {
-            f"spent_{name}_seconds": seconds
-            for name, seconds in {**others, "compute": compute}.items()
-        }
+        return {f"spent_{name}_seconds": seconds for name, seconds in others.items()}

@@ -12,7 +12,8 @@ from jaxtyping import Array, Float
 
 from hpcjax import data, metrics, optim
 from hpcjax.core.model import Model
-from hpcjax.sharding.mesh import DATA_AXIS
+from hpcjax.optim.kfac import Curvature
+from hpcjax.sharding.mesh import DATA_AXIS, data_axes, data_mesh, make_mesh
 
 Batch = Mapping[str, Any]
 
@@ -46,6 +47,7 @@ class Task(NamedTuple):
       objective: `(outputs, batch) -> Totals`.
       dataset: training and validation sources.
       augment: optional `(batch, rng) -> batch` on the host.
+      curvature: what K-FAC, if `optimizer` contains it, wants of the backward pass.
     """
 
     model: Model
@@ -53,6 +55,13 @@ class Task(NamedTuple):
     objective: Objective
     dataset: "data.Dataset"
     augment: Callable[..., Any] | None = None
+    curvature: Curvature | None = None
+
+    def mesh(self, devices: int) -> Mesh:
+        """Returns the mesh that the optimizer communicates on, of so many devices."""
+        if self.curvature is None or self.curvature.distribution is None:
+            return data_mesh(devices)
+        return make_mesh(self.curvature.distribution.mesh_shape)
 
 
 def label_totals(logits: Float[Array, "batch *time labels"], batch: Batch) -> Totals:
@@ -78,6 +87,8 @@ def supervised(
     optimizer: optax.GradientTransformation,
     dataset: "data.Dataset",
     augment: Callable[..., Any] | None = None,
+    objective: Objective = label_totals,
+    curvature: Curvature | None = None,
 ) -> Task:
     """Returns the task of predicting labels `y` from `x`: classes, or next tokens.
 
@@ -87,11 +98,19 @@ def supervised(
         is taken before it. A transform that communicates by itself goes into `Task`.
       dataset: sources of `{"x", "y"}`.
       augment: optional `(batch, rng) -> batch` on the host.
+      objective: `(outputs, batch) -> Totals`.
+      curvature: given with an optimizer that contains K-FAC, which averages its
+        statistics by itself over the axes of `curvature`.
     """
-    exchange = optim.all_reduce_mean(DATA_AXIS)
-    chained = optax.chain(exchange, optimizer)
+    axes = DATA_AXIS if curvature is None else curvature.axes
+    chained = optax.chain(optim.all_reduce_mean(axes), optimizer)
     return Task(
-        model, optax.with_extra_args_support(chained), label_totals, dataset, augment
+        model,
+        optax.with_extra_args_support(chained),
+        objective,
+        dataset,
+        augment,
+        curvature,
     )
 
 
@@ -100,7 +119,7 @@ def batch_shapes(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shapes and shardings of one global training batch without building it."""
     example = task.dataset.train.gather(np.array([0]))
-    sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+    sharding = NamedSharding(mesh, PartitionSpec(data_axes(mesh)))
     return {
         name: jax.ShapeDtypeStruct(
             (batch_size, *rows.shape[1:]), rows.dtype, sharding=sharding

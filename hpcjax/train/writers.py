@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, HpcjaxError, nearest
+from hpcjax.train.recorder import training_seconds
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Writer(abc.ABC):
             self._opened = True
         for record in kept:
             self.write(record)
-        return max((float(record.get("seconds", 0.0)) for record in kept), default=0.0)
+        return training_seconds(kept)
 
     def close(self, good: bool) -> None:
         """Completes the copy; `good` says whether the training came to its end."""
@@ -238,8 +239,9 @@ class MLflow(Writer):
             self._client.delete_run(old.info.run_id)
         made = self._client.create_run(experiment, run_name=self.run)
         self._id = made.info.run_id
-        for key, value in _flat(self.config):
-            self._client.log_param(self._id, key, value)
+        for key, value in files.flatten_json(self.config).items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            self._client.log_param(self._id, key, text)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -333,12 +335,3 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
-
-
-def _flat(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields `("train.steps", "300")` for every leaf of a config's JSON."""
-    if isinstance(config, Mapping):
-        for key, value in config.items():
-            yield from _flat(value, f"{path}.{key}" if path else key)
-    else:
-        yield path, config if isinstance(config, str) else json.dumps(config)

@@ -65,7 +65,8 @@ def test_shapes_types_and_ranges(dataset):
         assert len(source) > 0
         batch = source.gather(np.arange(min(4, len(source))))
         rows = min(4, len(source))
-        assert set(batch) == {"x", "y"}
+        extra = {"scored", "order"} if dataset.kind == "masked" else set()
+        assert set(batch) == {"x", "y"} | extra
         assert batch["x"].shape == (rows, *dataset.inputs)
         assert batch["y"].dtype == np.int32
         assert batch["y"].min() >= 0
@@ -75,10 +76,18 @@ def test_shapes_types_and_ranges(dataset):
             assert batch["y"].shape == batch["x"].shape
             assert batch["x"].max() < dataset.outputs
             np.testing.assert_array_equal(batch["x"][:, 1:], batch["y"][:, :-1])
+        elif dataset.kind == "masked":
+            assert batch["x"].dtype == np.int32
+            assert batch["y"].shape == batch["scored"].shape == batch["x"].shape[:2]
+            assert batch["x"][..., 0].max() < dataset.outputs
+            assert batch["scored"].dtype == np.float32
+            assert (batch["scored"].sum(1) >= 1).all()
+            assert set(batch["order"]) <= {0, 1}
         else:
+            space = dataset.inputs[:2] if dataset.kind == "segmentation" else ()
             assert batch["x"].dtype == np.float32
             assert np.isfinite(batch["x"]).all()
-            assert batch["y"].shape == (rows,)
+            assert batch["y"].shape == (rows, *space)
 
 
 @pytest.mark.parametrize("index", [-1, 10**9])
@@ -151,7 +160,7 @@ def test_loading_twice_gives_the_same_bytes(name, dataset, tiny_root):
 
 def test_missing_data_names_file_command_and_licence(name, tmp_path):
     settings = REGISTRY[name]()
-    known = catalog.CATALOG[name.removesuffix("-32")]
+    known = catalog.CATALOG[name.removesuffix("-32").removesuffix("-masked")]
     if known.ships:
         settings.load(tmp_path)
         return
@@ -178,6 +187,9 @@ FACTORIES = {
     config.Cifar10Config: data.load_cifar10,
     config.ImageFolderConfig: data.load_image_folder,
     config.CharTextConfig: data.load_text,
+    config.MaskedTextConfig: data.load_masked_text,
+    config.PhantomsConfig: data.load_phantoms,
+    config.MriSlicesConfig: data.load_mri_slices,
     config.PadCropFlipConfig: data.pad_crop_flip,
 }
 
@@ -198,7 +210,7 @@ def test_configs_have_the_fields_of_their_factories(settings):
 def test_every_public_config_is_compared():
     public = {
         getattr(data, name) for name in data.__all__ if name.endswith("Config")
-    } - {data.DataConfig, data.ImageConfig}
+    } - {data.DataConfig, data.ImageConfig, data.SegmentationConfig}
     assert public == set(FACTORIES)
 
 
@@ -218,6 +230,14 @@ def test_every_public_config_is_compared():
         (lambda: config.CharTextConfig(context=0), "context must be at least 1"),
         (lambda: config.CharTextConfig(validation=0.0), "validation must be in"),
         (lambda: config.CharTextConfig(corpus="/etc/passwd"), "corpus may hold only"),
+        (lambda: config.MaskedTextConfig(context=4), "context must be at least 5"),
+        (lambda: config.MaskedTextConfig(mask_rate=1.0), "mask_rate must be in"),
+        (lambda: config.MaskedTextConfig(copies=0), "copies must be at least 1"),
+        (lambda: config.MaskedTextConfig(vocabulary_file="/v"), "vocabulary_file may"),
+        (lambda: config.PhantomsConfig(patients=1), "patients must be at least 2"),
+        (lambda: config.PhantomsConfig(noise=-1.0), "noise must be at least 0"),
+        (lambda: config.MriSlicesConfig(name="a/b"), "name may hold only"),
+        (lambda: config.MriSlicesConfig(std=(0.0, 1.0, 1.0)), "std must be positive"),
         (lambda: config.PadCropFlipConfig(pad=-1), "pad must be at least 0"),
     ],
 )

@@ -259,7 +259,7 @@ def test_the_listing_says_what_is_here(tmp_path):
     rows = {row["name"]: row for row in data.listing(tmp_path)}
     assert set(rows) == set(catalog.CATALOG)
     here = {name for name, row in rows.items() if row["present"] == "yes"}
-    assert here == {"digits", "python-reference", "kjv"}
+    assert here == {"digits", "python-reference", "phantoms", "kjv"}
     assert rows["mnist"]["get"] == "hpcjax data fetch mnist"
 
 

@@ -265,7 +265,7 @@ def test_cifar_files_of_unequal_length_or_bad_label_are_refused(tmp_path):
         (lambda lines: ["[" * 10**6, *lines], "record 0: expected an object"),
         (
             lambda lines: [json.dumps({"text": 3, "citation": ""}), *lines],
-            "expected 'text' to be a string, found 3",
+            "expected 'text' and 'citation' to be strings, found 3",
         ),
         (
             lambda lines: [lines[0], '{"text": "ab\\ud800", "citation": ""}'],

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 from PIL import Image
 
-from hpcjax.data import catalog
+from hpcjax.data import catalog, phantoms
 
 
 def pictures(
@@ -83,7 +83,9 @@ def write_kjv(root: pathlib.Path, examples: int = 64) -> None:
     with (folder / "kjv.jsonl").open("w") as file:
         for number in range(examples):
             last = number == examples - 1
-            citation = "Revelation 22:21" if last else f"Genesis 1:{number + 1}"
+            chapter, verse = divmod(number, 8)
+            citation = f"Genesis {chapter + 1}:{verse + 1}"
+            citation = "Revelation 22:21" if last else citation
             text = sentences(400, number)
             file.write(json.dumps({"citation": citation, "text": text}) + "\n")
 
@@ -98,6 +100,32 @@ def write_text(
     (folder / name).write_text(text, encoding="utf-8")
 
 
+def write_documents(
+    root: pathlib.Path, examples: int = 64, name: str = "documents.txt"
+) -> None:
+    """Writes a sentence per line and a blank line between documents of six."""
+    folder = root / "text"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [sentences(60, number) for number in range(2 * examples)]
+    documents = ["\n".join(lines[at : at + 6]) for at in range(0, len(lines), 6)]
+    (folder / name).write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+
+
+def write_slices(root: pathlib.Path, patients: int = 5, name: str = "lgg") -> None:
+    """Writes colour slices of phantoms and masks of 0 and 255, a folder per patient."""
+    for number in range(patients):
+        folder = root / name / f"TCGA_{number:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        images, masks = phantoms.phantom(number, 4, 24, 20.0, seed=0)
+        for index, (image, mask) in enumerate(zip(images, masks, strict=True), 1):
+            path = folder / f"{folder.name}_{index}.tif"
+            colours = np.stack([image, image // 2, image // 3], axis=-1)
+            Image.fromarray(colours).save(path)
+            Image.fromarray(255 * mask.astype(np.uint8)).save(
+                path.with_name(f"{path.stem}_mask.tif")
+            )
+
+
 def write_all(root: pathlib.Path, examples: int = 64) -> None:
     """Makes every data set of the catalogue present below `root`, in tiny form."""
     write_mnist(root, examples)
@@ -106,3 +134,5 @@ def write_all(root: pathlib.Path, examples: int = 64) -> None:
     write_image_folder(root, examples)
     write_kjv(root, examples)
     write_text(root, examples)
+    write_documents(root, examples)
+    write_slices(root)

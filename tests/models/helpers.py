@@ -1,6 +1,7 @@
 """Instances of the registry and a loss, shared by the tests of this room."""
 
 import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -15,11 +16,19 @@ class Instance(NamedTuple):
     params: object
     state: object
     x: jax.Array
-    labels: jax.Array
+    labels: object
 
 
 def make(entry, policy=None):
     return entry.config.make(entry.inputs, entry.outputs, policy or core.Policy())
+
+
+def output_shapes(entry, size):
+    """What the model gives for a batch, a tree of shapes."""
+    if isinstance(entry.config, models.BertConfig):
+        return models.BertOutputs((size, entry.inputs[0], entry.outputs), (size, 2))
+    places = entry.inputs if entry.dtype == "int32" else ()
+    return (size, *places, entry.outputs)
 
 
 def batch_of(entry, size, seed=0):
@@ -27,11 +36,17 @@ def batch_of(entry, size, seed=0):
     shape = (size, *entry.inputs)
     if entry.dtype == "int32":
         x = rng.integers(0, entry.outputs, shape).astype(np.int32)
-        labels = rng.integers(0, entry.outputs, shape)
     else:
         x = rng.normal(size=shape).astype(np.float32)
-        labels = rng.integers(0, entry.outputs, size)
-    return jnp.asarray(x), jnp.asarray(labels)
+    if isinstance(entry.config, models.BertConfig):
+        x[..., 1] %= 2
+        x[..., 2] = np.arange(shape[1]) < shape[1] - np.arange(size)[:, None] % 3
+    labels = jax.tree.map(
+        lambda shape: jnp.asarray(rng.integers(0, shape[-1], shape[:-1])),
+        output_shapes(entry, size),
+        is_leaf=lambda leaf: type(leaf) is tuple,
+    )
+    return jnp.asarray(x), labels
 
 
 def noisy(tree, scale=0.2, seed=0):
@@ -56,4 +71,5 @@ def instance(name, compute="float32"):
 
 def loss(model, params, state, x, labels, taps=None, train=True):
     logits, new = model.apply(params, state, x, train=train, taps=taps)
-    return metrics.cross_entropy(logits, labels), new
+    losses = jax.tree.leaves(jax.tree.map(metrics.cross_entropy, logits, labels))
+    return functools.reduce(operator.add, losses), new

@@ -26,6 +26,10 @@ from hpcjax import core, models
         (lambda: models.resnet((8, 8), 2), r"inputs=\(8, 8\)"),
         (lambda: models.resnet((8, 8, 1), 2, depth=21), "depth=21"),
         (lambda: models.causal_lm((4, 4), 2), r"inputs=\(4, 4\)"),
+        (lambda: models.BertConfig(width=10, heads=4), "heads must divide width"),
+        (lambda: models.BertConfig(mlp_width=0), "mlp_width=0"),
+        (lambda: models.bert((4, 2), 2), r"inputs=\(4, 2\)"),
+        (lambda: models.bert((4, 3), 0), "outputs=0"),
     ],
 )
 def test_what_cannot_be_built_is_refused(make, message):

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,63 +8,9 @@ import pytest
 from hpcjax import models
 from hpcjax.core import trees
 from tests.models import helpers
+from tests.oracles import transformer as oracle
 
 FAMILIES = ["gpt2", "gpt2_remat", "opt", "llama", "post_norm"]
-
-
-def norm(x, params, eps):
-    if "bias" in params:
-        x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps) * params["scale"]
-    return x + params.get("bias", 0)
-
-
-def dense(x, params):
-    return x @ params["kernel"] + params.get("bias", 0)
-
-
-def rotate(x, theta):
-    """Rotates pairs (i, i + d/2) as complex numbers; x is [time, head_dim]."""
-    half = x.shape[-1] // 2
-    z = x[:, :half] + 1j * x[:, half:]
-    angle = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
-    z = z * np.exp(1j * angle)
-    return np.concatenate([z.real, z.imag], -1)
-
-
-def attend(x, params, config):
-    """Causal attention of one sequence, head by head."""
-    size = config.width // config.heads
-    query, key, value = (dense(x, params[n]) for n in ("query", "key", "value"))
-    parts = []
-    for head in range(config.heads):
-        kv = head * (config.kv_heads or config.heads) // config.heads
-        q = query[:, head * size : (head + 1) * size]
-        k, v = (a[:, kv * size : (kv + 1) * size] for a in (key, value))
-        if config.options.position == "rope":
-            q, k = (rotate(a, config.options.rope_theta) for a in (q, k))
-        scores = q @ k.T / math.sqrt(size)
-        scores[np.triu_indices(len(x), 1)] = -np.inf
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        parts.append(weights / weights.sum(-1, keepdims=True) @ v)
-    return dense(np.concatenate(parts, -1), params["output"])
-
-
-ACTIVATE = {
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu_erf": lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
-    "gelu_tanh": lambda x: (
-        x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    ),
-}
-
-
-def feed_forward(x, params, kind):
-    up = dense(x, params["up"])
-    if kind == "silu_gated":
-        gate = dense(x, params["gate"])
-        return dense(gate / (1 + np.exp(-gate)) * up, params["down"])
-    return dense(ACTIVATE[kind](up), params["down"])
 
 
 def forward(params, tokens, config):
@@ -77,24 +22,9 @@ def forward(params, tokens, config):
         x = x + params["position"]["table"][offset : offset + len(tokens)]
     for layer in range(config.depth):
         p = jax.tree.map(lambda a, layer=layer: a[layer], params["blocks"])
-
-        def attention(x, p=p):
-            return attend(x, p["attention"], config)
-
-        def mlp(x, p=p):
-            return feed_forward(x, p["mlp"], options.mlp)
-
-        def norms(part, x, p=p):
-            return norm(x, p[part], options.norm_eps)
-
-        if options.norm_position == "pre":
-            x = x + attention(norms("attention_norm", x))
-            x = x + mlp(norms("mlp_norm", x))
-        else:
-            x = norms("attention_norm", x + attention(x))
-            x = norms("mlp_norm", x + mlp(x))
+        x = oracle.layer(x, p, config, options, np.tri(len(x), dtype=bool))
     if options.final_norm:
-        x = norm(x, params["final_norm"], options.norm_eps)
+        x = oracle.norm(x, params["final_norm"], options.norm_eps)
     tied = options.tied_head
     return x @ (params["embed"]["table"].T if tied else params["head"]["kernel"])
 

@@ -18,6 +18,7 @@ from hpcjax.optim import checks
 PAIRS = [
     (optim.SgdConfig, optim.sgd, None),
     (optim.AdamWConfig, optim.adamw, None),
+    (optim.LambConfig, optim.lamb, None),
     (optim.JorgeConfig, optim.jorge, optim.JorgeOptions),
     (optim.ShampooConfig, optim.shampoo, optim.ShampooOptions),
     (optim.ShampooOptions, optim.scale_by_shampoo, None),
@@ -29,11 +30,12 @@ PAIRS = [
 MAKERS = [
     optim.SgdConfig,
     optim.AdamWConfig,
+    optim.LambConfig,
     optim.JorgeConfig,
     optim.ShampooConfig,
     optim.JorgeFromSgdConfig,
 ]
-FACTORIES = [optim.sgd, optim.adamw, optim.jorge, optim.shampoo]
+FACTORIES = [optim.sgd, optim.adamw, optim.lamb, optim.jorge, optim.shampoo]
 
 
 def _fields(cls):
@@ -91,6 +93,9 @@ def test_made_optimizers_step_down_and_show_their_rate(config):
         (lambda: optim.SgdConfig(clip_norm=0.0), "clip_norm must be finite and > 0"),
         (lambda: optim.AdamWConfig(b2=-0.1), "b2 must be in"),
         (lambda: optim.AdamWConfig(weight_decay=-1.0), "weight_decay must be"),
+        (lambda: optim.LambConfig(b1=1.0), "b1 must be in"),
+        (lambda: optim.LambConfig(eps=-1.0), "eps must be finite and >= 0"),
+        (lambda: optim.LambConfig(trust_rules=()), "trust_rules must be .* at least"),
         (lambda: optim.ConstantConfig(warmup=-1), "warmup must be an integer >= 0"),
         (lambda: optim.CosineConfig(final=2.0), "final must be in"),
         (lambda: optim.StepDecayConfig(at=(0.5, 0.5)), "at must increase"),
@@ -171,8 +176,11 @@ def test_one_rule_is_not_taken_for_a_list_of_rules():
         optim.JorgeFromSgdConfig,
         optim.ShampooOptions,
         optim.ShampooConfig,
+        optim.LambConfig,
         optim.scale_by_jorge,
         optim.scale_by_shampoo,
+        optim.scale_by_trust_ratio,
+        functools.partial(optim.lamb, 0.1),
         functools.partial(optim.jorge, 0.1),
         functools.partial(optim.shampoo, 0.1),
         functools.partial(optim.graft, optax.identity(), optax.identity()),

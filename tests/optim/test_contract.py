@@ -25,6 +25,7 @@ LINKS = {
         "graft_global",
     ),
     *("in_full_precision", "scale_by_jorge", "scale_by_momentum", "scale_by_shampoo"),
+    "scale_by_trust_ratio",
 }
 every_transform = pytest.mark.parametrize("name", sorted(REGISTRY))
 
@@ -60,17 +61,19 @@ def _loss(kind, params):
     ("kind", "rates", "steps"),
     [
         ("parabola", {"adamw": 0.05, "default": 0.02}, 1500),
-        ("rosenbrock", {"adamw": 0.01, "default": 3e-4}, 20_000),
+        ("rosenbrock", {"adamw": 0.01, "lamb": 0.01, "default": 3e-4}, 20_000),
     ],
 )
 @pytest.mark.parametrize(
-    "name", ["sgd", "adamw", "jorge", "shampoo", "shampoo_newton", "jorge_grad_init"]
+    "name",
+    ["sgd", "adamw", "lamb", "jorge", "shampoo", "shampoo_newton", "jorge_grad_init"],
 )
 def test_optimizers_converge(name, kind, rates, steps):
     rate = rates.get(name, rates["default"])
     make = {
         "sgd": optim.sgd,
         "adamw": functools.partial(optim.adamw, weight_decay=0.0),
+        "lamb": functools.partial(optim.lamb, weight_decay=0.0),
         "jorge": functools.partial(optim.jorge, update_every=5),
         "jorge_grad_init": functools.partial(optim.jorge, update_every=5, init="grad"),
         "shampoo": functools.partial(optim.shampoo, roots_every=10),
@@ -129,6 +132,7 @@ def test_tree_map_params_with_rules_over_paths():
     [
         ("sgd", {"momentum": 0.5}),
         ("adamw", {}),
+        ("lamb", {"weight_decay": 0.1, "clip_norm": 0.5}),
         ("jorge", {"weight_decay": 0.1, "update_every": 2}),
         ("shampoo", {"clip_norm": 0.5, "roots_every": 2}),
     ],
@@ -151,7 +155,7 @@ def _mesh():
     return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "jorge", "shampoo"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "jorge", "shampoo"])
 def test_sharding_of_state_is_kept(name):
     tx = _tx(name)
     everywhere = NamedSharding(_mesh(), P())
@@ -166,7 +170,7 @@ def test_sharding_of_state_is_kept(name):
 def test_updates_are_finite_for_hard_gradients(name):
     contract.stays_finite(_tx(name))
     # Adam squares the gradients: its second moment is infinite from 1e19 on.
-    if name != "adamw":
+    if name not in ("adamw", "lamb", "lamb_stacked"):
         assert contract.finite(contract.after_three(_tx(name), 1e20))
 
 

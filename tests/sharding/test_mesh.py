@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from hpcjax import sharding
+from hpcjax import core, sharding
 from hpcjax.core import ConfigError, PerDevice
 
 
@@ -72,8 +72,8 @@ def test_vary_marks_once_and_leaves_values():
     mesh = sharding.data_mesh(8)
 
     def body(x):
-        twice = sharding.vary(sharding.vary(x, "data"), "data")
-        assert sharding.varying_axes(twice) == {"data"}
+        twice = core.vary(core.vary(x, "data"), "data")
+        assert core.varying_axes(twice) == {"data"}
         return jax.lax.psum(twice, "data")
 
     total = jax.shard_map(

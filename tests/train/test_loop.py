@@ -1,5 +1,7 @@
 import logging
+import re
 import signal
+import threading
 import time
 
 import chex
@@ -11,6 +13,8 @@ import pytest
 
 from hpcjax import sharding, train
 from hpcjax.core import ConfigError, Diverged, Interrupted, Preempted
+from hpcjax.runs import results
+from hpcjax.train import watchdog as watchdogs
 from tests.train import test_step, tiny
 
 
@@ -296,17 +300,65 @@ def test_the_time_of_a_run_is_accounted_for(tmp_path):
     began = time.perf_counter()
     _, records = fit(task, steps=12, directory=tmp_path, checkpoint_every=5)
     whole = time.perf_counter() - began
-    told = [r for r in records if "spent_compute_seconds" in r]
-    assert [r["step"] for r in told] == [5, 10, 12]
-    names = {name for r in told for name in r if name != "step"}
-    parts = {name: sum(r.get(name, 0.0) for r in told) for name in names}
-    assert set(parts) == {
-        f"spent_{what}_seconds"
-        for what in ("init", "data", "compute", "validation", "checkpoint")
-    }
-    assert all(seconds > 0 for seconds in parts.values())
-    assert sum(parts.values()) <= whole
+    told = [r for r in records if any(name.startswith("spent_") for name in r)]
+    # As soon as it is known: before the first step, after validations, after saves.
+    assert [r["step"] for r in told] == [0, 5, 5, 10, 10, 12, 12]
+    assert set(told[0]) == {"step", "compile_seconds", "spent_init_seconds"}
+    assert told[0]["spent_init_seconds"] > told[0]["compile_seconds"]
+    split = results.time_split(results.history(records))
+    assert all(seconds > 0 for what, seconds in split.items() if what != "lost")
     training = max(r["seconds"] for r in records if "seconds" in r)
-    data = parts["spent_data_seconds"]
-    assert parts["spent_compute_seconds"] + data == pytest.approx(training, abs=0.1)
-    assert data > 3 * parts["spent_compute_seconds"]
+    assert split["compute"] + split["data"] == pytest.approx(training)
+    assert sum(split.values()) <= whole
+    assert split["data"] > 3 * split["compute"]
+
+
+class Stuck(tiny.Points):
+    """Points that do not come any more once `served` batches have."""
+
+    def __init__(self, served: int, released: threading.Event, **options: int) -> None:
+        super().__init__(**options)
+        self.left, self.released = served, released
+
+    def gather(self, indices):
+        self.left -= 1
+        if self.left < 0:
+            assert self.released.wait(60), "nobody has noticed"
+        return super().gather(indices)
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_run_that_is_stuck_is_found_wherever_it_is(
+    tmp_path, monkeypatch, capfd, part
+):
+    """Before its first step, and in its second validation."""
+    released, exits = threading.Event(), []
+
+    def leave(status):
+        exits.append((status, (tmp_path / "0").read_text()))
+        released.set()
+
+    monkeypatch.setattr(watchdogs, "_TICK", 0.01)
+    monkeypatch.setattr(watchdogs, "_LAST_WORDS", 0.0)
+    monkeypatch.setattr(watchdogs.os, "_exit", leave)
+    stuck = {
+        "train": Stuck(0, released),
+        "validation": Stuck(4, released, count=37, seed=1),
+    }[part]
+    task = tiny.task()._replace(dataset=tiny.dataset()._replace(**{part: stuck}))
+    least = {"train": 0.01, "validation": 1.0}[part]
+    config = train.TrainConfig(steps=10, batch_size=16, eval_every=5)
+    with watchdogs.Watchdog(tmp_path, 0, least) as watched:
+        train.fit(
+            task,
+            config,
+            seed=0,
+            mesh=sharding.data_mesh(1),
+            recorder=tiny.Records(),
+            watchdog=watched,
+        )
+    place = {"train": "0\n", "validation": "10 1\n"}[part]
+    assert exits == [(7, place)]
+    what, step = {"train": ("step", 0), "validation": ("validation", 10)}[part]
+    found = rf"error: {what} stands still for .* process 0 is behind at {step}\n"
+    assert re.search(found, capfd.readouterr().err)

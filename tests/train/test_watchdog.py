@@ -1,3 +1,4 @@
+import math
 import time
 
 import pytest
@@ -27,40 +28,104 @@ def test_a_run_that_stands_still_is_ended_and_says_who(tmp_path, ticking, capfd)
     (tmp_path / "1").write_text("7\n")
     (tmp_path / "2").write_text("6\n")
     with Watchdog(tmp_path, 0, 0.01, count=3) as watched:
+        watched.expect("step")
         watched.beat(6)
         watched.beat(7)
         assert wait(lambda: ticking)
     assert ticking == [7]
     err = capfd.readouterr().err
+    assert "step stands still for" in err
     assert "process 2 is behind at 6" in err
     assert "test_watchdog.py" in err  # the stack of the main thread
 
 
 def test_steps_keep_it_quiet(tmp_path, ticking):
     with Watchdog(tmp_path, 0, 0.2) as watched:
+        watched.expect("step")
         for step in range(1, 40):
             watched.beat(step)
             time.sleep(0.01)
     assert not ticking
 
 
-def test_neither_the_first_step_nor_a_pause_counts(tmp_path, ticking):
+def test_checkpoints_may_take_for_ever(tmp_path, ticking):
     with Watchdog(tmp_path, 0, 0.005) as watched:
-        watched.beat(1)
-        time.sleep(0.3)  # compiles
+        time.sleep(0.3)  # reads one
+        watched.expect("step")
+        for step in range(1, 5):
+            watched.beat(step)
+        watched.expect("checkpoint")
+        time.sleep(0.3)
         assert not ticking
-        watched.beat(2)
-        with watched.paused():
-            time.sleep(0.3)
-        assert not ticking
+        watched.expect("step")
         assert wait(lambda: ticking)
 
 
-def test_slow_steps_raise_the_limit(tmp_path):
+@pytest.mark.parametrize("what", ["step", "validation"])
+def test_one_that_never_begins_is_found(tmp_path, ticking, what):
+    """Nor does its first data come: it is told as the one behind all others."""
+    (tmp_path / "1").write_text("1\n")
+    with Watchdog(tmp_path, 0, 0.001, count=2) as watched:
+        watched.expect(what)
+        assert wait(lambda: ticking)
+        assert "process 0 is behind at 0" in watched.finding()
+
+
+class Clock:
+    """Stands where it is put."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(watchdog, "time", made)
+    return made
+
+
+@pytest.mark.parametrize("what", ["step", "validation"])
+def test_how_long_each_may_take(tmp_path, clock, what):
     watched = Watchdog(tmp_path, 0, 60.0)
-    assert watched.limit() == 600.0  # before a median is known
-    watched._steps.extend([1.0, 10.0, 11.0])
-    assert watched.limit() == 200.0
+    assert watched.limit() == math.inf
+    watched.expect(what)
+    limits = []
+    for number, seconds in enumerate((900.0, 1.0, 10.0, 11.0), 1):
+        watched.beat(number, number if what == "validation" else 0)
+        assert watched._waited == 0.0
+        limits.append(watched.limit())
+        clock.now += seconds
+    # The first compiles; then, before a median is known; then that of 900, 1 and 10.
+    assert limits == [1800.0, 600.0, 600.0, 200.0]
+    watched.expect("checkpoint")
+    assert watched.limit() == math.inf
+    watched.expect(what)
+    assert watched.limit() == 20 * 10.5
+    other = {"step": "validation", "validation": "step"}[what]
+    watched.expect(other)
+    assert watched.limit() == 1800.0
+
+
+def test_what_ends_with_something_else_has_taken_its_time_too(tmp_path, clock):
+    """As where every step is followed by a validation of one batch, and a save."""
+    watched = Watchdog(tmp_path, 0, 60.0)
+    for step in range(1, 4):
+        watched.expect("step")
+        clock.now += 1000.0  # waits for data
+        watched.beat(step)
+        clock.now += 4.0
+        watched.expect("validation")
+        watched.beat(step, 1)
+        clock.now += 5.0
+        watched.expect("checkpoint")
+        clock.now += 1000.0
+    watched.expect("step")
+    assert watched.limit() == 80.0
+    watched.expect("validation")
+    assert watched.limit() == 100.0
 
 
 def test_files_of_an_earlier_attempt_are_forgotten(tmp_path):
@@ -78,3 +143,7 @@ def test_who_is_behind(tmp_path):
         (tmp_path / str(index)).write_text(text)
     (tmp_path / "note.txt").write_text("9")
     assert behind(tmp_path) == (4, "1, 2")
+    (tmp_path / "1").write_text("4 2\n")  # in the validation after it
+    assert behind(tmp_path) == (4, "2")
+    (tmp_path / "2").write_text("4 10\n")
+    assert behind(tmp_path) == (4, "1")

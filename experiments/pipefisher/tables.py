@@ -1,0 +1,186 @@
+"""PipeFisher's tables: work against idle time, and how full bubbles become."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import xarray as xr
+
+from hpcjax.runs.tables import Claim, Runs, Table, Tier
+
+SCHEDULES = ("gpipe", "one_f_one_b", "chimera")
+DEPTHS = (4, 8, 16)
+# (utilization %, K-FAC's work / idle time, preconditioning / step %) of D = 4, 8, 16.
+# What the authors' formulas (scripts/plot_throughput.py of their repository) give for
+# their times (p100.csv), to the digits that are compared.
+_BASE_ONE_WAY = (
+    ("57.1", "2.21", "3.7"),
+    ("53.3", "1.51", "1.7"),
+    ("51.6", "1.22", "0.8"),
+)
+_BASE_CHIMERA = (
+    ("76.1", "5.28", "4.9"),
+    ("68.0", "2.80", "2.2"),
+    ("64.5", "2.09", "1.0"),
+)
+_LARGE_ONE_WAY = (("", "2.33", ""), ("", "1.58", ""), ("", "1.27", ""))
+_LARGE_CHIMERA = (("", "5.58", ""), ("", "2.94", ""), ("", "2.18", ""))
+_EXPECTED = {
+    ("base", "gpipe"): _BASE_ONE_WAY,
+    ("base", "one_f_one_b"): _BASE_ONE_WAY,
+    ("base", "chimera"): _BASE_CHIMERA,
+    ("large", "gpipe"): _LARGE_ONE_WAY,
+    ("large", "one_f_one_b"): _LARGE_ONE_WAY,
+    ("large", "chimera"): _LARGE_CHIMERA,
+}
+FIGURES = {
+    f"{model} {schedule} D={depth}": figures
+    for (model, schedule), rows in _EXPECTED.items()
+    for depth, figures in zip(DEPTHS, rows, strict=True)
+}
+_PRINTED = {"utilization": (100, 1), "ratio": (1, 2), "overhead": (100, 1)}
+
+
+def as_table(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns the runs' figures, a row for each run."""
+    runs = [row.isel(seed=0, drop=True) for row in rows.values()]
+    return xr.concat(runs, dim="row").assign_coords(row=list(rows))
+
+
+def equal_cells(table: xr.Dataset) -> float:
+    """Counts the cells that equal `FIGURES` to their last digit."""
+    return float(
+        sum(
+            f"{scale * table[column].sel(row=row).item():.{places}f}" == figure
+            for row, figures in FIGURES.items()
+            for figure, (column, (scale, places)) in zip(
+                figures, _PRINTED.items(), strict=True
+            )
+            if figure
+        )
+    )
+
+
+def _run_of(row: str) -> Runs:
+    model, schedule, depth = row.split()
+    return Runs(
+        config=f"pipefisher/bubble_fill:{schedule}",
+        overrides={"model": model, "stages": depth.removeprefix("D=")},
+    )
+
+
+BUBBLE_FILL = Table(
+    id="pipefisher/bubble-fill",
+    title="K-FAC's work of a refresh over a step's idle time, one block a stage",
+    paper="PipeFisher, MLSys 2023: performance model, BERT-Base and Large on P100",
+    caption=(
+        "Simulated from the authors' published times of one block, 32 examples of 128 "
+        "tokens a micro-batch, N = D. A ratio of 2.2 says that a refresh takes at "
+        "least 3 steps. 1F1B differs from GPipe in none of these."
+    ),
+    columns={
+        "utilization": "busy without K-FAC",
+        "ratio": "K-FAC / idle",
+        "overhead": "preconditioning / step",
+    },
+    reduce=as_table,
+    tiers={
+        "model": Tier(
+            minutes=0.2,
+            runs={row: _run_of(row) for row in FIGURES},
+            claims={
+                "cells": Claim(
+                    relation="cells of 36 equal to the last digit",
+                    ours=equal_cells,
+                    at_least=36.0,
+                )
+            },
+        )
+    },
+)
+
+_SPLIT = {
+    f"{model} {schedule}": Runs(
+        config=f"pipefisher/fill:{schedule}",
+        overrides={"model": model, "stages": stages},
+    )
+    for model, stages in (("base", "4"), ("large", "8"))
+    for schedule in (*SCHEDULES, "zero_bubble_h1")
+}
+_WHOLE = {
+    f"{row}, whole": Runs(
+        config=runs.config,
+        overrides={**runs.overrides, "gate": "device", "panel": "none"},
+    )
+    for row, runs in _SPLIT.items()
+    if row.split()[1] in SCHEDULES
+}
+CLAIMED = [row for row in _SPLIT if row.split()[1] in SCHEDULES]
+
+
+def _worst(
+    figure: Callable[[xr.Dataset], float], choose: Callable[..., float]
+) -> Callable[[xr.Dataset], float]:
+    return lambda table: choose(figure(table.sel(row=row)) for row in CLAIMED)
+
+
+def _late(row: xr.Dataset) -> float:
+    return float(row["period"].item() - math.ceil(row["ratio"].item()))
+
+
+def _beyond(row: xr.Dataset) -> float:
+    return abs(row["t_step"].item() / row["t_pipe"].item() - 1 - row["overhead"].item())
+
+
+FILL = Table(
+    id="pipefisher/fill",
+    title="How full K-FAC makes a pipeline's bubbles, three blocks a stage",
+    paper=(
+        "PipeFisher, MLSys 2023: timelines of BERT-Base, 4 stages, and BERT-Large, 8 "
+        "stages; the measured shares are known from memory only and not quoted"
+    ),
+    caption=(
+        "Simulated from the authors' published times on P100, 32 examples a "
+        "micro-batch, N = D; inversions in panels of at most a quarter of a forward "
+        "pass. whole: unsplit inversions that wait for all layers of the device, as in "
+        "the authors' code. zero_bubble_h1: half of a backward pass taken for its "
+        "weights' part; no claim."
+    ),
+    columns={
+        "utilization": "busy without K-FAC",
+        "filled": "busy with K-FAC",
+        "period": "steps a refresh",
+        "ratio": "K-FAC / idle",
+        "overhead": "preconditioning / step",
+        "unplaced": "unplaced",
+        "memory": "MB",
+    },
+    reduce=as_table,
+    tiers={
+        "model": Tier(
+            minutes=0.2,
+            runs={**_SPLIT, **_WHOLE},
+            claims={
+                "utilization": Claim(
+                    relation="GPipe, 1F1B and Chimera are busy ≥ 85 % of the time",
+                    ours=_worst(lambda row: row["filled"].item(), min),
+                    at_least=0.85,
+                ),
+                "period": Claim(
+                    relation="steps of a refresh beyond ⌈ratio⌉",
+                    ours=_worst(_late, max),
+                    at_most=1.0,
+                ),
+                "placed": Claim(
+                    relation="tasks that fit into no bubble",
+                    ours=_worst(lambda row: float(row["unplaced"].item()), max),
+                    at_most=0.0,
+                ),
+                "step": Claim(
+                    relation="of a step beyond pipeline and preconditioning",
+                    ours=_worst(_beyond, max),
+                    at_most=1e-9,
+                ),
+            },
+        )
+    },
+)

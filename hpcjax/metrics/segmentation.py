@@ -1,0 +1,44 @@
+"""Scores of masks, in float32."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def dice(
+    prediction: Float[Array, "batch *space classes"],
+    target: Float[Array, "batch *space classes"],
+    *,
+    smooth: float = 0.0,
+) -> Float[Array, "batch classes"]:
+    """Returns (2 Σ p t + s) / (Σ p + Σ t + s) over space, per example and class.
+
+    p and t are one-hot masks, or p probabilities, which makes it differentiable. Where
+    both are empty the score is 1.
+
+    Args:
+      prediction: p, `[batch, ..., classes]`, in [0, 1].
+      target: t, likewise.
+      smooth: s, non-negative.
+
+    Returns:
+      float32 `[batch, classes]`.
+
+    Raises:
+      ValueError: s is negative.
+
+    References:
+      Milletari, Navab, Ahmadi: V-Net, arXiv 1606.04797, 2016, §3, with p and not p² in
+      the denominator.
+
+    Examples:
+      >>> mask = jnp.array([[1.0, 1.0, 0.0, 0.0]])[..., None]
+      >>> dice(mask, jnp.roll(mask, 1)).tolist(), dice(0 * mask, 0 * mask).tolist()
+      ([[0.5]], [[1.0]])
+    """
+    if smooth < 0:
+        raise ValueError(f"smooth must be non-negative: got smooth={smooth}")
+    p, t = prediction.astype(jnp.float32), target.astype(jnp.float32)
+    space = tuple(range(1, p.ndim - 1))
+    common = 2 * jnp.sum(p * t, axis=space) + smooth
+    total = jnp.sum(p, axis=space) + jnp.sum(t, axis=space) + smooth
+    return jnp.where(total > 0, common / jnp.where(total > 0, total, 1), 1)

@@ -1,0 +1,156 @@
+"""BERT: the encoder with the two heads it is pre-trained with."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hpcjax import layers
+from hpcjax.core import errors
+from hpcjax.core.dtypes import Policy
+from hpcjax.core.model import Model
+from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models.config import BERT, BertConfig
+from hpcjax.models.modules import FLOAT32, ZEROS, Dense, param
+from hpcjax.models.scan import Remat, scan_blocks, stack
+from hpcjax.models.transformer import Block, Embedding, Norm, Sizes, check_time
+
+CHANNELS = 3
+TYPES = 2
+
+
+class BertOutputs(NamedTuple):
+    """Logits of both heads.
+
+    Attributes:
+      tokens: `[batch, time, vocabulary]`, for the word at each place.
+      order: `[batch, 2]`, whether the second sentence follows the first (0) or not (1).
+    """
+
+    tokens: jax.Array
+    order: jax.Array
+
+
+class _Bert(nnx.Module):
+    def __init__(
+        self, context: int, vocabulary: int, config: BertConfig, policy: Policy
+    ):
+        width = config.width
+        sizes = Sizes(config, BERT, policy, causal=False)
+        table = functools.partial(
+            Embedding, width=width, init_scale=BERT.init_scale, policy=policy
+        )
+        norm = functools.partial(Norm, width, BERT, policy)
+        self.context, self.remat = context, config.remat
+        self.compute, self.logits = policy.compute, policy.output
+        self.embed, self.position, self.types = (
+            table(rows) for rows in (vocabulary, context, TYPES)
+        )
+        self.embed_norm = norm()
+        self.blocks = stack(Block(sizes), config.depth)
+        self.pooler = sizes.dense(width, width)
+        self.order = Dense(
+            width, 2, policy=policy, initializer=sizes.inner, output=policy.output
+        )
+        self.transform = sizes.dense(width, width)
+        self.transform_norm = norm()
+        self.decoder_bias = param((vocabulary,), ZEROS, policy.param)
+
+    def __call__(
+        self, x: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> BertOutputs:
+        del train, key
+        tokens, types, mask = _parts(x)
+        check_time(tokens.shape[1], self.context)
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        y = self.embed(tokens) + self.position(places) + self.types(types)
+        y = scan_blocks(
+            self.blocks,
+            self.embed_norm(y),
+            lambda block, y: block(y, places, mask),
+            remat=self.remat,
+        )
+        order = self.order(jnp.tanh(self.pooler(y[:, 0])))
+        y = layers.activation(BERT.mlp, self.transform(y))
+        words = layers.dense(
+            self.transform_norm(y),
+            self.embed.table[...].T,
+            self.decoder_bias[...],
+            compute=self.compute,
+            output=self.logits,
+        )
+        return BertOutputs(words, order)
+
+
+def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns tokens, types, and which keys each query may see."""
+    if x.ndim == 2:
+        return x, jnp.zeros_like(x), None
+    tokens, types, real = (x[..., channel] for channel in range(CHANNELS))
+    shape = (*tokens.shape, tokens.shape[1])
+    return tokens, types, jnp.broadcast_to(real[:, None] != 0, shape)
+
+
+def bert(
+    inputs: tuple[int, ...],
+    outputs: int,
+    *,
+    depth: int = 2,
+    width: int = 128,
+    heads: int = 2,
+    mlp_width: int | None = None,
+    remat: Remat = "none",
+    policy: Policy = FLOAT32,
+) -> Model:
+    """Returns BERT for pre-training, without dropout.
+
+    Word, position and type vectors are added and normalised; then post-norm blocks with
+    attention in both directions. One head maps every place to logits of its word:
+    dense, gelu, LayerNorm, and the embedding table with a bias of its own. The other
+    maps the first place by dense, tanh and dense to the order of the two sentences.
+    Blocks are stacked along axis 0 below `blocks/` and run by one scan. Matrices and
+    tables are drawn from N(0, 0.02²), biases start at zero. The tied table is no layer
+    of its own and cannot be observed.
+
+    Args:
+      inputs: `(context,)` or `(context, 3)`, the context being the rows of the position
+        table.
+      outputs: size of the vocabulary.
+      depth: number of blocks.
+      width: features of a token.
+      heads: query, key and value heads; width / heads features each.
+      mlp_width: features inside the feed-forward part; None means 4 · width.
+      remat: "none", "full" or "dots", see `models.scan_blocks`.
+      policy: dtypes of parameters, products and logits; norms and softmax are float32.
+
+    Returns:
+      A model whose `apply` takes ints `[batch, time, 3]`: token, type (0 or 1) and
+      whether the place is real (1) or padding (0), which is seen from nowhere; or
+      tokens `[batch, time]` alone, all real and of type 0. It gives `BertOutputs` in
+      `policy.output`.
+
+    Raises:
+      ConfigError: sizes that do not divide or are below 1, or an unknown option.
+
+    References:
+      Devlin et al., BERT, arXiv 1810.04805, 2019, §3 and appendix A.
+
+    Examples:
+      >>> model = bert((8, 3), 11, depth=1, width=4)
+      >>> params, state = model.init(jax.random.key(0))
+      >>> x = jnp.zeros((2, 8, 3), jnp.int32)
+      >>> logits, _ = model.apply(params, state, x, train=False)
+      >>> logits.tokens.shape, logits.order.shape
+      ((2, 8, 11), (2, 2))
+    """
+    config = BertConfig(
+        depth=depth, width=width, heads=heads, mlp_width=mlp_width, remat=remat
+    )
+    if inputs[1:] not in ((), (CHANNELS,)) or min(*inputs, outputs) < 1:
+        raise errors.ConfigError(
+            "inputs must be (context,) or (context, 3) and outputs the size of the "
+            f"vocabulary, both at least 1: got inputs={inputs}, outputs={outputs}"
+        )
+    return from_nnx(lambda: _Bert(inputs[0], outputs, config, policy))

@@ -1,0 +1,136 @@
+"""LAMB: Adam's direction with a step as long as the parameter it is for."""
+
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from hpcjax.core import trees
+from hpcjax.core.patterns import check_patterns
+from hpcjax.optim import checks, config, norms
+from hpcjax.optim.first_order import clip_global_norm
+from hpcjax.optim.full_precision import in_full_precision
+from hpcjax.optim.weight_decay import add_weight_decay, decay_mask
+
+
+def _trusted(update: Array, param: Array) -> Array:
+    length = norms.norm(param)
+    scaled = norms.rescale(update, norms.norm(update), length)
+    return jnp.where(length > 0, scaled, update)
+
+
+def scale_by_trust_ratio(
+    trust_rules: config.DecayRules = config.DECAY_ALL,
+    stacked: tuple[str, ...] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """Scales the update u of every parameter θ by ‖θ‖/‖u‖, by 1 where a norm is zero.
+
+    Norms are per parameter and neither overflow nor vanish. Expects averaged updates.
+
+    Args:
+      trust_rules: `(regex over paths, scales)`, the first match wins; an update that is
+        not to be scaled is left as it is.
+      stacked: regexes of parameters whose first axis is a stack of layers; each layer
+        has a ratio of its own.
+
+    Returns:
+      A transform without state.
+
+    Raises:
+      ConfigError: a rule or an entry of `stacked` is no regex; at init, one matches no
+        parameter, or a parameter no rule.
+      ValueError: at update, if `params` is not given.
+
+    References:
+      You et al., Large Batch Optimization for Deep Learning, arXiv 1904.00962, 2020,
+      §3, with φ(z) = z.
+
+    Examples:
+      >>> tx = scale_by_trust_ratio()
+      >>> params = jnp.array([3.0, 4.0])
+      >>> updates, _ = tx.update(jnp.array([0.0, 2.0]), tx.init(params), params)
+      >>> updates.tolist()
+      [0.0, 5.0]
+    """
+    checks.check_rules(trust_rules, "trust_rules")
+    check_patterns("stacked", stacked)
+
+    def init(params):
+        decay_mask(trust_rules, params)
+        checks.check_stacked(stacked, trees.flatten(params))
+        return optax.EmptyState()
+
+    def update(updates, state, params=None, **extra_args):
+        del extra_args
+        if params is None:
+            raise ValueError("params must be given to update: ratios need their norms")
+        scaled = trees.flatten(decay_mask(trust_rules, params))
+        owners = trees.flatten(params)
+        found = {
+            path: norms.by_layer(_trusted, stacked, path)(leaf, owners[path])
+            if scaled[path]
+            else leaf
+            for path, leaf in trees.flatten(updates).items()
+        }
+        return trees.unflatten(updates, found), state
+
+    return in_full_precision(optax.GradientTransformationExtraArgs(init, update))
+
+
+def lamb(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-6,
+    weight_decay: ArrayLike = 1e-2,
+    decay_rules: config.DecayRules = config.DECAY_ALL,
+    trust_rules: config.DecayRules = config.DECAY_ALL,
+    clip_norm: ArrayLike | None = None,
+    stacked: tuple[str, ...] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """LAMB: layer-wise adaptive moments for large batches.
+
+    u = m̂/(√v̂ + ε) + λθ;  θ ← θ − η (‖θ‖/‖u‖) u, with bias-corrected moments m̂ and v̂
+    of the clipped gradient and norms per parameter. Expects averaged gradients and
+    computes in float32 or better. With `clip_norm=1.0` it is NVLAMB, which first
+    divides all gradients by their global norm where that is above 1.
+
+    Args:
+      learning_rate: η, a number, a schedule or a traced scalar.
+      b1: decay of m.
+      b2: decay of v.
+      eps: ε.
+      weight_decay: λ; the decay is part of what the ratio scales.
+      decay_rules: which parameters decay, see `add_weight_decay`.
+      trust_rules: which parameters have a trust ratio, see `scale_by_trust_ratio`;
+        BERT's recipes leave out biases and norms here and in `decay_rules`.
+      clip_norm: largest global norm of the raw gradient.
+      stacked: parameters that are stacks of layers, see `scale_by_trust_ratio`.
+
+    Raises:
+      ConfigError: a value out of its range.
+
+    References:
+      You et al., Large Batch Optimization for Deep Learning, arXiv 1904.00962, 2020,
+      Algorithm 2.
+
+    Examples:
+      >>> tx = lamb(0.1, weight_decay=0.0)
+      >>> params = jnp.array([3.0, 4.0])
+      >>> updates, state = tx.update(jnp.array([2.0, -2.0]), tx.init(params), params)
+      >>> [round(float(u), 3) for u in updates]
+      [-0.354, 0.354]
+    """
+    checks.check_common(learning_rate, weight_decay, clip_norm)
+    checks.require_decay("b1", b1)
+    checks.require_decay("b2", b2)
+    checks.require_finite(0.0, eps=eps)
+    return in_full_precision(
+        optax.chain(
+            clip_global_norm(clip_norm),
+            optax.scale_by_adam(b1, b2, eps),
+            add_weight_decay(weight_decay, decay_rules),
+            scale_by_trust_ratio(trust_rules, stacked),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )

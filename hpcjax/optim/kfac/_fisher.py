@@ -1,0 +1,119 @@
+"""Gradients and the statistics of a Fisher matrix, from one forward pass."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.model import Tap
+from hpcjax.core.varying import vary_like
+from hpcjax.optim.kfac._blocks import statistics_of
+from hpcjax.optim.kfac.config import Fisher
+
+Forward = Callable[[Any, Any], tuple[Any, Any]]
+Loss = Callable[[Any, Any], tuple[Any, Any]]
+FISHERS = ("empirical", "true", "exact")
+
+
+class Differentiated(NamedTuple):
+    """What `differentiate` returns.
+
+    Attributes:
+      value: the loss.
+      aux: what the forward pass returned beside the outputs.
+      loss_aux: what the loss returned beside its value.
+      grads: of the parameters.
+      statistics: `{path: {"a": A, "g": G}}`, for `update(..., taps=)`.
+    """
+
+    value: Any
+    aux: Any
+    loss_aux: Any
+    grads: Any
+    statistics: dict[str, Any]
+
+
+def differentiate(
+    forward: Forward,
+    loss: Loss,
+    params: Any,
+    taps: Mapping[str, Tap],
+    labels: Any,
+    *,
+    fisher: Fisher = "empirical",
+    key: jax.Array | None = None,
+) -> Differentiated:
+    """Returns loss, gradients and K-FAC's statistics.
+
+    G is formed of the gradients of the loss with respect to layers' outputs at
+
+    - `"empirical"`: the labels of the data, from the same backward pass,
+    - `"true"`: labels drawn from softmax(outputs), by one backward pass more,
+    - `"exact"`: every label c in turn, weighted by its probability, by as many backward
+      passes more as there are labels: the expectation of `"true"`.
+
+    Backward passes beyond the first are made only where the taps are active.
+
+    Args:
+      forward: `(params, taps) -> (outputs, aux)`, outputs being logits `[..., labels]`.
+      loss: `(outputs, labels) -> (mean loss, aux)`, a sum of terms for each label.
+      params: what is differentiated in.
+      taps: from `kfac.make_taps`.
+      labels: int `[...]`.
+      fisher: which Fisher matrix.
+      key: random key, needed for `"true"`.
+
+    Raises:
+      ConfigError: an unknown `fisher`, or `"true"` without a key.
+    """
+    if fisher not in FISHERS:
+        raise ConfigError(f"unknown fisher {fisher!r}{nearest(fisher, FISHERS)}")
+    if fisher == "true" and key is None:
+        raise ConfigError("fisher='true' draws labels and needs key=")
+    outputs, pull, aux = jax.vjp(forward, params, dict(taps), has_aux=True)
+    slope = jax.value_and_grad(loss, has_aux=True)
+    (value, loss_aux), cotangent = slope(outputs, labels)
+    grads, observed = pull(cotangent)
+    statistics = statistics_of(observed)
+    if fisher != "empirical":
+
+        def at(labels: Any, weight: Any = 1.0) -> Any:
+            return statistics_of(pull(slope(outputs, labels)[1] * weight)[1])
+
+        def more() -> Any:
+            if fisher == "true" and key is not None:
+                drawn = jax.random.categorical(key, outputs).astype(labels.dtype)
+                return at(drawn)
+            return _expected(at, outputs, labels)
+
+        flags = [jnp.any(t.active != 0) for t in taps.values() if t.active is not None]
+        if flags:
+            made = jax.eval_shape(more)
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), made)
+            statistics = jax.lax.cond(
+                flags[0],
+                lambda: vary_like(more(), outputs),
+                lambda: vary_like(zeros, outputs),
+            )
+        else:
+            statistics = more()
+    return Differentiated(value, aux, loss_aux, grads, statistics)
+
+
+def _expected(at: Callable[..., Any], outputs: jax.Array, labels: Any) -> Any:
+    """Returns A, and the sum over labels of G weighted by their probability."""
+    wide = jnp.promote_types(outputs.dtype, jnp.float32)
+    probabilities = jax.nn.softmax(outputs.astype(wide), axis=-1).astype(outputs.dtype)
+
+    def one(label: jax.Array) -> Any:
+        chosen = jnp.full_like(labels, label)
+        # The square root, since G is quadratic in the gradient.
+        weight = jnp.sqrt(jnp.take(probabilities, label, axis=-1))[..., None]
+        return at(chosen, weight)
+
+    every = jax.lax.map(one, jnp.arange(outputs.shape[-1]))
+    return {
+        path: {"a": each["a"][0], "g": each["g"].sum(0)} for path, each in every.items()
+    }

@@ -1,0 +1,129 @@
+"""What devices do when, as bars: written for Perfetto, or drawn."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Ops of the pipeline in light colours, what fills its bubbles in full ones.
+_COLOURS = {
+    "F": "#a6cee3",
+    "F up": "#cde4f0",
+    "B": "#b2df8a",
+    "B up": "#d5eebf",
+    "W": "#fdbf6f",
+    "curvA": "#e31a1c",
+    "curvB": "#fb6a4a",
+    "syncA": "#666666",
+    "syncB": "#999999",
+    "invA": "#6a3d9a",
+    "invB": "#9e7bc4",
+    "prec": "#b15928",
+}
+_OTHER = "#444444"
+
+
+class Bar(NamedTuple):
+    """A piece of work on a device.
+
+    Attributes:
+      device: where.
+      start: when it begins.
+      end: when it ends.
+      kind: what it is; bars of a kind are alike in a picture.
+      label: which one of its kind.
+    """
+
+    device: int
+    start: float | int
+    end: float | int
+    kind: str
+    label: str = ""
+
+
+def chrome_trace(bars: Iterable[Bar]) -> dict[str, Any]:
+    """Returns bars as values of the JSON that Perfetto and `chrome://tracing` read.
+
+    Times are taken for milliseconds; every device is a thread of one process.
+
+    Examples:
+      >>> chrome_trace([Bar(0, 1, 3, "F", "5")])["traceEvents"][0]["dur"]
+      2000.0
+    """
+    bars = list(bars)
+    events: list[dict[str, Any]] = [
+        {
+            "name": f"{bar.kind} {bar.label}".rstrip(),
+            "cat": bar.kind,
+            "ph": "X",
+            "ts": 1e3 * bar.start,
+            "dur": 1e3 * (bar.end - bar.start),
+            "pid": 0,
+            "tid": bar.device,
+        }
+        for bar in bars
+    ]
+    events += [
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": 0,
+            "tid": device,
+            "args": {"name": f"device {device}"},
+        }
+        for device in sorted({bar.device for bar in bars})
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def draw_timelines(rows: Mapping[str, Iterable[Bar]], *, unit: str = "ms") -> "Figure":
+    """Draws what devices do, a panel for each of `rows` over the same time axis.
+
+    Args:
+      rows: bars by the panel's title, such as `timeline.bars()`.
+      unit: of their times.
+
+    Returns:
+      The figure; `figure.savefig("timeline.png")` writes it.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    drawn = {title: list(bars) for title, bars in rows.items()}
+    devices = {title: 1 + max(b.device for b in bars) for title, bars in drawn.items()}
+    figure = Figure(
+        figsize=(12, 0.6 * len(drawn) + 0.35 * sum(devices.values())),
+        layout="constrained",
+    )
+    panels = figure.subplots(
+        len(drawn),
+        1,
+        sharex=True,
+        squeeze=False,
+        height_ratios=list(devices.values()),
+    )[:, 0]
+    for axes, (title, bars) in zip(panels, drawn.items(), strict=True):
+        rows: dict[tuple[int, str], list[tuple[float | int, float | int]]] = {}
+        for bar in bars:
+            span = bar.start, bar.end - bar.start
+            rows.setdefault((bar.device, bar.kind), []).append(span)
+        for (device, kind), spans in rows.items():
+            axes.broken_barh(
+                spans,
+                (device - 0.45, 0.9),
+                facecolor=_COLOURS.get(kind, _OTHER),
+                edgecolor="white",
+                linewidth=0.15,
+            )
+        axes.set(title=title, yticks=range(devices[title]), ylabel="device")
+        axes.invert_yaxis()
+        axes.margins(x=0.01)
+    panels[-1].set_xlabel(f"time ({unit})")
+    found = {bar.kind for bars in drawn.values() for bar in bars}
+    kinds = [*(k for k in _COLOURS if k in found), *sorted(found - set(_COLOURS))]
+    patches = [Patch(color=_COLOURS.get(k, _OTHER), label=k) for k in kinds]
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=len(kinds), frameon=False
+    )
+    return figure

@@ -1,0 +1,89 @@
+"""Objectives besides `label_totals`: masked language models, and segmentation."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from hpcjax import metrics, models
+from hpcjax.train.task import Batch, Totals
+
+
+def masked_language_totals(outputs: "models.BertOutputs", batch: Batch) -> Totals:
+    """Sums BERT's two cross-entropies (nats) and errors over the scored tokens.
+
+    A scored token counts with its own cross-entropy and with that of the order of its
+    example's sentences. So every sum is one over tokens, and parts of a batch can be
+    added; the mean of `"order_loss"` weights examples by how many tokens they score,
+    which are equally many in sequences of one length.
+
+    Args:
+      outputs: logits of both heads.
+      batch: int tokens `"y"` [batch, time], float `"scored"` [batch, time] that is 1
+        where a token is to be predicted and else 0, int labels `"order"` [batch] and,
+        in validation, `"weight"` [batch].
+
+    Returns:
+      Sums `"loss"`, of which `"token_loss"` and `"order_loss"` are the parts,
+      `"token_error"` and `"order_error"`; the count is the number of scored tokens.
+    """
+    scored = batch["scored"]
+    if "weight" in batch:
+        scored = scored * batch["weight"][:, None]
+    rows = jnp.sum(scored, axis=1)
+
+    def totals(logits: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
+        losses = metrics.token_cross_entropy(logits, labels)
+        wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
+        return jnp.stack([jnp.sum(weight * losses), jnp.sum(weight * wrong)])
+
+    token_loss, token_error = totals(outputs.tokens, batch["y"], scored)
+    order_loss, order_error = totals(outputs.order, batch["order"], rows)
+    sums = {
+        "loss": token_loss + order_loss,
+        "token_loss": token_loss,
+        "token_error": token_error,
+        "order_loss": order_loss,
+        "order_error": order_error,
+    }
+    return Totals(sums, jnp.sum(rows))
+
+
+def segmentation_totals(
+    logits: Float[Array, "batch *space classes"],
+    batch: Batch,
+    *,
+    dice_weight: float = 1.0,
+) -> Totals:
+    """Sums, over images, cross-entropy per pixel, the soft Dice loss, and scores.
+
+    loss = mean over pixels of −log p + w (1 − D), D being the mean over the classes but
+    the first, the background, of (2 Σ p t + 1) / (Σ p + Σ t + 1).
+
+    Args:
+      logits: unnormalised log-probabilities, `[batch, ..., classes]`.
+      batch: int labels `"y"` [batch, ...] and, in validation, `"weight"` [batch].
+      dice_weight: w.
+
+    Returns:
+      Sums `"loss"`, `"error"` (the share of pixels that are wrong) and `"dice"` (of the
+      masks predicted, 1 where neither has a pixel); the count is that of images.
+    """
+    labels, classes = batch["y"], logits.shape[-1]
+    weight = batch.get("weight", jnp.ones(len(labels), jnp.float32))
+    target = jax.nn.one_hot(labels, classes)
+    guess = jnp.argmax(logits, axis=-1)
+    space = tuple(range(1, labels.ndim))
+    losses = jnp.mean(metrics.token_cross_entropy(logits, labels), axis=space)
+    probable = jax.nn.softmax(logits.astype(jnp.float32))
+
+    def foreground(prediction: jax.Array, smooth: float) -> jax.Array:
+        scores = metrics.dice(prediction, target, smooth=smooth)
+        return jnp.mean(scores[:, 1:], axis=1)
+
+    per_image = {
+        "loss": losses + dice_weight * (1 - foreground(probable, 1.0)),
+        "error": jnp.mean((guess != labels).astype(jnp.float32), axis=space),
+        "dice": foreground(jax.nn.one_hot(guess, classes), 0.0),
+    }
+    sums = {name: jnp.sum(weight * values) for name, values in per_image.items()}
+    return Totals(sums, jnp.sum(weight))

@@ -1,0 +1,394 @@
+"""K-FAC shared by eight devices: the same numbers, less memory, the formula's bytes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from hpcjax import core, models, perf, sharding
+from hpcjax.core import ConfigError, per_device
+from hpcjax.optim import kfac
+from hpcjax.optim.kfac import _placement
+from tests.optim.kfac import problems
+
+FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+OPTIONS = {"factor_decay": 0.95, "factor_update_steps": 1, "inv_update_steps": 3}
+
+
+def run(fraction, policy=None, dtype=jnp.float32, steps=20, cost="compute", **options):
+    """Parameters and state after some steps on 8 devices, or on one for None."""
+    model = problems.mlp(policy)
+    chosen = kfac.plan(model)
+    params, _ = model.init(jax.random.key(0))
+    x, y = problems.batch(32, dtype)
+    colocate = options.pop("colocate_factors", True)
+    if fraction is None:
+        tx, step = problems.alone(chosen, model, **OPTIONS, **options)
+        state = tx.init(params)
+    else:
+        grid = kfac.Distribution(8, fraction, cost, colocate)
+        _, state, step = problems.on_grid(
+            grid, chosen, model, params, **OPTIONS, **options
+        )
+    for _ in range(steps):
+        params, state = step(params, state, x, y)
+    return params, state
+
+
+def distance(left, right):
+    squares = [
+        (np.sum(np.square(a - b)), np.sum(np.square(b)))
+        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    ]
+    return np.sqrt(sum(s for s, _ in squares) / sum(t for _, t in squares))
+
+
+@functools.cache
+def one_device(**options):
+    return run(None, **options)[0]
+
+
+@pytest.mark.acceptance("kaisa", 5)
+@pytest.mark.parametrize(
+    ("fraction", "options"),
+    [
+        *((fraction, {}) for fraction in FRACTIONS),
+        (1 / 4, {"g_scale": "mean_loss"}),
+        (1 / 2, {"method": "inverse", "symmetry_aware": True}),
+        (1 / 2, {"prediv": False, "colocate_factors": False, "cost": "memory"}),
+    ],
+)
+def test_every_fraction_gives_the_parameters_of_one_device(fraction, options):
+    numeric = {
+        k: v for k, v in options.items() if k not in ("colocate_factors", "cost")
+    }
+    expected = one_device(**numeric)
+    start, _ = problems.mlp().init(jax.random.key(0))
+    assert distance(start, expected) > 0.05
+    assert distance(run(fraction, **options)[0], expected) < 1e-5
+
+
+@pytest.mark.acceptance("kaisa", 5)
+@pytest.mark.parametrize("fraction", FRACTIONS)
+def test_in_float64_they_are_equal_to_ten_digits(fraction):
+    with jax.enable_x64(True):
+        options = {"policy": problems.FLOAT64, "dtype": jnp.float64}
+        expected = one_device(**options)
+        assert jax.tree.leaves(expected)[0].dtype == jnp.float64
+        assert distance(run(fraction, **options)[0], expected) < 1e-10
+
+
+def test_without_the_checker_of_varying_axes_it_is_the_same():
+    model = problems.mlp()
+    chosen, grid = kfac.plan(model), kfac.Distribution(8, 1 / 4)
+    params, _ = model.init(jax.random.key(0))
+    x, y = problems.batch(32)
+    mesh, state, step = problems.on_grid(grid, chosen, model, params)
+    transform = kfac.scale_by_kfac(chosen, learning_rate=0.05, distribution=grid)
+    tx = problems.chain(transform, kfac.AXES)
+    loose = problems.grid_step(chosen, model, tx, mesh, state, check_vma=False)
+    for left, right in zip(
+        jax.tree.leaves(step(params, state, x, y)),
+        jax.tree.leaves(loose(params, state, x, y)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.acceptance("kaisa", 6)
+@pytest.mark.parametrize("fraction", FRACTIONS)
+def test_decompositions_take_the_padded_column_on_every_device(fraction):
+    model = problems.mlp()
+    chosen, grid = kfac.plan(model), kfac.Distribution(8, fraction)
+    params, _ = model.init(jax.random.key(0))
+    _, state, step = problems.on_grid(grid, chosen, model, params)
+    _, state = step(params, state, *problems.batch(32))
+    # By hand: matrices (7, 5), (6, 4), (5, 3) keep a² + g² + ag words each.
+    words = {"dense_0": 109, "dense_1": 76, "head": 49}
+    assignment = grid.assign(chosen)
+    columns = [0] * grid.receivers
+    for (path, _), column in assignment.group.items():
+        columns[column] += words[path]
+    buffer = state[1].decompositions.value["buffer"]
+    per_device_bytes = [shard.data.nbytes for shard in buffer.addressable_shards]
+    assert per_device_bytes == [4 * max(columns)] * 8
+    assert kfac.memory_usage(state)["decompositions"] == 4 * max(columns)
+
+
+@functools.cache
+def resnet50():
+    return kfac.plan(models.resnet50((224, 224, 3), 1000))
+
+
+@pytest.mark.acceptance("kaisa", 6)
+def test_resnet50_at_an_eighth_keeps_an_eighth():
+    chosen = resnet50()
+    assert len(chosen.blocks) == 54
+    lengths = {}
+    for cost in ("memory", "compute"):
+        for fraction in (1 / 8, 1.0):
+            grid = kfac.Distribution(8, fraction, cost)
+            layout = kfac.make_layout(chosen, kfac.KfacOptions(), grid)
+            lengths[cost, fraction] = layout.length
+            if cost == "memory":
+                assert layout.imbalance <= 1.10
+        assert lengths[cost, 1 / 8] <= 0.15 * lengths[cost, 1.0]
+    # Counted from the layers' shapes alone, for f = 1.
+    whole = sum(b.a**2 + b.g**2 + b.a * b.g for b in chosen.blocks)
+    assert lengths["memory", 1.0] == whole == pytest.approx(179.4e6, rel=1e-3)
+
+
+@pytest.mark.acceptance("kaisa", 6)
+def test_a_real_buffer_of_resnet50_is_an_eighth_on_each_device():
+    """The state of ResNet-50 at f = 1/8, allocated on eight devices."""
+    grid = kfac.Distribution(8, 1 / 8, "memory")
+    mesh = sharding.make_mesh(grid.mesh_shape)
+    placement = _placement.Shared(resnet50(), kfac.KfacOptions(), grid)
+
+    def make():
+        return per_device.expand(placement.init(jnp.float32), mesh)
+
+    shardings = sharding.state_shardings(jax.eval_shape(make), mesh)
+    buffer = jax.jit(make, out_shardings=shardings)().value["buffer"]
+    sizes = {shard.data.nbytes for shard in buffer.addressable_shards}
+    assert sizes == {4 * placement.layout.length}
+    assert sizes.pop() <= 0.15 * 4 * 179.4e6
+
+
+def compiled(fraction, **options):
+    """The compiled step, and the plan and options it was made with."""
+    model = problems.mlp()
+    chosen, grid = kfac.plan(model), kfac.Distribution(8, fraction)
+    params, _ = model.init(jax.random.key(0))
+    _, state, step = problems.on_grid(
+        grid,
+        chosen,
+        model,
+        params,
+        inv_update_steps=10,
+        factor_update_steps=5,
+        **options,
+    )
+    lowered = step.lower(params, state, *problems.batch(32))
+    return lowered.compile(), chosen, kfac.KfacOptions(**options), grid
+
+
+def permuted(found):
+    return sum(c.pair_bytes for c in found if c.kind == "collective-permute")
+
+
+def reduced(found):
+    return sum(c.total for c in found if c.kind == "all-reduce")
+
+
+@pytest.mark.acceptance("kaisa", 7)
+@pytest.mark.parametrize("fraction", FRACTIONS)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_bytes_of_the_program_are_the_formulas(fraction, symmetric):
+    program, chosen, options, grid = compiled(fraction, symmetry_aware=symmetric)
+    always, sometimes = perf.collectives_by_branch(program)
+    volume = kfac.comm_volume(chosen, options, grid)
+    weights = sum(block.a * block.g for block in chosen.blocks)
+    assert weights == 7 * 5 + 6 * 4 + 5 * 3
+    # Every step: the gradients' all-reduce and the results' broadcast. No scalars.
+    assert reduced(always) == 4 * weights
+    assert permuted(always) == 4 * volume["gradients"]
+    assert volume["gradients"] == (8 - grid.workers) * weights
+    # In branches: factors, and the flag that says whether all was finite.
+    triangle = {False: lambda n: n * n, True: lambda n: n * (n + 1) // 2}[symmetric]
+    factors = sum(triangle(b.a) + triangle(b.g) for b in chosen.blocks)
+    assert volume["factors"] == factors
+    assert reduced(sometimes) - 4 * factors in (0, 4)
+    assert permuted(sometimes) == 4 * volume["decompositions"]
+    kept = sum(b.a**2 + b.g**2 + b.a * b.g for b in chosen.blocks)
+    assert volume["decompositions"] == (grid.workers - 1) * kept
+    others = {c.kind for c in (*always, *sometimes)} - {
+        "all-reduce",
+        "collective-permute",
+    }
+    assert not others
+
+
+@pytest.mark.acceptance("kaisa", 11)
+@pytest.mark.parametrize("fraction", [None, 1 / 4])
+def test_each_factor_is_decomposed_once_per_interval(fraction, monkeypatch):
+    calls = []
+    plain = jnp.linalg.eigh
+
+    def counted(matrix, **options):
+        jax.debug.callback(lambda: calls.append(matrix.shape), ordered=False)
+        return plain(matrix, **options)
+
+    monkeypatch.setattr(jnp.linalg, "eigh", counted)
+    interval = {"factor_update_steps": 10, "inv_update_steps": 10}
+    monkeypatch.setitem(OPTIONS, "inv_update_steps", 10)
+    monkeypatch.setitem(OPTIONS, "factor_update_steps", interval["factor_update_steps"])
+    run(fraction, steps=100)
+    jax.effects_barrier()
+    shapes = [(n, n) for n in (7, 5, 6, 4, 5, 3)]
+    assert sorted(calls) == sorted(10 * shapes)
+
+
+def test_the_grid_of_eight_devices_with_two_workers():
+    grid = kfac.Distribution(8, 2 / 8)
+    assert grid.columns == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert grid.rows == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.acceptance("kaisa", 4)
+@pytest.mark.parametrize(
+    ("colocate", "loads"), [(True, (133, 128, 51, 54)), (False, (125, 91, 59, 91))]
+)
+def test_the_worked_assignment(colocate, loads):
+    dims = {"l0": (3, 2), "l1": (4, 4), "l2": (5, 2), "l3": (2, 2), "l4": (3, 3)}
+    work = {name: {"a": a**3.0, "g": g**3.0} for name, (a, g) in dims.items()}
+    columns = kfac.Distribution(4, 1 / 2).columns
+    found = core.assign_longest_first(work, columns, colocate=colocate)
+    assert found.loads == loads
+    if colocate:
+        owner = {name: parts["a"] for name, parts in found.owner.items()}
+        assert owner == {"l2": 0, "l1": 1, "l4": 3, "l0": 2, "l3": 2}
+    else:
+        assert found.owner["l1"] == {"g": 1, "a": 3}
+
+
+@pytest.mark.acceptance("kaisa", 4)
+@pytest.mark.parametrize("fraction", [0.25, 2 / 3, -0.1, 1.1, float("nan")])
+def test_impossible_fractions_are_refused_with_the_possible_ones(fraction):
+    with pytest.raises(ConfigError, match="1/6, 1/3, 1/2, 1"):
+        kfac.Distribution(6, fraction)
+
+
+@pytest.mark.acceptance("kaisa", 4)
+@pytest.mark.parametrize("fraction", [0, 0.1, 1 / 6])
+def test_less_than_one_worker_is_one(fraction):
+    assert kfac.Distribution(6, fraction).mesh_shape == {
+        "grad_worker": 1,
+        "grad_receiver": 6,
+    }
+    assert kfac.Distribution(8, 1 / 4).columns[1] == [1, 5]
+
+
+def test_more_columns_than_layers_leaves_columns_empty():
+    expected = one_device()
+    assert len(problems.mlp().layers) < 8
+    assert distance(run(1 / 8)[0], expected) < 1e-5
+
+
+@pytest.mark.acceptance("kaisa", 9)
+@pytest.mark.parametrize("fraction", [None, 1 / 4])
+def test_resuming_mid_interval_with_decompositions_is_exact(fraction):
+    """Five steps after a save through the host, and without decompositions."""
+    model = problems.mlp()
+    chosen = kfac.plan(model)
+    params, _ = model.init(jax.random.key(0))
+    x, y = problems.batch(32)
+    options = {"inv_update_steps": 10}
+    if fraction is None:
+        tx, step = problems.alone(chosen, model, **options)
+        state, place = tx.init(params), lambda state: state
+    else:
+        grid = kfac.Distribution(8, fraction)
+        mesh, state, step = problems.on_grid(grid, chosen, model, params, **options)
+
+        def place(state):
+            return jax.device_put(state, sharding.state_shardings(state, mesh))
+
+    for _ in range(7):
+        params, state = step(params, state, x, y)
+    saved = jax.device_get((params, state))
+    straight = (params, state)
+    again = (saved[0], place(saved[1]))
+    stripped = [
+        kfac.without_decompositions(s) if isinstance(s, kfac.KfacState) else s
+        for s in saved[1]
+    ]
+    bare = (saved[0], place(type(saved[1])(stripped)))
+    for _ in range(2):
+        straight, again, bare = (step(*each, x, y) for each in (straight, again, bare))
+    for left, right in zip(
+        jax.tree.leaves(straight), jax.tree.leaves(again), strict=True
+    ):
+        np.testing.assert_array_equal(left, right)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(bare))
+    assert 0 < distance(bare[0], straight[0]) < 0.1
+
+
+@pytest.mark.acceptance("kaisa", 9)
+def test_without_decompositions_they_are_made_of_the_saved_factors():
+    model, (x, y) = problems.mlp(), problems.batch(32)
+    chosen = kfac.plan(model)
+    params, _ = model.init(jax.random.key(0))
+    tx, step = problems.alone(
+        chosen, model, inv_update_steps=10, factor_update_steps=10
+    )
+    state = tx.init(params)
+    for _ in range(7):
+        params, state = step(params, state, x, y)
+    stripped = (state[0], kfac.without_decompositions(state[1]), *state[2:])
+    _, new = step(params, stripped, x, y)
+    block = chosen.blocks[0]
+    factors = {s: state[1].factors[block.path][s][0] for s in "ag"}
+    expected = kfac.decompose(kfac.KfacOptions(), factors, 1e-3)
+    found = new[1].decompositions["layers"]["dense_0/0"]
+    matrix = jnp.ones((block.a, block.g))
+    results = [
+        kfac.precondition(kfac.KfacOptions(), items, matrix, 1e-3)
+        for items in (found, expected)
+    ]
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_the_state_goes_on_with_another_number_of_columns():
+    """Factors are kept; decompositions are made again."""
+    model, (x, y) = problems.mlp(), problems.batch(32)
+    chosen = kfac.plan(model)
+    start, _ = model.init(jax.random.key(0))
+    grids = [kfac.Distribution(8, fraction) for fraction in (1 / 4, 1 / 2)]
+    _, state, step = problems.on_grid(
+        grids[0], chosen, model, start, inv_update_steps=10
+    )
+    params, state = step(start, state, x, y)
+    mesh, like, other = problems.on_grid(
+        grids[1], chosen, model, start, inv_update_steps=10
+    )
+    kept = jax.device_get(state)
+    moved = [
+        old._replace(decompositions=new.decompositions)
+        if isinstance(old, kfac.KfacState)
+        else old
+        for old, new in zip(kept, like, strict=True)
+    ]
+    moved = jax.device_put(
+        type(kept)(moved), sharding.state_shardings(type(kept)(moved), mesh)
+    )
+    expected, _ = step(params, state, x, y)
+    found, _ = other(jax.device_get(params), moved, x, y)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert distance(found, expected) < 0.1
+
+
+def test_a_broadcast_reaches_groups_of_any_size_and_order():
+    from hpcjax.collectives import broadcast
+
+    mesh = sharding.data_mesh(8)
+    groups = [[5, 0, 1], [2], [7, 6, 4]]
+
+    def body(x):
+        return broadcast(x, "data", groups)
+
+    spec = P("data")
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+    found = jax.jit(mapped)(jnp.arange(8.0))
+    assert found.tolist() == [5, 5, 2, 3, 7, 5, 7, 7]
+    with pytest.raises(ValueError, match="share devices"):
+        jax.eval_shape(
+            jax.shard_map(
+                lambda x: broadcast(x, "data", [[0, 1], [1]]),
+                mesh=mesh, in_specs=spec, out_specs=spec,
+            ),
+            jnp.arange(8.0),
+        )  # fmt: skip

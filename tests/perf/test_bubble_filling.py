@@ -1,0 +1,605 @@
+"""K-FAC's work in bubbles, against a checker that knows only the rules."""
+
+import collections
+import itertools
+import math
+from typing import NamedTuple
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from experiments.pipefisher import experiment, tables
+from hpcjax import perf, sharding
+from hpcjax.core.errors import ConfigError
+from hpcjax.perf import kfac_tasks as kinds
+from hpcjax.runs.tables import judge
+
+# What floating-point sums may be off, relative to a step.
+EPS = 1e-9
+
+
+def check(filled, tasks, *, margin, gate):
+    """Checks every rule of a refresh, from the times alone.
+
+    Args:
+      filled: what was made.
+      tasks: what had to be placed, panels split.
+      margin: share that a task needs besides.
+      gate: rule of syncs and inversions.
+    """
+    pipe = filled.timeline.makespan
+    everything = [(it, True) for row in filled.placed for it in row]
+    everything += [(it, False) for it in filled.unplaced]
+    counted = collections.Counter(it.task for it, _ in everything)
+    assert counted == collections.Counter(tasks)
+    for it, inside in everything:
+        assert it.end == it.start + it.task.duration
+        if inside:
+            assert it.end <= pipe
+        else:
+            assert it.start >= pipe
+    check_overlaps(filled, [it for it, _ in everything], margin)
+    check_order(filled, [it for it, _ in everything], gate)
+    if not filled.unplaced:
+        assert filled.added == (0,) * filled.period
+        devices = filled.timeline.schedule.devices
+        work = sum(it.task.duration for it, _ in everything)
+        work += filled.period * sum(map(filled.timeline.busy, range(devices)))
+        share = work / (devices * filled.period * pipe)
+        assert filled.utilization == pytest.approx(share)
+    assert 0 <= filled.utilization <= 1 + EPS
+    assert max(filled.utilization_per_device) <= 1 + EPS
+
+
+def check_overlaps(filled, every, margin):
+    pipe = filled.timeline.makespan
+    by_device = collections.defaultdict(list)
+    for it in every:
+        by_device[it.task.device, it.step].append(it)
+    for (device, _), own in by_device.items():
+        ops = [span[:2] for span in filled.timeline.spans[device]]
+        busy = sorted([*ops, *((it.start, it.end) for it in own)])
+        for (_, end), (start, _) in itertools.pairwise(busy):
+            assert end <= start
+        starts = [*(start for start, _ in ops), pipe]
+        for it in own:
+            following = next((s for s in starts if s >= it.end), math.inf)
+            assert it.end + margin * it.task.duration < following + EPS * pipe
+
+
+def check_order(filled, every, gate):
+    """Checks what waits for what; times count from the begin of the refresh."""
+    lengths = [filled.timeline.makespan + added for added in filled.added]
+    begins = [sum(lengths[:step]) for step in range(filled.period)]
+    passes = {
+        (span.op.kind, span.op.replica, span.op.stage, span.op.micro_batch): span.end
+        for row in filled.timeline.spans
+        for span in row
+    }
+    # When the last task of a kind ends, by layer and by device.
+    last = collections.defaultdict(float)
+    for it in every:
+        end = begins[it.step] + it.end
+        layer = it.task.kind, it.task.stage, it.task.layer
+        last[layer] = max(last[layer], end)
+        last[it.task[:2]] = max(last[it.task[:2]], end)
+    panels = collections.defaultdict(list)
+    for it in every:
+        task, side = it.task, it.task.kind[-1]
+        start = begins[it.step] + it.start + EPS * lengths[0]
+        if task.kind.startswith("curv"):
+            kind = {"A": "F", "B": "B"}[side]
+            assert start >= passes[kind, task.replica, task.stage, task.unit]
+            continue
+        for kind in ["curv" + side] + ["sync" + side] * task.kind.startswith("inv"):
+            assert last[kind, task.stage, task.layer] <= start
+            if gate == "device":
+                assert last[task.device, kind] <= start
+        panels[task[:5]].append((task.unit, start))
+    for row in panels.values():
+        assert [unit for unit, _ in row] == list(range(len(row)))
+        assert sorted(row, key=lambda panel: panel[1]) == row
+
+
+class Case(NamedTuple):
+    schedule: sharding.Schedule
+    t_f: float
+    t_b: float
+    layers: list
+    costs: perf.KfacCosts
+    margin: float
+    gate: str
+    panel: float | None
+
+
+def draw_case(data, *, panel, makers=("gpipe", "one_f_one_b", "chimera")):
+    """Draws a pipeline and K-FAC's costs."""
+    stages = data.draw(st.sampled_from((2, 4, 6)), "stages")
+    name = data.draw(st.sampled_from(makers), "schedule")
+    micro_batches = data.draw(st.integers(1, 2 * stages), "micro-batches")
+    if name == "chimera":
+        micro_batches = stages * (1 + micro_batches % 2)
+    seed = data.draw(st.randoms(use_true_random=False), "costs")
+    t_f = seed.uniform(1, 20)
+    sides = (16, 64, 256)
+    layers = [
+        perf.Layer(seed.choice(sides), seed.choice(sides))
+        for _ in range(seed.randint(1, 5))
+    ]
+    costs = perf.KfacCosts(
+        t_curv=t_f * seed.uniform(0.1, 3),
+        t_inv=t_f * seed.uniform(0.1, 15),
+        t_sync=seed.choice((0, 0, t_f * seed.uniform(0.01, 0.3))),
+    )
+    if name == "interleaved":
+        schedule = sharding.interleaved(stages, stages // 2 * micro_batches, 2)
+    else:
+        schedule = getattr(sharding, name)(stages, micro_batches)
+    panel = t_f / 4 if panel or seed.random() < 0.5 else None
+    margin = seed.choice((0, 0.05, 0.3))
+    gate = seed.choice(("device", "layer"))
+    t_b = t_f * seed.uniform(0.5, 3)
+    return Case(schedule, t_f, t_b, layers, costs, margin, gate, panel)
+
+
+def fill(case):
+    line = perf.simulate(case.schedule, perf.StageCosts(t_f=case.t_f, t_b=case.t_b))
+    tasks = perf.kfac_tasks(
+        case.schedule, [case.layers] * case.schedule.stages, case.costs
+    )
+    made = perf.assign(
+        line, tasks, margin=case.margin, gate=case.gate, panel=case.panel
+    )
+    return made, [part for task in tasks for part in kinds.panels(task, case.panel)]
+
+
+@pytest.mark.acceptance("pipefisher", 4)
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(st.data())
+def test_every_rule_holds_whatever_the_costs(data):
+    makers = ("gpipe", "one_f_one_b", "chimera", "interleaved", "zero_bubble_h1")
+    case = draw_case(data, panel=False, makers=makers)
+    filled, parts = fill(case)
+    check(filled, parts, margin=case.margin, gate=case.gate)
+    alone = perf.simulate(case.schedule, filled.timeline.costs)
+    assert filled.timeline.spans == alone.spans
+
+
+@pytest.mark.acceptance("pipefisher", 4)
+@pytest.mark.parametrize("wrong", ["early", "twice", "gone", "over", "order"])
+def test_the_checker_sees_what_is_wrong(wrong):
+    schedule = sharding.gpipe(2, 2)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
+    costs = perf.KfacCosts(t_curv=1, t_inv=2)
+    tasks = perf.kfac_tasks(schedule, [[perf.Layer(8, 8)]] * 2, costs)
+    filled = perf.assign(line, tasks)
+    check(filled, tasks, margin=0.05, gate="device")
+    rows = [list(row) for row in filled.placed]
+    last = rows[0][-1]
+    if wrong == "early":
+        # Its gradients come at 24; the place is free.
+        place = next(i for i, it in enumerate(rows[0]) if it.task.kind == "curvB")
+        duration = rows[0][place].task.duration
+        moved = {"step": 0, "start": 15.0, "end": 15.0 + duration}
+        rows[0][place] = rows[0][place]._replace(**moved)
+    elif wrong == "twice":
+        rows[0].append(last._replace(step=last.step + 1))
+    elif wrong == "gone":
+        rows[0].pop()
+    elif wrong == "over":
+        rows[0][-1] = last._replace(start=1.0, end=1.0 + last.task.duration)
+    else:  # before the curvature
+        first = next(it for it in rows[0] if it.task.kind == "invA")
+        moved = first._replace(start=8.0, end=8.0 + first.task.duration)
+        rows[0] = [moved if it is first else it for it in rows[0]]
+        rows[0] = [
+            it._replace(start=it.start + 3, end=it.end + 3)
+            if it.task.kind == "curvA"
+            else it
+            for it in rows[0]
+        ]
+    broken = perf.FilledSchedule(
+        timeline=line, placed=tuple(map(tuple, rows)), unplaced=()
+    )
+    with pytest.raises(AssertionError):
+        check(broken, tasks, margin=0.05, gate="device")
+
+
+@pytest.mark.acceptance("pipefisher", 5)
+@hypothesis.settings(max_examples=100)
+@hypothesis.given(st.data())
+def test_a_refresh_takes_at_least_the_ratio_and_no_fewer_steps_for_more_work(data):
+    case = draw_case(data, panel=True)
+    filled, _ = fill(case)
+    hypothesis.assume(not filled.unplaced)
+    assert filled.period >= math.ceil(filled.ratio - EPS)
+    costs = perf.KfacCosts(
+        t_curv=case.costs.t_curv, t_inv=4 * case.costs.t_inv, t_sync=case.costs.t_sync
+    )
+    slower, _ = fill(case._replace(costs=costs))
+    assert not slower.unplaced
+    assert slower.period >= filled.period
+    if case.schedule.name != "chimera":
+        make = getattr(sharding, case.schedule.name)
+        double = make(case.schedule.stages, 2 * case.schedule.micro_batches)
+        longer, _ = fill(case._replace(schedule=double))
+        assert not longer.unplaced
+        assert longer.period >= filled.period
+
+
+def figures(**changes):
+    cfg = experiment.Config(**changes)
+    return experiment.figures(cfg, experiment.simulate(cfg))
+
+
+# Printed digits of utilization %, ratio, preconditioning % for D = 4, 8, 16.
+GPIPE = [("57.1", "2.21", "3.7"), ("53.3", "1.51", "1.7"), ("51.6", "1.22", "0.8")]
+CHIMERA = [("76.1", "5.28", "4.9"), ("68.0", "2.80", "2.2"), ("64.5", "2.09", "1.0")]
+
+
+@pytest.mark.acceptance("pipefisher", 3)
+@pytest.mark.parametrize(
+    ("schedule", "expected", "large"),
+    [
+        ("gpipe", GPIPE, "2.33 1.58 1.27"),
+        ("one_f_one_b", GPIPE, "2.33 1.58 1.27"),
+        ("chimera", CHIMERA, "5.58 2.94 2.18"),
+    ],
+)
+def test_the_bubble_fill_table_to_the_last_digit(schedule, expected, large):
+    for stages, cells in zip((4, 8, 16), expected, strict=True):
+        row = figures(schedule=schedule, stages=stages, blocks=1)
+        found = (
+            f"{100 * row['utilization'].item():.1f}",
+            f"{row['ratio'].item():.2f}",
+            f"{100 * row['overhead'].item():.1f}",
+        )
+        assert found == cells
+    ratios = [
+        figures(schedule=schedule, stages=stages, blocks=1, model="large")["ratio"]
+        for stages in (4, 8, 16)
+    ]
+    assert " ".join(f"{ratio.item():.2f}" for ratio in ratios) == large
+
+
+@pytest.mark.acceptance("pipefisher", 3)
+def test_the_table_counts_cells_that_differ():
+    rows = {}
+    for name in tables.FIGURES:
+        model, schedule, depth = name.split()
+        stages = int(depth.removeprefix("D="))
+        run = figures(model=model, schedule=schedule, stages=stages, blocks=1)
+        rows[name] = run.expand_dims(seed=[0])
+    (verdict,) = judge(tables.BUBBLE_FILL.tier("model"), tables.as_table(rows))
+    assert verdict.holds
+    assert verdict.ours == 36
+    rows["base gpipe D=4"] = rows["base gpipe D=4"] * 1.01
+    (verdict,) = judge(tables.BUBBLE_FILL.tier("model"), tables.as_table(rows))
+    assert verdict.ours == 33
+    assert not verdict.holds
+
+
+# Shares and periods of a simulation of the same rules that was made elsewhere.
+FILLED = {
+    ("base", 4, "gpipe"): ("88.7", 3, "88.7", 3),
+    ("base", 4, "one_f_one_b"): ("88.7", 3, "80.8", 4),
+    ("base", 4, "chimera"): ("97.2", 6, "90.1", 9),
+    ("large", 8, "gpipe"): ("90.1", 2, "90.1", 2),
+    ("large", 8, "one_f_one_b"): ("90.1", 2, "77.8", 3),
+    ("large", 8, "chimera"): ("91.5", 4, "91.5", 4),
+}
+
+
+@pytest.mark.acceptance("pipefisher", 11)
+@pytest.mark.parametrize(("model", "stages", "schedule"), FILLED)
+def test_bubbles_become_as_full_as_the_relation_asks(model, stages, schedule):
+    of = {"model": model, "stages": stages, "schedule": schedule}
+    row = figures(**of)
+    assert row["filled"] >= 0.85
+    assert row["period"] <= math.ceil(row["ratio"].item()) + 1
+    assert row["unplaced"] == 0
+    assert row["t_step"] == pytest.approx(row["t_pipe"] * (1 + row["overhead"].item()))
+    whole = figures(**of, gate="device", panel=None)
+    found = (
+        f"{100 * row['filled'].item():.1f}",
+        row["period"].item(),
+        f"{100 * whole['filled'].item():.1f}",
+        whole["period"].item(),
+    )
+    assert found == FILLED[model, stages, schedule]
+
+
+@pytest.mark.acceptance("pipefisher", 11)
+def test_the_fill_table_fails_when_a_row_does():
+    rows = {}
+    for name, runs in tables.FILL.tier("model").runs.items():
+        model, stages = runs.overrides["model"], int(runs.overrides["stages"])
+        if name in tables.CLAIMED:
+            schedule = name.split()[1]
+            run = figures(model=model, stages=stages, schedule=schedule)
+            rows[name] = run.expand_dims(seed=[0])
+    verdicts = judge(tables.FILL.tier("model"), tables.as_table(rows))
+    assert [v.name for v in verdicts] == ["utilization", "period", "placed", "step"]
+    assert all(v.holds for v in verdicts)
+    worse = {"filled": 0.8, "period": 9, "unplaced": 1, "t_step": 1.0}
+    row = rows[tables.CLAIMED[0]]
+    rows[tables.CLAIMED[0]] = row.assign(
+        {column: row[column] * 0 + value for column, value in worse.items()}
+    )
+    verdicts = judge(tables.FILL.tier("model"), tables.as_table(rows))
+    assert not any(v.holds for v in verdicts)
+
+
+def test_layers_get_their_shares_by_size():
+    schedule = sharding.gpipe(1, 4)
+    block = perf.transformer_block(8)
+    costs = perf.KfacCosts(t_curv=42, t_inv=138, t_sync=4.2)
+    tasks = perf.kfac_tasks(schedule, [block], costs)
+    found = {(task.kind, task.layer): task.duration for task in tasks if task.unit == 0}
+    large = {("A", 5), ("B", 4)}
+    for (kind, layer), duration in found.items():
+        big = (kind[-1], layer) in large
+        expected = {
+            "curv": 16 if big else 1,
+            "sync": 1.6 if big else 0.1,
+            "inv": 64 if big else 1,
+        }[kind[:-1]]
+        assert duration == pytest.approx(expected)
+    assert len(tasks) == 12 * 4 + 12 + 12
+    order = [(list(kinds.BEFORE).index(t.kind), t.layer, t.unit) for t in tasks]
+    assert order == sorted(order)
+
+
+def test_replicas_share_inversions_by_layers_in_turns():
+    schedule = sharding.chimera(2, 4)
+    tasks = perf.kfac_tasks(
+        schedule,
+        [perf.transformer_block(8)] * 2,
+        perf.KfacCosts(t_curv=42, t_inv=138, t_prec=6),
+    )
+    inverted = [task for task in tasks if task.kind.startswith("inv")]
+    assert len({task.factor for task in inverted}) == len(inverted) == 2 * 12
+    assert all(task.layer % 2 == task.replica for task in inverted)
+    # Each replica inverts one of the two large factors.
+    loads = collections.Counter()
+    for task in inverted:
+        loads[task.device, task.stage] += task.duration
+    assert set(loads.values()) == {pytest.approx(69)}
+    curved = {(t.replica, t.unit) for t in tasks if t.kind == "curvA"}
+    assert curved == {(0, 0), (0, 1), (1, 2), (1, 3)}
+    costs = perf.KfacCosts(t_curv=0, t_inv=0, t_prec=(6, 8))
+    assert perf.preconditioning(schedule, costs) == (7, 7)
+
+
+def test_an_inversion_waits_for_the_curvature_of_the_other_replica():
+    # Stage 0's second replica is slow: one device cannot know the other's curvature.
+    schedule = sharding.chimera(2, 2)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=1, t_b=2, t_p2p=8))
+    tasks = perf.kfac_tasks(
+        schedule,
+        [[perf.Layer(8, 8), perf.Layer(8, 8)]] * 2,
+        perf.KfacCosts(t_curv=0.4, t_inv=0.4),
+    )
+    filled = perf.assign(line, tasks, gate="layer")
+    check(filled, tasks, margin=0.05, gate="layer")
+    own = [it for row in filled.placed for it in row if it.task.factor == (0, 0, "A")]
+    inverted = next(it for it in own if it.task.kind == "invA")
+    others = [it for it in own if it.task.device != inverted.task.device]
+    assert others
+    assert all((it.step, it.end) <= inverted[:2] for it in others)
+
+
+def test_the_layer_gate_lets_an_inversion_pass_curvature_of_other_layers():
+    schedule = sharding.gpipe(2, 1)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=10, t_b=10))
+    layers = [[perf.Layer(8, 8), perf.Layer(64, 8)]] * 2
+    # The second layer's curvature does not fit behind the only forward pass.
+    costs = perf.KfacCosts(t_curv=60, t_inv=1)
+    tasks = perf.kfac_tasks(schedule, layers, costs)
+    early = perf.assign(line, tasks, gate="layer")
+    late = perf.assign(line, tasks, gate="device")
+    for filled, gate in ((early, "layer"), (late, "device")):
+        check(filled, tasks, margin=0.05, gate=gate)
+        assert {it.task[1:5] for it in filled.unplaced} == {
+            ("curvA", 0, stage, 1) for stage in (0, 1)
+        }
+
+    def first_inversion(filled):
+        return min(
+            it[:2] for row in filled.placed for it in row if it.task.kind == "invA"
+        )
+
+    assert first_inversion(early) == (0, pytest.approx(10, abs=2))
+    assert first_inversion(late)[0] == 1
+
+
+def test_what_fits_into_no_bubble_lengthens_its_step_and_fills_nothing():
+    schedule = sharding.gpipe(2, 2)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
+    costs = perf.KfacCosts(t_curv=1, t_inv=40)
+    tasks = perf.kfac_tasks(schedule, [[perf.Layer(8, 8)]] * 2, costs)
+    filled = perf.assign(line, tasks)
+    check(filled, tasks, margin=0.05, gate="device")
+    assert {it.task.kind for it in filled.unplaced} == {"invA", "invB"}
+    time = line.makespan * filled.period + sum(filled.added)
+    assert sum(filled.added) >= 40
+    placed = sum(it.task.duration for row in filled.placed for it in row)
+    work = filled.period * sum(map(line.busy, range(2))) + placed
+    assert filled.utilization == pytest.approx(work / (2 * time))
+    split = perf.assign(line, tasks, panel=1.0)
+    assert not split.unplaced
+    assert split.added == (0,) * split.period
+
+
+def test_a_device_without_bubbles_gets_everything_appended():
+    schedule = sharding.gpipe(1, 2)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=1, t_b=2))
+    costs = perf.KfacCosts(t_curv=1, t_inv=1)
+    filled = perf.assign(
+        line, perf.kfac_tasks(schedule, [[perf.Layer(8, 8)]], costs), panel=0.25
+    )
+    assert filled.placed == ((),)
+    assert filled.period == 1
+    assert filled.added == (pytest.approx(3),)
+    assert filled.utilization == pytest.approx(6 / 9)
+
+
+def two_step():
+    schedule = sharding.gpipe(2, 2)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
+    costs = perf.KfacCosts(t_curv=2, t_inv=10)
+    tasks = perf.kfac_tasks(schedule, [[perf.Layer(8, 8)]] * 2, costs)
+    return perf.assign(line, tasks)
+
+
+def test_an_inverse_is_visible_at_the_flush_of_the_step_that_ends_it():
+    filled = two_step()
+    assert filled.period == 2
+    ends = {}
+    for row in filled.placed:
+        for it in row:
+            if it.task.kind.startswith("inv"):
+                ends[it.task.factor] = it.step
+    assert len(ends) == 4
+    assert set(ends.values()) == {0, 1}
+    assert {f: step for step, row in filled.visible.items() for f in row} == ends
+
+
+def test_inverses_age_as_a_walk_through_the_steps_says():
+    filled = two_step()
+    # Step 1 refreshes everything; then what is visible replaces what is in use.
+    active = {f: 1 for row in filled.visible.values() for f in row}
+    for step in range(1, 12):
+        place = (step - 1) % filled.period
+        for factor in filled.visible[place]:
+            active[factor] = step - place
+        ages = {factor: step - made for factor, made in active.items()}
+        assert filled.inverse_ages(step) == ages
+        assert max(ages.values()) <= 2 * filled.period - 2
+    assert set(filled.inverse_ages(1).values()) == {0}
+    with pytest.raises(ConfigError, match="step=0"):
+        filled.inverse_ages(0)
+
+
+def test_a_refresh_in_one_step_has_fresh_inverses():
+    schedule = sharding.gpipe(4, 4)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
+    costs = perf.KfacCosts(t_curv=0.1, t_inv=0.1)
+    filled = perf.assign(
+        line, perf.kfac_tasks(schedule, [[perf.Layer(8, 8)]] * 4, costs)
+    )
+    # Device 0 ends the step with a backward pass, whose curvature comes a step later.
+    assert filled.period_per_device == (2, 1, 1, 1)
+    assert set(perf.FilledSchedule.inverse_ages(filled, 1).values()) == {0}
+    ages = filled.inverse_ages(3)
+    assert {f.stage for f, age in ages.items() if age == 0} >= {1, 2, 3}
+
+
+@pytest.mark.acceptance("pipefisher", 9)
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "chimera"])
+def test_saved_inputs_and_errors_are_those_that_a_walk_through_time_counts(schedule):
+    filled = experiment.simulate(experiment.Config(schedule=schedule))
+    pipe = filled.timeline.makespan
+    for device, row in enumerate(filled.timeline.spans):
+        for passing, kind, live in (
+            ("F", "curvA", filled.live_inputs(device)),
+            ("B", "curvB", filled.live_errors(device)),
+        ):
+            waits = collections.Counter(
+                (it.task.replica, it.task.unit)
+                for it in filled.placed[device]
+                if it.task.kind == kind
+            )
+            events = [
+                (span.start, 1, (span.op.replica, span.op.micro_batch))
+                for span in row
+                if span.op.kind == passing
+            ]
+            events += [
+                (it.step * pipe + it.end, 0, (it.task.replica, it.task.unit))
+                for it in filled.placed[device]
+                if it.task.kind == kind
+            ]
+            saved, most = set(), 0
+            for _, begins, which in sorted(events):
+                if begins:
+                    saved.add(which)
+                else:
+                    waits[which] -= 1
+                    saved -= {which} if not waits[which] else set()
+                most = max(most, len(saved))
+            assert not saved
+            assert live == most
+    assert max(map(filled.live_errors, range(4))) == 4
+
+
+@pytest.mark.acceptance("pipefisher", 9)
+def test_the_memory_of_gpipe_is_the_papers_with_n_of_everything():
+    cfg = experiment.Config(blocks=1)
+    block = experiment.profile(cfg)
+    paper = 4 * block["mem_act"] + block["mem_peak_err"] + 4 * block["mem_save_err"]
+    paper += 2 * block["mem_kron"] + 2 * block["mem_param"]
+    found = experiment.memory(cfg, experiment.simulate(cfg))
+    assert found == [pytest.approx(paper)] * 4
+
+
+def test_the_steps_of_a_device_hold_everything_in_order():
+    filled = two_step()
+    for device in range(2):
+        steps = filled.steps(device)
+        assert len(steps) == filled.period
+        ops = [what for what in steps[1] if isinstance(what, sharding.Op)]
+        assert tuple(ops) == filled.timeline.schedule.orders[device]
+        tasks = [w for step in steps for w in step if isinstance(w, perf.Task)]
+        assert tasks == [it.task for it in filled.placed[device]]
+    first = filled.steps(0)[0]
+    assert [what.kind for what in first][:4] == ["F", "F", "curvA", "curvA"]
+
+
+def test_the_refresh_is_drawn_step_after_step_with_its_preconditioning():
+    filled = two_step()
+    pipe = filled.timeline.makespan
+    bars = filled.bars((3.0, 5.0))
+    kinds_drawn = collections.Counter(bar.kind for bar in bars)
+    assert kinds_drawn["F"] == 2 * 4
+    assert kinds_drawn["prec"] == 2 * 2
+    ends = [bar.end for bar in bars if bar.kind == "prec"]
+    assert ends == [pipe + 3, pipe + 5, 2 * pipe + 5 + 3, 2 * pipe + 5 + 5]
+    second = [bar.start for bar in bars if bar.kind == "F" and bar.start >= pipe]
+    assert min(second) == pipe + 5
+    work = [e for e in filled.to_chrome_trace()["traceEvents"] if e["ph"] == "X"]
+    assert len(work) == len(filled.bars())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"margin": -0.1}, "margin must be finite and at least 0"),
+        ({"panel": 0.0}, "panel must be positive"),
+        ({"panel": (1.0, 0.0)}, "panel must be positive"),
+        ({"panel": (1.0,)}, "panel needs one number or one for each of 2 stages"),
+    ],
+)
+def test_impossible_settings_are_refused(arguments, words):
+    schedule = sharding.gpipe(2, 2)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
+    with pytest.raises(ConfigError, match=words):
+        perf.assign(line, (), **arguments)
+
+
+def test_stages_need_layers_and_costs():
+    schedule = sharding.gpipe(2, 2)
+    costs = perf.KfacCosts(t_curv=1, t_inv=1)
+    layer = perf.Layer(8, 8)
+    with pytest.raises(ConfigError, match=r"each of 2 stages .* none in stages \[1\]"):
+        perf.kfac_tasks(schedule, [[layer], []], costs)
+    with pytest.raises(ConfigError, match="layers for 1 stages"):
+        perf.kfac_tasks(schedule, [[layer]], costs)
+    with pytest.raises(ConfigError, match="stages=3, 2 layers"):
+        perf.split_stages([layer, layer], 3)
+    with pytest.raises(ConfigError, match="t_inv must be finite"):
+        perf.KfacCosts(t_curv=1, t_inv=float("nan"))
+    uneven = perf.KfacCosts(t_curv=(1, 2, 3), t_inv=1)
+    with pytest.raises(ConfigError, match="t_curv needs one number"):
+        perf.kfac_tasks(schedule, [[layer]] * 2, uneven)

@@ -1,0 +1,114 @@
+"""K-FAC in the training loop: statistics, grids of devices, checkpoints."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from hpcjax import models, train
+from hpcjax.core import ConfigError
+from hpcjax.optim import kfac
+from hpcjax.optim.config import SgdConfig
+from hpcjax.optim.kfac.config import KfacConfig
+from hpcjax.train.config import TrainConfig
+from tests.train import tiny
+
+
+def task(devices=1, **options):
+    """The tiny task's data and model under K-FAC and momentum."""
+    plain = tiny.task()._replace(model=models.mlp((4,), 3, widths=(5,)))
+    config = KfacConfig(base=SgdConfig(lr=0.05), inv_update_steps=3, **options)
+    optimizer, curvature = config.make(10, plain.model, devices)
+    return train.supervised(plain.model, optimizer, plain.dataset, curvature=curvature)
+
+
+def fit(task, devices, steps=8, **arguments):
+    config = TrainConfig(steps=steps, batch_size=16, eval_every=4, stall_seconds=0.0)
+    records = tiny.Records()
+    state = train.fit(
+        task, config, seed=0, mesh=task.mesh(devices), recorder=records, **arguments
+    )
+    return jax.device_get(state), records
+
+
+@pytest.mark.parametrize("fraction", [None, 1 / 8, 1 / 2])
+def test_eight_devices_train_as_one(fraction):
+    one, _ = fit(task(), 1)
+    eight, _ = fit(task(8, grad_worker_fraction=fraction), 8)
+    for left, right in zip(
+        jax.tree.leaves(one.params), jax.tree.leaves(eight.params), strict=True
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fisher", ["true", "exact"])
+@pytest.mark.parametrize("fraction", [None, 1 / 4])
+def test_other_fisher_matrices_train_too(fisher, fraction):
+    state, _ = fit(task(4, fisher=fisher, grad_worker_fraction=fraction), 4)
+    empirical, _ = fit(task(4, grad_worker_fraction=fraction), 4)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    different = jax.tree.map(
+        lambda a, b: not np.array_equal(a, b), state.params, empirical.params
+    )
+    assert any(jax.tree.leaves(different))
+
+
+def test_a_run_on_a_grid_resumes_bit_by_bit(tmp_path):
+    own = task(8, grad_worker_fraction=1 / 4)
+    straight, _ = fit(own, 8)
+    with train.Checkpoints(tmp_path, keep=2) as checkpoints:
+        fit(own, 8, steps=4, checkpoints=checkpoints)
+        resumed, _ = fit(own, 8, checkpoints=checkpoints)
+    for left, right in zip(
+        jax.tree.leaves(straight.opt_state),
+        jax.tree.leaves(resumed.opt_state),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_run_on_a_grid_goes_on_with_fewer_columns(tmp_path):
+    with train.Checkpoints(tmp_path, keep=2) as checkpoints:
+        fit(task(8, grad_worker_fraction=1 / 4), 8, steps=4, checkpoints=checkpoints)
+        other = task(8, grad_worker_fraction=1 / 2)
+        state, records = fit(other, 8, checkpoints=checkpoints)
+    assert state.step == 8
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    losses = [r["loss"] for r in records.values() if "loss" in r]
+    assert losses[-1] < losses[0]
+
+
+def test_only_steps_that_are_due_take_statistics():
+    own = task(factor_update_steps=3)
+    before, _ = fit(own, 1, steps=3)
+    after, _ = fit(own, 1, steps=4)
+    (first,), (second,) = (
+        [s for s in jax.tree.leaves(state.opt_state, is_leaf=_is_kfac) if _is_kfac(s)]
+        for state in (before, after)
+    )
+    old, new = (np.asarray(s.factors["head"]["a"]) for s in (first, second))
+    assert bool(first.due)
+    assert not bool(second.due)
+    assert np.abs(old - new).max() > 1e-4
+    single, _ = fit(own, 1, steps=2)
+    (third,) = (
+        s for s in jax.tree.leaves(single.opt_state, is_leaf=_is_kfac) if _is_kfac(s)
+    )
+    np.testing.assert_array_equal(third.factors["head"]["a"], old)
+
+
+def _is_kfac(node):
+    return isinstance(node, kfac.KfacState)
+
+
+def test_a_state_that_is_no_kfac_is_refused():
+    plain = task()
+    other = plain._replace(optimizer=optax.with_extra_args_support(optax.sgd(0.1)))
+    with pytest.raises(ValueError, match="no KfacState"):
+        fit(other, 1)
+
+
+def test_quotients_need_factors_in_one_place():
+    with pytest.raises(ConfigError, match="colocate_factors=True"):
+        KfacConfig(colocate_factors=False)
+    KfacConfig(colocate_factors=False, prediv=False)
