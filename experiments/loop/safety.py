@@ -113,7 +113,8 @@ def _check_alone(state: "train.TrainState", ctx: "Context") -> Callable[[], Any]
     from hpcjax.train.step import keep_finite
 
     def body(grads: Any, new: Any, old: Any) -> Any:
-        kept, count = keep_finite(grads, per_device.enter(new), per_device.enter(old))
+        inside = per_device.enter(new), per_device.enter(old)
+        kept, count = keep_finite(grads, *inside, ctx.mesh.axis_names)
         return per_device.leave(kept), count
 
     specs = per_device.specs(state)

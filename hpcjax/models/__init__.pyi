@@ -6,6 +6,7 @@ from ._describe import describe as describe
 from ._from_nnx import from_nnx as from_nnx
 from ._mlp import mlp as mlp
 from ._resnet import resnet as resnet
+from ._unet import unet as unet
 from .config import BERT as BERT
 from .config import GPT2 as GPT2
 from .config import LLAMA as LLAMA
@@ -15,6 +16,7 @@ from .config import CausalLmConfig as CausalLmConfig
 from .config import MlpConfig as MlpConfig
 from .config import ResNetConfig as ResNetConfig
 from .config import TransformerOptions as TransformerOptions
+from .config import UNetConfig as UNetConfig
 from .modules import BatchNorm as BatchNorm
 from .modules import Conv as Conv
 from .modules import Dense as Dense

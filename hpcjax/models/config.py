@@ -41,11 +41,15 @@ def _literals(hint: Any) -> tuple[Any, ...]:
 
 
 def _check_sizes(config: Any, *names: str) -> None:
-    """Raises ConfigError for a size below 1, or heads that do not divide the width."""
+    """Raises ConfigError for a size below 1."""
     for name in names:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1: got {name}={value}")
+
+
+def _check_heads(config: Any) -> None:
+    """Raises ConfigError for heads that do not divide the width."""
     if config.width % config.heads:
         raise ConfigError(
             f"heads must divide width: got heads={config.heads}, width={config.width}"
@@ -120,6 +124,32 @@ class ResNetConfig:
         from hpcjax import core, models
 
         return models.resnet(
+            inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UNetConfig:
+    """A U-Net, logits for each pixel, see `models.unet`.
+
+    Attributes:
+      depth: how often the image is halved; 2^depth has to divide its sides.
+      width: channels of the first level, doubled at each halving.
+    """
+
+    depth: int = 3
+    width: int = 16
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, "depth", "width")
+
+    def make(
+        self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
+    ) -> "core.Model":
+        """Builds the model for images of shape `inputs` and `outputs` classes."""
+        from hpcjax import core, models
+
+        return models.unet(
             inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
         )
 
@@ -204,6 +234,7 @@ class BertConfig:
     def __post_init__(self) -> None:
         _check_literals(self)
         _check_sizes(self, "depth", "width", "heads", "mlp_width")
+        _check_heads(self)
 
     def make(
         self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
@@ -242,6 +273,7 @@ class CausalLmConfig:
     def __post_init__(self) -> None:
         _check_literals(self)
         _check_sizes(self, "depth", "width", "heads", "kv_heads", "mlp_width")
+        _check_heads(self)
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(
                 "kv_heads must divide heads: got "

@@ -4,7 +4,13 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from hpcjax.models import config
-from hpcjax.models.config import BertConfig, CausalLmConfig, MlpConfig, ResNetConfig
+from hpcjax.models.config import (
+    BertConfig,
+    CausalLmConfig,
+    MlpConfig,
+    ResNetConfig,
+    UNetConfig,
+)
 
 
 class Entry(NamedTuple):
@@ -32,6 +38,7 @@ REGISTRY: dict[str, Entry] = {
         ResNetConfig(depth=18, width=2, zero_init_residual=True), (33, 33, 3), 3
     ),
     "resnet50": Entry(ResNetConfig(depth=50, width=2), (32, 32, 3), 3),
+    "unet": Entry(UNetConfig(depth=2, width=2), (8, 12, 3), 3),
     "bert": Entry(BertConfig(width=8), (6, 3), 11, "int32"),
     "bert_remat": Entry(
         BertConfig(width=8, heads=4, mlp_width=12, remat="full"), (6, 3), 11, "int32"

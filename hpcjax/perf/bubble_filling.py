@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.perf.filler import Filler, Gate, Placed
-from hpcjax.perf.kfac_tasks import Factor, Task, panels
+from hpcjax.perf.kfac_work import Factor, Task, panels
 from hpcjax.perf.pipeline import (
     Duration,
     PerStage,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hpcjax.perf.kfac_tasks import BEFORE, Factor, Task, TaskKind
+from hpcjax.perf.kfac_work import BEFORE, Factor, Task, TaskKind
 from hpcjax.perf.pipeline import Duration, Timeline
 
 Gate = Literal["device", "layer"]
@@ -89,9 +89,10 @@ class Filler:
                     heapq.heappush(times, busy[device])
 
     def _first(self, device: int, now: When, end: Duration, long: bool) -> Chain | None:
+        start, stretch = now[1], 1 + self.margin
         for chain in self.chains[device]:
             task = chain[0]
-            fits = self._fits(now[1], end, task.duration)
+            fits = start + task.duration * stretch < end
             if fits and (not long or self._too_long(task)) and self._may_run(task, now):
                 return chain
         return None
@@ -111,12 +112,9 @@ class Filler:
         self.closed[key] = max((step, end), self.closed.get(key, (0, 0)))
         return end
 
-    def _fits(self, start: Duration, end: Duration, duration: Duration) -> bool:
-        return start + duration * (1 + self.margin) < end
-
     def _too_long(self, task: Task) -> bool:
-        gaps = self.gaps[task.device]
-        return not any(self._fits(start, end, task.duration) for start, end in gaps)
+        needed = task.duration * (1 + self.margin)
+        return not any(start + needed < end for start, end in self.gaps[task.device])
 
     def _may_run(self, task: Task, now: When) -> bool:
         if task.kind.startswith("curv"):

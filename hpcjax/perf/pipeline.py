@@ -5,13 +5,14 @@ arrived. Times are in any one unit; `chrome_trace` takes them for milliseconds.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.perf.timelines import Bar, chrome_trace
-from hpcjax.sharding.schedules import Op, Schedule, validate
+from hpcjax.sharding.schedules import KINDS, Kind, Op, Schedule, validate
 
 Duration = float | int
 PerStage = float | int | tuple[float | int, ...]
@@ -40,13 +41,13 @@ class StageCosts:
             value = getattr(self, name)
             check_durations(name, 0 if value is None else value)
 
-    def of(self, op: Op, *, splits_backward: bool = False) -> Duration:
+    def of(self, kind: Kind, stage: int, *, splits_backward: bool = False) -> Duration:
         """Returns the duration of an op, of a schedule with or without `W` ops."""
-        t_f, t_b = at_stage(self.t_f, op.stage), at_stage(self.t_b, op.stage)
-        t_w = t_b / 2 if self.t_w is None else at_stage(self.t_w, op.stage)
-        if op.kind == "F":
+        t_f, t_b = at_stage(self.t_f, stage), at_stage(self.t_b, stage)
+        t_w = t_b / 2 if self.t_w is None else at_stage(self.t_w, stage)
+        if kind == "F":
             return t_f
-        if op.kind == "W":
+        if kind == "W":
             return t_w
         backward = t_b - t_w if splits_backward else t_b
         return backward + t_f if self.recompute else backward
@@ -74,7 +75,7 @@ class Timeline:
     costs: StageCosts
     spans: tuple[tuple[Span, ...], ...]
 
-    @property
+    @functools.cached_property
     def makespan(self) -> Duration:
         """T_pipe, when the last device ends."""
         return max(row[-1].end for row in self.spans if row)
@@ -132,19 +133,24 @@ def simulate(schedule: Schedule, costs: StageCosts) -> Timeline:
       >>> line.makespan, line.bubbles(3)
       (21, ((0, 3), (15, 21)))
     """
-    order = validate(schedule)
+    valid = validate(schedule)
     _check_costs(costs, schedule.stages)
     splits = schedule.splits_backward
+    durations = {
+        (kind, stage): costs.of(kind, stage, splits_backward=splits)
+        for kind in KINDS
+        for stage in range(schedule.stages)
+    }
     ends: dict[Op, Duration] = {}
     free: list[Duration] = [0] * schedule.devices
     spans: list[list[Span]] = [[] for _ in schedule.orders]
-    for op in order:
+    for op, needs in valid.items():
         arrived = [
             ends[need] + (0 if need.device == op.device else costs.t_p2p)
-            for need in schedule.needs(op)
+            for need in needs
         ]
         start = max(free[op.device], *arrived, 0)
-        end = start + costs.of(op, splits_backward=splits)
+        end = start + durations[op.kind, op.stage]
         ends[op] = free[op.device] = end
         spans[op.device].append(Span(start, end, op))
     return Timeline(schedule=schedule, costs=costs, spans=tuple(map(tuple, spans)))

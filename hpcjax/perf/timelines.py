@@ -104,13 +104,13 @@ def draw_timelines(rows: Mapping[str, Iterable[Bar]], *, unit: str = "ms") -> "F
         height_ratios=list(devices.values()),
     )[:, 0]
     for axes, (title, bars) in zip(panels, drawn.items(), strict=True):
-        rows: dict[tuple[int, str], list[tuple[float | int, float | int]]] = {}
+        spans: dict[tuple[int, str], list[tuple[float | int, float | int]]] = {}
         for bar in bars:
             span = bar.start, bar.end - bar.start
-            rows.setdefault((bar.device, bar.kind), []).append(span)
-        for (device, kind), spans in rows.items():
+            spans.setdefault((bar.device, bar.kind), []).append(span)
+        for (device, kind), row in spans.items():
             axes.broken_barh(
-                spans,
+                row,
                 (device - 0.45, 0.9),
                 facecolor=_COLOURS.get(kind, _OTHER),
                 edgecolor="white",

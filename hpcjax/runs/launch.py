@@ -203,9 +203,7 @@ class _Crew:
 
     def again(self) -> str:
         """Returns the command that continues the run."""
-        run_id, count = self._folder.id, len(self._environments)
-        again = f"hpcjax run runs/{run_id}/config.json --resume {run_id}"
-        return f"{again} --processes {count}"
+        return f"{self._folder.again} --processes {len(self._environments)}"
 
     def _said(self, index: int) -> str:
         path = self._folder.path / f"process-{index}.txt"

@@ -7,6 +7,10 @@ from .mesh import data_mesh as data_mesh
 from .mesh import make_mesh as make_mesh
 from .mesh import place_batch as place_batch
 from .mesh import state_shardings as state_shardings
+from .pipeline import Pipelined as Pipelined
+from .pipeline import StageFunctions as StageFunctions
+from .pipeline import Visit as Visit
+from .pipeline import pipelined_value_and_grad as pipelined_value_and_grad
 from .processes import broadcast as broadcast
 from .processes import connect as connect
 from .processes import wait_for_all as wait_for_all
@@ -19,5 +23,12 @@ from .schedules import interleaved as interleaved
 from .schedules import one_f_one_b as one_f_one_b
 from .schedules import validate as validate
 from .schedules import zero_bubble_h1 as zero_bubble_h1
+from .stages import STAGE_AXIS as STAGE_AXIS
+from .stages import STAGES as STAGES
+from .stages import collect_stages as collect_stages
+from .stages import spread_stages as spread_stages
+from .stages import stage_rows as stage_rows
+from .stages import stage_specs as stage_specs
+from .stages import sum_replicas as sum_replicas
 from .ticks import TickTable as TickTable
 from .ticks import tick_table as tick_table

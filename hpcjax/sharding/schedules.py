@@ -10,12 +10,13 @@ References:
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple
 
 from hpcjax.core.errors import ConfigError
 
 Kind = Literal["F", "B", "W"]
+KINDS: tuple[Kind, ...] = ("F", "B", "W")
 _Steps = list[tuple[Kind, int]]  # what is done, and on which micro-batch
 
 
@@ -101,7 +102,6 @@ class Schedule:
 
     def needs(self, op: Op) -> tuple[Op, ...]:
         """Returns the ops whose results `op` uses."""
-
         device, kind, stage, m, replica = op
         row = self.holders[replica]
         if kind == "F":
@@ -292,7 +292,7 @@ def _chimera_kinds(stages: int, distance: int, units: int) -> _Steps:
     return begin + middle + (again + middle) * (units - 1) + end
 
 
-def validate(schedule: Schedule) -> tuple[Op, ...]:
+def validate(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
     """Checks that a schedule does a step's work, and can be run to its end.
 
     Every micro-batch passes every stage of one replica once forwards and once backwards
@@ -300,44 +300,33 @@ def validate(schedule: Schedule) -> tuple[Op, ...]:
     holds its stage, and the orders neither contradict what ops need nor block.
 
     Returns:
-      The ops of all devices, each after those it needs and those before it.
+      What each op needs; ops of all devices in an order in which they can run.
 
     Raises:
       ConfigError: names the rule, the op, its device and its micro-batch.
     """
     _check_holders(schedule)
-    for device, order in enumerate(schedule.orders):
-        for op in order:
-            _check_op(schedule, device, op)
+    _check_places(schedule)
     _check_counts(schedule)
-    return tuple(_in_order(schedule))
+    return _in_order(schedule)
 
 
-def _in_order(schedule: Schedule) -> Iterator[Op]:
-    heads = [0] * schedule.devices
-    done: set[Op] = set()
-    moved = True
-    while moved:
-        moved = False
-        for device, order in enumerate(schedule.orders):
-            while heads[device] < len(order) and done.issuperset(
-                schedule.needs(order[heads[device]])
-            ):
-                op = order[heads[device]]
-                done.add(op)
-                heads[device] += 1
-                moved = True
-                yield op
-    waiting = [
-        order[head]
-        for order, head in zip(schedule.orders, heads, strict=True)
-        if head < len(order)
-    ]
-    if waiting:
-        raise ConfigError(_why_blocked(schedule, waiting, done))
+def _in_order(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
+    rows = [collections.deque(order) for order in schedule.orders]
+    needs = [schedule.needs(row[0]) if row else () for row in rows]
+    done: dict[Op, tuple[Op, ...]] = {}
+    left = -1
+    while left != (left := sum(map(len, rows))):
+        for device, row in enumerate(rows):
+            while row and all(need in done for need in needs[device]):
+                done[row.popleft()] = needs[device]
+                needs[device] = schedule.needs(row[0]) if row else ()
+    if left:
+        raise ConfigError(_why_blocked(schedule, [row[0] for row in rows if row], done))
+    return done
 
 
-def _why_blocked(schedule: Schedule, waiting: list[Op], done: set[Op]) -> str:
+def _why_blocked(schedule: Schedule, waiting: list[Op], done: Container[Op]) -> str:
     blocked = {}
     for op in waiting:
         missing = next(need for need in schedule.needs(op) if need not in done)
@@ -360,26 +349,26 @@ def _check_holders(schedule: Schedule) -> None:
         )
 
 
-def _check_op(schedule: Schedule, device: int, op: Op) -> None:
-    known = (
-        0 <= op.micro_batch < schedule.micro_batches
-        and 0 <= op.stage < schedule.stages
-        and 0 <= op.replica < schedule.replicas
-    )
-    if not known:
-        raise ConfigError(
-            f"{op} is not of this schedule of {schedule.micro_batches} micro-batches, "
-            f"{schedule.stages} stages, {schedule.replicas} replicas"
-        )
-    holder = schedule.holders[op.replica][op.stage]
-    if not op.device == device == holder:
-        raise ConfigError(
-            f"{op} is in the order of device {device}, its stage is on device {holder}"
-        )
+def _check_places(schedule: Schedule) -> None:
+    sizes = schedule.micro_batches, schedule.stages, schedule.replicas
+    for device, order in enumerate(schedule.orders):
+        for op in order:
+            numbers = op.micro_batch, op.stage, op.replica
+            if not all(0 <= n < size for n, size in zip(numbers, sizes, strict=True)):
+                raise ConfigError(
+                    f"{op} is not of this schedule of {sizes[0]} micro-batches, "
+                    f"{sizes[1]} stages, {sizes[2]} replicas"
+                )
+            holder = schedule.holders[op.replica][op.stage]
+            if not op.device == device == holder:
+                raise ConfigError(
+                    f"{op} is in the order of device {device}, its stage is on device "
+                    f"{holder}"
+                )
 
 
 def _check_counts(schedule: Schedule) -> None:
-    kinds: tuple[Kind, ...] = ("F", "B", *(("W",) if schedule.splits_backward else ()))
+    kinds = KINDS if schedule.splits_backward else KINDS[:2]
     counts = collections.Counter(op for order in schedule.orders for op in order)
     for op, times in counts.items():
         if times > 1:

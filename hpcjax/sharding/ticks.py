@@ -92,8 +92,8 @@ def _ticks(schedule: Schedule) -> dict[Op, int]:
     """Returns the earliest tick of each op."""
     ticks: dict[Op, int] = {}
     free = [0] * schedule.devices
-    for op in validate(schedule):
-        arrived = [ticks[need] + 1 for need in schedule.needs(op)]
+    for op, needs in validate(schedule).items():
+        arrived = [ticks[need] + 1 for need in needs]
         ticks[op] = max(free[op.device], *arrived, 0)
         free[op.device] = ticks[op] + 1
     return ticks

@@ -1,5 +1,7 @@
 """Objectives besides `label_totals`: masked language models, and segmentation."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -54,7 +56,7 @@ def segmentation_totals(
     *,
     dice_weight: float = 1.0,
 ) -> Totals:
-    """Sums, over images, cross-entropy per pixel, the soft Dice loss, and scores.
+    """Sums, over images, cross-entropy per pixel and the soft Dice loss, and scores.
 
     loss = mean over pixels of −log p + w (1 − D), D being the mean over the classes but
     the first, the background, of (2 Σ p t + 1) / (Σ p + Σ t + 1).
@@ -65,25 +67,27 @@ def segmentation_totals(
       dice_weight: w.
 
     Returns:
-      Sums `"loss"`, `"error"` (the share of pixels that are wrong) and `"dice"` (of the
-      masks predicted, 1 where neither has a pixel); the count is that of images.
+      Sums `"loss"`; `"error"`, the share of pixels that are wrong; and of the pixels of
+      the foreground `"overlap"`, twice those that are right, and `"area"`, those that
+      are predicted and those that are labelled: overlap / area is the Dice score of all
+      images together. The count is that of images.
     """
     labels, classes = batch["y"], logits.shape[-1]
     weight = batch.get("weight", jnp.ones(len(labels), jnp.float32))
     target = jax.nn.one_hot(labels, classes)
-    guess = jnp.argmax(logits, axis=-1)
+    found = jax.nn.one_hot(jnp.argmax(logits, axis=-1), classes)
     space = tuple(range(1, labels.ndim))
-    losses = jnp.mean(metrics.token_cross_entropy(logits, labels), axis=space)
-    probable = jax.nn.softmax(logits.astype(jnp.float32))
-
-    def foreground(prediction: jax.Array, smooth: float) -> jax.Array:
-        scores = metrics.dice(prediction, target, smooth=smooth)
-        return jnp.mean(scores[:, 1:], axis=1)
-
+    soft = metrics.dice(jax.nn.softmax(logits.astype(jnp.float32)), target, smooth=1.0)
+    entropy = jnp.mean(metrics.token_cross_entropy(logits, labels), axis=space)
+    right, both = (
+        jnp.sum(values, axis=space) for values in (found * target, found + target)
+    )
+    pixels = math.prod(labels.shape[1:])
     per_image = {
-        "loss": losses + dice_weight * (1 - foreground(probable, 1.0)),
-        "error": jnp.mean((guess != labels).astype(jnp.float32), axis=space),
-        "dice": foreground(jax.nn.one_hot(guess, classes), 0.0),
+        "loss": entropy + dice_weight * (1 - jnp.mean(soft[:, 1:], axis=1)),
+        "error": 1 - jnp.sum(right, axis=1) / pixels,
+        "overlap": 2 * jnp.sum(right[:, 1:], axis=1),
+        "area": jnp.sum(both[:, 1:], axis=1),
     }
     sums = {name: jnp.sum(weight * values) for name, values in per_image.items()}
     return Totals(sums, jnp.sum(weight))

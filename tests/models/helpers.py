@@ -28,6 +28,8 @@ def output_shapes(entry, size):
     if isinstance(entry.config, models.BertConfig):
         return models.BertOutputs((size, entry.inputs[0], entry.outputs), (size, 2))
     places = entry.inputs if entry.dtype == "int32" else ()
+    if isinstance(entry.config, models.UNetConfig):
+        places = entry.inputs[:2]
     return (size, *places, entry.outputs)
 
 

@@ -30,6 +30,10 @@ from hpcjax import core, models
         (lambda: models.BertConfig(mlp_width=0), "mlp_width=0"),
         (lambda: models.bert((4, 2), 2), r"inputs=\(4, 2\)"),
         (lambda: models.bert((4, 3), 0), "outputs=0"),
+        (lambda: models.UNetConfig(depth=0), "depth must be at least 1: got depth=0"),
+        (lambda: models.unet((8, 8, 1), 2, width=0), "width=0"),
+        (lambda: models.unet((8, 8), 2), r"inputs=\(8, 8\)"),
+        (lambda: models.unet((8, 12, 1), 2, depth=3), r"2\*\*depth must divide"),
     ],
 )
 def test_what_cannot_be_built_is_refused(make, message):

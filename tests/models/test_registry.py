@@ -20,6 +20,7 @@ FACTORIES = {
     "resnet": configs.ResNetConfig,
     "causal_lm": configs.CausalLmConfig,
     "bert": configs.BertConfig,
+    "unet": configs.UNetConfig,
 }
 
 

@@ -19,7 +19,7 @@ ConvNormalization = Literal["kfc", "reference"]
 Fisher = Literal["empirical", "true", "exact"]
 
 # What is no matrix between two layers: tables, and the scales and shifts of norms.
-SKIP = (r"(^|/)(embed|position|token_type)", "norm")
+SKIP = (r"(^|/)(table$|embed|position)", "norm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,41 @@
+"""K-FAC, LAMB and AdamW on a two-layer BERT of the King James Bible; 1 min a run.
+
+Needs `hpcjax data fetch kjv`. Masked words and the order of sentences, as in the
+paper's phase 1; the vocabulary head is tied to the table and keeps its gradient.
+Expect: see `hpcjax table kaisa/steps`.
+"""
+
+import dataclasses
+
+from configs.kaisa import digits
+from hpcjax.data.config import MaskedTextConfig
+from hpcjax.models.config import BertConfig
+from hpcjax.optim.config import AdamWConfig, CosineConfig, LambConfig
+from hpcjax.optim.kfac.config import SKIP
+from hpcjax.train.config import TrainConfig
+
+needs = ("kjv",)
+
+STACK = ("^blocks/",)  # stacked on axis 0
+LAMB = LambConfig(lr=1e-2, clip_norm=1.0, stacked=STACK, schedule=CosineConfig())
+lamb = dataclasses.replace(
+    digits.sgd,
+    dataset=MaskedTextConfig(corpus="kjv", context=64, vocabulary=1024, copies=1),
+    model=BertConfig(depth=2, width=64, heads=2),
+    optimizer=LAMB,
+    train=TrainConfig(steps=300, batch_size=32, eval_every=20),
+)
+adamw = dataclasses.replace(
+    lamb, optimizer=AdamWConfig(lr=3e-3, schedule=CosineConfig())
+)
+SKIP_HEAD = (*SKIP, "^decoder_bias$")
+KFAC = dataclasses.replace(digits.KFAC, base=LAMB, skip=SKIP_HEAD)
+kfac = dataclasses.replace(lamb, optimizer=KFAC)
+base = kfac
+smoke = {
+    "train.steps": "2",
+    "train.batch_size": "4",
+    "dataset.context": "16",
+    "dataset.vocabulary": "60",
+    "model.width": "8",
+}

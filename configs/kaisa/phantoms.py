@@ -1,0 +1,32 @@
+"""K-FAC, SGD and AdamW on the masks of ellipsoid phantoms with a U-Net; 1 min a run.
+
+In place of the paper's brain scans, whose reader is `hpcjax.data.MriSlicesConfig`.
+Expect: see `hpcjax table kaisa/steps`.
+"""
+
+import dataclasses
+
+from configs.kaisa import digits
+from hpcjax.data.config import PhantomsConfig
+from hpcjax.models.config import UNetConfig
+from hpcjax.optim.config import AdamWConfig, CosineConfig
+from hpcjax.train.config import TrainConfig
+
+adamw = dataclasses.replace(
+    digits.sgd,
+    dataset=PhantomsConfig(),
+    model=UNetConfig(depth=2, width=8),
+    optimizer=AdamWConfig(lr=3e-3, schedule=CosineConfig()),
+    train=TrainConfig(steps=150, batch_size=16, eval_every=5),
+)
+sgd = dataclasses.replace(adamw, optimizer=digits.SGD)
+kfac = dataclasses.replace(adamw, optimizer=digits.KFAC)
+base = kfac
+smoke = {
+    "train.steps": "2",
+    "train.batch_size": "2",
+    "model.width": "2",
+    "dataset.patients": "4",
+    "dataset.slices": "2",
+    "dataset.size": "16",
+}

@@ -1,0 +1,234 @@
+"""Our K-FAC beside kfac-jax 0.0.8: the same matrices, and the time of a step.
+
+kfac-jax does not work with the JAX that hpcjax needs, so it runs in an environment and
+a process of its own and is asked by messages. Of one batch and the same parameters
+both give factors and preconditioned gradients; then both take steps, in turns.
+
+Where its definitions differ from ours, they are brought together here:
+
+- its factors of a convolution leave out the number of positions T, which it puts before
+  the product A⊗G; KFC's A, ours, contains it.
+- its empirical G is N times smaller, for a batch of N: `fisher_empirical` divides by N
+  once more. It is given the damping γ/N, and its preconditioned gradient is N times
+  ours; its learning rate is divided by N.
+- its running averages forget their start by their weights. `factor_ramp` does so too,
+  but weighs the second and later batches otherwise; no matrix that is compared here has
+  seen a second batch.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from experiments.kaisa.peers.process import Peer
+from hpcjax.core.errors import ConfigError
+from hpcjax.optim import checks
+from hpcjax.optim.config import SgdConfig
+from hpcjax.optim.kfac.config import KfacConfig
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+    from experiments.kaisa.peer_side import Side
+    from hpcjax.core import Model
+    from hpcjax.runs.context import Context
+
+    Arrays = Mapping[str, np.ndarray]
+
+COMMAND = "make .cache/peers/kfac-jax"
+_HERE = pathlib.Path(__file__).resolve()
+PYTHON = _HERE.parents[2] / ".cache/peers/kfac-jax/bin/python"
+WORKER = _HERE.parent / "peers/kfac_jax_worker.py"
+MODES = {"empirical": "fisher_empirical", "exact": "fisher_exact"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A network, a batch and how both are measured.
+
+    Attributes:
+      problem: an MLP, or 3x3 convolutions of stride 2 and a dense layer.
+      widths: of the hidden layers: units, or channels.
+      inputs: height, width and channels of the images, which are random.
+      classes: number of classes.
+      batch_size: images in a step.
+      method: `"eigen"`, exact for A⊗G + γI, or `"inverse"` of factors with π-damping.
+      fisher: at which labels G is taken.
+      damping: γ.
+      lr: learning rate of the steps, whose momentum is 0.9.
+      factor_update_steps: steps between updates of the factors.
+      inv_update_steps: steps between inversions, and steps in one measurement.
+      repetitions: rounds; in each, both take so many steps.
+      python: interpreter that has kfac-jax; empty for that of `COMMAND`.
+      seed: of parameters and images.
+    """
+
+    problem: Literal["mlp", "conv"] = "mlp"
+    widths: tuple[int, ...] = (256, 128)
+    inputs: tuple[int, int, int] = (28, 28, 1)
+    classes: int = 10
+    batch_size: int = 128
+    method: Literal["eigen", "inverse"] = "eigen"
+    fisher: Literal["empirical", "exact"] = "empirical"
+    damping: float = 0.03
+    lr: float = 1e-3
+    factor_update_steps: int = 10
+    inv_update_steps: int = 100
+    repetitions: int = 20
+    python: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_choice("problem", self.problem, ("mlp", "conv"))
+        checks.require_count(1, batch_size=self.batch_size)
+        checks.require_count(2, repetitions=self.repetitions)
+        self.optimizer()
+
+    def optimizer(self) -> KfacConfig:
+        """Returns our side's K-FAC: its first batch replaces the averages' start."""
+        return KfacConfig(
+            base=SgdConfig(lr=self.lr, momentum=0.9),
+            damping=self.damping,
+            factor_ramp=True,
+            factor_update_steps=self.factor_update_steps,
+            inv_update_steps=self.inv_update_steps,
+            kl_clip=None,
+            method=self.method,
+            pi_damping=self.method == "inverse",
+            fisher=self.fisher,
+        )
+
+    @property
+    def divisor(self) -> int:
+        """By how much kfac-jax's G is smaller than ours."""
+        return self.batch_size if self.fisher == "empirical" else 1
+
+    def request(self, model: "Model") -> dict[str, Any]:
+        """Returns what the peer must know to set up the same problem."""
+        geometry = ("strides", "padding")
+        return {
+            "layers": [
+                {"path": spec.path, "kind": spec.kind}
+                | {
+                    name: spec.options[name]
+                    for name in geometry
+                    if name in spec.options
+                }
+                for spec in model.layers
+            ],
+            "method": self.method,
+            "estimation_mode": MODES[self.fisher],
+            "damping": self.damping / self.divisor,
+            "learning_rate": self.lr / self.divisor,
+            "momentum": 0.9,
+            "factor_update_steps": self.factor_update_steps,
+            "inv_update_steps": self.inv_update_steps,
+        }
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Compares matrices and steps, then times both in turns.
+
+    Returns:
+      `difference` [quantity], relative, the largest of all layers; and `seconds` per
+      step [candidate, repetition].
+    """
+    import jax
+    import xarray as xr
+
+    from experiments.kaisa.peer_side import Side
+    from hpcjax import perf
+
+    if jax.default_backend() != "cpu":
+        raise ConfigError(
+            "kfac-jax is compared on the CPU, set JAX_PLATFORMS=cpu: got "
+            f"{jax.default_backend()}"
+        )
+    count = cfg.inv_update_steps
+    with Peer(pathlib.Path(cfg.python or PYTHON), WORKER, COMMAND) as peer:
+        versions = peer.ask("versions").options
+        side = Side(cfg)
+        peer.ask("problem", cfg.request(side.model), side.arrays())
+        found = compare(side, peer, cfg)
+        measured = perf.compare(
+            {
+                "kfac-jax": lambda: peer.ask("steps", {"count": count}).options["loss"],
+                "hpcjax": lambda: side.steps(count),
+            },
+            "kfac-jax",
+            repetitions=cfg.repetitions,
+            warmup=1,
+        )
+    difference = xr.DataArray(
+        list(found.values()), dims="quantity", coords={"quantity": list(found)}
+    )
+    return xr.Dataset(
+        {"difference": difference, "seconds": measured["seconds"] / count},
+        attrs=dict(versions),
+    )
+
+
+def compare(side: "Side", peer: Peer, cfg: Config) -> dict[str, float]:
+    """Returns the relative differences of what both make of the same problem.
+
+    Of `gradient`, factors `a` and `g`, `preconditioned` gradient, and `change`: what
+    the first `inv_update_steps` steps add to the parameters.
+    """
+    count = cfg.inv_update_steps
+    theirs = peer.ask("curvature").arrays
+    change = peer.ask("change", {"count": count}).arrays
+    return differences(
+        {**side.curvature(), **side.change(count)},
+        {**in_our_terms(theirs, cfg.divisor), **change},
+    )
+
+
+def in_our_terms(arrays: "Arrays", divisor: int) -> "dict[str, np.ndarray]":
+    """Returns the peer's matrices by our definitions.
+
+    Args:
+      arrays: what it answered to `curvature`.
+      divisor: by how much its G is smaller.
+    """
+    found = {}
+    for name, array in arrays.items():
+        kind, _, path = name.partition("/")
+        if kind == "a":
+            found[name] = array * arrays[f"scale/{path}"]
+        elif kind == "g":
+            found[name] = array * divisor
+        elif kind == "preconditioned":
+            found[name] = array / divisor
+        elif kind != "scale":
+            found[name] = array
+    return found
+
+
+def differences(ours: "Arrays", theirs: "Arrays") -> dict[str, float]:
+    """Returns ‖ours − theirs‖ / ‖theirs‖ for each kind of array, the largest of all.
+
+    Raises:
+      ValueError: they are not the same arrays.
+
+    Examples:
+      >>> import numpy as np
+      >>> differences({"a/x": np.ones(4)}, {"a/x": 2 * np.ones(4)})
+      {'a': 0.5}
+    """
+    import numpy as np
+
+    if set(ours) != set(theirs):
+        raise ValueError(f"only on one side: {sorted(set(ours) ^ set(theirs))}")
+    found: dict[str, float] = {}
+    for name, array in theirs.items():
+        kind = name.partition("/")[0]
+        far = float(np.linalg.norm(ours[name] - array))
+        size = float(np.linalg.norm(array))
+        ratio = far / size if size > 0 else (math.inf if far > 0 else 0.0)
+        found[kind] = max(found.get(kind, 0.0), ratio)
+    return found

@@ -1,0 +1,135 @@
+"""Our side of the comparison with kfac-jax: a network, its curvature and its steps."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from hpcjax import core, data, layers, models, perf, sharding, train
+from hpcjax.core import trees
+from hpcjax.models import modules
+from hpcjax.optim import kfac
+
+if TYPE_CHECKING:
+    from experiments.kaisa.peer_experiment import Config
+
+
+class _ConvNet(nnx.Module):
+    def __init__(
+        self, inputs: tuple[int, int, int], classes: int, widths: tuple[int, ...]
+    ) -> None:
+        height, width, channels = inputs
+        policy = core.Policy()
+        self.hidden = len(widths)
+        for number, outputs in enumerate(widths):
+            conv = modules.Conv(
+                channels, outputs, kernel_size=3, stride=2, use_bias=True, policy=policy
+            )
+            setattr(self, f"conv_{number}", conv)
+            height, width, channels = -(-height // 2), -(-width // 2), outputs
+        self.head = modules.Dense(height * width * channels, classes, policy=policy)
+
+    def __call__(
+        self, x: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> jax.Array:
+        del train, key
+        for number in range(self.hidden):
+            x = layers.activation("relu", getattr(self, f"conv_{number}")(x))
+        return self.head(x.reshape(x.shape[0], -1))
+
+
+def network(cfg: "Config") -> core.Model:
+    """Returns the MLP, or the convolutions: nothing but what both K-FACs know."""
+    if cfg.problem == "mlp":
+        return models.mlp(cfg.inputs, cfg.classes, widths=cfg.widths)
+    return models.from_nnx(lambda: _ConvNet(cfg.inputs, cfg.classes, cfg.widths))
+
+
+class Side:
+    """Parameters and a batch, and what our K-FAC makes of them."""
+
+    def __init__(self, cfg: "Config") -> None:
+        self.config = cfg.optimizer()
+        dataset = data.noise_images(
+            cfg.batch_size, cfg.inputs, cfg.classes, seed=cfg.seed
+        )
+        self.batch = dataset.train.gather(np.arange(cfg.batch_size))
+        self.model = network(cfg)
+        mesh = sharding.data_mesh(1)
+        optimizer, curvature = self.config.make(cfg.inv_update_steps, self.model)
+        task = train.supervised(self.model, optimizer, dataset, curvature=curvature)
+        state = train.init_state(task, cfg.seed, mesh)
+        self.start = jax.device_get(state.params)
+        self._step = perf.stepper(
+            train.train_step(task, mesh, state),
+            state,
+            sharding.place_batch(self.batch, mesh),
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the first parameters by path, and the batch as `x` and `y`."""
+        return {**trees.flatten(self.start), "x": self.batch["x"], "y": self.batch["y"]}
+
+    def curvature(self) -> dict[str, np.ndarray]:
+        """Returns what our K-FAC makes of this batch alone.
+
+        `gradient/<parameter>` and `preconditioned/<parameter>`, `a/<layer>` and
+        `g/<layer>`.
+        """
+        found, updates, state = jax.jit(self._update)(self.start, self.batch)
+        factors = {
+            f"{side}/{path}": factor[0]
+            for path, each in state.factors.items()
+            for side, factor in each.items()
+        }
+        return jax.device_get(
+            prefixed("gradient", found.grads)
+            | prefixed("preconditioned", updates)
+            | factors
+        )
+
+    def _update(self, params: Any, batch: Any) -> tuple[Any, Any, Any]:
+        chosen = kfac.plan(self.model)
+        names = [field.name for field in dataclasses.fields(kfac.KfacOptions)]
+        transform = kfac.scale_by_kfac(
+            chosen, **{name: getattr(self.config, name) for name in names}
+        )
+        taps = kfac.make_taps(chosen, self.model, params, {}, batch["x"])
+
+        def forward(params: Any, taps: Any) -> tuple[Any, Any]:
+            return self.model.apply(params, {}, batch["x"], train=True, taps=taps)
+
+        def loss(outputs: Any, labels: Any) -> tuple[Any, Any]:
+            totals = train.label_totals(outputs, {"y": labels})
+            return totals.means()["loss"], totals
+
+        found = kfac.differentiate(
+            forward, loss, params, taps, batch["y"], fisher=self.config.fisher
+        )
+        updates, state = transform.update(
+            found.grads,
+            transform.init(params),
+            taps=found.statistics,
+            loss_terms=found.loss_aux.count,
+        )
+        return found, updates, state
+
+    def change(self, count: int) -> dict[str, np.ndarray]:
+        """Returns what the first `count` steps add to the parameters: `change/<...>`"""
+        params = jax.device_get(self.steps(count).params)
+        added = jax.tree.map(np.subtract, params, self.start)
+        return prefixed("change", added)
+
+    def steps(self, count: int) -> Any:
+        """Takes `count` steps from where the last ones ended; returns the state."""
+        made = None
+        for _ in range(count):
+            made, _ = self._step()
+        return made
+
+
+def prefixed(prefix: str, tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree as `{"prefix/path": leaf}`."""
+    return {f"{prefix}/{path}": leaf for path, leaf in trees.flatten(tree).items()}

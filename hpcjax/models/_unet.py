@@ -1,0 +1,135 @@
+"""The U-Net: from an image to logits for each of its pixels."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hpcjax.core import errors
+from hpcjax.core.dtypes import Policy
+from hpcjax.core.model import Model
+from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models._resnet import GROUP_SIZE
+from hpcjax.models.modules import FLOAT32, Conv, Dense, GroupNorm
+
+
+class _Double(nnx.Module):
+    """Two 3×3 convolutions, each with a group norm and a ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, policy: Policy):
+        groups = outputs // math.gcd(outputs, GROUP_SIZE)
+        conv = functools.partial(Conv, kernel_size=3, policy=policy)
+        norm = functools.partial(GroupNorm, outputs, groups=groups, policy=policy)
+        self.conv1, self.norm1 = conv(inputs, outputs), norm()
+        self.conv2, self.norm2 = conv(outputs, outputs), norm()
+
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        x = jax.nn.relu(self.norm1(self.conv1(x), train=train))
+        return jax.nn.relu(self.norm2(self.conv2(x), train=train))
+
+
+class _Up(nnx.Module):
+    """Doubles height and width, halves the channels, joins what came down beside it."""
+
+    def __init__(self, inputs: int, policy: Policy):
+        self.conv = Conv(inputs, inputs // 2, kernel_size=3, policy=policy)
+        self.double = _Double(inputs, inputs // 2, policy)
+
+    def __call__(self, x: jax.Array, skip: jax.Array, *, train: bool) -> jax.Array:
+        up = self.conv(jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2))
+        return self.double(jnp.concatenate([skip, up], axis=-1), train=train)
+
+
+def _halve(x: jax.Array) -> jax.Array:
+    """Returns the maxima of 2×2 pixels."""
+    batch, height, width, channels = x.shape
+    split = x.reshape(batch, height // 2, 2, width // 2, 2, channels)
+    return jnp.max(split, axis=(2, 4))
+
+
+class _UNet(nnx.Module):
+    def __init__(
+        self, channels: int, outputs: int, depth: int, width: int, policy: Policy
+    ):
+        self.depth = depth
+        widths = [width * 2**level for level in range(depth + 1)]
+        for level, (inputs, wide) in enumerate(
+            zip([channels, *widths], widths, strict=False)
+        ):
+            setattr(self, f"down_{level}", _Double(inputs, wide, policy))
+        for level in range(depth):
+            setattr(self, f"up_{level}", _Up(widths[level + 1], policy))
+        self.head = Dense(width, outputs, policy=policy, output=policy.output)
+
+    def __call__(
+        self, x: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> jax.Array:
+        del key
+        skips = []
+        for level in range(self.depth):
+            skips.append(getattr(self, f"down_{level}")(x, train=train))
+            x = _halve(skips[-1])
+        x = getattr(self, f"down_{self.depth}")(x, train=train)
+        for level in reversed(range(self.depth)):
+            x = getattr(self, f"up_{level}")(x, skips[level], train=train)
+        return self.head(x)
+
+
+def unet(
+    inputs: tuple[int, ...],
+    outputs: int,
+    *,
+    depth: int = 3,
+    width: int = 16,
+    policy: Policy = FLOAT32,
+) -> Model:
+    """Returns a U-Net on images `[batch, height, width, channels]`.
+
+    On the way down `depth` times: two 3×3 convolutions, then 2×2 maxima; the channels
+    are `width`, 2·`width`, …. On the way up: nearest-neighbour doubling, a convolution
+    that halves the channels, and two more over the result and what was beside it on the
+    way down. Every convolution but those after a doubling is followed by a group norm,
+    16 channels a group, and a ReLU; there is no state. The last layer `head` is dense
+    over the channels of each pixel.
+
+    Args:
+      inputs: (height, width, channels) of one image; 2^depth divides both sides.
+      outputs: number of classes of a pixel.
+      depth: how often the image is halved.
+      width: channels of the first level.
+      policy: dtypes of parameters, products and logits; norms are float32 inside.
+
+    Returns:
+      A model whose `apply` gives logits `[batch, height, width, outputs]`.
+
+    Raises:
+      ConfigError: a depth or width below 1, or inputs that are no image shape or cannot
+        be halved so often.
+
+    References:
+      Ronneberger, Fischer, Brox: U-Net, 2015, with padded convolutions, group norms,
+      and doubling by a convolution instead of its transpose.
+
+    Examples:
+      >>> model = unet((8, 8, 1), 2, depth=1, width=4)
+      >>> params, state = model.init(jax.random.key(0))
+      >>> x = jnp.zeros((3, 8, 8, 1))
+      >>> model.apply(params, state, x, train=False)[0].shape
+      (3, 8, 8, 2)
+    """
+    if len(inputs) != 3 or min(*inputs, outputs) < 1:
+        raise errors.ConfigError(
+            "inputs must be (height, width, channels) and outputs the number of "
+            f"classes, at least 1: got inputs={inputs}, outputs={outputs}"
+        )
+    if min(depth, width) < 1:
+        raise errors.ConfigError(
+            f"depth and width must be at least 1: got depth={depth}, width={width}"
+        )
+    if any(side % 2**depth for side in inputs[:2]):
+        raise errors.ConfigError(
+            f"2**depth must divide height and width: got depth={depth}, inputs={inputs}"
+        )
+    return from_nnx(lambda: _UNet(inputs[-1], outputs, depth, width, policy))
