@@ -67,6 +67,7 @@ def test_masked_totals_count_scored_tokens(weight):
 
 
 def parts_add_up(objective, outputs, batch):
+    objective = jax.jit(objective)
     whole = objective(outputs, batch)
     halves = [
         jax.tree.map(lambda a, at=at: a[at], (outputs, batch))
