@@ -12,4 +12,4 @@ gpipe = Config(blocks=1)
 one_f_one_b = dataclasses.replace(gpipe, schedule="one_f_one_b")
 chimera = dataclasses.replace(gpipe, schedule="chimera")
 base = gpipe
-smoke = {"stages": "2"}
+smoke = {"micro_batch": "8"}

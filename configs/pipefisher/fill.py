@@ -14,4 +14,4 @@ chimera = dataclasses.replace(gpipe, schedule="chimera")
 zero_bubble_h1 = dataclasses.replace(gpipe, schedule="zero_bubble_h1")
 interleaved = dataclasses.replace(gpipe, schedule="interleaved", stages=8)
 base = gpipe
-smoke = {"stages": "2", "blocks": "1"}
+smoke = {"blocks": "1"}

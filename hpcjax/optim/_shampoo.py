@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from hpcjax.optim import config, matrices, matrix_roots, preconditioning
+from hpcjax.optim._owners import map_on_owners
 
 DEFAULT_POWER = 4
 
@@ -95,7 +96,7 @@ def _on_turn(count: Array, every: int, function, states: list[ShampooFactor]):
     return jax.lax.cond(count % every == 0, function, lambda kept: kept, states)
 
 
-def scale_by_shampoo(
+def scale_by_shampoo(  # noqa: PLR0913, PLR0917 - an argument for each option
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-6,
@@ -106,6 +107,7 @@ def scale_by_shampoo(
     block_size: int | None = 1024,
     exponent_override: int | None = None,
     stacked: tuple[str, ...] = (),
+    axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Preconditions by inverse fourth roots of second moments, smooths by momentum.
 
@@ -128,6 +130,9 @@ def scale_by_shampoo(
       block_size: sides are cut into pieces of at most this length; None cuts nothing.
       exponent_override: p of L^(−1/p); None for 4.
       stacked: regexes of parameters whose first axis is a stack of layers.
+      axis_name: mesh axis over which the roots are shared out: each device computes
+        those it owns, balanced by their cost, and broadcasts them. Everything else, and
+        the result, is the same on all devices.
 
     Returns:
       A transform; its updates have the dtype of the gradients.
@@ -157,6 +162,7 @@ def scale_by_shampoo(
         block_size=block_size,
         exponent_override=exponent_override,
         stacked=stacked,
+        axis_name=axis_name,
     )
     power = options.exponent_override or DEFAULT_POWER
 
@@ -174,8 +180,19 @@ def scale_by_shampoo(
                 eps=options.eps,
                 damping=options.root_damping,
             )
-            singles = [(state,) for state in states]
-            return matrices.map_equal_shapes(step, singles)
+            if options.axis_name is None:
+                singles = [(state,) for state in states]
+                return matrices.map_equal_shapes(step, singles)
+
+            def root(state):
+                return step(state)._replace(statistic=None)
+
+            costs = [len(state.statistic) ** 3.0 for state in states]
+            found = map_on_owners(root, states, costs, options.axis_name)
+            return [
+                new._replace(statistic=old.statistic)
+                for new, old in zip(found, states, strict=True)
+            ]
 
         states = _on_turn(count, options.stats_every, statistics, states)
         return _on_turn(count, options.roots_every, roots, states)

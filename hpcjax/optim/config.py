@@ -392,6 +392,7 @@ class ShampooOptions:
       block_size: sides are cut into pieces of at most this length; None cuts nothing.
       exponent_override: p of L^(−1/p); None for 4.
       stacked: regexes of parameters whose first axis is a stack of layers.
+      axis_name: mesh axis over which the roots are shared out, None for no sharing.
     """
 
     b1: float = 0.9
@@ -404,6 +405,7 @@ class ShampooOptions:
     block_size: int | None = 1024
     exponent_override: int | None = None
     stacked: tuple[str, ...] = ()
+    axis_name: str | None = None
 
     def __post_init__(self) -> None:
         checks.require_decay("b1", self.b1)
@@ -432,6 +434,7 @@ class ShampooKeywords(TypedDict, total=False):
     block_size: int | None
     exponent_override: int | None
     stacked: tuple[str, ...]
+    axis_name: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

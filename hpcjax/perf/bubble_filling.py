@@ -259,7 +259,8 @@ def assign(
         or one for each stage. None leaves inversions whole.
 
     Raises:
-      ConfigError: a negative margin or panel, or an unknown gate.
+      ConfigError: a negative margin or panel, an unknown gate, or tasks of another
+        schedule.
 
     Examples:
       >>> from hpcjax import perf, sharding
@@ -277,6 +278,13 @@ def assign(
     check_stages("panel", panel, timeline.schedule.stages)
     if panel is not None and min(panel if isinstance(panel, tuple) else [panel]) <= 0:
         raise ConfigError(f"panel must be positive, or None: got {panel}")
+    tasks = tuple(tasks)
+    ops = {span.op for row in timeline.spans for span in row}
+    for task in tasks:
+        if task.device >= timeline.schedule.devices or (
+            task.kind.startswith("curv") and task.passing not in ops
+        ):
+            raise ConfigError(f"this pipeline has no {task.passing}: got {task}")
     split = [part for task in tasks for part in panels(task, panel)]
     filler = Filler(timeline, split, margin, gate)
     step = 0

@@ -28,6 +28,7 @@ from .stages import STAGES as STAGES
 from .stages import collect_stages as collect_stages
 from .stages import spread_stages as spread_stages
 from .stages import stage_rows as stage_rows
+from .stages import stage_shardings as stage_shardings
 from .stages import stage_specs as stage_specs
 from .stages import sum_replicas as sum_replicas
 from .ticks import TickTable as TickTable

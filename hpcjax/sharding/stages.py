@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
@@ -70,6 +70,15 @@ def stage_specs(tree: Any, axis_name: str = STAGE_AXIS) -> Any:
         return PartitionSpec(axis_name) if STAGES in keys else PartitionSpec()
 
     return jax.tree.map_with_path(spec, tree)
+
+
+def stage_shardings(tree: Any, mesh: Mesh, axis_name: str = STAGE_AXIS) -> Any:
+    """Returns `stage_specs` as shardings, to place a tree on `mesh` with."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        stage_specs(tree, axis_name),
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+    )
 
 
 def sum_replicas(schedule: Schedule, rows: Any, axis_name: str = STAGE_AXIS) -> Any:

@@ -97,6 +97,7 @@ def test_resized_masks_have_two_values(tmp_path):
 
 
 @pytest.mark.faults(9)
+@pytest.mark.filterwarnings("ignore:Truncated File Read")
 def test_damaged_or_odd_files_are_refused_by_name(tmp_path):
     with pytest.raises(DataMissing, match="lgg"):
         load(tmp_path)

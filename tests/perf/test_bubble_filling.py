@@ -1,8 +1,6 @@
 """K-FAC's work in bubbles, against a checker that knows only the rules."""
 
 import collections
-import functools
-import itertools
 import math
 import random
 from typing import NamedTuple
@@ -11,97 +9,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from experiments.pipefisher import experiment, tables
+from experiments.pipefisher import experiment
 from hpcjax import perf, sharding
 from hpcjax.core.errors import ConfigError
 from hpcjax.perf import kfac_work
-from hpcjax.runs.tables import judge
-
-# What floating-point sums may be off, relative to a step.
-EPS = 1e-9
-
-
-def check(filled, tasks, *, margin, gate):
-    """Checks every rule of a refresh, from the times alone.
-
-    Args:
-      filled: what was made.
-      tasks: what had to be placed, panels split.
-      margin: share that a task needs besides.
-      gate: rule of syncs and inversions.
-    """
-    pipe = filled.timeline.makespan
-    everything = [(it, True) for row in filled.placed for it in row]
-    everything += [(it, False) for it in filled.unplaced]
-    counted = collections.Counter(it.task for it, _ in everything)
-    assert counted == collections.Counter(tasks)
-    for it, inside in everything:
-        assert it.end == it.start + it.task.duration
-        if inside:
-            assert it.end <= pipe
-        else:
-            assert it.start >= pipe
-    check_overlaps(filled, [it for it, _ in everything], margin)
-    check_order(filled, [it for it, _ in everything], gate)
-    if not filled.unplaced:
-        assert filled.added == (0,) * filled.period
-        devices = filled.timeline.schedule.devices
-        work = sum(it.task.duration for it, _ in everything)
-        work += filled.period * sum(map(filled.timeline.busy, range(devices)))
-        share = work / (devices * filled.period * pipe)
-        assert filled.utilization == pytest.approx(share)
-    assert 0 <= filled.utilization <= 1 + EPS
-    assert max(filled.utilization_per_device) <= 1 + EPS
-
-
-def check_overlaps(filled, every, margin):
-    pipe = filled.timeline.makespan
-    by_device = collections.defaultdict(list)
-    for it in every:
-        by_device[it.task.device, it.step].append(it)
-    for (device, _), own in by_device.items():
-        ops = [span[:2] for span in filled.timeline.spans[device]]
-        busy = sorted([*ops, *((it.start, it.end) for it in own)])
-        for (_, end), (start, _) in itertools.pairwise(busy):
-            assert end <= start
-        starts = [*(start for start, _ in ops), pipe]
-        for it in own:
-            following = next((s for s in starts if s >= it.end), math.inf)
-            assert it.end + margin * it.task.duration < following + EPS * pipe
-
-
-def check_order(filled, every, gate):
-    """Checks what waits for what; times count from the begin of the refresh."""
-    lengths = [filled.timeline.makespan + added for added in filled.added]
-    begins = [sum(lengths[:step]) for step in range(filled.period)]
-    passes = {
-        (span.op.kind, span.op.replica, span.op.stage, span.op.micro_batch): span.end
-        for row in filled.timeline.spans
-        for span in row
-    }
-    # When the last task of a kind ends, by layer and by device.
-    last = collections.defaultdict(float)
-    for it in every:
-        end = begins[it.step] + it.end
-        layer = it.task.kind, it.task.stage, it.task.layer
-        last[layer] = max(last[layer], end)
-        last[it.task[:2]] = max(last[it.task[:2]], end)
-    panels = collections.defaultdict(list)
-    for it in every:
-        task, side = it.task, it.task.kind[-1]
-        start = begins[it.step] + it.start + EPS * lengths[0]
-        if task.kind.startswith("curv"):
-            kind = {"A": "F", "B": "B"}[side]
-            assert start >= passes[kind, task.replica, task.stage, task.unit]
-            continue
-        for kind in ["curv" + side] + ["sync" + side] * task.kind.startswith("inv"):
-            assert last[kind, task.stage, task.layer] <= start
-            if gate == "device":
-                assert last[task.device, kind] <= start
-        panels[task[:5]].append((task.unit, start))
-    for row in panels.values():
-        assert [unit for unit, _ in row] == list(range(len(row)))
-        assert sorted(row, key=lambda panel: panel[1]) == row
+from tests.perf.refresh_rules import EPS, check
 
 
 class Case(NamedTuple):
@@ -229,113 +141,6 @@ def test_a_refresh_takes_at_least_the_ratio_and_no_fewer_steps_for_more_work(dat
         longer, _ = fill(case._replace(schedule=double))
         # The bubbles may be in more pieces than before, too short for some task.
         assert longer.unplaced or longer.period >= filled.period
-
-
-def figures(**changes):
-    return figures_of(experiment.Config(**changes))
-
-
-@functools.cache
-def figures_of(cfg):
-    return experiment.figures(cfg, experiment.simulate(cfg))
-
-
-# Printed digits of utilization %, ratio, preconditioning % for D = 4, 8, 16.
-GPIPE = [("57.1", "2.21", "3.7"), ("53.3", "1.51", "1.7"), ("51.6", "1.22", "0.8")]
-CHIMERA = [("76.1", "5.28", "4.9"), ("68.0", "2.80", "2.2"), ("64.5", "2.09", "1.0")]
-
-
-@pytest.mark.acceptance("pipefisher", 3)
-@pytest.mark.parametrize(
-    ("schedule", "expected", "large"),
-    [
-        ("gpipe", GPIPE, "2.33 1.58 1.27"),
-        ("one_f_one_b", GPIPE, "2.33 1.58 1.27"),
-        ("chimera", CHIMERA, "5.58 2.94 2.18"),
-    ],
-)
-def test_the_bubble_fill_table_to_the_last_digit(schedule, expected, large):
-    for stages, cells in zip((4, 8, 16), expected, strict=True):
-        row = figures(schedule=schedule, stages=stages, blocks=1)
-        found = (
-            f"{100 * row['utilization'].item():.1f}",
-            f"{row['ratio'].item():.2f}",
-            f"{100 * row['overhead'].item():.1f}",
-        )
-        assert found == cells
-    ratios = [
-        figures(schedule=schedule, stages=stages, blocks=1, model="large")["ratio"]
-        for stages in (4, 8, 16)
-    ]
-    assert " ".join(f"{ratio.item():.2f}" for ratio in ratios) == large
-
-
-@pytest.mark.acceptance("pipefisher", 3)
-def test_the_table_counts_cells_that_differ():
-    rows = {}
-    for name in tables.FIGURES:
-        model, schedule, depth = name.split()
-        stages = int(depth.removeprefix("D="))
-        run = figures(model=model, schedule=schedule, stages=stages, blocks=1)
-        rows[name] = run.expand_dims(seed=[0])
-    (verdict,) = judge(tables.BUBBLE_FILL.tier("model"), tables.as_table(rows))
-    assert verdict.holds
-    assert verdict.ours == 36
-    rows["base gpipe D=4"] = rows["base gpipe D=4"] * 1.1
-    (verdict,) = judge(tables.BUBBLE_FILL.tier("model"), tables.as_table(rows))
-    assert verdict.ours == 33
-    assert not verdict.holds
-
-
-# Shares and periods of a simulation of the same rules that was made elsewhere.
-FILLED = {
-    ("base", 4, "gpipe"): ("88.7", 3, "88.7", 3),
-    ("base", 4, "one_f_one_b"): ("88.7", 3, "80.8", 4),
-    ("base", 4, "chimera"): ("97.2", 6, "90.1", 9),
-    ("large", 8, "gpipe"): ("90.1", 2, "90.1", 2),
-    ("large", 8, "one_f_one_b"): ("90.1", 2, "77.8", 3),
-    ("large", 8, "chimera"): ("91.5", 4, "91.5", 4),
-}
-
-
-@pytest.mark.acceptance("pipefisher", 11)
-@pytest.mark.parametrize(("model", "stages", "schedule"), FILLED)
-def test_bubbles_become_as_full_as_the_relation_asks(model, stages, schedule):
-    of = {"model": model, "stages": stages, "schedule": schedule}
-    row = figures(**of)
-    assert row["filled"] >= 0.85
-    assert row["period"] <= math.ceil(row["ratio"].item()) + 1
-    assert row["unplaced"] == 0
-    assert row["t_step"] == pytest.approx(row["t_pipe"] * (1 + row["overhead"].item()))
-    whole = figures(**of, gate="device", panel=None)
-    found = (
-        f"{100 * row['filled'].item():.1f}",
-        row["period"].item(),
-        f"{100 * whole['filled'].item():.1f}",
-        whole["period"].item(),
-    )
-    assert found == FILLED[model, stages, schedule]
-
-
-@pytest.mark.acceptance("pipefisher", 11)
-def test_the_fill_table_fails_when_a_row_does():
-    rows = {}
-    for name, runs in tables.FILL.tier("model").runs.items():
-        model, stages = runs.overrides["model"], int(runs.overrides["stages"])
-        if name in tables.CLAIMED:
-            schedule = name.split()[1]
-            run = figures(model=model, stages=stages, schedule=schedule)
-            rows[name] = run.expand_dims(seed=[0])
-    verdicts = judge(tables.FILL.tier("model"), tables.as_table(rows))
-    assert [v.name for v in verdicts] == ["utilization", "period", "placed", "step"]
-    assert all(v.holds for v in verdicts)
-    worse = {"filled": 0.8, "period": 9, "unplaced": 1, "t_step": 1.0}
-    row = rows[tables.CLAIMED[0]]
-    rows[tables.CLAIMED[0]] = row.assign(
-        {column: row[column] * 0 + value for column, value in worse.items()}
-    )
-    verdicts = judge(tables.FILL.tier("model"), tables.as_table(rows))
-    assert not any(v.holds for v in verdicts)
 
 
 def test_layers_get_their_shares_by_size():
@@ -593,6 +398,29 @@ def test_impossible_settings_are_refused(arguments, words):
     line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
     with pytest.raises(ConfigError, match=words):
         perf.assign(line, (), **arguments)
+
+
+def test_tasks_of_another_pipeline_are_refused():
+    costs = perf.KfacCosts(t_curv=1, t_inv=1)
+    layers = [[perf.Layer(8, 8)]] * 2
+    line = perf.simulate(sharding.gpipe(2, 2), perf.StageCosts(t_f=4, t_b=8))
+    tasks = perf.kfac_tasks(sharding.gpipe(2, 3), layers, costs)
+    with pytest.raises(ConfigError, match="no F of micro-batch 2 in stage 0"):
+        perf.assign(line, tasks)
+    with pytest.raises(ConfigError, match=r"in stage 0 .* on device 7"):
+        perf.assign(line, [tasks[-1]._replace(device=7, stage=0)])
+
+
+def test_panels_are_equal_the_fewest_and_short_enough():
+    task = perf.Task(0, "invB", 1, 1, 2, 0, 10.0)
+    parts = kfac_work.panels(task, 3.0)
+    assert [part.unit for part in parts] == [0, 1, 2, 3]
+    assert {part._replace(unit=0) for part in parts} == {task._replace(duration=2.5)}
+    assert len(kfac_work.panels(task, (1.0, 5.0))) == 2
+    for whole in (10.0, None):
+        assert kfac_work.panels(task, whole) == (task,)
+    curvature = task._replace(kind="curvA")
+    assert kfac_work.panels(curvature, 3.0) == (curvature,)
 
 
 def test_stages_need_layers_and_costs():

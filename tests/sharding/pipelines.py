@@ -29,6 +29,7 @@ def stage_model(dtype="float32"):
     return models.from_nnx(lambda: _Stage(policy))
 
 
+@functools.cache
 def functions(dtype="float32"):
     model = stage_model(dtype)
 
@@ -82,17 +83,24 @@ def one_micro_batch(functions, params, batch, taps=None):
     return functions.last(params, x, visit(stage=stages - 1))
 
 
-def accumulated(functions, params, batch, micro_batches):
+@functools.cache
+def slope(functions):
+    """`(params, taps, batch) -> (loss, gradients of params and taps)`, jitted."""
+
+    def loss(params, taps, batch):
+        return one_micro_batch(functions, params, batch, taps)
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+
+
+def accumulated(functions, params, batch, micro_batches, taps=None):
     """Loss and gradients, micro-batch after micro-batch, without a pipeline."""
-    cut = jax.tree.map(lambda b: np.split(np.asarray(b), micro_batches), batch)
-    value, grads = 0.0, jax.tree.map(jnp.zeros_like, params)
-    slope = jax.jit(jax.value_and_grad(functools.partial(one_micro_batch, functions)))
+    totals = []
     for m in range(micro_batches):
-        one = {name: jnp.asarray(parts[m]) for name, parts in cut.items()}
-        loss, found = slope(params, one)
-        value += loss / micro_batches
-        grads = jax.tree.map(lambda g, f: g + f / micro_batches, grads, found)
-    return value, grads
+        rows = slice(*(ROWS * np.array([m, m + 1]) // micro_batches))
+        own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], batch)
+        totals.append(slope(functions)(params, taps, own))
+    return jax.tree.map(lambda *each: sum(each) / micro_batches, *totals)
 
 
 def spread(schedule, params):
@@ -105,18 +113,21 @@ def collect(schedule, params):
     return params | {"stages": stages}
 
 
-def step(schedule, functions, *, data=None, check_vma=True):
-    """The jitted `(params, batch) -> Pipelined` on a mesh."""
+def step(schedule, functions, *, data=None, check_vma=True, taps=None):
+    """The jitted `(params, batch) -> Pipelined` on a mesh, and where params lie."""
     shape = {"stage": schedule.devices}
     mesh = sharding.make_mesh(shape if data is None else {"data": data} | shape)
     axis = None if data is None else "data"
     like = jax.eval_shape(lambda: params(schedule.stages))
     specs = sharding.stage_specs(like)
+    differentiate = sharding.pipelined_value_and_grad(
+        schedule, functions, data_axis=axis
+    )
     mapped = jax.shard_map(
-        sharding.pipelined_value_and_grad(schedule, functions, data_axis=axis),
+        lambda params, batch: differentiate(params, batch, taps),
         mesh=mesh,
         in_specs=(specs, P(axis)),
-        out_specs=sharding.Pipelined(P(), specs, None),
+        out_specs=sharding.Pipelined(P(), specs, P("stage")),
         check_vma=check_vma,
     )
     return jax.jit(mapped)

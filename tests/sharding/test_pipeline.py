@@ -1,5 +1,7 @@
 """Schedules as they run: against accumulation without a pipeline, and their bytes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from hpcjax import perf, sharding
 from hpcjax.core.errors import ConfigError
+from hpcjax.optim import kfac
 from hpcjax.sharding import schedules
 from tests.sharding import pipelines
 
@@ -33,7 +36,7 @@ def difference(schedule, dtype):
         pipelines.spread(schedule, params), batch
     )
     assert found.value.dtype == dtype
-    value, grads = pipelines.accumulated(
+    value, (grads, _) = pipelines.accumulated(
         functions, params, batch, schedule.micro_batches
     )
     own = pipelines.collect(schedule, found.grads)
@@ -56,3 +59,190 @@ def test_every_schedule_gives_the_gradients_of_accumulation(name):
 def test_in_float64_they_are_equal_to_ten_digits(name):
     with jax.enable_x64(True):
         assert difference(SCHEDULES[name](), "float64") < TOLERANCE["float64"]
+
+
+def both(schedule, functions, *, taps=None, **options):
+    """What the pipeline gives, in the order of stages, and what accumulation does."""
+    params, batch = pipelines.params(schedule.stages), pipelines.batch()
+    run = pipelines.step(schedule, functions, taps=taps, **options)
+    found = run(pipelines.spread(schedule, params), batch)
+    rows = jax.tree.map(lambda t: jnp.stack([t] * schedule.stages), taps)
+    value, (grads, taps) = pipelines.accumulated(
+        functions, params, batch, schedule.micro_batches, rows
+    )
+    own = (
+        found.value,
+        pipelines.collect(schedule, found.grads),
+        sharding.collect_stages(schedule, found.taps),
+    )
+    return own, (value, grads, taps)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", ["gpipe", "chimera"])
+def test_with_a_data_axis_everything_is_of_the_mean_over_all_rows(name, check_vma):
+    schedule = {"gpipe": sharding.gpipe(2, 2), "chimera": sharding.chimera(4, 4)}[name]
+    functions = pipelines.functions()
+    params, batch = pipelines.params(schedule.stages), pipelines.batch()
+    run = pipelines.step(schedule, functions, data=2, check_vma=check_vma)
+    found = run(pipelines.spread(schedule, params), batch)
+    value, (grads, _) = pipelines.accumulated(functions, params, batch, 1)
+    assert pipelines.distance(found.value, value) < 1e-5
+    assert pipelines.distance(pipelines.collect(schedule, found.grads), grads) < 1e-5
+
+
+@pytest.mark.parametrize("data", [None, 2])
+@pytest.mark.parametrize("name", ["one_f_one_b", "zero_bubble_h1", "chimera"])
+def test_statistics_are_those_of_the_whole_batch(name, data):
+    """A and G of every layer, as one pass over all rows at once forms them."""
+    schedule = getattr(sharding, name)(4, 4)
+    functions, params = pipelines.functions(), pipelines.params(4)
+    one = jax.tree.map(lambda leaf: leaf[0], params["stages"])
+    model = pipelines.stage_model()
+    x = jax.ShapeDtypeStruct((1, pipelines.WIDTH), jnp.float32)
+    taps = kfac.make_taps(kfac.plan(model), model, one, {}, x)
+    run = pipelines.step(schedule, functions, data=data, taps=taps)
+    found = run(pipelines.spread(schedule, params), pipelines.batch())
+    rows = jax.tree.map(lambda t: jnp.stack([t] * 4), taps)
+    _, (_, expected) = pipelines.accumulated(
+        functions, params, pipelines.batch(), 1, rows
+    )
+    parts = [part.stage for part in sharding.stage_rows(schedule)]
+    for path, tap in found.taps.items():
+        for side, rows in tap.slot.items():
+            for row, stage in zip(rows, parts, strict=True):
+                np.testing.assert_allclose(
+                    row, expected[path].slot[side][stage], rtol=1e-4, atol=1e-7
+                )
+
+
+def test_a_stage_knows_where_it_is_and_passes_on_a_tree():
+    """Dropout by keys of the batch, and a second stream beside the first."""
+
+    def noise(visit):
+        key = jax.random.fold_in(visit.batch["key"][0], visit.stage)
+        return jax.random.bernoulli(key, 0.5, (pipelines.WIDTH,))
+
+    plain = pipelines.functions()
+
+    def stage(params, x, visit):
+        scale = 1 + 0.1 * visit.micro_batch + 0.01 * visit.stage
+        y = plain.stage(params, x["x"], visit) * noise(visit) * scale
+        return {"x": y, "mask": x["mask"] + y.mean()}
+
+    functions = dataclasses.replace(
+        plain,
+        first=lambda params, visit: {
+            "x": plain.first(params, visit), "mask": jnp.zeros(())
+        },
+        stage=stage,
+        last=lambda params, x, visit: plain.last(params, x["x"], visit) + x["mask"],
+    )  # fmt: skip
+    schedule, params = sharding.chimera(4, 4), pipelines.params(4)
+    batch = pipelines.batch()
+    batch["key"] = jax.random.split(jax.random.key(0), pipelines.ROWS)
+    found = pipelines.step(schedule, functions)(
+        pipelines.spread(schedule, params), batch
+    )
+    expected = pipelines.accumulated(functions, params, batch, 4)
+    own = found.value, (pipelines.collect(schedule, found.grads), None)
+    assert pipelines.distance(own, expected) < 1e-5
+    other = pipelines.accumulated(plain, params, batch, 4)
+    assert pipelines.distance(expected, other) > 0.1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_step_moves_one_activation_between_neighbours_at_every_tick(name):
+    schedule = SCHEDULES[name]()
+    params = pipelines.spread(schedule, pipelines.params(schedule.stages))
+    run = pipelines.step(schedule, pipelines.functions())
+    program = run.lower(params, pipelines.batch()).compile()
+    always, sometimes = perf.collectives_by_branch(program)
+    assert not sometimes
+    assert all(each.bounded for each in always)
+    stages, count, devices = schedule.stages, schedule.micro_batches, schedule.devices
+    ticks = sharding.tick_table(schedule).op.shape[1]
+    if name in ("gpipe", "one_f_one_b", "one stage"):
+        assert ticks == 2 * (count + stages - 1)
+    activation = 4 * pipelines.WIDTH * pipelines.ROWS // count
+    # Both ways along the line of devices; chunks also pass from its end to its begin.
+    pairs = 2 * devices if name.startswith("interleaved") else 2 * (devices - 1)
+    # Two devices are each other's neighbour below and above: one exchange is both.
+    pairs = {1: 0, 2: 2}.get(devices, pairs)
+    moved = [each for each in always if each.kind == "collective-permute"]
+    in_ticks = [each for each in moved if each.times == ticks]
+    assert sum(each.pair_bytes for each in in_ticks) == ticks * activation * pairs
+    # After the ticks: gradients of replicas, those of the ends, the loss.
+    parameters = 4 * (4 * 5 + 5 + 5 * 4 + 4)
+    rest = sum(each.pair_bytes for each in moved) - ticks * activation * pairs
+    assert rest == (2 * stages * parameters if schedule.replicas == 2 else 0)
+    reduced = sum(each.total for each in always if each.kind == "all-reduce")
+    assert reduced == (0 if devices == 1 else 4 * (6 * 4 + 4 * 3 + 1))
+    assert {each.kind for each in always} <= {"collective-permute", "all-reduce"}
+
+
+def test_rows_are_the_parts_of_the_devices_in_order():
+    stages = jnp.arange(4.0)
+    schedule = sharding.interleaved(4, 4, 2)
+    rows = sharding.spread_stages(schedule, stages)
+    assert rows.tolist() == [0, 2, 1, 3]
+    assert sharding.collect_stages(schedule, rows).tolist() == stages.tolist()
+    rows = sharding.spread_stages(sharding.chimera(4, 4), stages)
+    assert rows.tolist() == [0, 3, 1, 2, 2, 1, 3, 0]
+    assert sharding.collect_stages(sharding.chimera(4, 4), rows).tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_what_cannot_be_one_program_is_refused():
+    chimera = sharding.chimera(2, 2)
+    order = [op for op in chimera.orders[1] if op.replica == 0]
+    uneven = schedules.Schedule(
+        name="uneven",
+        micro_batches=1,
+        holders=((0, 1, 1),),
+        orders=(
+            (schedules.Op(0, "F", 0, 0), schedules.Op(0, "B", 0, 0)),
+            tuple(
+                schedules.Op(1, kind, stage, 0)
+                for kind, stage in (("F", 1), ("F", 2), ("B", 2), ("B", 1))
+            ),
+        ),
+    )
+    assert order
+    with pytest.raises(ConfigError, match=r"equally many stages.*\[1, 2\]"):
+        sharding.pipelined_value_and_grad(uneven, pipelines.functions())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 6}, r"micro_batches must divide the rows.*4, \[6\]"),
+        ({"stages": 2}, r"need 1 rows on each device.*stage_rows"),
+        ({"stage": lambda p, x, visit: x[:1]}, "output must be like its input"),
+        ({"first": lambda p, visit: visit.batch["y"]}, "floating-point arrays"),
+        ({"last": lambda p, x, visit: x[0]}, r"scalar.*\(4,\)"),
+        ({"devices": 2}, "needs 2 devices along axis 'stage': got 4"),
+    ],
+)
+def test_wrong_use_is_told(change, message):
+    change = dict(change)
+    rows, stages = change.pop("rows", 16), change.pop("stages", 1)
+    wanted = change.pop("devices", 4)
+    if "first" in change:
+        change["stage"] = lambda p, x, visit: x
+        change["last"] = lambda p, x, visit: x.mean()
+    functions = dataclasses.replace(pipelines.functions(), **change)
+    params = pipelines.params(4 * stages)
+    specs = sharding.stage_specs(params)
+    mapped = jax.shard_map(
+        sharding.pipelined_value_and_grad(sharding.gpipe(wanted, 4), functions),
+        mesh=sharding.make_mesh({"stage": 4}),
+        in_specs=(specs, jax.sharding.PartitionSpec()),
+        out_specs=sharding.Pipelined(jax.sharding.PartitionSpec(), specs, None),
+    )
+    with pytest.raises(ConfigError, match=message):
+        jax.eval_shape(mapped, params, pipelines.batch(rows=rows))

@@ -66,7 +66,8 @@ def differentiate(
       key: random key, needed for `"true"`.
 
     Raises:
-      ConfigError: an unknown `fisher`, or `"true"` without a key.
+      ConfigError: an unknown `fisher`, `"true"` without a key, or outputs that are not
+        one array of logits where labels are to be drawn.
     """
     if fisher not in FISHERS:
         raise ConfigError(f"unknown fisher {fisher!r}{nearest(fisher, FISHERS)}")
@@ -74,6 +75,11 @@ def differentiate(
         raise ConfigError("fisher='true' draws labels and needs key=")
     outputs, pull, aux = jax.vjp(forward, params, dict(taps), has_aux=True)
     slope = jax.value_and_grad(loss, has_aux=True)
+    if fisher != "empirical" and not isinstance(outputs, jax.Array):
+        raise ConfigError(
+            f"fisher={fisher!r} needs outputs that are one array of logits: got "
+            f"{jax.tree.structure(outputs)}"
+        )
     (value, loss_aux), cotangent = slope(outputs, labels)
     grads, observed = pull(cotangent)
     statistics = statistics_of(observed)

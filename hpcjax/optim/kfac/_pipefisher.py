@@ -10,9 +10,9 @@ An inverse is made in the step that is the first to use it, so nothing is pendin
 between steps. The table of these steps is static; `perf.assign` makes one.
 """
 
-import re
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,14 +41,15 @@ class PipeFisherState(NamedTuple):
       due: whether the next update takes statistics.
       curvature: of the refresh that goes on, `{path: {"a": [depth, a, a], "g": ...}}`.
       inverses: what is preconditioned with, damped, in the same form.
-      skipped: inverses left out as not finite.
+      skipped: `{path: {"a": int32 [depth], ...}}`, times that an inverse was not finite
+        and the one before it was kept.
     """
 
     count: Int[Array, ""]
     due: Bool[Array, ""]
     curvature: dict[str, dict[str, jax.Array]]
     inverses: dict[str, dict[str, jax.Array]]
-    skipped: Int[Array, ""]
+    skipped: dict[str, dict[str, jax.Array]]
 
 
 def stage_plan(
@@ -84,7 +85,7 @@ def scale_by_pipefisher(
     *,
     rows: Sequence[tuple[int, int]] | None = None,
     damping: float = 1e-3,
-    precision: str = "highest",
+    precision: Literal["default", "high", "highest"] = "highest",
     axis_name: str | None = None,
     sum_replicas: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -176,11 +177,13 @@ class _Table(NamedTuple):
       period: steps of a refresh.
       steps: `{path: {"a": int32 [depth], "g": ...}}`, the step of a refresh.
       mine: `{path: bool [depth]}`, whether the row's replica makes it when they share.
+      layers_per_row: layers of a stack that each of the rows has.
     """
 
     period: int
     steps: dict[str, dict[str, np.ndarray]]
     mine: dict[str, np.ndarray]
+    layers_per_row: int
 
 
 def _table(
@@ -237,6 +240,7 @@ def _table(
             path: np.array([layer % replicas == replica for replica, _, layer in each])
             for path, each in layers.items()
         },
+        per,
     )
 
 
@@ -249,6 +253,8 @@ class _PipeFisher:
         axis_name: str | None,
         sum_replicas: Callable[[Any], Any] | None,
     ) -> None:
+        if sum_replicas is not None and axis_name is None:
+            raise ConfigError("sum_replicas needs axis_name: replicas are on devices")
         self.plan, self.options, self.table = chosen, options, table
         self.axis, self.sum_replicas = axis_name, sum_replicas
 
@@ -258,9 +264,8 @@ class _PipeFisher:
         leaves = trees.flatten(params)
 
         def identities(block: Block) -> dict[str, jax.Array]:
-            kernel = leaves[block.params[0]]
-            depth = kernel.size // (block.a - block.statistic.use_bias) // block.g
-            dtype = statistics_dtype(kernel.dtype)
+            depth = _matrices(block, leaves).shape[0]
+            dtype = statistics_dtype(leaves[block.params[0]].dtype)
             return {
                 side: jnp.broadcast_to(jnp.eye(n, dtype=dtype), (depth, n, n))
                 for side, n in zip(SIDES, (block.a, block.g), strict=True)
@@ -272,28 +277,28 @@ class _PipeFisher:
             due=jnp.ones((), bool),
             curvature=jax.tree.map(jnp.zeros_like, inverses),
             inverses=inverses,
-            skipped=jnp.zeros((), jnp.int32),
+            skipped=jax.tree.map(lambda f: jnp.zeros(f.shape[:1], jnp.int32), inverses),
         )
 
     def update(
         self, updates: Any, state: PipeFisherState, taps: Any, loss_terms: Any
     ) -> tuple[Any, PipeFisherState]:
-        place = state.count % self.table.period
-        found = self.statistics(taps, loss_terms, state.curvature)
+        begins = state.count % self.table.period == 0
         curvature = jax.tree.map(
-            lambda new, old: jnp.where(place == 0, new, old), found, state.curvature
+            lambda new, old: jnp.where(begins, new, old),
+            self.statistics(taps, loss_terms, state.curvature),
+            state.curvature,
         )
-        leaves = trees.flatten(updates)
-        inverses, made, lost = {}, {}, []
+        leaves, inverses, skipped, made = trees.flatten(updates), {}, {}, {}
         for block in self.plan.blocks:
             path = block.path
-            inverses[path], failed = self.inverted(
-                block, state.count, curvature[path], state.inverses[path]
+            inverses[path], lost = self.inverted(
+                path, state.count, curvature[path], state.inverses[path]
             )
-            lost.append(failed)
+            skipped[path] = jax.tree.map(jnp.add, state.skipped[path], lost)
             made[path] = self.preconditioned(block, inverses[path], leaves)
         if self.sum_replicas is not None:
-            made = self.sum_replicas(made)
+            made = self.shared(self.sum_replicas, made)
         new = leaves | {
             path: part
             for block in self.plan.blocks
@@ -305,5 +310,130 @@ class _PipeFisher:
             due=count % self.table.period == 0,
             curvature=curvature,
             inverses=inverses,
-            skipped=state.skipped + sum(lost),
+            skipped=skipped,
         )
+
+    def statistics(self, taps: Any, loss_terms: Any, like: Any) -> Any:
+        """Returns the statistics in the form of `like`, G of single gradients."""
+        given = trees.flatten(taps or {})
+        missing = [path for path in trees.flatten(like) if path not in given]
+        if missing or loss_terms is None:
+            raise ValueError(
+                "update needs taps=, statistics of all layers, and loss_terms=, how "
+                "many terms the mean loss divides by: got "
+                f"loss_terms={loss_terms}, no statistics {missing}"
+            )
+        found = {}
+        for path, factor in trees.flatten(like).items():
+            new = given[path]
+            if new.shape[-2:] != factor.shape[-2:] or new.size != factor.size:
+                raise ValueError(
+                    f"statistics {path!r} must be {factor.shape}: got {new.shape}"
+                )
+            new = new.reshape(factor.shape).astype(factor.dtype)
+            scale = jnp.asarray(loss_terms, factor.dtype) ** 2
+            found[path] = new * scale if path.endswith("/g") else new
+        return trees.unflatten(like, found)
+
+    def inverted(
+        self, path: str, count: jax.Array, curvature: Any, old: Any
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Returns the inverses of a stack, and which were not finite, int32 [depth]."""
+        inverses, lost = {}, {}
+        for side in SIDES:
+            step = self.rows_here(self.table.steps[path][side], curvature[side])
+            due = (step == count % self.table.period) | (count == 0)
+            if self.sum_replicas is not None:
+                due &= self.rows_here(self.table.mine[path], due)
+            # One after another, so that those which are not due cost nothing.
+            inverses[side], lost[side] = jax.lax.map(
+                functools.partial(self.inverse, side),
+                (due, curvature["a"], curvature["g"], old[side]),
+            )
+        return inverses, lost
+
+    def inverse(self, side: str, layer: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns (F + γI)⁻¹ of one factor where it is due and finite, else the old.
+
+        Args:
+          side: which factor.
+          layer: whether it is due, A, G, and the old inverse.
+        """
+
+        def make(a: jax.Array, g: jax.Array, old: jax.Array) -> tuple[Any, Any]:
+            factors, damping = {"a": a, "g": g}, self.options.damping
+            items = decompose(self.options, factors, damping, (side,))
+            new = items[f"inverse_{side}"]
+            finite = jnp.isfinite(new).all()
+            return jnp.where(finite, new, old), (~finite).astype(jnp.int32)
+
+        def keep(a: jax.Array, g: jax.Array, old: jax.Array) -> tuple[Any, Any]:
+            return old, vary_like(jnp.zeros((), jnp.int32), old)
+
+        return jax.lax.cond(layer[0], make, keep, *layer[1:])
+
+    def preconditioned(
+        self, block: Block, inverses: Mapping[str, jax.Array], leaves: Any
+    ) -> Float[Array, "depth a g"]:
+        """Returns matrices times their inverses, zero where another replica's."""
+        found = _matrices(block, leaves).astype(inverses["a"].dtype)
+
+        def make(a: jax.Array, g: jax.Array, matrix: jax.Array) -> jax.Array:
+            items = {"inverse_a": a, "inverse_g": g}
+            return precondition(self.options, items, matrix, self.options.damping)
+
+        def keep(a: jax.Array, g: jax.Array, matrix: jax.Array) -> jax.Array:
+            return jnp.zeros_like(matrix)
+
+        if self.sum_replicas is None:
+            return jax.vmap(make)(inverses["a"], inverses["g"], found)
+        mine = self.rows_here(self.table.mine[block.path], found)
+        return jax.lax.map(
+            lambda each: jax.lax.cond(each[0], make, keep, *each[1:]),
+            (mine, inverses["a"], inverses["g"], found),
+        )
+
+    def shared(
+        self, sum_replicas: Callable[[Any], Any], made: dict[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """Returns the matrices of all layers on every replica."""
+        shape = -1, self.table.layers_per_row
+        rows = {path: m.reshape(*shape, *m.shape[1:]) for path, m in made.items()}
+        total = sum_replicas(rows)
+        return {path: total[path].reshape(m.shape) for path, m in made.items()}
+
+    def rows_here(self, column: np.ndarray, like: jax.Array) -> jax.Array:
+        """Returns the part of a table's column that is about this device."""
+        rows = jnp.asarray(column)
+        if self.axis is not None:
+            size = jax.lax.axis_size(self.axis)
+            rows = rows.reshape(size, -1)[jax.lax.axis_index(self.axis)]
+        if len(rows) != len(like):
+            raise ValueError(
+                f"stacks must have {len(rows)} layers here: got {len(like)}; inside "
+                "shard_map pass axis_name"
+            )
+        return rows
+
+
+def _matrices(
+    block: Block, leaves: Mapping[str, jax.Array]
+) -> Float[Array, "depth a g"]:
+    """Returns [kernel; bias] of all layers of a stack that are here."""
+    kernel, *bias = (leaves[path] for path in block.params)
+    parts = [kernel.reshape(-1, block.a - len(bias), block.g)]
+    parts += [each.reshape(-1, 1, block.g) for each in bias]
+    return jnp.concatenate(parts, axis=1)
+
+
+def _parts(
+    block: Block, whole: Float[Array, "depth a g"], like: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Returns `{path of parameter: gradient}` of a stack."""
+    kernel, *bias = block.params
+    rows = block.a - len(bias)
+    parts = {kernel: whole[:, :rows]} | dict.fromkeys(bias, whole[:, rows:])
+    return {
+        path: part.reshape(like[path].shape).astype(like[path].dtype)
+        for path, part in parts.items()
+    }
