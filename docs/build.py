@@ -30,11 +30,11 @@ def papers() -> list[str]:
 def rooms() -> list[str]:
     """Writes a page per room with the documentation of its public names."""
     pages = []
-    for room in pkgutil.iter_modules(hpcjax.__path__):
-        module = importlib.import_module(f"hpcjax.{room.name}")
-        stub = pathlib.Path(str(module.__file__)).with_suffix(".pyi")
+    for room in pkgutil.walk_packages(hpcjax.__path__, f"{hpcjax.__name__}."):
+        stub = ROOT / room.name.replace(".", "/") / "__init__.pyi"
         if not (room.ispkg and stub.exists()):
             continue
+        module = importlib.import_module(room.name)
         parts = [f"# {module.__name__}", "", str(module.__doc__), ""]
         for node in ast.parse(stub.read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -42,8 +42,9 @@ def rooms() -> list[str]:
                     source = f"{module.__name__}.{node.module}.{alias.name}"
                     parts += [f"## {alias.name}", "", f"::: {source}", OPTIONS]
         (DOCS / "api").mkdir(exist_ok=True)
-        (DOCS / "api" / f"{room.name}.md").write_text("\n".join(parts))
-        pages.append(room.name)
+        name = room.name.removeprefix(f"{hpcjax.__name__}.")
+        (DOCS / "api" / f"{name}.md").write_text("\n".join(parts))
+        pages.append(name)
     return pages
 
 

@@ -16,7 +16,10 @@ PRODUCT = sorted(
     for room in ("hpcjax", "experiments", "configs")
     for path in (ROOT / room).rglob("*.py")
 )
-ROOMS = sorted(path.parent.name for path in (ROOT / "hpcjax").glob("*/__init__.pyi"))
+ROOMS = sorted(
+    ".".join(path.parent.relative_to(ROOT / "hpcjax").parts)
+    for path in (ROOT / "hpcjax").glob("*/**/__init__.pyi")
+)
 
 
 def functions():
@@ -84,7 +87,8 @@ def test_every_public_name_resolves_and_is_documented(room):
 def test_importing_the_rooms_loads_no_jax():
     names = ", ".join(f"hpcjax.{room}" for room in ROOMS)
     configs = ", ".join(
-        f"hpcjax.{room}.config" for room in ("data", "models", "optim", "train")
+        f"hpcjax.{room}.config"
+        for room in ("data", "models", "optim", "optim.kfac", "train")
     )
     code = f"import sys, hpcjax, {names}, {configs}; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

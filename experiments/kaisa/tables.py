@@ -62,8 +62,8 @@ STEPS = Table(
     ),
     caption=(
         "digits with ResNet-8, ellipsoid phantoms with a U-Net, a two-layer BERT of "
-        "the King James Bible. Every optimizer is the best of 4 trials: 4 rates, K-FAC 2 "
-        "rates and 2 dampings; cosine schedules. Baselines: SGD, AdamW, LAMB."
+        "the King James Bible. Every optimizer is the best of 4 trials: 4 rates, for "
+        "K-FAC 2 rates and 2 dampings; cosine schedules. Baselines: SGD, AdamW, LAMB."
     ),
     columns={
         "best": "best validation loss",
