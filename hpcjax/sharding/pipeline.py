@@ -34,9 +34,10 @@ class Visit(NamedTuple):
     """One micro-batch at one stage: what a stage function knows besides its input.
 
     Attributes:
-      batch: the micro-batch's rows of the batch, on every stage.
-      stage: int32, which stage.
-      micro_batch: int32, which micro-batch; to derive random keys from.
+      batch: the micro-batch's rows of the batch, on every stage. Keys for dropout may be
+        in it, as their `key_data`: the pass back draws the same once more.
+      stage: int32, which stage; to derive such keys from.
+      micro_batch: int32, which micro-batch.
       taps: for the layers of this stage, or None.
     """
 

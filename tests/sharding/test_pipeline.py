@@ -30,20 +30,22 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
 @functools.cache
 def compiled(name, dtype="float32"):
-    """The program of a step."""
+    """The program of a step, and parameters and batch to call it with."""
     schedule = SCHEDULES[name]
     params = pipelines.spread(schedule, pipelines.params(schedule.stages, dtype))
+    mesh = sharding.make_mesh({"stage": schedule.devices})
+    inputs = params, pipelines.batch(0, dtype)
+    inputs = jax.device_put(inputs, sharding.stage_shardings(inputs, mesh))
     run = pipelines.step(schedule, pipelines.functions(dtype))
-    return run.lower(params, pipelines.batch(0, dtype)).compile()
+    return run.lower(*inputs).compile(), inputs
 
 
 def difference(name, dtype):
     """How far loss and gradients are from those without a pipeline."""
     schedule, batch = SCHEDULES[name], pipelines.batch(0, dtype)
     params = pipelines.params(schedule.stages, dtype)
-    found = pipelines.step(schedule, pipelines.functions(dtype))(
-        pipelines.spread(schedule, params), batch
-    )
+    program, inputs = compiled(name, dtype)
+    found = program(*inputs)
     assert found.value.dtype == dtype
     value, (grads, _) = pipelines.accumulated(
         pipelines.functions(dtype), params, batch, schedule.micro_batches
@@ -111,7 +113,8 @@ def test_a_stage_knows_where_it_is_and_passes_on_a_tree():
     """Dropout by keys of the batch, and a second stream beside the first."""
 
     def noise(visit):
-        key = jax.random.fold_in(visit.batch["key"][0], visit.stage)
+        key = jax.random.wrap_key_data(visit.batch["key"][0])
+        key = jax.random.fold_in(key, visit.stage)
         return jax.random.bernoulli(key, 0.5, (pipelines.WIDTH,))
 
     plain = pipelines.functions()
@@ -131,7 +134,8 @@ def test_a_stage_knows_where_it_is_and_passes_on_a_tree():
     )  # fmt: skip
     schedule, params = sharding.chimera(4, 4), pipelines.params(4)
     batch = pipelines.batch()
-    batch["key"] = jax.random.split(jax.random.key(0), pipelines.ROWS)
+    keys = jax.random.split(jax.random.key(0), pipelines.ROWS)
+    batch["key"] = jax.random.key_data(keys)
     found = pipelines.step(schedule, functions)(
         pipelines.spread(schedule, params), batch
     )
@@ -144,7 +148,7 @@ def test_a_stage_knows_where_it_is_and_passes_on_a_tree():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_step_moves_one_activation_between_neighbours_at_every_tick(name):
-    schedule, program = SCHEDULES[name], compiled(name)
+    schedule, (program, _) = SCHEDULES[name], compiled(name)
     always, sometimes = perf.collectives_by_branch(program)
     assert not sometimes
     assert all(each.bounded for each in always)
