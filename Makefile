@@ -37,5 +37,13 @@ $(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@ $(BASE)
 
+# Peers that need another JAX than ours, each in an environment of its own; only the
+# tables that compare with them want these.
+.cache/peers/kfac-jax: .cache/peers/kfac-jax/.installed
+.cache/peers/%/.installed: experiments/kaisa/peers/%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
 clean:
 	rm -rf $(VENV) .cache build dist site

@@ -98,21 +98,17 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
 def _steps(cfg: Config, ctx: "Context") -> dict[str, Callable[[], Any]]:
     """Returns a thunk per optimizer that takes one compiled training step."""
-    import numpy as np
-
-    from hpcjax import core, data, perf, sharding, train
+    from hpcjax import core, data, train
 
     dataset = data.noise_images(cfg.batch_size, cfg.inputs, cfg.classes, seed=cfg.seed)
     policy = core.Policy(compute=cfg.compute)
     model = cfg.model.make(cfg.inputs, cfg.classes, policy)
-    rows = dataset.train.gather(np.arange(cfg.batch_size))
-    batch = sharding.place_batch(rows, ctx.mesh)
     thunks = {}
     for name, optimizer in optimizers(cfg.methods).items():
         task = train.supervised(model, optimizer.make(cfg.repetitions), dataset)
-        state = train.init_state(task, cfg.seed, ctx.mesh)
-        step = train.train_step(task, ctx.mesh, state)
-        thunks[name] = perf.stepper(step, state, batch)
+        thunks[name] = train.step_thunk(
+            task, cfg.batch_size, devices=ctx.mesh.size, seed=cfg.seed
+        )
     return thunks
 
 

@@ -1,6 +1,7 @@
 """Our side of the comparison with kfac-jax: a network, its curvature and its steps."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -57,20 +58,17 @@ class Side:
         )
         self.batch = dataset.train.gather(np.arange(cfg.batch_size))
         self.model = network(cfg)
-        mesh = sharding.data_mesh(1)
+        self._mesh = sharding.data_mesh(1)
         optimizer, curvature = self.config.make(cfg.inv_update_steps, self.model)
-        task = train.supervised(self.model, optimizer, dataset, curvature=curvature)
-        state = train.init_state(task, cfg.seed, mesh)
-        self.start = jax.device_get(state.params)
-        self._step = perf.stepper(
-            train.train_step(task, mesh, state),
-            state,
-            sharding.place_batch(self.batch, mesh),
+        self._task = train.supervised(
+            self.model, optimizer, dataset, curvature=curvature
         )
+        self._state = train.init_state(self._task, cfg.seed, self._mesh)
+        self.params = jax.device_get(self._state.params)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the first parameters by path, and the batch as `x` and `y`."""
-        return {**trees.flatten(self.start), "x": self.batch["x"], "y": self.batch["y"]}
+        return {**trees.flatten(self.params), **self.batch}
 
     def curvature(self) -> dict[str, np.ndarray]:
         """Returns what our K-FAC makes of this batch alone.
@@ -78,7 +76,7 @@ class Side:
         `gradient/<parameter>` and `preconditioned/<parameter>`, `a/<layer>` and
         `g/<layer>`.
         """
-        found, updates, state = jax.jit(self._update)(self.start, self.batch)
+        found, updates, state = jax.jit(self._update)(self.params, self.batch)
         factors = {
             f"{side}/{path}": factor[0]
             for path, each in state.factors.items()
@@ -117,17 +115,29 @@ class Side:
         return found, updates, state
 
     def change(self, count: int) -> dict[str, np.ndarray]:
-        """Returns what the first `count` steps add to the parameters: `change/<...>`"""
-        params = jax.device_get(self.steps(count).params)
-        added = jax.tree.map(np.subtract, params, self.start)
-        return prefixed("change", added)
+        """Returns what `count` steps add to the parameters: `change/<parameter>`."""
+        after = jax.device_get(self.steps(count, check=False)().params)
+        return prefixed("change", jax.tree.map(np.subtract, after, self.params))
 
-    def steps(self, count: int) -> Any:
-        """Takes `count` steps from where the last ones ended; returns the state."""
-        made = None
-        for _ in range(count):
-            made, _ = self._step()
-        return made
+    def steps(self, count: int, *, check: bool) -> Callable[[], train.TrainState]:
+        """Returns a thunk that takes `count` steps from where its last ones ended.
+
+        Args:
+          count: steps of a call.
+          check: whether a step looks for numbers that are not finite.
+        """
+        step = perf.stepper(
+            train.train_step(self._task, self._mesh, self._state, check=check),
+            self._state,
+            sharding.place_batch(self.batch, self._mesh),
+        )
+
+        def call() -> train.TrainState:
+            for _ in range(count - 1):
+                step()
+            return step()[0]
+
+        return call
 
 
 def prefixed(prefix: str, tree: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
+from hpcjax import perf
 from hpcjax.runs.tables import Claim, Runs, Table, Tier
 from hpcjax.runs.targets import time_to_target
 
@@ -22,7 +23,9 @@ RATES = {
 
 def _task(task: str, names: tuple[str, ...], rates: tuple[str, str]) -> dict[str, Runs]:
     """Returns a task's rows, each optimizer tuned over four trials."""
-    axes = {name: {"optimizer.lr": RATES[name]} for name in names}
+    axes: dict[str, dict[str, tuple[str, ...]]] = {
+        name: {"optimizer.lr": RATES[name]} for name in names
+    }
     axes["kfac"] = {"optimizer.base.lr": rates, "optimizer.damping": ("0.003", "0.03")}
     return {
         f"{task}/{name}": Runs(config=f"kaisa/{task}:{name}", seeds=SEEDS, tune=grid)
@@ -222,5 +225,40 @@ BYTES = Table(
                 ),
             },
         )
+    },
+)
+
+
+def _cost(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    run = rows["all"].isel(seed=0, drop=True)
+    seconds = run["seconds"].rename(row="candidate").to_dataset(name="seconds")
+    return perf.ratio_table(seconds.assign_attrs(baseline="sgd"))
+
+
+def _step_ratio(table: xr.Dataset) -> float:
+    return float(table["ratio"].sel(row="kfac"))
+
+
+_STEP = "a step at intervals of 10 and 100 costs at most 1.25 of SGD's"
+
+STEP_COST = Table(
+    id="kaisa/step-cost",
+    title="Time of a step of K-FAC against SGD's, by stage",
+    paper="SC 2021, Figure 7: time of K-FAC's stages",
+    caption=(
+        "Factors every 10, decompositions every 100 steps, from steps of each kind. "
+        "cpu: ResNet-20, 32x32, batch 128; gpu: ResNet-50, 224x224, batch 128, "
+        "bfloat16 products. Stages: what they add to a step, and that over SGD's step."
+    ),
+    benchmark=True,
+    columns={"milliseconds": "ms", "ratio": "ratio"},
+    reduce=_cost,
+    tiers={
+        name: Tier(
+            minutes=6.0,
+            runs={"all": Runs(config=f"kaisa/step_cost:{name}")},
+            claims={"step": Claim(relation=_STEP, ours=_step_ratio, at_most=1.25)},
+        )
+        for name in ("cpu", "gpu")
     },
 )

@@ -13,6 +13,7 @@ from hpcjax.optim import config, matrices, matrix_roots, preconditioning
 from hpcjax.optim._owners import map_on_owners
 
 DEFAULT_POWER = 4
+FOUND = ("matrix", "error", "iterations", "failed")  # what a new root changes
 
 
 class ShampooFactor(NamedTuple):
@@ -185,14 +186,12 @@ def scale_by_shampoo(  # noqa: PLR0913, PLR0917 - an argument for each option
                 return matrices.map_equal_shapes(step, singles)
 
             def root(state):
-                return step(state)._replace(statistic=None)
+                new = step(state)
+                return {name: getattr(new, name) for name in FOUND}
 
             costs = [len(state.statistic) ** 3.0 for state in states]
             found = map_on_owners(root, states, costs, options.axis_name)
-            return [
-                new._replace(statistic=old.statistic)
-                for new, old in zip(found, states, strict=True)
-            ]
+            return [old._replace(**new) for new, old in zip(found, states, strict=True)]
 
         states = _on_turn(count, options.stats_every, statistics, states)
         return _on_turn(count, options.roots_every, roots, states)

@@ -34,9 +34,9 @@ class Visit(NamedTuple):
     """One micro-batch at one stage: what a stage function knows besides its input.
 
     Attributes:
-      batch: the micro-batch's rows of the batch, on every stage. Keys for dropout may be
-        in it, as their `key_data`: the pass back draws the same once more.
-      stage: int32, which stage; to derive such keys from.
+      batch: the micro-batch's rows of the batch, on every stage. Keys for dropout may
+        be among them, as `key_data`: the backward pass draws the same once more.
+      stage: int32, which stage; to derive keys from.
       micro_batch: int32, which micro-batch.
       taps: for the layers of this stage, or None.
     """
@@ -122,7 +122,7 @@ def pipelined_value_and_grad(
       ... )
       >>> schedule = sharding.interleaved(2, 2, 2)  # two stages on one device
       >>> params = {"scale": jnp.ones(()), "stages": jnp.array([2.0, 3.0])}
-      >>> specs = stage_specs(params)
+      >>> specs = sharding.stage_specs(params)
       >>> step = jax.shard_map(
       ...     pipelined_value_and_grad(schedule, functions),
       ...     mesh=sharding.make_mesh({"stage": 1}),

@@ -21,6 +21,7 @@ from .task import Totals as Totals
 from .task import batch_shapes as batch_shapes
 from .task import label_totals as label_totals
 from .task import supervised as supervised
+from .timing import step_thunk as step_thunk
 from .watchdog import Watchdog as Watchdog
 from .writers import Writer as Writer
 from .writers import WriterFailed as WriterFailed

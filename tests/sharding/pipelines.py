@@ -72,9 +72,9 @@ def batch(step=0, dtype="float32", rows=ROWS):
     return {"x": x, "y": jnp.asarray(rng.integers(0, LABELS, rows), jnp.int32)}
 
 
-def one_micro_batch(functions, params, batch, taps=None):
+def one_micro_batch(functions, params, taps, batch, number):
     """The loss of one micro-batch, stage after stage; taps are a row for each."""
-    visit = functools.partial(sharding.Visit, batch, micro_batch=0)
+    visit = functools.partial(sharding.Visit, batch, micro_batch=number)
     x = functions.first(params, visit(stage=0))
     stages = jax.tree.leaves(params["stages"])[0].shape[0]
     for s in range(stages):
@@ -85,12 +85,9 @@ def one_micro_batch(functions, params, batch, taps=None):
 
 @functools.cache
 def slope(functions):
-    """`(params, taps, batch) -> (loss, gradients of params and taps)`, jitted."""
-
-    def loss(params, taps, batch):
-        return one_micro_batch(functions, params, batch, taps)
-
-    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    """`(params, taps, batch, number) -> (loss, gradients of the first two)`, jitted."""
+    one = functools.partial(one_micro_batch, functions)
+    return jax.jit(jax.value_and_grad(one, argnums=(0, 1)))
 
 
 def accumulated(functions, params, batch, micro_batches, taps=None):
@@ -99,7 +96,7 @@ def accumulated(functions, params, batch, micro_batches, taps=None):
     for m in range(micro_batches):
         rows = slice(*(ROWS * np.array([m, m + 1]) // micro_batches))
         own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], batch)
-        totals.append(slope(functions)(params, taps, own))
+        totals.append(slope(functions)(params, taps, own, m))
     return jax.tree.map(lambda *each: sum(each) / micro_batches, *totals)
 
 

@@ -195,7 +195,7 @@ def main() -> None:
         try:
             reply = answer(problems, request)
         except Exception:
-            reply = protocol.Message("failed", {"traceback": traceback.format_exc()})
+            reply = protocol.Message("failed", {"said": traceback.format_exc()})
         protocol.send(answers, reply)
 
 

@@ -1,93 +1,88 @@
-"""A process of another Python environment that answers messages."""
+"""A process of another Python environment that answers messages.
 
+What `sharding.local_processes` starts shares our packages; a peer must not.
+"""
+
+import contextlib
 import os
 import pathlib
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from experiments.kaisa.peers import protocol
-from hpcjax.core.errors import DataMissing, HpcjaxError
+from experiments.kaisa.peers.protocol import Message, receive, send
+from hpcjax.core.errors import DataMissing, HpcjaxError, ProcessLost
 
 _LINES = 20
-# What would change which packages the other interpreter finds.
+# Where the other interpreter would find our packages instead of its own.
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
-class PeerFailed(HpcjaxError):
-    """The peer could not answer; the message has its traceback or its last words."""
+class Peer(NamedTuple):
+    """The other process.
 
-
-class Peer:
-    """A script run by another interpreter, on the CPU; a context manager.
-
-    Args:
-      python: the interpreter.
-      script: answers messages of `protocol` on its standard streams.
-      command: makes the interpreter where it is absent, for the error's message.
-
-    Raises:
-      DataMissing: there is no such interpreter.
+    Attributes:
+      requests: its standard input.
+      answers: its standard output.
+      words: a file with what it printed.
     """
 
-    def __init__(
-        self, python: pathlib.Path, script: pathlib.Path, command: str
-    ) -> None:
-        if not python.is_file():
-            raise DataMissing(f"no interpreter {python}: `{command}` makes it")
-        kept = {name: value for name, value in os.environ.items() if name not in _OURS}
-        self._words = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [python, script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-            env={**kept, "JAX_PLATFORMS": "cpu"},
-        )
+    requests: IO[bytes]
+    answers: IO[bytes]
+    words: IO[str]
 
     def ask(
         self,
         name: str,
         options: Mapping[str, Any] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
-    ) -> protocol.Message:
+    ) -> Message:
         """Sends a request and waits for its answer.
 
         Raises:
-          PeerFailed: the peer raised, or has ended.
+          ProcessLost: the peer has ended; says what it printed last.
+          HpcjaxError: the request raised there; with that traceback.
         """
-        requests, answers = self._process.stdin, self._process.stdout
-        if requests is None or answers is None:
-            raise ValueError("the peer was started without pipes")
         try:
-            protocol.send(requests, protocol.Message(name, options or {}, arrays or {}))
-            reply = protocol.receive(answers)
-        except (EOFError, BrokenPipeError) as error:
-            raise PeerFailed(f"the peer ended at {name!r}: {self._last()}") from error
+            send(self.requests, Message(name, options or {}, arrays or {}))
+            reply = receive(self.answers)
+        except (EOFError, BrokenPipeError):
+            self.words.seek(0)
+            last = "".join(self.words.readlines()[-_LINES:])
+            raise ProcessLost(f"the peer ended at {name!r}:\n{last}") from None
         if reply.name == "failed":
-            raise PeerFailed(
-                f"the peer failed at {name!r}:\n{reply.options['traceback']}"
-            )
+            raise HpcjaxError(f"the peer failed at {name!r}:\n{reply.options['said']}")
         return reply
 
-    def _last(self) -> str:
-        self._words.seek(0)
-        words = self._words.read().decode(errors="replace")
-        return "\n".join(words.splitlines()[-_LINES:])
 
-    def __enter__(self) -> "Peer":
-        return self
+@contextlib.contextmanager
+def start(python: pathlib.Path, script: pathlib.Path, command: str) -> Iterator[Peer]:
+    """Runs a script by another interpreter, on the CPU, and ends it afterwards.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._words.close()
+    Args:
+      python: the interpreter.
+      script: answers messages of `protocol` on its standard streams.
+      command: makes the interpreter, for the error's message.
+
+    Raises:
+      DataMissing: there is no such interpreter.
+    """
+    if not python.is_file():
+        raise DataMissing(f"no interpreter {python}: `{command}` makes one")
+    kept = {name: value for name, value in os.environ.items() if name not in _OURS}
+    with contextlib.ExitStack() as stack:
+        words = stack.enter_context(tempfile.TemporaryFile("w+"))
+        process = subprocess.Popen(
+            [python, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            env={**kept, "JAX_PLATFORMS": "cpu"},
+        )
+        stack.callback(process.communicate)
+        stack.callback(process.kill)
+        if process.stdin is not None and process.stdout is not None:
+            yield Peer(process.stdin, process.stdout, words)

@@ -6,7 +6,7 @@ Both sides import this file, so it needs nothing but the standard library and nu
 import io
 import json
 from collections.abc import Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Message(NamedTuple):
     arrays: Mapping[str, np.ndarray] = {}
 
 
-def send(stream: BinaryIO, message: Message) -> None:
+def send(stream: IO[bytes], message: Message) -> None:
     """Writes one message: its length, then an archive of numpy."""
     header = json.dumps({"name": message.name, "options": dict(message.options)})
     arrays = {_ARRAY + name: array for name, array in message.arrays.items()}
@@ -40,7 +40,7 @@ def send(stream: BinaryIO, message: Message) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> Message:
+def receive(stream: IO[bytes]) -> Message:
     """Reads one message.
 
     Raises:
@@ -57,7 +57,7 @@ def receive(stream: BinaryIO) -> Message:
     return Message(header["name"], header["options"], arrays)
 
 
-def _exactly(stream: BinaryIO, count: int) -> bytes:
+def _exactly(stream: IO[bytes], count: int) -> bytes:
     content = stream.read(count)
     if len(content) < count:
         raise EOFError(f"got {len(content)} of {count} bytes")

@@ -1,6 +1,8 @@
 """Late inverses: on one device, in pipelines, in numpy, and against plain K-FAC."""
 
 import functools
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from hpcjax import perf, sharding
+from hpcjax.core.errors import ConfigError
 from hpcjax.optim import kfac
 from tests.oracles import pipefisher as oracle
 from tests.sharding import pipelines
@@ -59,7 +62,8 @@ def observed(params, batch, dtype, micro_batches=4):
     value, (grads, taps) = pipelines.accumulated(
         pipelines.functions(dtype), params, batch, micro_batches, taps
     )
-    return value, grads, {"stages": kfac.statistics_of(taps)}
+    found = kfac.statistics_of(taps)
+    return value, grads, {f"stages/{path}": each for path, each in found.items()}
 
 
 def on_one_device(dtype, visible=None, tx=None):
@@ -197,3 +201,203 @@ def test_replicas_of_a_stage_hold_the_same_weights_after_every_step():
                 own = [leaf[i] for i, part in enumerate(parts) if part.stage == stage]
                 assert len(own) == 2
                 np.testing.assert_array_equal(*own)
+
+
+@pytest.mark.acceptance("pipefisher", 6)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_with_period_1_it_is_plain_kfac_that_inverts_at_every_step(dtype):
+    # The smallest decay there is: factors are those of the step alone.
+    plain = kfac.scale_by_kfac(
+        kfac.stage_plan(PLAN, 4, skip=("^head$",)),
+        method="inverse",
+        damping=DAMPING,
+        factor_decay=1e-30,
+        kl_clip=None,
+    )
+    tx = optax.chain(plain, optax.scale_by_learning_rate(RATE))
+    with jax.enable_x64(dtype == "float64"):
+        expected = on_one_device(dtype, tx=tx)
+        tolerance = {"float32": 1e-5, "float64": 1e-10}[dtype]
+        assert pipelines.distance(emulated(dtype, None), expected) < tolerance
+
+
+def factors(rng, rows=4):
+    """Statistics of every layer, well away from zero."""
+
+    def definite(n):
+        root = rng.standard_normal((rows, n, n + 2))
+        return jnp.asarray(root @ root.swapaxes(1, 2) / n, jnp.float32)
+
+    own = {b.path: {"a": definite(b.a), "g": definite(b.g)} for b in PLAN.blocks}
+    return {"stages": own}
+
+
+def test_an_inverse_is_of_the_first_step_of_its_refresh_and_is_kept_until_the_next():
+    visible = {0: FRESH[0][:5], 1: [], 2: FRESH[0][5:]}
+    tx, rng = transform(visible), np.random.default_rng(0)
+    params = pipelines.params(4)
+    state, seen, due = tx.init(params), [], []
+    update = jax.jit(functools.partial(tx.update, loss_terms=1))
+    for _ in range(8):
+        seen.append(factors(rng))
+        due.append(bool(kfac.curvature_due(state)))
+        _, state = update(params, state, params, taps=seen[-1])
+        count = len(seen)
+        for step, each in visible.items():
+            # The last step at which this was made, and the refresh that it was of.
+            made = max((t for t in range(count) if t % 3 == step), default=0)
+            began = max(0, made - step)
+            for stage, layer, side in each:
+                path = f"stages/{LAYERS[layer]}"
+                found = state[0].inverses[path][{"A": "a", "B": "g"}[side]][stage]
+                factor = seen[began]["stages"][LAYERS[layer]]
+                factor = factor[{"A": "a", "B": "g"}[side]][stage]
+                inverse = np.linalg.inv(factor + DAMPING * np.eye(len(factor)))
+                np.testing.assert_allclose(found, inverse, rtol=1e-3, atol=1e-4)
+    assert due == [True, False, False] * 2 + [True, False]
+
+
+def test_what_is_not_finite_is_left_out_and_counted():
+    tx, params = transform(FRESH), pipelines.params(4)
+    good = factors(np.random.default_rng(0))
+    _, state = tx.update(params, tx.init(params), params, taps=good, loss_terms=1)
+    bad = jax.tree.map(jnp.asarray, good)
+    layer = LAYERS[0]
+    bad["stages"][layer]["g"] = bad["stages"][layer]["g"].at[2].set(jnp.nan)
+    updates, new = tx.update(params, state, params, taps=bad, loss_terms=1)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
+    lost = {
+        path: {side: counts.tolist() for side, counts in each.items()}
+        for path, each in new[0].skipped.items()
+    }
+    nothing = {"a": [0] * 4, "g": [0] * 4}
+    assert lost.pop(f"stages/{layer}") == {"a": [0] * 4, "g": [0, 0, 1, 0]}
+    assert list(lost.values()) == [nothing]
+
+
+def test_replicas_share_the_layers_of_a_stage_out():
+    """Each inverts its own half; the update is that of doing all work twice."""
+    schedule = SCHEDULES["chimera"]
+    parts = sharding.stage_rows(schedule)
+    mesh = sharding.make_mesh({"stage": 4})
+    start = pipelines.params(4)
+    grads = pipelines.spread(schedule, start)
+    whole = factors(np.random.default_rng(0))
+    taps = {"stages": sharding.spread_stages(schedule, whole["stages"])}
+    expected, _ = transform(FRESH).update(
+        start, transform(FRESH).init(start), taps=whole, loss_terms=1
+    )
+    share = functools.partial(sharding.sum_replicas, schedule)
+    found = {}
+    for name, function in {"alone": None, "shared": share}.items():
+        tx = transform(FRESH, parts, axis_name="stage", sum_replicas=function)
+        state = tx.init(grads)
+        specs = sharding.stage_specs((grads, state, taps))
+        mapped = jax.shard_map(
+            lambda grads, state, taps, tx=tx: tx.update(
+                grads, state, taps=taps, loss_terms=1
+            ),
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=specs[:2],
+        )
+        found[name], state = jax.jit(mapped)(grads, state, taps)
+        own = pipelines.collect(schedule, found[name])
+        assert pipelines.distance(own, expected) < 1e-6
+    # `state` is that of sharing: the other replica's inverses were never made.
+    for layer, path in enumerate(LAYERS):
+        for row, part in enumerate(parts):
+            inverse = state[0].inverses[f"stages/{path}"]["a"][row]
+            untouched = bool((inverse == jnp.eye(len(inverse))).all())
+            assert untouched == (layer % 2 != part.replica)
+
+
+def test_layers_of_a_stage_that_is_a_stack_itself_are_counted_block_by_block():
+    """Two stages of two blocks, against four stages of one."""
+    grads, taps = pipelines.params(4), factors(np.random.default_rng(0))
+    rng = np.random.default_rng(1)
+    steps = rng.integers(0, 3, len(FRESH[0]))
+    visible = {
+        step: [f for f, at in zip(FRESH[0], steps, strict=True) if at == step]
+        for step in range(3)
+    }
+    renamed = {
+        step: [(s // 2, 2 * (s % 2) + layer, side) for s, layer, side in each]
+        for step, each in visible.items()
+    }
+    stacked = kfac.Plan(
+        tuple(block._replace(depth=2, stacked=True) for block in PLAN.blocks), PLAN.skip
+    )
+    other = kfac.scale_by_pipefisher(
+        kfac.stage_plan(stacked, 2, skip=("^head$",)), renamed, damping=DAMPING
+    )
+    other = optax.chain(other, optax.scale_by_learning_rate(RATE))
+
+    def nested(tree):
+        return {
+            key: jax.tree.map(lambda leaf: leaf.reshape(2, 2, *leaf.shape[1:]), value)
+            if key == "stages"
+            else value
+            for key, value in tree.items()
+        }
+
+    found = []
+    for tx, form in ((transform(visible), dict), (other, nested)):
+        state = tx.init(form(grads))
+        update = jax.jit(functools.partial(tx.update, loss_terms=1))
+        for step in range(5):
+            scaled = jax.tree.map(lambda f, step=step: f * (1 + step), taps)
+            updates, state = update(form(grads), state, taps=form(scaled))
+        found.append(updates)
+    flat = jax.tree.map(lambda a, b: a.reshape(b.shape), found[1], found[0])
+    assert pipelines.distance(flat, found[0]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("visible", "message"),
+    [
+        ({1: FRESH[0]}, r"every step of a refresh from 0 on.*steps \[1\]"),
+        ({0: []}, "each factor once"),
+        ({0: FRESH[0], 1: FRESH[0][:1]}, "17 factors, 16 different"),
+        ({0: FRESH[0][1:]}, r"missing \[\(0, 0, 'A'\)\], unknown \[\]"),
+        ({0: [*FRESH[0], (3, 2, "A")]}, r"unknown \[\(3, 2, 'A'\)\]"),
+        ({0: [*FRESH[0], (4, 0, "A")]}, "one depth that 5 rows divide"),
+    ],
+)
+def test_a_table_that_is_not_the_plans_is_refused(visible, message):
+    with pytest.raises(ConfigError, match=message):
+        transform(visible)
+
+
+def test_wrong_use_is_told():
+    tx, params = transform(FRESH), pipelines.params(4)
+    state, taps = tx.init(params), factors(np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"loss_terms=1.*'stages/down/a'"):
+        tx.update(params, state, taps={}, loss_terms=1)
+    with pytest.raises(ValueError, match="loss_terms=None"):
+        tx.update(params, state, taps=taps)
+    small = jax.tree.map(lambda f: f[:2], taps)
+    with pytest.raises(ValueError, match=r"must be \(4, 6, 6\): got \(2, 6, 6\)"):
+        tx.update(params, state, taps=small, loss_terms=1)
+    half = {**params, "stages": jax.tree.map(lambda p: p[:2], params["stages"])}
+    with pytest.raises(ValueError, match=r"4 layers here: got 2.*pass axis_name"):
+        tx.update(half, tx.init(half), taps=small, loss_terms=1)
+    with pytest.raises(ConfigError, match="sum_replicas needs axis_name"):
+        transform(FRESH, sum_replicas=lambda rows: rows)
+    with pytest.raises(ConfigError, match="damping"):
+        kfac.scale_by_pipefisher(kfac.stage_plan(PLAN, 4), FRESH, damping=0.0)
+    with pytest.raises(ValueError, match="no PipeFisherState"):
+        kfac.curvature_due(optax.sgd(0.1).init(params))
+    bare = kfac.scale_by_pipefisher(kfac.stage_plan(PLAN, 4), FRESH)
+    with pytest.raises(ConfigError, match="head"):
+        bare.init(params)
+
+
+def test_the_documented_example_trains(capsys):
+    page = pathlib.Path(__file__).parents[3] / "docs" / "pipelines.md"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    names = {}
+    exec(compile(code, page.name, "exec"), names)
+    assert names["filled"].period == 2
+    assert names["losses"][-1] < names["losses"][0] / 2
+    assert "with K-FAC" in capsys.readouterr().out

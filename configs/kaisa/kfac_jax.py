@@ -1,0 +1,25 @@
+"""Our K-FAC beside kfac-jax 0.0.8, factors and step time; 3 min a run on 2 cores.
+
+Needs `make .cache/peers/kfac-jax`, an environment of its own with jax 0.9.0.
+Expect: preconditioned gradients within 1e-4 of kfac-jax's (3e-5 on the MLP), and a step
+of the convolutions in at most 0.8 of its time (`hpcjax table kaisa/kfac-jax`).
+"""
+
+import dataclasses
+
+from experiments.kaisa.peer_experiment import Config
+
+needs = ("kfac-jax",)
+
+mlp = Config(problem="mlp", widths=(256, 128))
+conv = dataclasses.replace(mlp, problem="conv", widths=(16, 32, 32))
+base = mlp
+smoke = {
+    "widths": "[4]",
+    "inputs": "[6,6,1]",
+    "classes": "3",
+    "batch_size": "4",
+    "factor_update_steps": "1",
+    "inv_update_steps": "2",
+    "repetitions": "2",
+}

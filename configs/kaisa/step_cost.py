@@ -1,0 +1,25 @@
+"""What a step of K-FAC costs against SGD, by stage; 5 min on 2 cores.
+
+Expect: at intervals of 10 and 100 at most 1.25 of SGD's step on a GPU, not measured
+yet (`hpcjax table kaisa/step-cost`).
+"""
+
+from experiments.kaisa.step_cost import Config
+from hpcjax.models.config import ResNetConfig
+
+cpu = Config()
+gpu = Config(
+    model=ResNetConfig(depth=50),
+    inputs=(224, 224, 3),
+    classes=1000,
+    compute="bfloat16",
+    precision="default",
+)
+base = cpu
+smoke = {
+    "model.depth": "8",
+    "model.width": "2",
+    "inputs": "[8,8,1]",
+    "batch_size": "4",
+    "repetitions": "2",
+}

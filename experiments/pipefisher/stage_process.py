@@ -1,0 +1,17 @@
+"""A process of `two_processes`: pinned to its core before JAX counts them."""
+
+import sys
+
+from hpcjax.sharding import local_processes
+
+
+def main() -> int:
+    """Answers requests until there are no more; returns the exit status."""
+    member = local_processes.join(sys.argv[1])
+    from experiments.pipefisher import stage
+
+    return stage.serve(member)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""Processes of this machine that work for us: pinned, connected, asked by messages.
+
+Importing this module imports no JAX: a process is to be pinned before it does.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from hpcjax.core import environment
+from hpcjax.core.errors import ConfigError, HpcjaxError, ProcessLost
+from hpcjax.sharding.channels import PATIENCE, Channel, Message
+
+Answers = Mapping[str, Callable[[Mapping[str, Any]], Message]]
+# By rank: whether it has lost another one, and its words.
+_Failed = dict[int, tuple[bool, str]]
+_FAILED = "failed"
+_LINES = 20
+# Seconds: between looks, few enough not to disturb; and for others after a failure.
+_POLL, _GRACE = 0.05, 5.0
+# One core, one thread: libraries that bring threads along are told so.
+_ONE_THREAD = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+def free_cores(count: int) -> tuple[int, ...]:
+    """Returns the first cores that this process may use.
+
+    Raises:
+      ConfigError: there are fewer than `count`, or the system cannot pin processes.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        raise ConfigError("processes cannot be pinned to cores on this system")
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < count:
+        raise ConfigError(
+            f"{count} processes need a core each: this one may use {len(cores)} "
+            f"({cores}); times of processes that share a core prove nothing"
+        )
+    return tuple(cores[:count])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Member:
+    """What one of the processes has: its rank and its connections.
+
+    Attributes:
+      rank: from 0.
+      control: to the process that asks.
+      links: to the other ranks.
+    """
+
+    rank: int
+    control: Channel
+    links: Mapping[int, Channel]
+
+    def serve(self, answers: Answers) -> int:
+        """Answers requests until the asking process closes the connection.
+
+        Returns:
+          The exit status: 0, or that of the error, which the asking process gets.
+        """
+        while True:
+            try:
+                request = self.control.receive("a request")
+            except ProcessLost:
+                return 0
+            try:
+                reply = answers[request.name](request.options)
+            except Exception as error:
+                lost = isinstance(error, ProcessLost)
+                said = str(error) if lost else traceback.format_exc()
+                self.control.send(Message(_FAILED, {"said": said, "lost": lost}))
+                return error.exit_code if isinstance(error, HpcjaxError) else 1
+            self.control.send(reply)
+
+
+def join(argument: str) -> Member:
+    """Makes this process the member that its `argument` describes, and pins it.
+
+    To be called before JAX is imported, with `sys.argv[1]` of a process that
+    `LocalProcesses` has started.
+    """
+    given = json.loads(argument)
+    os.sched_setaffinity(0, {given["core"]})
+    control = Channel(
+        socket.socket(fileno=given["control"]), "the asking process", patience=math.inf
+    )
+    links = {
+        int(rank): Channel(
+            socket.socket(fileno=number), f"rank {rank}", patience=given["patience"]
+        )
+        for rank, number in given["links"].items()
+    }
+    return Member(rank=given["rank"], control=control, links=links)
+
+
+class LocalProcesses:
+    """Processes of one module, one for each core, each connected with all others."""
+
+    def __init__(
+        self,
+        processes: Sequence[subprocess.Popen],
+        controls: Sequence[Channel],
+        words: TextIO,
+        patience: float,
+    ) -> None:
+        """Use `start`."""
+        self.processes, self._controls = tuple(processes), tuple(controls)
+        self._words, self._patience = words, patience
+
+    def ask(self, name: str, options: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Asks all at once and returns their answers, by rank.
+
+        Args:
+          name: of the request.
+          options: for each rank.
+
+        Raises:
+          ProcessLost: one has ended, hangs, or has lost another one; says which.
+          HpcjaxError: one has failed; with its traceback.
+        """
+        failed: _Failed = {}
+        for rank, given in enumerate(options):
+            with _noting(rank, failed):
+                self._controls[rank].send(Message(name, given))
+        replies = self._replies(name, failed)
+        for rank, (lost, said) in failed.items():
+            if not lost:
+                raise HpcjaxError(f"rank {rank} failed at {name!r}:\n{said}")
+        if failed:
+            words = "; ".join(f"rank {rank}: {s}" for rank, (_, s) in failed.items())
+            raise ProcessLost(f"{words}{self._killed()}{self._last()}")
+        return [replies[rank] for rank in range(len(options))]
+
+    def _replies(self, name: str, failed: _Failed) -> dict[int, Message]:
+        """Returns what comes; once one has failed the others are not waited for long.
+
+        Who lives notices by itself when another rank is lost, and fails too.
+        """
+        replies: dict[int, Message] = {}
+        waiting = set(range(len(self._controls))) - failed.keys()
+        limit = time.monotonic() + self._patience
+        while waiting:
+            late = time.monotonic() > limit
+            for rank in sorted(waiting):
+                control = self._controls[rank]
+                if control.arrived():
+                    with _noting(rank, failed):
+                        reply = replies[rank] = control.receive(f"answer to {name!r}")
+                        if reply.name == _FAILED:
+                            failed[rank] = reply.options["lost"], reply.options["said"]
+                elif late:
+                    failed[rank] = True, f"no answer to {name!r}: it is dead or hangs"
+            waiting -= replies.keys() | failed.keys()
+            if failed:
+                limit = min(limit, time.monotonic() + _GRACE)
+            time.sleep(_POLL if waiting else 0)
+        return replies
+
+    def _killed(self) -> str:
+        words = [
+            f"; rank {rank} was killed by {signal.Signals(-status).name}"
+            for rank, process in enumerate(self.processes)
+            if (status := process.poll()) is not None and status < 0
+        ]
+        return "".join(words)
+
+    def _last(self) -> str:
+        self._words.seek(0)
+        last = "".join(self._words.readlines()[-_LINES:])
+        return f"\nthey printed last:\n{last}" if last else ""
+
+
+@contextlib.contextmanager
+def _noting(rank: int, failed: _Failed) -> Iterator[None]:
+    try:
+        yield
+    except ProcessLost as error:
+        failed[rank] = True, str(error)
+
+
+@contextlib.contextmanager
+def start(
+    module: str,
+    cores: Sequence[int],
+    *,
+    folder: pathlib.Path,
+    patience: float = PATIENCE,
+    answer_patience: float = 10 * PATIENCE,
+) -> Iterator[LocalProcesses]:
+    """Starts `python -m module` once for each core, and ends all of them afterwards.
+
+    Args:
+      module: whose `main` calls `join` and `serve`.
+      cores: that of each rank.
+      folder: from which the module can be imported.
+      patience: seconds that a rank waits for another one.
+      answer_patience: seconds that we wait for an answer.
+
+    Yields:
+      Them, to be asked.
+    """
+    ranks = range(len(cores))
+    ends: list[dict[int, socket.socket]] = [{} for _ in ranks]
+    for a, b in itertools.combinations(ranks, 2):
+        ends[a][b], ends[b][a] = socket.socketpair()
+    with contextlib.ExitStack() as stack:
+        processes, controls = [], []
+        words = stack.enter_context(tempfile.TemporaryFile("w+"))
+        for rank, core in enumerate(cores):
+            ours, theirs = socket.socketpair()
+            given = {
+                "rank": rank,
+                "core": core,
+                "control": theirs.fileno(),
+                "links": {other: end.fileno() for other, end in ends[rank].items()},
+                "patience": patience,
+            }
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, json.dumps(given)],
+                env=environment.child(**_ONE_THREAD),
+                cwd=folder,
+                pass_fds=[theirs.fileno(), *given["links"].values()],
+                stdout=words,
+                stderr=words,
+                start_new_session=True,
+            )
+            processes.append(process)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            for end in (theirs, *ends[rank].values()):
+                end.close()
+            controls.append(Channel(ours, f"rank {rank}", patience=answer_patience))
+            stack.callback(controls[-1].close)
+        yield LocalProcesses(processes, controls, words, answer_patience)

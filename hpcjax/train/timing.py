@@ -1,0 +1,29 @@
+"""Training steps as something to be timed by `perf.compare`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpcjax import perf
+from hpcjax.sharding.mesh import place_batch
+from hpcjax.train.state import init_state
+from hpcjax.train.step import train_step
+from hpcjax.train.task import Task
+
+
+def step_thunk(
+    task: Task, batch_size: int, *, devices: int = 1, seed: int = 0
+) -> Callable[[], Any]:
+    """Returns a function that takes one compiled step, always on the same batch.
+
+    Args:
+      task: what is trained.
+      batch_size: the first so many examples are the batch.
+      devices: of the mesh that the task wants.
+      seed: of the parameters.
+    """
+    mesh = task.mesh(devices)
+    batch = place_batch(task.dataset.train.gather(np.arange(batch_size)), mesh)
+    state = init_state(task, seed, mesh)
+    return perf.stepper(train_step(task, mesh, state), state, batch)

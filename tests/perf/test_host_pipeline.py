@@ -1,0 +1,226 @@
+"""Devices of a pipeline, each in a thread here, that pass results by messages."""
+
+import collections
+import concurrent.futures
+import itertools
+import json
+import socket
+
+import numpy as np
+import pytest
+
+from hpcjax import perf, sharding
+from hpcjax.core.errors import HpcjaxError, ProcessLost
+from hpcjax.perf import host_pipeline
+from hpcjax.perf.host_pipeline import DeviceWork, HostPipeline, Ran
+from hpcjax.sharding.channels import Channel, Message
+
+SCHEDULES = [
+    sharding.gpipe(2, 2),
+    sharding.gpipe(3, 4),
+    sharding.one_f_one_b(3, 5),
+    sharding.interleaved(4, 4, 2),
+    sharding.chimera(4, 4),
+    sharding.zero_bubble_h1(3, 4),
+]
+
+
+@pytest.fixture
+def links():
+    made = []
+
+    def connect(devices, patience=20.0):
+        rows = [{} for _ in range(devices)]
+        for a, b in itertools.combinations(range(devices), 2):
+            for own, other, end in zip(
+                (a, b), (b, a), socket.socketpair(), strict=True
+            ):
+                rows[own][other] = Channel(end, f"rank {other}", patience=patience)
+                made.append(rows[own][other])
+        return rows
+
+    yield connect
+    for channel in made:
+        channel.close()
+
+
+def code(step, op):
+    return np.array([step, *op[2:], "FBW".index(op.kind)], np.float64)
+
+
+class Device:
+    """Does nothing but note what it is given, and in which order."""
+
+    def __init__(self, schedule, device, links):
+        self.step, self.log, self.given = 0, [], {}
+        work = DeviceWork(run_op=self.op, run_task=self.log.append, flush=self.flush)
+        self.pipeline = HostPipeline(schedule, device, links, work)
+
+    def op(self, op, received):
+        self.log.append(op)
+        self.given[self.step, op] = None if received is None else received.copy()
+        return code(self.step, op)
+
+    def flush(self, step):
+        assert step == self.step
+        self.log.append("flush")
+        self.step += 1
+
+
+def in_threads(devices, rows, steps):
+    def go(device):
+        own = rows[devices.index(device)]
+        for step in range(steps):
+            device.pipeline.step(step, own[step % len(own)])
+
+    with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
+        for done in [pool.submit(go, device) for device in devices]:
+            done.result(timeout=60)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.stages}")
+def test_every_op_gets_the_result_that_it_needs(schedule, links):
+    rows = links(schedule.devices)
+    devices = [Device(schedule, d, own) for d, own in enumerate(rows)]
+    in_threads(devices, [[order] for order in schedule.orders], 2)
+    for device, order in zip(devices, schedule.orders, strict=True):
+        assert device.log == [*order, "flush"] * 2
+        for step, op in itertools.product(range(2), order):
+            far = [n for n in schedule.needs(op) if n.device != op.device]
+            assert len(far) <= 1
+            given = device.given[step, op]
+            assert (given is not None) == bool(far)
+            for need in far:
+                np.testing.assert_array_equal(given, code(step, need))
+
+
+def filled_schedule():
+    schedule = sharding.gpipe(2, 2)
+    line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
+    costs = perf.KfacCosts(t_curv=3, t_inv=6)
+    return perf.assign(
+        line, perf.kfac_tasks(schedule, [[perf.Layer(8, 8)] * 2] * 2, costs)
+    )
+
+
+def test_a_filled_schedule_is_done_exactly(links):
+    filled = filled_schedule()
+    assert filled.period >= 2
+    rows = [filled.steps(device) for device in range(2)]
+    devices = [
+        Device(filled.timeline.schedule, d, own) for d, own in enumerate(links(2))
+    ]
+    steps = 3 * filled.period
+    in_threads(devices, rows, steps)
+    for device, own in zip(devices, rows, strict=True):
+        host_pipeline.check_work(device.pipeline.ran, own, steps)
+        done = collections.Counter(device.log)
+        for it in itertools.chain(*filled.placed):
+            assert done[it.task] == (3 if it.task in itertools.chain(*own) else 0)
+        assert len(device.pipeline.steps) == steps
+        edges = [edge for pair in device.pipeline.steps for edge in pair]
+        assert edges == sorted(edges)
+
+
+def task(layer):
+    return perf.Task(1, "curvA", 0, 1, layer, 0, 1.0)
+
+
+def test_a_task_gives_way_to_what_has_arrived_and_ends_before_the_flush(links):
+    """Device 0 is played by hand: the first result comes early, the last one late."""
+    schedule = sharding.gpipe(2, 1)
+    theirs, ours = links(2)
+    device = Device(schedule, 1, ours)
+    forward, backward = schedule.orders[1]
+    row = [task(0), task(1), forward, backward, task(2)]
+    key = [0, *schedule.orders[0][0]]
+    theirs[1].send(Message("result", {"key": key}, {"x": np.zeros(1)}))
+    theirs[1].send(Message("flush", {"key": [0]}))
+    while not ours[0].arrived():
+        pass
+    device.pipeline.step(0, row)
+    assert device.log == [forward, backward, task(0), task(1), task(2), "flush"]
+
+
+def test_a_device_fills_its_time_until_a_message_comes(links):
+    schedule = sharding.gpipe(2, 1)
+    theirs, ours = links(2)
+    device = Device(schedule, 1, ours)
+    forward, backward = schedule.orders[1]
+
+    def then_send(done):
+        device.log.append(done)
+        if done == task(1):
+            key = [0, *schedule.orders[0][0]]
+            theirs[1].send(Message("result", {"key": key}, {"x": np.zeros(1)}))
+            theirs[1].send(Message("flush", {"key": [0]}))
+            while not ours[0].arrived():
+                pass
+
+    work = DeviceWork(run_op=device.op, run_task=then_send, flush=device.flush)
+    pipeline = HostPipeline(schedule, 1, ours, work)
+    pipeline.step(0, [task(0), task(1), task(2), forward, backward])
+    assert device.log == [task(0), task(1), forward, backward, task(2), "flush"]
+
+
+def test_a_lost_neighbour_ends_the_step(links):
+    schedule = sharding.gpipe(2, 1)
+    theirs, ours = links(2, patience=0.2)
+    device = Device(schedule, 1, ours)
+    with pytest.raises(
+        ProcessLost, match=r"rank 0 has sent nothing.*F of micro-batch 0"
+    ):
+        device.pipeline.step(0, schedule.orders[1])
+    theirs[1].close()
+    with pytest.raises(ProcessLost, match=r"rank 0 has ended.*F of micro-batch 0"):
+        device.pipeline.step(0, schedule.orders[1])
+
+
+def test_a_result_that_is_missing_is_named(links):
+    schedule = sharding.gpipe(2, 1)
+    work = DeviceWork(run_op=lambda op, x: None, run_task=print, flush=print)
+    pipeline = HostPipeline(schedule, 0, links(2)[0], work)
+    with pytest.raises(HpcjaxError, match="has no result, device 1 needs it"):
+        pipeline.step(0, schedule.orders[0])
+
+
+def test_work_left_out_or_doubled_is_found():
+    filled = filled_schedule()
+    rows = filled.steps(0)
+    ran = [
+        Ran(step, 0.0, 1.0, work)
+        for step in range(2 * filled.period)
+        for work in rows[step % filled.period]
+    ]
+    host_pipeline.check_work(ran, rows, 2 * filled.period)
+    with pytest.raises(HpcjaxError, match="ran 0 times instead of 1"):
+        host_pipeline.check_work(ran[:-1], rows, 2 * filled.period)
+    with pytest.raises(HpcjaxError, match="ran 2 times instead of 1"):
+        host_pipeline.check_work([*ran, ran[0]], rows, 2 * filled.period)
+    moved = [each._replace(step=0) if each is ran[-1] else each for each in ran]
+    with pytest.raises(HpcjaxError, match="instead of"):
+        host_pipeline.check_work(moved, rows, 2 * filled.period)
+
+
+def test_busy_share_counts_what_it_is_to_count():
+    ops = sharding.gpipe(2, 1).orders
+    ran = [
+        [Ran(0, 1.0, 2.0, ops[0][0]), Ran(0, 4.0, 5.0, ops[0][1])],
+        [Ran(0, 2.0, 3.0, ops[1][0]), Ran(0, 3.0, 3.5, task(0))],
+    ]
+    assert host_pipeline.busy_share(ran, 1.0, 6.0) == pytest.approx(0.35)
+    share = host_pipeline.busy_share(ran, 1.0, 6.0, without=[task(0)])
+    assert share == pytest.approx(0.3)
+    bars = host_pipeline.ran_bars(ran[1], 1.0)
+    assert bars == (
+        perf.Bar(1, 1000.0, 2000.0, "F"),
+        perf.Bar(1, 2000.0, 2500.0, "curvA"),
+    )
+
+
+def test_work_goes_through_json():
+    for work in itertools.chain(*filled_schedule().steps(1)):
+        text = json.dumps(host_pipeline.work_to_json(work))
+        back = host_pipeline.work_from_json(json.loads(text))
+        assert type(back) is type(work)
+        assert back == work
