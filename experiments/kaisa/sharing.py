@@ -35,6 +35,7 @@ class Config:
       devices: P.
       grad_worker_fraction: f.
       cost: what columns are balanced by.
+      seed: not used; nothing is drawn.
     """
 
     model: ResNetConfig = ResNetConfig(depth=50)
@@ -44,6 +45,7 @@ class Config:
     devices: int = 8
     grad_worker_fraction: float = 1.0
     cost: Literal["compute", "memory"] = "memory"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.devices < 1:

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
+from experiments.kaisa import peer_tables
 from hpcjax import perf
 from hpcjax.runs.tables import Claim, Runs, Table, Tier
 from hpcjax.runs.targets import time_to_target
 
+KFAC_JAX = peer_tables.KFAC_JAX
 SEEDS = (0, 1, 2, 3, 4)
 FRACTIONS = {"1/8": "0.125", "1/4": "0.25", "1/2": "0.5", "1": "1.0"}
 BASELINES = {"digits": "sgd", "phantoms": "adamw", "bert": "lamb"}

@@ -7,7 +7,7 @@ from hpcjax.sharding import local_processes
 
 def main() -> int:
     """Answers requests until there are no more; returns the exit status."""
-    member = local_processes.join(sys.argv[1])
+    member = local_processes.join_processes(sys.argv[1])
     from experiments.pipefisher import stage
 
     return stage.serve(member)

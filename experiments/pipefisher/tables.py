@@ -220,7 +220,7 @@ TWO_PROCESSES = Table(
     title="GPipe of two processes, measured without and with K-FAC in its bubbles",
     paper="PipeFisher, MLSys 2023: its claim, on 2 cores in place of its GPUs",
     caption=(
-        "Two stages of 6 tanh layers 384 wide, 2 micro-batches of 2048 rows; one "
+        "Two stages of 8 tanh layers 256 wide, 2 micro-batches of 3072 rows; one "
         "process a stage, each pinned to a core. Busy: forward and backward passes and "
         "the K-FAC work that the schedule has placed, of the time between step ends; "
         "preconditioning is time that is not busy. Medians of 5 runs of whole "

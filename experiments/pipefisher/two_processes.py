@@ -54,9 +54,9 @@ class Config:
       seed: of parameters and data.
     """
 
-    width: int = 384
-    layers: int = 6
-    rows: int = 2048
+    width: int = 256
+    layers: int = 8
+    rows: int = 3072
     micro_batches: int = 2
     gate: Literal["device", "layer"] = "layer"
     margin: float = 0.05
@@ -119,7 +119,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     from hpcjax.sharding import local_processes
 
     cores = local_processes.free_cores(STAGES)
-    with local_processes.start(
+    with local_processes.start_processes(
         WORKER, cores, folder=ROOT, patience=cfg.patience
     ) as crew:
         filled = plan(cfg, set_up(cfg, crew))

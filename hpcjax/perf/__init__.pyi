@@ -19,6 +19,12 @@ from .hlo import collectives_by_branch as collectives_by_branch
 from .hlo import count_ops as count_ops
 from .hlo import flops as flops
 from .hlo import peak_memory as peak_memory
+from .host_pipeline import DeviceWork as DeviceWork
+from .host_pipeline import HostPipeline as HostPipeline
+from .host_pipeline import Ran as Ran
+from .host_pipeline import busy_share as busy_share
+from .host_pipeline import check_work as check_work
+from .host_pipeline import ran_bars as ran_bars
 from .kfac_work import Factor as Factor
 from .kfac_work import KfacCosts as KfacCosts
 from .kfac_work import Layer as Layer

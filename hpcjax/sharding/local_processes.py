@@ -92,7 +92,7 @@ class Member:
             self.control.send(reply)
 
 
-def join(argument: str) -> Member:
+def join_processes(argument: str) -> Member:
     """Makes this process the member that its `argument` describes, and pins it.
 
     To be called before JAX is imported, with `sys.argv[1]` of a process that
@@ -122,7 +122,7 @@ class LocalProcesses:
         words: TextIO,
         patience: float,
     ) -> None:
-        """Use `start`."""
+        """Use `start_processes`."""
         self.processes, self._controls = tuple(processes), tuple(controls)
         self._words, self._patience = words, patience
 
@@ -198,7 +198,7 @@ def _noting(rank: int, failed: _Failed) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def start(
+def start_processes(
     module: str,
     cores: Sequence[int],
     *,
@@ -209,7 +209,7 @@ def start(
     """Starts `python -m module` once for each core, and ends all of them afterwards.
 
     Args:
-      module: whose `main` calls `join` and `serve`.
+      module: whose `main` calls `join_processes` and `serve`.
       cores: that of each rank.
       folder: from which the module can be imported.
       patience: seconds that a rank waits for another one.

@@ -83,7 +83,7 @@ def write_kjv(root: pathlib.Path, examples: int = 64) -> None:
     with (folder / "kjv.jsonl").open("w") as file:
         for number in range(examples):
             last = number == examples - 1
-            chapter, verse = divmod(number, 8)
+            chapter, verse = divmod(number, 2)
             citation = f"Genesis {chapter + 1}:{verse + 1}"
             citation = "Revelation 22:21" if last else citation
             text = sentences(400, number)

@@ -10,7 +10,7 @@ from hpcjax.sharding.channels import Message
 
 
 def main() -> int:
-    member = local_processes.join(sys.argv[1])
+    member = local_processes.join_processes(sys.argv[1])
 
     def echo(options):
         told = {

@@ -108,7 +108,9 @@ def test_too_few_cores_are_refused(monkeypatch):
 def start(**patience):
     # The same core twice: here nobody measures time.
     core = min(os.sched_getaffinity(0))
-    return local_processes.start(WORKER, [core, core], folder=ROOT, **patience)
+    return local_processes.start_processes(
+        WORKER, [core, core], folder=ROOT, **patience
+    )
 
 
 @pytest.mark.system
@@ -173,7 +175,9 @@ def test_all_that_hang_are_named():
 def test_what_a_process_printed_last_is_told():
     core = min(os.sched_getaffinity(0))
     with (
-        local_processes.start("tests.sharding.no_such", [core], folder=ROOT) as crew,
+        local_processes.start_processes(
+            "tests.sharding.no_such", [core], folder=ROOT
+        ) as crew,
         pytest.raises(ProcessLost, match=r"they printed last:\n.*No module named"),
     ):
         crew.ask("echo", [{}])
@@ -182,8 +186,9 @@ def test_what_a_process_printed_last_is_told():
 @pytest.mark.system
 def test_ranks_end_when_nobody_is_left_to_ask():
     code = (
-        "import os, pathlib, sys; from hpcjax.sharding import local_processes as p;"
-        "crew = p.start(sys.argv[1], [int(sys.argv[2])], folder=pathlib.Path.cwd());"
+        "import os, pathlib, sys; from hpcjax import sharding;"
+        "here = pathlib.Path.cwd();"
+        "crew = sharding.start_processes(sys.argv[1], [int(sys.argv[2])], folder=here);"
         "made = crew.__enter__(); made.ask('echo', [{'text': ''}]);"
         "print(made.processes[0].pid, flush=True); os.kill(os.getpid(), 9)"
     )

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from hpcjax.core import DataMissing
 from hpcjax.runs import build, cli, config, directory, discover, execute, plan, results
 from hpcjax.runs import overrides as override
 from tests.data import writers
@@ -60,8 +61,23 @@ def test_a_config_survives_json_and_is_spelled_by_overrides(name):
     assert override.parse(loaded.base, changes) == loaded.config
 
 
+def absent_peers(entry):
+    """Environments that the config needs and `make` has not made here."""
+    paper = entry.name.partition("/")[0]
+    return [
+        need
+        for need in entry.needs
+        if (REPOSITORY / f"experiments/{paper}/peers/{need}.txt").exists()
+        and not (REPOSITORY / ".cache/peers" / need / "bin/python").exists()
+    ]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_small_run_ends_well(name, root):
+    for peer in absent_peers(entry_of(name)):
+        with pytest.raises(DataMissing, match=f"make .cache/peers/{peer}"):
+            execute.run(name, entry_of(name).smoke, root=root, quiet=True)
+        return
     done = execute.run(name, entry_of(name).smoke, root=root, quiet=True)
     folder = directory.open_run(root, done.id)
     assert folder.status == "done"

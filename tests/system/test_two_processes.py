@@ -45,7 +45,7 @@ needs_cores = pytest.mark.skipif(not has_cores(), reason="fewer than 2 free core
 
 @pytest.fixture
 def crew():
-    with local_processes.start(
+    with local_processes.start_processes(
         two_processes.WORKER,
         local_processes.free_cores(2),
         folder=two_processes.ROOT,
@@ -196,7 +196,7 @@ def test_processes_that_share_a_core_are_refused():
 
 def test_one_core_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    monkeypatch.setattr(local_processes, "start", None)
+    monkeypatch.setattr(local_processes, "start_processes", None)
     with pytest.raises(ConfigError, match="2 processes need a core each"):
         two_processes.run(TINY, None)
 
@@ -205,7 +205,7 @@ def test_one_core_is_refused_before_anything_starts(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_partner_that_dies_or_hangs_in_a_step_is_named(filled, number):
     patience = 2.0 if number == signal.SIGSTOP else 20.0
-    with local_processes.start(
+    with local_processes.start_processes(
         two_processes.WORKER,
         local_processes.free_cores(2),
         folder=two_processes.ROOT,

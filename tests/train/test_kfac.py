@@ -104,7 +104,7 @@ def _is_kfac(node):
 def test_a_state_that_is_no_kfac_is_refused():
     plain = task()
     other = plain._replace(optimizer=optax.with_extra_args_support(optax.sgd(0.1)))
-    with pytest.raises(ValueError, match="no KfacState"):
+    with pytest.raises(ValueError, match="no state of K-FAC"):
         fit(other, 1)
 
 

@@ -15,7 +15,6 @@ from ._distribution import memory_words as memory_words
 from ._fisher import Differentiated as Differentiated
 from ._fisher import differentiate as differentiate
 from ._pipefisher import PipeFisherState as PipeFisherState
-from ._pipefisher import curvature_due as curvature_due
 from ._pipefisher import scale_by_pipefisher as scale_by_pipefisher
 from ._pipefisher import stage_plan as stage_plan
 from ._statistics import Statistic as Statistic

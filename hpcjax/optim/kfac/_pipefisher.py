@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.varying import vary_like
+from hpcjax.core.varying import vary, vary_like
 from hpcjax.optim.full_precision import check_real, statistics_dtype
 from hpcjax.optim.kfac import _blocks, config
 from hpcjax.optim.kfac._blocks import Block, Plan
@@ -88,6 +88,7 @@ def scale_by_pipefisher(
     precision: Literal["default", "high", "highest"] = "highest",
     axis_name: str | None = None,
     sum_replicas: Callable[[Any], Any] | None = None,
+    data_axis: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Preconditions gradients by inverses that are as old as PipeFisher's.
 
@@ -99,8 +100,8 @@ def scale_by_pipefisher(
     it is `scale_by_kfac` with `method="inverse"` that inverts at every step.
 
     `update` needs `taps=` and `loss_terms=` as `scale_by_kfac` does, statistics and
-    number of terms of the whole batch, here already averaged over devices. They may be
-    nested: `{"stages": statistics}`.
+    number of terms of the whole batch, already averaged over devices; or, with
+    `data_axis`, of each device's part. They may be nested: `{"stages": statistics}`.
 
     Works on all rows at once, or inside `shard_map` on those of a device.
 
@@ -118,6 +119,7 @@ def scale_by_pipefisher(
       sum_replicas: adds up the rows of replicas, `sharding.sum_replicas` of a schedule.
         With it replicas share their stages' layers out, each inverting and
         preconditioning its own; without it every row does all.
+      data_axis: mesh axis over which statistics are averaged.
 
     Raises:
       ConfigError: factors missing, doubled or unknown in `visible`, steps that are not
@@ -145,29 +147,13 @@ def scale_by_pipefisher(
         method="inverse", damping=damping, kl_clip=None, precision=precision
     )
     table = _table(chosen, visible, rows)
-    made = _PipeFisher(chosen, options, table, axis_name, sum_replicas)
+    made = _PipeFisher(chosen, options, table, axis_name, sum_replicas, data_axis)
 
     def update(updates, state, params=None, *, taps=None, loss_terms=None, **extra):
         del params, extra
         return made.update(updates, state, taps, loss_terms)
 
     return optax.GradientTransformationExtraArgs(made.init, update)
-
-
-def curvature_due(state: Any) -> Any:
-    """Says whether the next update takes statistics: `active` of `kfac.make_taps`.
-
-    Args:
-      state: the state of any chain with `scale_by_pipefisher` in it; may be traced.
-
-    Raises:
-      ValueError: there is none in it.
-    """
-    nodes = jax.tree.leaves(state, is_leaf=lambda n: isinstance(n, PipeFisherState))
-    found = [node.due for node in nodes if isinstance(node, PipeFisherState)]
-    if not found:
-        raise ValueError("there is no PipeFisherState in this optimizer's state")
-    return jnp.any(jnp.stack(found))
 
 
 class _Table(NamedTuple):
@@ -252,11 +238,13 @@ class _PipeFisher:
         table: _Table,
         axis_name: str | None,
         sum_replicas: Callable[[Any], Any] | None,
+        data_axis: str | None,
     ) -> None:
         if sum_replicas is not None and axis_name is None:
             raise ConfigError("sum_replicas needs axis_name: replicas are on devices")
         self.plan, self.options, self.table = chosen, options, table
         self.axis, self.sum_replicas = axis_name, sum_replicas
+        self.data_axis = data_axis
 
     def init(self, params: Any) -> PipeFisherState:
         check_real(params)
@@ -333,6 +321,8 @@ class _PipeFisher:
             new = new.reshape(factor.shape).astype(factor.dtype)
             scale = jnp.asarray(loss_terms, factor.dtype) ** 2
             found[path] = new * scale if path.endswith("/g") else new
+        if self.data_axis is not None:
+            found = jax.lax.pmean(vary(found, self.data_axis), self.data_axis)
         return trees.unflatten(like, found)
 
     def inverted(

@@ -17,6 +17,7 @@ from hpcjax.optim.full_precision import check_real, statistics_dtype
 from hpcjax.optim.kfac import _blocks, config
 from hpcjax.optim.kfac._blocks import Plan
 from hpcjax.optim.kfac._distribution import AXES, Distribution
+from hpcjax.optim.kfac._pipefisher import PipeFisherState
 from hpcjax.optim.kfac._placement import Local, Shared
 
 Statistics = Mapping[str, Mapping[str, jax.Array]]
@@ -124,7 +125,7 @@ def scale_by_kfac(
       >>> params = {"head": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
       >>> taps = {"head": {"a": jnp.eye(3), "g": jnp.eye(2)}}
       >>> updates, state = tx.update(params, tx.init(params), taps=taps, loss_terms=1)
-      >>> updates["head"]["bias"].round(3).tolist()
+      >>> [round(update, 3) for update in updates["head"]["bias"].tolist()]
       [0.129, 0.129]
     """
     keywords = checks.keyword_options(options)
@@ -438,15 +439,18 @@ def statistics_due(state: Any) -> Any:
     """Says whether the next update takes statistics: `active` of `kfac.make_taps`.
 
     Args:
-      state: the state of any chain with `scale_by_kfac` in it; may be traced.
+      state: the state of any chain with `scale_by_kfac` or `scale_by_pipefisher` in it;
+        may be traced.
 
     Raises:
       ValueError: there is none in it.
     """
-    found = states(state)
+    kinds = KfacState, PipeFisherState
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
+    found = [node.due for node in nodes if isinstance(node, kinds)]
     if not found:
-        raise ValueError("there is no KfacState in this optimizer's state")
-    return jnp.any(jnp.stack([each.due for each in found]))
+        raise ValueError("there is no state of K-FAC in this optimizer's state")
+    return jnp.any(jnp.stack(found))
 
 
 def without_decompositions(state: KfacState) -> KfacState:

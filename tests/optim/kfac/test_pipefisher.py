@@ -100,7 +100,7 @@ def pipelined(name, tx, dtype):
     def body(params, state, batch):
         x = jax.ShapeDtypeStruct((1, pipelines.WIDTH), dtype)
         one = jax.tree.map(lambda leaf: leaf[0], params["stages"])
-        active = kfac.curvature_due(state)
+        active = kfac.statistics_due(state)
         taps = kfac.make_taps(PLAN, model, one, {}, x, active=active)
         found = differentiate(params, batch, taps)
         updates, state = tx.update(
@@ -240,7 +240,7 @@ def test_an_inverse_is_of_the_first_step_of_its_refresh_and_is_kept_until_the_ne
     update = jax.jit(functools.partial(tx.update, loss_terms=1))
     for _ in range(8):
         seen.append(factors(rng))
-        due.append(bool(kfac.curvature_due(state)))
+        due.append(bool(kfac.statistics_due(state)))
         _, state = update(params, state, params, taps=seen[-1])
         count = len(seen)
         for step, each in visible.items():
@@ -387,7 +387,7 @@ def test_wrong_use_is_told():
     with pytest.raises(ConfigError, match="damping"):
         kfac.scale_by_pipefisher(kfac.stage_plan(PLAN, 4), FRESH, damping=0.0)
     with pytest.raises(ValueError, match="no PipeFisherState"):
-        kfac.curvature_due(optax.sgd(0.1).init(params))
+        kfac.statistics_due(optax.sgd(0.1).init(params))
     bare = kfac.scale_by_pipefisher(kfac.stage_plan(PLAN, 4), FRESH)
     with pytest.raises(ConfigError, match="head"):
         bare.init(params)
