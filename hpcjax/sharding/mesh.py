@@ -13,7 +13,8 @@ from hpcjax.core.errors import ConfigError
 DATA_AXIS = "data"
 # The same devices as a grid: those that precondition a layer stand in one column of it,
 # those that receive the result in one row. See `optim.kfac.Distribution`.
-GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS = "grad_worker", "grad_receiver"
+GRAD_WORKER_AXIS = "grad_worker"
+GRAD_RECEIVER_AXIS = "grad_receiver"
 _DATA_AXES = (DATA_AXIS, GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS)
 
 
