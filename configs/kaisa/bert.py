@@ -2,7 +2,7 @@
 
 Needs `hpcjax data fetch kjv`. Masked words and the order of sentences, as in the
 paper's phase 1; the vocabulary head is tied to the table and keeps its gradient.
-Expect: see `hpcjax table kaisa/steps`.
+Expect: not known yet; `hpcjax table kaisa/bert` tells.
 """
 
 import dataclasses

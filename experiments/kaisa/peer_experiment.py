@@ -60,7 +60,8 @@ class Config:
       method: `"eigen"`, exact for A⊗G + γI, or `"inverse"` of factors with π-damping.
       fisher: at which labels G is taken.
       damping: γ.
-      lr: learning rate of the steps, whose momentum is `MOMENTUM`.
+      lr: learning rate of the steps, whose momentum is `MOMENTUM`; a large one learns
+        the noise by heart and so makes much of rounding.
       factor_update_steps: steps between updates of the factors.
       inv_update_steps: steps between inversions, and steps in one measurement.
       repetitions: rounds; in each, both take so many steps.
@@ -76,7 +77,7 @@ class Config:
     method: Literal["eigen", "inverse"] = "eigen"
     fisher: Literal["empirical", "exact"] = "empirical"
     damping: float = 0.03
-    lr: float = 1e-3
+    lr: float = 1e-4
     factor_update_steps: int = 10
     inv_update_steps: int = 100
     repetitions: int = 20
