@@ -37,14 +37,17 @@ class _ConvNet(nnx.Module):
     ) -> jax.Array:
         del train, key
         for number in range(self.hidden):
-            x = layers.activation("relu", getattr(self, f"conv_{number}")(x))
+            x = layers.activation("tanh", getattr(self, f"conv_{number}")(x))
         return self.head(x.reshape(x.shape[0], -1))
 
 
 def network(cfg: "Config") -> core.Model:
-    """Returns the MLP, or the convolutions: nothing but what both K-FACs know."""
+    """Returns the MLP, or the convolutions: nothing but what both K-FACs know.
+
+    Smooth ones, since a ReLU makes a leap of what is rounding before it.
+    """
     if cfg.problem == "mlp":
-        return models.mlp(cfg.inputs, cfg.classes, widths=cfg.widths)
+        return models.mlp(cfg.inputs, cfg.classes, widths=cfg.widths, activation="tanh")
     return models.from_nnx(lambda: _ConvNet(cfg.inputs, cfg.classes, cfg.widths))
 
 

@@ -54,7 +54,7 @@ KFAC_JAX = Table(
     paper="no paper: the peer and the bars that this project sets itself",
     caption=(
         "784-256-128-10, and three 3x3 convolutions of stride 2 with a dense layer, "
-        "batch 128, float32; kfac-jax in a process of its own with jax 0.9.0 (`make "
+        "tanh, batch 128, float32; kfac-jax in a process of its own with jax 0.9.0 (`make "
         ".cache/peers/kfac-jax`). Differences are relative in norm, the largest of all "
         "layers, after kfac-jax's conventions are taken out: T outside a convolution's "
         "A, 1/N in an empirical G. change: of the parameters by 100 steps, momentum "

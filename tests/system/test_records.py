@@ -37,12 +37,13 @@ def test_a_record_is_of_its_table(table_id, tier):
     assert found["provenance"]["git_commit"]
 
 
-@pytest.mark.acceptance("kaisa", 10)
-def test_kfac_needs_three_quarters_of_the_tuned_steps_on_digits():
-    """Five seeds, as many trials for each optimizer, and no seed tuned on."""
+def test_kfac_and_its_rivals_were_tuned_alike():
+    """Five seeds, as many trials for each optimizer, and no seed tuned on.
+
+    The claim itself, four seeds of five on digits, does not hold: acceptance check 10
+    of KAISA is not claimed.
+    """
     found = record("kaisa/steps")
-    assert found["claims"]["digits_wins"]["holds"]
-    assert found["cells"]["digits/kfac.wins"] >= 4
     trials, seeds = collections.Counter(), collections.defaultdict(set)
     for run in found["runs"]:
         row, seed = run["row"], run["overrides"]["seed"]
@@ -51,7 +52,5 @@ def test_kfac_needs_three_quarters_of_the_tuned_steps_on_digits():
         else:
             seeds[row].add(seed)
         assert (seed == "1000") == run["tuning"]
-    rows = ["digits/sgd", "digits/adamw", "digits/kfac"]
-    assert len({trials[row] for row in rows}) == 1
-    assert all(len(seeds[row]) == 5 for row in rows)
-    assert found["cells"]["digits/kfac.ratio"] <= 0.75
+    assert len(set(trials.values())) == 1
+    assert {len(each) for each in seeds.values()} == {5}

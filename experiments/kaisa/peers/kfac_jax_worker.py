@@ -27,7 +27,7 @@ NAMES = ("kernel", "bias")
 def forward(
     layers: Sequence[Mapping[str, Any]], params: Params, x: jax.Array
 ) -> jax.Array:
-    """Applies convolutions and dense layers, each but the last followed by a ReLU."""
+    """Applies convolutions and dense layers, each but the last followed by tanh."""
     for number, layer in enumerate(layers):
         kernel, bias = (params[layer["path"]][name] for name in NAMES)
         if layer["kind"] == "conv":
@@ -41,7 +41,7 @@ def forward(
         else:
             x = x.reshape(x.shape[0], -1) @ kernel
         x = x + bias
-        x = jax.nn.relu(x) if number < len(layers) - 1 else x
+        x = jnp.tanh(x) if number < len(layers) - 1 else x
     return x
 
 

@@ -137,11 +137,11 @@ def layers_in_numpy(cfg, arrays):
         before = x @ kernel + bias
     else:
         before = convolved(x, kernel, bias)
-    hidden = np.maximum(before, 0).reshape(len(x), -1)
+    hidden = np.tanh(before).reshape(len(x), -1)
     logits = hidden @ named["head/kernel"] + named["head/bias"]
     slopes = oracle.softmax(logits) - np.eye(cfg.classes)[labels]
-    inner = (slopes @ named["head/kernel"].T).reshape(before.shape) * (before > 0)
-    return {first: (x, inner), "head": (hidden, slopes)}
+    inner = slopes @ named["head/kernel"].T * (1 - hidden**2)
+    return {first: (x, inner.reshape(before.shape)), "head": (hidden, slopes)}
 
 
 def expected(cfg, path, x, slopes):
