@@ -60,8 +60,7 @@ class Config:
       method: `"eigen"`, exact for A⊗G + γI, or `"inverse"` of factors with π-damping.
       fisher: at which labels G is taken.
       damping: γ.
-      lr: learning rate of the steps, whose momentum is `MOMENTUM`; a large one learns
-        the noise by heart and so makes much of rounding.
+      lr: learning rate of the steps, whose momentum is `MOMENTUM`.
       factor_update_steps: steps between updates of the factors.
       inv_update_steps: steps between inversions, and steps in one measurement.
       repetitions: rounds; in each, both take so many steps.

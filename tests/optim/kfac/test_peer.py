@@ -270,14 +270,14 @@ def test_the_peer_is_told_the_same_problem():
     assert {"x", "y", "conv_0/kernel", "head/bias"} <= side.arrays().keys()
 
 
-def rows(preconditioned=1e-5, mlp=0.5, conv=0.2):
+def rows(preconditioned=1e-5, change=1e-6, mlp=0.5, conv=0.2):
     """What runs of all rows might give, kfac-jax taking a second a step."""
     made = {}
     for row in peer_tables.KFAC_JAX.tiers["cpu"].runs:
         ours = mlp if row.startswith("mlp") else conv
         seconds = np.array([[1.0] * 3, [ours] * 3, [2 * ours] * 3])
         quantities = {"a": 1e-6, "g": 1e-6, "preconditioned": preconditioned}
-        quantities["change"] = 1e-6
+        quantities["change"] = change
         run = xr.Dataset(
             {
                 "difference": ("quantity", list(quantities.values())),
@@ -298,6 +298,7 @@ def rows(preconditioned=1e-5, mlp=0.5, conv=0.2):
         ({}, set()),
         ({"preconditioned": 2e-4}, {"agree"}),
         ({"preconditioned": np.nan}, {"agree"}),
+        ({"change": 1e-3}, {"same_steps"}),
         ({"mlp": 0.9}, {"mlp"}),
         ({"conv": 0.9}, {"conv"}),
     ],
