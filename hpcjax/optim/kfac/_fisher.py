@@ -92,7 +92,11 @@ def differentiate(
             if fisher == "true" and key is not None:
                 drawn = jax.random.categorical(key, outputs).astype(labels.dtype)
                 return at(drawn)
-            return _expected(at, outputs, labels)
+            outer = _expected(at, outputs, labels)
+            return {
+                path: {"a": each["a"], "g": outer[path]}
+                for path, each in statistics.items()
+            }
 
         flags = [jnp.any(t.active != 0) for t in taps.values() if t.active is not None]
         if flags:
@@ -109,7 +113,7 @@ def differentiate(
 
 
 def _expected(at: Callable[..., Any], outputs: jax.Array, labels: Any) -> Any:
-    """Returns A, and the sum over labels of G weighted by their probability."""
+    """Returns the sum over labels of G weighted by their probability."""
     wide = jnp.promote_types(outputs.dtype, jnp.float32)
     probabilities = jax.nn.softmax(outputs.astype(wide), axis=-1).astype(outputs.dtype)
 
@@ -117,9 +121,8 @@ def _expected(at: Callable[..., Any], outputs: jax.Array, labels: Any) -> Any:
         chosen = jnp.full_like(labels, label)
         # The square root, since G is quadratic in the gradient.
         weight = jnp.sqrt(jnp.take(probabilities, label, axis=-1))[..., None]
-        return at(chosen, weight)
+        # A is the same for every label and not formed again.
+        return {path: each["g"] for path, each in at(chosen, weight).items()}
 
     every = jax.lax.map(one, jnp.arange(outputs.shape[-1]))
-    return {
-        path: {"a": each["a"][0], "g": each["g"].sum(0)} for path, each in every.items()
-    }
+    return {path: each.sum(0) for path, each in every.items()}
