@@ -184,7 +184,9 @@ def activate(root: pathlib.Path) -> tuple[pathlib.Path, ...]:
 
 
 def _forget(package: str, folders: list[str]) -> None:
-    for name, module in list(sys.modules.items()):
+    # Deepest first: the path of a package inside is worked out by the one around it.
+    inwards = sorted(sys.modules, key=lambda name: -name.count("."))
+    for name, module in [(name, sys.modules[name]) for name in inwards]:
         if not name.startswith(package + "."):
             continue
         places = list(getattr(module, "__path__", [])) or [

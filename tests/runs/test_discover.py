@@ -1,6 +1,7 @@
 """Configs, experiments and tables of several roots."""
 
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -320,3 +321,16 @@ def test_a_seed_that_makes_no_key_is_refused(name, seed):
 def test_steps_that_no_loop_takes_are_refused(steps):
     with pytest.raises(ConfigError, match="steps must be"):
         discover.load("loop/overhead", {"steps": str(steps)}, REPOSITORY)
+
+
+def test_packages_inside_a_paper_are_forgotten_with_it(tmp_path):
+    """A folder inside a paper's is a package whose path its parent works out."""
+    folder = roots.make(tmp_path / "mine") / "experiments" / "mine" / "parts"
+    folder.mkdir(parents=True)
+    (folder / "part.py").write_text("NAME = 'part'\n")
+    discover.activate(tmp_path / "mine")
+    inner = importlib.import_module("experiments.mine.parts.part")
+    assert inner.NAME == "part"
+    discover.activate(roots.make(tmp_path / "other"))
+    assert "experiments.mine.parts" not in sys.modules
+    discover.activate(REPOSITORY)

@@ -120,7 +120,7 @@ def test_decompositions_take_the_padded_column_on_every_device(fraction):
 
 @functools.cache
 def resnet50():
-    return kfac.plan(models.resnet50((224, 224, 3), 1000))
+    return kfac.plan(models.resnet((224, 224, 3), 1000, depth=50))
 
 
 @pytest.mark.acceptance("kaisa", 6)
@@ -263,7 +263,7 @@ def test_impossible_fractions_are_refused_with_the_possible_ones(fraction):
 
 
 @pytest.mark.acceptance("kaisa", 4)
-@pytest.mark.parametrize("fraction", [0, 0.1, 1 / 6])
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 1 / 6])
 def test_less_than_one_worker_is_one(fraction):
     assert kfac.Distribution(6, fraction).mesh_shape == {
         "grad_worker": 1,
