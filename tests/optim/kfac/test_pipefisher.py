@@ -386,7 +386,7 @@ def test_wrong_use_is_told():
         transform(FRESH, sum_replicas=lambda rows: rows)
     with pytest.raises(ConfigError, match="damping"):
         kfac.scale_by_pipefisher(kfac.stage_plan(PLAN, 4), FRESH, damping=0.0)
-    with pytest.raises(ValueError, match="no PipeFisherState"):
+    with pytest.raises(ValueError, match="no state of K-FAC"):
         kfac.statistics_due(optax.sgd(0.1).init(params))
     bare = kfac.scale_by_pipefisher(kfac.stage_plan(PLAN, 4), FRESH)
     with pytest.raises(ConfigError, match="head"):
