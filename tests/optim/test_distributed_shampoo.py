@@ -81,6 +81,7 @@ def test_only_roots_are_sent_and_only_when_they_are_due():
 
 
 def test_work_goes_to_the_least_loaded_device():
-    costs = {str(n): {"": float(n**3)} for n in (8, 8, 7, 6, 5, 5, 4)}
+    sides = (8, 8, 7, 6, 5, 5, 4)
+    costs = {place: {"": float(n**3)} for place, n in enumerate(sides)}
     found = core.assign_longest_first(costs, [[0], [1]])
     assert max(found.loads) <= 4 / 3 * sum(found.loads) / 2

@@ -121,7 +121,6 @@ def kernels_of(made):
 
 
 @needs_cores
-@pytest.mark.acceptance("pipefisher", 12)
 def test_parameters_are_those_of_the_schedules_stale_inverses(crew, filled):
     made = two_processes.measure(TINY, crew, filled, "filled")
     wanted = emulated(TINY, filled, steps_of(filled))
@@ -137,7 +136,6 @@ def test_parameters_are_those_of_the_schedules_stale_inverses(crew, filled):
 
 
 @needs_cores
-@pytest.mark.acceptance("pipefisher", 12)
 def test_without_filling_it_is_gradient_descent(crew, filled):
     made = two_processes.measure(TINY, crew, filled, "without")
     inputs, targets = (each.astype(np.float64) for each in two_processes.batch(TINY))
@@ -151,7 +149,6 @@ def test_without_filling_it_is_gradient_descent(crew, filled):
 
 
 @needs_cores
-@pytest.mark.acceptance("pipefisher", 12)
 def test_the_experiment_refuses_other_work_and_other_numbers(crew, filled, monkeypatch):
     made = two_processes.measure(TINY, crew, filled, "filled")
     arrays = [dict(own) for own in made.arrays]
@@ -236,7 +233,6 @@ def rows_of_table(share, seconds):
     return {"all": made.expand_dims(seed=[0])}
 
 
-@pytest.mark.acceptance("pipefisher", 12)
 @pytest.mark.parametrize(
     ("share", "seconds", "holds"),
     [
@@ -252,7 +248,6 @@ def test_the_table_judges_points_and_steps(share, seconds, holds):
     assert [v.holds for v in verdicts] == holds
 
 
-@pytest.mark.acceptance("pipefisher", 12)
 def test_the_recorded_measurement_holds():
     """Times are no matter for a test; the record says what they were, and where."""
     if not RECORD.exists():

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import LayerSpec, Model, Tap, make_slots
+from hpcjax.core.patterns import check_patterns
 from hpcjax.optim.kfac import config
 from hpcjax.optim.kfac._statistics import Statistic
 
@@ -100,7 +101,7 @@ def plan(
       >>> [(block.path, block.a, block.g) for block in plan(model).blocks]
       [('dense_0', 5, 5), ('head', 6, 3)]
     """
-    config.check_skip(skip)
+    check_patterns("skip", skip)
     if conv_normalization not in ("kfc", "reference"):
         raise ConfigError(
             "conv_normalization must be 'kfc' or 'reference': got "

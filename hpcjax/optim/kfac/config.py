@@ -176,8 +176,3 @@ class KfacConfig(KfacOptions):
         rate = self.base.schedule.make(self.base.lr, steps)
         scale = curvature.scale(rate, **{name: getattr(self, name) for name in names})
         return optax.chain(scale, self.base.make(steps)), curvature
-
-
-def check_skip(skip: tuple[str, ...]) -> None:
-    """Raises ConfigError unless `skip` are regexes."""
-    check_patterns("skip", skip)

@@ -66,6 +66,8 @@ def test_every_fraction_gives_the_parameters_of_one_device(fraction, options):
         k: v for k, v in options.items() if k not in ("colocate_factors", "cost")
     }
     expected = one_device(**numeric)
+    # At 1/8 there are more columns than layers: some stay empty.
+    assert len(problems.mlp().layers) < 8
     start, _ = problems.mlp().init(jax.random.key(0))
     assert distance(start, expected) > 0.05
     assert distance(run(fraction, **options)[0], expected) < 1e-5
@@ -223,9 +225,8 @@ def test_each_factor_is_decomposed_once_per_interval(fraction, monkeypatch):
         return plain(matrix, **options)
 
     monkeypatch.setattr(jnp.linalg, "eigh", counted)
-    interval = {"factor_update_steps": 10, "inv_update_steps": 10}
-    monkeypatch.setitem(OPTIONS, "inv_update_steps", 10)
-    monkeypatch.setitem(OPTIONS, "factor_update_steps", interval["factor_update_steps"])
+    for name in ("inv_update_steps", "factor_update_steps"):
+        monkeypatch.setitem(OPTIONS, name, 10)
     run(fraction, steps=100)
     jax.effects_barrier()
     shapes = [(n, n) for n in (7, 5, 6, 4, 5, 3)]
@@ -270,12 +271,6 @@ def test_less_than_one_worker_is_one(fraction):
         "grad_receiver": 6,
     }
     assert kfac.Distribution(8, 1 / 4).columns[1] == [1, 5]
-
-
-def test_more_columns_than_layers_leaves_columns_empty():
-    expected = one_device()
-    assert len(problems.mlp().layers) < 8
-    assert distance(run(1 / 8)[0], expected) < 1e-5
 
 
 @pytest.mark.acceptance("kaisa", 9)

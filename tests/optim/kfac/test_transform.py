@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental import pallas as pl
+from jaxtyping import TypeCheckError
 
 from hpcjax import core, models, optim
 from hpcjax.core import ConfigError, LayerSpec, Model
@@ -107,7 +108,7 @@ def test_missing_statistics_name_the_layer(problem):
     ],
 )
 def test_impossible_options_are_refused_before_anything_runs(problem, options, words):
-    with pytest.raises((ConfigError, Exception), match=words):
+    with pytest.raises((ConfigError, TypeCheckError), match=words):
         kfac.KfacOptions(**options)
 
 
