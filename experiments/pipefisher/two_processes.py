@@ -61,7 +61,7 @@ class Config:
     gate: Literal["device", "layer"] = "layer"
     margin: float = 0.05
     damping: float = 0.03
-    lr: float = 0.01
+    lr: float = 0.001
     steps: int = 15
     warmup: int = 2
     runs: int = 5
