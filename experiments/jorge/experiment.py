@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hpcjax import train
 from hpcjax.data.config import CharTextConfig, DigitsConfig, FashionMnistConfig
@@ -14,8 +14,7 @@ from hpcjax.optim.config import (
     SgdConfig,
     ShampooConfig,
 )
-from hpcjax.runs.config import check_seed
-from hpcjax.train.config import TrainConfig
+from hpcjax.runs.config import TrainingConfig
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -24,33 +23,20 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TrainingConfig):
     """One training run.
 
     Attributes:
       dataset: what is learned.
       model: what learns it.
       optimizer: SGD, AdamW, Shampoo, Jorge, or Jorge derived from an SGD recipe.
-      train: length, batch and intervals.
-      seed: of parameters, data order and draws.
     """
-
-    resumable: ClassVar[tuple[str, ...]] = (
-        "train.steps",
-        "train.checkpoint_every",
-        "train.keep",
-    )
 
     dataset: DigitsConfig | FashionMnistConfig | CharTextConfig = DigitsConfig()
     model: MlpConfig | ResNetConfig | CausalLmConfig = MlpConfig()
     optimizer: (
         SgdConfig | AdamWConfig | ShampooConfig | JorgeConfig | JorgeFromSgdConfig
     ) = SgdConfig()
-    train: TrainConfig = TrainConfig()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
 
 
 def task(cfg: Config, data_root: pathlib.Path, devices: int = 1) -> "train.Task":

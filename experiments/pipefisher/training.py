@@ -6,7 +6,7 @@ would take there is simulated.
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.pipefisher import experiment
 from hpcjax import train
@@ -15,8 +15,7 @@ from hpcjax.data.config import MaskedTextConfig
 from hpcjax.models.config import BertConfig
 from hpcjax.optim.config import LambConfig
 from hpcjax.optim.kfac.config import SKIP
-from hpcjax.runs.config import check_seed
-from hpcjax.train.config import TrainConfig
+from hpcjax.runs.config import TrainingConfig
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -50,31 +49,21 @@ class PipeFisherConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TrainingConfig):
     """One training run.
 
     Attributes:
       dataset: what is learned.
       model: what learns it.
       optimizer: LAMB, or K-FAC in front of it.
-      train: length, batch and intervals.
-      seed: of parameters, data order and draws.
     """
-
-    resumable: ClassVar[tuple[str, ...]] = (
-        "train.steps",
-        "train.checkpoint_every",
-        "train.keep",
-    )
 
     dataset: MaskedTextConfig = MaskedTextConfig()
     model: BertConfig = BertConfig()
     optimizer: LambConfig | PipeFisherConfig = LambConfig()
-    train: TrainConfig = TrainConfig()
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        super().__post_init__()
         if isinstance(self.optimizer, PipeFisherConfig):
             pipeline, depth = self.optimizer.pipeline, self.model.depth
             if pipeline.stages * pipeline.blocks != depth:

@@ -6,10 +6,11 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import overrides, values
+from hpcjax.train.config import TrainConfig
 
 CLASS, VALUES = "class", "values"
 _PACKAGES = ("configs", "experiments")
@@ -159,6 +160,28 @@ def check_seed(seed: int) -> None:
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed must be at least 0 and less than 2**32: got {seed}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """A training run; an experiment's config adds data set, model and optimizer.
+
+    Attributes:
+      train: length, batch and intervals.
+      seed: of parameters, data order and draws.
+    """
+
+    resumable: ClassVar[tuple[str, ...]] = (
+        "train.steps",
+        "train.checkpoint_every",
+        "train.keep",
+    )
+
+    train: TrainConfig = TrainConfig()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 def check_resumable(old: Any, new: Any) -> None:

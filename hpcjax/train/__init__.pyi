@@ -5,6 +5,8 @@ from .config import TrainConfig as TrainConfig
 from .loop import check_batch as check_batch
 from .loop import fit as fit
 from .loop import validator as validator
+from .objectives import OBJECTIVES as OBJECTIVES
+from .objectives import label_totals as label_totals
 from .objectives import masked_language_totals as masked_language_totals
 from .objectives import segmentation_totals as segmentation_totals
 from .recorder import Joined as Joined
@@ -15,12 +17,11 @@ from .state import state_shapes as state_shapes
 from .step import check_replicated as check_replicated
 from .step import eval_step as eval_step
 from .step import train_step as train_step
+from .supervised import supervised as supervised
 from .task import Objective as Objective
 from .task import Task as Task
 from .task import Totals as Totals
 from .task import batch_shapes as batch_shapes
-from .task import label_totals as label_totals
-from .task import supervised as supervised
 from .timing import step_thunk as step_thunk
 from .watchdog import Watchdog as Watchdog
 from .writers import Writer as Writer

@@ -1,4 +1,4 @@
-"""Objectives besides `label_totals`: masked language models, and segmentation."""
+"""What is minimised: sums over the scored items of a batch, for each kind of data."""
 
 import math
 
@@ -7,7 +7,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax import metrics, models
-from hpcjax.train.task import Batch, Totals
+from hpcjax.data.source import Kind
+from hpcjax.train.task import Batch, Objective, Totals
+
+
+def label_totals(logits: Float[Array, "batch *time labels"], batch: Batch) -> Totals:
+    """Sums cross-entropy (nats) and errors over the labels of a batch.
+
+    Args:
+      logits: unnormalised log-probabilities.
+      batch: int labels `"y"` [batch, *time] and, in validation, `"weight"` [batch].
+    """
+    labels = batch["y"]
+    weight = jnp.ones(labels.shape, jnp.float32)
+    if "weight" in batch:
+        rows = batch["weight"]
+        weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
+    losses = metrics.token_cross_entropy(logits, labels)
+    wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
+    sums = {"loss": jnp.sum(weight * losses), "error": jnp.sum(weight * wrong)}
+    return Totals(sums, jnp.sum(weight))
 
 
 def masked_language_totals(outputs: "models.BertOutputs", batch: Batch) -> Totals:
@@ -91,3 +110,11 @@ def segmentation_totals(
     }
     sums = {name: jnp.sum(weight * values) for name, values in per_image.items()}
     return Totals(sums, jnp.sum(weight))
+
+
+OBJECTIVES: dict[Kind, Objective] = {
+    "classification": label_totals,
+    "language": label_totals,
+    "masked": masked_language_totals,
+    "segmentation": segmentation_totals,
+}

@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from hpcjax import data, metrics, optim
+from hpcjax import data
 from hpcjax.core.model import Model
 from hpcjax.optim.kfac import Curvature
-from hpcjax.sharding.mesh import DATA_AXIS, data_axes, data_mesh, make_mesh
+from hpcjax.sharding.mesh import data_axes, data_mesh, make_mesh
 
 Batch = Mapping[str, Any]
 
@@ -62,56 +61,6 @@ class Task(NamedTuple):
         if self.curvature is None or self.curvature.distribution is None:
             return data_mesh(devices)
         return make_mesh(self.curvature.distribution.mesh_shape)
-
-
-def label_totals(logits: Float[Array, "batch *time labels"], batch: Batch) -> Totals:
-    """Sums cross-entropy (nats) and errors over the labels of a batch.
-
-    Args:
-      logits: unnormalised log-probabilities.
-      batch: int labels `"y"` [batch, *time] and, in validation, `"weight"` [batch].
-    """
-    labels = batch["y"]
-    weight = jnp.ones(labels.shape, jnp.float32)
-    if "weight" in batch:
-        rows = batch["weight"]
-        weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
-    losses = metrics.token_cross_entropy(logits, labels)
-    wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
-    sums = {"loss": jnp.sum(weight * losses), "error": jnp.sum(weight * wrong)}
-    return Totals(sums, jnp.sum(weight))
-
-
-def supervised(
-    model: Model,
-    optimizer: optax.GradientTransformation,
-    dataset: "data.Dataset",
-    augment: Callable[..., Any] | None = None,
-    objective: Objective = label_totals,
-    curvature: Curvature | None = None,
-) -> Task:
-    """Returns the task of predicting labels `y` from `x`: classes, or next tokens.
-
-    Args:
-      model: outputs logits over the labels.
-      optimizer: a single-device transform; the mean of the gradients over the data axis
-        is taken before it. A transform that communicates by itself goes into `Task`.
-      dataset: sources of `{"x", "y"}`.
-      augment: optional `(batch, rng) -> batch` on the host.
-      objective: `(outputs, batch) -> Totals`.
-      curvature: given with an optimizer that contains K-FAC, which averages its
-        statistics by itself over the axes of `curvature`.
-    """
-    axes = DATA_AXIS if curvature is None else curvature.axes
-    chained = optax.chain(optim.all_reduce_mean(axes), optimizer)
-    return Task(
-        model,
-        optax.with_extra_args_support(chained),
-        objective,
-        dataset,
-        augment,
-        curvature,
-    )
 
 
 def batch_shapes(

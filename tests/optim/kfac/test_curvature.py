@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hpcjax import models
 from hpcjax.optim import kfac
+from hpcjax.optim.kfac import _statistics
 from tests.optim.kfac import problems
 from tests.oracles import kfac as oracle
 
@@ -112,11 +113,14 @@ def test_dense_factors_are_means_over_rows(shape, use_bias):
 
 @pytest.mark.acceptance("kaisa", 2)
 @pytest.mark.parametrize(
-    ("name", "use_bias"),
-    [("stride 2", False), ("SAME", True), ("VALID", False), ("dilation 2", True),
-     ("explicit", False)],
+    ("name", "use_bias", "elements"),
+    [("stride 2", False, 1), ("SAME", True, 2**22), ("VALID", False, 2**22),
+     ("dilation 2", True, 1), ("explicit", False, 2**22)],
 )  # fmt: skip
-def test_conv_factors_are_those_of_explicit_patches(name, use_bias):
+def test_conv_factors_are_those_of_explicit_patches(
+    name, use_bias, elements, monkeypatch
+):
+    monkeypatch.setattr(_statistics, "_ELEMENTS", elements)
     geometry, before = GEOMETRIES[name]
     stride, dilation = geometry.get("stride", 1), geometry.get("dilation", 1)
     kernel = (geometry["kernel_size"],) * 2
