@@ -1,28 +1,25 @@
-"""A two-layer BERT of the King James Bible with LAMB, and PipeFisher; 1 min a run.
+"""A character model of the King James Bible with LAMB, and PipeFisher; 30 s a run.
 
-Needs `hpcjax data fetch kjv`. The pipeline, of two stages, is simulated.
-Expect: not known yet; no table is made of it so far.
+Needs `hpcjax data fetch kjv`. Two Transformer blocks; the pipeline, of two stages, is
+simulated.
+Expect: see `hpcjax table pipefisher/training`.
 """
 
 import dataclasses
 
+from configs.jorge import text
 from experiments.pipefisher.training import Config, PipeFisherConfig
-from hpcjax.data.config import MaskedTextConfig
-from hpcjax.models.config import BertConfig
 from hpcjax.optim.config import CosineConfig, LambConfig
-from hpcjax.train.config import TrainConfig
 
 needs = ("kjv",)
 
 # NVLAMB: the gradient is clipped to norm one first.
-LAMB = LambConfig(
-    lr=1e-2, clip_norm=1.0, stacked=("^blocks/",), schedule=CosineConfig()
-)
+LAMB = LambConfig(lr=1e-2, clip_norm=1.0, stacked=text.BLOCKS, schedule=CosineConfig())
 lamb = Config(
-    dataset=MaskedTextConfig(corpus="kjv", context=64, vocabulary=1024, copies=1),
-    model=BertConfig(depth=2, width=64, heads=2),
+    dataset=text.sgd.dataset,
+    model=text.sgd.model,
     optimizer=LAMB,
-    train=TrainConfig(steps=300, batch_size=32, eval_every=100),
+    train=text.sgd.train,
 )
 pipefisher = dataclasses.replace(
     lamb, optimizer=PipeFisherConfig(base=LAMB, damping=1e-2)
@@ -31,10 +28,4 @@ fresh = dataclasses.replace(
     lamb, optimizer=PipeFisherConfig(base=LAMB, damping=1e-2, fresh=True)
 )
 base = pipefisher
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "4",
-    "dataset.context": "16",
-    "dataset.vocabulary": "60",
-    "model.width": "8",
-}
+smoke = text.smoke

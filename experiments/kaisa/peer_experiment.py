@@ -79,7 +79,7 @@ class Config:
     lr: float = 1e-4
     factor_update_steps: int = 10
     inv_update_steps: int = 100
-    repetitions: int = 20
+    repetitions: int = 10
     python: str = ""
     seed: int = 0
 

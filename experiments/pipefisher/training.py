@@ -1,4 +1,4 @@
-"""Training a BERT with inverses as old as PipeFisher's, on one device: wiring only.
+"""Training a Transformer with inverses as old as PipeFisher's, on one device.
 
 What is trained is what a pipeline with K-FAC in its bubbles would compute; what a step
 would take there is simulated.
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from experiments.pipefisher import experiment
 from hpcjax import train
 from hpcjax.core.errors import ConfigError
-from hpcjax.data.config import MaskedTextConfig
-from hpcjax.models.config import BertConfig
+from hpcjax.data.config import CharTextConfig, MaskedTextConfig
+from hpcjax.models.config import BertConfig, CausalLmConfig
 from hpcjax.optim.config import LambConfig
 from hpcjax.optim.kfac.config import SKIP
 from hpcjax.runs.config import TrainingConfig
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from hpcjax.runs.context import Context
 
-# Everything outside the stack of blocks keeps its gradient.
-ENDS = (*SKIP, "^decoder_bias$", "^(pooler|order|transform)($|/)")
 # The order in which a block uses its matrices, as `perf.transformer_block` lists them.
 FORWARDS = (
     *("attention/query", "attention/key", "attention/value", "attention/output"),
@@ -37,12 +35,14 @@ class PipeFisherConfig:
 
     Attributes:
       base: takes the preconditioned gradient.
+      skip: regexes of what keeps its gradient: all outside the stack of blocks.
       damping: γ.
       pipeline: whose bubbles the work is put into; its stages share the blocks out.
       fresh: inverts at every step instead, as if that took no time.
     """
 
     base: LambConfig = LambConfig()
+    skip: tuple[str, ...] = SKIP
     damping: float = 1e-3
     pipeline: experiment.Config = experiment.Config(stages=2, blocks=1)
     fresh: bool = False
@@ -58,8 +58,8 @@ class Config(TrainingConfig):
       optimizer: LAMB, or K-FAC in front of it.
     """
 
-    dataset: MaskedTextConfig = MaskedTextConfig()
-    model: BertConfig = BertConfig()
+    dataset: CharTextConfig | MaskedTextConfig = CharTextConfig()
+    model: CausalLmConfig | BertConfig = CausalLmConfig()
     optimizer: LambConfig | PipeFisherConfig = LambConfig()
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ def task(cfg: Config, data_root: pathlib.Path, devices: int = 1) -> "train.Task"
     model = cfg.model.make(dataset.inputs, dataset.outputs)
     chosen, curvature = cfg.optimizer, None
     if isinstance(chosen, PipeFisherConfig):
-        plan = kfac.plan(model, skip=ENDS)
+        plan = kfac.plan(model, skip=chosen.skip)
         curvature = kfac.Curvature(plan)
         late = kfac.scale_by_pipefisher(
             plan,
@@ -96,13 +96,7 @@ def task(cfg: Config, data_root: pathlib.Path, devices: int = 1) -> "train.Task"
         optimizer = optax.chain(late, chosen.base.make(cfg.train.steps))
     else:
         optimizer = chosen.make(cfg.train.steps)
-    return train.supervised(
-        model,
-        optimizer,
-        dataset,
-        objective=train.masked_language_totals,
-        curvature=curvature,
-    )
+    return train.supervised(model, optimizer, dataset, curvature=curvature)
 
 
 def visible(
