@@ -9,6 +9,8 @@ import dataclasses
 
 from configs.jorge import text
 from experiments.pipefisher.training import Config, PipeFisherConfig
+from hpcjax.data.config import CharTextConfig
+from hpcjax.models.config import CausalLmConfig
 from hpcjax.optim.config import CosineConfig, LambConfig
 
 needs = ("kjv",)
@@ -16,8 +18,8 @@ needs = ("kjv",)
 # NVLAMB: the gradient is clipped to norm one first.
 LAMB = LambConfig(lr=1e-2, clip_norm=1.0, stacked=text.BLOCKS, schedule=CosineConfig())
 lamb = Config(
-    dataset=text.sgd.dataset,
-    model=text.sgd.model,
+    dataset=CharTextConfig(corpus="kjv", context=64, validation=0.02),
+    model=CausalLmConfig(depth=2, width=64, heads=2),
     optimizer=LAMB,
     train=text.sgd.train,
 )

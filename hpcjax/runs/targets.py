@@ -89,7 +89,9 @@ def _row(
     return xr.Dataset(figures).assign(steps_by_seed=steps)
 
 
-def first_at_most(values: xr.DataArray, target: float, dim: str) -> xr.DataArray:
+def first_at_most(
+    values: xr.DataArray, target: float | xr.DataArray, dim: str
+) -> xr.DataArray:
     """Returns the first coordinate along `dim` where `values <= target`, else inf."""
     reached = values <= target
     first = values[dim].where(reached).min(dim)

@@ -1,0 +1,12 @@
+from .config import GptqOptions as GptqOptions
+from .config import GridSpec as GridSpec
+from .gptq import Hessian as Hessian
+from .gptq import Solved as Solved
+from .gptq import hessian_init as hessian_init
+from .gptq import hessian_update as hessian_update
+from .gptq import solve as solve
+from .grids import Grid as Grid
+from .grids import dequantize as dequantize
+from .grids import fit_grid as fit_grid
+from .grids import quantize as quantize
+from .grids import round_to_nearest as round_to_nearest

@@ -1,0 +1,90 @@
+"""What quantization can be told; importing this module imports no JAX."""
+
+import dataclasses
+import math
+
+from hpcjax.core.errors import ConfigError
+
+BITS = (2, 3, 4, 8)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GridSpec:
+    """The values that weights may take, 2^bits of them for each group of a column.
+
+    Attributes:
+      bits: 2, 3, 4 or 8.
+      symmetric: about zero; otherwise from the least to the largest weight, zero
+        always among the values.
+      group_size: inputs that share a scale and a zero point; None for all of them.
+      mse: shrinks each range to the one of 80 with the least Σ|w − q|^2.4.
+      ternary: least, zero and largest weight only; `bits` then says how they are
+        stored.
+      reference: the published code's symmetric range, which wastes half of it on a
+        column without negative weights.
+    """
+
+    bits: int = 4
+    symmetric: bool = False
+    group_size: int | None = None
+    mse: bool = False
+    ternary: bool = False
+    reference: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ConfigError(f"bits must be one of {BITS}: got bits={self.bits!r}")
+        if self.group_size is not None and self.group_size < 1:
+            raise ConfigError(
+                f"group_size must be at least 1: got group_size={self.group_size}"
+            )
+        if self.ternary and (self.mse or self.symmetric):
+            raise ConfigError(
+                "ternary takes neither mse nor symmetric: got "
+                f"mse={self.mse}, symmetric={self.symmetric}"
+            )
+
+    @property
+    def levels(self) -> int:
+        """The largest integer."""
+        return 2 if self.ternary else 2**self.bits - 1
+
+    def groups(self, inputs: int) -> int:
+        """Returns how many groups `inputs` inputs have.
+
+        Raises:
+          ConfigError: the groups do not divide them.
+        """
+        size = self.group_size or inputs
+        if inputs % size:
+            raise ConfigError(
+                f"group_size must divide the inputs: got group_size={size}, "
+                f"inputs={inputs}"
+            )
+        return inputs // size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GptqOptions:
+    """How GPTQ goes through the inputs of a matrix.
+
+    Attributes:
+      damping: share of the Hessian's mean diagonal that is added to it.
+      act_order: takes inputs by falling diagonal of the Hessian.
+      static_groups: fits every group's grid to the weights as they are before the
+        first step, so that groups are of neighbouring inputs also with `act_order`.
+      block: inputs whose updates are applied to the rest at once; changes no result.
+    """
+
+    damping: float = 0.01
+    act_order: bool = False
+    static_groups: bool = False
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.damping) and self.damping >= 0):
+            raise ConfigError(
+                f"damping must be finite and >= 0: got damping={self.damping}"
+            )
+        if self.block < 1:
+            raise ConfigError(f"block must be at least 1: got block={self.block}")
