@@ -208,10 +208,13 @@ _PARTS = ("reduced", "broadcast", "decomposition_broadcast", "factors_reduced")
 
 def _bytes(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     table = _columns(rows)
-    found = sum(table[part] for part in _PARTS)
-    formula = sum(table[f"{part}_formula"] for part in _PARTS)
+    found = xr.concat([table[part] for part in _PARTS], dim="part")
+    formula = xr.concat([table[f"{part}_formula"] for part in _PARTS], dim="part")
+    # Nothing where nothing is to be is exact.
+    ratio = xr.where((found == 0) & (formula == 0), 1.0, found / formula)
     kept = {part: table[part] / 1e3 for part in _PARTS}
-    return xr.Dataset({**kept, "ratio": found / formula})
+    ends = {"least": ratio.min("part"), "most": ratio.max("part")}
+    return xr.Dataset({**kept, **ends})
 
 
 BYTES = Table(
@@ -221,14 +224,15 @@ BYTES = Table(
     caption=(
         "ResNet-8 with group norm, read from the compiled step on 8 simulated devices. "
         "All-reduces: operand on each device. Broadcasts: over all devices together. "
-        "Last column: all of it over the formulas."
+        "Last columns: of the four, each over its formula."
     ),
     columns={
         "reduced": "gradients, all-reduce, kB each step",
         "broadcast": "results, broadcast, kB each step",
         "factors_reduced": "factors, all-reduce, kB",
         "decomposition_broadcast": "decompositions, broadcast, kB",
-        "ratio": "program / formula",
+        "least": "program / formula, least",
+        "most": "program / formula, most",
     },
     reduce=_bytes,
     tiers={
@@ -238,12 +242,12 @@ BYTES = Table(
             claims={
                 "most": Claim(
                     relation="bytes of the program over the formula, largest",
-                    ours=lambda table: float(table["ratio"].max()),
+                    ours=lambda table: float(table["most"].max()),
                     at_most=1.01,
                 ),
                 "least": Claim(
                     relation="bytes of the program over the formula, smallest",
-                    ours=lambda table: float(table["ratio"].min()),
+                    ours=lambda table: float(table["least"].min()),
                     at_least=0.99,
                 ),
             },

@@ -31,7 +31,7 @@ def broadcast(
       `axes`: see `core.assume_equal`.
 
     Raises:
-      ValueError: a device in two groups.
+      ValueError: a device in two groups, or one that there is not.
 
     Examples:
       >>> from jax.sharding import PartitionSpec
@@ -47,6 +47,8 @@ def broadcast(
         raise ValueError(f"groups must not share devices: got {groups}")
     names = axis_names(axes)
     devices = math.prod(jax.lax.axis_size(name) for name in names)
+    if not set(members) <= set(range(devices)):
+        raise ValueError(f"devices are 0 to {devices - 1}: got groups {groups}")
     x = vary(x, names)
     index = jax.lax.axis_index(names)
     for pairs in _rounds(groups):

@@ -173,9 +173,12 @@ def make_slots(
     probes = {path: Tap(forward=function) for path, function in backward.items()}
 
     def records(params: Any, state: Any, x: Any) -> Any:
-        return model.apply(params, state, x, train=True, taps=probes)[1][SEEN]
+        return model.apply(params, state, x, train=True, taps=probes)[1].get(SEEN, {})
 
     shapes = jax.eval_shape(records, params, state, x)
+    unseen = [path for path in backward if path not in shapes]
+    if unseen:
+        raise ValueError(f"layers that the model lists but never observes: {unseen}")
     depths = {spec.path: spec.options.get("depth") for spec in model.layers}
 
     def stacked(depth: int | None) -> Any:

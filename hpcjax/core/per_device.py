@@ -94,20 +94,30 @@ def expand(state: Any, mesh: Mesh) -> Any:
     return map_per_device(repeat, state)
 
 
-def resize(state: Any, mesh: Mesh) -> Any:
+def resize(state: Any, mesh: Mesh, like: Any = None) -> Any:
     """Fits restored per-device leaves to the device count of `mesh`.
 
     Going down averages groups of neighbours, going up repeats, so that the mean over
     devices is unchanged; the trajectory of a non-linear method is not. Integers,
     booleans and random keys have no mean: what all devices agree on is kept.
 
+    Args:
+      state: as it was restored.
+      mesh: to go on with.
+      like: the state to go on with, or its shapes; what `"reset"` starts again takes
+        its shape, which may depend on the mesh. None for the shapes of `state`.
+
     Raises:
       ValueError: neither count divides the other, the state refuses, or devices hold
         different values of a leaf that is not floating; names the leaf.
     """
+    shapes = {} if like is None else trees.flatten(like)
 
     def fit(node: PerDevice, leaf: Any, path: str) -> Any:
         old, new = leaf.shape[0], axis_size(mesh, node.axis)
+        wanted = shapes[path].shape if path in shapes else (new, *leaf.shape[1:])
+        if node.resize == "reset" and leaf.shape != wanted:
+            return jnp.zeros(wanted, leaf.dtype)
         if old == new:
             return leaf
         if node.resize == "refuse" or (old % new and new % old):
@@ -115,8 +125,6 @@ def resize(state: Any, mesh: Mesh) -> Any:
                 f"per-device state {path!r} of axis {node.axis!r} saved on {old} "
                 f"devices cannot continue on {new} (resize={node.resize!r})"
             )
-        if node.resize == "reset":
-            return jnp.zeros((new, *leaf.shape[1:]), leaf.dtype)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             if not bool((leaf == leaf[:1]).all()):
                 raise ValueError(

@@ -105,9 +105,10 @@ class Observable(nnx.Module):
         if tap.forward is not None:
             if self.record is not None:
                 raise ValueError(
-                    "a forward record needs a layer that is used once: this "
-                    f"{self.kind} layer is used again in the same pass; observe shared "
-                    "layers by a backward statistic, which adds up"
+                    "a forward record, and so a plan of K-FAC, needs a layer that is "
+                    f"used once: this {self.kind} layer is used again in the same "
+                    "pass; leave it out (skip=), or observe it by a backward "
+                    "statistic that may add up"
                 )
             self.record = nnx.data(Record(record))
         return y

@@ -96,7 +96,7 @@ def fit(
     mesh = mesh or _mesh_of(like)
     tree = trees.unflatten(like, dict(arrays))
     try:
-        resized = tree if mesh is None else per_device.resize(tree, mesh)
+        resized = tree if mesh is None else per_device.resize(tree, mesh, like)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     found = {path: np.asarray(leaf) for path, leaf in trees.flatten(resized).items()}

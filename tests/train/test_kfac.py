@@ -1,5 +1,7 @@
 """K-FAC in the training loop: statistics, grids of devices, checkpoints."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -17,7 +19,8 @@ from tests.train import tiny
 def task(devices=1, **options):
     """The tiny task's data and model under K-FAC and momentum."""
     plain = tiny.task()._replace(model=models.mlp((4,), 3, widths=(5,)))
-    config = KfacConfig(base=SgdConfig(lr=0.05), inv_update_steps=3, **options)
+    options = {"inv_update_steps": 3, **options}
+    config = KfacConfig(base=SgdConfig(lr=0.05), **options)
     optimizer, curvature = config.make(10, plain.model, devices)
     return train.supervised(plain.model, optimizer, plain.dataset, curvature=curvature)
 
@@ -66,15 +69,46 @@ def test_a_run_on_a_grid_resumes_bit_by_bit(tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_run_on_a_grid_goes_on_with_fewer_columns(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((8, 1 / 4), (8, 1.0)), ((8, 1.0), (8, 1 / 8)), ((8, 1.0), (2, 1.0))],
+)
+def test_a_run_goes_on_with_another_grid(before, after, tmp_path, monkeypatch):
+    """In the middle of an interval, decompositions are made again: one device's run."""
+
+    def on(devices, fraction, steps, **arguments):
+        own = task(devices, grad_worker_fraction=fraction, inv_update_steps=100)
+        return fit(own, devices, steps, **arguments)[0]
+
     with train.Checkpoints(tmp_path, keep=2) as checkpoints:
-        fit(task(8, grad_worker_fraction=1 / 4), 8, steps=4, checkpoints=checkpoints)
-        other = task(8, grad_worker_fraction=1 / 2)
-        state, records = fit(other, 8, checkpoints=checkpoints)
-    assert state.step == 8
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
-    losses = [r["loss"] for r in records.values() if "loss" in r]
-    assert losses[-1] < losses[0]
+        on(*before, 4, checkpoints=checkpoints)
+        moved = on(*after, 8, checkpoints=checkpoints)
+    # The same, made again on one device of the factors at the fourth step.
+    with train.Checkpoints(tmp_path / "one", keep=2) as checkpoints:
+        on(1, 1.0, 4, checkpoints=checkpoints)
+        lost = forgetting(train.Checkpoints.restore)
+        monkeypatch.setattr(train.Checkpoints, "restore", lost)
+        expected = on(1, 1.0, 8, checkpoints=checkpoints)
+    for left, right in zip(
+        jax.tree.leaves(moved.params), jax.tree.leaves(expected.params), strict=True
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-4)
+
+
+def forgetting(restore):
+    """Restores a state whose decompositions are lost."""
+
+    def without(*arguments, **options):
+        restored = restore(*arguments, **options)
+        stripped = jax.tree.map(
+            lambda s: kfac.without_decompositions(s) if _is_kfac(s) else s,
+            restored.state.opt_state,
+            is_leaf=_is_kfac,
+        )
+        state = dataclasses.replace(restored.state, opt_state=stripped)
+        return restored._replace(state=state)
+
+    return without
 
 
 def test_only_steps_that_are_due_take_statistics():

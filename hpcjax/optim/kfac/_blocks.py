@@ -53,6 +53,13 @@ class Block(NamedTuple):
         names = ("kernel", "bias") if self.statistic.use_bias else ("kernel",)
         return tuple(f"{self.path}/{name}" for name in names)
 
+    @property
+    def words(self) -> tuple[int, ...]:
+        """How many numbers each of `params` has."""
+        rows = self.a - self.statistic.use_bias
+        bias = (self.depth * self.g,) if self.statistic.use_bias else ()
+        return (self.depth * rows * self.g, *bias)
+
 
 class Plan(NamedTuple):
     """What is preconditioned, and what is left to the first-order optimizer.
@@ -88,7 +95,7 @@ def plan(
       model: whose `layers` say what can be observed.
       skip: regexes of layers, and of parameters of no layer, that keep their gradient.
         The default is `kfac.SKIP`: tables and norms. For a vocabulary head, whose
-        factor is as large as the vocabulary, pass `(*kfac.SKIP, "^head$")`.
+        factor is as large as the vocabulary, pass `(*kfac.SKIP, "^head(/|$)")`.
       conv_normalization: see `kfac.Statistic`.
       precision: of the products that form the factors.
 
@@ -112,8 +119,10 @@ def plan(
     for spec in model.layers:
         if _found(skip, spec.path):
             continue
-        if spec.kind not in ("dense", "conv"):
-            log.warning("no K-FAC for layer %r of kind %r", spec.path, spec.kind)
+        grouped = spec.options.get("groups", 1) != 1
+        if spec.kind not in ("dense", "conv") or grouped:
+            kind = f"grouped {spec.kind}" if grouped else spec.kind
+            log.warning("no K-FAC for layer %r of kind %r", spec.path, kind)
             continue
         blocks.append(_block(spec, reference, precision))
     if not blocks:
@@ -128,6 +137,9 @@ def _block(spec: LayerSpec, reference: bool, precision: str) -> Block:
     options, positions, geometry = spec.options, 1, {}
     if spec.kind == "conv":
         names = ("kernel_size", "strides", "padding", "dilation")
+        missing = [name for name in names if name not in options]
+        if missing:
+            raise ConfigError(f"options of layer {spec.path!r} lack {missing}")
         geometry = {name: options[name] for name in names}
         positions = math.prod(options["kernel_size"])
     return Block(
@@ -161,6 +173,14 @@ def check_covered(chosen: Plan, params: Any) -> None:
     missing = sorted(inside - set(paths))
     if missing:
         raise ConfigError(f"parameters of K-FAC's layers are missing: {missing}")
+    leaves = trees.flatten(params)
+    for block in chosen.blocks:
+        for path, words in zip(block.params, block.words, strict=True):
+            if leaves[path].size != words:
+                raise ConfigError(
+                    f"{path!r} of K-FAC's plan has {words} numbers: got shape "
+                    f"{leaves[path].shape}"
+                )
     rest = [path for path in paths if path not in inside]
     loose = [path for path in rest if not _found(chosen.skip, path)]
     if loose:

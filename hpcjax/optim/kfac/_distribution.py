@@ -1,6 +1,7 @@
 """KAISA: who decomposes a layer's factors, who keeps them, who only gets results."""
 
 import math
+import zlib
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -91,10 +92,11 @@ class Distribution:
 
 def _workers(axis_size: int, fraction: float) -> int:
     """Returns the gradient workers of a layer."""
-    exact = max(1.0, axis_size * fraction)
+    inside = 0 <= fraction <= 1
+    exact = max(1.0, axis_size * fraction) if inside else 1.0
     count = round(exact)
     valid = [str(Fraction(m, axis_size)) for m in _divisors(axis_size)]
-    if not 0 <= fraction <= 1 or abs(exact - count) > 1e-9 or axis_size % count:
+    if not inside or abs(exact - count) > 1e-9 or axis_size % count:
         raise ConfigError(
             "axis_size times grad_worker_fraction must be an integer that divides "
             f"axis_size: got grad_worker_fraction={fraction}, axis_size={axis_size}; "
@@ -141,6 +143,11 @@ class Layout(NamedTuple):
         """The longest column over the mean one; the rest is padding."""
         used = [sum(piece.size for piece in column) for column in self.columns]
         return self.length * len(used) / sum(used)
+
+    @property
+    def fingerprint(self) -> int:
+        """A positive number below 2³¹ that is another for another layout."""
+        return zlib.crc32(repr(self).encode()) >> 1 or 1
 
     def units(self, column: int) -> list[Unit]:
         """The matrices that a column preconditions, in the order of the buffer."""

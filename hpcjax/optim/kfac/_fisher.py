@@ -52,9 +52,11 @@ def differentiate(
     - `"empirical"`: the labels of the data, from the same backward pass,
     - `"true"`: labels drawn from softmax(outputs), by one backward pass more,
     - `"exact"`: every label c in turn, weighted by its probability, by as many backward
-      passes more as there are labels: the expectation of `"true"`.
+      passes more as there are labels: the expectation of `"true"`. One label of each
+      example, and no example may depend on another, as under batch norm.
 
-    Backward passes beyond the first are made only where the taps are active.
+    Backward passes beyond the first are made only where the taps are active. A label
+    below zero, which a loss may leave out, is left as it is.
 
     Args:
       forward: `(params, taps) -> (outputs, aux)`, outputs being logits `[..., labels]`.
@@ -66,8 +68,9 @@ def differentiate(
       key: random key, needed for `"true"`.
 
     Raises:
-      ConfigError: an unknown `fisher`, `"true"` without a key, or outputs that are not
-        one array of logits where labels are to be drawn.
+      ConfigError: an unknown `fisher`, `"true"` without a key, outputs that are not
+        one array of logits where labels are to be drawn, or `"exact"` where they are
+        not `[batch, labels]`.
     """
     if fisher not in FISHERS:
         raise ConfigError(f"unknown fisher {fisher!r}{nearest(fisher, FISHERS)}")
@@ -80,6 +83,12 @@ def differentiate(
             f"fisher={fisher!r} needs outputs that are one array of logits: got "
             f"{jax.tree.structure(outputs)}"
         )
+    if fisher == "exact" and outputs.ndim != 2:
+        # The same label everywhere would add what different places have in common.
+        raise ConfigError(
+            "fisher='exact' needs one label an example, outputs [batch, labels]: got "
+            f"{outputs.shape}; fisher='true' draws one at every place"
+        )
     (value, loss_aux), cotangent = slope(outputs, labels)
     grads, observed = pull(cotangent)
     statistics = statistics_of(observed)
@@ -90,8 +99,8 @@ def differentiate(
 
         def more() -> Any:
             if fisher == "true" and key is not None:
-                drawn = jax.random.categorical(key, outputs).astype(labels.dtype)
-                return at(drawn)
+                drawn = jax.random.categorical(key, _wide(outputs))
+                return at(_instead(labels, drawn))
             outer = _expected(at, outputs, labels)
             return {
                 path: {"a": each["a"], "g": outer[path]}
@@ -114,11 +123,10 @@ def differentiate(
 
 def _expected(at: Callable[..., Any], outputs: jax.Array, labels: Any) -> Any:
     """Returns the sum over labels of G weighted by their probability."""
-    wide = jnp.promote_types(outputs.dtype, jnp.float32)
-    probabilities = jax.nn.softmax(outputs.astype(wide), axis=-1).astype(outputs.dtype)
+    probabilities = jax.nn.softmax(_wide(outputs), axis=-1).astype(outputs.dtype)
 
     def one(label: jax.Array) -> Any:
-        chosen = jnp.full_like(labels, label)
+        chosen = _instead(labels, label)
         # The square root, since G is quadratic in the gradient.
         weight = jnp.sqrt(jnp.take(probabilities, label, axis=-1))[..., None]
         # A is the same for every label and not formed again.
@@ -126,3 +134,12 @@ def _expected(at: Callable[..., Any], outputs: jax.Array, labels: Any) -> Any:
 
     every = jax.lax.map(one, jnp.arange(outputs.shape[-1]))
     return {path: each.sum(0) for path, each in every.items()}
+
+
+def _wide(logits: jax.Array) -> jax.Array:
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def _instead(labels: jax.Array, others: jax.Array) -> jax.Array:
+    """Returns `others` where a label is scored."""
+    return jnp.where(labels < 0, labels, others).astype(labels.dtype)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax.collectives import broadcast
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.per_device import PerDevice
 from hpcjax.core.varying import assume_equal, vary
 from hpcjax.optim import matrices as batching
@@ -29,7 +30,7 @@ from hpcjax.optim.kfac.config import KfacOptions
 
 Matrices = Mapping[Unit, Float[Array, "a g"]]
 Factors = Mapping[str, Mapping[str, jax.Array]]
-VALID = "valid"
+MADE = "made"
 
 
 def _decompose(
@@ -94,11 +95,11 @@ class Local:
             }
             for (path, number), block in self.plan.units.items()
         }
-        return {"layers": layers, VALID: jnp.zeros((), bool)}
+        return {"layers": layers, MADE: jnp.zeros((), bool)}
 
     def valid(self, kept: Any) -> Any:
         """Says whether decompositions have been made."""
-        return kept[VALID]
+        return kept[MADE]
 
     def refresh(self, kept: Any, factors: Factors, damping: Any) -> tuple[Any, Any]:
         """Decomposes all factors; returns what to keep, and whether it is finite."""
@@ -106,7 +107,7 @@ class Local:
         made = _decompose(self.options, factors, damping, owned)
         layers = {f"{path}/{number}": made[path, number] for path, number in made}
         finite = _finite(layers)
-        return _chosen(finite, {"layers": layers, VALID: finite}, kept), finite
+        return _chosen(finite, {"layers": layers, MADE: finite}, kept), finite
 
     def precondition(self, kept: Any, found: Matrices, damping: Any) -> Matrices:
         """Returns every matrix times the inverse curvature."""
@@ -129,19 +130,31 @@ class Shared:
     ) -> None:
         self.plan, self.options, self.grid = chosen, options, distribution
         self.layout: Layout = make_layout(chosen, options, distribution)
+        # Tells a buffer laid out otherwise, left in a checkpoint by another grid.
+        self.mark = jnp.int32(self.layout.fingerprint)
 
     def init(self, dtype: Any) -> Any:
         """Returns decompositions that are still to be made."""
         buffer = jnp.zeros((self.layout.length,), dtype)
         return PerDevice(
-            value={"buffer": buffer, VALID: jnp.zeros((), bool)},
+            value={"buffer": buffer, MADE: jnp.zeros((), jnp.int32)},
             axis=RECEIVER_AXIS,
             resize="reset",
         )
 
     def valid(self, kept: Any) -> Any:
-        """Says whether decompositions have been made; the same on all devices."""
-        return assume_equal(kept.value[VALID], AXES)
+        """Says whether they have been made for this grid; the same on all devices.
+
+        Raises:
+          ConfigError: the surrounding mesh is not that of the distribution.
+        """
+        found = {axis: jax.lax.axis_size(axis) for axis in AXES}
+        if found != self.grid.mesh_shape:
+            raise ConfigError(
+                f"the mesh must be that of the distribution, {self.grid.mesh_shape}: "
+                f"got {found}"
+            )
+        return assume_equal(kept.value[MADE], AXES) == self.mark
 
     def refresh(self, kept: Any, factors: Factors, damping: Any) -> tuple[Any, Any]:
         """Decomposes each factor on its owner and passes it on in its column."""
@@ -165,7 +178,7 @@ class Shared:
         bad = jax.lax.psum(jnp.any(~jnp.isfinite(piece)).astype(jnp.int32), AXES)
         finite = bad == 0
         buffer = assume_equal(self._gathered(piece, old), WORKER_AXIS)
-        made = {"buffer": buffer, VALID: vary(finite, RECEIVER_AXIS)}
+        made = {"buffer": buffer, MADE: vary(self.mark, RECEIVER_AXIS)}
         return PerDevice(
             value=_chosen(finite, made, kept.value),
             axis=kept.axis,

@@ -130,6 +130,7 @@ def scale_by_kfac(
     """
     keywords = checks.keyword_options(options)
     chosen_options = config.KfacOptions(**keywords)
+    checks.require_rate(learning_rate=learning_rate)
     if axis_name is not None and distribution is not None:
         raise ConfigError("give axis_name or distribution, not both")
     made = _Kfac(chosen, chosen_options, learning_rate, axis_name, distribution)
@@ -182,7 +183,11 @@ class _Kfac:
             decompositions=self.placement.init(dtype),
             damping=damping,
             skipped=jnp.zeros((), jnp.int32),
-            metrics={"kfac_nu": jnp.ones((), dtype), "kfac_damping": damping},
+            metrics={
+                "kfac_nu": jnp.ones((), dtype),
+                # Not the same buffer twice: the state may be donated.
+                "kfac_damping": jnp.asarray(self.options.damping, dtype),
+            },
         )
 
     def update(
@@ -379,6 +384,8 @@ def kl_clip(
 ) -> Float[Array, ""]:
     """Returns ν = min(1, √(κ / |η² s|)), 1 for s = 0 and without a bound.
 
+    NaN for a NaN.
+
     Args:
       inner: s, the inner product of preconditioned and raw gradients over all layers.
       rate: η, the learning rate.
@@ -391,8 +398,8 @@ def kl_clip(
     if bound is None:
         return jnp.ones_like(inner)
     size = jnp.abs(inner * rate**2)
-    nu = jnp.sqrt(bound / jnp.where(size > 0, size, 1))
-    return jnp.where(size > 0, jnp.minimum(1, nu), 1).astype(inner.dtype)
+    nu = jnp.sqrt(bound / jnp.where(size == 0, 1, size))
+    return jnp.where(size == 0, 1, jnp.minimum(1, nu)).astype(inner.dtype)
 
 
 def adapt_damping(

@@ -1,6 +1,7 @@
 """What K-FAC can be told; importing this module imports no JAX."""
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from hpcjax.core.patterns import check_patterns
@@ -65,6 +66,11 @@ class KfacOptions:
 
     def __post_init__(self) -> None:
         checks.require_positive(damping=self.damping)
+        checks.require(
+            self.damping >= checks.SMALLEST,
+            "damping must be in the range of float32",
+            damping=self.damping,
+        )
         inside = 0 < self.factor_decay <= 1
         rule = "factor_decay must be in (0, 1]"
         checks.require(inside, rule, factor_decay=self.factor_decay)
@@ -72,6 +78,13 @@ class KfacOptions:
         checks.require_count(1, inv_update_steps=self.inv_update_steps)
         if self.kl_clip is not None:
             checks.require_positive(kl_clip=self.kl_clip)
+        if self.inv_update_steps % self.factor_update_steps:
+            warnings.warn(
+                "decompositions are made of factors that are not new: "
+                f"inv_update_steps={self.inv_update_steps} is no multiple of "
+                f"factor_update_steps={self.factor_update_steps}",
+                stacklevel=3,
+            )
         checks.require_choice("method", self.method, ("eigen", "inverse"))
         checks.require_choice("g_scale", self.g_scale, ("per_example", "mean_loss"))
         allowed = (None, "float64", "float32", "bfloat16", "float16")

@@ -107,3 +107,8 @@ def alone(chosen, model, *, rate=0.05, **options):
     """The transform and the jitted step on one device."""
     tx = chain(kfac.scale_by_kfac(chosen, learning_rate=rate, **options), None, rate)
     return tx, jax.jit(functools.partial(step, chosen, model, tx))
+
+
+def identities(chosen):
+    """Statistics whose factors are identities."""
+    return {b.path: {"a": jnp.eye(b.a), "g": jnp.eye(b.g)} for b in chosen.blocks}

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcjax import models
+from hpcjax.core import ConfigError
 from hpcjax.optim import kfac
 from hpcjax.optim.kfac import _statistics
 from tests.optim.kfac import problems
@@ -257,6 +258,45 @@ def test_the_true_fisher_draws_its_own_labels():
     np.testing.assert_allclose(differs.mean(), p[1], atol=4 * np.sqrt(p[1] / draws))
 
 
+def test_the_exact_fisher_takes_one_label_an_example():
+    """Several places of one example share what the layers before them did."""
+    model = models.causal_lm((4,), 7, depth=1, width=4, heads=2)
+    params, _ = model.init(jax.random.key(0))
+    x = jnp.zeros((2, 4), jnp.int32)
+    with pytest.raises(ConfigError, match=r"\(2, 4, 7\)"):
+        problems.differentiated(kfac.plan(model), model, params, x, x, fisher="exact")
+
+
+@pytest.mark.parametrize("fisher", ["true", "exact"])
+def test_labels_that_are_not_scored_stay_so(fisher):
+    model, (x, y) = problems.mlp(), problems.batch(4)
+    chosen = kfac.plan(model)
+    params, _ = model.init(jax.random.key(0))
+
+    def loss(outputs, labels):
+        scored = labels >= 0
+        losses = -jnp.take_along_axis(
+            jax.nn.log_softmax(outputs), jnp.maximum(labels, 0)[:, None], 1
+        )[:, 0]
+        return jnp.sum(jnp.where(scored, losses, 0)) / jnp.sum(scored), None
+
+    def head(x, y):
+        def forward(params, taps):
+            return model.apply(params, {}, x, train=True, taps=taps)
+
+        taps = kfac.make_taps(chosen, model, params, {}, x)
+        return kfac.differentiate(
+            forward, loss, params, taps, y, fisher=fisher, key=jax.random.key(1)
+        ).statistics["head"]["g"]
+
+    # Rows that count nothing: the sum over the rest, by more rows.
+    masked = head(x, y.at[2:].set(-1))
+    if fisher == "exact":
+        np.testing.assert_allclose(2 * masked, head(x[:2], y[:2]), rtol=1e-5)
+    assert float(jnp.trace(masked)) > 0
+    assert not head(x, jnp.full(4, -1)).any()
+
+
 @pytest.mark.parametrize("fisher", ["true", "exact"])
 def test_other_labels_cost_nothing_where_statistics_are_not_due(fisher):
     model, (x, y) = problems.mlp(), problems.batch(4)
@@ -298,6 +338,7 @@ def test_kl_clip_without_curvature_or_bound_or_with_negative_products():
     assert kfac.kl_clip(jnp.float32(1e9), one, None) == 1
     both = [kfac.kl_clip(jnp.float32(s), one, 1e-3) for s in (-7.0, 7.0)]
     np.testing.assert_allclose(both, np.sqrt(1e-3 / 7), rtol=1e-6)
+    assert jnp.isnan(kfac.kl_clip(jnp.float32(jnp.nan), one, 1e-3))
 
 
 @pytest.mark.acceptance("kaisa", 8)

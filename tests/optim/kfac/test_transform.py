@@ -10,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
 from jaxtyping import TypeCheckError
 
-from hpcjax import core, models, optim
+from hpcjax import core, models, optim, sharding
 from hpcjax.core import ConfigError, LayerSpec, Model
 from hpcjax.optim import kfac
 from tests.optim.kfac import problems
@@ -247,12 +248,46 @@ def test_adaptive_damping_asks_the_loss_every_five_steps():
     assert seen[9] != seen[4]
     with pytest.raises(ValueError, match="value="):
         tx.update(
-            params, tx.init(params), params, taps=_identities(chosen), loss_terms=1
+            params,
+            tx.init(params),
+            params,
+            taps=problems.identities(chosen),
+            loss_terms=1,
         )
 
 
-def _identities(chosen):
-    return {b.path: {"a": jnp.eye(b.a), "g": jnp.eye(b.g)} for b in chosen.blocks}
+@pytest.mark.parametrize(
+    ("share", "factor"),
+    [(0.24, 0.95**-5), (0.26, 1.0), (0.74, 1.0), (0.76, 0.95**5), (np.nan, 0.95**-5)],
+)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_damping_moves_by_the_share_of_the_predicted_change(
+    problem, share, factor, devices
+):
+    """The model's change of the loss is −(η − η²/2) times the inner product."""
+    chosen, params, grads, statistics = problem
+    rate = 0.5
+    tx = kfac.scale_by_kfac(
+        chosen, learning_rate=rate, kl_clip=None, adaptive_damping=True, prediv=False,
+        damping=1.0, axis_name="data",
+    )  # fmt: skip
+    inner = optax.tree.vdot(update(problem, kl_clip=None, damping=1.0)[0], grads)
+    predicted = -(rate - rate**2 / 2) * inner
+
+    def body(params):
+        state = tx.init(params)._replace(count=jnp.int32(4), due=jnp.bool_(True))
+        # Each device's own loss: what counts is their mean.
+        own = 1.0 + 2.0 * jax.lax.axis_index("data")
+        gained = share * predicted * (own if devices > 1 else 1.0) / (devices or 1)
+        _, state = tx.update(
+            grads, state, params, taps=statistics, loss_terms=8,
+            value=own, value_fn=lambda _: own + gained,
+        )  # fmt: skip
+        return state.damping
+
+    mesh = sharding.data_mesh(devices)
+    run = jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    np.testing.assert_allclose(jax.jit(run)(params), factor, rtol=1e-5)
 
 
 def _double_kernel(x_ref, y_ref):
