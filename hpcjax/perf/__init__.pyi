@@ -9,6 +9,14 @@ from .bubble_filling import FilledSchedule as FilledSchedule
 from .bubble_filling import TrainTime as TrainTime
 from .bubble_filling import assign as assign
 from .bubble_filling import train_time as train_time
+from .decoding import DecodingTimes as DecodingTimes
+from .decoding import DraftLatency as DraftLatency
+from .decoding import Lookahead as Lookahead
+from .decoding import best_lookahead as best_lookahead
+from .decoding import fit_draft_latency as fit_draft_latency
+from .decoding import tokens_of_counts as tokens_of_counts
+from .decoding import tokens_per_iteration as tokens_per_iteration
+from .decoding import tokens_to_match as tokens_to_match
 from .filler import Placed as Placed
 from .hlo import KINDS as KINDS
 from .hlo import Collective as Collective

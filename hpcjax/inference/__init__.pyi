@@ -1,0 +1,4 @@
+from .acceptance import accept as accept
+from .acceptance import accept_greedy as accept_greedy
+from .acceptance import accept_matching as accept_matching
+from .acceptance import acceptance_rate as acceptance_rate
