@@ -1,7 +1,7 @@
 """What a step of K-FAC costs against SGD, by stage; 5 min on 2 cores.
 
-Expect: at intervals of 10 and 100 at most 1.25 of SGD's step on a GPU, not measured
-yet (`hpcjax table kaisa/step-cost`).
+Expect: at intervals of 10 and 100 1.26 of SGD's step on a CPU; at most 1.25 on a GPU,
+not measured yet (`hpcjax table kaisa/step-cost`).
 """
 
 from experiments.kaisa.step_cost import Config

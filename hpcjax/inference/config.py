@@ -1,0 +1,36 @@
+"""How tokens are chosen; importing this module imports no JAX."""
+
+import dataclasses
+import math
+
+from hpcjax.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """How the next token is drawn from logits.
+
+    Attributes:
+      temperature: logits are divided by it; 0 takes the most likely token.
+      top_k: how many of the most likely tokens are left; None for all.
+      top_p: the most likely tokens are left that have this probability together.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError(
+                f"temperature must be finite and >= 0: got {self.temperature}"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k must be at least 1: got top_k={self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p must be in (0, 1]: got top_p={self.top_p}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.temperature == 0
