@@ -2,8 +2,8 @@
 
 Needs `hpcjax data fetch kjv`. Two Transformer blocks; the pipeline, of two stages, is
 simulated.
-Expect: K-FAC reaches the final loss of LAMB in 0.63 of its time, in 1.07 times the steps
-of inverses that are never late (`hpcjax table pipefisher/training`).
+Expect: K-FAC reaches the final loss of LAMB in 0.63 of its time, in 1.07 times the
+steps of inverses that are never late (`hpcjax table pipefisher/training`).
 """
 
 import dataclasses
