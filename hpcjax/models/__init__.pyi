@@ -1,10 +1,16 @@
+from ._bert import BertFeatures as BertFeatures
 from ._bert import BertOutputs as BertOutputs
 from ._bert import bert as bert
+from ._count import flops_per_token as flops_per_token
+from ._count import num_params as num_params
 from ._describe import Description as Description
 from ._describe import ParameterRow as ParameterRow
 from ._describe import describe as describe
 from ._from_nnx import from_nnx as from_nnx
 from ._mlp import mlp as mlp
+from ._presets import PRESETS as PRESETS
+from ._presets import Preset as Preset
+from ._presets import preset as preset
 from ._resnet import resnet as resnet
 from ._unet import unet as unet
 from .config import BERT as BERT
@@ -15,6 +21,7 @@ from .config import BertConfig as BertConfig
 from .config import CausalLmConfig as CausalLmConfig
 from .config import MlpConfig as MlpConfig
 from .config import ResNetConfig as ResNetConfig
+from .config import RopeScaling as RopeScaling
 from .config import TransformerOptions as TransformerOptions
 from .config import UNetConfig as UNetConfig
 from .modules import BatchNorm as BatchNorm

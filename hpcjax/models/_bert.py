@@ -1,7 +1,7 @@
 """BERT: the encoder with the two heads it is pre-trained with."""
 
 import functools
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from hpcjax.models.modules import FLOAT32, ZEROS, Dense, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
 from hpcjax.models.transformer import Block, Embedding, Norm, Sizes, check_time
 
+Head = Literal["pretraining", "masked_lm", "pooler", "none"]
 CHANNELS = 3
 TYPES = 2
 
@@ -31,6 +32,18 @@ class BertOutputs(NamedTuple):
 
     tokens: jax.Array
     order: jax.Array
+
+
+class BertFeatures(NamedTuple):
+    """What the encoder gives without heads.
+
+    Attributes:
+      hidden: `[batch, time, width]`, what the last block gives.
+      pooled: `[batch, width]`, tanh of a dense layer of the first place; None without.
+    """
+
+    hidden: jax.Array
+    pooled: jax.Array | None
 
 
 class _Bert(nnx.Module):
@@ -50,17 +63,19 @@ class _Bert(nnx.Module):
         )
         self.embed_norm = norm()
         self.blocks = stack(Block(sizes), config.depth)
-        self.pooler = sizes.dense(width, width)
-        self.order = Dense(
-            width, 2, policy=policy, initializer=sizes.inner, output=policy.output
-        )
-        self.transform = sizes.dense(width, width)
-        self.transform_norm = norm()
-        self.decoder_bias = param((vocabulary,), ZEROS, policy.param)
+        both, words = config.head == "pretraining", config.head == "masked_lm"
+        pooled = both or config.head == "pooler"
+        self.pooler = sizes.dense(width, width) if pooled else None
+        two = functools.partial(Dense, width, 2, initializer=sizes.inner)
+        self.order = two(policy=policy, output=policy.output) if both else None
+        self.transform = sizes.dense(width, width) if both or words else None
+        if self.transform is not None:
+            self.transform_norm = norm()
+            self.decoder_bias = param((vocabulary,), ZEROS, policy.param)
 
     def __call__(
         self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> BertOutputs:
+    ) -> BertOutputs | BertFeatures | jax.Array:
         del train, key
         tokens, types, mask = _parts(x)
         check_time(tokens.shape[1], self.context)
@@ -72,7 +87,9 @@ class _Bert(nnx.Module):
             lambda block, y: block(y, places, mask),
             remat=self.remat,
         )
-        order = self.order(jnp.tanh(self.pooler(y[:, 0])))
+        pooled = None if self.pooler is None else jnp.tanh(self.pooler(y[:, 0]))
+        if self.transform is None:
+            return BertFeatures(y, pooled)
         y = layers.activation(BERT.mlp, self.transform(y))
         words = layers.dense(
             self.transform_norm(y),
@@ -81,7 +98,9 @@ class _Bert(nnx.Module):
             compute=self.compute,
             output=self.logits,
         )
-        return BertOutputs(words, order)
+        if self.order is None or pooled is None:
+            return words
+        return BertOutputs(words, self.order(pooled))
 
 
 def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
@@ -101,10 +120,11 @@ def bert(
     width: int = 128,
     heads: int = 2,
     mlp_width: int | None = None,
+    head: Head = "pretraining",
     remat: Remat = "none",
     policy: Policy = FLOAT32,
 ) -> Model:
-    """Returns BERT for pre-training, without dropout.
+    """Returns BERT, as it is pre-trained or in parts, without dropout.
 
     Word, position and type vectors are added and normalised; then post-norm blocks with
     attention in both directions. One head maps every place to logits of its word:
@@ -122,6 +142,8 @@ def bert(
       width: features of a token.
       heads: query, key and value heads; width / heads features each.
       mlp_width: features inside the feed-forward part; None means 4 · width.
+      head: "pretraining", both heads; "masked_lm", that of the words; "pooler", none,
+        the first place passed through dense and tanh; "none", not even that.
       remat: "none", "full" or "dots", see `models.scan_blocks`.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
 
@@ -129,7 +151,8 @@ def bert(
       A model whose `apply` takes ints `[batch, time, 3]`: token, type (0 or 1) and
       whether the place is real (1) or padding (0), which is seen from nowhere; or
       tokens `[batch, time]` alone, all real and of type 0. It gives `BertOutputs` in
-      `policy.output`.
+      `policy.output`, for "masked_lm" only their `tokens`; without heads it gives
+      `BertFeatures` in `policy.compute`.
 
     Raises:
       ConfigError: sizes that do not divide or are below 1, or an unknown option.
@@ -146,7 +169,12 @@ def bert(
       ((2, 8, 11), (2, 2))
     """
     config = BertConfig(
-        depth=depth, width=width, heads=heads, mlp_width=mlp_width, remat=remat
+        depth=depth,
+        width=width,
+        heads=heads,
+        mlp_width=mlp_width,
+        head=head,
+        remat=remat,
     )
     if inputs[1:] not in ((), (CHANNELS,)) or min(*inputs, outputs) < 1:
         raise errors.ConfigError(

@@ -155,6 +155,34 @@ class UNetConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """LLaMA 3's slower rotation of features with long wavelengths.
+
+    With s = (context / wavelength − low) / (high − low), cut to [0, 1], a frequency is
+    multiplied by (1 − s) / factor + s.
+
+    Attributes:
+      factor: how much slower the longest wavelengths turn.
+      low: a wavelength of context / low and more is turned slower by the whole factor.
+      high: one of context / high and less is left as it is.
+      context: the length the model was first trained with.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    context: int = 8192
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, "context")
+        if not (self.factor > 0 and self.high > self.low > 0):
+            raise ConfigError(
+                "rope scaling needs factor > 0 and high > low > 0: got "
+                f"factor={self.factor}, low={self.low}, high={self.high}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerOptions:
     """What distinguishes one family of transformers from another; defaults: GPT-2.
 
@@ -165,9 +193,12 @@ class TransformerOptions:
       final_norm: whether a norm follows the last block.
       position: a learned table, one whose row is position + 2 (OPT), or rotation.
       rope_theta: base of the rotation's wavelengths.
+      rope_scaling: LLaMA 3's change of the wavelengths; None: none.
       mlp: activation of the feed-forward part; "silu_gated" has a third matrix.
       use_bias: whether the blocks' matrices have biases.
       tied_head: whether the embedding table also gives the logits.
+      embed_width: features of the table's vectors, as in OPT-350M: two matrices without
+        bias lead from them to the blocks' width and back; None: that width itself.
       init_scale: standard deviation of matrices and tables.
       scale_residual: whether matrices ending a branch start smaller by √(2 depth).
     """
@@ -178,14 +209,17 @@ class TransformerOptions:
     final_norm: bool = True
     position: Literal["learned", "offset", "rope"] = "learned"
     rope_theta: float = 1e4
+    rope_scaling: RopeScaling | None = None
     mlp: Literal["gelu_tanh", "gelu_erf", "relu", "silu_gated"] = "gelu_tanh"
     use_bias: bool = True
     tied_head: bool = True
+    embed_width: int | None = None
     init_scale: float = 0.02
     scale_residual: bool = True
 
     def __post_init__(self) -> None:
         _check_literals(self)
+        _check_sizes(self, "embed_width")
         for name in ("norm_eps", "rope_theta", "init_scale"):
             value = getattr(self, name)
             if not value > 0:
@@ -215,13 +249,14 @@ BERT = TransformerOptions(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """BERT with its two pre-training heads, see `models.bert`.
+    """BERT, with or without its two pre-training heads, see `models.bert`.
 
     Attributes:
       depth: number of blocks.
       width: features of a token.
       heads: query, key and value heads.
       mlp_width: features inside the feed-forward part; None means 4 · width.
+      head: both heads, that of the words, the encoder with its pooler, or it alone.
       remat: what the backward pass recomputes, as in `CausalLmConfig`.
     """
 
@@ -229,6 +264,7 @@ class BertConfig:
     width: int = 128
     heads: int = 2
     mlp_width: int | None = None
+    head: Literal["pretraining", "masked_lm", "pooler", "none"] = "pretraining"
     remat: Literal["none", "full", "dots"] = "none"
 
     def __post_init__(self) -> None:

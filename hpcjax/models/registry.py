@@ -46,6 +46,11 @@ REGISTRY: dict[str, Entry] = {
     "gpt2": _language(),
     "gpt2_remat": _language(remat="full"),
     "opt": _language(options=config.OPT, depth=1, remat="dots"),
+    "opt_350m": _language(
+        options=dataclasses.replace(
+            config.OPT, norm_position="post", final_norm=False, embed_width=4
+        )
+    ),
     "llama": _language(options=config.LLAMA, heads=4, kv_heads=2, mlp_width=12),
     "post_norm": _language(
         options=dataclasses.replace(

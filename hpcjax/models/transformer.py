@@ -12,6 +12,7 @@ from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models._rotate import rotate
 from hpcjax.models.config import GPT2, BertConfig, CausalLmConfig, TransformerOptions
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
@@ -101,6 +102,7 @@ class Attention(nnx.Module):
         self.head_dim, self.causal = sizes.head_dim, sizes.causal
         self.rotates = sizes.options.position == "rope"
         self.theta = sizes.options.rope_theta
+        self.scaling = sizes.options.rope_scaling
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array | None = None
@@ -111,8 +113,8 @@ class Attention(nnx.Module):
         key = self.key(x).reshape(split)
         value = self.value(x).reshape(split)
         if self.rotates:
-            query = layers.rope(query, positions, theta=self.theta)
-            key = layers.rope(key, positions, theta=self.theta)
+            rope = functools.partial(rotate, theta=self.theta, scaling=self.scaling)
+            query, key = rope(query, positions), rope(key, positions)
         mixed = layers.attention(query, key, value, causal=self.causal, mask=mask)
         return self.output(mixed.reshape(*x.shape[:2], -1))
 
@@ -175,18 +177,21 @@ class _CausalLm(nnx.Module):
         self.context, self.remat = context, config.remat
         self.compute, self.logits = policy.compute, policy.output
         table = functools.partial(
-            Embedding, width=width, init_scale=options.init_scale, policy=policy
+            Embedding, init_scale=options.init_scale, policy=policy
         )
-        self.embed = table(vocabulary)
+        narrow = options.embed_width or width
+        self.embed = table(vocabulary, narrow)
+        project = functools.partial(
+            Dense, policy=policy, use_bias=False, initializer=sizes.inner
+        )
+        self.project_in = None if narrow == width else project(narrow, width)
+        self.project_out = None if narrow == width else project(width, narrow)
         learned, tied = options.position != "rope", options.tied_head
         self.offset = OFFSET if options.position == "offset" else 0
-        self.position = table(context + self.offset) if learned else None
+        self.position = table(context + self.offset, width) if learned else None
         self.blocks = stack(Block(sizes), config.depth)
         self.final_norm = Norm(width, options, policy) if options.final_norm else None
-        head = functools.partial(Dense, use_bias=False, initializer=sizes.inner)
-        self.head = (
-            None if tied else head(width, vocabulary, policy=policy, output=self.logits)
-        )
+        self.head = None if tied else project(narrow, vocabulary, output=self.logits)
 
     def __call__(
         self, x: jax.Array, *, train: bool, key: jax.Array | None
@@ -194,6 +199,7 @@ class _CausalLm(nnx.Module):
         del train, key
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
         y = self.embed(x)
+        y = y if self.project_in is None else self.project_in(y)
         if self.position is not None:
             check_time(x.shape[1], self.context)
             y = y + self.position(positions + self.offset)
@@ -201,6 +207,7 @@ class _CausalLm(nnx.Module):
             self.blocks, y, lambda block, y: block(y, positions), remat=self.remat
         )
         y = y if self.final_norm is None else self.final_norm(y)
+        y = y if self.project_out is None else self.project_out(y)
         if self.head is not None:
             return self.head(y)
         return layers.dense(

@@ -204,4 +204,5 @@ def fit_draft_latency(
     scale = columns.max(0)
     found, left = nnls(columns / scale, seconds.astype(np.float64))
     spread = np.sum((seconds - seconds.mean()) ** 2)
-    return DraftLatency(*(found / scale).tolist(), float(1 - left**2 / spread))
+    layer, byte, head = (found / scale).tolist()
+    return DraftLatency(layer, byte, head, float(1 - left**2 / spread))

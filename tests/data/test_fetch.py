@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 
 import pytest
 
@@ -148,6 +149,57 @@ def test_cut_archives_are_refused(tmp_path, package, ending):
     cut.write_bytes(path.read_bytes()[:60])
     with pytest.raises((DataFormatError, DataMissing)):
         _fetch.unpack(cut, package, tmp_path / "out")
+
+
+def wheel_of(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, content in members:
+            wheel.writestr(name, content)
+    return path
+
+
+def test_wheels_are_unpacked(tmp_path, package):
+    path = wheel_of(tmp_path / "x.whl", [("../evil", b"x"), *GOOD])
+    found = _fetch.unpack(path, package, tmp_path / "out")
+    assert [each.read_bytes() for each in found] == [b"aaa", b"bb"]
+    written = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+    assert written == {"x.whl", "a.bin", "b.bin"}
+
+
+def test_wheels_that_are_not_as_listed_are_refused(tmp_path, package):
+    path = wheel_of(tmp_path / "x.whl", GOOD[:1])
+    with pytest.raises(DataFormatError, match=r"found no \['b.bin'\]"):
+        _fetch.unpack(path, package, tmp_path / "absent")
+    path = wheel_of(path, [("package/a", b"a" * 60), ("package/b", b"b" * 60)])
+    with pytest.raises(DataFormatError, match="at most 100 bytes"):
+        _fetch.unpack(path, package, tmp_path / "large")
+    path = wheel_of(path, GOOD)
+    package = dataclasses.replace(package, members={"package/a": "../evil"})
+    with pytest.raises(ConfigError, match="may hold only"):
+        _fetch.unpack(path, package, tmp_path / "hostile")
+
+
+def test_cut_and_changed_wheels_are_refused(tmp_path, package):
+    path = wheel_of(tmp_path / "x.whl", [("package/a", bytes(range(90))), GOOD[2]])
+    whole = path.read_bytes()
+    middle = whole[:60] + bytes([whole[60] ^ 255]) + whole[61:]
+    for number, content in enumerate((b"", whole[:60], whole[:-30], middle)):
+        path.write_bytes(content)
+        with pytest.raises(DataFormatError, match="damaged archive"):
+            _fetch.unpack(path, package, tmp_path / str(number))
+
+
+@pytest.mark.parametrize(
+    ("wheel", "form"), [(False, "--no-binary"), (True, "--only-binary")]
+)
+def test_pip_gets_the_recorded_form(tmp_path, package, monkeypatch, wheel, form):
+    def client(command, folder):
+        assert command[command.index("thing") - 1] == form
+        (folder / "one").touch()
+
+    monkeypatch.setattr(_fetch, "_client", client)
+    of_pip = dataclasses.replace(package, manager="pip", wheel=wheel)
+    _fetch.download(of_pip, tmp_path)
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")

@@ -73,6 +73,40 @@ def test_sequences_are_pairs_of_the_documents_sentences():
     assert abs(orders[1, True] / pairs - 0.5) < 4 * 0.5 / np.sqrt(pairs)
 
 
+def sentence(rng):
+    """Begins with token 5 and ends with 6, which are nowhere else."""
+    return np.array([5, *rng.integers(7, 1000, rng.integers(1, 14)), 6], np.int32)
+
+
+def test_where_a_pair_is_cut_does_not_tell_its_order():
+    rng = np.random.default_rng(0)
+    made = [[sentence(rng) for _ in range(rng.integers(2, 20))] for _ in range(60)]
+    read = data.MaskedSource(made, CODER, context=40, copies=40)
+    batch, firsts = gathered(read), {tuple(document[0][1:4]) for document in made}
+    several, at_first = [], []
+    seen = collections.defaultdict(collections.Counter)
+    for index, tokens in enumerate(batch["y"]):
+        _, first, end = read.chunks[index % len(read.chunks)]
+        if end - first == 1:
+            continue
+        strange = int(batch["order"][index])
+        cut, last = np.flatnonzero(tokens == CODER.end)
+        a, b = tokens[1:cut], tokens[cut + 1 : last]
+        marks = a[0] == 5, a[-1] == 6, b[0] == 5, b[-1] == 6, len(b) == 1
+        seen[marks][strange] += 1
+        several.append((a == 5).sum() > 1)
+        if strange and b[0] == 5:
+            at_first.append(tuple(b[1:4]) in firsts)
+    count = sum(each.total() for each in seen.values())
+    # The best that can be guessed of them; 0.55 by the rule of BERT's code.
+    assert sum(max(each.values()) for each in seen.values()) < 0.55 * count
+    strange = sum(each[1] for each in seen.values()) / count
+    assert abs(strange - 0.5) < 3 * 0.5 / np.sqrt(count)
+    # A ends anywhere in its chunk, B begins anywhere in its document.
+    assert np.mean(several) > 0.3
+    assert np.mean(at_first) < 0.3
+
+
 def test_a_seventh_is_scored_and_of_that_eight_tenths_masked():
     batch = gathered(source())
     seen, tokens, scored = batch["x"][..., 0], batch["y"], batch["scored"] == 1
@@ -122,8 +156,10 @@ def test_what_is_too_long_is_cut_as_if_token_by_token():
         assert tuple(map(len, found)) == cut_one_by_one(first, second, most)
         for part in found:
             np.testing.assert_array_equal(part, part[0] + np.arange(len(part)))
-    long = np.arange(30)
-    cut = [masked_text.truncate(long, long, 2, rng)[0][0] for _ in range(50)]
+    long = np.arange(402)
+    cut = [masked_text.truncate(long, long, 4, rng)[0][0] for _ in range(50)]
+    # Five deviations of 400 tosses.
+    assert max(abs(np.array(cut) - 200)) < 5 * 10
     assert len(set(cut)) > 3
 
 

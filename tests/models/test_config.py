@@ -21,6 +21,9 @@ from hpcjax import core, models
             lambda: models.CausalLmConfig(width=6, heads=2, options=models.LLAMA),
             "even number",
         ),
+        (lambda: models.TransformerOptions(embed_width=0), "embed_width=0"),
+        (lambda: models.RopeScaling(low=4.0), "high > low > 0: got .*low=4.0"),
+        (lambda: models.RopeScaling(context=0), "context=0"),
         (lambda: models.mlp((3,), 0), "outputs=0"),
         (lambda: models.mlp((3,), 2, widths=(0,)), r"widths=\(0,\)"),
         (lambda: models.resnet((8, 8), 2), r"inputs=\(8, 8\)"),
@@ -48,6 +51,7 @@ def test_what_cannot_be_built_is_refused(make, message):
         (models.ResNetConfig(), "norm", "bach", "did you mean 'batch'"),
         (models.ResNetConfig(), "shortcut", "C", "shortcut='C'"),
         (models.CausalLmConfig(), "remat", "ful", "did you mean 'full'"),
+        (models.BertConfig(), "head", "poler", "did you mean 'pooler'"),
         (models.TransformerOptions(), "position", "rotary", "position='rotary'"),
     ],
 )

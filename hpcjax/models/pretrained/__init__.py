@@ -1,0 +1,5 @@
+"""Language models from checkpoints of other programs, and back."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,13 @@
+from ._architecture import Architecture as Architecture
+from ._architecture import from_gguf as from_gguf
+from ._architecture import from_json as from_json
+from ._architecture import to_json as to_json
+from ._gguf import Gguf as Gguf
+from ._gguf import read_gguf as read_gguf
+from ._load import Pretrained as Pretrained
+from ._load import load as load
+from ._load import save as save
+from ._safetensors import read_safetensors as read_safetensors
+from ._safetensors import write_safetensors as write_safetensors
+from .names import FAMILIES as FAMILIES
+from .stored import Stored as Stored

@@ -1,0 +1,280 @@
+"""Reads GGUF files, versions 2 and 3: metadata, and tensors dequantised when asked.
+
+References:
+  The GGUF specification of the ggml project; block formats as in ggml's quantisation.
+"""
+
+import functools
+import math
+import pathlib
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcjax.core.errors import DataFormatError, DataMissing, UnsupportedOp
+from hpcjax.models.pretrained.stored import Stored
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32
+MOST_AXES = 4
+# Numbers of metadata by their code; 8 is a string and 9 an array.
+_NUMBERS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_STRING, _ARRAY = 8, 9
+# The least bytes of one key with its value, and of one tensor's description.
+_LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
+
+
+class Gguf(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+      metadata: values by key; arrays are lists.
+      tensors: by name; values are float32 and are read from the mapped file.
+    """
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+
+class _Format(NamedTuple):
+    """Blocks of `values` numbers in `bytes` bytes, turned into float32 by `decode`."""
+
+    name: str
+    values: int
+    bytes: int
+    decode: Callable[[np.ndarray], np.ndarray]
+
+
+def _halves(blocks: np.ndarray, number: int) -> np.ndarray:
+    """Returns the float16 numbered `number` of each block, `[blocks, 1]` in float32."""
+    part = np.ascontiguousarray(blocks[:, 2 * number : 2 * number + 2])
+    return part.view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """Returns `[blocks, 32]`: byte j holds value j below and value j + 16 above."""
+    return np.concatenate([packed & 15, packed >> 4], axis=1)
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    return _halves(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    return _halves(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+
+
+def _q4_1(blocks: np.ndarray) -> np.ndarray:
+    steps = _halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32)
+    return steps + _halves(blocks, 1)
+
+
+def _plain(dtype: str, blocks: np.ndarray) -> np.ndarray:
+    return blocks.view(dtype).astype(np.float32)
+
+
+FORMATS = {
+    0: _Format("F32", 1, 4, functools.partial(_plain, "<f4")),
+    1: _Format("F16", 1, 2, functools.partial(_plain, "<f2")),
+    2: _Format("Q4_0", 32, 18, _q4_0),
+    3: _Format("Q4_1", 32, 20, _q4_1),
+    8: _Format("Q8_0", 32, 34, _q8_0),
+}
+_OTHERS = {
+    6: "Q5_0",
+    7: "Q5_1",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    30: "BF16",
+}
+
+
+class _Cursor:
+    """Reads forward through bytes; what is not there is a DataFormatError."""
+
+    def __init__(self, path: pathlib.Path, content: memoryview) -> None:
+        self.path, self.content, self.at = path, content, 0
+
+    def wrong(self, found: str) -> DataFormatError:
+        """Returns an error at this place."""
+        return DataFormatError(f"{self.path}: byte {self.at}: {found}")
+
+    def need(self, size: int, what: str) -> None:
+        """Raises DataFormatError unless `size` more bytes are there."""
+        left = len(self.content) - self.at
+        if size > left:
+            raise self.wrong(
+                f"truncated: expected {size} bytes of {what}, found {left}"
+            )
+
+    def number(self, code: str, what: str) -> Any:
+        size = struct.calcsize(code)
+        self.need(size, what)
+        (value,) = struct.unpack_from(code, self.content, self.at)
+        self.at += size
+        return value
+
+    def string(self, what: str) -> str:
+        size = self.number("<Q", what)
+        self.need(size, what)
+        raw = bytes(self.content[self.at : self.at + size])
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise self.wrong(f"expected {what} in UTF-8: {error}") from error
+        self.at += size
+        return text
+
+    def value(self, kind: int, what: str) -> Any:
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind], what)
+        if kind == _STRING:
+            return self.string(what)
+        if kind != _ARRAY:
+            raise self.wrong(f"expected a type of value for {what}, found {kind}")
+        inner, count = self.number("<I", what), self.number("<Q", what)
+        if inner in _NUMBERS:
+            code = _NUMBERS[inner]
+            size = count * struct.calcsize(code)
+            self.need(size, what)
+            found = np.frombuffer(self.content[self.at : self.at + size], code)
+            self.at += size
+            return found.tolist()
+        if inner != _STRING:
+            raise self.wrong(f"expected numbers or strings in {what}, found {inner}")
+        self.need(8 * count, what)
+        return [self.string(what) for _ in range(count)]
+
+
+def read_gguf(path: pathlib.Path) -> Gguf:
+    """Opens a GGUF file; only its head is read, the tensors are mapped.
+
+    Every size is checked against the file before memory is taken for it.
+
+    Args:
+      path: the file. Tensors may be in F32, F16, Q8_0, Q4_0 and Q4_1; of others only
+        the shape is known, and reading one is an UnsupportedOp that names it.
+
+    Returns:
+      Metadata and tensors. Dimensions, stored innermost first, are turned around, so
+      that a matrix is `[outputs, inputs]`. Rows of llama's queries and keys stay in the
+      order of the file, for interleaved rotation.
+
+    Raises:
+      DataMissing: no such file.
+      DataFormatError: not GGUF, truncated or damaged; names what is missing.
+    """
+    if not path.is_file():
+        raise DataMissing(f"no file {path}")
+    if path.stat().st_size == 0:
+        raise DataFormatError(f"{path}: expected a GGUF file, found an empty one")
+    content = np.memmap(path, np.uint8, "r")
+    cursor = _Cursor(path, content.data)
+    keys, described = _head(cursor)
+    metadata: dict[str, Any] = {}
+    for number in range(keys):
+        key = cursor.string(f"key {number}")
+        kind = cursor.number("<I", f"the type of {key!r}")
+        metadata[key] = cursor.value(kind, repr(key))
+    infos = [_info(cursor, number) for number in range(described)]
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise cursor.wrong(f"expected an alignment of at least 1, found {alignment!r}")
+    start = math.ceil(cursor.at / alignment) * alignment
+    tensors: dict[str, Stored] = {}
+    for name, shape, kind, offset in infos:
+        if name in tensors:
+            raise DataFormatError(f"{path}: two tensors are called {name!r}")
+        tensors[name] = _stored(path, content, name, shape, kind, start + offset)
+    return Gguf(metadata, tensors)
+
+
+def _head(cursor: _Cursor) -> tuple[int, int]:
+    """Checks magic and version; returns how many keys and tensors follow."""
+    magic = bytes(cursor.content[:4])
+    if magic != MAGIC:
+        raise cursor.wrong(f"expected {MAGIC!r}, found {magic!r}")
+    cursor.at = 4
+    version = cursor.number("<I", "the version")
+    if version not in VERSIONS:
+        order = " (a big-endian file)" if version >> 24 in VERSIONS else ""
+        raise cursor.wrong(f"expected a version of {VERSIONS}, found {version}{order}")
+    tensors = cursor.number("<Q", "the number of tensors")
+    keys = cursor.number("<Q", "the number of keys")
+    cursor.need(
+        keys * _LEAST_KEY + tensors * _LEAST_TENSOR,
+        f"{keys} keys and the descriptions of {tensors} tensors",
+    )
+    return keys, tensors
+
+
+def _info(cursor: _Cursor, number: int) -> tuple[str, tuple[int, ...], int, int]:
+    """Returns name, shape, type and offset of the next tensor."""
+    name = cursor.string(f"the name of tensor {number}")
+    axes = cursor.number("<I", f"the shape of {name!r}")
+    if not 1 <= axes <= MOST_AXES:
+        raise cursor.wrong(f"expected 1 to {MOST_AXES} axes of {name!r}, found {axes}")
+    sizes = [cursor.number("<Q", f"the shape of {name!r}") for _ in range(axes)]
+    kind = cursor.number("<I", f"the type of {name!r}")
+    return name, tuple(sizes[::-1]), kind, cursor.number("<Q", f"{name!r}'s offset")
+
+
+def _stored(
+    path: pathlib.Path,
+    content: np.ndarray,
+    name: str,
+    shape: tuple[int, ...],
+    kind: int,
+    at: int,
+) -> Stored:
+    """Returns a tensor whose bytes are known to be in the file."""
+    known = FORMATS.get(kind)
+    if known is None:
+        label = _OTHERS.get(kind, f"type {kind}")
+
+        def refuse() -> np.ndarray:
+            names = ", ".join(each.name for each in FORMATS.values())
+            raise UnsupportedOp(
+                f"{path}: tensor {name!r} is stored as {label}; readable are {names}"
+            )
+
+        return Stored(shape, label, refuse)
+    if shape[-1] % known.values:
+        raise DataFormatError(
+            f"{path}: tensor {name!r}: expected rows of a multiple of {known.values} "
+            f"values for {known.name}, found shape {shape}"
+        )
+    size = math.prod(shape) // known.values * known.bytes
+    if at + size > len(content):
+        raise DataFormatError(
+            f"{path}: truncated: tensor {name!r} ({known.name}, shape {shape}) needs "
+            f"bytes {at} to {at + size}, the file has {len(content)}"
+        )
+
+    def read() -> np.ndarray:
+        # Done in numpy: a compiled multiply-add may round once instead of twice.
+        count = size // known.bytes
+        blocks = np.asarray(content[at : at + size]).reshape(count, known.bytes)
+        return known.decode(blocks).reshape(shape)
+
+    return Stored(shape, known.name, read)

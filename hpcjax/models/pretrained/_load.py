@@ -1,0 +1,144 @@
+"""Loads a model from a checkpoint, and saves one in Hugging Face's layout."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from hpcjax.core import files
+from hpcjax.core.dtypes import Policy
+from hpcjax.core.errors import DataFormatError, DataMissing
+from hpcjax.core.model import Model
+from hpcjax.models.config import BertConfig, CausalLmConfig
+from hpcjax.models.pretrained import _architecture, names
+from hpcjax.models.pretrained._architecture import Architecture, FamilyName
+from hpcjax.models.pretrained._convert import read_params, write_tensors
+from hpcjax.models.pretrained._gguf import read_gguf
+from hpcjax.models.pretrained._safetensors import (
+    read_json,
+    read_safetensors,
+    write_safetensors,
+)
+
+CONFIG = "config.json"
+# What generation needs of the tokenizer: our name, and GGUF's.
+_SPECIAL = {
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A language model with its parameters.
+
+    Attributes:
+      params: as the model's `init` gives them, in `policy.param`.
+      config: the model's config.
+      context: rows of the position table; with rope, the length it is meant for.
+      vocabulary: words it knows.
+      policy: dtypes of the model.
+      metadata: what its checkpoint says of it: `config.json`, or the keys of GGUF,
+        among which is the tokenizer.
+    """
+
+    params: Any
+    config: CausalLmConfig | BertConfig
+    context: int
+    vocabulary: int
+    policy: Policy = Policy()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The network; `apply` takes the empty state `{}`."""
+        inputs = (self.context, 3)[: 1 + isinstance(self.config, BertConfig)]
+        return self.config.make(inputs, self.vocabulary, self.policy)
+
+    @property
+    def family(self) -> FamilyName:
+        """The kind of checkpoint it can be saved as; a ConfigError if there is none."""
+        return _architecture.family_of(self.config)
+
+
+def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrained:
+    """Loads GPT-2, OPT, LLaMA or BERT.
+
+    Args:
+      source: a folder with `config.json` and `model.safetensors`, or its shards with
+        their index; or a GGUF file of llama's architecture.
+      policy: dtypes of the model; parameters are converted to `policy.param`.
+
+    Returns:
+      The model with its parameters, on the default device.
+
+    Raises:
+      DataMissing: nothing is there, or a file is absent.
+      DataFormatError: a file is truncated or damaged, or its tensors are not those that
+        its config asks for: names missing and unexpected, shapes got and wanted.
+      UnsupportedOp: an architecture, an option or a number format that is not
+        implemented.
+      ConfigError: sizes that do not divide.
+    """
+    path = pathlib.Path(source)
+    if not path.exists():
+        raise DataMissing(f"no folder and no file {path}")
+    if path.is_dir():
+        metadata, stored = read_json(path / CONFIG), read_safetensors(path)
+        found = _architecture.from_json(metadata, stored, str(path / CONFIG))
+        family = names.FAMILIES[found.family]
+    else:
+        metadata, stored = read_gguf(path)
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
+        found = _architecture.from_gguf(metadata, shapes, str(path))
+        family = names.GGUF_LLAMA
+    # Damaged sizes are found before anything is made of them.
+    depth = found.config.depth
+    if depth > len(stored):
+        raise DataFormatError(
+            f"{path}: should have {depth} layers: got {len(stored)} tensors"
+        )
+    empty = Pretrained(
+        params=None,
+        config=found.config,
+        context=found.context,
+        vocabulary=found.vocabulary,
+        policy=policy or Policy(),
+        metadata=metadata,
+    )
+    like, _ = jax.eval_shape(empty.model.init, jax.random.key(0))
+    params = read_params(family, stored, like, found.config, str(path))
+    return dataclasses.replace(empty, params=params)
+
+
+def save(folder: str | pathlib.Path, pretrained: Pretrained) -> None:
+    """Writes `model.safetensors` and `config.json`, which `transformers` reads.
+
+    `config.json` is removed first and written last: a folder that was left half written
+    lacks it and is not loaded.
+
+    Args:
+      folder: made if it is not there; other files in it are kept.
+      pretrained: the model; one that the project trained has no metadata.
+
+    Raises:
+      ConfigError: no family's `config.json` can express the model.
+      DiskFull: no space is left.
+    """
+    folder, family = pathlib.Path(folder), pretrained.family
+    found = Architecture(
+        family, pretrained.config, pretrained.context, pretrained.vocabulary
+    )
+    content = _architecture.to_json(found)
+    known = pretrained.metadata
+    for key, other in _SPECIAL.items():
+        if key in known or other in known:
+            content[key] = known.get(key, known.get(other))
+    tensors = write_tensors(names.FAMILIES[family], pretrained.params)
+    (folder / CONFIG).unlink(missing_ok=True)
+    write_safetensors(folder, tensors)
+    files.write_json(folder / CONFIG, content)

@@ -1,0 +1,210 @@
+"""Which tensor of a checkpoint is which of our parameters: one table for each family.
+
+The tables serve reading and writing. Ours are paths; below `blocks/` the layers are
+stacked along axis 0, where checkpoints have a tensor for each layer `{i}`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """One of our parameters and the tensor it is stored in.
+
+    Attributes:
+      path: ours.
+      name: theirs, without the family's prefix; `{i}` stands for the layer.
+      turned: they store `[outputs, inputs]`, we hold `[inputs, outputs]`.
+      third: it is this third of their last axis: query, key and value in one tensor.
+      interleaved: whose heads' rows are in the order of interleaved rotation.
+    """
+
+    path: str
+    name: str
+    turned: bool = False
+    third: int | None = None
+    interleaved: Literal["query", "key"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The names of one kind of checkpoint.
+
+    Attributes:
+      names: the table; lines whose parameter a model does not have are not used.
+      prefixes: what new files put before a name, in this order; old ones may lack it.
+      outside: beginnings of names that have no prefix.
+      harmless: patterns of tensors that hold nothing of their own: masks, counters, and
+        copies of tied tables.
+      renamed: endings that old files have in place of others.
+    """
+
+    names: tuple[Name, ...]
+    prefixes: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def canonical(self, name: str) -> str:
+        """Returns a name of a file, old or new, as the table has it."""
+        for prefix in self.prefixes:
+            name = name.removeprefix(prefix)
+        for old, new in self.renamed.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        return name
+
+    def full(self, name: str) -> str:
+        """Returns a name of the table as new files have it."""
+        if name.startswith(self.outside):
+            return name
+        return "".join(self.prefixes) + name
+
+
+def _dense(path: str, name: str, *, turned: bool = True) -> tuple[Name, ...]:
+    return (
+        Name(f"{path}/kernel", f"{name}.weight", turned),
+        Name(f"{path}/bias", f"{name}.bias"),
+    )
+
+
+def _norm(path: str, name: str) -> tuple[Name, ...]:
+    return Name(f"{path}/scale", f"{name}.weight"), Name(f"{path}/bias", f"{name}.bias")
+
+
+def _table(path: str, name: str) -> tuple[Name, ...]:
+    return (Name(f"{path}/table", f"{name}.weight"),)
+
+
+def _fused(name: str) -> tuple[Name, ...]:
+    return tuple(
+        Name(f"blocks/attention/{part}/{ours}", f"{name}.{theirs}", third=third)
+        for third, part in enumerate(("query", "key", "value"))
+        for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
+    )
+
+
+_HEAD = Name("head/kernel", "lm_head.weight", turned=True)
+
+GPT2 = Family(
+    (
+        *_table("embed", "wte"),
+        *_table("position", "wpe"),
+        *_fused("h.{i}.attn.c_attn"),
+        *_dense("blocks/attention/output", "h.{i}.attn.c_proj", turned=False),
+        *_norm("blocks/attention_norm", "h.{i}.ln_1"),
+        *_dense("blocks/mlp/up", "h.{i}.mlp.c_fc", turned=False),
+        *_dense("blocks/mlp/down", "h.{i}.mlp.c_proj", turned=False),
+        *_norm("blocks/mlp_norm", "h.{i}.ln_2"),
+        *_norm("final_norm", "ln_f"),
+        _HEAD,
+    ),
+    prefixes=("transformer.",),
+    outside=("lm_head.",),
+    harmless=(r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight"),
+)
+
+OPT = Family(
+    (
+        *_table("embed", "embed_tokens"),
+        *_table("position", "embed_positions"),
+        *_dense("project_in", "project_in"),
+        *_dense("project_out", "project_out"),
+        *_dense("blocks/attention/query", "layers.{i}.self_attn.q_proj"),
+        *_dense("blocks/attention/key", "layers.{i}.self_attn.k_proj"),
+        *_dense("blocks/attention/value", "layers.{i}.self_attn.v_proj"),
+        *_dense("blocks/attention/output", "layers.{i}.self_attn.out_proj"),
+        *_norm("blocks/attention_norm", "layers.{i}.self_attn_layer_norm"),
+        *_dense("blocks/mlp/up", "layers.{i}.fc1"),
+        *_dense("blocks/mlp/down", "layers.{i}.fc2"),
+        *_norm("blocks/mlp_norm", "layers.{i}.final_layer_norm"),
+        *_norm("final_norm", "final_layer_norm"),
+        _HEAD,
+    ),
+    prefixes=("model.", "decoder."),
+    outside=("lm_head.",),
+    harmless=(r"version", r"lm_head\.weight"),
+)
+
+LLAMA = Family(
+    (
+        *_table("embed", "embed_tokens"),
+        *_dense("blocks/attention/query", "layers.{i}.self_attn.q_proj"),
+        *_dense("blocks/attention/key", "layers.{i}.self_attn.k_proj"),
+        *_dense("blocks/attention/value", "layers.{i}.self_attn.v_proj"),
+        *_dense("blocks/attention/output", "layers.{i}.self_attn.o_proj"),
+        *_norm("blocks/attention_norm", "layers.{i}.input_layernorm"),
+        *_dense("blocks/mlp/gate", "layers.{i}.mlp.gate_proj"),
+        *_dense("blocks/mlp/up", "layers.{i}.mlp.up_proj"),
+        *_dense("blocks/mlp/down", "layers.{i}.mlp.down_proj"),
+        *_norm("blocks/mlp_norm", "layers.{i}.post_attention_layernorm"),
+        *_norm("final_norm", "norm"),
+        _HEAD,
+    ),
+    prefixes=("model.",),
+    outside=("lm_head.",),
+    harmless=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight"),
+)
+
+_SELF = "encoder.layer.{i}.attention"
+BERT = Family(
+    (
+        *_table("embed", "embeddings.word_embeddings"),
+        *_table("position", "embeddings.position_embeddings"),
+        *_table("types", "embeddings.token_type_embeddings"),
+        *_norm("embed_norm", "embeddings.LayerNorm"),
+        *_dense("blocks/attention/query", f"{_SELF}.self.query"),
+        *_dense("blocks/attention/key", f"{_SELF}.self.key"),
+        *_dense("blocks/attention/value", f"{_SELF}.self.value"),
+        *_dense("blocks/attention/output", f"{_SELF}.output.dense"),
+        *_norm("blocks/attention_norm", f"{_SELF}.output.LayerNorm"),
+        *_dense("blocks/mlp/up", "encoder.layer.{i}.intermediate.dense"),
+        *_dense("blocks/mlp/down", "encoder.layer.{i}.output.dense"),
+        *_norm("blocks/mlp_norm", "encoder.layer.{i}.output.LayerNorm"),
+        *_dense("pooler", "pooler.dense"),
+        *_dense("order", "cls.seq_relationship"),
+        *_dense("transform", "cls.predictions.transform.dense"),
+        *_norm("transform_norm", "cls.predictions.transform.LayerNorm"),
+        Name("decoder_bias", "cls.predictions.bias"),
+    ),
+    prefixes=("bert.",),
+    outside=("cls.",),
+    harmless=(r"embeddings\.position_ids", r"cls\.predictions\.decoder\.(weight|bias)"),
+    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": GPT2,
+    "opt": OPT,
+    "llama": LLAMA,
+    "bert": BERT,
+}
+
+GGUF_LLAMA = Family(
+    (
+        *_table("embed", "token_embd"),
+        Name(
+            "blocks/attention/query/kernel",
+            "blk.{i}.attn_q.weight",
+            turned=True,
+            interleaved="query",
+        ),
+        Name(
+            "blocks/attention/key/kernel",
+            "blk.{i}.attn_k.weight",
+            turned=True,
+            interleaved="key",
+        ),
+        *_dense("blocks/attention/value", "blk.{i}.attn_v"),
+        *_dense("blocks/attention/output", "blk.{i}.attn_output"),
+        *_norm("blocks/attention_norm", "blk.{i}.attn_norm"),
+        *_dense("blocks/mlp/gate", "blk.{i}.ffn_gate"),
+        *_dense("blocks/mlp/up", "blk.{i}.ffn_up"),
+        *_dense("blocks/mlp/down", "blk.{i}.ffn_down"),
+        *_norm("blocks/mlp_norm", "blk.{i}.ffn_norm"),
+        *_norm("final_norm", "output_norm"),
+        *_dense("head", "output"),
+    ),
+)
