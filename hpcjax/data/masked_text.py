@@ -127,8 +127,10 @@ class MaskedSource:
         other = int(rng.integers(len(self.documents) - 1))
         sentences = self.documents[other + (other >= number)]
         begin = int(rng.integers(len(sentences)))
-        tail = np.concatenate(sentences[begin:])
-        return head, tail[: max(1, self.context - SPECIAL - len(head))], True
+        # Whole sentences, at least one: where a pair is cut must not tell its order.
+        sizes = np.cumsum([len(sentence) for sentence in sentences[begin:]])
+        count = 1 + int(np.searchsorted(sizes, self.context - SPECIAL - len(head)))
+        return head, np.concatenate(sentences[begin : begin + count]), True
 
     def _masked(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns what stands in the places of tokens that are to be predicted."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.perf.filler import Filler, Gate, Placed
-from hpcjax.perf.kfac_work import Factor, Task, panels
+from hpcjax.perf.kfac_work import BEFORE, Factor, Task, panels
 from hpcjax.perf.pipeline import (
     Duration,
     PerStage,
@@ -203,7 +203,8 @@ class FilledSchedule:
             task = it.task
             if task.device == device and task.kind == kind:
                 key = task.replica, task.stage, task.unit
-                end = it.step * pipe + sum(self.added[: it.step]) + it.end
+                # Passes of the first step only: how long later ones are is no matter.
+                end = it.step * pipe + it.end
                 used[key] = max(end, used.get(key, 0))
         ops = ((span.start, span.op) for span in self.timeline.spans[device])
         return most_at_once(
@@ -259,8 +260,8 @@ def assign(
         or one for each stage. None leaves inversions whole.
 
     Raises:
-      ConfigError: a negative margin or panel, an unknown gate, or tasks of another
-        schedule.
+      ConfigError: a negative margin or panel, an unknown gate, tasks of another
+        schedule or with an impossible duration, or none that can ever be placed.
 
     Examples:
       >>> from hpcjax import perf, sharding
@@ -279,18 +280,20 @@ def assign(
     if panel is not None and min(panel if isinstance(panel, tuple) else [panel]) <= 0:
         raise ConfigError(f"panel must be positive, or None: got {panel}")
     tasks = tuple(tasks)
-    ops = {span.op for row in timeline.spans for span in row}
-    for task in tasks:
-        if task.device >= timeline.schedule.devices or (
-            task.kind.startswith("curv") and task.passing not in ops
-        ):
-            raise ConfigError(f"this pipeline has no {task.passing}: got {task}")
+    _check_tasks(timeline, tasks)
     split = [part for task in tasks for part in panels(task, panel)]
     filler = Filler(timeline, split, margin, gate)
     step = 0
     while filler.left:
+        before = filler.left
         filler.fill(step)
         filler.append(step)
+        # In the first step all may wait for a last pass; later one of them can run.
+        if step and filler.left == before:
+            raise ConfigError(
+                f"{before} tasks fit nowhere, not even after the pipeline: got "
+                f"margin={margin}, {len(tasks)} tasks"
+            )
         step += 1
     inside = [it for it in filler.made if it.start < timeline.makespan]
     after = [it for it in filler.made if it.start >= timeline.makespan]
@@ -302,6 +305,26 @@ def assign(
         ),
         unplaced=tuple(after),
     )
+
+
+def _check_tasks(timeline: Timeline, tasks: Iterable[Task]) -> None:
+    held = {
+        (device, replica, stage)
+        for replica, row in enumerate(timeline.schedule.holders)
+        for stage, device in enumerate(row)
+    }
+    ops = {span.op for row in timeline.spans for span in row}
+    for task in tasks:
+        if task.kind not in BEFORE:
+            raise ConfigError(f"a task's kind is one of {list(BEFORE)}: got {task}")
+        check_durations(f"the duration of {task}", task.duration)
+        if (task.device, task.replica, task.stage) not in held:
+            raise ConfigError(
+                f"device {task.device} of this pipeline does not hold stage "
+                f"{task.stage} of replica {task.replica}: got {task}"
+            )
+        if task.kind.startswith("curv") and task.passing not in ops:
+            raise ConfigError(f"this pipeline has no {task.passing}: got {task}")
 
 
 def _task_bar(it: Placed, step_start: Duration) -> Bar:

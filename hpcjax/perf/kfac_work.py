@@ -175,7 +175,8 @@ def kfac_tasks(
       by replica, stage, layer and unit.
 
     Raises:
-      ConfigError: stages without layers, or costs of another number of stages.
+      ConfigError: stages without layers, layers without width, or costs of another
+        number of stages.
     """
     _check_layers(schedule, stage_layers)
     for field in dataclasses.fields(costs):
@@ -201,7 +202,11 @@ def preconditioning(schedule: Schedule, costs: KfacCosts) -> tuple[Duration, ...
     """Returns how long each device preconditions at the end of a step.
 
     Replicas share a stage's layers, as they do its inversions.
+
+    Raises:
+      ConfigError: costs of another number of stages.
     """
+    check_stages("t_prec", costs.t_prec, schedule.stages)
     return tuple(
         sum(
             at_stage(costs.t_prec, part.stage) / schedule.replicas
@@ -272,3 +277,5 @@ def _check_layers(schedule: Schedule, stage_layers: Sequence[Sequence[Layer]]) -
             f"each of {schedule.stages} stages needs at least one layer: got layers "
             f"for {len(stage_layers)} stages, none in stages {empty}"
         )
+    if flat := [each for row in stage_layers for each in row if min(each) < 1]:
+        raise ConfigError(f"a layer's widths must be at least 1: got {flat[0]}")

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpcjax.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -86,11 +88,17 @@ def draw_timelines(rows: Mapping[str, Iterable[Bar]], *, unit: str = "ms") -> "F
 
     Returns:
       The figure; `figure.savefig("timeline.png")` writes it.
+
+    Raises:
+      ConfigError: no panel, or one without bars.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     drawn = {title: list(bars) for title, bars in rows.items()}
+    if not drawn or not all(drawn.values()):
+        counts = {title: len(bars) for title, bars in drawn.items()}
+        raise ConfigError(f"a picture needs panels with bars in them: got {counts}")
     devices = {title: 1 + max(b.device for b in bars) for title, bars in drawn.items()}
     figure = Figure(
         figsize=(12, 0.6 * len(drawn) + 0.35 * sum(devices.values())),

@@ -19,6 +19,7 @@ from hpcjax.core.errors import ProcessLost
 
 PATIENCE = 60.0
 _LENGTH = 8
+_LONGEST = 2**30  # bytes of a header: what claims more is no message
 _OPTIONS: Mapping[str, Any] = {}
 _ARRAYS: Mapping[str, np.ndarray] = {}
 
@@ -64,7 +65,8 @@ class Channel:
         self._limit = None if math.isinf(patience) else patience
         connection.settimeout(self._limit)
         self._connection = connection
-        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        # Messages, then why there are no more.
+        self._inbox: queue.SimpleQueue[Message | str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._take_in, daemon=True)
         self._thread.start()
 
@@ -73,12 +75,13 @@ class Channel:
 
         Raises:
           ProcessLost: the other process has ended, or takes nothing in.
-          ValueError: an array of objects.
+          ValueError: an array of objects or of records.
         """
         arrays = {name: np.asarray(each) for name, each in message.arrays.items()}
-        if any(array.dtype.hasobject for array in arrays.values()):
-            raise ValueError(f"arrays of objects cannot be sent: {sorted(arrays)}")
-        forms = [[name, each.dtype.str, each.shape] for name, each in arrays.items()]
+        forms = [
+            [name, _dtype_name(name, each.dtype), each.shape]
+            for name, each in arrays.items()
+        ]
         header = json.dumps([message.name, dict(message.options), forms]).encode()
         try:
             self._connection.sendall(len(header).to_bytes(_LENGTH, "big") + header)
@@ -106,7 +109,8 @@ class Channel:
           what: is waited for, for errors.
 
         Raises:
-          ProcessLost: the other process has ended, or has sent nothing for too long.
+          ProcessLost: the other process has ended, has sent nothing for too long, or
+            what is no message.
         """
         try:
             message = self._inbox.get(timeout=self._limit)
@@ -115,9 +119,9 @@ class Channel:
                 f"{self.other} has sent nothing for {self._patience:g} s, waited for "
                 f"{what}"
             ) from None
-        if message is None:
-            self._inbox.put(None)  # it stays ended
-            raise ProcessLost(f"{self.other} has ended, waited for {what}")
+        if isinstance(message, str):
+            self._inbox.put(message)  # it stays so
+            raise ProcessLost(f"{self.other} {message}, waited for {what}")
         return message
 
     def close(self) -> None:
@@ -128,20 +132,26 @@ class Channel:
         self._connection.close()
 
     def _take_in(self) -> None:
+        why = "has ended"
         try:
-            with contextlib.suppress(EOFError, OSError):
-                while True:
-                    self._inbox.put(self._read())
-        finally:
-            self._inbox.put(None)
+            while True:
+                self._inbox.put(self._read())
+        except (EOFError, OSError):
+            pass
+        except Exception as error:  # other bytes may break the reading of them anywhere
+            why = f"has sent what is no message ({type(error).__name__}: {error})"
+        self._inbox.put(why)
 
     def _read(self) -> Message:
         length = int.from_bytes(self._exactly(_LENGTH).tobytes(), "big")
+        if length > _LONGEST:
+            raise ValueError(f"a header of {length} bytes")
         name, options, forms = json.loads(self._exactly(length).tobytes())
         arrays = {}
         for key, dtype, shape in forms:
-            count = math.prod(shape) * np.dtype(dtype).itemsize
-            arrays[key] = self._exactly(count).view(dtype).reshape(shape)
+            form = _dtype(dtype)
+            count = math.prod(shape) * form.itemsize
+            arrays[key] = self._exactly(count).view(form).reshape(shape)
         return Message(name, options, arrays)
 
     def _exactly(self, count: int) -> np.ndarray:
@@ -156,3 +166,18 @@ class Channel:
                 raise EOFError(f"the connection ended {len(left)} bytes too early")
             left = left[got:]
         return content
+
+
+def _dtype_name(array: str, dtype: np.dtype) -> str:
+    added = dtype.isbuiltin == 2  # bfloat16 and its like: numpy's code says their size
+    if dtype.hasobject or (dtype.kind == "V" and not added):
+        raise ValueError(
+            f"arrays of objects or records cannot be sent: got {array!r} of {dtype}"
+        )
+    return dtype.name if added else dtype.str
+
+
+def _dtype(name: str) -> np.dtype:
+    if name.isidentifier():
+        import ml_dtypes  # noqa: F401  # makes its names known to numpy
+    return np.dtype(name)

@@ -29,8 +29,8 @@ Answers = Mapping[str, Callable[[Mapping[str, Any]], Message]]
 _Failed = dict[int, tuple[bool, str]]
 _FAILED = "failed"
 _LINES = 20
-# Seconds: between looks, few enough not to disturb; and for others after a failure.
-_POLL, _GRACE = 0.05, 5.0
+_POLL = 0.05  # seconds between looks: few enough not to disturb
+GRACE = 5.0
 # One core, one thread: libraries that bring threads along are told so.
 _ONE_THREAD = {
     "JAX_PLATFORMS": "cpu",
@@ -121,10 +121,11 @@ class LocalProcesses:
         controls: Sequence[Channel],
         words: TextIO,
         patience: float,
+        grace: float,
     ) -> None:
         """Use `start_processes`."""
         self.processes, self._controls = tuple(processes), tuple(controls)
-        self._words, self._patience = words, patience
+        self._words, self._patience, self._grace = words, patience, grace
 
     def ask(self, name: str, options: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Asks all at once and returns their answers, by rank.
@@ -171,7 +172,7 @@ class LocalProcesses:
                     failed[rank] = True, f"no answer to {name!r}: it is dead or hangs"
             waiting -= replies.keys() | failed.keys()
             if failed:
-                limit = min(limit, time.monotonic() + _GRACE)
+                limit = min(limit, time.monotonic() + self._grace)
             time.sleep(_POLL if waiting else 0)
         return replies
 
@@ -205,6 +206,7 @@ def start_processes(
     folder: pathlib.Path,
     patience: float = PATIENCE,
     answer_patience: float = 10 * PATIENCE,
+    grace: float = GRACE,
 ) -> Iterator[LocalProcesses]:
     """Starts `python -m module` once for each core, and ends all of them afterwards.
 
@@ -214,6 +216,7 @@ def start_processes(
       folder: from which the module can be imported.
       patience: seconds that a rank waits for another one.
       answer_patience: seconds that we wait for an answer.
+      grace: seconds that we wait for the others' once one has failed.
 
     Yields:
       Them, to be asked.
@@ -250,4 +253,4 @@ def start_processes(
                 end.close()
             controls.append(Channel(ours, f"rank {rank}", patience=answer_patience))
             stack.callback(controls[-1].close)
-        yield LocalProcesses(processes, controls, words, answer_patience)
+        yield LocalProcesses(processes, controls, words, answer_patience, grace)

@@ -51,7 +51,7 @@ class Pipelined(NamedTuple):
     """What one step of a pipeline gives.
 
     Attributes:
-      value: the mean over micro-batches of what `last` returns.
+      value: the mean over micro-batches of what `last` returns, float32 at least.
       grads: of that, with respect to the parameters, in their form.
       taps: gradient of the taps, a row for each part as in `grads["stages"]`: backward
         statistics, mean over micro-batches, formed of the gradients of `value`.
@@ -109,8 +109,9 @@ def pipelined_value_and_grad(
 
     Raises:
       ConfigError: an invalid schedule, or devices with different numbers of stages; in
-        use: another number of devices, rows that the micro-batches do not divide, or a
-        stage whose output is not like its input.
+        use: no such axis, another number of devices or of stages, rows of the batch
+        that differ, are none or that the micro-batches do not divide, a stage whose
+        output is not like its input, or a loss that is no floating-point scalar.
 
     Examples:
       >>> from jax.sharding import PartitionSpec as P
@@ -238,13 +239,13 @@ class _Pipe:
             inbox=_buffers(shapes, inbox),
             inputs=_buffers(shapes, saved),
             slopes=_buffers(shapes, saved) if self.split else (),
-            value=jnp.zeros((), loss),
+            value=_wide_zeros(loss),
             sums=jax.tree.map(_wide_zeros, (rest, stages, tap_rows)),
         )
         device = jax.lax.axis_index(self.axis)
         rows = {name: jnp.asarray(row)[device] for name, row in self.rows.items()}
         branches = [functools.partial(self._idle, shapes)] + [
-            functools.partial(self._branch, branch, self._seed(loss))
+            functools.partial(self._branch, branch, self._seed(loss.dtype))
             for branch in self.branches
         ]
         tick = functools.partial(self._tick, branches, (rest, stages, taps), batch)
@@ -319,7 +320,7 @@ class _Pipe:
         grads, below = pull(seed if branch.last else slope)
         value, sums = carry.value, carry.sums
         if branch.kind == "B" and branch.last:
-            value = value + y * seed
+            value = _add(value, y * seed)
         if branch.kind == "W" or not self.split:
             sums = (
                 jax.tree.map(_add, sums[0], grads[0]),
@@ -359,6 +360,15 @@ class _Pipe:
         return Pipelined(value, grads, statistics)
 
     def _check(self, params: Any, batch: Any) -> None:
+        for axis in self.axes:
+            try:
+                jax.lax.axis_size(axis)
+            except NameError:
+                known = jax.sharding.get_abstract_mesh().axis_names
+                raise ConfigError(
+                    "axis_name and data_axis must be axes of the shard_map around: "
+                    f"got {axis!r}, there are {known}"
+                ) from None
         devices = jax.lax.axis_size(self.axis)
         if devices != self.schedule.devices:
             raise ConfigError(
@@ -366,28 +376,36 @@ class _Pipe:
                 f"{self.axis!r}: got {devices}"
             )
         parts = len(self.schedule.parts(0))
-        heads = {leaf.shape[:1] for leaf in jax.tree.leaves(params.get(STAGES))}
+        heads = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params.get(STAGES))}
         if heads != {(parts,)}:
             raise ConfigError(
                 f"parameters below {STAGES!r} need {parts} rows on each device, see "
                 f"stage_rows: got leaves with {sorted(heads)}"
             )
         count = self.schedule.micro_batches
-        rows = sorted({leaf.shape[0] for leaf in jax.tree.leaves(batch)})
-        if any(each % count for each in rows):
+        rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+        if len(rows) > 1 or any(
+            not each or not each[0] or each[0] % count for each in rows
+        ):
             raise ConfigError(
-                f"micro_batches must divide the rows of the batch: got {count}, {rows}"
+                "micro_batches must divide the rows of the batch, the same number in "
+                f"every leaf and not 0: got {count}, leaves with {sorted(rows)}"
             )
 
     def _shapes(self, rest: Any, stages: Any, taps: Any, batch: Any) -> tuple[Any, Any]:
-        """Returns the shapes of a stage's input and the dtype of the loss."""
+        """Returns the shapes of a stage's input and of the loss."""
 
         def all_of(rest: Any, stages: Any, taps: Any, batch: Any) -> Any:
             zero = jnp.zeros((), jnp.int32)
             visit = Visit(_take(batch, zero), zero, zero)
             x = self.functions.first(rest, visit)
             y = self.functions.stage(_take(stages, zero), x, visit._replace(taps=taps))
-            return x, y, self.functions.last(rest, y, visit)
+            loss = self.functions.last(rest, y, visit)
+            if not isinstance(loss, jax.Array):
+                raise ConfigError(
+                    f"last must return a floating-point scalar: got {loss!r}"
+                )
+            return x, y, loss
 
         x, y, loss = jax.eval_shape(all_of, rest, stages, taps, batch)
         kinds = [
@@ -400,9 +418,12 @@ class _Pipe:
             )
         if not all(jnp.issubdtype(s.dtype, jnp.floating) for s in jax.tree.leaves(x)):
             raise ConfigError(f"stages pass on floating-point arrays: got {kinds[0]}")
-        if loss.shape:
-            raise ConfigError(f"last must return a scalar: got shape {loss.shape}")
-        return x, loss.dtype
+        if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
+            raise ConfigError(
+                f"last must return a floating-point scalar: got {loss.dtype} of shape "
+                f"{loss.shape}"
+            )
+        return x, loss
 
 
 def _buffers(shapes: Any, count: int) -> Any:

@@ -102,17 +102,23 @@ class Schedule:
 
     def needs(self, op: Op) -> tuple[Op, ...]:
         """Returns the ops whose results `op` uses."""
-        device, kind, stage, m, replica = op
-        row = self.holders[replica]
-        if kind == "F":
-            before = stage - 1
-            return (Op(row[before], "F", before, m, replica),) if stage else ()
-        if kind == "W":
-            return (Op(device, "B", stage, m, replica),)
-        forward, after = Op(device, "F", stage, m, replica), stage + 1
-        if after == len(row):
-            return (forward,)
-        return forward, Op(row[after], "B", after, m, replica)
+        return self.all_needs((op,))[0]
+
+    def all_needs(self, ops: Iterable[Op]) -> list[tuple[Op, ...]]:
+        """Returns for each of `ops` those whose results it uses."""
+        found: list[tuple[Op, ...]] = []
+        for device, kind, stage, m, replica in ops:
+            row = self.holders[replica]
+            if kind == "W":
+                found.append((Op(device, "B", stage, m, replica),))
+                continue
+            own = (Op(device, "F", stage, m, replica),) if kind == "B" else ()
+            other = stage - 1 if kind == "F" else stage + 1
+            if 0 <= other < len(row):
+                found.append((*own, Op(row[other], kind, other, m, replica)))
+            else:
+                found.append(own)
+        return found
 
 
 def gpipe(stages: int, micro_batches: int) -> Schedule:
@@ -312,17 +318,20 @@ def validate(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
 
 
 def _in_order(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
-    rows = [collections.deque(order) for order in schedule.orders]
-    needs = [schedule.needs(row[0]) if row else () for row in rows]
+    rows = [
+        collections.deque(zip(order, schedule.all_needs(order), strict=True))
+        for order in schedule.orders
+    ]
     done: dict[Op, tuple[Op, ...]] = {}
     left = -1
     while left != (left := sum(map(len, rows))):
-        for device, row in enumerate(rows):
-            while row and all(need in done for need in needs[device]):
-                done[row.popleft()] = needs[device]
-                needs[device] = schedule.needs(row[0]) if row else ()
+        for row in rows:
+            while row and all(need in done for need in row[0][1]):
+                op, needs = row.popleft()
+                done[op] = needs
     if left:
-        raise ConfigError(_why_blocked(schedule, [row[0] for row in rows if row], done))
+        waiting = [row[0][0] for row in rows if row]
+        raise ConfigError(_why_blocked(schedule, waiting, done))
     return done
 
 
@@ -347,17 +356,23 @@ def _check_holders(schedule: Schedule) -> None:
         raise ConfigError(
             f"every replica has all stages: got holders {schedule.holders}"
         )
+    _check_sizes(schedule.stages, schedule.micro_batches)
 
 
 def _check_places(schedule: Schedule) -> None:
-    sizes = schedule.micro_batches, schedule.stages, schedule.replicas
+    stages, replicas = schedule.stages, schedule.replicas
     for device, order in enumerate(schedule.orders):
         for op in order:
-            numbers = op.micro_batch, op.stage, op.replica
-            if not all(0 <= n < size for n, size in zip(numbers, sizes, strict=True)):
+            if op.kind not in KINDS:
+                raise ConfigError(f"an op's kind is one of {KINDS}: got {op}")
+            if not (
+                0 <= op.micro_batch < schedule.micro_batches
+                and 0 <= op.stage < stages
+                and 0 <= op.replica < replicas
+            ):
                 raise ConfigError(
-                    f"{op} is not of this schedule of {sizes[0]} micro-batches, "
-                    f"{sizes[1]} stages, {sizes[2]} replicas"
+                    f"{op} is not of this schedule of {schedule.micro_batches} "
+                    f"micro-batches, {stages} stages, {replicas} replicas"
                 )
             holder = schedule.holders[op.replica][op.stage]
             if not op.device == device == holder:
@@ -377,6 +392,8 @@ def _check_counts(schedule: Schedule) -> None:
     for op in counts:
         if replica_of.setdefault(op.micro_batch, op.replica) != op.replica:
             raise ConfigError(f"{op}: another op of its micro-batch is of a replica")
+    if len(counts) == schedule.micro_batches * schedule.stages * len(kinds):
+        return  # as they are all different, and of their micro-batch's replica
     for m in range(schedule.micro_batches):
         replica = replica_of.get(m, 0)
         for stage, device in enumerate(schedule.holders[replica]):

@@ -42,16 +42,35 @@ def stage_rows(schedule: Schedule) -> tuple[Part, ...]:
 
 
 def spread_stages(schedule: Schedule, stages: Any) -> Any:
-    """Returns the rows that the devices hold, from leaves `[stages, ...]`."""
+    """Returns the rows that the devices hold, from leaves `[stages, ...]`.
+
+    Raises:
+      ConfigError: a leaf has another number of stages than the schedule.
+    """
     rows = np.array([part.stage for part in stage_rows(schedule)])
-    return jax.tree.map(lambda leaf: leaf[rows], stages)
+    return _picked(stages, rows, schedule.stages, "stages")
 
 
 def collect_stages(schedule: Schedule, rows: Any) -> Any:
-    """Returns leaves `[stages, ...]`, of the first replica, from what devices hold."""
+    """Returns leaves `[stages, ...]`, of the first replica, from what devices hold.
+
+    Raises:
+      ConfigError: a leaf has another number of rows than `stage_rows`.
+    """
     parts = stage_rows(schedule)
     places = np.array([parts.index(Part(0, s)) for s in range(schedule.stages)])
-    return jax.tree.map(lambda leaf: leaf[places], rows)
+    return _picked(rows, places, len(parts), "rows")
+
+
+def _picked(tree: Any, places: np.ndarray, count: int, what: str) -> Any:
+    # JAX takes the last row in place of one that is not there.
+    found = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if not found <= {(count,)}:
+        raise ConfigError(
+            f"every leaf needs the schedule's {count} {what} along its first axis: got "
+            f"{sorted(found)}"
+        )
+    return jax.tree.map(lambda leaf: leaf[places], tree)
 
 
 def stage_specs(tree: Any, axis_name: str = STAGE_AXIS) -> Any:

@@ -39,6 +39,21 @@ def check(filled, tasks, *, margin, gate):
         work += filled.period * sum(map(filled.timeline.busy, range(devices)))
         share = work / (devices * filled.period * pipe)
         assert filled.utilization == pytest.approx(share)
+        for device in range(devices):
+            own = [
+                it for row in filled.placed for it in row if it.task.device == device
+            ]
+            steps = 1 + max((it.step for it in own), default=0)
+            busy = steps * filled.timeline.busy(device)
+            busy += sum(it.task.duration for it in own)
+            share = busy / (steps * pipe)
+            assert filled.period_per_device[device] == steps
+            assert filled.utilization_per_device[device] == pytest.approx(share)
+    everywhere = range(filled.timeline.schedule.devices)
+    idle = len(everywhere) * pipe - sum(map(filled.timeline.busy, everywhere))
+    if idle > EPS * pipe:
+        work = sum(it.task.duration for it, _ in everything)
+        assert filled.ratio == pytest.approx(work / idle)
     assert 0 <= filled.utilization <= 1 + EPS
     assert max(filled.utilization_per_device) <= 1 + EPS
 

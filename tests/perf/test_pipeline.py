@@ -67,6 +67,12 @@ def test_zero_bubble_saves_what_the_closed_form_says(stages, t_f, t_b, t_w):
         assert line.makespan == micro_batches * (t_f + t_b) + bubble
 
 
+def test_what_is_not_said_of_a_backward_pass():
+    costs = perf.StageCosts(t_f=1, t_b=6, recompute=True)
+    assert costs.of("W", 0) == 3
+    assert costs.of("B", 0, splits_backward=True) == 3 + 1
+
+
 def test_interleaving_divides_the_bubble_by_the_chunks():
     plain = made(sharding.one_f_one_b(4, 8), 2, 4)
     line = made(sharding.interleaved(8, 8, 2), 1, 2)
@@ -161,6 +167,8 @@ def test_memory_is_the_papers_sum():
         PARTS, live_activations=4, live_errors=4, recompute=True
     )
     assert again == pytest.approx(expected - 3 * 264.1)
+    few = perf.pipeline_memory(PARTS, live_activations=4, live_errors=3)
+    assert few == pytest.approx(expected - 108)
     both = perf.pipeline_memory(PARTS, live_activations=4, live_errors=4, replicas=2)
     assert both == pytest.approx(expected + 2 * 39.1)
 
@@ -211,6 +219,9 @@ def test_the_trace_holds_every_op_in_microseconds():
     work = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(work) == 8
     assert {event["tid"] for event in work} == {0, 1}
+    for device, row in enumerate(line.spans):
+        starts = [event["ts"] for event in work if event["tid"] == device]
+        assert sorted(starts) == [1000 * span.start for span in row]
     first = min((event for event in work if event["tid"] == 0), key=lambda e: e["ts"])
     assert first == {
         "name": "F 0",
@@ -243,6 +254,12 @@ def test_the_picture_has_a_row_for_each_device_and_a_colour_for_each_kind(tmp_pa
     ]
     figure.savefig(tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rows", [{}, {"one": []}])
+def test_a_picture_of_nothing_is_refused(rows):
+    with pytest.raises(ConfigError, match=r"panels with bars in them: got \{"):
+        perf.draw_timelines(rows)
 
 
 def test_train_time_is_steps_times_the_length_of_a_step():

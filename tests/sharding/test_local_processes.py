@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -35,6 +36,9 @@ def pair():
         np.arange(6, dtype=np.int64).reshape(2, 3).T,
         np.zeros((0, 4)),
         np.array(3, np.uint8),
+        np.array(["2026-11-22"], "datetime64[D]"),
+        np.ones(3, ml_dtypes.bfloat16),
+        np.ones(3, ml_dtypes.float8_e4m3fn),
         np.ones((1200, 1000)),  # more than a socket holds: the receiver takes it in
     ],
 )
@@ -55,9 +59,10 @@ def test_messages_keep_their_order(pair):
     assert not b.arrived()
 
 
-def test_objects_are_not_sent(pair):
-    with pytest.raises(ValueError, match="arrays of objects"):
-        pair[0].send(Message("some", arrays={"x": np.array([{}])}))
+@pytest.mark.parametrize("array", [np.array([{}]), np.zeros(2, [("a", np.float32)])])
+def test_objects_and_records_are_not_sent(pair, array):
+    with pytest.raises(ValueError, match=r"arrays of objects or records.*'x'"):
+        pair[0].send(Message("some", arrays={"x": array}))
 
 
 def test_silence_is_named(pair):
@@ -84,6 +89,26 @@ def test_a_message_that_is_cut_off_is_none():
     with pytest.raises(ProcessLost, match="has ended"):
         channel.receive("it")
     channel.close()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ((5).to_bytes(8, "big") + b"xxxxx", "JSONDecodeError"),
+        ((4).to_bytes(8, "big") + b"null", "TypeError"),
+        ((2**62).to_bytes(8, "big"), "a header of 4611686018427387904 bytes"),
+    ],
+)
+def test_what_is_no_message_is_named(content, words):
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, "rank 1", patience=5.0)
+    theirs.sendall(content)
+    for _ in range(2):
+        with pytest.raises(ProcessLost, match=f"rank 1 has sent what is no.*{words}"):
+            channel.receive("it")
+    channel.close()
+    theirs.close()
 
 
 def test_who_takes_nothing_in_is_named():
@@ -153,7 +178,7 @@ def test_a_dead_rank_is_named_with_its_signal():
 
 @pytest.mark.system
 def test_a_rank_that_hangs_is_named():
-    with start(patience=1.0) as crew:
+    with start(patience=1.0, grace=0.5) as crew:
         crew.ask("echo", [{"text": ""}] * 2)
         crew.processes[1].send_signal(signal.SIGSTOP)
         with pytest.raises(ProcessLost) as error:

@@ -183,6 +183,25 @@ def test_a_micro_batch_stays_in_one_replica():
         schedules.validate(dataclasses.replace(schedule, orders=tuple(orders)))
 
 
+def test_an_op_of_no_kind_is_refused():
+    schedule = schedules.gpipe(2, 2)
+    order = (*schedule.orders[0], schedules.Op(0, "X", 0, 0))
+    with pytest.raises(ConfigError, match=r"kind is one of .*got X of micro-batch 0"):
+        schedules.validate(changed(schedule, 0, order))
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "holders", "orders"),
+    [(0, ((0,),), ((),)), (1, ((),), ((),)), (1, ((),), ())],
+)
+def test_a_schedule_without_work_is_refused(micro_batches, holders, orders):
+    schedule = schedules.Schedule(
+        name="empty", micro_batches=micro_batches, holders=holders, orders=orders
+    )
+    with pytest.raises(ConfigError, match="at least one stage and one micro-batch"):
+        schedules.validate(schedule)
+
+
 @pytest.mark.parametrize("holders", [((0, 2),), ((0, 1), (1,)), ()])
 def test_stages_must_lie_on_devices(holders):
     schedule = dataclasses.replace(schedules.gpipe(2, 2), holders=holders)
@@ -319,16 +338,18 @@ def test_the_tick_table_is_as_short_as_unit_times_allow():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "buffers"),
+    ("schedule", "saved", "inbox"),
     [
-        (schedules.gpipe(4, 8), 8),
-        (schedules.one_f_one_b(4, 8), 4),
-        (schedules.zero_bubble_h1(4, 8), 4),
-        (schedules.chimera(4, 4), 4),
+        # A result is read at the next tick; else one of each neighbour may wait.
+        (schedules.gpipe(4, 8), 8, 1),
+        (schedules.one_f_one_b(4, 8), 4, 2),
+        (schedules.zero_bubble_h1(4, 8), 4, 2),
+        (schedules.chimera(4, 4), 4, 2),
     ],
 )
-def test_the_tick_table_keeps_no_more_than_it_must(schedule, buffers):
-    assert ticks.tick_table(schedule).saved_buffers == buffers
+def test_the_tick_table_keeps_no_more_than_it_must(schedule, saved, inbox):
+    table = ticks.tick_table(schedule)
+    assert (table.saved_buffers, table.inbox_buffers) == (saved, inbox)
 
 
 def test_a_stage_that_is_not_beside_the_next_has_no_tick_table():
