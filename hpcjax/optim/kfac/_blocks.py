@@ -55,10 +55,9 @@ class Block(NamedTuple):
 
     @property
     def words(self) -> tuple[int, ...]:
-        """How many numbers each of `params` has."""
+        """How many numbers a layer has of each of `params`."""
         rows = self.a - self.statistic.use_bias
-        bias = (self.depth * self.g,) if self.statistic.use_bias else ()
-        return (self.depth * rows * self.g, *bias)
+        return (rows * self.g, self.g) if self.statistic.use_bias else (rows * self.g,)
 
 
 class Plan(NamedTuple):
@@ -176,9 +175,11 @@ def check_covered(chosen: Plan, params: Any) -> None:
     leaves = trees.flatten(params)
     for block in chosen.blocks:
         for path, words in zip(block.params, block.words, strict=True):
-            if leaves[path].size != words:
+            size = leaves[path].size
+            # Of a stack, a device may have its own layers only.
+            if size != words and not (block.stacked and size % words == 0):
                 raise ConfigError(
-                    f"{path!r} of K-FAC's plan has {words} numbers: got shape "
+                    f"{path!r} of K-FAC's plan has {words} numbers a layer: got shape "
                     f"{leaves[path].shape}"
                 )
     rest = [path for path in paths if path not in inside]

@@ -139,6 +139,13 @@ def test_parameters_of_no_block_are_named(problem):
         kfac.plan(model, skip=("",))
 
 
+def test_parameters_of_another_shape_than_the_plan_are_refused(problem):
+    chosen, params, _, _ = problem
+    other = {**params, "head": {**params["head"], "kernel": jnp.ones((4, 4))}}
+    with pytest.raises(ConfigError, match=r"head/kernel.* 12 numbers.*\(4, 4\)"):
+        kfac.scale_by_kfac(chosen).init(other)
+
+
 def test_what_is_explained_is_every_parameter():
     model = models.resnet((8, 8, 1), 3, depth=8, width=2, norm="group")
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
