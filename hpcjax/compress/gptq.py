@@ -222,12 +222,8 @@ def _columns(
     size, block = spec.group_size or inputs, min(options.block, inputs)
     current = spec.group_size is not None and not options.static_groups
     grid = grids.fit_grid(kernel, spec)
-    # Zeros that follow are on every grid: they cost nothing and change nothing.
     more = -inputs % block
-    weights = jnp.pad(given[order], ((0, more), (0, 0)))
-    upper = jnp.pad(upper, ((0, more), (0, more)))
-    ends = jnp.arange(inputs, inputs + more)
-    upper = upper.at[ends, ends].set(1)
+    weights, upper = _filled_up(given[order], upper, more)
     of_input = order // size if options.static_groups else jnp.arange(inputs) // size
     of_input = jnp.pad(of_input, (0, more), mode="edge")
 
@@ -239,17 +235,7 @@ def _columns(
         before = jax.lax.dynamic_slice_in_dim(weights, start, block)
 
         def refitted(place: jax.Array, grid: Grid, errors: jax.Array) -> Grid:
-            """Fits the grid of the group that begins here, to what W is by now."""
-            own = jax.lax.dynamic_slice_in_dim(weights, place, size)
-            ahead = jax.lax.dynamic_slice_in_dim(rows, place, size, axis=1)
-            made = grids.fit_grid(own - _product(ahead.T, errors), spec)
-            return jax.tree.map(
-                lambda all_, new: jax.lax.dynamic_update_slice_in_dim(
-                    all_, new, place // size, 0
-                ),
-                grid,
-                made,
-            )
+            return _refitted(weights, rows, place, grid, errors, size, spec)
 
         def inner(step: jax.Array, carry: tuple) -> tuple:
             block_weights, integers, grid, errors = carry
@@ -291,6 +277,40 @@ def _columns(
         0, (inputs + more) // block, outer, carry
     )
     return integers[:inputs], grid, loss
+
+
+def _filled_up(
+    weights: jax.Array, upper: jax.Array, more: int
+) -> tuple[jax.Array, jax.Array]:
+    """Adds inputs of zeros, which are on every grid: they cost and change nothing."""
+    ends = jnp.arange(len(weights), len(weights) + more)
+    upper = jnp.pad(upper, ((0, more), (0, more))).at[ends, ends].set(1)
+    return jnp.pad(weights, ((0, more), (0, 0))), upper
+
+
+def _refitted(
+    weights: jax.Array,
+    rows: jax.Array,
+    place: jax.Array,
+    grid: Grid,
+    errors: jax.Array,
+    size: int,
+    spec: GridSpec,
+) -> Grid:
+    """Fits the grid of the group that begins at `place` to what W has become.
+
+    `weights` are those before the block, whose errors so far are still to be taken off.
+    """
+    own = jax.lax.dynamic_slice_in_dim(weights, place, size)
+    ahead = jax.lax.dynamic_slice_in_dim(rows, place, size, axis=1)
+    made = grids.fit_grid(own - _product(ahead.T, errors), spec)
+    return jax.tree.map(
+        lambda all_, new: jax.lax.dynamic_update_slice_in_dim(
+            all_, new, place // size, 0
+        ),
+        grid,
+        made,
+    )
 
 
 def _product(left: Shaped[Array, "n k"], right: Shaped[Array, "k m"]) -> jax.Array:

@@ -16,7 +16,7 @@ def times(**changes):
 
 @pytest.mark.parametrize(
     ("rate", "ahead", "speedup"),
-    [(0.6, (4,), 1.65), (0.7, (4, 5), 1.98), (0.8, (6, 7), 2.53)],
+    [(0.6, (3, 4), 1.65), (0.7, (4, 5), 1.98), (0.8, (6, 7), 2.53)],
 )
 def test_the_worked_example(rate, ahead, speedup):
     best = perf.best_lookahead(times(), rate)
@@ -39,7 +39,7 @@ def test_the_ratio_at_which_drafts_are_equal():
     fast, slow = times(), times(draft=0.5)
     needed = perf.tokens_to_match(slow, 4, fast, 4)
     assert needed == pytest.approx((2 + 3.3) / (1 + 3.3))
-    assert slow.speedup(2 * needed, 4) == pytest.approx(fast.speedup(2, 4))
+    assert slow.speedup(2.0 * needed, 4) == pytest.approx(fast.speedup(2.0, 4))
 
 
 def test_a_latency_is_found_again():
@@ -50,7 +50,9 @@ def test_a_latency_is_found_again():
     found = perf.fit_draft_latency(depth, layer, head, made)
     np.testing.assert_allclose(found[:3], (2e-5, 3e-13, 1e-4), rtol=1e-6)
     assert found.r_squared == pytest.approx(1)
-    assert found.seconds(depth[7], layer[7], head[7]) == pytest.approx(made[7])
+    assert found.seconds(
+        int(depth[7]), float(layer[7]), float(head[7])
+    ) == pytest.approx(made[7])
     with pytest.raises(ConfigError, match="5 and 1"):
         perf.fit_draft_latency(depth[:5], layer[:5], head[:5], made[:5])
 
