@@ -145,16 +145,9 @@ def solve(
     if options.act_order:
         order = jnp.argsort(-jnp.diagonal(hessian), stable=True)
     upper, damping = _factor(hessian[order][:, order], options.damping, name)
-    run = functools.partial(_columns, spec=spec, options=options)
-    if mesh is not None:
-        columns = P(None, axis)
-        run = jax.shard_map(
-            run,
-            mesh=mesh,
-            in_specs=(columns, columns, P(), P()),
-            out_specs=(columns, columns, P(axis)),
-        )
-    integers, grid, losses = jax.jit(run)(kernel, given, upper, order)
+    integers, grid, losses = _quantize(
+        kernel, given, upper, order, spec=spec, options=options, mesh=mesh, axis=axis
+    )
     size = spec.group_size or len(hessian)
     place = jnp.argsort(order)
     by_input = jnp.arange(len(hessian)) if options.static_groups else place
@@ -206,6 +199,27 @@ def _inverse_factor(hessian: jax.Array, share: jax.Array) -> jax.Array:
             lower, jnp.eye(n, dtype=hessian.dtype), lower=True
         )
     return inverse[::-1, ::-1]
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "options", "mesh", "axis"))
+def _quantize(
+    *arrays: jax.Array,
+    spec: GridSpec,
+    options: GptqOptions,
+    mesh: Mesh | None,
+    axis: str,
+) -> tuple[jax.Array, Grid, jax.Array]:
+    """Returns what `_columns` does, compiled once for all kernels of a shape."""
+    run = functools.partial(_columns, spec=spec, options=options)
+    if mesh is not None:
+        columns = P(None, axis)
+        run = jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=(columns, columns, P(), P()),
+            out_specs=(columns, columns, P(axis)),
+        )
+    return run(*arrays)
 
 
 def _columns(

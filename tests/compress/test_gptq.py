@@ -183,6 +183,13 @@ def test_outputs_shared_by_eight_devices_give_the_same_integers():
         np.testing.assert_allclose(one.loss, eight.loss, rtol=1e-4)
 
 
+def test_kernels_of_one_shape_are_compiled_once(compilations):
+    solve(*problem(26, 7, seed=8))
+    compilations.clear()
+    solve(*problem(26, 7, seed=9))
+    assert not compilations
+
+
 @pytest.mark.acceptance("gptq", 12)
 def test_a_singular_hessian_is_damped_further():
     kernel, hessian = problem(samples=2)
