@@ -8,6 +8,7 @@ from ._conv import conv as conv
 from ._dense import dense as dense
 from ._embedding import embedding as embedding
 from ._rope import rope as rope
+from ._rope import rope_frequencies as rope_frequencies
 from .norms import RunningStatistics as RunningStatistics
 from .norms import batch_norm as batch_norm
 from .norms import batch_statistics as batch_statistics

@@ -9,6 +9,7 @@ def rope(
     positions: Int[Array, "batch time"],
     *,
     theta: float = 1e4,
+    frequencies: Float[Array, " half"] | None = None,
 ) -> Float[Array, "batch time heads head_dim"]:
     """Rotates the pairs (x_i, x_{i+d/2}) by the angle position · theta^(−2i/d).
 
@@ -19,6 +20,7 @@ def rope(
       x: queries or keys, `[batch, time, heads, head_dim]`, head_dim = d even.
       positions: `[batch, time]`.
       theta: base of the geometric sequence of wavelengths.
+      frequencies: angles a position instead, such as `rope_frequencies` after a change.
 
     Raises:
       ValueError: head_dim is odd.
@@ -34,10 +36,21 @@ def rope(
     head_dim = x.shape[-1]
     if head_dim % 2:
         raise ValueError(f"head_dim must be even for rope: got head_dim={head_dim}")
-    half = head_dim // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency
+    if frequencies is None:
+        frequencies = rope_frequencies(head_dim, theta)
+    angle = positions.astype(jnp.float32)[:, :, None, None] * frequencies
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def rope_frequencies(head_dim: int, theta: float = 1e4) -> Float[Array, " half"]:
+    """Returns theta^(−2i/d) for i = 0 … d/2 − 1, float32.
+
+    Examples:
+      >>> rope_frequencies(4, 100.0).round(3).tolist()
+      [1.0, 0.10000000149011612]
+    """
+    half = head_dim // 2
+    return theta ** (-jnp.arange(half, dtype=jnp.float32) / half)

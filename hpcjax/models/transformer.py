@@ -12,8 +12,13 @@ from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
-from hpcjax.models._rotate import rotate
-from hpcjax.models.config import GPT2, BertConfig, CausalLmConfig, TransformerOptions
+from hpcjax.models.config import (
+    GPT2,
+    BertConfig,
+    CausalLmConfig,
+    RopeScaling,
+    TransformerOptions,
+)
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
 
@@ -113,7 +118,8 @@ class Attention(nnx.Module):
         key = self.key(x).reshape(split)
         value = self.value(x).reshape(split)
         if self.rotates:
-            rope = functools.partial(rotate, theta=self.theta, scaling=self.scaling)
+            turns = rope_frequencies(self.head_dim, self.theta, self.scaling)
+            rope = functools.partial(layers.rope, frequencies=turns)
             query, key = rope(query, positions), rope(key, positions)
         mixed = layers.attention(query, key, value, causal=self.causal, mask=mask)
         return self.output(mixed.reshape(*x.shape[:2], -1))
@@ -158,6 +164,18 @@ class Block(nnx.Module):
             return x + self.mlp(self.mlp_norm(x))
         x = self.attention_norm(x + self.attention(x, positions, mask))
         return self.mlp_norm(x + self.mlp(x))
+
+
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None
+) -> jax.Array:
+    """Returns angles a position, [head_dim / 2], slowed down as `scaling` says."""
+    frequency = layers.rope_frequencies(head_dim, theta)
+    if scaling is None:
+        return frequency
+    turns = scaling.context * frequency / (2 * math.pi)
+    kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
+    return frequency * ((1 - kept) / scaling.factor + kept)
 
 
 def check_time(time: int, context: int) -> None:
