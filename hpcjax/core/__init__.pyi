@@ -18,6 +18,7 @@ from .errors import nearest as nearest
 from .keys import derive as derive
 from .model import SEEN as SEEN
 from .model import Apply as Apply
+from .model import Decoder as Decoder
 from .model import Init as Init
 from .model import LayerSpec as LayerSpec
 from .model import Model as Model

@@ -60,12 +60,46 @@ class Apply(Protocol):
         ...
 
 
+class Decoder(NamedTuple):
+    """The sizes of a causal language model that decoding needs to know.
+
+    Attributes:
+      depth: number of blocks.
+      heads: query heads.
+      kv_heads: key and value heads; divides `heads`.
+      head_dim: features of a head.
+      vocabulary: tokens that the model gives logits for.
+      context: rows of the table of positions; None where positions have no limit.
+      dtype: of keys and values.
+    """
+
+    depth: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int | None
+    dtype: str
+
+
 class Model(NamedTuple):
-    """A network as pure functions, plus the list of its observable layers."""
+    """A network as pure functions.
+
+    Attributes:
+      init: makes parameters and state.
+      apply: computes outputs.
+      layers: those that can be observed.
+      decoder: what a causal language model is; None for other networks.
+    """
 
     init: Init
     apply: Apply
     layers: tuple[LayerSpec, ...] = ()
+    decoder: Decoder | None = None
+
+    def __hash__(self) -> int:
+        """Lets a model be a static argument; options of layers have no hash."""
+        return hash((self.init, self.apply))
 
 
 @pytree

@@ -1,7 +1,7 @@
 """Pytrees addressed by path, and values chosen by (regex, value) rules."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,14 +12,20 @@ from hpcjax.core.patterns import check_patterns
 SEPARATOR = "/"
 
 
-def flatten(tree: Any) -> dict[str, Any]:
+def flatten(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> dict[str, Any]:
     """Returns `{path: leaf}` in the tree's order, paths such as `"block/0/kernel"`.
+
+    Args:
+      tree: any tree.
+      is_leaf: says of a node whether it is not to be entered.
 
     Examples:
       >>> flatten({"dense": {"kernel": 1, "bias": 2}})
       {'dense/bias': 2, 'dense/kernel': 1}
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return {path_of(path): leaf for path, leaf in leaves}
 
 

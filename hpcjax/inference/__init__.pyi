@@ -3,5 +3,10 @@ from .acceptance import accept_greedy as accept_greedy
 from .acceptance import accept_matching as accept_matching
 from .acceptance import acceptance_rate as acceptance_rate
 from .config import Sampler as Sampler
+from .generation import Generated as Generated
+from .generation import generate as generate
+from .generation import pad_prompts as pad_prompts
+from .generation import prefill as prefill
+from .generation import take_back as take_back
 from .sampling import next_token as next_token
 from .sampling import probabilities as probabilities

@@ -1,7 +1,9 @@
 from ._activations import ACTIVATIONS as ACTIVATIONS
 from ._activations import activation as activation
+from ._attention import Implementation as Implementation
 from ._attention import allowed_keys as allowed_keys
 from ._attention import attention as attention
+from ._attention import cudnn_works as cudnn_works
 from ._conv import Padding as Padding
 from ._conv import check_padding as check_padding
 from ._conv import conv as conv

@@ -1,12 +1,21 @@
 """Scaled dot-product attention with grouped key and value heads."""
 
+import functools
+import logging
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from hpcjax.core.errors import UnsupportedOp, nearest
 from hpcjax.layers import _precision
+
+log = logging.getLogger(__name__)
+
+Implementation = Literal["auto", "reference", "xla", "cudnn"]
+_HALF = ("bfloat16", "float16")
 
 
 def attention(
@@ -16,6 +25,7 @@ def attention(
     *,
     causal: bool = True,
     mask: Bool[Array, "batch q_time k_time"] | None = None,
+    implementation: Implementation = "auto",
 ) -> Float[Array, "batch q_time heads head_dim"]:
     """Computes softmax(q kᵀ / √head_dim) v for each head; the softmax is float32.
 
@@ -30,12 +40,17 @@ def attention(
         last query sees all.
       mask: `[batch, q_time, k_time]`, true where a query may look; a query that may
         look nowhere gets the mean of all values.
+      implementation: "reference", what stands here; "xla" or "cudnn", those of
+        `jax.nn.dot_product_attention`, without a mask and, if causal, with as many
+        queries as keys; "auto" takes cuDNN's where it does all this, on a GPU and in
+        half precision, else the reference.
 
     Returns:
       `[batch, q_time, heads, head_dim]` in the dtype of `query`.
 
     Raises:
-      ValueError: kv_heads does not divide heads.
+      ValueError: kv_heads does not divide heads, or an unknown implementation.
+      UnsupportedOp: a chosen implementation that cannot do what was asked.
 
     Examples:
       >>> x = jnp.ones((1, 3, 2, 4))
@@ -48,6 +63,11 @@ def attention(
         raise ValueError(
             f"kv_heads must divide heads: got kv_heads={kv_heads}, heads={heads}"
         )
+    chosen = _choose(implementation, query, key, causal, mask)
+    if chosen is not None:
+        return jax.nn.dot_product_attention(
+            query, key, value, is_causal=causal, implementation=chosen
+        )
     grouped = query.reshape(batch, q_time, kv_heads, heads // kv_heads, head_dim)
     scores = _product("btkgd,bskd->bkgts", grouped, key) / math.sqrt(head_dim)
     allowed = allowed_keys(q_time, k_time, causal, mask)
@@ -55,6 +75,59 @@ def attention(
         scores = jnp.where(allowed, scores, jnp.finfo(jnp.float32).min)
     y = _product("bkgts,bskd->btkgd", jax.nn.softmax(scores), value)
     return y.reshape(query.shape).astype(query.dtype)
+
+
+def _choose(
+    implementation: Implementation,
+    query: jax.Array,
+    key: jax.Array,
+    causal: bool,
+    mask: jax.Array | None,
+) -> Literal["xla", "cudnn"] | None:
+    """Returns which of JAX's implementations is taken; None for the reference."""
+    allowed = ("auto", "reference", "xla", "cudnn")
+    if implementation not in allowed:
+        raise ValueError(
+            f"unknown implementation: got {implementation!r}"
+            f"{nearest(implementation, allowed)}"
+        )
+    if implementation == "reference":
+        return None
+    square = not causal or query.shape[1] == key.shape[1]
+    possible = mask is None and square
+    if implementation == "auto":
+        half = query.dtype in _HALF and key.dtype == query.dtype
+        return "cudnn" if possible and half and cudnn_works() else None
+    if not possible:
+        raise UnsupportedOp(
+            f"attention {implementation!r} takes no mask, and as many queries as keys: "
+            f"got {query.shape[1]} queries, {key.shape[1]} keys; take 'reference'"
+        )
+    if implementation == "cudnn" and query.dtype not in _HALF:
+        raise UnsupportedOp(
+            f"attention 'cudnn' needs bfloat16 or float16: got {query.dtype}"
+        )
+    return implementation
+
+
+@functools.cache
+def cudnn_works() -> bool:
+    """Says whether cuDNN's attention runs on the default device; asked once, logged."""
+    if jax.default_backend() != "gpu":
+        return False
+    x = jnp.ones((1, 128, 1, 64), "bfloat16")
+    try:
+        with jax.ensure_compile_time_eval():
+            made = jax.nn.dot_product_attention(
+                x, x, x, is_causal=True, implementation="cudnn"
+            )
+            jax.block_until_ready(made)
+    # Each version fails in its own way, from missing libraries to compiler errors.
+    except Exception as error:
+        log.warning("attention: cuDNN's does not work here (%s); XLA's is used", error)
+        return False
+    log.info("attention: cuDNN's")
+    return True
 
 
 def _product(formula: str, left: jax.Array, right: jax.Array) -> jax.Array:

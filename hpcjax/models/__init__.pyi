@@ -13,6 +13,7 @@ from ._presets import Preset as Preset
 from ._presets import preset as preset
 from ._resnet import resnet as resnet
 from ._unet import unet as unet
+from .chunked import ChunkedLogits as ChunkedLogits
 from .config import BERT as BERT
 from .config import GPT2 as GPT2
 from .config import LLAMA as LLAMA
@@ -24,6 +25,14 @@ from .config import ResNetConfig as ResNetConfig
 from .config import RopeScaling as RopeScaling
 from .config import TransformerOptions as TransformerOptions
 from .config import UNetConfig as UNetConfig
+from .decoding import Attend as Attend
+from .decoding import Cache as Cache
+from .decoding import Decoding as Decoding
+from .decoding import KeysValues as KeysValues
+from .decoding import attend_cached as attend_cached
+from .decoding import decoder_of as decoder_of
+from .decoding import empty_cache as empty_cache
+from .decoding import write_at as write_at
 from .modules import BatchNorm as BatchNorm
 from .modules import Conv as Conv
 from .modules import Dense as Dense
@@ -33,5 +42,6 @@ from .modules import param as param
 from .modules import statistic as statistic
 from .registry import REGISTRY as REGISTRY
 from .scan import scan_blocks as scan_blocks
+from .scan import scan_with_memory as scan_with_memory
 from .scan import stack as stack
 from .transformer import causal_lm as causal_lm

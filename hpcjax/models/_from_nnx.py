@@ -8,14 +8,16 @@ from flax import nnx
 
 from hpcjax.core import trees
 from hpcjax.core.keys import derive
-from hpcjax.core.model import SEEN, LayerSpec, Model, Tap, check_taps
+from hpcjax.core.model import SEEN, Decoder, LayerSpec, Model, Tap, check_taps
 from hpcjax.models.modules import Observable, Observation
 
 VariableT = TypeVar("VariableT", bound=nnx.Variable)
 Flat = dict[str, nnx.Variable]
 
 
-def from_nnx(build: Callable[[], nnx.Module]) -> Model:
+def from_nnx(
+    build: Callable[[], nnx.Module], *, decoder: Decoder | None = None
+) -> Model:
     """Turns a network into a `Model` with plain parameters and state.
 
     The module is built once, abstractly, and split into a graph definition and nested
@@ -25,6 +27,7 @@ def from_nnx(build: Callable[[], nnx.Module]) -> Model:
 
     Args:
       build: returns the module, whose `__call__(x, *, train, key)` gives the outputs.
+      decoder: the sizes of a causal language model.
 
     Returns:
       The model; `layers` lists every `models.Dense` and `models.Conv` by path.
@@ -74,7 +77,7 @@ def from_nnx(build: Callable[[], nnx.Module]) -> Model:
         seen = records(network, taps or {})
         return y, state | {SEEN: seen} if seen else state
 
-    model = Model(init, apply, listed)
+    model = Model(init, apply, listed, decoder)
     return model
 
 
@@ -132,8 +135,11 @@ def _draw(declared: Flat, key: jax.Array) -> dict[str, Any]:
 
 
 def _fill(declared: Flat, tree: Any) -> Any:
-    """Returns an NNX state of the declared variables with the leaves of `tree`."""
-    leaves = trees.flatten(tree)
+    """Returns an NNX state of the declared variables with the leaves of `tree`.
+
+    A leaf may be a tree itself, such as a quantized matrix in place of a kernel.
+    """
+    leaves = trees.flatten(tree, is_leaf=lambda node: not isinstance(node, Mapping))
     if set(leaves) != set(declared):
         missing, extra = set(declared) - set(leaves), set(leaves) - set(declared)
         raise ValueError(

@@ -296,6 +296,9 @@ class CausalLmConfig:
       options: what distinguishes GPT-2, OPT and LLaMA.
       remat: what the backward pass recomputes: nothing, all but the blocks' inputs, or
         all but those and the products without batch axes.
+      attention: how it is computed; "auto" takes cuDNN's on a GPU in half precision.
+      loss_chunk: places of time that logits are formed for at once in the loss; None
+        means all.
     """
 
     depth: int = 2
@@ -305,10 +308,14 @@ class CausalLmConfig:
     mlp_width: int | None = None
     options: TransformerOptions = TransformerOptions()
     remat: Literal["none", "full", "dots"] = "none"
+    attention: Literal["auto", "reference", "xla", "cudnn"] = "auto"
+    loss_chunk: int | None = None
 
     def __post_init__(self) -> None:
         _check_literals(self)
-        _check_sizes(self, "depth", "width", "heads", "kv_heads", "mlp_width")
+        _check_sizes(
+            self, "depth", "width", "heads", "kv_heads", "mlp_width", "loss_chunk"
+        )
         _check_heads(self)
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(

@@ -139,9 +139,8 @@ class Dense(Observable):
         """Maps `[..., inputs]` to `[..., outputs]`."""
         x = x.astype(self.compute)
         bias = None if self.bias is None else self.bias[...]
-        y = layers.dense(
-            x, self.kernel[...], bias, compute=self.compute, output=self.output
-        )
+        kernel = self.kernel.get_value()
+        y = layers.dense(x, kernel, bias, compute=self.compute, output=self.output)
         return self.observed(x, y)
 
 

@@ -1,9 +1,12 @@
 """A stack of equal blocks: one block's code, parameters stacked along axis 0."""
 
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
@@ -67,24 +70,84 @@ def scan_blocks(
     Raises:
       ConfigError: an unknown `remat`.
     """
+    x, _ = scan_with_memory(
+        blocks, x, lambda block, x, _: (call(block, x), None), (None,), remat=remat
+    )
+    return x
+
+
+def scan_with_memory(
+    blocks: nnx.Module,
+    x: Any,
+    call: Callable[[Any, Any, Any], tuple[Any, Any]],
+    memory: tuple[Any, ...],
+    *,
+    remat: Remat = "none",
+) -> tuple[Any, tuple[Any, ...]]:
+    """Applies the blocks of a `stack`, each to the carry and to what it remembers.
+
+    Neighbouring blocks whose memory has the same shapes are one *run*, one scan. A
+    stack in one run compiles fastest; runs of one block are an unrolled stack.
+
+    Args:
+      blocks: what `stack` returned, after merging.
+      x: the carry given to the first block.
+      call: `(block, x, memory) -> (x, memory)`, one block's forward pass.
+      memory: for each run a tree whose leaves have its blocks along axis 0; a single
+        run may have none.
+      remat: see `scan_blocks`.
+
+    Returns:
+      The carry after the last block, and the new memory.
+
+    Raises:
+      ConfigError: an unknown `remat`.
+      ValueError: the runs are not together as long as the stack.
+    """
     policy = choice("remat", remat, POLICIES)
     graph, *states = nnx.split(blocks, nnx.Param, nnx.BatchStat, Observation)
 
     def body(carry: Any, slices: Any) -> tuple[Any, Any]:
-        block = nnx.merge(graph, *slices)
-        carry = call(block, carry)
+        states, remembered = slices
+        block = nnx.merge(graph, *states)
+        carry, remembered = call(block, carry, remembered)
         changed = nnx.state(block, nnx.BatchStat), nnx.state(block, Record)
-        return carry, tuple(
+        values = tuple(
             {path: variable.get_value() for path, variable in flatten(state).items()}
             for state in changed
         )
+        return carry, (*values, remembered)
 
     if policy is not None:
         body = jax.checkpoint(body, policy=policy, prevent_cse=False)
-    x, (statistics, records) = lax.scan(body, x, tuple(states))
+    depth = _depth(states)
+    ends = list(itertools.accumulate(_depth(run) or depth for run in memory))
+    if not ends or ends[-1] != depth:
+        raise ValueError(f"the memory must be of {depth} blocks: got {ends[-1:]}")
+    made, start = [], 0
+    for run, end in zip(memory, ends, strict=True):
+        part = jax.tree.map(operator.itemgetter(slice(start, end)), tuple(states))
+        x, given = lax.scan(body, x, (part, run))
+        made.append(given)
+        start = end
+    statistics, records, remembered = zip(*made, strict=True)
+    _restore(blocks, _joined(statistics), _joined(records))
+    return x, remembered
+
+
+def _depth(tree: Any) -> int:
+    """Returns the length of axis 0 of a tree's leaves; 0 if it has none."""
+    return next((leaf.shape[0] for leaf in jax.tree.leaves(tree)), 0)
+
+
+def _joined(runs: tuple[Any, ...]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *runs)
+
+
+def _restore(blocks: nnx.Module, statistics: Any, records: Any) -> None:
+    """Puts what the blocks of a stack changed back into it."""
     for path, variable in flatten(nnx.state(blocks, nnx.BatchStat)).items():
         variable.set_value(statistics[path])
     for path, layer in observable_layers(blocks):
         if f"{path}/record" in records:
             layer.record = nnx.data(Record(records[f"{path}/record"]))
-    return x

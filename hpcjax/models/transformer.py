@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +12,21 @@ from flax import nnx
 from hpcjax import layers
 from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
-from hpcjax.core.model import Model
+from hpcjax.core.model import Decoder, Model
+from hpcjax.layers import Implementation
 from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models.chunked import ChunkedLogits
 from hpcjax.models.config import (
-    GPT2,
     BertConfig,
     CausalLmConfig,
     RopeScaling,
     TransformerOptions,
 )
+from hpcjax.models.decoding import Cache, Decoding
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
-from hpcjax.models.scan import Remat, scan_blocks, stack
+from hpcjax.models.scan import scan_blocks, scan_with_memory, stack
 
+Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 OFFSET = 2
 
 
@@ -36,12 +41,14 @@ class Sizes:
         *,
         causal: bool,
         kv_heads: int | None = None,
+        attention: Implementation = "auto",
     ):
         self.width, self.heads = config.width, config.heads
         self.kv_heads = kv_heads or config.heads
         self.head_dim = config.width // config.heads
         self.mlp_width = config.mlp_width or 4 * config.width
         self.options, self.policy, self.causal = options, policy, causal
+        self.attention: Implementation = attention
         scale = self.options.init_scale
         self.inner: Initializer = nnx.initializers.normal(scale)
         residual = scale / math.sqrt(2 * config.depth)
@@ -105,14 +112,26 @@ class Attention(nnx.Module):
         self.value = sizes.dense(sizes.width, outer)
         self.output = sizes.dense(inner, sizes.width, residual=True)
         self.head_dim, self.causal = sizes.head_dim, sizes.causal
+        self.implementation = sizes.attention
         self.rotates = sizes.options.position == "rope"
         self.theta = sizes.options.rope_theta
         self.scaling = sizes.options.rope_scaling
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array | None = None
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array | None = None,
+        mix: Mix | None = None,
     ) -> jax.Array:
-        """Maps `[batch, time, width]` to the same shape; for `mask` see `layers`."""
+        """Maps `[batch, time, width]` to the same shape.
+
+        Args:
+          x: what to mix.
+          positions: of each place, `[batch, time]`.
+          mask: see `layers.attention`.
+          mix: `(query, key, value) -> mixed` instead of attention to `x` itself.
+        """
         split = (*x.shape[:2], -1, self.head_dim)
         query = self.query(x).reshape(split)
         key = self.key(x).reshape(split)
@@ -121,7 +140,14 @@ class Attention(nnx.Module):
             turns = rope_frequencies(self.head_dim, self.theta, self.scaling)
             rope = functools.partial(layers.rope, frequencies=turns)
             query, key = rope(query, positions), rope(key, positions)
-        mixed = layers.attention(query, key, value, causal=self.causal, mask=mask)
+        if mix is None:
+            mix = functools.partial(
+                layers.attention,
+                causal=self.causal,
+                mask=mask,
+                implementation=self.implementation,
+            )
+        mixed = mix(query, key, value)
         return self.output(mixed.reshape(*x.shape[:2], -1))
 
 
@@ -156,13 +182,17 @@ class Block(nnx.Module):
         self.pre = sizes.options.norm_position == "pre"
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array | None = None
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array | None = None,
+        mix: Mix | None = None,
     ) -> jax.Array:
-        """Maps `[batch, time, width]` to the same shape; for `mask` see `layers`."""
+        """Maps `[batch, time, width]` to the same shape; arguments as `Attention`."""
         if self.pre:
-            x = x + self.attention(self.attention_norm(x), positions, mask)
+            x = x + self.attention(self.attention_norm(x), positions, mask, mix)
             return x + self.mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + self.attention(x, positions, mask))
+        x = self.attention_norm(x + self.attention(x, positions, mask, mix))
         return self.mlp_norm(x + self.mlp(x))
 
 
@@ -191,7 +221,14 @@ class _CausalLm(nnx.Module):
         self, context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
     ):
         options, width = config.options, config.width
-        sizes = Sizes(config, options, policy, causal=True, kv_heads=config.kv_heads)
+        sizes = Sizes(
+            config,
+            options,
+            policy,
+            causal=True,
+            kv_heads=config.kv_heads,
+            attention=config.attention,
+        )
         self.context, self.remat = context, config.remat
         self.compute, self.logits = policy.compute, policy.output
         table = functools.partial(
@@ -210,41 +247,80 @@ class _CausalLm(nnx.Module):
         self.blocks = stack(Block(sizes), config.depth)
         self.final_norm = Norm(width, options, policy) if options.final_norm else None
         self.head = None if tied else project(narrow, vocabulary, output=self.logits)
+        self.chunk = config.loss_chunk
 
     def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+        self, x: jax.Array | Decoding, *, train: bool, key: jax.Array | None
+    ) -> Any:
         del train, key
+        if isinstance(x, Decoding):
+            return self._decoded(x)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
-        y = self.embed(x)
-        y = y if self.project_in is None else self.project_in(y)
         if self.position is not None:
             check_time(x.shape[1], self.context)
-            y = y + self.position(positions + self.offset)
         y = scan_blocks(
-            self.blocks, y, lambda block, y: block(y, positions), remat=self.remat
+            self.blocks,
+            self._embedded(x, positions),
+            lambda block, y: block(y, positions),
+            remat=self.remat,
         )
+        y = self._finished(y)
+        return self._words(y) if self.chunk is None else self._chunked(y, self.chunk)
+
+    def _decoded(self, x: Decoding) -> tuple[jax.Array, Cache]:
+        cache, time = x.cache, x.tokens.shape[1]
+        positions = cache.length[:, None] + jnp.arange(time)
+
+        def call(block: Block, carry: Any, memory: Any) -> tuple[Any, Any]:
+            y, shared = carry
+
+            def mix(*heads: jax.Array) -> jax.Array:
+                nonlocal memory, shared
+                mixed, memory, shared = x.attend(memory, shared, *heads, positions)
+                return mixed
+
+            y = block(y, positions, mix=mix)
+            return (y, shared), memory
+
+        carry = self._embedded(x.tokens, positions), cache.shared
+        (y, shared), runs = scan_with_memory(self.blocks, carry, call, cache.runs)
+        if x.at is not None:
+            y = jnp.take_along_axis(y, x.at[..., None], axis=1)
+        cache = Cache(runs=runs, length=cache.length + time, shared=shared)
+        return self._words(self._finished(y)), cache
+
+    def _embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        y = self.embed(tokens)
+        y = y if self.project_in is None else self.project_in(y)
+        if self.position is None:
+            return y
+        return y + self.position(positions + self.offset)
+
+    def _finished(self, y: jax.Array) -> jax.Array:
         y = y if self.final_norm is None else self.final_norm(y)
-        y = y if self.project_out is None else self.project_out(y)
+        return y if self.project_out is None else self.project_out(y)
+
+    def _words(self, y: jax.Array) -> jax.Array:
         if self.head is not None:
             return self.head(y)
         return layers.dense(
             y, self.embed.table[...].T, compute=self.compute, output=self.logits
         )
 
+    def _chunked(self, y: jax.Array, chunk: int) -> ChunkedLogits:
+        head = self.head
+        kernel = self.embed.table[...].T if head is None else head.kernel[...]
+        return ChunkedLogits(
+            hidden=y,
+            kernel=kernel,
+            chunk=chunk,
+            compute=self.compute,
+            output=self.logits,
+        )
+
 
 def causal_lm(
-    inputs: tuple[int, ...],
-    outputs: int,
-    *,
-    depth: int = 2,
-    width: int = 64,
-    heads: int = 4,
-    kv_heads: int | None = None,
-    mlp_width: int | None = None,
-    options: TransformerOptions = GPT2,
-    remat: Remat = "none",
-    policy: Policy = FLOAT32,
+    inputs: tuple[int, ...], outputs: int, *, policy: Policy = FLOAT32, **sizes: Any
 ) -> Model:
     """Returns a decoder-only language model: tokens `[batch, time]` to logits.
 
@@ -257,19 +333,15 @@ def causal_lm(
       inputs: `(context,)`, the rows of the position table; with rope the context is
         not a limit.
       outputs: size of the vocabulary.
-      depth: number of blocks.
-      width: features of a token.
-      heads: query heads; width / heads features each.
-      kv_heads: key and value heads; None means as many as query heads.
-      mlp_width: features inside the feed-forward part; None means 4 · width.
-      options: what distinguishes GPT-2, OPT and LLaMA.
-      remat: "none", "full" or "dots", see `models.scan_blocks`.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
+      **sizes: the fields of `CausalLmConfig`.
 
     Returns:
       A model whose `apply` takes int tokens `[batch, time]` and gives logits
       `[batch, time, vocabulary]` in `policy.output`; logits at time t depend on the
-      tokens up to t only.
+      tokens up to t only. With `loss_chunk` it gives `ChunkedLogits` instead, and a
+      head of its own is no layer that can be observed. Given a `Decoding` it returns
+      logits of its tokens and the new `Cache`.
 
     Raises:
       ConfigError: sizes that do not divide or are below 1, or an unknown option.
@@ -282,18 +354,21 @@ def causal_lm(
       >>> model.apply(params, state, tokens, train=False)[0].shape
       (2, 8, 11)
     """
-    config = CausalLmConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        mlp_width=mlp_width,
-        options=options,
-        remat=remat,
-    )
+    config = CausalLmConfig(**sizes)
     if len(inputs) != 1 or min(*inputs, outputs) < 1:
         raise errors.ConfigError(
             "inputs must be (context,) and outputs the size of the vocabulary, both at "
             f"least 1: got inputs={inputs}, outputs={outputs}"
         )
-    return from_nnx(lambda: _CausalLm(inputs[0], outputs, config, policy))
+    decoder = Decoder(
+        depth=config.depth,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
+        head_dim=config.width // config.heads,
+        vocabulary=outputs,
+        context=None if config.options.position == "rope" else inputs[0],
+        dtype=policy.compute,
+    )
+    return from_nnx(
+        lambda: _CausalLm(inputs[0], outputs, config, policy), decoder=decoder
+    )

@@ -36,7 +36,8 @@ def test_every_factory_is_in_the_registry():
     assert returns_model - {"from_nnx"} == set(FACTORIES)
 
 
-@pytest.mark.parametrize("name", sorted(FACTORIES))
+# causal_lm takes the fields of its config as they are.
+@pytest.mark.parametrize("name", sorted(set(FACTORIES) - {"causal_lm"}))
 def test_config_fields_equal_the_factory(name):
     signature = inspect.signature(getattr(models, name)).parameters
     arguments = {

@@ -1,0 +1,151 @@
+"""Generation against a loop that runs the whole sequence for every token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import core, inference
+from tests.models.helpers import instance
+
+GREEDY = inference.Sampler(temperature=0.0)
+
+
+def plain(found, prompt, steps):
+    """The most likely continuation, without a cache."""
+    tokens = list(prompt)
+    for _ in range(steps):
+        x = jnp.asarray([tokens], jnp.int32)
+        logits, _ = found.model.apply(found.params, {}, x, train=False)
+        tokens.append(int(jnp.argmax(logits[0, -1])))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("family", ["llama", "opt_350m"])
+def test_greedy_generation_of_a_ragged_batch(family, unrolled):
+    found = instance(family)
+    given = [[1, 2, 3], [4], [5, 6]]
+    steps = 3
+    expected = [plain(found, prompt, steps) for prompt in given]
+    prompts, lengths = inference.pad_prompts(given, least=1)
+    prompts = prompts[:, :3]
+    made = inference.generate(
+        found.model,
+        found.params,
+        prompts,
+        lengths,
+        max_new_tokens=steps,
+        key=jax.random.key(0),
+        sampler=GREEDY,
+        unrolled=unrolled,
+    )
+    assert made.tokens.tolist() == expected
+    assert made.lengths.tolist() == [steps] * 3
+
+
+def test_the_end_token_ends_a_text_and_is_counted():
+    found = instance("llama")
+    prompt = [1, 2, 3]
+    whole = plain(found, prompt, 6)
+    end = whole[2]
+    expected = whole[: whole.index(end) + 1]
+    prompts, lengths = inference.pad_prompts([prompt, [4]])
+    made = inference.generate(
+        found.model,
+        found.params,
+        prompts,
+        lengths,
+        max_new_tokens=6,
+        key=jax.random.key(0),
+        sampler=GREEDY,
+        end=end,
+    )
+    count = int(made.lengths[0])
+    assert made.tokens[0, :count].tolist() == expected
+    assert not np.any(made.tokens[0, count:])
+
+
+def test_draws_follow_the_models_probabilities():
+    found = instance("llama")
+    batch = 4000
+    prompts, lengths = inference.pad_prompts([[1, 2, 3]] * batch)
+    made = inference.generate(
+        found.model,
+        found.params,
+        prompts,
+        lengths,
+        max_new_tokens=2,
+        key=jax.random.key(1),
+    )
+    x = jnp.array([[1, 2, 3]])
+    logits, _ = found.model.apply(found.params, {}, x, train=False)
+    first = jax.nn.softmax(logits[0, -1])
+    x = jnp.array([[1, 2, 3, word] for word in range(11)])
+    logits, _ = found.model.apply(found.params, {}, x, train=False)
+    joint = np.asarray(first[:, None] * jax.nn.softmax(logits[:, -1]))
+    counts = np.zeros((11, 11))
+    np.add.at(counts, tuple(np.asarray(made.tokens).T), 1)
+    expected = batch * joint
+    rare = expected < 5
+    chi2 = np.sum((counts - expected)[~rare] ** 2 / expected[~rare])
+    cells = np.sum(~rare)
+    assert cells > 60
+    assert chi2 < cells + 4 * np.sqrt(2 * cells)
+
+
+def test_one_compilation_for_prompts_of_a_bucket(compilations):
+    found = instance("llama")
+    for number, prompt in enumerate(([1, 2, 3], [1, 2, 3, 4, 5], [7])):
+        prompts, lengths = inference.pad_prompts([prompt], least=8)
+        inference.generate(
+            found.model,
+            found.params,
+            prompts,
+            lengths,
+            max_new_tokens=4,
+            key=jax.random.key(number),
+        )
+        if number == 0:
+            compilations.clear()
+    assert not compilations
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "steps", "message"),
+    [
+        ([[1, 2]], [3], 1, r"lengths must be in 1 … 2: got \[3\]"),
+        ([[1, 2]], [0], 1, r"lengths must be in 1 … 2: got \[0\]"),
+        ([[1, 2]], [1, 1], 1, r"got \(1, 2\) and \(2,\)"),
+        ([[1, 2]], [1], 0, "max_new_tokens=0"),
+        ([[1, 2]], [1], 5, "6 positions: got prompts of 2 and max_new_tokens=5"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(prompts, lengths, steps, message):
+    found = instance("gpt2")
+    with pytest.raises(core.ConfigError, match=message):
+        inference.generate(
+            found.model,
+            found.params,
+            jnp.array(prompts),
+            jnp.array(lengths),
+            max_new_tokens=steps,
+            key=jax.random.key(0),
+        )
+
+
+def test_prompts_need_tokens_and_the_model_must_be_a_language_model():
+    with pytest.raises(core.ConfigError, match=r"got lengths \[1, 0\]"):
+        inference.pad_prompts([[1], []])
+    with pytest.raises(core.ConfigError, match=r"got lengths \[\]"):
+        inference.pad_prompts([])
+    found = instance("mlp")
+    with pytest.raises(core.ConfigError, match="no causal language model"):
+        inference.generate(
+            found.model,
+            found.params,
+            jnp.array([[1]]),
+            jnp.array([1]),
+            max_new_tokens=1,
+            key=jax.random.key(0),
+        )

@@ -1,0 +1,171 @@
+"""Decoding with a cache against the forward pass over the whole sequence."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import core, models
+from tests.models.helpers import instance
+
+FAMILIES = ("gpt2", "opt", "opt_350m", "llama", "post_norm")
+SIZE = 6
+
+
+def tokens_of(shape, seed=0):
+    made = np.random.default_rng(seed).integers(0, 11, shape)
+    return jnp.asarray(made, jnp.int32)
+
+
+def forward(found, tokens):
+    """Logits of each place, by a pass over the places up to it alone."""
+    logits, _ = found.model.apply(found.params, {}, tokens, train=False)
+    return logits
+
+
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
+def step(params, tokens, cache, *, model):
+    x = models.Decoding(tokens=tokens, cache=cache)
+    return model.apply(params, {}, x, train=False)[0]
+
+
+@pytest.mark.acceptance("lm-models", 5)
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_and_decode_give_what_the_whole_pass_gives(family, unrolled):
+    found = instance(family)
+    tokens = tokens_of((3, SIZE))
+    expected = forward(found, tokens)
+    lengths = jnp.array([2, 3, 1])
+    cache = models.empty_cache(found.model, 3, SIZE, unrolled=unrolled)
+    # Prompts of different lengths, filled up on the right with other tokens.
+    prompts = jnp.where(jnp.arange(3) < lengths[:, None], tokens[:, :3], 7)
+    given = cache.runs[0].keys
+    logits, cache = step(found.params, prompts, cache, model=found.model)
+    assert given.is_deleted(), "the cache's buffers are used again"
+    for row, length in enumerate(np.asarray(lengths)):
+        np.testing.assert_allclose(
+            logits[row, :length], expected[row, :length], atol=1e-5, rtol=1e-5
+        )
+    cache = models.Cache(runs=cache.runs, length=lengths + 0)
+    for number in range(SIZE - 3):
+        place = jnp.asarray(lengths) + number
+        token = jnp.take_along_axis(tokens, place[:, None], axis=1)
+        logits, cache = step(found.params, token, cache, model=found.model)
+        wanted = expected[jnp.arange(3), place]
+        np.testing.assert_allclose(logits[:, 0], wanted, atol=1e-5, rtol=1e-5)
+    assert cache.length.tolist() == [5, 6, 4]
+
+
+def test_tokens_taken_back_leave_no_trace():
+    found = instance("llama")
+    tokens = tokens_of((2, 5))
+    cache = models.empty_cache(found.model, 2, 6)
+    _, cache = step(found.params, tokens, cache, model=found.model)
+    other = tokens_of((2, 3), seed=1)
+    cache = models.Cache(runs=cache.runs, length=jnp.array([1, 3]))
+    logits, _ = step(found.params, other, cache, model=found.model)
+    for row, kept in enumerate((1, 3)):
+        whole = jnp.concatenate([tokens[row, :kept], other[row]])[None]
+        np.testing.assert_allclose(
+            logits[row], forward(found, whole)[0, kept:], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_logits_of_chosen_places_only():
+    found = instance("gpt2")
+    tokens = tokens_of((2, 4))
+    x = models.Decoding(
+        tokens=tokens,
+        cache=models.empty_cache(found.model, 2, 4),
+        at=jnp.array([[0], [2]]),
+    )
+    (logits, _), _ = found.model.apply(found.params, {}, x, train=False)
+    assert logits.shape == (2, 1, 11)
+    expected = forward(found, tokens)[jnp.arange(2), jnp.array([0, 2])]
+    np.testing.assert_allclose(logits[:, 0], expected, atol=1e-5)
+
+
+def test_an_attention_of_ones_own_sees_every_layer_in_order():
+    found = instance("llama")
+
+    def count(memory, shared, query, key, value, positions):
+        mixed, memory, _ = models.attend_cached(
+            memory, None, query, key, value, positions
+        )
+        return mixed, memory, shared + jnp.array([1.0, memory.keys.mean()])
+
+    cache = models.empty_cache(found.model, 1, 4)
+    cache = models.Cache(
+        runs=cache.runs, length=cache.length, shared=jnp.zeros(2, jnp.float32)
+    )
+    x = models.Decoding(tokens=tokens_of((1, 4)), cache=cache, attend=count)
+    (_, new), _ = found.model.apply(found.params, {}, x, train=False)
+    assert new.shared[0] == found.model.decoder.depth
+    assert new.shared[1] == pytest.approx(new.runs[0].keys.mean((1, 2, 3, 4)).sum())
+
+
+def test_positions_beyond_a_learned_table_are_refused():
+    found = instance("gpt2")
+    with pytest.raises(core.ConfigError, match="6 positions: got size=7"):
+        models.empty_cache(found.model, 1, 7)
+    with pytest.raises(core.ConfigError, match="at least 1: got batch=0, size=3"):
+        models.empty_cache(found.model, 0, 3)
+    with pytest.raises(core.ConfigError, match="no causal language model"):
+        models.empty_cache(instance("bert").model, 1, 3)
+
+
+def test_memory_of_another_depth_is_refused():
+    found = instance("llama")
+    cache = models.empty_cache(found.model, 1, 4, unrolled=True)
+    short = models.Cache(runs=cache.runs[:1], length=cache.length)
+    x = models.Decoding(tokens=tokens_of((1, 4)), cache=short)
+    with pytest.raises(ValueError, match="must be of 2 blocks: got"):
+        found.model.apply(found.params, {}, x, train=False)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 9])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_chunked_logits_give_the_same_loss_and_gradients(family, chunk):
+    entry = models.REGISTRY[family]
+    whole = instance(family)
+    config = dataclasses.replace(entry.config, loss_chunk=chunk)
+    model = config.make(entry.inputs, entry.outputs)
+    labels = tokens_of(whole.x.shape, seed=2)
+
+    def score(logits, labels):
+        chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+    def chunked(params):
+        logits, _ = model.apply(params, {}, whole.x, train=True)
+        return jnp.mean(logits.each(score, labels))
+
+    def direct(params):
+        logits, _ = whole.model.apply(params, {}, whole.x, train=True)
+        return jnp.mean(score(logits, labels))
+
+    ours, theirs = (jax.value_and_grad(f)(whole.params) for f in (chunked, direct))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6, rtol=1e-5),
+        ours,
+        theirs,
+    )
+
+
+def test_chunked_logits_are_never_whole():
+    config = models.CausalLmConfig(depth=1, width=8, heads=2, loss_chunk=4)
+    model = config.make((256,), 8192)
+    params = jax.eval_shape(model.init, jax.random.key(0))[0]
+
+    def loss(params, tokens):
+        logits, _ = model.apply(params, {}, tokens, train=True)
+        return jnp.sum(logits.each(lambda logits: logits.max(-1)))
+
+    tokens = jax.ShapeDtypeStruct((2, 256), jnp.int32)
+    compiled = jax.jit(jax.grad(loss)).lower(params, tokens).compile()
+    logits = 2 * 256 * 8192 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < logits / 2
