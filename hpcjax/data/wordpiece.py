@@ -8,9 +8,10 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int, Int32
 
 from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.data.source import check_indices
 from hpcjax.data.text import read_utf8
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -115,6 +116,20 @@ class WordPiece:
                 self._known[word] = self._parts(word)
             codes += self._known[word]
         return np.array(codes, np.int32)
+
+    def decode(self, tokens: Int[np.ndarray, " tokens"]) -> str:
+        """Returns the words of codes with a space between; spacing and case are lost.
+
+        Raises:
+          IndexError: a code outside the vocabulary.
+
+        Examples:
+          >>> WordPiece([*SPECIAL, "bird", "##s"]).decode(np.array([5, 6, 5]))
+          'birds bird'
+        """
+        check_indices(tokens, len(self))
+        text = " ".join(self.pieces[code] for code in tokens)
+        return text.replace(f" {INNER}", "")
 
     def _parts(self, word: str) -> list[int]:
         codes, begin = [], 0

@@ -24,6 +24,7 @@ _COSTS = {
     "triton": "kernels written in Triton run their reference",
     "mlflow-skinny": "`--log mlflow` is refused",
     "tensorboardX": "`--log tensorboard` is refused",
+    "tokenizers": "byte-pair tokens and `tokenizer.json` are refused",
     "wandb": "`--log wandb` is refused",
     "docs": "the documentation cannot be built",
     "dev": "the checks and tests cannot be run",

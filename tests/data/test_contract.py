@@ -188,6 +188,7 @@ FACTORIES = {
     config.Cifar10Config: data.load_cifar10,
     config.ImageFolderConfig: data.load_image_folder,
     config.CharTextConfig: data.load_text,
+    config.TokenTextConfig: data.load_token_text,
     config.MaskedTextConfig: data.load_masked_text,
     config.PhantomsConfig: data.load_phantoms,
     config.MriSlicesConfig: data.load_mri_slices,
@@ -211,7 +212,7 @@ def test_configs_have_the_fields_of_their_factories(settings):
 def test_every_public_config_is_compared():
     public = {
         getattr(data, name) for name in data.__all__ if name.endswith("Config")
-    } - {data.DataConfig, data.ImageConfig, data.SegmentationConfig}
+    } - {data.DataConfig, data.ImageConfig, data.SegmentationConfig, data.TextConfig}
     assert public == set(FACTORIES)
 
 
@@ -231,6 +232,9 @@ def test_every_public_config_is_compared():
         (lambda: config.CharTextConfig(context=0), "context must be at least 1"),
         (lambda: config.CharTextConfig(validation=0.0), "validation must be in"),
         (lambda: config.CharTextConfig(corpus="/etc/passwd"), "corpus may hold only"),
+        (lambda: config.TokenTextConfig(vocabulary=256), "vocabulary must be at least"),
+        (lambda: config.TokenTextConfig(corpora=()), "corpora must name at least one"),
+        (lambda: config.TokenTextConfig(corpora=("../x",)), "corpora may hold only"),
         (lambda: config.MaskedTextConfig(context=4), "context must be at least 5"),
         (lambda: config.MaskedTextConfig(mask_rate=1.0), "mask_rate must be in"),
         (lambda: config.MaskedTextConfig(copies=0), "copies must be at least 1"),

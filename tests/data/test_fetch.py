@@ -1,8 +1,10 @@
 """The catalogue and fetching, with archives made here in place of the registries."""
 
 import dataclasses
+import gzip
 import hashlib
 import io
+import json
 import pathlib
 import shutil
 import subprocess
@@ -130,6 +132,37 @@ def test_only_listed_members_are_written(tmp_path, package):
     _fetch.unpack(path, package, tmp_path / "out")
     written = {p.name for p in tmp_path.rglob("*") if p.is_file()}
     assert written == {"x.tgz", "a.bin", "b.bin"}
+
+
+def test_texts_of_a_pattern_become_lines_of_one_file(tmp_path, package):
+    members = {"doc/*.rst.gz": "all.jsonl", "doc/*.txt": "all.jsonl", "doc/x": "x"}
+    package = dataclasses.replace(package, members=members)
+    path = tmp_path / "x.tgz"
+    packed = gzip.compress("Größe\n\u2028".encode())
+    good = [("doc/b/one.rst.gz", packed), ("doc/two.txt", b"2"), ("doc/x", b"x")]
+    archive_of(path, [*good, ("doc/three.svg.gz", packed), ("other/4.txt", b"4")])
+    found = _fetch.unpack(path, package, tmp_path / "out")
+    assert [each.name for each in found] == ["all.jsonl", "x"]
+    lines = found[0].read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line) for line in lines[:-1]] == [
+        {"name": "b/one.rst", "text": "Größe\n\u2028"},
+        {"name": "two.txt", "text": "2"},
+    ]
+    for number, (content, words) in enumerate(
+        [
+            (gzip.compress(b"a" * 101), "at most 100 bytes"),
+            (packed[:-9], "damaged archive"),
+            (b"not gzip", "damaged archive"),
+            (gzip.compress(b"\xff"), r"one.rst: offset 0: expected UTF-8"),
+        ]
+    ):
+        archive_of(path, [("doc/one.rst.gz", content)])
+        with pytest.raises(DataFormatError, match=words):
+            _fetch.unpack(path, package, tmp_path / str(number))
+    hostile = dataclasses.replace(package, members={"doc/*.txt": "../evil"})
+    archive_of(path, good)
+    with pytest.raises(ConfigError, match="may hold only"):
+        _fetch.unpack(path, hostile, tmp_path / "hostile")
 
 
 @pytest.mark.faults(20)
@@ -311,7 +344,8 @@ def test_the_listing_says_what_is_here(tmp_path):
     rows = {row["name"]: row for row in data.listing(tmp_path)}
     assert set(rows) == set(catalog.CATALOG)
     here = {name for name, row in rows.items() if row["present"] == "yes"}
-    assert here == {"digits", "python-reference", "phantoms", "kjv"}
+    ships = {"digits", "python-reference", "python-library", "phantoms"}
+    assert here == {*ships, "kjv"}
     assert rows["mnist"]["get"] == "hpcjax data fetch mnist"
 
 
@@ -341,7 +375,8 @@ def test_configs_and_catalogue_load_no_jax():
     code = (
         "import sys, hpcjax.data, hpcjax.data.config, hpcjax.data.catalog;"
         "import hpcjax.data.registry; hpcjax.data.DigitsConfig;"
-        "print([m for m in ('jax', 'grain', 'sklearn', 'PIL') if m in sys.modules])"
+        "heavy = ('jax', 'grain', 'sklearn', 'PIL', 'tokenizers');"
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

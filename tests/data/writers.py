@@ -111,6 +111,54 @@ def write_documents(
     (folder / name).write_text("\n\n".join(documents) + "\n", encoding="utf-8")
 
 
+def write_kernel_docs(root: pathlib.Path, examples: int = 64) -> None:
+    """Writes a JSON line per document, as they are fetched."""
+    folder = root / "kernel-docs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "documents.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(examples):
+            name = f"admin-guide/{number:03d}.rst"
+            text = f"Größe {number}\n=====\n{sentences(300, number)}\n"
+            file.write(json.dumps({"name": name, "text": text}) + "\n")
+
+
+WORDNET_HEAD = "  1 This software and database is being provided to you  \n"
+
+
+def write_wordnet(root: pathlib.Path, examples: int = 100) -> None:
+    """Writes the four data files in the form of wndb(5)."""
+    folder = root / "wordnet"
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, speech in zip("nvar", ("noun", "verb", "adj", "adv"), strict=True):
+        lines = [WORDNET_HEAD]
+        for number in range(examples):
+            words = f"02 {speech}_{number} 0 other{number}(p) 1"
+            gloss = f'{sentences(40, number)}; "{sentences(30, number)}"'
+            place, pointer = f"{100 * number:08d} 03 {kind}", "001 @ 00001740 n 0000"
+            lines.append(f"{place} {words} {pointer} | {gloss}  \n")
+        (folder / f"data.{speech}").write_text("".join(lines))
+
+
+def write_parted(root: pathlib.Path, examples: int = 64) -> None:
+    """Writes WikiText-2, the Penn Treebank and C4 in their published forms."""
+    for folder in ("wikitext-2", "ptb", "c4"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for seed, part in enumerate(("train", "valid", "test")):
+        lines = [sentences(100, 1000 * seed + number) for number in range(examples)]
+        articles = "".join(f" \n = {line[:9]} = \n \n {line} \n" for line in lines)
+        (root / "wikitext-2" / f"wiki.{part}.raw").write_text(articles)
+        sentence_lines = "".join(f" {line} \n" for line in lines)
+        (root / "ptb" / f"ptb.{part}.txt").write_text(sentence_lines)
+    for part, files in (("train", 2), ("validation", 1)):
+        for number in range(files):
+            path = root / "c4" / f"c4-{part}.{number:05d}-of-{files:05d}.json.gz"
+            with gzip.open(path, "wt", encoding="utf-8") as file:
+                for line in range(examples):
+                    text = sentences(200, 100 * number + line)
+                    record = {"text": text, "timestamp": "", "url": f"u/{line}"}
+                    file.write(json.dumps(record) + "\n")
+
+
 def write_slices(root: pathlib.Path, patients: int = 5, name: str = "lgg") -> None:
     """Writes colour slices of phantoms and masks of 0 and 255, a folder per patient."""
     for number in range(patients):
@@ -135,4 +183,7 @@ def write_all(root: pathlib.Path, examples: int = 64) -> None:
     write_kjv(root, examples)
     write_text(root, examples)
     write_documents(root, examples)
+    write_kernel_docs(root, examples)
+    write_wordnet(root)
+    write_parted(root, examples)
     write_slices(root)

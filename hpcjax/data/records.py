@@ -1,0 +1,85 @@
+"""JSON lines: one object a line, plain or gzipped, with checked fields."""
+
+import gzip
+import json
+import pathlib
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from hpcjax.core.errors import DataFormatError, DataMissing
+from hpcjax.data.catalog import check_regular
+
+T = TypeVar("T")
+
+
+def read_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """Yields place, for messages, and text of each line; gzipped where named ".gz".
+
+    The end of a line is not part of it.
+
+    Raises:
+      DataMissing: no such file.
+      DataFormatError: no regular file, not UTF-8, or damaged.
+    """
+    if not path.exists():
+        raise DataMissing(f"no file {path}")
+    check_regular(path)
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield f"{path}: line {number}", line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"{path}: line {number}: expected UTF-8, found "
+            f"0x{error.object[error.start]:02x}"
+        ) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataFormatError(
+            f"{path}: damaged after line {number}: {error}"
+        ) from error
+
+
+def read_records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields place, for messages, and object of each line of a JSON lines file.
+
+    Raises:
+      DataMissing: no such file.
+      DataFormatError: no regular file, damaged, or a line is no JSON object.
+    """
+    for place, line in read_lines(path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataFormatError(
+                f"{place}: expected a JSON object, found {line[:40]!r}"
+            ) from error
+        if not isinstance(record, dict):
+            raise DataFormatError(
+                f"{place}: expected a JSON object, found {line[:40]!r}"
+            )
+        yield place, record
+
+
+def field(record: Any, name: str, kind: type[T], place: str) -> T:
+    """Returns a field of an object.
+
+    Raises:
+      DataFormatError: no object, no such field, or it is of another type.
+
+    Examples:
+      >>> field({"goal": "sit down"}, "goal", str, "valid.jsonl: line 1")
+      'sit down'
+    """
+    if not isinstance(record, Mapping):
+        raise DataFormatError(
+            f"{place}: expected an object with {name!r}, found {str(record)[:40]!r}"
+        )
+    found = record.get(name)
+    if not isinstance(found, kind):
+        raise DataFormatError(
+            f"{place}: expected {name!r} to be a {kind.__name__}, found "
+            f"{str(found)[:40]!r}"
+        )
+    return found

@@ -1,0 +1,348 @@
+"""Text to codes and back: `tokenizer.json`, `vocab.txt` and byte-pair vocabularies.
+
+They need the package `tokenizers`, but for `vocab.txt`.
+"""
+
+import importlib
+import itertools
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from hpcjax.core.errors import (
+    ConfigError,
+    DataFormatError,
+    DataMissing,
+    UnsupportedOp,
+    nearest,
+)
+from hpcjax.data.source import check_indices
+from hpcjax.data.text import check_characters, read_utf8
+from hpcjax.data.wordpiece import WordPiece, read_vocabulary
+
+END = "<|endoftext|>"
+_BATCH = 256
+# What GGUF calls a token that is not made of merges: control and user defined.
+_SPECIAL = (3, 4)
+# Whether digits stand alone, by what GGUF calls the splitting of text into words.
+_SINGLE_DIGITS = {"gpt-2": False, "smollm": True}
+
+
+@runtime_checkable
+class Coder(Protocol):
+    """Text to codes and back, as `Tokenizer` and `WordPiece` do it."""
+
+    def __len__(self) -> int:
+        """Returns the size of the vocabulary."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the codes of a text, int32 [tokens]."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Returns the text of codes."""
+        ...
+
+
+class Tokenizer:
+    """A tokenizer of the package `tokenizers`, in numpy's terms.
+
+    Nothing is put before or behind a text, and none is cut or padded, whatever the file
+    says about that. A special token written out in a text becomes its code.
+
+    Args:
+      inner: a `tokenizers.Tokenizer`; its truncation and padding are taken off.
+      bos: the token that begins a text, if any.
+      eos: the token that ends a text, if any.
+
+    Attributes:
+      vocabulary: the token of each code; "" where a code has none.
+      bos: code of the first token of a text, or None.
+      eos: code of the last, or None.
+
+    Raises:
+      ConfigError: `bos` or `eos` is not in the vocabulary.
+    """
+
+    def __init__(
+        self, inner: Any, *, bos: str | None = None, eos: str | None = None
+    ) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        self.inner = inner
+        codes = inner.get_vocab(with_added_tokens=True)
+        self.vocabulary = [""] * (1 + max(codes.values(), default=-1))
+        for token, code in codes.items():
+            self.vocabulary[code] = token
+        for name in (bos, eos):
+            if name is not None and name not in codes:
+                raise ConfigError(
+                    f"the vocabulary has no token {name!r}{nearest(name, codes)}"
+                )
+        self.bos = None if bos is None else codes[bos]
+        self.eos = None if eos is None else codes[eos]
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    def encode(self, text: str) -> Int32[np.ndarray, " tokens"]:
+        """Returns the codes of a text.
+
+        Raises:
+          DataFormatError: a lone surrogate, which is half a character of UTF-16.
+        """
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Iterable[str]) -> list[Int32[np.ndarray, "..."]]:
+        """Returns the codes of each text; several cores share the work.
+
+        Raises:
+          DataFormatError: a lone surrogate, which is half a character of UTF-16.
+        """
+        numbered, found = enumerate(texts), []
+        # What the package returns is many times as large as the codes.
+        while batch := list(itertools.islice(numbered, _BATCH)):
+            for number, text in batch:
+                check_characters(text, f"text {number}")
+            encoded = self.inner.encode_batch_fast(
+                [text for _, text in batch], add_special_tokens=False
+            )
+            found += (np.array(each.ids, np.int32) for each in encoded)
+        return found
+
+    def decode(
+        self, tokens: Int[np.ndarray, " tokens"], *, special: bool = True
+    ) -> str:
+        """Returns the text of codes; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+          tokens: codes.
+          special: write special tokens too.
+
+        Raises:
+          IndexError: a code outside the vocabulary.
+        """
+        check_indices(tokens, len(self))
+        return self.inner.decode(tokens.tolist(), skip_special_tokens=not special)
+
+
+def load_tokenizer(
+    path: pathlib.Path, *, bos: str | None = None, eos: str | None = None
+) -> Tokenizer | WordPiece:
+    """Reads a `tokenizer.json`, or a `vocab.txt` of WordPiece in lower case.
+
+    Args:
+      path: the file; one that ends in ".txt" is a vocabulary of WordPiece.
+      bos: the token of a `tokenizer.json` that begins a text, which is not in the file.
+      eos: the one that ends a text.
+
+    Raises:
+      DataMissing: no such file.
+      DataFormatError: it is damaged.
+      ConfigError: `bos` or `eos` is not in it, or `tokenizers` is not installed.
+    """
+    if path.suffix != ".txt":
+        return read_tokenizer(path, bos=bos, eos=eos)
+    if not path.exists():
+        raise DataMissing(f"no file {path}")
+    return WordPiece(read_vocabulary(path))
+
+
+def read_tokenizer(
+    path: pathlib.Path, *, bos: str | None = None, eos: str | None = None
+) -> Tokenizer:
+    """Reads a `tokenizer.json`; see `load_tokenizer`."""
+    if not path.exists():
+        raise DataMissing(f"no file {path}")
+    parts, content = package(), read_utf8(path)
+    try:
+        inner = parts.Tokenizer.from_str(content)
+    except Exception as error:  # the package raises nothing more exact
+        raise DataFormatError(
+            f"{path}: expected a tokenizer of the package tokenizers: {error}"
+        ) from error
+    return Tokenizer(inner, bos=bos, eos=eos)
+
+
+def byte_pair_tokenizer(
+    tokens: Sequence[str],
+    merges: Sequence[str],
+    *,
+    pre: str = "gpt-2",
+    types: Sequence[int] = (),
+    bos: int | None = None,
+    eos: int | None = None,
+    unknown: int | None = None,
+) -> Tokenizer:
+    """Makes a byte-level byte-pair tokenizer of its vocabulary and merges.
+
+    Text is split into words, signs and white space; the UTF-8 bytes of each are written
+    as printable characters, and the earliest merge of `merges` that fits is applied
+    until none does.
+
+    Args:
+      tokens: the token of each code, its bytes as GPT-2 writes them.
+      merges: "left right", in order.
+      pre: "gpt-2", or "smollm", where each digit stands alone.
+      types: of each token, as in GGUF: 3 (control) and 4 (user defined) are special and
+        never part of a word. Without them none is special.
+      bos: code of the token that begins a text.
+      eos: code of the one that ends it.
+      unknown: code that a byte without a token becomes; None leaves it out, as
+        transformers and llama.cpp do.
+
+    Raises:
+      UnsupportedOp: no such `pre`.
+      DataFormatError: a token is there twice, a merge is not of two tokens or makes
+        none, or a code is outside the vocabulary.
+      ConfigError: `tokenizers` is not installed.
+
+    References:
+      Radford et al.: Language Models are Unsupervised Multitask Learners, 2019, 2.2.
+
+    Examples:
+      >>> tokens = ["a", "b", "ab", "</s>"]
+      >>> coder = byte_pair_tokenizer(tokens, ["a b"], types=[1, 1, 1, 3])
+      >>> coder.encode("aab</s>b").tolist()
+      [0, 2, 3, 1]
+      >>> codes = np.array([2, 3, 0])
+      >>> coder.decode(codes), coder.decode(codes, special=False)
+      ('ab</s>a', 'aba')
+    """
+    if pre not in _SINGLE_DIGITS:
+        raise UnsupportedOp(f"no splitting {pre!r}{nearest(pre, _SINGLE_DIGITS)}")
+    codes = _codes(tokens)
+    named = {"bos": bos, "eos": eos, "unknown": unknown}
+    for name, code in named.items():
+        if code is not None and not 0 <= code < len(tokens):
+            raise DataFormatError(
+                f"{name} must be a code of the {len(tokens)} tokens: got {code}"
+            )
+    if types and len(types) != len(tokens):
+        raise DataFormatError(
+            f"expected a type for each of {len(tokens)} tokens, found {len(types)}"
+        )
+    bos_name, eos_name, unknown_name = (
+        None if code is None else tokens[code] for code in named.values()
+    )
+    parts = package()
+    inner = parts.Tokenizer(
+        parts.models.BPE(codes, _merges(merges, codes), unk_token=unknown_name)
+    )
+    words = parts.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if _SINGLE_DIGITS[pre]:
+        digits = parts.pre_tokenizers.Digits(individual_digits=True)
+        words = parts.pre_tokenizers.Sequence([digits, words])
+    inner.pre_tokenizer, inner.decoder = words, parts.decoders.ByteLevel()
+    special = [
+        parts.AddedToken(token, special=True, normalized=False)
+        for token, kind in zip(tokens, types, strict=False)
+        if kind in _SPECIAL
+    ]
+    inner.add_special_tokens(special)
+    return Tokenizer(inner, bos=bos_name, eos=eos_name)
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Makes the tokenizer that the metadata of a GGUF file describes.
+
+    Args:
+      metadata: values by key, as GGUF readers return them; "tokenizer.ggml.tokens",
+        "merges", "token_type", "pre", "bos_token_id" and "eos_token_id" are used.
+
+    Raises:
+      UnsupportedOp: it is not a byte-pair one, or its way of splitting is not known.
+      DataFormatError: tokens or merges are absent, or do not fit together.
+      ConfigError: `tokenizers` is not installed.
+    """
+    prefix = "tokenizer.ggml."
+    model = metadata.get(prefix + "model")
+    if model != "gpt2":
+        raise UnsupportedOp(f"{prefix}model must be 'gpt2': got {model!r}")
+    absent = [name for name in ("tokens", "merges") if prefix + name not in metadata]
+    if absent:
+        raise DataFormatError(f"expected the key {prefix}{absent[0]}, found none")
+    return byte_pair_tokenizer(
+        metadata[prefix + "tokens"],
+        metadata[prefix + "merges"],
+        pre=metadata.get(prefix + "pre", "gpt-2"),
+        types=metadata.get(prefix + "token_type", ()),
+        bos=metadata.get(prefix + "bos_token_id"),
+        eos=metadata.get(prefix + "eos_token_id"),
+    )
+
+
+def train_byte_pairs(texts: Iterable[str], size: int) -> Tokenizer:
+    """Makes a byte-level byte-pair tokenizer whose token 0 ends a text.
+
+    The vocabulary is `END`, the 256 bytes, then merges from the most frequent pair on
+    until it is full or no pair occurs twice. Any text can be coded and comes back.
+
+    Args:
+      texts: what is read.
+      size: most tokens.
+
+    Raises:
+      ConfigError: `size` does not hold `END` and the bytes, or `tokenizers` is not
+        installed.
+    """
+    least = 257
+    if size < least:
+        raise ConfigError(
+            f"vocabulary must be at least {least}, the bytes and {END}: got {size}"
+        )
+    parts = package()
+    inner = parts.Tokenizer(parts.models.BPE())
+    inner.pre_tokenizer = parts.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = parts.decoders.ByteLevel()
+    trainer = parts.trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[END],
+        # The alphabet comes in the order of a hash table.
+        initial_alphabet=sorted(parts.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return Tokenizer(inner, eos=END)
+
+
+def package() -> Any:
+    """Returns the package `tokenizers`.
+
+    Raises:
+      ConfigError: it is not installed; the message has the command.
+    """
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise ConfigError(
+            f"tokenizers is needed: pip install 'hpcjax[text]' ({error})"
+        ) from error
+
+
+def _codes(tokens: Sequence[str]) -> dict[str, int]:
+    codes: dict[str, int] = {}
+    for code, token in enumerate(tokens):
+        if codes.setdefault(token, code) != code:
+            raise DataFormatError(
+                f"token {code}: expected one that is not there yet, found {token!r}"
+            )
+    return codes
+
+
+def _merges(merges: Sequence[str], codes: Mapping[str, int]) -> list[tuple[str, str]]:
+    pairs = []
+    for number, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= codes.keys():
+            raise DataFormatError(
+                f"merge {number}: expected two tokens that make a third, found "
+                f"{merge!r}"
+            )
+        pairs.append((left, right))
+    return pairs
