@@ -18,6 +18,7 @@ from .decoding import tokens_of_counts as tokens_of_counts
 from .decoding import tokens_per_iteration as tokens_per_iteration
 from .decoding import tokens_to_match as tokens_to_match
 from .filler import Placed as Placed
+from .head_clusters import ClusteredHeads as ClusteredHeads
 from .hlo import KINDS as KINDS
 from .hlo import Collective as Collective
 from .hlo import bytes_by_kind as bytes_by_kind

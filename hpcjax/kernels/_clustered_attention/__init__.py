@@ -1,0 +1,1 @@
+"""Attention in which the heads of a cluster share one map."""

@@ -1,0 +1,20 @@
+"""What a product with a quantized matrix is."""
+
+import jax
+import jax.numpy as jnp
+
+from hpcjax.kernels._quantized_matmul.matrix import QuantizedMatrix
+
+
+def reference(x: jax.Array, matrix: QuantizedMatrix) -> jax.Array:
+    """Returns x Ŵ in float32, of weights that are rounded to the dtype of x.
+
+    Args:
+      x: `[..., inputs]`.
+      matrix: Ŵ, `[inputs, outputs]`.
+    """
+    if matrix.order is not None:
+        x = x[..., matrix.order]
+    return jnp.matmul(
+        x, matrix.rows(x.dtype), precision="highest", preferred_element_type="float32"
+    )

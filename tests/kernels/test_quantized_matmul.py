@@ -1,0 +1,251 @@
+"""Quantized products: numpy in float64, the kernels interpreted, lowered for CUDA."""
+
+import dataclasses
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import kernels
+from hpcjax.core import ConfigError, UnsupportedOp
+from hpcjax.kernels._quantized_matmul import api, tiles, windows
+from tests.kernels import cuda_export
+
+BITS = [2, 3, 4, 8]
+# Of ‖ŵ‖·‖x‖ of an output; bfloat16 has a quarter of a digit less than float16.
+BOUND = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
+interpreted = functools.partial(
+    kernels.quantized_matmul, implementation="pallas", interpret=True
+)
+
+
+def problem(
+    bits, inputs, outputs, group_size=None, *, rows=1, dtype="float32", sort=False
+):
+    """A matrix, x, and in float64 the weights that the integers stand for."""
+    rng = np.random.default_rng(bits + inputs + outputs + rows)
+    size = group_size or inputs
+    groups = -(-inputs // size)
+    q = rng.integers(0, 2**bits, (inputs, outputs))
+    q[0], q[-1] = 2**bits - 1, 0
+    scale = rng.uniform(0.5, 1.5, (groups, outputs)).astype(np.float16)
+    zero = rng.integers(0, 2**bits, (groups, outputs)).astype(np.float16)
+    group = np.arange(inputs) // size
+    if sort:
+        group = rng.permutation(group)
+    weights = scale[group].astype(float) * (q - zero[group].astype(float))
+    matrix = kernels.quantized_matrix(
+        jnp.asarray(q.astype(np.uint8)),
+        jnp.asarray(scale),
+        jnp.asarray(zero),
+        bits=bits,
+        group=jnp.asarray(group) if sort else None,
+        group_size=group_size,
+    )
+    return matrix, jnp.asarray(rng.standard_normal((rows, inputs)), dtype), weights
+
+
+def error(y, x, weights):
+    x = np.asarray(x, np.float64)
+    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=0)
+    return (np.abs(np.asarray(y, np.float64) - x @ weights) / norms).max()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_windows_take_every_value_once_out_of_23_bits(bits):
+    found = [
+        (value, window.start + place)
+        for window in windows.windows(bits)
+        for value, place in zip(window.values, window.places, strict=True)
+        if 0 <= place <= windows.MANTISSA - bits
+    ]
+    assert found == [(value, value * bits) for value in range(32)]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("sort", [False, True])
+@pytest.mark.parametrize(("inputs", "group_size"), [(96, None), (100, 64), (96, 24)])
+def test_the_reference_and_its_weights_equal_numpy(bits, sort, inputs, group_size):
+    matrix, x, weights = problem(bits, inputs, 7, group_size, rows=3, sort=sort)
+    assert (matrix.shape, matrix.ndim) == ((inputs, 7), 2)
+    assert (matrix.order is not None) == (sort and group_size is not None)
+    np.testing.assert_allclose(matrix.dequantize(), weights, rtol=1e-6)
+    y = kernels.quantized_matmul(x, matrix, implementation="reference")
+    assert error(y, x, weights) < 1e-6
+
+
+@pytest.mark.acceptance("gptq", 8)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "group_size", "dtype"),
+    [
+        (1, 96, 33, None, "float16"),
+        (1, 100, 40, 64, "float32"),
+        (1, 640, 130, 128, "float32"),
+        (1, 288, 64, 160, "float16"),
+        (3, 96, 33, None, "float32"),
+        (3, 100, 40, 64, "float16"),
+        (17, 640, 130, 128, "float32"),
+    ],
+)
+def test_the_kernel_equals_float64(bits, rows, inputs, outputs, group_size, dtype):
+    matrix, x, weights = problem(
+        bits, inputs, outputs, group_size, rows=rows, dtype=dtype
+    )
+    y = interpreted(x, matrix, output="float32")
+    assert y.shape == (rows, outputs)
+    assert error(y, x, weights) < BOUND[dtype]
+
+
+@pytest.mark.acceptance("gptq", 8)
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("group_size", [None, 64])
+def test_programs_that_take_several_chunks(monkeypatch, rows, group_size):
+    # On small matrices every program would have one.
+    monkeypatch.setattr(tiles, "PROGRAMS", 2)
+    tile = tiles.choose_tile(rows, 40, 3)
+    split = tiles.choose_split(tile, rows, 1060, 40, group_size)
+    assert split.share > 1
+    assert split.chunks % split.share
+    assert split.parts == 2
+    matrix, x, weights = problem(3, 1060, 40, group_size, rows=rows)
+    assert error(interpreted(x, matrix), x, weights) < BOUND["float32"]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_low_precision_results_and_orders_of_inputs(rows):
+    matrix, x, weights = problem(4, 128, 16, 64, rows=rows, dtype="bfloat16", sort=True)
+    y = interpreted(x, matrix)
+    assert y.dtype == jnp.bfloat16
+    assert error(y, x, weights) < BOUND["bfloat16"]
+    y = interpreted(x[0], matrix, output="float32")
+    assert (y.shape, y.dtype) == ((16,), jnp.float32)
+    assert interpreted(x[:0], matrix).shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "sort"),
+    [(1, "float32", False), (2, "float32", True), (1, "bfloat16", True)],
+)
+def test_gradients_are_those_of_the_reference(rows, dtype, sort):
+    matrix, x, _ = problem(3, 100, 9, 32, rows=rows, dtype=dtype, sort=sort)
+    matrix = dataclasses.replace(matrix, scale=matrix.scale.astype("float32"))
+    matrix = dataclasses.replace(matrix, zero=matrix.zero.astype("float32"))
+    weight = jnp.asarray(np.random.default_rng(0).standard_normal((rows, 9)), "float32")
+
+    def loss(x, matrix, product):
+        return jnp.sum(product(x, matrix, output="float32") * weight)
+
+    def gradients(product):
+        return jax.grad(loss, argnums=(0, 1), allow_int=True)(x, matrix, product)
+
+    found, own = gradients(interpreted)
+    expected, of_reference = gradients(
+        functools.partial(kernels.quantized_matmul, implementation="reference")
+    )
+    assert found.dtype == x.dtype
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    for pair in [
+        (found, expected),
+        (own.scale, of_reference.scale),
+        (own.zero, of_reference.zero),
+    ]:
+        a, b = (np.asarray(each, float) for each in pair)
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+
+
+def test_a_scan_over_stacked_layers_and_their_dequantization():
+    layers = [problem(3, 64, 64, 32, rows=rows, sort=True) for rows in (1, 2, 3)]
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *(m for m, *_ in layers))
+    assert stacked.shape == (3, 64, 64)
+    weights = np.stack([w for *_, w in layers])
+    np.testing.assert_allclose(stacked.dequantize(), weights, rtol=1e-6)
+    x = jnp.ones(64) / 8
+
+    def layer(x, matrix):
+        return kernels.quantized_matmul(x, matrix) / 8, None
+
+    found = jax.jit(lambda x: jax.lax.scan(layer, x, stacked)[0])(x)
+    expected = np.ones(64) / 8
+    for each in weights:
+        expected = expected @ each / 8
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * scale)
+    with pytest.raises(ConfigError, match=r"one matrix.*\[3, 6, 64\]"):
+        kernels.quantized_matmul(x, stacked)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_inputs_that_fill_up_a_run_have_the_zero_point(bits):
+    matrix, _, _ = problem(bits, 33, 5)
+    filled = kernels.unpack(matrix.words, bits, 64)
+    expected = np.broadcast_to(np.asarray(matrix.zero), (31, 5))
+    np.testing.assert_array_equal(filled[33:], expected)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_kernels_lower_for_an_h200(bits, rows, dtype):
+    matrix, _, _ = problem(bits, 200, 96, 64, sort=True)
+    x = jax.ShapeDtypeStruct((rows, 200), dtype)
+    product = functools.partial(kernels.quantized_matmul, implementation="pallas")
+    name = f"quantized_{'gemv' if rows == 1 else 'gemm'}_{bits}_bits"
+    text = cuda_export.lowered(product, x, matrix)
+    assert cuda_export.kernels(text) == [name]
+
+
+def test_the_choice_is_logged_once_and_what_is_named_is_not_replaced(
+    monkeypatch, caplog
+):
+    matrix, x, _ = problem(4, 64, 4)
+    ragged, other, _ = problem(4, 96, 4, 24)
+    many = jnp.ones((tiles.MANY_ROWS + 1, 64))
+    api._say.cache_clear()
+    with caplog.at_level(logging.INFO, api.__name__):
+        for _ in range(2):
+            assert api._automatic(x, matrix) == "reference"
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        assert api._automatic(x, matrix) == "pallas"
+        assert api._automatic(many, matrix) == "reference"
+        assert api._automatic(other, ragged) == "reference"
+    said = [record.getMessage().split(": ", 1)[1] for record in caplog.records]
+    assert said == [
+        "the device is a cpu",
+        "the device is a gpu",
+        "x has more than 256 rows",
+        "group_size must be a multiple of 32: got 24",
+    ]
+    with pytest.raises(UnsupportedOp, match="multiple of 32: got 24"):
+        interpreted(other, ragged)
+    with pytest.raises(ConfigError, match="did you mean 'pallas'"):
+        kernels.quantized_matmul(x, matrix, implementation="palas")
+
+
+def test_bad_matrices_and_inputs_are_refused():
+    matrix, x, _ = problem(4, 64, 4)
+    q, one = jnp.zeros((64, 4), jnp.uint8), jnp.ones((1, 4))
+    make = functools.partial(kernels.quantized_matrix, bits=4)
+    with pytest.raises(ConfigError, match=r"x must be \[..., 64\].*got \[1, 63\]"):
+        kernels.quantized_matmul(x[:, 1:], matrix)
+    with pytest.raises(ConfigError, match="got int32"):
+        api._check(x.astype("int32"), matrix, "auto")
+    with pytest.raises(ConfigError, match="64 inputs of 8 bits are 16 words: got 8"):
+        kernels.quantized_matmul(x, dataclasses.replace(matrix, bits=8))
+    with pytest.raises(ConfigError, match="group_size=32 are 2 groups: got 1"):
+        kernels.quantized_matmul(x, dataclasses.replace(matrix, group_size=32))
+    with pytest.raises(ConfigError, match=r"order must be \[64\]"):
+        kernels.quantized_matmul(x, dataclasses.replace(matrix, order=jnp.arange(3)))
+    with pytest.raises(ConfigError, match=r"alike: got \[1, 4\] and \[2, 4\]"):
+        kernels.quantized_matmul(x, dataclasses.replace(matrix, zero=jnp.ones((2, 4))))
+    with pytest.raises(ConfigError, match="3 groups do not divide 64 inputs"):
+        make(q, jnp.ones((3, 4)), jnp.ones((3, 4)))
+    with pytest.raises(ConfigError, match="zero must hold integers"):
+        make(q, one, -0.3 * one)
+    with pytest.raises(ConfigError, match=r"got 2 groups, of \[1, 63\] inputs"):
+        make(
+            q, jnp.ones((2, 4)), jnp.ones((2, 4)), group=jnp.minimum(jnp.arange(64), 1)
+        )
