@@ -82,9 +82,50 @@ class GptqOptions:
     block: int = 128
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.damping) and self.damping >= 0):
+        _check_elimination(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """How many weights of a matrix SparseGPT sets to zero.
+
+    Attributes:
+      sparsity: share of the weights of each block of inputs.
+      pattern: (n, m) sets n of every m neighbouring inputs of an output to zero
+        instead.
+      damping: share of the Hessian's mean diagonal that is added to it.
+      block: inputs among which weights are chosen together.
+    """
+
+    sparsity: float = 0.5
+    pattern: tuple[int, int] | None = None
+    damping: float = 0.01
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        _check_elimination(self)
+        if not 0 <= self.sparsity < 1:
             raise ConfigError(
-                f"damping must be finite and >= 0: got damping={self.damping}"
+                f"sparsity must be in [0, 1): got sparsity={self.sparsity}"
             )
-        if self.block < 1:
-            raise ConfigError(f"block must be at least 1: got block={self.block}")
+        if self.pattern is not None and not 0 < self.pattern[0] < self.pattern[1]:
+            raise ConfigError(
+                f"pattern must be (n, m) with 0 < n < m: got pattern={self.pattern}"
+            )
+
+    def check_inputs(self, inputs: int, name: str) -> None:
+        """Raises ConfigError if a pattern does not fit into so many inputs."""
+        if self.pattern is not None and inputs % self.pattern[1]:
+            raise ConfigError(
+                f"{name}: the pattern's m must divide the inputs: got "
+                f"pattern={self.pattern}, inputs={inputs}"
+            )
+
+
+def _check_elimination(options: "GptqOptions | PruneOptions") -> None:
+    if not (math.isfinite(options.damping) and options.damping >= 0):
+        raise ConfigError(
+            f"damping must be finite and >= 0: got damping={options.damping}"
+        )
+    if options.block < 1:
+        raise ConfigError(f"block must be at least 1: got block={options.block}")

@@ -15,15 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, Shaped, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from hpcjax.compress import grids
 from hpcjax.compress.config import GptqOptions, GridSpec
+from hpcjax.compress.elimination import Pending, eliminate, inverse_factor
 from hpcjax.compress.grids import Grid
 from hpcjax.core.structs import pytree
 from hpcjax.core.varying import vary_like
-
-_TRIES, _FIRST = 3, 1e-5
 
 
 @pytree
@@ -131,20 +130,16 @@ def solve(
     """
     options = options or GptqOptions()
     spec.groups(kernel.shape[0])
-    _check(kernel, hessian, name)
+    given, hessian = alive_problem(kernel, hessian, name)
     if mesh is not None and kernel.shape[1] % mesh.shape[axis]:
         raise ValueError(
             f"{name}: outputs must be a multiple of the devices of {axis!r}: got "
             f"{kernel.shape[1]} and {mesh.shape[axis]}"
         )
-    alive = jnp.diagonal(hessian) != 0
-    # An input that was always zero costs nothing: its weights are dropped.
-    given = jnp.where(alive[:, None], kernel, 0)
-    hessian = hessian + jnp.diag(jnp.where(alive, 0, 1).astype(hessian.dtype))
     order = jnp.arange(len(hessian))
     if options.act_order:
         order = jnp.argsort(-jnp.diagonal(hessian), stable=True)
-    upper, damping = _factor(hessian[order][:, order], options.damping, name)
+    upper, damping = inverse_factor(hessian[order][:, order], options.damping, name)
     integers, grid, losses = _quantize(
         kernel, given, upper, order, spec=spec, options=options, mesh=mesh, axis=axis
     )
@@ -154,6 +149,22 @@ def solve(
     return Solved(
         integers[place], grid, by_input // size, jnp.sum(losses), order, damping
     )
+
+
+def alive_problem(
+    kernel: jax.Array, hessian: jax.Array, name: str
+) -> tuple[jax.Array, jax.Array]:
+    """Returns W and H without the inputs that were always zero.
+
+    They cost nothing: their weights are dropped, and H is one on their diagonal.
+
+    Raises:
+      ValueError: H is of another shape, not symmetric or not finite.
+    """
+    _check(kernel, hessian, name)
+    alive = jnp.diagonal(hessian) != 0
+    one = jnp.diag(jnp.where(alive, 0, 1).astype(hessian.dtype))
+    return jnp.where(alive[:, None], kernel, 0), hessian + one
 
 
 def _check(kernel: jax.Array, hessian: jax.Array, name: str) -> None:
@@ -169,36 +180,6 @@ def _check(kernel: jax.Array, hessian: jax.Array, name: str) -> None:
     scale = np.abs(found).max()
     if np.abs(found - found.T).max() > 1e-3 * scale:
         raise ValueError(f"{name}: the Hessian is not symmetric")
-
-
-def _factor(hessian: jax.Array, damping: float, name: str) -> tuple[jax.Array, float]:
-    """Returns U with (H + share · mean diagonal · I)⁻¹ = UᵀU, and the share."""
-    share = damping
-    for _ in range(_TRIES + 1):
-        upper = _inverse_factor(hessian, jnp.asarray(share, hessian.dtype))
-        if bool(jnp.isfinite(upper).all()):
-            return upper, share
-        share = 10 * (share or _FIRST)
-    raise np.linalg.LinAlgError(
-        f"{name}: the Hessian is not positive definite with a damping of {damping}, "
-        f"nor of {share / 10:g}; it needs more or more varied calibration data"
-    )
-
-
-@jax.jit
-def _inverse_factor(hessian: jax.Array, share: jax.Array) -> jax.Array:
-    n = len(hessian)
-    damped = hessian + share * jnp.mean(jnp.diagonal(hessian)) * jnp.eye(
-        n, dtype=hessian.dtype
-    )
-    # H = R Rᵀ with R upper triangular, from the Cholesky factor of H back to front;
-    # then U = R⁻¹.
-    with jax.default_matmul_precision("highest"):
-        lower = jnp.linalg.cholesky(damped[::-1, ::-1])
-        inverse = jax.scipy.linalg.solve_triangular(
-            lower, jnp.eye(n, dtype=hessian.dtype), lower=True
-        )
-    return inverse[::-1, ::-1]
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "options", "mesh", "axis"))
@@ -233,91 +214,44 @@ def _columns(
 ) -> tuple[jax.Array, Grid, jax.Array]:
     """Returns integers in the order they were made, grids, and Σ e²/2 by output."""
     inputs = kernel.shape[0]
-    size, block = spec.group_size or inputs, min(options.block, inputs)
+    size = spec.group_size or inputs
     current = spec.group_size is not None and not options.static_groups
-    grid = grids.fit_grid(kernel, spec)
-    more = -inputs % block
-    weights, upper = _filled_up(given[order], upper, more)
     of_input = order // size if options.static_groups else jnp.arange(inputs) // size
-    of_input = jnp.pad(of_input, (0, more), mode="edge")
 
-    def outer(number: jax.Array, carry: tuple) -> tuple:
-        weights, integers, grid, loss = carry
-        start = number * block
-        rows = jax.lax.dynamic_slice_in_dim(upper, start, block)
-        square = jax.lax.dynamic_slice_in_dim(rows, start, block, axis=1)
-        before = jax.lax.dynamic_slice_in_dim(weights, start, block)
-
-        def refitted(place: jax.Array, grid: Grid, errors: jax.Array) -> Grid:
-            return _refitted(weights, rows, place, grid, errors, size, spec)
-
-        def inner(step: jax.Array, carry: tuple) -> tuple:
-            block_weights, integers, grid, errors = carry
-            place = start + step
-            if current:
-                begins = (place % size == 0) & (place < inputs)
-                grid = jax.lax.cond(
-                    begins,
-                    refitted,
-                    lambda _, grid, __: grid,
-                    place,
-                    grid,
-                    errors,
-                )
-            own = of_input[place]
-            scale, zero = grid.scale[own], grid.zero[own]
-            row = block_weights[step]
-            q = grids.quantize(row, scale, zero, spec)
-            error = (row - grids.dequantize(q, scale, zero, spec)) / square[step, step]
-            block_weights = block_weights - square[step][:, None] * error
-            return (
-                block_weights,
-                jax.lax.dynamic_update_index_in_dim(integers, q, place, 0),
+    def visit(
+        place: jax.Array, row: jax.Array, made: tuple, pending: Pending
+    ) -> tuple[jax.Array, tuple]:
+        integers, grid = made
+        if current:
+            grid = jax.lax.cond(
+                place % size == 0,
+                lambda grid: _refitted(pending, place, grid, size, spec),
+                lambda grid: grid,
                 grid,
-                jax.lax.dynamic_update_index_in_dim(errors, error, step, 0),
             )
+        own = of_input[place]
+        scale, zero = grid.scale[own], grid.zero[own]
+        q = grids.quantize(row, scale, zero, spec)
+        integers = jax.lax.dynamic_update_index_in_dim(integers, q, place, 0)
+        return grids.dequantize(q, scale, zero, spec), (integers, grid)
 
-        errors = jnp.zeros_like(before)
-        _, integers, grid, errors = jax.lax.fori_loop(
-            0, block, inner, (before, integers, grid, errors)
-        )
-        # Also the block itself, which is not looked at again.
-        weights = weights - _product(rows.T, errors)
-        return weights, integers, grid, loss + jnp.sum(errors**2, axis=0) / 2
-
-    integers = vary_like(jnp.zeros(weights.shape, jnp.uint8), weights)
-    carry = weights, integers, grid, jnp.zeros_like(weights[0])
-    _, integers, grid, loss = jax.lax.fori_loop(
-        0, (inputs + more) // block, outer, carry
+    integers = vary_like(jnp.zeros(kernel.shape, jnp.uint8), kernel)
+    made, loss = eliminate(
+        given[order],
+        upper,
+        visit,
+        (integers, grids.fit_grid(kernel, spec)),
+        block=options.block,
     )
-    return integers[:inputs], grid, loss
-
-
-def _filled_up(
-    weights: jax.Array, upper: jax.Array, more: int
-) -> tuple[jax.Array, jax.Array]:
-    """Adds inputs of zeros, which are on every grid: they cost and change nothing."""
-    ends = jnp.arange(len(weights), len(weights) + more)
-    upper = jnp.pad(upper, ((0, more), (0, more))).at[ends, ends].set(1)
-    return jnp.pad(weights, ((0, more), (0, 0))), upper
+    integers, grid = made
+    return integers, grid, loss
 
 
 def _refitted(
-    weights: jax.Array,
-    rows: jax.Array,
-    place: jax.Array,
-    grid: Grid,
-    errors: jax.Array,
-    size: int,
-    spec: GridSpec,
+    pending: Pending, place: jax.Array, grid: Grid, size: int, spec: GridSpec
 ) -> Grid:
-    """Fits the grid of the group that begins at `place` to what W has become.
-
-    `weights` are those before the block, whose errors so far are still to be taken off.
-    """
-    own = jax.lax.dynamic_slice_in_dim(weights, place, size)
-    ahead = jax.lax.dynamic_slice_in_dim(rows, place, size, axis=1)
-    made = grids.fit_grid(own - _product(ahead.T, errors), spec)
+    """Fits the grid of the group that begins at `place` to what W has become."""
+    made = grids.fit_grid(pending.rows(place, size), spec)
     return jax.tree.map(
         lambda all_, new: jax.lax.dynamic_update_slice_in_dim(
             all_, new, place // size, 0
@@ -325,7 +259,3 @@ def _refitted(
         grid,
         made,
     )
-
-
-def _product(left: Shaped[Array, "n k"], right: Shaped[Array, "k m"]) -> jax.Array:
-    return jnp.matmul(left, right, precision="highest")

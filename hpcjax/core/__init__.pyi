@@ -16,6 +16,7 @@ from .errors import RunBusy as RunBusy
 from .errors import UnsupportedOp as UnsupportedOp
 from .errors import nearest as nearest
 from .keys import derive as derive
+from .model import LOSSES as LOSSES
 from .model import SEEN as SEEN
 from .model import Apply as Apply
 from .model import Decoder as Decoder
@@ -23,6 +24,7 @@ from .model import Init as Init
 from .model import LayerSpec as LayerSpec
 from .model import Model as Model
 from .model import Tap as Tap
+from .model import added_loss as added_loss
 from .model import check_taps as check_taps
 from .model import make_slots as make_slots
 from .model import observe as observe

@@ -8,6 +8,7 @@ pass and neither activations nor output gradients are kept.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from hpcjax.core.structs import pytree, static
 from hpcjax.core.varying import vary_like
 
 SEEN = "seen"
+LOSSES = "losses"
 
 
 class LayerSpec(NamedTuple):
@@ -56,7 +58,11 @@ class Apply(Protocol):
         key: jax.Array | None = None,
         taps: Mapping[str, "Tap"] | None = None,
     ) -> tuple[Any, Any]:
-        """Computes outputs and new state; forward records are in `state["seen"]`."""
+        """Computes outputs and new state; forward records are in `state["seen"]`.
+
+        What layers add to the objective is in `state["losses"]`, see
+        `core.added_loss`.
+        """
         ...
 
 
@@ -176,6 +182,23 @@ def check_taps(model: Model, taps: Mapping[str, Any]) -> None:
     for path in taps:
         if path not in paths:
             raise ValueError(f"no layer at tap path {path!r}{nearest(path, paths)}")
+
+
+def added_loss(state: Mapping[str, Any]) -> jax.Array | None:
+    """Returns what a model's layers add to the objective; None if nothing.
+
+    It is the sum of all numbers in `state["losses"]`, which are weighted already. They
+    are of the pass in training that returned `state`; evaluation leaves them.
+
+    Args:
+      state: what `apply` returned.
+
+    Examples:
+      >>> float(added_loss({"losses": {"balance": jnp.array([0.25, 0.5])}}))
+      0.75
+    """
+    terms = jax.tree.leaves(state.get(LOSSES, {}))
+    return functools.reduce(operator.add, map(jnp.sum, terms)) if terms else None
 
 
 def make_slots(

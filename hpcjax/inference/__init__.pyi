@@ -31,3 +31,8 @@ from .head_pruning import start_cascade as start_cascade
 from .head_pruning import top_heads as top_heads
 from .sampling import next_token as next_token
 from .sampling import probabilities as probabilities
+from .scoring import Answered as Answered
+from .scoring import Perplexity as Perplexity
+from .scoring import answer_choices as answer_choices
+from .scoring import perplexity as perplexity
+from .scoring import token_losses as token_losses

@@ -9,6 +9,14 @@ from ._conv import check_padding as check_padding
 from ._conv import conv as conv
 from ._dense import dense as dense
 from ._embedding import embedding as embedding
+from ._experts import ExpertDense as ExpertDense
+from ._experts import ExpertFunction as ExpertFunction
+from ._experts import Routing as Routing
+from ._experts import expert_capacity as expert_capacity
+from ._experts import experts as experts
+from ._experts import load_balance_loss as load_balance_loss
+from ._experts import route as route
+from ._experts import router_z_loss as router_z_loss
 from ._rope import rope as rope
 from ._rope import rope_frequencies as rope_frequencies
 from .norms import RunningStatistics as RunningStatistics

@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from hpcjax import kernels
+from hpcjax.kernels import QuantizedMatrix
 from hpcjax.layers import _precision
 
 
 def dense(
     x: Float[Array, "*batch inputs"],
-    kernel: Float[Array, "inputs outputs"],
+    kernel: Float[Array, "inputs outputs"] | QuantizedMatrix,
     bias: Float[Array, " outputs"] | None = None,
     *,
     compute: str = "float32",
@@ -22,7 +24,8 @@ def dense(
 
     Args:
       x: `[..., inputs]`.
-      kernel: W, `[inputs, outputs]`.
+      kernel: W, `[inputs, outputs]`, or a quantized one, whose product runs as
+        `kernels.quantized_matmul` chooses.
       bias: b, `[outputs]`, or None.
       compute: dtype of the product's operands.
       output: dtype of the result; None means `compute`.
@@ -38,7 +41,10 @@ def dense(
     def product(x: jax.Array, kernel: jax.Array, accumulate: str | None) -> jax.Array:
         return jnp.matmul(x, kernel, preferred_element_type=accumulate)
 
-    y = _precision.accumulate_float32(product, x, kernel, compute)
+    if isinstance(kernel, QuantizedMatrix):
+        y = kernels.quantized_matmul(x.astype(compute), kernel, output="float32")
+    else:
+        y = _precision.accumulate_float32(product, x, kernel, compute)
     if bias is not None:
         y = y + bias.astype(y.dtype)
     return y.astype(output or compute)

@@ -6,11 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Bilinear = Callable[[jax.Array, jax.Array, Any], jax.Array]
+Bilinear = Callable[..., jax.Array]
 
 
 def accumulate_float32(
-    operation: Bilinear, x: jax.Array, kernel: jax.Array, compute: Any
+    operation: Bilinear,
+    x: jax.Array,
+    kernel: jax.Array,
+    compute: Any,
+    *integers: jax.Array,
 ) -> jax.Array:
     """Returns float32 `operation(x, kernel, float32)` of operands cast to `compute`.
 
@@ -21,25 +25,28 @@ def accumulate_float32(
     operation is used as it is.
 
     Args:
-      operation: `(x, kernel, preferred_element_type) -> y`, linear in x and in kernel.
+      operation: `(x, kernel, preferred_element_type, *integers) -> y`, linear in x and
+        in kernel.
       x: left operand.
       kernel: right operand.
       compute: dtype both are cast to.
+      *integers: what else the operation needs; it must not close over traced arrays.
     """
     x, kernel = x.astype(compute), kernel.astype(compute)
     if jnp.dtype(compute).itemsize >= 4:
-        return operation(x, kernel, None)
+        return operation(x, kernel, None, *integers)
 
     @jax.custom_vjp
-    def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return operation(x, kernel, "float32")
+    def product(x: jax.Array, kernel: jax.Array, *integers: jax.Array) -> jax.Array:
+        return operation(x, kernel, "float32", *integers)
 
-    def forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
-        return product(x, kernel), (x, kernel)
+    def forward(*operands: jax.Array) -> tuple[jax.Array, Any]:
+        return product(*operands), operands
 
-    def backward(operands: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-        _, pull = jax.vjp(lambda x, kernel: operation(x, kernel, None), *operands)
-        return pull(g.astype(compute))
+    def backward(operands: Any, g: jax.Array) -> tuple[Any, ...]:
+        x, kernel, *integers = operands
+        _, pull = jax.vjp(lambda x, k: operation(x, k, None, *integers), x, kernel)
+        return (*pull(g.astype(compute)), *(None for _ in integers))
 
     product.defvjp(forward, backward)
-    return product(x, kernel)
+    return product(x, kernel, *integers)

@@ -20,6 +20,7 @@ from .config import LLAMA as LLAMA
 from .config import OPT as OPT
 from .config import BertConfig as BertConfig
 from .config import CausalLmConfig as CausalLmConfig
+from .config import ExpertsConfig as ExpertsConfig
 from .config import MlpConfig as MlpConfig
 from .config import ResNetConfig as ResNetConfig
 from .config import RopeScaling as RopeScaling
@@ -40,6 +41,8 @@ from .modules import GroupNorm as GroupNorm
 from .modules import Observable as Observable
 from .modules import param as param
 from .modules import statistic as statistic
+from .parts import Parts as Parts
+from .parts import causal_lm_parts as causal_lm_parts
 from .registry import REGISTRY as REGISTRY
 from .scan import scan_blocks as scan_blocks
 from .scan import scan_with_memory as scan_with_memory

@@ -10,6 +10,7 @@ from hpcjax.models.config import BertConfig, CausalLmConfig
 
 # BERT's matrices that see one place of a sequence, not each.
 _ONCE = ("pooler", "order")
+_OF_EXPERTS = ("experts/up", "experts/gate", "experts/down")
 
 
 def num_params(model: Model) -> int:
@@ -31,8 +32,9 @@ def flops_per_token(
     """Returns 6 N + 12 · depth · width · time, the operations of one training step.
 
     N counts the parameters of matrix products: the blocks' and the head's once, whether
-    tied or not; no tables, biases and norms. Attention counts every pair of places,
-    also those a causal mask hides; recomputation does not count.
+    tied or not, of experts those a token goes through; no tables, biases and norms.
+    Attention counts every pair of places, also those a causal mask hides; recomputation
+    does not count.
 
     Args:
       config: the model.
@@ -53,6 +55,10 @@ def flops_per_token(
         for path, leaf in flat.items()
         if path.endswith("kernel") and not path.startswith(_ONCE)
     )
+    experts = config.options.experts if isinstance(config, CausalLmConfig) else None
+    if experts is not None:
+        held = sum(math.prod(flat[p].shape) for p in flat if p.endswith(_OF_EXPERTS))
+        matrices += held * experts.top_k // experts.count
     if "head/kernel" not in flat and _gives_words(config):
         matrices += math.prod(flat["embed/table"].shape)
     return 6 * matrices + 12 * config.depth * config.width * time

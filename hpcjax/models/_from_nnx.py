@@ -1,22 +1,29 @@
 """From an NNX module to pure functions over nested dicts of arrays."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from hpcjax.core import trees
 from hpcjax.core.keys import derive
-from hpcjax.core.model import SEEN, Decoder, LayerSpec, Model, Tap, check_taps
-from hpcjax.models.modules import Observable, Observation
+from hpcjax.core.model import LOSSES, SEEN, Decoder, LayerSpec, Model, Tap, check_taps
+from hpcjax.models.modules import Loss, Observable, Observation
 
 VariableT = TypeVar("VariableT", bound=nnx.Variable)
 Flat = dict[str, nnx.Variable]
+# What the returned state holds of one pass alone, which the next is not given.
+_RECORDS = (SEEN, LOSSES)
 
 
 def from_nnx(
-    build: Callable[[], nnx.Module], *, decoder: Decoder | None = None
+    build: Callable[[], nnx.Module],
+    *,
+    decoder: Decoder | None = None,
+    call: Callable[..., Any] = operator.call,
 ) -> Model:
     """Turns a network into a `Model` with plain parameters and state.
 
@@ -28,6 +35,7 @@ def from_nnx(
     Args:
       build: returns the module, whose `__call__(x, *, train, key)` gives the outputs.
       decoder: the sizes of a causal language model.
+      call: `(module, x, *, train, key) -> outputs`, if it is not the module's call.
 
     Returns:
       The model; `layers` lists every `models.Dense` and `models.Conv` by path.
@@ -43,18 +51,18 @@ def from_nnx(
       {'bias': (3,), 'kernel': (2, 3)}
     """
     module = nnx.eval_shape(build)
-    graph, params_like, state_like, rest = nnx.split(
-        module, nnx.Param, nnx.BatchStat, ...
-    )
-    declared_params, declared_state = flatten(params_like), flatten(state_like)
-    _check_declared(declared_params | declared_state, flatten(rest))
+    graph, *split = nnx.split(module, nnx.Param, Loss, nnx.BatchStat, ...)
+    declared_params, losses, declared_state, rest = map(flatten, split)
+    _check_declared(declared_params | losses | declared_state, rest)
     listed = tuple(
         LayerSpec(path, layer.kind, layer.options())
         for path, layer in observable_layers(module)
     )
 
     def init(key: jax.Array) -> tuple[Any, Any]:
-        return _draw(declared_params, key), _draw(declared_state, key)
+        state = _draw(declared_state, key)
+        zeros = {LOSSES: _draw(losses, key)} if losses else {}
+        return _draw(declared_params, key), state | zeros
 
     def apply(
         params: Any,
@@ -65,17 +73,22 @@ def from_nnx(
         key: jax.Array | None = None,
         taps: Mapping[str, Tap] | None = None,
     ) -> tuple[Any, Any]:
-        kept = {name: value for name, value in state.items() if name != SEEN}
+        kept = {name: value for name, value in state.items() if name not in _RECORDS}
         network = nnx.merge(
-            graph, _fill(declared_params, params), _fill(declared_state, kept)
+            graph,
+            _fill(declared_params, params),
+            _fill(losses, _zeros(losses)),
+            _fill(declared_state, kept),
         )
         if taps is not None:
             check_taps(model, taps)
             set_taps(network, taps)
-        y = network(x, train=train, key=key)
-        state = _values(flatten(nnx.state(network, nnx.BatchStat)))
+        y = call(network, x, train=train, key=key)
+        added, new = nnx.state(network, Loss, nnx.BatchStat)
+        given = {name: state[name] for name in (LOSSES,) if name in state}
+        made = {LOSSES: _values(flatten(added))} if train and losses else given
         seen = records(network, taps or {})
-        return y, state | {SEEN: seen} if seen else state
+        return y, _values(flatten(new)) | made | ({SEEN: seen} if seen else {})
 
     model = Model(init, apply, listed, decoder)
     return model
@@ -152,6 +165,11 @@ def _fill(declared: Flat, tree: Any) -> Any:
             for path, variable in declared.items()
         ]
     )
+
+
+def _zeros(declared: Flat) -> dict[str, Any]:
+    likes = {path: variable.get_value() for path, variable in declared.items()}
+    return {path: jnp.zeros(like.shape, like.dtype) for path, like in likes.items()}
 
 
 def _values(flat: Flat) -> dict[str, Any]:

@@ -183,6 +183,45 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """Experts in place of one feed-forward part, see `layers.experts`.
+
+    Attributes:
+      count: how many there are.
+      top_k: experts a token goes through.
+      capacity_factor: room of each expert, as a multiple of an even share of the tokens
+        of a pass; what does not fit is left out, so that tokens then depend on others
+        of their pass, also on later ones. None: everything fits.
+      balance_weight: of the load-balance loss of each block in the objective.
+      router_z_weight: of the router z-loss of each block.
+    """
+
+    count: int = 8
+    top_k: Literal[1, 2] = 2
+    capacity_factor: float | None = None
+    balance_weight: float = 0.01
+    router_z_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        if self.count < self.top_k:
+            raise ConfigError(
+                "count must be at least top_k: got "
+                f"count={self.count}, top_k={self.top_k}"
+            )
+        if self.capacity_factor is not None and not self.capacity_factor > 0:
+            raise ConfigError(
+                "capacity_factor must be positive: got "
+                f"capacity_factor={self.capacity_factor}"
+            )
+        for name in ("balance_weight", "router_z_weight"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(
+                    f"{name} must be at least 0: got {name}={getattr(self, name)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerOptions:
     """What distinguishes one family of transformers from another; defaults: GPT-2.
 
@@ -195,6 +234,8 @@ class TransformerOptions:
       rope_theta: base of the rotation's wavelengths.
       rope_scaling: LLaMA 3's change of the wavelengths; None: none.
       mlp: activation of the feed-forward part; "silu_gated" has a third matrix.
+      experts: a mixture of experts as feed-forward part, each of them like `mlp`; None:
+        none.
       use_bias: whether the blocks' matrices have biases.
       tied_head: whether the embedding table also gives the logits.
       embed_width: features of the table's vectors, as in OPT-350M: two matrices without
@@ -211,6 +252,7 @@ class TransformerOptions:
     rope_theta: float = 1e4
     rope_scaling: RopeScaling | None = None
     mlp: Literal["gelu_tanh", "gelu_erf", "relu", "silu_gated"] = "gelu_tanh"
+    experts: ExpertsConfig | None = None
     use_bias: bool = True
     tied_head: bool = True
     embed_width: int | None = None

@@ -39,6 +39,10 @@ class Record(nnx.Variable):
     """What the forward part of a layer's tap returned."""
 
 
+class Loss(nnx.BatchStat):
+    """What a layer adds to the objective, weighted; set anew in each pass."""
+
+
 def param(shape: tuple[int, ...], initializer: Initializer, dtype: str) -> nnx.Param:
     """Declares a parameter `initializer(key, shape, dtype)` without drawing it."""
     return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), initializer=initializer)
@@ -49,6 +53,11 @@ def statistic(shape: tuple[int, ...], initializer: Initializer) -> nnx.BatchStat
     return nnx.BatchStat(
         jax.ShapeDtypeStruct(shape, "float32"), initializer=initializer
     )
+
+
+def loss() -> Loss:
+    """Declares a term that a layer adds to the objective, float32 []."""
+    return Loss(jax.ShapeDtypeStruct((), "float32"), initializer=ZEROS)
 
 
 def head_initializer(head_init: HeadInit) -> Initializer:

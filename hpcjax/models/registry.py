@@ -7,6 +7,7 @@ from hpcjax.models import config
 from hpcjax.models.config import (
     BertConfig,
     CausalLmConfig,
+    ExpertsConfig,
     MlpConfig,
     ResNetConfig,
     UNetConfig,
@@ -52,6 +53,16 @@ REGISTRY: dict[str, Entry] = {
         )
     ),
     "llama": _language(options=config.LLAMA, heads=4, kv_heads=2, mlp_width=12),
+    "moe": _language(
+        options=dataclasses.replace(config.GPT2, experts=ExpertsConfig(count=4))
+    ),
+    "moe_gated": _language(
+        options=dataclasses.replace(
+            config.LLAMA, experts=ExpertsConfig(count=3, top_k=1, capacity_factor=3.0)
+        ),
+        remat="full",
+        mlp_width=12,
+    ),
     "post_norm": _language(
         options=dataclasses.replace(
             config.GPT2, norm_position="post", final_norm=False, mlp="gelu_erf"

@@ -23,6 +23,7 @@ from hpcjax.models.config import (
     TransformerOptions,
 )
 from hpcjax.models.decoding import Cache, Decoding
+from hpcjax.models.experts import ExpertsFeedForward
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.scan import scan_blocks, scan_with_memory, stack
 
@@ -56,6 +57,18 @@ class Sizes:
             nnx.initializers.normal(residual)
             if self.options.scale_residual
             else self.inner
+        )
+
+    @classmethod
+    def of_causal_lm(cls, config: CausalLmConfig, policy: Policy) -> "Sizes":
+        """Returns those of a decoder-only model's block."""
+        return cls(
+            config,
+            config.options,
+            policy,
+            causal=True,
+            kv_heads=config.kv_heads,
+            attention=config.attention,
         )
 
     def dense(self, inputs: int, outputs: int, *, residual: bool = False) -> Dense:
@@ -170,6 +183,20 @@ class FeedForward(nnx.Module):
         return self.down(layers.activation(self.activation, self.gate(x)) * self.up(x))
 
 
+def feed_forward(sizes: Sizes) -> FeedForward | ExpertsFeedForward:
+    """Returns the feed-forward part of a block, of experts if the options say so."""
+    if sizes.options.experts is None:
+        return FeedForward(sizes)
+    return ExpertsFeedForward(
+        sizes.width,
+        sizes.mlp_width,
+        sizes.options,
+        sizes.policy,
+        sizes.inner,
+        sizes.residual,
+    )
+
+
 class Block(nnx.Module):
     """Attention and feed-forward, each added to its input, norms before or after."""
 
@@ -177,7 +204,7 @@ class Block(nnx.Module):
         """Declares the parts."""
         self.attention = Attention(sizes)
         self.attention_norm = Norm(sizes.width, sizes.options, sizes.policy)
-        self.mlp = FeedForward(sizes)
+        self.mlp = feed_forward(sizes)
         self.mlp_norm = Norm(sizes.width, sizes.options, sizes.policy)
         self.pre = sizes.options.norm_position == "pre"
 
@@ -208,6 +235,11 @@ def rope_frequencies(
     return frequency * ((1 - kept) / scaling.factor + kept)
 
 
+def positions_of(tokens: jax.Array) -> jax.Array:
+    """Returns 0, 1, … for each row of `[batch, time, ...]`."""
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape[:2])
+
+
 def check_time(time: int, context: int) -> None:
     """Raises ValueError for a sequence longer than the table of positions."""
     if time > context:
@@ -216,19 +248,15 @@ def check_time(time: int, context: int) -> None:
         )
 
 
-class _CausalLm(nnx.Module):
+class CausalLm(nnx.Module):
+    """What `causal_lm` describes."""
+
     def __init__(
         self, context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
     ):
+        """Declares tables, blocks and head."""
         options, width = config.options, config.width
-        sizes = Sizes(
-            config,
-            options,
-            policy,
-            causal=True,
-            kv_heads=config.kv_heads,
-            attention=config.attention,
-        )
+        sizes = Sizes.of_causal_lm(config, policy)
         self.context, self.remat = context, config.remat
         self.compute, self.logits = policy.compute, policy.output
         table = functools.partial(
@@ -252,20 +280,19 @@ class _CausalLm(nnx.Module):
     def __call__(
         self, x: jax.Array | Decoding, *, train: bool, key: jax.Array | None
     ) -> Any:
+        """Maps tokens to logits, or a `Decoding` to logits and its new cache."""
         del train, key
         if isinstance(x, Decoding):
             return self._decoded(x)
-        positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
-        if self.position is not None:
-            check_time(x.shape[1], self.context)
+        positions = positions_of(x)
         y = scan_blocks(
             self.blocks,
-            self._embedded(x, positions),
+            self.embedded(x, positions),
             lambda block, y: block(y, positions),
             remat=self.remat,
         )
-        y = self._finished(y)
-        return self._words(y) if self.chunk is None else self._chunked(y, self.chunk)
+        y = self.finished(y)
+        return self.words(y) if self.chunk is None else self._chunked(y, self.chunk)
 
     def _decoded(self, x: Decoding) -> tuple[jax.Array, Cache]:
         cache, time = x.cache, x.tokens.shape[1]
@@ -282,25 +309,29 @@ class _CausalLm(nnx.Module):
             y = block(y, positions, mix=mix)
             return (y, shared), memory
 
-        carry = self._embedded(x.tokens, positions), cache.shared
+        carry = self.embedded(x.tokens, positions), cache.shared
         (y, shared), runs = scan_with_memory(self.blocks, carry, call, cache.runs)
         if x.at is not None:
             y = jnp.take_along_axis(y, x.at[..., None], axis=1)
         cache = Cache(runs=runs, length=cache.length + time, shared=shared)
-        return self._words(self._finished(y)), cache
+        return self.words(self.finished(y)), cache
 
-    def _embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    def embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """Maps tokens `[batch, time]` to what the first block is given."""
         y = self.embed(tokens)
         y = y if self.project_in is None else self.project_in(y)
         if self.position is None:
             return y
+        check_time(tokens.shape[1], self.context)
         return y + self.position(positions + self.offset)
 
-    def _finished(self, y: jax.Array) -> jax.Array:
+    def finished(self, y: jax.Array) -> jax.Array:
+        """Maps what the last block gives to what the head is given."""
         y = y if self.final_norm is None else self.final_norm(y)
         return y if self.project_out is None else self.project_out(y)
 
-    def _words(self, y: jax.Array) -> jax.Array:
+    def words(self, y: jax.Array) -> jax.Array:
+        """Maps what the head is given to logits."""
         if self.head is not None:
             return self.head(y)
         return layers.dense(
@@ -370,5 +401,5 @@ def causal_lm(
         dtype=policy.compute,
     )
     return from_nnx(
-        lambda: _CausalLm(inputs[0], outputs, config, policy), decoder=decoder
+        lambda: CausalLm(inputs[0], outputs, config, policy), decoder=decoder
     )

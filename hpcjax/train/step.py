@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from hpcjax import optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.keys import derive
+from hpcjax.core.model import added_loss
 from hpcjax.core.varying import vary, varying_axes
 from hpcjax.optim import kfac
 from hpcjax.sharding.mesh import data_axes
@@ -95,6 +96,13 @@ def train_step(
     return jax.jit(mapped, donate_argnums=0)
 
 
+class _Adding(NamedTuple):
+    """Outputs of a model whose layers add to the objective, and what they add."""
+
+    outputs: Any
+    added: jax.Array
+
+
 class Differentiated(NamedTuple):
     """What one forward and backward pass gave on this device.
 
@@ -114,7 +122,11 @@ class Differentiated(NamedTuple):
 def differentiated(
     task: Task, state: TrainState, batch: Batch, key: jax.Array, axes: tuple[str, ...]
 ) -> Differentiated:
-    """Differentiates the objective, with K-FAC's statistics where the task has some."""
+    """Differentiates the objective, with K-FAC's statistics where the task has some.
+
+    The gradient is also that of what the model's layers add by themselves, as experts'
+    load balance of this device's tokens does; the objective's own mean stays without.
+    """
     params, model_state = vary(state.params, axes), state.model_state
     taps, curvature = {}, task.curvature
     if curvature is not None:
@@ -124,13 +136,17 @@ def differentiated(
         )
 
     def forward(params: Any, taps: Any) -> tuple[Any, Any]:
-        return task.model.apply(
+        outputs, new = task.model.apply(
             params, model_state, batch["x"], train=True, key=key, taps=taps or None
         )
+        added = added_loss(new)
+        return (outputs if added is None else _Adding(outputs, added)), new
 
     def loss(outputs: Any, labels: Any) -> tuple[Any, Any]:
+        outputs, added = outputs if isinstance(outputs, _Adding) else (outputs, None)
         totals = task.objective(outputs, {**batch, "y": labels})
-        return totals.means()["loss"], totals
+        mean = totals.means()["loss"]
+        return (mean if added is None else mean + added), totals
 
     def value_fn(params: Any) -> Any:
         return loss(forward(params, {})[0], batch["y"])[0]
@@ -144,10 +160,13 @@ def differentiated(
         fisher="empirical" if curvature is None else curvature.fisher,
         key=jax.random.fold_in(key, 1),
     )
+    means, added = made.loss_aux.means(), added_loss(made.aux)
+    if added is not None:
+        means["added_loss"] = added
     extras = {"value": made.value, "value_fn": value_fn}
     if curvature is not None:
         extras |= {"taps": made.statistics, "loss_terms": made.loss_aux.count}
-    return Differentiated(made.grads, made.loss_aux.means(), made.aux, extras)
+    return Differentiated(made.grads, means, made.aux, extras)
 
 
 def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:

@@ -186,6 +186,7 @@ def test_inputs_that_fill_up_a_run_have_the_zero_point(bits):
     np.testing.assert_array_equal(filled[33:], expected)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("rows", [1, 2, 40])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

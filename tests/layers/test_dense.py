@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcjax import layers
+from hpcjax import kernels, layers
 
 EPS = np.finfo(np.float32).eps
 
@@ -55,3 +55,22 @@ def test_float32_has_forward_mode_derivatives():
     x, kernel = jnp.ones((1, 2)), jnp.ones((2, 2))
     _, tangent = jax.jvp(lambda k: layers.dense(x, k), (kernel,), (kernel,))
     assert (tangent == 2).all()
+
+
+def test_a_quantized_kernel_stands_for_its_weights():
+    rng = np.random.default_rng(0)
+    q = rng.integers(0, 8, (64, 5)).astype(np.uint8)
+    scale = rng.uniform(0.5, 1, (2, 5)).astype(np.float16)
+    zero = np.full((2, 5), 3, np.float16)
+    matrix = kernels.quantized_matrix(*map(jnp.asarray, (q, scale, zero)), bits=3)
+    weights = np.repeat(scale.astype(float), 32, axis=0) * (q - 3.0)
+    x, bias = rng.standard_normal((2, 3, 64)), rng.standard_normal(5)
+    given = jnp.asarray(x, jnp.float32), matrix, jnp.asarray(bias, jnp.float32)
+    found = layers.dense(*given)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, x @ weights + bias, rtol=0, atol=1e-4)
+    found = layers.dense(*given, compute="bfloat16")
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        np.asarray(found, float), x @ weights + bias, rtol=0, atol=0.5
+    )

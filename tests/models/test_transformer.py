@@ -10,7 +10,9 @@ from hpcjax.core import trees
 from tests.models import helpers
 from tests.oracles import transformer as oracle
 
-FAMILIES = ["gpt2", "gpt2_remat", "opt", "opt_350m", "llama", "post_norm"]
+FAMILIES = [
+    *("gpt2", "gpt2_remat", "opt", "opt_350m", "llama", "moe", "moe_gated", "post_norm")
+]
 
 
 def forward(params, tokens, config):

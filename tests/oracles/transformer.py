@@ -60,12 +60,35 @@ def feed_forward(x, params, kind):
     return dense(ACTIVATE[kind](up), params["down"])
 
 
+def mixture(x, params, options):
+    """Feed-forward by the chosen experts, one token and one expert at a time."""
+    own, top_k = params["experts"], options.experts.top_k
+    y = np.zeros_like(x)
+    for token, row in enumerate(dense(x, params["router"])):
+        likely = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        chosen = np.argsort(-likely)[:top_k]
+        for expert in chosen:
+            gate = likely[expert] / (likely[chosen].sum() if top_k > 1 else 1)
+            parts = {
+                name: {
+                    kind: own[key][expert]
+                    for kind, key in (("kernel", name), ("bias", f"{name}_bias"))
+                    if key in own
+                }
+                for name in ("up", "gate", "down")
+            }
+            y[token] += gate * feed_forward(x[token], parts, options.mlp)
+    return y
+
+
 def layer(x, params, config, options, allowed):
     """One block, norms before each part or after its addition."""
 
     def part(name, x):
         if name == "attention":
             return attend(x, params[name], config, options, allowed)
+        if "router" in params[name]:
+            return mixture(x, params[name], options)
         return feed_forward(x, params[name], options.mlp)
 
     for name in ("attention", "mlp"):

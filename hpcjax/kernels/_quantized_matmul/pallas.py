@@ -85,7 +85,9 @@ def _one_row(
         functools.partial(_one_row_kernel, plan=plan),
         grid=(pl.cdiv(outputs, tile.outputs), split.parts),
         out_shape=jax.ShapeDtypeStruct((split.parts, outputs), jnp.float32),
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=2),
+        compiler_params=plgpu.CompilerParams(
+            num_warps=tile.warps, num_stages=tile.stages
+        ),
         interpret=interpret,
         name=f"quantized_gemv_{bits}_bits",
     )(scaled, matrix.words, matrix.scale, matrix.zero, _magic())
@@ -152,7 +154,9 @@ def _rows(
         functools.partial(_rows_kernel, plan=plan),
         grid=(pl.cdiv(outputs, tile.outputs), split.parts, rows // tile.rows),
         out_shape=jax.ShapeDtypeStruct((split.parts, rows, outputs), jnp.float32),
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=2),
+        compiler_params=plgpu.CompilerParams(
+            num_warps=tile.warps, num_stages=tile.stages
+        ),
         interpret=interpret,
         name=f"quantized_gemm_{bits}_bits",
     )(by_value, matrix.words, matrix.scale, matrix.zero, _magic())
@@ -207,12 +211,10 @@ def _rows_kernel(
     plgpu.store(out.at[part, *at], total, mask=inside[None])
 
 
-def _load(
-    ref: Any, row: jax.Array, *, columns: jax.Array, mask: jax.Array
-) -> jax.Array:
+def _load(ref: Any, row: Any, *, columns: jax.Array, mask: jax.Array) -> jax.Array:
     """Loads places of one row, or `[rows, columns]`; zeros where `mask` is false."""
     at = (row, columns)
-    if row.ndim:
+    if jnp.ndim(row):
         at = jnp.broadcast_arrays(row[:, None], columns[None])
     return plgpu.load(ref.at[*at], mask=mask, other=0)
 

@@ -17,12 +17,14 @@ class Tile(NamedTuple):
       outputs: columns.
       runs: runs of 32 inputs whose words are loaded together.
       warps: threads / 32.
+      stages: how far ahead Triton is to load.
     """
 
     rows: int
     outputs: int
     runs: int
     warps: int
+    stages: int
 
 
 class Split(NamedTuple):
@@ -43,16 +45,14 @@ class Split(NamedTuple):
 
 # By bits: eight outputs a thread, so that a load of x serves eight of them.
 GEMV = {
-    2: Tile(rows=1, outputs=1024, runs=2, warps=4),
-    3: Tile(rows=1, outputs=1024, runs=1, warps=4),
-    4: Tile(rows=1, outputs=1024, runs=1, warps=4),
-    8: Tile(rows=1, outputs=1024, runs=1, warps=4),
+    bits: Tile(rows=1, outputs=1024, runs=2 if bits == 2 else 1, warps=4, stages=1)
+    for bits in (2, 3, 4, 8)
 }
-# By rows: 16 is the least that tensor cores take; 16 runs make their inner axis.
+# By rows: 16 is the least that tensor cores take; 16 runs make their inner axis. With
+# four warps, or two stages and 64 rows, registers do not suffice (compiled for sm_90).
 GEMM = {
-    16: Tile(rows=16, outputs=64, runs=16, warps=4),
-    32: Tile(rows=32, outputs=64, runs=16, warps=4),
-    64: Tile(rows=64, outputs=64, runs=16, warps=4),
+    rows: Tile(rows=rows, outputs=64, runs=16, warps=8, stages=1)
+    for rows in (16, 32, 64)
 }
 # Programs that fill an H200 (132 multiprocessors) four times over.
 PROGRAMS = 528

@@ -10,9 +10,10 @@ import jax
 
 from hpcjax.core import files
 from hpcjax.core.dtypes import Policy
-from hpcjax.core.errors import DataFormatError, DataMissing
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.core.model import Model
 from hpcjax.models.config import BertConfig, CausalLmConfig
+from hpcjax.models.parts import Parts, causal_lm_parts
 from hpcjax.models.pretrained import _architecture, names
 from hpcjax.models.pretrained._architecture import Architecture, FamilyName
 from hpcjax.models.pretrained._convert import read_params, write_tensors
@@ -58,6 +59,13 @@ class Pretrained:
         """The network; `apply` takes the empty state `{}`."""
         inputs = (self.context, 3)[: 1 + isinstance(self.config, BertConfig)]
         return self.config.make(inputs, self.vocabulary, self.policy)
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """The network cut before and behind its blocks; a ConfigError for BERT."""
+        if isinstance(self.config, BertConfig):
+            raise ConfigError("BERT cannot be cut into parts: it is no causal model")
+        return causal_lm_parts(self.config, self.context, self.vocabulary, self.policy)
 
     @property
     def family(self) -> FamilyName:

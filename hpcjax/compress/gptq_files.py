@@ -1,0 +1,341 @@
+"""Reads and writes the file layout in which GPTQ's matrices are passed around.
+
+A safetensors file holds for each layer `<name>.qweight` int32 `[inputs·bits/32,
+outputs]`, packed along the inputs; `<name>.qzeros` int32 `[groups, outputs·bits/32]`,
+packed along the outputs; `<name>.scales` float16 `[groups, outputs]`; `<name>.g_idx`
+int32 `[inputs]`, the group of each input. `quantize_config.json` beside it says which
+bits and groups, and which of two formats: "gptq" stores zero − 1, "gptq_v2" zero.
+"""
+
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from hpcjax import kernels
+from hpcjax.compress.config import BITS
+from hpcjax.core import files
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
+from hpcjax.kernels import QuantizedMatrix
+
+log = logging.getLogger(__name__)
+
+CONFIG = "quantize_config.json"
+# What is taken off a zero point before it is stored.
+FORMATS: Mapping[str, int] = {"gptq": 1, "gptq_v2": 0}
+_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_DTYPES = {"qweight": "int32", "qzeros": "int32", "scales": "float16", "g_idx": "int32"}
+
+
+def save_gptq(
+    path: str | os.PathLike[str],
+    layers: Mapping[str, QuantizedMatrix],
+    *,
+    checkpoint_format: str = "gptq_v2",
+) -> None:
+    """Writes matrices to a safetensors file and `quantize_config.json` beside it.
+
+    Both files are replaced once both are written. Scales become float16.
+
+    Args:
+      path: the safetensors file.
+      layers: by name, all of the same bits and group size, without further axes.
+      checkpoint_format: "gptq" or "gptq_v2".
+
+    Raises:
+      ConfigError: no layers, layers that differ in bits or group size or whose inputs
+        or outputs do not fill whole words, scales beyond float16, zero points outside
+        [0, 2^bits), another format.
+      DiskFull: no space is left; what was there is untouched.
+
+    Examples:
+      >>> import tempfile
+      >>> integers, one = jnp.ones((32, 32), jnp.uint8), jnp.ones((1, 32))
+      >>> matrix = kernels.quantized_matrix(integers, one, 0 * one, bits=3)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...   save_gptq(f"{folder}/model.safetensors", {"layers.0.mlp": matrix})
+      ...   read = load_gptq(f"{folder}/model.safetensors")["layers.0.mlp"]
+      >>> read.shape, read.dequantize().sum().item()
+      ((32, 32), 1024.0)
+    """
+    less = FORMATS[_format(checkpoint_format)]
+    path = pathlib.Path(path)
+    bits, size = _kind(layers)
+    tensors: dict[str, np.ndarray] = {}
+    for name, matrix in layers.items():
+        for part, value in _tensors(name, matrix, less).items():
+            tensors[f"{name}.{part}"] = np.ascontiguousarray(value)
+    middle = 2 ** (bits - 1)
+    config = {
+        "bits": bits,
+        "group_size": size,
+        "desc_act": any(matrix.order is not None for matrix in layers.values()),
+        "sym": all(bool((m.zero == middle).all()) for m in layers.values()),
+        "quant_method": "gptq",
+        "checkpoint_format": checkpoint_format,
+    }
+    with (
+        files.replacing(path.with_name(CONFIG)) as beside,
+        files.replacing(path) as temporary,
+    ):
+        safetensors.numpy.save_file(tensors, temporary, metadata={"format": "pt"})
+        beside.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load_gptq(
+    path: str | os.PathLike[str], *, checkpoint_format: str | None = None
+) -> dict[str, QuantizedMatrix]:
+    """Reads the quantized matrices of a safetensors file; other tensors are left out.
+
+    Writers disagree about `checkpoint_format`. Where the config says that grids are
+    symmetric, the stored zero points tell: all are 2^(bits−1), or one less. Else the
+    config is trusted; without a word in it the format is "gptq".
+
+    Args:
+      path: the safetensors file, with `quantize_config.json` beside it or a
+        `quantization_config` in `config.json`.
+      checkpoint_format: "gptq" or "gptq_v2", whatever file and config say.
+
+    Returns:
+      Matrices by name; scales float16, inputs sorted by group where `g_idx` is not in
+      order.
+
+    Raises:
+      DataMissing: no such file, or no config beside it.
+      DataFormatError: a file that is truncated or not in this layout.
+      ConfigError: another format asked for.
+    """
+    path = pathlib.Path(path)
+    config, where = _config(path)
+    bits, size = config.get("bits"), config.get("group_size", -1)
+    if bits not in BITS or not isinstance(size, int) or size == 0 or size < -1:
+        raise DataFormatError(
+            f"{where}: expected bits from {BITS} and a group_size of -1 or at least 1, "
+            f"found bits={bits!r}, group_size={size!r}"
+        )
+    tensors = _read(path)
+    names = [
+        key.removesuffix(".qweight") for key in tensors if key.endswith(".qweight")
+    ]
+    if not names:
+        raise DataFormatError(f"{path}: expected tensors '<name>.qweight', found none")
+    parts = {name: _parts(path, name, tensors, bits, size) for name in names}
+    stored = {
+        name: _unpacked(each["qzeros"].T, bits, each["scales"].shape[1]).T.astype(int)
+        for name, each in parts.items()
+    }
+    if checkpoint_format is None:
+        checkpoint_format = _found_format(config, where, stored.values(), bits)
+    less = FORMATS[_format(checkpoint_format)]
+    return {
+        name: _matrix(
+            path, name, parts[name], (stored[name] + less) % 2**bits, bits, size
+        )
+        for name in names
+    }
+
+
+def _format(name: str) -> str:
+    if name not in FORMATS:
+        raise ConfigError(f"no checkpoint_format {name!r}{nearest(name, FORMATS)}")
+    return name
+
+
+def _kind(layers: Mapping[str, QuantizedMatrix]) -> tuple[int, int]:
+    """Returns bits and group size that hold for all layers; -1 is no groups."""
+    bits = sorted({matrix.bits for matrix in layers.values()})
+    sizes = sorted({matrix.group_size or -1 for matrix in layers.values()})
+    size = sizes[-1] if sizes else -1
+    # A layer may be so narrow that it has a single group.
+    narrow = all(m.group_size or m.inputs <= size for m in layers.values())
+    if len(bits) != 1 or (len(sizes) > 1 and not (sizes == [-1, size] and narrow)):
+        raise ConfigError(
+            "layers must have one number of bits and one group size: got bits "
+            f"{bits} and group sizes {sizes}"
+        )
+    return bits[0], size
+
+
+def _tensors(name: str, matrix: QuantizedMatrix, less: int) -> dict[str, np.ndarray]:
+    if matrix.ndim != 2:
+        raise ConfigError(f"{name}: expected one matrix, got shape {matrix.shape}")
+    bits, (inputs, outputs) = matrix.bits, matrix.shape
+    if inputs * bits % 32 or outputs * bits % 32:
+        raise ConfigError(
+            f"{name}: inputs and outputs must fill whole words of 32 bits: got "
+            f"{inputs} inputs and {outputs} outputs of {bits} bits"
+        )
+    zero = np.asarray(matrix.zero, np.float32)
+    if not ((zero >= 0) & (zero < 2**bits) & (zero == np.round(zero))).all():
+        raise ConfigError(
+            f"{name}: zero points must be integers in [0, {2**bits}): got "
+            f"{zero.min()} to {zero.max()}"
+        )
+    largest = float(np.abs(np.asarray(matrix.scale, np.float32)).max())
+    if not largest <= float(np.finfo(np.float16).max):
+        raise ConfigError(f"{name}: scales must fit float16: got {largest}")
+    group = np.arange(inputs, dtype=np.int32) // (matrix.group_size or inputs)
+    words = np.asarray(matrix.words)
+    if matrix.order is not None:
+        place = np.argsort(np.asarray(matrix.order))
+        group = group[place]
+        words = _packed(_unpacked(words, bits, inputs)[place], bits)
+    stored = (zero.astype(np.int64) - less) % 2**bits
+    return {
+        "qweight": words[: inputs * bits // 32].view(np.int32),
+        "qzeros": _packed(stored.T, bits)[: outputs * bits // 32].T.view(np.int32),
+        "scales": np.asarray(matrix.scale).astype(np.float16),
+        "g_idx": group,
+    }
+
+
+def _config(path: pathlib.Path) -> tuple[Mapping[str, Any], pathlib.Path]:
+    """Returns the config of quantization and the file it stands in."""
+    own, of_model = path.with_name(CONFIG), path.with_name("config.json")
+    where = own if own.is_file() else of_model
+    if not where.is_file():
+        raise DataMissing(f"no {CONFIG} and no config.json beside {path}")
+    try:
+        content = files.read_json(where)
+    except ValueError as error:
+        raise DataFormatError(f"{where}: expected JSON: {error}") from error
+    if where == of_model and isinstance(content, dict):
+        content = content.get("quantization_config")
+    if not isinstance(content, dict):
+        raise DataFormatError(
+            f"{where}: expected an object that describes the quantization, found "
+            f"{content!r:.60}"
+        )
+    return content, where
+
+
+def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of a layer's parts; the others are not read."""
+    if not path.is_file():
+        raise DataMissing(f"no file {path}")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as opened:
+            return {
+                key: opened.get_tensor(key)
+                for key in opened.keys()  # noqa: SIM118
+                if key.rpartition(".")[2] in _PARTS
+            }
+    except safetensors.SafetensorError as error:
+        raise DataFormatError(
+            f"{path}: damaged or truncated, expected a whole safetensors file: {error}"
+        ) from error
+
+
+def _parts(
+    path: pathlib.Path,
+    name: str,
+    tensors: Mapping[str, np.ndarray],
+    bits: int,
+    size: int,
+) -> dict[str, np.ndarray]:
+    """Returns the parts of a layer, having checked dtypes and shapes."""
+    found = {part: tensors.get(f"{name}.{part}") for part in _PARTS}
+    words, scales = found["qweight"], found["scales"]
+    if words is None or words.ndim != 2 or scales is None or scales.ndim != 2:
+        raise DataFormatError(
+            f"{path}: {name}: expected matrices 'qweight' and 'scales', found "
+            f"{_shapes(found)}"
+        )
+    inputs, outputs = len(words) * 32 // bits, words.shape[1]
+    size = size if size > 0 else max(inputs, 1)
+    groups = -(-inputs // size)
+    if found["g_idx"] is None:
+        found["g_idx"] = np.arange(inputs, dtype=np.int32) // size
+    wanted = {
+        "qweight": (inputs * bits // 32, outputs),
+        "qzeros": (groups, outputs * bits // 32),
+        "scales": (groups, outputs),
+        "g_idx": (inputs,),
+    }
+    expected = {part: f"{_DTYPES[part]}{list(wanted[part])}" for part in _PARTS}
+    if inputs < 1 or _shapes(found) != expected or outputs * bits % 32:
+        raise DataFormatError(
+            f"{path}: {name}: expected {expected} for {bits} bits and a group_size of "
+            f"{size}, found {_shapes(found)}"
+        )
+    return {part: value for part, value in found.items() if value is not None}
+
+
+def _shapes(found: Mapping[str, np.ndarray | None]) -> dict[str, str]:
+    return {
+        part: "nothing" if value is None else f"{value.dtype}{list(value.shape)}"
+        for part, value in found.items()
+    }
+
+
+def _found_format(
+    config: Mapping[str, Any],
+    where: pathlib.Path,
+    stored: Iterable[np.ndarray],
+    bits: int,
+) -> str:
+    said = config.get("checkpoint_format", "gptq")
+    if said not in FORMATS:
+        raise DataFormatError(
+            f"{where}: expected a checkpoint_format from {', '.join(FORMATS)}, found "
+            f"{said!r}"
+        )
+    if not config.get("sym", False):
+        return said
+    values = {int(value) for zeros in stored for value in np.unique(zeros)}
+    for name, less in FORMATS.items():
+        if values == {2 ** (bits - 1) - less}:
+            if name != said:
+                log.warning(
+                    "%s says %s, but the zero points of its symmetric grids are those "
+                    "of %s",
+                    where,
+                    said,
+                    name,
+                )
+            return name
+    return said
+
+
+def _matrix(
+    path: pathlib.Path,
+    name: str,
+    parts: Mapping[str, np.ndarray],
+    zero: np.ndarray,
+    bits: int,
+    size: int,
+) -> QuantizedMatrix:
+    inputs, scale = len(parts["g_idx"]), parts["scales"]
+    integers = _unpacked(parts["qweight"], bits, inputs)
+    try:
+        return kernels.quantized_matrix(
+            jnp.asarray(integers),
+            jnp.asarray(scale),
+            jnp.asarray(zero.astype(np.float16)),
+            bits=bits,
+            group=jnp.asarray(parts["g_idx"]),
+            group_size=size if size > 0 else None,
+        )
+    except ConfigError as error:
+        raise DataFormatError(f"{path}: {name}: {error}") from error
+
+
+def _packed(integers: np.ndarray, bits: int) -> np.ndarray:
+    pack = jax.jit(kernels.pack, static_argnums=1)
+    return np.asarray(pack(jnp.asarray(integers.astype(np.uint8)), bits))
+
+
+def _unpacked(words: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """Returns the integers of words whose last run may be cut short."""
+    whole = kernels.packed_rows(count, bits)
+    filled = np.pad(words.view(np.uint32), ((0, whole - len(words)), (0, 0)))
+    unpack = jax.jit(kernels.unpack, static_argnums=(1, 2))
+    return np.asarray(unpack(jnp.asarray(filled), bits, count))

@@ -1,0 +1,122 @@
+"""The mixture of experts in place of a block's feed-forward part."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hpcjax import layers
+from hpcjax.core.dtypes import Policy
+from hpcjax.models.config import TransformerOptions
+from hpcjax.models.modules import ZEROS, Dense, Initializer, Loss, loss, param
+
+
+class ExpertMatrices(nnx.Module):
+    """Feed-forward parts side by side: `up`, `down`, when gated `gate`, and biases.
+
+    `up` and `gate` are [experts, width, mlp_width], `down` the other way round;
+    `up_bias` and so on are [experts, outputs].
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int],
+        options: TransformerOptions,
+        policy: Policy,
+        inner: Initializer,
+        residual: Initializer,
+    ):
+        """Declares the parameters of `sizes`, (experts, width, mlp_width)."""
+        count, width, mlp_width = sizes
+        self.gated = options.mlp == "silu_gated"
+        self.activation = "silu" if self.gated else options.mlp
+
+        def bias(outputs: int) -> nnx.Param | None:
+            return (
+                param((count, outputs), ZEROS, policy.param)
+                if options.use_bias
+                else None
+            )
+
+        self.up = param((count, width, mlp_width), inner, policy.param)
+        self.down = param((count, mlp_width, width), residual, policy.param)
+        self.up_bias, self.down_bias = bias(mlp_width), bias(width)
+        if self.gated:
+            self.gate = param((count, width, mlp_width), inner, policy.param)
+            self.gate_bias = bias(mlp_width)
+
+    def __call__(self, rows: jax.Array, dense: layers.ExpertDense) -> jax.Array:
+        """Maps rows, each by its own expert; see `layers.experts`."""
+
+        def apply(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None) -> jax.Array:
+            return dense(x, kernel[...], None if bias is None else bias[...])
+
+        y = apply(rows, self.up, self.up_bias)
+        if self.gated:
+            gate = apply(rows, self.gate, self.gate_bias)
+            y = layers.activation(self.activation, gate) * y
+        else:
+            y = layers.activation(self.activation, y)
+        return apply(y, self.down, self.down_bias)
+
+
+class ExpertsFeedForward(nnx.Module):
+    """Σ_j gate_j · feed-forward_{e_j}(x) over the experts that `router` chooses.
+
+    What it adds to the objective are the losses `balance` and `router_z`, see
+    `ExpertsConfig`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        mlp_width: int,
+        options: TransformerOptions,
+        policy: Policy,
+        inner: Initializer,
+        residual: Initializer,
+    ):
+        """Declares `router` and `experts`; `residual` draws the experts' `down`."""
+        if options.experts is None:
+            raise ValueError("the options name no experts")
+        self.config = options.experts
+        count = self.config.count
+        self.router = Dense(
+            width,
+            count,
+            policy=Policy(param=policy.param),
+            use_bias=False,
+            initializer=inner,
+        )
+        self.experts = ExpertMatrices(
+            (count, width, mlp_width), options, policy, inner, residual
+        )
+        self.balance, self.router_z = loss(), loss()
+        self.compute = policy.compute
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[batch, time, width]` to the same shape."""
+        config, rows = self.config, x.reshape(-1, x.shape[-1])
+        # Observed as the rows of the other matrices are, `[batch, time, experts]`.
+        logits = self.router(x).reshape(-1, config.count)
+        routing = layers.route(logits, config.top_k)
+        self._put(self.balance, config.balance_weight, layers.load_balance_loss(routing))
+        self._put(self.router_z, config.router_z_weight, layers.router_z_loss(logits))
+        capacity = (
+            None
+            if config.capacity_factor is None
+            else layers.expert_capacity(
+                len(rows), config.count, config.top_k, config.capacity_factor
+            )
+        )
+        y = layers.experts(
+            rows.astype(self.compute),
+            routing,
+            self.experts,
+            capacity=capacity,
+            compute=self.compute,
+        )
+        return y.reshape(x.shape)
+
+    @staticmethod
+    def _put(place: Loss, weight: float, value: jax.Array) -> None:
+        place.set_value(jnp.asarray(weight * value, jnp.float32))
