@@ -2,8 +2,11 @@ from .acceptance import accept as accept
 from .acceptance import accept_greedy as accept_greedy
 from .acceptance import accept_matching as accept_matching
 from .acceptance import acceptance_rate as acceptance_rate
+from .config import Continuation as Continuation
 from .config import Sampler as Sampler
 from .generation import Generated as Generated
+from .generation import LanguageModel as LanguageModel
+from .generation import Prompts as Prompts
 from .generation import generate as generate
 from .generation import pad_prompts as pad_prompts
 from .generation import prefill as prefill
@@ -36,3 +39,5 @@ from .scoring import Perplexity as Perplexity
 from .scoring import answer_choices as answer_choices
 from .scoring import perplexity as perplexity
 from .scoring import token_losses as token_losses
+from .speculative import Speculated as Speculated
+from .speculative import speculate as speculate

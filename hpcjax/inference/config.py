@@ -34,3 +34,27 @@ class Sampler:
     def greedy(self) -> bool:
         """Whether nothing is drawn."""
         return self.temperature == 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """How texts are continued.
+
+    Attributes:
+      max_new_tokens: at most.
+      sampler: how tokens are drawn.
+      end: the token that ends a text; None for no such.
+      unrolled: compiles each layer by itself, see `models.empty_cache`.
+    """
+
+    max_new_tokens: int = 64
+    sampler: Sampler = Sampler()
+    end: int | None = None
+    unrolled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(
+                "max_new_tokens must be at least 1: got "
+                f"max_new_tokens={self.max_new_tokens}"
+            )

@@ -13,8 +13,38 @@ from hpcjax import models
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.model import Model
-from hpcjax.inference.config import Sampler
+from hpcjax.core.structs import pytree, static
+from hpcjax.inference.config import Continuation
 from hpcjax.inference.sampling import next_token
+
+
+@pytree
+class LanguageModel:
+    """A causal language model with its parameters.
+
+    Attributes:
+      params: as the model's `init` gives them.
+      model: the network.
+    """
+
+    params: Any
+    model: Model = static()
+
+    def decode(self, x: models.Decoding) -> tuple[jax.Array, models.Cache]:
+        """Returns logits and the new cache."""
+        return self.model.apply(self.params, {}, x, train=False)[0]
+
+
+class Prompts(NamedTuple):
+    """Texts to continue.
+
+    Attributes:
+      tokens: `[batch, time]`, filled up on the right with any.
+      lengths: how many tokens of each count, at least 1.
+    """
+
+    tokens: Int[Array, "batch time"]
+    lengths: Int[Array, " rows"]
 
 
 class Generated(NamedTuple):
@@ -31,8 +61,8 @@ class Generated(NamedTuple):
 
 def pad_prompts(
     prompts: Sequence[Sequence[int] | np.ndarray], *, least: int = 16
-) -> tuple[Int[Array, "batch time"], Int[Array, " batch"]]:
-    """Returns prompts filled up on the right to a power of two, and their lengths.
+) -> Prompts:
+    """Returns prompts filled up on the right to a power of two.
 
     Few different times mean few compilations.
 
@@ -44,8 +74,8 @@ def pad_prompts(
       ConfigError: no prompt, or an empty one.
 
     Examples:
-      >>> tokens, lengths = pad_prompts([[5, 6, 7], [8]], least=2)
-      >>> tokens.tolist(), lengths.tolist()
+      >>> prompts = pad_prompts([[5, 6, 7], [8]], least=2)
+      >>> prompts.tokens.tolist(), prompts.lengths.tolist()
       ([[5, 6, 7, 0], [8, 0, 0, 0]], [3, 1])
     """
     lengths = [len(prompt) for prompt in prompts]
@@ -55,20 +85,15 @@ def pad_prompts(
     tokens = np.zeros((len(lengths), time), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
-    return jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32)
+    return Prompts(jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32))
 
 
 def generate(
-    model: Model,
-    params: Any,
-    prompts: Int[Array, "batch time"],
-    lengths: Int[Array, " rows"],
+    language_model: LanguageModel,
+    prompts: Prompts,
+    options: Continuation | None = None,
     *,
-    max_new_tokens: int,
     key: jax.Array,
-    sampler: Sampler | None = None,
-    end: int | None = None,
-    unrolled: bool = False,
 ) -> Generated:
     """Continues each prompt until its end token or for `max_new_tokens`.
 
@@ -77,66 +102,47 @@ def generate(
     shape.
 
     Args:
-      model: a causal language model.
-      params: its parameters.
-      prompts: tokens, filled up on the right with any; see `pad_prompts`.
-      lengths: how many tokens of each prompt count, at least 1.
-      max_new_tokens: at most, at least 1.
+      language_model: the model with its parameters.
+      prompts: see `pad_prompts`.
+      options: how many tokens, and how they are drawn; None for the defaults.
       key: of the draws.
-      sampler: how tokens are drawn; None draws from the model's probabilities.
-      end: the token that ends a text; None for no such.
-      unrolled: compiles each layer by itself, see `models.empty_cache`.
 
     Raises:
       ConfigError: no causal language model, a prompt that is empty or longer than
-        `prompts`, or more tokens than the model has positions for.
+        its row, or more tokens than the model has positions for.
     """
-    check_prompts(model, prompts, lengths, max_new_tokens)
-    return _generate(
-        params,
-        prompts,
-        lengths,
-        key,
-        model=model,
-        steps=max_new_tokens,
-        sampler=sampler or Sampler(),
-        end=end,
-        unrolled=unrolled,
-    )
+    options = options or Continuation()
+    check_prompts(language_model, prompts, options.max_new_tokens)
+    return _generate(language_model, prompts, key, options=options)
 
 
 def check_prompts(
-    model: Model, prompts: jax.Array, lengths: jax.Array, max_new_tokens: int
+    language_model: LanguageModel, prompts: Prompts, steps: int, *, ahead: int = 0
 ) -> None:
-    """Raises ConfigError for what `generate` cannot continue."""
-    context = models.decoder_of(model).context
-    if prompts.ndim != 2 or lengths.shape != prompts.shape[:1]:
+    """Raises ConfigError for what cannot be continued by `steps` + `ahead` tokens."""
+    context = models.decoder_of(language_model.model).context
+    tokens, lengths = prompts
+    if tokens.ndim != 2 or lengths.shape != tokens.shape[:1]:
         raise ConfigError(
             "prompts must be [batch, time] and lengths [batch]: got "
-            f"{prompts.shape} and {lengths.shape}"
-        )
-    if max_new_tokens < 1:
-        raise ConfigError(
-            f"max_new_tokens must be at least 1: got max_new_tokens={max_new_tokens}"
+            f"{tokens.shape} and {lengths.shape}"
         )
     found = np.asarray(lengths)
-    if found.min(initial=1) < 1 or found.max(initial=0) > prompts.shape[1]:
+    if found.min(initial=1) < 1 or found.max(initial=0) > tokens.shape[1]:
         raise ConfigError(
-            f"lengths must be in 1 … {prompts.shape[1]}: got {found.tolist()}"
+            f"lengths must be in 1 … {tokens.shape[1]}: got {found.tolist()}"
         )
-    if context is not None and prompts.shape[1] + max_new_tokens > context:
+    asked = tokens.shape[1] + steps + ahead
+    if context is not None and asked > context:
+        drafts = f" and {ahead} drafts" if ahead else ""
         raise ConfigError(
-            f"the model has {context} positions: got prompts of {prompts.shape[1]} and "
-            f"max_new_tokens={max_new_tokens}"
+            f"the model has {context} positions: got prompts of {tokens.shape[1]} and "
+            f"max_new_tokens={steps}{drafts}"
         )
 
 
 def prefill(
-    model: Model,
-    params: Any,
-    cache: models.Cache,
-    tokens: Int[Array, "batch time"],
-    lengths: Int[Array, " batch"],
+    language_model: LanguageModel, cache: models.Cache, prompts: Prompts
 ) -> tuple[Array, models.Cache]:
     """Reads prompts of different lengths into an empty cache.
 
@@ -144,9 +150,11 @@ def prefill(
       Logits of what follows the last token of each, `[batch, vocabulary]`, and the
       cache, whose lengths are those of the prompts.
     """
-    x = models.Decoding(tokens=tokens, cache=cache, at=lengths[:, None] - 1)
-    (logits, cache), _ = model.apply(params, {}, x, train=False)
-    return logits[:, 0], take_back(cache, lengths)
+    last = prompts.lengths[:, None] - 1
+    logits, cache = language_model.decode(
+        models.Decoding(tokens=prompts.tokens, cache=cache, at=last)
+    )
+    return logits[:, 0], take_back(cache, prompts.lengths)
 
 
 def take_back(cache: models.Cache, lengths: Int[Array, " batch"]) -> models.Cache:
@@ -154,26 +162,22 @@ def take_back(cache: models.Cache, lengths: Int[Array, " batch"]) -> models.Cach
     return models.Cache(runs=cache.runs, length=lengths, shared=cache.shared)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "steps", "sampler", "end", "unrolled")
-)
+@functools.partial(jax.jit, static_argnames="options")
 def _generate(
-    params: Any,
-    prompts: jax.Array,
-    lengths: jax.Array,
+    language_model: LanguageModel,
+    prompts: Prompts,
     key: jax.Array,
     *,
-    model: Model,
-    steps: int,
-    sampler: Sampler,
-    end: int | None,
-    unrolled: bool,
+    options: Continuation,
 ) -> Generated:
-    batch, time = prompts.shape
-    cache = models.empty_cache(model, batch, time + steps, unrolled=unrolled)
-    logits, cache = prefill(model, params, cache, prompts, lengths)
+    batch, time = prompts.tokens.shape
+    steps, sampler, end = options.max_new_tokens, options.sampler, options.end
+    cache = models.empty_cache(
+        language_model.model, batch, time + steps, unrolled=options.unrolled
+    )
+    logits, cache = prefill(language_model, cache, prompts)
     drawn = next_token(logits, sampler, derive(key, "token", 0))
-    tokens = jnp.zeros((batch, steps), prompts.dtype)
+    tokens = jnp.zeros((batch, steps), prompts.tokens.dtype)
 
     def ended(token: jax.Array) -> jax.Array:
         return jnp.zeros(batch, bool) if end is None else token == end
@@ -185,7 +189,7 @@ def _generate(
     def advance(carry: tuple) -> tuple:
         step, token, cache, tokens, counts, done = carry
         x = models.Decoding(tokens=token[:, None], cache=cache)
-        (logits, cache), _ = model.apply(params, {}, x, train=False)
+        logits, cache = language_model.decode(x)
         token = next_token(logits[:, 0], sampler, derive(key, "token", step))
         tokens = tokens.at[:, step].set(jnp.where(done, 0, token))
         return step + 1, token, cache, tokens, counts + ~done, done | ended(token)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from hpcjax import layers
 from hpcjax.core.errors import ConfigError
@@ -79,10 +79,10 @@ def attend_cached(
 
 
 def write_at(
-    rows: Float[Array, "batch size *shape"],
-    new: Float[Array, "batch time *shape"],
+    rows: Shaped[Array, "batch size *shape"],
+    new: Shaped[Array, "batch time *shape"],
     positions: Int[Array, "batch time"],
-) -> Float[Array, "batch size *shape"]:
+) -> Shaped[Array, "batch size *shape"]:
     """Returns `rows` with `new` at each sequence's positions, those beyond left out."""
     batch = jnp.arange(len(rows))[:, None]
     return rows.at[batch, positions].set(new.astype(rows.dtype), mode="drop")

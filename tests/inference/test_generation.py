@@ -1,5 +1,7 @@
 """Generation against a loop that runs the whole sequence for every token."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +13,30 @@ from tests.models.helpers import instance
 GREEDY = inference.Sampler(temperature=0.0)
 
 
+def speaker(found):
+    return inference.LanguageModel(model=found.model, params=found.params)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def forward(params, tokens, *, model):
+    return model.apply(params, {}, tokens, train=False)[0]
+
+
 def plain(found, prompt, steps):
-    """The most likely continuation, without a cache."""
-    tokens = list(prompt)
-    for _ in range(steps):
-        x = jnp.asarray([tokens], jnp.int32)
-        logits, _ = found.model.apply(found.params, {}, x, train=False)
-        tokens.append(int(jnp.argmax(logits[0, -1])))
-    return tokens[len(prompt) :]
+    """The most likely continuation, without a cache.
+
+    Every pass is over a row of one length: what comes behind a token changes nothing.
+    """
+    context = found.model.decoder.context
+    row = np.zeros((1, context or 32), np.int32)
+    row[0, : len(prompt)] = prompt
+    for place in range(len(prompt), len(prompt) + steps):
+        logits = forward(found.params, row, model=found.model)
+        word = np.argmax(logits[0, place - 1])
+        if place == row.shape[1]:
+            return [*row[0, len(prompt) :].tolist(), int(word)]
+        row[0, place] = word
+    return row[0, len(prompt) : len(prompt) + steps].tolist()
 
 
 @pytest.mark.parametrize("unrolled", [False, True])
@@ -28,17 +46,12 @@ def test_greedy_generation_of_a_ragged_batch(family, unrolled):
     given = [[1, 2, 3], [4], [5, 6]]
     steps = 3
     expected = [plain(found, prompt, steps) for prompt in given]
-    prompts, lengths = inference.pad_prompts(given, least=1)
-    prompts = prompts[:, :3]
+    prompts = inference.pad_prompts(given, least=1)
     made = inference.generate(
-        found.model,
-        found.params,
-        prompts,
-        lengths,
-        max_new_tokens=steps,
+        speaker(found),
+        prompts._replace(tokens=prompts.tokens[:, :3]),
+        inference.Continuation(max_new_tokens=steps, sampler=GREEDY, unrolled=unrolled),
         key=jax.random.key(0),
-        sampler=GREEDY,
-        unrolled=unrolled,
     )
     assert made.tokens.tolist() == expected
     assert made.lengths.tolist() == [steps] * 3
@@ -50,16 +63,11 @@ def test_the_end_token_ends_a_text_and_is_counted():
     whole = plain(found, prompt, 6)
     end = whole[2]
     expected = whole[: whole.index(end) + 1]
-    prompts, lengths = inference.pad_prompts([prompt, [4]])
     made = inference.generate(
-        found.model,
-        found.params,
-        prompts,
-        lengths,
-        max_new_tokens=6,
+        speaker(found),
+        inference.pad_prompts([prompt, [4]]),
+        inference.Continuation(max_new_tokens=6, sampler=GREEDY, end=end),
         key=jax.random.key(0),
-        sampler=GREEDY,
-        end=end,
     )
     count = int(made.lengths[0])
     assert made.tokens[0, :count].tolist() == expected
@@ -69,13 +77,10 @@ def test_the_end_token_ends_a_text_and_is_counted():
 def test_draws_follow_the_models_probabilities():
     found = instance("llama")
     batch = 4000
-    prompts, lengths = inference.pad_prompts([[1, 2, 3]] * batch)
     made = inference.generate(
-        found.model,
-        found.params,
-        prompts,
-        lengths,
-        max_new_tokens=2,
+        speaker(found),
+        inference.pad_prompts([[1, 2, 3]] * batch),
+        inference.Continuation(max_new_tokens=2),
         key=jax.random.key(1),
     )
     x = jnp.array([[1, 2, 3]])
@@ -97,13 +102,10 @@ def test_draws_follow_the_models_probabilities():
 def test_one_compilation_for_prompts_of_a_bucket(compilations):
     found = instance("llama")
     for number, prompt in enumerate(([1, 2, 3], [1, 2, 3, 4, 5], [7])):
-        prompts, lengths = inference.pad_prompts([prompt], least=8)
         inference.generate(
-            found.model,
-            found.params,
-            prompts,
-            lengths,
-            max_new_tokens=4,
+            speaker(found),
+            inference.pad_prompts([prompt], least=8),
+            inference.Continuation(max_new_tokens=4),
             key=jax.random.key(number),
         )
         if number == 0:
@@ -125,11 +127,9 @@ def test_what_cannot_be_continued_is_refused(prompts, lengths, steps, message):
     found = instance("gpt2")
     with pytest.raises(core.ConfigError, match=message):
         inference.generate(
-            found.model,
-            found.params,
-            jnp.array(prompts),
-            jnp.array(lengths),
-            max_new_tokens=steps,
+            speaker(found),
+            inference.Prompts(jnp.array(prompts), jnp.array(lengths)),
+            inference.Continuation(max_new_tokens=steps),
             key=jax.random.key(0),
         )
 
@@ -142,10 +142,5 @@ def test_prompts_need_tokens_and_the_model_must_be_a_language_model():
     found = instance("mlp")
     with pytest.raises(core.ConfigError, match="no causal language model"):
         inference.generate(
-            found.model,
-            found.params,
-            jnp.array([[1]]),
-            jnp.array([1]),
-            max_new_tokens=1,
-            key=jax.random.key(0),
+            speaker(found), inference.pad_prompts([[1]]), key=jax.random.key(0)
         )
