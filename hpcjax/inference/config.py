@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 from hpcjax.core.errors import ConfigError
 
@@ -58,3 +59,28 @@ class Continuation:
                 "max_new_tokens must be at least 1: got "
                 f"max_new_tokens={self.max_new_tokens}"
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clustering:
+    """How CHAI clusters a request's heads and what it keeps of its cache.
+
+    Attributes:
+      window: tokens that are read with all heads, by which these are clustered.
+      method: how; agglomerative with average linkage of cosine distances.
+      representative: the head that speaks for a cluster.
+      mode: what is done where heads share keys, see `perf.ClusteredHeads`; needed if
+        and only if some do.
+      share_values: lets a cluster also share its representative's values, the ablation
+        that the paper calls CHAI-QKV.
+    """
+
+    window: int = 5
+    method: Literal["kmeans", "agglomerative"] = "kmeans"
+    representative: Literal["lowest", "medoid"] = "lowest"
+    mode: Literal["within_group", "cross_group", "expand"] | None = None
+    share_values: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"window must be at least 1: got window={self.window}")

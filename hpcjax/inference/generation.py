@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from hpcjax import models
 from hpcjax.core.errors import ConfigError
@@ -171,13 +171,38 @@ def _generate(
     options: Continuation,
 ) -> Generated:
     batch, time = prompts.tokens.shape
-    steps, sampler, end = options.max_new_tokens, options.sampler, options.end
     cache = models.empty_cache(
-        language_model.model, batch, time + steps, unrolled=options.unrolled
+        language_model.model,
+        batch,
+        time + options.max_new_tokens,
+        unrolled=options.unrolled,
     )
     logits, cache = prefill(language_model, cache, prompts)
+    return follow(language_model, cache, logits, options, key)
+
+
+def follow(
+    language_model: LanguageModel,
+    cache: models.Cache,
+    logits: Float[Array, "batch vocabulary"],
+    options: Continuation,
+    key: jax.Array,
+    attend: models.Attend = models.attend_cached,
+) -> Generated:
+    """Draws tokens and reads them, one after another; to be traced.
+
+    Args:
+      language_model: the model with its parameters.
+      cache: what came before, with room for what comes.
+      logits: of the first token to be drawn.
+      options: how many tokens, and how they are drawn.
+      key: of the draws.
+      attend: see `models.Decoding`.
+    """
+    batch, sampler, end = len(logits), options.sampler, options.end
+    steps = options.max_new_tokens
     drawn = next_token(logits, sampler, derive(key, "token", 0))
-    tokens = jnp.zeros((batch, steps), prompts.tokens.dtype)
+    tokens = jnp.zeros((batch, steps), drawn.dtype)
 
     def ended(token: jax.Array) -> jax.Array:
         return jnp.zeros(batch, bool) if end is None else token == end
@@ -188,7 +213,7 @@ def _generate(
 
     def advance(carry: tuple) -> tuple:
         step, token, cache, tokens, counts, done = carry
-        x = models.Decoding(tokens=token[:, None], cache=cache)
+        x = models.Decoding(tokens=token[:, None], cache=cache, attend=attend)
         logits, cache = language_model.decode(x)
         token = next_token(logits[:, 0], sampler, derive(key, "token", step))
         tokens = tokens.at[:, step].set(jnp.where(done, 0, token))

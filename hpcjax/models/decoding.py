@@ -47,11 +47,11 @@ class KeysValues:
 
     Attributes:
       keys: `[layers, batch, size, kv_heads, head_dim]`; without `layers` inside one.
-      values: the same.
+      values: the same, and as many heads unless fewer keys are kept.
     """
 
     keys: Float[Array, "*layers batch size kv_heads head_dim"]
-    values: Float[Array, "*layers batch size kv_heads head_dim"]
+    values: Float[Array, "*layers batch size value_heads head_dim"]
 
 
 def attend_cached(
