@@ -115,7 +115,7 @@ def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int
       >>> expert_capacity(6, 4, 1, 1.0), expert_capacity(6, 4, 2, 2.0)
       (2, 6)
     """
-    # Rounded first: 4 / 3 · 3 · 7 / 4 may come out above 7.
+    # Rounded first: 1.1 · 2 · 50 / 2 comes out above 55.
     return min(math.ceil(round(factor * top_k * tokens / experts, 9)), tokens)
 
 
@@ -131,9 +131,10 @@ def experts(
     """Returns Σ_j gate_j · function_{e_j}(x) over each token's chosen experts e_j.
 
     Without a capacity no token is dropped: rows are sorted by expert and multiplied by
-    `jax.lax.ragged_dot`. With one, every expert takes `capacity` rows: all tokens'
-    first choices in order of the tokens, then the second ones. A choice that finds its
-    expert full adds nothing. Both give the same where nothing is dropped.
+    `jax.lax.ragged_dot`, which `vmap` takes over all operands or none. With one, every
+    expert takes `capacity` rows: all tokens' first choices in order of the tokens, then
+    the second ones. A choice that finds its expert full adds nothing. Both give the
+    same where nothing is dropped.
 
     Args:
       x: one row for each token.

@@ -188,7 +188,7 @@ class ExpertsConfig:
 
     Attributes:
       count: how many there are.
-      top_k: experts a token goes through.
+      top_k: experts a token goes through, 1 or 2.
       capacity_factor: room of each expert, as a multiple of an even share of the tokens
         of a pass; what does not fit is left out, so that tokens then depend on others
         of their pass, also on later ones. None: everything fits.
@@ -197,17 +197,16 @@ class ExpertsConfig:
     """
 
     count: int = 8
-    top_k: Literal[1, 2] = 2
+    top_k: int = 2
     capacity_factor: float | None = None
     balance_weight: float = 0.01
     router_z_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_literals(self)
-        if self.count < self.top_k:
+        if self.top_k not in (1, 2) or self.count < self.top_k:
             raise ConfigError(
-                "count must be at least top_k: got "
-                f"count={self.count}, top_k={self.top_k}"
+                "top_k must be 1 or 2 and count at least as large: got "
+                f"top_k={self.top_k}, count={self.count}"
             )
         if self.capacity_factor is not None and not self.capacity_factor > 0:
             raise ConfigError(
@@ -334,6 +333,8 @@ class CausalLmConfig:
       width: features of a token.
       heads: query heads.
       kv_heads: key and value heads; None means as many as query heads.
+      head_dim: features of a head; None means width / heads, which must divide. One of
+        its own is what is left of a model whose heads were pruned.
       mlp_width: features inside the feed-forward part; None means 4 · width.
       options: what distinguishes GPT-2, OPT and LLaMA.
       remat: what the backward pass recomputes: nothing, all but the blocks' inputs, or
@@ -341,34 +342,45 @@ class CausalLmConfig:
       attention: how it is computed; "auto" takes cuDNN's on a GPU in half precision.
       loss_chunk: places of time that logits are formed for at once in the loss; None
         means all.
+      batch_axis: mesh axis that batches are split over, under `jit` and inside
+        `jax.set_mesh`: what goes from block to block is held to that, so that the
+        compiler gathers parameters where they are split over the same axis. None: the
+        compiler chooses.
     """
 
     depth: int = 2
     width: int = 64
     heads: int = 4
     kv_heads: int | None = None
+    head_dim: int | None = None
     mlp_width: int | None = None
     options: TransformerOptions = TransformerOptions()
     remat: Literal["none", "full", "dots"] = "none"
     attention: Literal["auto", "reference", "xla", "cudnn"] = "auto"
     loss_chunk: int | None = None
+    batch_axis: str | None = None
 
     def __post_init__(self) -> None:
         _check_literals(self)
-        _check_sizes(
-            self, "depth", "width", "heads", "kv_heads", "mlp_width", "loss_chunk"
-        )
-        _check_heads(self)
+        _check_sizes(self, "depth", "width", "heads", "kv_heads", "head_dim")
+        _check_sizes(self, "mlp_width", "loss_chunk")
+        if self.head_dim is None:
+            _check_heads(self)
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(
                 "kv_heads must divide heads: got "
                 f"kv_heads={self.kv_heads}, heads={self.heads}"
             )
-        if self.options.position == "rope" and self.width // self.heads % 2:
+        if self.options.position == "rope" and self.head_size % 2:
             raise ConfigError(
                 "rope needs an even number of features a head: got "
-                f"width={self.width}, heads={self.heads}"
+                f"width={self.width}, heads={self.heads}, head_dim={self.head_dim}"
             )
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head."""
+        return self.head_dim or self.width // self.heads
 
     def make(
         self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None

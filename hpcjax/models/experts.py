@@ -99,7 +99,9 @@ class ExpertsFeedForward(nnx.Module):
         # Observed as the rows of the other matrices are, `[batch, time, experts]`.
         logits = self.router(x).reshape(-1, config.count)
         routing = layers.route(logits, config.top_k)
-        self._put(self.balance, config.balance_weight, layers.load_balance_loss(routing))
+        self._put(
+            self.balance, config.balance_weight, layers.load_balance_loss(routing)
+        )
         self._put(self.router_z, config.router_z_weight, layers.router_z_loss(logits))
         capacity = (
             None

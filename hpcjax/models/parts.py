@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.errors import UnsupportedOp
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.config import CausalLmConfig
@@ -46,6 +47,9 @@ def causal_lm_parts(
       vocabulary: words it knows.
       policy: its dtypes.
 
+    Raises:
+      UnsupportedOp: a model with experts, whose matrices have inputs of their own.
+
     Examples:
       >>> import jax.numpy as jnp
       >>> config = CausalLmConfig(depth=2, width=4, heads=2)
@@ -58,6 +62,8 @@ def causal_lm_parts(
       >>> parts.head.apply(params, {}, y, train=False)[0].shape
       (1, 8, 11)
     """
+    if config.options.experts is not None:
+        raise UnsupportedOp("a model with experts cannot be cut into parts")
 
     def whole() -> CausalLm:
         return CausalLm(context, vocabulary, config, policy)

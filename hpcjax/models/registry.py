@@ -53,6 +53,9 @@ REGISTRY: dict[str, Entry] = {
         )
     ),
     "llama": _language(options=config.LLAMA, heads=4, kv_heads=2, mlp_width=12),
+    "llama_heads": _language(
+        options=config.LLAMA, heads=3, kv_heads=1, head_dim=6, mlp_width=12
+    ),
     "moe": _language(
         options=dataclasses.replace(config.GPT2, experts=ExpertsConfig(count=4))
     ),

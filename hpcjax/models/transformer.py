@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from hpcjax import layers
 from hpcjax.core import errors
@@ -42,11 +43,12 @@ class Sizes:
         *,
         causal: bool,
         kv_heads: int | None = None,
+        head_dim: int | None = None,
         attention: Implementation = "auto",
     ):
         self.width, self.heads = config.width, config.heads
         self.kv_heads = kv_heads or config.heads
-        self.head_dim = config.width // config.heads
+        self.head_dim = head_dim or config.width // config.heads
         self.mlp_width = config.mlp_width or 4 * config.width
         self.options, self.policy, self.causal = options, policy, causal
         self.attention: Implementation = attention
@@ -68,6 +70,7 @@ class Sizes:
             policy,
             causal=True,
             kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
             attention=config.attention,
         )
 
@@ -275,7 +278,7 @@ class CausalLm(nnx.Module):
         self.blocks = stack(Block(sizes), config.depth)
         self.final_norm = Norm(width, options, policy) if options.final_norm else None
         self.head = None if tied else project(narrow, vocabulary, output=self.logits)
-        self.chunk = config.loss_chunk
+        self.chunk, self.batch_axis = config.loss_chunk, config.batch_axis
 
     def __call__(
         self, x: jax.Array | Decoding, *, train: bool, key: jax.Array | None
@@ -288,11 +291,16 @@ class CausalLm(nnx.Module):
         y = scan_blocks(
             self.blocks,
             self.embedded(x, positions),
-            lambda block, y: block(y, positions),
+            lambda block, y: self._held(block(self._held(y), positions)),
             remat=self.remat,
         )
         y = self.finished(y)
         return self.words(y) if self.chunk is None else self._chunked(y, self.chunk)
+
+    def _held(self, y: jax.Array) -> jax.Array:
+        if self.batch_axis is None:
+            return y
+        return jax.lax.with_sharding_constraint(y, PartitionSpec(self.batch_axis))
 
     def _decoded(self, x: Decoding) -> tuple[jax.Array, Cache]:
         cache, time = x.cache, x.tokens.shape[1]
@@ -395,7 +403,7 @@ def causal_lm(
         depth=config.depth,
         heads=config.heads,
         kv_heads=config.kv_heads or config.heads,
-        head_dim=config.width // config.heads,
+        head_dim=config.head_size,
         vocabulary=outputs,
         context=None if config.options.position == "rope" else inputs[0],
         dtype=policy.compute,

@@ -1,5 +1,6 @@
 """The command `hpcjax`: finds the subcommand, turns errors into exit statuses."""
 
+import inspect
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from hpcjax.core.errors import HpcjaxError
 from hpcjax.runs import commands, show
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+_KEY = re.compile(r"[A-Za-z_][\w.]*")
 _DESCRIPTION = """Published methods as composable JAX functions, each tied to a table.
 
 Exit status: 0 done, 1 a claim failed, 2 bad config or usage, 3 data missing or damaged,
@@ -68,7 +70,7 @@ def _dispatch(args: list[str]) -> int:
             COMMANDS,
             prog="hpcjax",
             description=_DESCRIPTION,
-            args=_overrides_last(args) or ["--help"],
+            args=_overrides_last(_as_overrides(args)) or ["--help"],
             config=(tyro.conf.FlagCreatePairsOff,),
         )
     except SystemExit as stop:
@@ -79,3 +81,28 @@ def _overrides_last(args: list[str]) -> list[str]:
     """Moves `key=value` behind everything else: tyro wants them in one place."""
     changes = [arg for arg in args if _OVERRIDE.match(arg)]
     return [arg for arg in args if not _OVERRIDE.match(arg)] + changes
+
+
+def _as_overrides(args: list[str]) -> list[str]:
+    """Returns `--key value` as `key=value` where the command has no such option."""
+    if not args or args[0] not in COMMANDS:
+        return args
+    options = inspect.signature(COMMANDS[args[0]]).parameters
+    if "overrides" not in options:
+        return args
+    found, rest = args[:1], args[1:]
+    while rest:
+        option, equals, value = rest[0].partition("=")
+        key = option.removeprefix("--")
+        known = key.replace("-", "_") in options or key == "help"
+        if known or key == option or not _KEY.fullmatch(key):
+            found.append(rest.pop(0))
+        elif equals:
+            found.append(f"{key}={value}")
+            rest.pop(0)
+        elif len(rest) > 1 and not rest[1].startswith("--"):
+            found.append(f"{key}={rest[1]}")
+            del rest[:2]
+        else:
+            found.append(rest.pop(0))
+    return found

@@ -9,7 +9,7 @@ from hpcjax.runs import results
 from hpcjax.runs.directory import RunDirectory
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
-from hpcjax.train.recorder import Joined
+from hpcjax.train.recorder import Joined, Recorder
 from hpcjax.train.watchdog import PROGRESS, Watchdog
 from hpcjax.train.writers import open_writers
 
@@ -47,6 +47,23 @@ class Context:
         self._signals = signals
         self._log = log
         self._trust = trust
+        self._recorder: Recorder | None = None
+
+    def record(self, step: int, **figures: float) -> None:
+        """Keeps figures of a run that does not train, and shows how far it is.
+
+        Args:
+          step: 1, 2, …
+          **figures: by name.
+        """
+        if self._recorder is None:
+            self._recorder = Joined(self.directory.metrics(), self._progress)
+            self._recorder.rewind(0)
+        self._recorder.write({"step": step, **figures})
+
+    def say(self, text: str) -> None:
+        """Prints what a user wants to read on standard output, such as a text made."""
+        self._progress.say(text)
 
     def train(
         self, task: "train.Task", config: "train.TrainConfig", *, seed: int

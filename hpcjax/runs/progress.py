@@ -29,7 +29,8 @@ class Progress:
     """
 
     def __init__(self, name: str, total: int | None, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet)
+        self._console = Console(stderr=True, quiet=quiet, emoji=False)
+        self._said = Console(emoji=False)
         self._live = self._console.is_terminal and not quiet
         self._bar = Bar(
             SpinnerColumn(),
@@ -71,6 +72,10 @@ class Progress:
             if name in record:
                 self._shown[name] = record[name]
         self._bar.update(self._task, completed=self._step, metrics=self._text())
+
+    def say(self, text: str) -> None:
+        """Prints a text that is a run's outcome, also where nobody watches."""
+        self._said.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def rewind(self, step: int) -> float:
         """Shows the step from which the run goes on; returns 0."""

@@ -14,6 +14,11 @@ from .mesh import data_mesh as data_mesh
 from .mesh import make_mesh as make_mesh
 from .mesh import place_batch as place_batch
 from .mesh import state_shardings as state_shardings
+from .parameters import MODEL_AXIS as MODEL_AXIS
+from .parameters import batch_sharding as batch_sharding
+from .parameters import logical_axes as logical_axes
+from .parameters import parameter_shardings as parameter_shardings
+from .parameters import rules as rules
 from .pipeline import Pipelined as Pipelined
 from .pipeline import StageFunctions as StageFunctions
 from .pipeline import Visit as Visit

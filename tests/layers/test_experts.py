@@ -84,7 +84,9 @@ def test_both_paths_have_the_same_gradients(top_k):
     def loss(p, capacity):
         return jnp.sum(jnp.sin(mixture(p, top_k, capacity=capacity)))
 
-    dropless, full = (jax.jit(jax.grad(loss), static_argnums=1)(p, c) for c in (None, 13))
+    dropless, full = (
+        jax.jit(jax.grad(loss), static_argnums=1)(p, c) for c in (None, 13)
+    )
     for name, grad in dropless.items():
         assert np.abs(grad).max() > 0.01, name
         close(full[name], grad)
@@ -112,6 +114,13 @@ def test_with_room_for_one_the_later_token_is_dropped():
         capacity=1,
     )
     np.testing.assert_array_equal(y, [[3, 3], [2, 2], [0, 0]])
+
+
+def test_capacity_is_the_ceiling_of_an_exact_product():
+    assert layers.expert_capacity(100, 2, 2, 0.55) == 55
+    assert layers.expert_capacity(60, 2, 1, 1.1) == 33
+    assert layers.expert_capacity(7, 3, 1, 1.0) == 3
+    assert layers.expert_capacity(50, 2, 2, 1.1) == 50  # never more than the tokens
 
 
 @pytest.mark.acceptance("lm-models", 7)
@@ -218,7 +227,7 @@ def test_half_precision_computes_in_it_and_differentiates(capacity):
 
 def test_what_cannot_be_is_refused():
     p = arrays(4, 3)
-    with pytest.raises(ValueError, match="between 1 and the number.*top_k=4, 3 exp"):
+    with pytest.raises(ValueError, match=r"between 1 and the number.*top_k=4, 3 exp"):
         layers.route(jnp.zeros((2, 3)), 4)
     with pytest.raises(ValueError, match="at least 1: got capacity=0"):
         mixture(p, 1, capacity=0)

@@ -40,6 +40,11 @@ CASES = {
         "LlamaConfig",
         {**SIZES, **GROUPED, "intermediate_size": 37, "rms_norm_eps": 1e-4},
     ),
+    "llama_heads": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**SIZES, **GROUPED, "intermediate_size": 37, "head_dim": 6},
+    ),
     "llama_tied": (
         "LlamaForCausalLM",
         "LlamaConfig",

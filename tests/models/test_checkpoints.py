@@ -171,7 +171,8 @@ CHANGES = [
     ("opt", {"enable_bias": False}, core.UnsupportedOp, "enable_bias=True"),
     ("opt", {"do_layer_norm_before": 1}, core.DataFormatError, "true or false"),
     ("llama", {"attention_bias": True}, core.UnsupportedOp, "attention_bias=False"),
-    ("llama", {"head_dim": 32}, core.UnsupportedOp, "head_dim=4"),
+    ("llama", {"head_dim": 32}, core.DataFormatError, r"shape \(192, 24\)"),
+    ("llama", {"head_dim": "4"}, core.DataFormatError, "as 'head_dim', found '4'"),
     ("llama", {"rms_norm_eps": "x"}, core.DataFormatError, "a number"),
     ("llama", {"rope_parameters": 3}, core.DataFormatError, "an object"),
     (
@@ -230,10 +231,13 @@ def test_the_keys_of_old_rope_configs_are_read(case, tmp_path):
         models.TransformerOptions(embed_width=8),
         models.TransformerOptions(position="offset", norm_eps=1e-3),
         models.TransformerOptions(position="rope"),
+        models.GPT2,
     ],
 )
 def test_a_model_that_no_family_expresses_is_not_saved(tmp_path, options):
-    config = models.CausalLmConfig(width=8, heads=2, options=options)
+    # GPT-2's config.json has no place for heads of a size of their own.
+    head_dim = 6 if options == models.GPT2 else None
+    config = models.CausalLmConfig(width=8, heads=2, head_dim=head_dim, options=options)
     params, _ = config.make((5,), 7).init(jax.random.key(0))
     ours = pretrained.Pretrained(params=params, config=config, context=5, vocabulary=7)
     with pytest.raises(core.ConfigError, match=r"no config.json of .* can express"):

@@ -17,9 +17,14 @@ from hpcjax import core, models
         (lambda: models.CausalLmConfig(heads=4, kv_heads=3), "kv_heads must divide"),
         (lambda: models.CausalLmConfig(depth=0), "depth=0"),
         (lambda: models.TransformerOptions(norm_eps=0.0), "norm_eps must be positive"),
+        (lambda: models.CausalLmConfig(head_dim=0), "head_dim=0"),
         (
             lambda: models.CausalLmConfig(width=6, heads=2, options=models.LLAMA),
             "even number",
+        ),
+        (
+            lambda: models.CausalLmConfig(head_dim=5, options=models.LLAMA),
+            "even number.*head_dim=5",
         ),
         (lambda: models.TransformerOptions(embed_width=0), "embed_width=0"),
         (lambda: models.RopeScaling(low=4.0), "high > low > 0: got .*low=4.0"),

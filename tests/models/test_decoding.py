@@ -11,7 +11,7 @@ import pytest
 from hpcjax import core, models
 from tests.models.helpers import instance
 
-FAMILIES = ("gpt2", "opt", "opt_350m", "llama", "moe", "post_norm")
+FAMILIES = ("gpt2", "opt", "opt_350m", "llama", "llama_heads", "moe", "post_norm")
 SIZE = 6
 
 

@@ -27,7 +27,8 @@ def rotate(x, theta):
 
 def attend(x, params, config, options, allowed):
     """Attention of one sequence, head by head; `allowed[i, j]`: i sees j."""
-    size, kv_heads = config.width // config.heads, getattr(config, "kv_heads", None)
+    size = params["query"]["kernel"].shape[-1] // config.heads
+    kv_heads = getattr(config, "kv_heads", None)
     query, key, value = (dense(x, params[n]) for n in ("query", "key", "value"))
     parts = []
     for head in range(config.heads):

@@ -188,7 +188,9 @@ def _llama(given: Description, _: Collection[str]) -> Architecture:
     given.only("attention_bias", False)
     given.only("mlp_bias", False)
     width, heads = given.size("hidden_size"), given.size("num_attention_heads")
-    given.only("head_dim", width // heads, None)
+    head_dim = given.content.get("head_dim")
+    if head_dim is not None:
+        head_dim = given.size("head_dim")
     theta, scaling = _rope(given)
     options = dataclasses.replace(
         LLAMA,
@@ -203,6 +205,7 @@ def _llama(given: Description, _: Collection[str]) -> Architecture:
         width=width,
         heads=heads,
         kv_heads=None if kv_heads == heads else kv_heads,
+        head_dim=None if head_dim * heads == width else head_dim,
         mlp_width=given.size("intermediate_size"),
         options=options,
     )
@@ -329,6 +332,7 @@ def family_of(config: CausalLmConfig | BertConfig) -> FamilyName:
     if family != "llama":
         grouped = config.kv_heads not in (None, config.heads)
         good &= options.mlp != "silu_gated" and not grouped
+        good &= config.head_dim in (None, config.width // config.heads)
     if family == "opt":
         good &= options.norm_position == "pre" or not options.final_norm
     if not good:
@@ -385,6 +389,7 @@ def to_json(found: Architecture) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         **_sizes(config, found.context, "intermediate_size"),
         "num_key_value_heads": config.kv_heads or config.heads,
+        "head_dim": config.head_size,
         "hidden_act": "silu",
         "rms_norm_eps": options.norm_eps,
         **_rope_keys(options),

@@ -1,0 +1,22 @@
+"""SmolLM2 writes 32 tokens, our decoding against transformers'; 3 min on 2 cores.
+
+Needs `hpcjax data fetch smollm2`, torch and transformers.
+Expect: not slower than transformers on the same cores (`hpcjax table lm/decoding`).
+"""
+
+import dataclasses
+
+from experiments.lm.decoding import Config
+
+needs = ("smollm2", "torch")
+
+one = Config()
+eight = dataclasses.replace(one, batch=8)
+base = one
+smoke = {
+    "model": "random",
+    "prompt": "4",
+    "tokens": "4",
+    "repetitions": "2",
+    "peer": "false",
+}
