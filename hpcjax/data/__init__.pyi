@@ -33,6 +33,7 @@ from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
 from .corpora import read_c4 as read_c4
 from .corpora import read_part as read_part
+from .corpora import read_parts as read_parts
 from .corpora import read_ptb as read_ptb
 from .corpora import read_wikitext as read_wikitext
 from .corpora import windows as windows

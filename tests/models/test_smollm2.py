@@ -1,0 +1,98 @@
+"""The real models that packages ship, against numpy and transformers."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import data, inference, models
+from hpcjax.data import catalog
+from hpcjax.models import pretrained
+from hpcjax.runs import directory
+from hpcjax.runs.language_models import load_language_model
+from tests.oracles import transformer
+
+ROOT = directory.data_root(pathlib.Path(__file__).parents[2])
+pytestmark = pytest.mark.slow
+
+
+def forward(loaded, tokens):
+    """Logits of one text in numpy, from the parameters as they were stored."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), loaded.params)
+    config, options = loaded.config, loaded.config.options
+    x = params["embed"]["table"][tokens]
+    past = np.tril(np.ones((len(tokens), len(tokens)), bool))
+    for layer in range(config.depth):
+        own = jax.tree.map(lambda leaf, at=layer: leaf[at], params["blocks"])
+        x = transformer.layer(x, own, config, options, past)
+    x = transformer.norm(x, params["final_norm"], options.norm_eps)
+    return x @ params["embed"]["table"].T
+
+
+@pytest.mark.acceptance("lm-models", 3)
+def test_smollm2_equals_numpy_and_writes_the_same():
+    data.fetch("smollm2", ROOT)
+    data.fetch("kjv", ROOT)
+    loaded, tokenizer = load_language_model("smollm2", ROOT)
+    (held_out,) = data.read_parts(ROOT, "kjv", "validation")
+    tokens = tokenizer.encode("\n".join(held_out))[:256]
+    logits = forward(loaded, tokens)
+    chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -chances[np.arange(255), tokens[1:]]
+    losses = inference.token_losses(loaded.params, tokens[None], model=loaded.model)
+    assert abs(float(np.mean(losses)) - expected.mean()) < 1e-4
+    np.testing.assert_allclose(losses[0], expected, atol=2e-3)
+    prompt = tokens[:24]
+    made = inference.generate(
+        inference.LanguageModel(model=loaded.model, params=loaded.params),
+        inference.pad_prompts([prompt]),
+        inference.Continuation(
+            max_new_tokens=32, sampler=inference.Sampler(temperature=0.0)
+        ),
+        key=jax.random.key(0),
+    )
+    # If each token is the likeliest behind those before it, so is the whole text.
+    text = np.concatenate([prompt, made.tokens[0]])
+    likeliest = np.argmax(forward(loaded, text), axis=-1)
+    np.testing.assert_array_equal(likeliest[23:-1], text[24:])
+    assert models.num_params(loaded.model) == 134_515_008
+
+
+@pytest.mark.acceptance("lm-models", 4)
+def test_minilm_gives_transformers_sentence_embeddings():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    data.fetch("minilm", ROOT)
+    files = catalog.locate("minilm", ROOT)
+    folder = next(path.parent for path in files.values() if path.suffix == ".json")
+    loaded = pretrained.load(folder)
+    tokenizer = data.load_tokenizer(folder / "tokenizer.json")
+    texts = (
+        "A man is playing a guitar on the stage.",
+        "Someone plays guitar in front of an audience.",
+        "The stock market fell sharply on Tuesday.",
+    )
+    codes = [tokenizer.encode(f"[CLS] {text} [SEP]") for text in texts]
+    time = max(map(len, codes))
+    x = np.zeros((len(texts), time, 3), np.int32)
+    for row, code in zip(x, codes, strict=True):
+        row[: len(code), 0] = code
+        row[: len(code), 2] = 1
+    (features, _) = loaded.model.apply(loaded.params, {}, jnp.asarray(x), train=False)
+    real = x[..., 2:].astype(np.float32)
+
+    def pooled(hidden):
+        mean = (np.asarray(hidden) * real).sum(1) / real.sum(1)
+        return mean / np.linalg.norm(mean, axis=1, keepdims=True)
+
+    ours = pooled(features.hidden)
+    peer = transformers.BertModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        theirs = peer(
+            input_ids=torch.from_numpy(x[..., 0]).long(),
+            attention_mask=torch.from_numpy(x[..., 2]).long(),
+        ).last_hidden_state
+    np.testing.assert_allclose(ours, pooled(theirs.numpy()), atol=1e-5)
+    assert ours[0] @ ours[1] > ours[0] @ ours[2] + 0.2
