@@ -8,6 +8,9 @@ from .blocks import round_blocks as round_blocks
 from .config import GptqOptions as GptqOptions
 from .config import GridSpec as GridSpec
 from .config import PruneOptions as PruneOptions
+from .distillation import Distilled as Distilled
+from .distillation import distil as distil
+from .distillation import distillation_loss as distillation_loss
 from .gptq import Hessian as Hessian
 from .gptq import Solved as Solved
 from .gptq import hessian_init as hessian_init
@@ -22,3 +25,8 @@ from .grids import quantize as quantize
 from .grids import round_to_nearest as round_to_nearest
 from .sparsegpt import Pruned as Pruned
 from .sparsegpt import prune as prune
+from .structured import by_angle as by_angle
+from .structured import ends as ends
+from .structured import prune_features as prune_features
+from .structured import prune_heads as prune_heads
+from .structured import prune_layers as prune_layers

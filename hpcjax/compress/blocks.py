@@ -5,6 +5,7 @@ and its parameters, stacked along axis 0. Nothing here knows of language models.
 """
 
 import functools
+import itertools
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,20 @@ from hpcjax.kernels import QuantizedMatrix, quantized_matrix
 log = logging.getLogger(__name__)
 
 Groups = Sequence[Sequence[str]]
+
+
+class _Made(NamedTuple):
+    """One matrix, compressed: its values, how they are stored, and its report."""
+
+    values: jax.Array
+    stored: Any
+    loss: jax.Array
+    rounded: jax.Array | float
+    damping: float
+
+
+# (kernels with the same inputs, by path; their H; number of the block) -> by path
+_Compress = Callable[[Mapping[str, jax.Array], jax.Array, int], Mapping[str, _Made]]
 
 
 class LayerReport(NamedTuple):
@@ -103,22 +118,65 @@ def quantize_blocks(
     # Only then are groups not of neighbouring inputs.
     scattered = options.act_order and not options.static_groups
 
-    def one(kernel: jax.Array, hessian: jax.Array, name: str) -> tuple:
-        solved = solve(kernel, hessian, spec, options, name=name)
-        made = solved.kernel(spec)
-        integers, grid = grids.round_to_nearest(kernel, spec)
-        rounded = _values(integers, grid, spec)
-        matrix = quantized_matrix(
-            solved.integers,
-            solved.grid.scale,
-            solved.grid.zero,
-            bits=spec.bits,
-            group=solved.group if scattered and spec.group_size else None,
+    def compress(
+        kernels: Mapping[str, jax.Array], hessian: jax.Array, layer: int
+    ) -> dict[str, _Made]:
+        # Outputs do not depend on each other: a group is one matrix.
+        ends = list(
+            itertools.accumulate(kernel.shape[1] for kernel in kernels.values())
         )
-        lost = _lost(kernel, made, hessian), _lost(kernel, rounded, hessian)
-        return made, matrix, *lost, solved.damping
+        solved = solve(
+            jnp.concatenate(list(kernels.values()), axis=1),
+            hessian,
+            spec,
+            options,
+            name=f"block {layer}, {', '.join(kernels)}",
+        )
+        split = functools.partial(jnp.split, indices_or_sections=ends[:-1], axis=1)
+        parts = zip(
+            *map(split, (solved.integers, solved.grid.scale, solved.grid.zero)),
+            strict=True,
+        )
+        group = solved.group if scattered and spec.group_size else None
+        return {
+            path: _judged(
+                kernel,
+                quantized_matrix(*part, bits=spec.bits, group=group),
+                hessian,
+                solved.damping,
+                spec=spec,
+            )
+            for (path, kernel), part in zip(kernels.items(), parts, strict=True)
+        }
 
-    return _walk(block, params, inputs, groups, one, true_sequential, batch, report)
+    return _walk(
+        block, params, inputs, groups, compress, true_sequential, batch, report
+    )
+
+
+def _judged(
+    kernel: jax.Array,
+    matrix: QuantizedMatrix,
+    hessian: jax.Array,
+    damping: float,
+    *,
+    spec: GridSpec,
+) -> _Made:
+    """Returns a matrix with its loss, and that of rounding to the nearest."""
+    values, loss, rounded = _compared(kernel, matrix, hessian, spec=spec)
+    return _Made(values, matrix, loss, rounded, damping)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _compared(
+    kernel: jax.Array, matrix: QuantizedMatrix, hessian: jax.Array, *, spec: GridSpec
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    values = matrix.dequantize()
+    integers, grid = grids.round_to_nearest(kernel, spec)
+    size = len(integers) // len(grid.scale)
+    scale, zero = (jnp.repeat(v, size, axis=0) for v in (grid.scale, grid.zero))
+    rounded = grids.dequantize(integers, scale, zero, spec)
+    return values, _lost(kernel, values, hessian), _lost(kernel, rounded, hessian)
 
 
 def round_blocks(params: Any, paths: Sequence[str], spec: GridSpec) -> Any:
@@ -150,12 +208,21 @@ def prune_blocks(
 ) -> Compressed:
     """Prunes the matrices of every block by SparseGPT; see `quantize_blocks`."""
 
-    def one(kernel: jax.Array, hessian: jax.Array, name: str) -> tuple:
-        pruned = prune(kernel, hessian, options, name=name)
-        lost = _lost(kernel, pruned.kernel, hessian)
-        return pruned.kernel, pruned.kernel, lost, float("nan"), pruned.damping
+    def compress(
+        kernels: Mapping[str, jax.Array], hessian: jax.Array, layer: int
+    ) -> dict[str, _Made]:
+        made = {}
+        for path, kernel in kernels.items():
+            pruned = prune(kernel, hessian, options, name=f"block {layer}, {path}")
+            lost = _lost(kernel, pruned.kernel, hessian)
+            made[path] = _Made(
+                pruned.kernel, pruned.kernel, lost, float("nan"), pruned.damping
+            )
+        return made
 
-    return _walk(block, params, inputs, groups, one, true_sequential, batch, report)
+    return _walk(
+        block, params, inputs, groups, compress, true_sequential, batch, report
+    )
 
 
 def dequantized(params: Any, dtype: str = "float32") -> Any:
@@ -184,7 +251,7 @@ def _walk(
     params: Any,
     inputs: jax.Array,
     groups: Groups,
-    one: Callable[[jax.Array, jax.Array, str], tuple],
+    compress: _Compress,
     true_sequential: bool,
     batch: int,
     report: Callable[[LayerReport], None],
@@ -199,14 +266,15 @@ def _walk(
         for group in groups:
             seen = own if true_sequential else before
             hessian = _gather(block, seen, parts, group[0])
-            for path in group:
-                name = f"{path}/kernel"
-                kernel = trees.flatten(own)[name].astype(jnp.float32)
-                made, stored[name], *lost, damping = one(
-                    kernel, hessian.matrix, f"block {layer}, {path}"
-                )
-                own = replaced(own, {name: made})
-                found = LayerReport(layer, path, *map(float, lost), damping)
+            flat = trees.flatten(own)
+            kernels = {
+                path: flat[f"{path}/kernel"].astype(jnp.float32) for path in group
+            }
+            for path, made in compress(kernels, hessian.matrix, layer).items():
+                own = replaced(own, {f"{path}/kernel": made.values})
+                stored[f"{path}/kernel"] = made.stored
+                lost = float(made.loss), float(made.rounded)
+                found = LayerReport(layer, path, *lost, made.damping)
                 reports.append(found)
                 report(found)
         parts = _advance(block, own, parts)
@@ -264,12 +332,6 @@ def _advance(block: Model, params: Any, parts: Sequence[jax.Array]) -> list[jax.
 @functools.partial(jax.jit, static_argnames="block")
 def _apply(params: Any, x: jax.Array, *, block: Model) -> jax.Array:
     return block.apply(params, {}, x, train=False)[0]
-
-
-def _values(integers: jax.Array, grid: grids.Grid, spec: GridSpec) -> jax.Array:
-    size = len(integers) // len(grid.scale)
-    scale, zero = (jnp.repeat(v, size, axis=0) for v in (grid.scale, grid.zero))
-    return grids.dequantize(integers, scale, zero, spec)
 
 
 @jax.jit

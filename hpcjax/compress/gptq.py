@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, UInt8
 
 from hpcjax.compress import grids
 from hpcjax.compress.config import GptqOptions, GridSpec
-from hpcjax.compress.elimination import Pending, eliminate, inverse_factor
+from hpcjax.compress.elimination import Pending, eliminate, factored
 from hpcjax.compress.grids import Grid
 from hpcjax.core.structs import pytree
 from hpcjax.core.varying import vary_like
@@ -129,85 +128,62 @@ def solve(
       [1, 0, 3]
     """
     options = options or GptqOptions()
-    spec.groups(kernel.shape[0])
-    given, hessian = alive_problem(kernel, hessian, name)
-    if mesh is not None and kernel.shape[1] % mesh.shape[axis]:
+    inputs, outputs = kernel.shape
+    spec.groups(inputs)
+    if mesh is not None and outputs % mesh.shape[axis]:
         raise ValueError(
             f"{name}: outputs must be a multiple of the devices of {axis!r}: got "
-            f"{kernel.shape[1]} and {mesh.shape[axis]}"
+            f"{outputs} and {mesh.shape[axis]}"
         )
-    order = jnp.arange(len(hessian))
-    if options.act_order:
-        order = jnp.argsort(-jnp.diagonal(hessian), stable=True)
-    upper, damping = inverse_factor(hessian[order][:, order], options.damping, name)
-    integers, grid, losses = _quantize(
-        kernel, given, upper, order, spec=spec, options=options, mesh=mesh, axis=axis
+    found = factored(hessian, inputs, options.damping, name, ordered=options.act_order)
+    integers, grid, loss, group = _quantize(
+        kernel,
+        *(found.factor, found.order, found.alive),
+        spec=spec,
+        options=options,
+        mesh=mesh,
+        axis=axis,
     )
-    size = spec.group_size or len(hessian)
-    place = jnp.argsort(order)
-    by_input = jnp.arange(len(hessian)) if options.static_groups else place
-    return Solved(
-        integers[place], grid, by_input // size, jnp.sum(losses), order, damping
-    )
-
-
-def alive_problem(
-    kernel: jax.Array, hessian: jax.Array, name: str
-) -> tuple[jax.Array, jax.Array]:
-    """Returns W and H without the inputs that were always zero.
-
-    They cost nothing: their weights are dropped, and H is one on their diagonal.
-
-    Raises:
-      ValueError: H is of another shape, not symmetric or not finite.
-    """
-    _check(kernel, hessian, name)
-    alive = jnp.diagonal(hessian) != 0
-    one = jnp.diag(jnp.where(alive, 0, 1).astype(hessian.dtype))
-    return jnp.where(alive[:, None], kernel, 0), hessian + one
-
-
-def _check(kernel: jax.Array, hessian: jax.Array, name: str) -> None:
-    inputs = kernel.shape[0]
-    if hessian.shape != (inputs, inputs):
-        raise ValueError(
-            f"{name}: the Hessian must be [{inputs}, {inputs}] for a kernel of "
-            f"{inputs} inputs: got {list(hessian.shape)}"
-        )
-    found = np.asarray(hessian)
-    if not np.isfinite(found).all():
-        raise ValueError(f"{name}: the Hessian is not finite")
-    scale = np.abs(found).max()
-    if np.abs(found - found.T).max() > 1e-3 * scale:
-        raise ValueError(f"{name}: the Hessian is not symmetric")
+    return Solved(integers, grid, group, loss, found.order, found.damping)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "options", "mesh", "axis"))
 def _quantize(
-    *arrays: jax.Array,
+    kernel: jax.Array,
+    factor: jax.Array,
+    order: jax.Array,
+    alive: jax.Array,
+    *,
     spec: GridSpec,
     options: GptqOptions,
     mesh: Mesh | None,
     axis: str,
-) -> tuple[jax.Array, Grid, jax.Array]:
-    """Returns what `_columns` does, compiled once for all kernels of a shape."""
+) -> tuple[jax.Array, Grid, jax.Array, jax.Array]:
+    """Returns integers and their grids and groups by input, and the loss.
+
+    Compiled once for all kernels of a shape.
+    """
     run = functools.partial(_columns, spec=spec, options=options)
     if mesh is not None:
         columns = P(None, axis)
         run = jax.shard_map(
             run,
             mesh=mesh,
-            in_specs=(columns, columns, P(), P()),
+            in_specs=(columns, P(), P(), P()),
             out_specs=(columns, columns, P(axis)),
         )
-    return run(*arrays)
+    integers, grid, losses = run(kernel, factor, order, alive)
+    place = jnp.argsort(order)
+    by_input = jnp.arange(len(order)) if options.static_groups else place
+    group = by_input // (spec.group_size or len(order))
+    return integers[place], grid, jnp.sum(losses), group
 
 
 def _columns(
     kernel: jax.Array,
-    given: jax.Array,
-    upper: jax.Array,
+    factor: jax.Array,
     order: jax.Array,
+    alive: jax.Array,
     *,
     spec: GridSpec,
     options: GptqOptions,
@@ -237,8 +213,8 @@ def _columns(
 
     integers = vary_like(jnp.zeros(kernel.shape, jnp.uint8), kernel)
     made, loss = eliminate(
-        given[order],
-        upper,
+        jnp.where(alive[:, None], kernel, 0)[order],
+        factor,
         visit,
         (integers, grids.fit_grid(kernel, spec)),
         block=options.block,

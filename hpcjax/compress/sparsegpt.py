@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hpcjax.compress.config import PruneOptions
-from hpcjax.compress.elimination import Pending, eliminate, inverse_factor
-from hpcjax.compress.gptq import alive_problem
+from hpcjax.compress.elimination import Pending, eliminate, factored
 
 
 class Pruned(NamedTuple):
@@ -64,27 +63,28 @@ def prune(
     """
     options = options or PruneOptions()
     options.check_inputs(kernel.shape[0], name)
-    given, hessian = alive_problem(kernel, hessian, name)
-    upper, damping = inverse_factor(hessian, options.damping, name)
-    made, kept, loss = _prune(given, upper, options=options)
-    return Pruned(made, kept, jnp.sum(loss), damping)
+    found = factored(hessian, kernel.shape[0], options.damping, name)
+    made, kept, loss = _prune(kernel, found.factor, found.alive, options=options)
+    return Pruned(made, kept, jnp.sum(loss), found.damping)
 
 
 @functools.partial(jax.jit, static_argnames="options")
 def _prune(
-    given: jax.Array, upper: jax.Array, *, options: PruneOptions
+    kernel: jax.Array, factor: jax.Array, alive: jax.Array, *, options: PruneOptions
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    given = jnp.where(alive[:, None], kernel, 0)
     inputs, outputs = given.shape
     block = min(options.block, inputs)
     # The last block is filled up with inputs that are not counted.
-    weight = jnp.pad(1 / jnp.diagonal(upper) ** 2, (0, -inputs % block))
+    weight = jnp.pad(jnp.diagonal(factor) ** 2, (0, -inputs % block))
     numbers = jnp.arange(block)
 
-    def begin(place: jax.Array, rows: jax.Array, made: tuple, _: Pending) -> tuple:
+    def begin(place: jax.Array, made: tuple, pending: Pending) -> tuple:
         values, kept = made
         if options.pattern is not None:
             return made
         own = jax.lax.dynamic_slice_in_dim(weight, place, block)
+        rows = pending.rows(place, block)
         real = (place + numbers < inputs)[:, None]
         score = jnp.where(real, rows**2 * own[:, None], jnp.inf).ravel()
         rank = jnp.argsort(jnp.argsort(score)).reshape(rows.shape)
@@ -112,7 +112,7 @@ def _prune(
 
     filled = jnp.ones((len(weight), outputs), bool)
     made, loss = eliminate(
-        given, upper, visit, (jnp.zeros_like(given), filled), block=block, begin=begin
+        given, factor, visit, (jnp.zeros_like(given), filled), block=block, begin=begin
     )
     values, kept = made
     return values, kept[:inputs], loss

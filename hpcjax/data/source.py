@@ -1,7 +1,7 @@
 """What a data set is: two sources of examples, and the shapes a model needs."""
 
 import pathlib
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, Int32, UInt8
@@ -44,6 +44,7 @@ class Dataset(NamedTuple):
         `(context, 3)` for masked text.
       outputs: number of classes, or size of the vocabulary.
       kind: how an example is to be read.
+      coder: of a text, how its tokens are written; None where that is not known.
     """
 
     train: Source
@@ -51,6 +52,7 @@ class Dataset(NamedTuple):
     inputs: tuple[int, ...]
     outputs: int
     kind: Kind
+    coder: Any = None
 
 
 def check_indices(indices: np.ndarray, size: int) -> None:

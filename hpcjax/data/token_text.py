@@ -63,7 +63,7 @@ def load_token_text(
         _source(coder, documents, context, part)
         for documents, part in ((training, "train"), (held_out, "validation"))
     ]
-    return Dataset(sources[0], sources[1], (context,), len(coder), "language")
+    return Dataset(sources[0], sources[1], (context,), len(coder), "language", coder)
 
 
 def cached_byte_pairs(

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Int32
 
+from hpcjax.core import files
 from hpcjax.core.errors import (
     ConfigError,
     DataFormatError,
@@ -113,6 +114,10 @@ class Tokenizer:
             )
             found += (np.array(each.ids, np.int32) for each in encoded)
         return found
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes `tokenizer.json`, whole or not at all."""
+        files.write_atomic(path, self.inner.to_str())
 
     def decode(
         self, tokens: Int[np.ndarray, " tokens"], *, special: bool = True

@@ -27,6 +27,7 @@ class Context:
       data_root: folder below which data sets lie.
       mesh: devices, one axis "data".
       directory: where the run writes.
+      trained: the state that the last training ended in; None before.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Context:
         self._log = log
         self._trust = trust
         self._recorder: Recorder | None = None
+        self.trained: train.TrainState | None = None
 
     def record(self, step: int, **figures: float) -> None:
         """Keeps figures of a run that does not train, and shows how far it is.
@@ -98,7 +100,7 @@ class Context:
             watchdog = None
             if config.stall_seconds:
                 watchdog = stack.enter_context(self._watchdog(config.stall_seconds))
-            train.fit(
+            self.trained = train.fit(
                 task,
                 config,
                 seed=seed,

@@ -1,15 +1,18 @@
 """Language models by name, with the tokenizer that goes with them."""
 
 import dataclasses
+import functools
 import pathlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from jaxtyping import Int32
 
 from hpcjax.core.errors import ConfigError, DataMissing
 
 if TYPE_CHECKING:
     from hpcjax.data import Coder
+    from hpcjax.data.corpora import Part
     from hpcjax.models.pretrained import Pretrained
 
 RANDOM = "random"
@@ -44,6 +47,8 @@ class Speaking(NamedTuple):
     tokenizer: "Coder"
 
 
+# A table's runs are of one model: it is read, and its programs are compiled, once.
+@functools.lru_cache(maxsize=2)
 def load_language_model(name: str, root: pathlib.Path) -> Speaking:
     """Loads a causal language model.
 
@@ -85,6 +90,24 @@ def load_language_model(name: str, root: pathlib.Path) -> Speaking:
             f"{loaded.vocabulary}: they do not go together"
         )
     return Speaking(loaded, tokenizer)
+
+
+@functools.lru_cache(maxsize=4)
+def corpus_tokens(
+    name: str, corpus: str, part: "Part", root: pathlib.Path
+) -> Int32[np.ndarray, " tokens"]:
+    """Returns the documents of a part of a corpus, line by line, as a model reads them.
+
+    Args:
+      name: of the model, see `load_language_model`.
+      corpus: of `hpcjax.data`, such as "kjv" or "python-library".
+      part: "train", "validation" or "test".
+      root: the folder of data sets.
+    """
+    from hpcjax import data
+
+    text = "\n".join(data.read_part(root, corpus, part))
+    return load_language_model(name, root).tokenizer.encode(text)
 
 
 def _random() -> "Pretrained":

@@ -11,11 +11,13 @@ from hpcjax.data.source import Kind
 from hpcjax.train.task import Batch, Objective, Totals
 
 
-def label_totals(logits: Float[Array, "batch *time labels"], batch: Batch) -> Totals:
+def label_totals(
+    logits: "Float[Array, 'batch *time labels'] | models.ChunkedLogits", batch: Batch
+) -> Totals:
     """Sums cross-entropy (nats) and errors over the labels of a batch.
 
     Args:
-      logits: unnormalised log-probabilities.
+      logits: unnormalised log-probabilities, whole or chunk by chunk.
       batch: int labels `"y"` [batch, *time] and, in validation, `"weight"` [batch].
     """
     labels = batch["y"]
@@ -23,10 +25,18 @@ def label_totals(logits: Float[Array, "batch *time labels"], batch: Batch) -> To
     if "weight" in batch:
         rows = batch["weight"]
         weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
-    losses = metrics.token_cross_entropy(logits, labels)
-    wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
+    if isinstance(logits, models.ChunkedLogits):
+        losses, wrong = logits.each(_scores, labels)
+    else:
+        losses, wrong = _scores(logits, labels)
     sums = {"loss": jnp.sum(weight * losses), "error": jnp.sum(weight * wrong)}
     return Totals(sums, jnp.sum(weight))
+
+
+def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns cross-entropies, and 1 where the largest logit is another label's."""
+    wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
+    return metrics.token_cross_entropy(logits, labels), wrong
 
 
 def masked_language_totals(outputs: "models.BertOutputs", batch: Batch) -> Totals:
@@ -53,8 +63,7 @@ def masked_language_totals(outputs: "models.BertOutputs", batch: Batch) -> Total
     rows = jnp.sum(scored, axis=1)
 
     def totals(logits: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
-        losses = metrics.token_cross_entropy(logits, labels)
-        wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
+        losses, wrong = _scores(logits, labels)
         return jnp.stack([jnp.sum(weight * losses), jnp.sum(weight * wrong)])
 
     token_loss, token_error = totals(outputs.tokens, batch["y"], scored)

@@ -23,14 +23,19 @@ def prune(kernel, hessian, **options):
     )
 
 
-def by_elimination(kernel, hessian, kept, damping=0.01):
-    """Sets what is not kept to zero, input after input, with the whole inverse."""
+def by_elimination(kernel, hessian, kept, damping=0.01, choose=None):
+    """Sets what is not kept to zero, input after input, with the whole inverse.
+
+    `choose(i, weights, inverse)` may change `kept` when input i is reached.
+    """
     inputs = len(kernel)
     weights = kernel.copy()
     damped = hessian + damping * np.mean(np.diag(hessian)) * np.eye(inputs)
     inverse = np.linalg.inv(damped)
     values = np.zeros_like(kernel)
     for i in range(inputs):
+        if choose is not None:
+            choose(i, weights, inverse)
         values[i] = np.where(kept[i], weights[i], 0)
         error = (weights[i] - values[i]) / inverse[i, i]
         weights = weights - inverse[:, i : i + 1] * error
@@ -48,6 +53,26 @@ def test_values_are_those_of_eliminating_one_after_another(block, pattern):
     values, loss = by_elimination(kernel, hessian, np.asarray(found.kept))
     np.testing.assert_allclose(found.kernel, values, atol=1e-10)
     np.testing.assert_allclose(found.loss, loss, rtol=1e-9)
+
+
+@pytest.mark.parametrize("pattern", [None, (2, 4)])
+def test_what_goes_is_chosen_by_what_the_weights_have_become(pattern):
+    kernel, hessian = problem(seed=6)
+    found = prune(kernel, hessian, block=8, pattern=pattern)
+    damped = hessian + 0.01 * np.mean(np.diag(hessian)) * np.eye(24)
+    upper = np.linalg.cholesky(np.linalg.inv(damped)).T
+    kept, size = np.ones(kernel.shape, bool), 4 if pattern else 8
+
+    def choose(place, weights, _):
+        if place % size:
+            return
+        rows = slice(place, place + size)
+        score = weights[rows] ** 2 / np.diag(upper)[rows, None] ** 2
+        flat = None if pattern is None else 0
+        kept[rows] = score > np.median(score, axis=flat)
+
+    by_elimination(kernel, hessian, kept, choose=choose)
+    np.testing.assert_array_equal(found.kept, kept)
 
 
 @pytest.mark.parametrize("block", [5, 24])

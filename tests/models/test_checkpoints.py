@@ -213,7 +213,6 @@ def test_the_keys_of_old_rope_configs_are_read(case, tmp_path):
     content = json.loads((folder / "config.json").read_text())
     rope = content.pop("rope_parameters")
     assert content.pop("head_dim") == 8
-    assert content.pop("head_dim") == 8
     content["rope_theta"] = rope.pop("rope_theta")
     for key in ("rope_type", "type"):
         rope[key] = rope.pop("rope_type")

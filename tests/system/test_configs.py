@@ -1,5 +1,6 @@
 """Every config and variant that is in the repository: runs small, is described."""
 
+import importlib.util
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from hpcjax.core import DataMissing
+from hpcjax.core import ConfigError, DataMissing
 from hpcjax.runs import build, cli, config, directory, discover, execute, plan, results
 from hpcjax.runs import overrides as override
 from tests.data import writers
@@ -72,8 +73,21 @@ def absent_peers(entry):
     ]
 
 
+def absent_packages(entry):
+    """Packages of the extra `dev` that the config needs and that are not installed."""
+    return [
+        need
+        for need in entry.needs
+        if need == "torch" and importlib.util.find_spec(need) is None
+    ]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_small_run_ends_well(name, root):
+    if absent_packages(entry_of(name)):
+        with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[dev\]'"):
+            execute.run(name, entry_of(name).smoke, root=root, quiet=True)
+        return
     for peer in absent_peers(entry_of(name)):
         with pytest.raises(DataMissing, match=f"make .cache/peers/{peer}"):
             execute.run(name, entry_of(name).smoke, root=root, quiet=True)

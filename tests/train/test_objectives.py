@@ -1,5 +1,6 @@
 """Objectives of masked language models and of segmentation."""
 
+import dataclasses
 import functools
 import pathlib
 
@@ -153,3 +154,25 @@ def test_a_unet_learns_masks_in_the_loop():
     last = next(r for r in records if "val_area" in r)
     assert last["val_loss"] < 0.6 * losses[0]
     assert 0 <= last["val_overlap"] <= last["val_area"]
+
+
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_chunked_logits_give_the_same_totals(chunk):
+    config = models.CausalLmConfig(depth=1, width=8, heads=2)
+    whole = config.make((6,), 11)
+    chunked = dataclasses.replace(config, loss_chunk=chunk).make((6,), 11)
+    params, _ = whole.init(jax.random.key(0))
+    batch = {
+        "x": jnp.asarray(RNG.integers(0, 11, (3, 6))),
+        "y": jnp.asarray(RNG.integers(0, 11, (3, 6))),
+        "weight": jnp.array([1.0, 0.0, 1.0]),
+    }
+    totals = [
+        train.OBJECTIVES["language"](
+            model.apply(params, {}, batch["x"], train=False)[0], batch
+        )
+        for model in (whole, chunked)
+    ]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), totals[0], totals[1]
+    )

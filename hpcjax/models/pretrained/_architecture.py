@@ -188,9 +188,10 @@ def _llama(given: Description, _: Collection[str]) -> Architecture:
     given.only("attention_bias", False)
     given.only("mlp_bias", False)
     width, heads = given.size("hidden_size"), given.size("num_attention_heads")
-    head_dim = given.content.get("head_dim")
-    if head_dim is not None:
+    head_dim = None
+    if given.content.get("head_dim") is not None:
         head_dim = given.size("head_dim")
+        head_dim = None if head_dim * heads == width else head_dim
     theta, scaling = _rope(given)
     options = dataclasses.replace(
         LLAMA,
@@ -205,7 +206,7 @@ def _llama(given: Description, _: Collection[str]) -> Architecture:
         width=width,
         heads=heads,
         kv_heads=None if kv_heads == heads else kv_heads,
-        head_dim=None if head_dim * heads == width else head_dim,
+        head_dim=head_dim,
         mlp_width=given.size("intermediate_size"),
         options=options,
     )

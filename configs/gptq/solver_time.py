@@ -1,0 +1,21 @@
+"""Our GPTQ against the published algorithm in PyTorch, SmolLM2's shapes; 2 min.
+
+Needs PyTorch (`pip install 'hpcjax[dev]'`) and a quiet machine.
+Expect: at most half of PyTorch's time, at the same loss to 1 %
+(`hpcjax table gptq/solver-time`).
+"""
+
+from experiments.gptq.solver_time import Config
+
+needs = ("torch",)
+
+base = Config()
+smoke = {
+    "width": "16",
+    "heads": "2",
+    "kv_heads": "1",
+    "mlp_width": "32",
+    "sequences": "2",
+    "time": "8",
+    "repetitions": "2",
+}

@@ -1,0 +1,192 @@
+"""Quantizes the first blocks of a language model and measures what it has lost."""
+
+import dataclasses
+import functools
+import pathlib
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hpcjax.compress.config import GptqOptions, GridSpec, PruneOptions
+from hpcjax.core.errors import ConfigError
+from hpcjax.runs.config import check_seed
+from hpcjax.runs.language_models import corpus_tokens, load_language_model
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+    from hpcjax.compress import Compressed, LayerReport
+    from hpcjax.models.pretrained import Pretrained
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A model, what is done to its blocks, and the texts.
+
+    Attributes:
+      model: "smollm2", after `hpcjax data fetch smollm2`; the path of a GGUF file with
+        its tokenizer; or "random", a tiny model of bytes that nobody has trained.
+      blocks: how many, from the first on; None for all.
+      method: "none", rounding to the nearest, GPTQ, or pruning by SparseGPT.
+      grid: what weights are rounded to.
+      gptq: options of GPTQ.
+      pruning: options of SparseGPT.
+      true_sequential: whether a matrix sees what the quantized ones before it give.
+      corpus: whose part "train" calibrates and whose part "validation" evaluates.
+      sequences: of the calibration, from random places of its text.
+      time: tokens of each, and of a window of the evaluation.
+      windows: of the evaluation, the first ones of its text.
+      seed: of the calibration's places.
+    """
+
+    model: str = "smollm2"
+    blocks: int | None = 6
+    method: Literal["none", "rtn", "gptq", "sparsegpt"] = "gptq"
+    grid: GridSpec = GridSpec(bits=3)
+    gptq: GptqOptions = GptqOptions()
+    pruning: PruneOptions = PruneOptions()
+    true_sequential: bool = True
+    corpus: str = "kjv"
+    sequences: int = 16
+    time: int = 256
+    windows: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name in ("blocks", "sequences", "windows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1: got {name}={value}")
+        if self.time < 2:
+            raise ConfigError(f"time must be at least 2: got time={self.time}")
+
+
+class Texts(NamedTuple):
+    """Tokens: `[sequences, time]` for the calibration, `[tokens]` to evaluate."""
+
+    calibration: "np.ndarray"
+    evaluation: "np.ndarray"
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Quantizes, and evaluates the whole model.
+
+    Returns:
+      `perplexity` and its logarithm `loss` on the evaluation's text; with GPTQ also
+      `objective` and `rounded` [matrix], the errors tr(ΔᵀHΔ) of GPTQ and of rounding.
+    """
+    import xarray as xr
+
+    from hpcjax import inference
+
+    model = load(cfg, ctx.data_root)
+    texts = read_texts(cfg, ctx.data_root)
+    params, reports = compressed(cfg, model, texts.calibration, ctx)
+    found = inference.perplexity(
+        functools.partial(inference.token_losses, params, model=model.model),
+        texts.evaluation,
+        window=cfg.time,
+    )
+    figures = {"perplexity": found.perplexity, "loss": found.loss}
+    dataset = xr.Dataset(figures)
+    if cfg.method != "gptq":
+        return dataset
+    columns = {
+        "objective": ("matrix", [report.loss for report in reports]),
+        "rounded": ("matrix", [report.rounded for report in reports]),
+    }
+    names = [f"{report.layer}/{report.path}" for report in reports]
+    return dataset.assign(columns).assign_coords(matrix=names)
+
+
+def load(cfg: Config, root: pathlib.Path) -> "Pretrained":
+    """Returns the model.
+
+    Raises:
+      DataMissing: it is not here; the message says what to do.
+      ConfigError: it has no blocks to walk through, or too few.
+    """
+    model = load_language_model(cfg.model, root).pretrained
+    if cfg.blocks is not None and cfg.blocks > model.config.depth:
+        raise ConfigError(
+            f"the model has {model.config.depth} blocks: got blocks={cfg.blocks}"
+        )
+    return model
+
+
+def read_texts(cfg: Config, root: pathlib.Path) -> Texts:
+    """Returns the tokens of both texts.
+
+    Raises:
+      DataMissing: the corpus is not here.
+      ConfigError: the evaluation's text is shorter than asked for.
+    """
+    from hpcjax import data
+
+    evaluation = corpus_tokens(cfg.model, cfg.corpus, "validation", root)
+    wanted = cfg.windows * cfg.time
+    if len(evaluation) < wanted:
+        raise ConfigError(
+            f"the evaluation's text has {len(evaluation)} tokens: got "
+            f"windows={cfg.windows}, time={cfg.time}"
+        )
+    training = corpus_tokens(cfg.model, cfg.corpus, "train", root)
+    calibration = data.random_windows(training, cfg.sequences, cfg.time, cfg.seed)
+    return Texts(calibration, evaluation[:wanted])
+
+
+def compressed(
+    cfg: Config, model: "Pretrained", calibration: "np.ndarray", ctx: "Context"
+) -> "tuple[Any, tuple[LayerReport, ...]]":
+    """Returns the model's parameters with the first blocks compressed, and reports."""
+    import jax
+    import jax.numpy as jnp
+
+    from hpcjax import compress
+
+    if cfg.method == "none":
+        return model.params, ()
+    whole = model.params["blocks"]
+    first = jax.tree.map(lambda leaf: leaf[: cfg.blocks], whole)
+    groups = model.parts.groups
+    if cfg.method == "rtn":
+        paths = [path for group in groups for path in group]
+        done, reports = compress.round_blocks(first, paths, cfg.grid), ()
+    else:
+        tokens = jnp.asarray(calibration)
+        inputs, _ = model.parts.embed.apply(model.params, {}, tokens, train=False)
+        made = _walked(cfg, model, first, inputs, ctx)
+        done, reports = made.params, made.reports
+    blocks = jax.tree.map(
+        lambda new, all_: jnp.concatenate([new, all_[len(new) :]]),
+        compress.dequantized(done),
+        whole,
+    )
+    return {**model.params, "blocks": blocks}, reports
+
+
+def _walked(
+    cfg: Config, model: "Pretrained", first: Any, inputs: Any, ctx: "Context"
+) -> "Compressed":
+    import itertools
+
+    from hpcjax import compress
+
+    count = itertools.count(1)
+
+    def report(found: "LayerReport") -> None:
+        ctx.record(next(count), loss=found.loss, damping=found.damping)
+
+    given = model.parts.block, first, inputs, model.parts.groups
+    if cfg.method == "gptq":
+        return compress.quantize_blocks(
+            *given,
+            cfg.grid,
+            cfg.gptq,
+            true_sequential=cfg.true_sequential,
+            report=report,
+        )
+    return compress.prune_blocks(
+        *given, cfg.pruning, true_sequential=cfg.true_sequential, report=report
+    )

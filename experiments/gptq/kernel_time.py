@@ -1,0 +1,195 @@
+"""How long a product with a quantized matrix takes against one in bfloat16."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import jax
+    import xarray as xr
+
+    from hpcjax.kernels import QuantizedMatrix
+    from hpcjax.runs.context import Context
+
+BASELINES = ("bfloat16", "bfloat16 of 8 rows", "bfloat16, transposed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A matrix, and how its product is measured.
+
+    Attributes:
+      inputs: of the matrix.
+      outputs: of the matrix.
+      group_size: inputs that share a scale.
+      rows: tokens at once.
+      bits: of the weights, one candidate each.
+      inner: products in one program, whose launch then costs nothing that counts; they
+        take two matrices in turns, so that none stays in a cache.
+      repetitions: rounds of the measurement.
+      interpret: runs the kernel interpreted, on a device without it.
+      seed: of all numbers.
+    """
+
+    inputs: int = 12288
+    outputs: int = 49152
+    group_size: int = 128
+    rows: int = 1
+    bits: tuple[int, ...] = (4, 3)
+    inner: int = 20
+    repetitions: int = 30
+    interpret: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.rows < 1 or self.inner < 1:
+            raise ConfigError(
+                f"rows and inner must be at least 1: got rows={self.rows}, "
+                f"inner={self.inner}"
+            )
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Times products in turns in one process, beside a copy of the dense matrix.
+
+    Returns:
+      `seconds` [candidate, repetition] of one product, and of one `copy`; `bytes`
+      [candidate] that it has to read, of a copy also to write; and `error` [bits], the
+      largest of 64 outputs against float64, relative to ‖w‖‖x‖.
+    """
+    import jax
+    import xarray as xr
+
+    from hpcjax import perf
+
+    del ctx
+    first, dense, *keys = jax.random.split(jax.random.key(cfg.seed), 2 + len(cfg.bits))
+    x = jax.random.normal(first, (cfg.rows, cfg.inputs), "float16")
+    quantized = {
+        bits: [random_matrix(one, cfg, bits) for one in jax.random.split(key)]
+        for bits, key in zip(cfg.bits, keys, strict=True)
+    }
+    error = [error_of(x, matrices[0], cfg) for matrices in quantized.values()]
+    thunks, size = candidates(x, quantized, cfg, dense)
+    measured = perf.compare(thunks, BASELINES[0], repetitions=cfg.repetitions, warmup=2)
+    inner = xr.ones_like(measured["candidate"], dtype=int) * cfg.inner
+    inner.loc["copy"] = 1
+    return xr.Dataset(
+        {
+            "seconds": measured["seconds"] / inner,
+            "bytes": ("candidate", [size[name] for name in thunks]),
+            "error": ("bits", error),
+        },
+        coords={"bits": list(cfg.bits)},
+    )
+
+
+def random_matrix(key: "jax.Array", cfg: Config, bits: int) -> "QuantizedMatrix":
+    """Returns a matrix of random words, which are random integers packed already."""
+    import jax
+    import jax.numpy as jnp
+
+    from hpcjax import kernels
+
+    words, scale, zero = jax.random.split(key, 3)
+    shape = cfg.inputs // cfg.group_size, cfg.outputs
+    rows = kernels.packed_rows(cfg.inputs, bits)
+    return kernels.QuantizedMatrix(
+        words=jax.random.bits(words, (rows, cfg.outputs), jnp.uint32),
+        scale=jax.random.uniform(scale, shape, jnp.float16, 0.01, 0.02),
+        zero=jax.random.randint(zero, shape, 0, 2**bits).astype(jnp.float16),
+        bits=bits,
+        inputs=cfg.inputs,
+        group_size=cfg.group_size,
+    )
+
+
+def product(x: "jax.Array", matrix: "QuantizedMatrix", cfg: Config) -> "jax.Array":
+    """Returns the kernel's product, float32."""
+    from hpcjax import kernels
+
+    return kernels.quantized_matmul(
+        x,
+        matrix,
+        implementation="pallas",
+        interpret=cfg.interpret,
+        output="float32",
+    )
+
+
+def error_of(x: "jax.Array", matrix: "QuantizedMatrix", cfg: Config) -> float:
+    """Returns how far the first 64 outputs are off, relative to ‖w‖‖x‖."""
+    import jax
+    import numpy as np
+
+    some = jax.jit(lambda matrix: matrix.dequantize()[:, :64])(matrix)
+    weights, wide = np.asarray(some, np.float64), np.asarray(x, np.float64)
+    found = np.asarray(product(x, matrix, cfg)[:, :64], np.float64)
+    norms = np.linalg.norm(wide, axis=1)[:, None] * np.linalg.norm(weights, axis=0)
+    return float(np.max(np.abs(found - wide @ weights) / norms))
+
+
+def candidates(
+    x: "jax.Array",
+    quantized: "Mapping[int, Sequence[QuantizedMatrix]]",
+    cfg: Config,
+    key: "jax.Array",
+) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
+    """Returns thunks of `cfg.inner` products, or one copy, and bytes of one each."""
+    import functools
+
+    import jax
+    import jax.numpy as jnp
+
+    wide = {"preferred_element_type": jnp.float32}
+    shape = cfg.inputs, cfg.outputs
+    dense = [jax.random.normal(one, shape, "bfloat16") for one in jax.random.split(key)]
+    turned = [jnp.asarray(matrix.T) for matrix in dense]
+    low = x.astype("bfloat16")
+    eight = jnp.pad(low, ((0, max(0, 8 - cfg.rows)), (0, 0)))
+    dot = functools.partial(jnp.dot, **wide)
+    across = functools.partial(
+        jax.lax.dot_general, dimension_numbers=(((1,), (1,)), ((), ())), **wide
+    )
+    own = functools.partial(product, cfg=cfg)
+    problems = {
+        BASELINES[0]: (dot, low, dense),
+        BASELINES[1]: (dot, eight, dense),
+        BASELINES[2]: (across, low, turned),
+        **{f"{bits} bits": (own, x, found) for bits, found in quantized.items()},
+    }
+    copy = jax.jit(jnp.negative)
+    thunks = {
+        name: _repeated(*problem, cfg.inner) for name, problem in problems.items()
+    }
+    size = {name: _bytes(problem[2][0]) for name, problem in problems.items()}
+    thunks["copy"], size["copy"] = lambda: copy(dense[0]), 2 * dense[0].nbytes
+    return thunks, size
+
+
+def _bytes(matrix: Any) -> int:
+    import jax
+
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(matrix))
+
+
+def _repeated(
+    multiply: Callable[..., Any], x: Any, matrices: Sequence[Any], inner: int
+) -> Callable[[], Any]:
+    """Returns a thunk of one program; each product has to wait for the one before."""
+    import jax
+
+    @jax.jit
+    def program(x: Any, matrices: Sequence[Any]) -> Any:
+        for number in range(inner):
+            y = multiply(x, matrices[number % len(matrices)])
+            # Keeps the slice out of the product, and with it all outputs in.
+            y = jax.lax.optimization_barrier(y)
+            x = x + (1e-30 * y[:, :1]).astype(x.dtype)
+        return x
+
+    return lambda: program(x, matrices)
