@@ -1,0 +1,33 @@
+"""Drafts for SmolLM2-135M: pruned children, distilled on it; 5 min a run on 2 cores.
+
+Needs `hpcjax data fetch smollm2 kjv`. wide4 and deep8 have equally many parameters in
+their layers. A draft is kept below the data root, and the tables use it.
+Expect: wide4 is right at a third of the first places and more with more steps; TAR 1.5
+of at most 7 at 150 steps (`accepted` and `emitted` of the result).
+"""
+
+from experiments.specdec.drafts import DraftConfig
+from experiments.specdec.experiment import Config
+
+needs = ("smollm2", "kjv")
+
+wide4 = Config(draft=DraftConfig(layers=4))
+wide2 = Config(draft=DraftConfig(layers=2))
+deep8 = Config(draft=DraftConfig(layers=8, heads=3, kv_heads=3, mlp_width=768))
+base = wide4
+smoke = {
+    "draft.target": "random",
+    "draft.layers": "2",
+    "draft.heads": "2",
+    "draft.kv_heads": "2",
+    "draft.mlp_width": "8",
+    "draft.choice": "angle",
+    "draft.context": "8",
+    "draft.batch": "2",
+    "draft.steps": "2",
+    "draft.calibration": "1",
+    "ahead": "2",
+    "prompts": "2",
+    "length": "4",
+    "tokens": "4",
+}

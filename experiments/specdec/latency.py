@@ -1,0 +1,129 @@
+"""How long a draft step takes, by depth and width: random parameters, one sequence."""
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.models.config import LLAMA, CausalLmConfig
+from hpcjax.optim import checks
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A grid of drafts, and a line of equally many parameters.
+
+    Attributes:
+      depths: layers.
+      widths: features.
+      head_dim: features of a head; widths of the line are multiples of it.
+      parameters: of all layers together, along the line.
+      vocabulary: words.
+      size: of the cache, which is half full.
+      compute: dtype of parameters and products.
+      repetitions: rounds of the measurement.
+      inner: steps in one measurement.
+      unrolled: compiles each layer by itself.
+      seed: of the parameters.
+    """
+
+    depths: tuple[int, ...] = (2, 4, 8, 16)
+    widths: tuple[int, ...] = (64, 128, 256)
+    head_dim: int = 16
+    parameters: int = 786_432
+    vocabulary: int = 256
+    size: int = 128
+    compute: Literal["float32", "bfloat16"] = "float32"
+    repetitions: int = 20
+    inner: int = 16
+    unrolled: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_count(1, parameters=self.parameters, inner=self.inner)
+        checks.require_count(2, repetitions=self.repetitions, size=self.size)
+        if len(set(self.depths)) < 4 or len(set(self.widths)) < 3:
+            raise ConfigError(
+                "a fit needs at least 4 depths and 3 widths: got "
+                f"{self.depths} and {self.widths}"
+            )
+
+    def line(self) -> tuple[tuple[int, int], ...]:
+        """Returns (depth, width) with about `parameters` in the layers."""
+        # 4 width² of attention, 3 · 8/3 width² of the feed-forward part.
+        widths = [math.sqrt(self.parameters / 12 / depth) for depth in self.depths]
+        heads = [max(1, round(width / self.head_dim)) for width in widths]
+        return tuple(
+            (depth, self.head_dim * count)
+            for depth, count in zip(self.depths, heads, strict=True)
+        )
+
+    def draft(self, depth: int, width: int) -> CausalLmConfig:
+        """Returns a draft of LLaMA's form."""
+        return CausalLmConfig(
+            depth=depth,
+            width=width,
+            heads=max(1, width // self.head_dim),
+            mlp_width=8 * width // 3,
+            options=LLAMA,
+        )
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Times one step of each draft, interleaved, in this process.
+
+    Returns:
+      Of each `point`, first those of the grid and then those of the line: `depth`,
+      `width`, `line`, bytes `layer_bytes` and `head_bytes`, and `seconds` [point,
+      repetition].
+    """
+    import jax
+    import xarray as xr
+
+    from experiments.specdec import timing
+    from hpcjax import core, inference, perf
+    from hpcjax.core import trees
+
+    grid = [(depth, width) for depth in cfg.depths for width in cfg.widths]
+    points = [(*each, False) for each in grid] + [(*each, True) for each in cfg.line()]
+    policy = core.Policy(param=cfg.compute, compute=cfg.compute)
+    thunks: dict[str, Any] = {}
+    layer, head = [], []
+    for number, (depth, width, _) in enumerate(points):
+        model = cfg.draft(depth, width).make((cfg.size,), cfg.vocabulary, policy)
+        params, _ = jax.jit(model.init)(jax.random.key(cfg.seed))
+        cached = 2 * cfg.size * width * jax.numpy.dtype(cfg.compute).itemsize
+        layer.append(trees.num_bytes(params["blocks"]) / depth + cached)
+        head.append(trees.num_bytes(params["head"]))
+        thunks[str(number)] = functools.partial(
+            timing.steps,
+            inference.LanguageModel(model=model, params=params),
+            jax.random.key(cfg.seed),
+            tokens=1,
+            known=cfg.size // 2,
+            size=cfg.size,
+            count=cfg.inner,
+            sampler=inference.Sampler(temperature=0.0),
+            unrolled=cfg.unrolled,
+        )
+    measured = perf.compare(thunks, "0", repetitions=cfg.repetitions)
+    seconds = (measured["seconds"] / cfg.inner).rename(candidate="point")
+    depths, widths, lines = zip(*points, strict=True)
+    return xr.Dataset(
+        {
+            "seconds": seconds.assign_coords(point=range(len(points))),
+            "depth": ("point", list(depths)),
+            "width": ("point", list(widths)),
+            "line": ("point", list(lines)),
+            "layer_bytes": ("point", layer),
+            "head_bytes": ("point", head),
+        }
+    )

@@ -1,0 +1,294 @@
+"""Speculative decoding as it runs, beside what its parts' times foretell."""
+
+import dataclasses
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from experiments.specdec import drafts, experiment
+from experiments.specdec.drafts import DraftConfig
+from experiments.specdec.experiment import TEMPERATURES
+from hpcjax.optim import checks
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+    from hpcjax import inference, perf
+    from hpcjax.inference import LanguageModel, Speculated
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Drafts of one target, and where they are measured.
+
+    Attributes:
+      first: a draft.
+      second: another one.
+      third: a third one.
+      aheads: γ.
+      prompts: continued one by one; as many others tell the acceptance beforehand.
+      length: tokens of each.
+      tokens: by so many they are continued.
+      repetitions: rounds of the measurement.
+      inner: passes of a part in one measurement.
+      seed: of the draws.
+    """
+
+    first: DraftConfig = DraftConfig(layers=2)
+    second: DraftConfig = DraftConfig(layers=4)
+    third: DraftConfig = DraftConfig(layers=8, heads=3, kv_heads=3, mlp_width=768)
+    aheads: tuple[int, ...] = (1, 2, 4, 6)
+    prompts: int = 2
+    length: int = 16
+    tokens: int = 32
+    repetitions: int = 7
+    inner: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_count(1, prompts=self.prompts, length=self.length)
+        checks.require_count(2, tokens=self.tokens, repetitions=self.repetitions)
+        checks.require_count(1, inner=self.inner, ahead=min(self.aheads))
+
+    @property
+    def drafts(self) -> dict[str, DraftConfig]:
+        """The drafts by layers and heads."""
+        named = {}
+        for each in (self.first, self.second, self.third):
+            width = "" if each.heads is None else f", {each.heads} heads"
+            named[f"{each.layers} layers{width}"] = each
+        return named
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Times whole runs and parts, interleaved, in this process.
+
+    Returns:
+      Seconds of parts: `step` [draft, sampling] of a draft, `verify` [pass], `other`
+      [sampling, ahead]; and for each [draft, sampling, ahead] `measured`, tokens a
+      second behind the prompts; `tokens`, those of an iteration; and `expected`, the
+      same by the acceptance on other prompts. `plain` [sampling] is without a draft.
+    """
+    import xarray as xr
+
+    from experiments.specdec import timing
+    from hpcjax import perf
+
+    names, aheads = list(cfg.drafts), list(cfg.aheads)
+    bench = Bench(cfg, ctx)
+    thunks, inner = bench.parts()
+    measured = perf.compare(
+        {**thunks, **bench.wholes()}, "prompt", repetitions=cfg.repetitions, warmup=1
+    )
+    seconds = timing.medians(measured, inner)
+    plain = [
+        cfg.prompts * cfg.tokens / (seconds[f"plain, {sampling}"] - seconds["prompt"])
+        for sampling in TEMPERATURES
+    ]
+    steps = [[seconds[f"draft, {n}, {s}"] for s in TEMPERATURES] for n in names]
+    others = [[seconds[f"other, {s}, {a}"] for a in aheads] for s in TEMPERATURES]
+    axes = ("draft", "sampling", "ahead")
+    return xr.Dataset(
+        {
+            **{name: (axes, each) for name, each in bench.rates(seconds).items()},
+            "step": (axes[:2], steps),
+            "verify": ("pass", [seconds[f"verify, {m}"] for m in bench.passes]),
+            "other": (axes[1:], others),
+            "plain": ("sampling", plain),
+        },
+        coords={
+            "draft": names,
+            "sampling": list(TEMPERATURES),
+            "ahead": aheads,
+            "pass": bench.passes,
+        },
+    )
+
+
+def times(run: "xr.Dataset", point: dict[str, Any]) -> "perf.DecodingTimes":
+    """Returns the parts' seconds at a draft, a sampling and an ahead."""
+    from hpcjax import perf
+
+    at = {name: point[name] for name in ("draft", "sampling")}
+    return perf.DecodingTimes(
+        draft=float(run["step"].sel(at)),
+        verify={
+            int(m): float(run["verify"].sel({"pass": m})) for m in run["pass"].values
+        },
+        other=float(run["other"].sel(sampling=point["sampling"], ahead=point["ahead"])),
+    )
+
+
+class Bench:
+    """What is timed; models, prompts and their acceptance."""
+
+    def __init__(self, cfg: Config, ctx: "Context") -> None:
+        from hpcjax import inference
+
+        self.cfg = cfg
+        root = ctx.data_root
+        target = cfg.first.target.load(root)
+        self.target = _speaker(target)
+        self.vocabulary = target.vocabulary
+        self.drafts = {
+            name: _speaker(drafts.draft(each, target, root)[0])
+            for name, each in cfg.drafts.items()
+        }
+        prompts = functools.partial(
+            drafts.prompts,
+            cfg.first,
+            target,
+            root,
+            count=cfg.prompts,
+            length=cfg.length,
+        )
+        tokens, lengths = self.prompts = prompts()
+        others = prompts(seed=1)
+        self.singles = [
+            inference.Prompts(tokens[row : row + 1], lengths[row : row + 1])
+            for row in range(cfg.prompts)
+        ]
+        most = max(cfg.aheads)
+        self.shares = {
+            (name, sampling): experiment.shares(
+                experiment.counts(
+                    self.target, draft, others, cfg.tokens, most, temperature, cfg.seed
+                )
+            )
+            for name, draft in self.drafts.items()
+            for sampling, temperature in TEMPERATURES.items()
+        }
+        self.passes = sorted({1, *(ahead + 1 for ahead in cfg.aheads)})
+
+    def points(self) -> Any:
+        """Yields the place in an array, and draft, sampling and γ."""
+        axes = (self.drafts, TEMPERATURES, self.cfg.aheads)
+        for found in itertools.product(*(enumerate(axis) for axis in axes)):
+            places, values = zip(*found, strict=True)
+            yield places, values
+
+    def rates(self, seconds: dict[str, float]) -> "dict[str, np.ndarray]":
+        """Returns what each whole run shows, `[draft, sampling, ahead]`."""
+        import numpy as np
+
+        shape = (len(self.drafts), len(TEMPERATURES), len(self.cfg.aheads))
+        found = {key: np.empty(shape) for key in ("measured", "tokens", "expected")}
+        for at, (name, sampling, ahead) in self.points():
+            made = self.made(name, sampling, ahead)
+            emitted = sum(int(each.lengths.sum()) for each in made)
+            iterations = sum(int(each.iterations.sum()) for each in made)
+            reading = seconds["prompt"] + seconds[f"prompt, {name}"]
+            own = seconds[self.key(name, sampling, ahead)] - reading
+            shares = self.shares[name, sampling]
+            found["measured"][at] = emitted / own
+            found["tokens"][at] = emitted / iterations
+            found["expected"][at] = experiment.expected_tokens(shares, ahead)
+        return found
+
+    def key(self, name: str, sampling: str, ahead: int) -> str:
+        """Returns the name of a whole run."""
+        return f"{name}, {sampling}, {ahead}"
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Returns thunks of the parts, and how many passes each makes."""
+        import jax
+
+        from experiments.specdec import timing
+        from hpcjax import inference
+
+        cfg, key = self.cfg, jax.random.key(self.cfg.seed)
+        known = cfg.length + cfg.tokens // 2
+        step = functools.partial(
+            timing.steps,
+            key=key,
+            known=known,
+            size=self.prompts.tokens.shape[1] + cfg.tokens + max(cfg.aheads),
+            count=cfg.inner,
+        )
+        greedy = inference.Sampler(temperature=0.0)
+        thunks: dict[str, Any] = {}
+        for m in self.passes:
+            thunks[f"verify, {m}"] = functools.partial(
+                step, self.target, tokens=m, sampler=greedy
+            )
+        for sampling, temperature in TEMPERATURES.items():
+            sampler = inference.Sampler(temperature=temperature)
+            for name, draft in self.drafts.items():
+                thunks[f"draft, {name}, {sampling}"] = functools.partial(
+                    step, draft, tokens=1, sampler=sampler
+                )
+            for ahead in cfg.aheads:
+                thunks[f"other, {sampling}, {ahead}"] = functools.partial(
+                    timing.judgements,
+                    key,
+                    ahead=ahead,
+                    vocabulary=self.vocabulary,
+                    count=cfg.inner,
+                    temperature=temperature,
+                )
+        return thunks, dict.fromkeys(thunks, cfg.inner)
+
+    def wholes(self) -> dict[str, Any]:
+        """Returns thunks that continue all prompts, and those that only read them."""
+        found: dict[str, Any] = {"prompt": functools.partial(self._read, self.target)}
+        for name, draft in self.drafts.items():
+            found[f"prompt, {name}"] = functools.partial(self._read, draft)
+        for sampling in TEMPERATURES:
+            found[f"plain, {sampling}"] = functools.partial(self._plain, sampling)
+        for _, (name, sampling, ahead) in self.points():
+            found[self.key(name, sampling, ahead)] = functools.partial(
+                self.made, name, sampling, ahead
+            )
+        return found
+
+    def made(self, name: str, sampling: str, ahead: int) -> "list[Speculated]":
+        """Continues each prompt with a draft."""
+        import jax
+
+        from hpcjax import inference
+
+        return [
+            inference.speculate(
+                self.target,
+                self.drafts[name],
+                prompt,
+                self._options(sampling),
+                ahead=ahead,
+                key=jax.random.key(self.cfg.seed),
+            )
+            for prompt in self.singles
+        ]
+
+    def _plain(self, sampling: str) -> Any:
+        import jax
+
+        from hpcjax import inference
+
+        options, key = self._options(sampling), jax.random.key(self.cfg.seed)
+        return [
+            inference.generate(self.target, prompt, options, key=key)
+            for prompt in self.singles
+        ]
+
+    def _read(self, speaker: "LanguageModel") -> Any:
+        from experiments.specdec import timing
+
+        return [timing.read(speaker, prompt) for prompt in self.singles]
+
+    def _options(self, sampling: str) -> "inference.Continuation":
+        from hpcjax import inference
+
+        return inference.Continuation(
+            max_new_tokens=self.cfg.tokens,
+            sampler=inference.Sampler(temperature=TEMPERATURES[sampling]),
+        )
+
+
+def _speaker(loaded: Any) -> "LanguageModel":
+    from hpcjax import inference
+
+    return inference.LanguageModel(model=loaded.model, params=loaded.params)
