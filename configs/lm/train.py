@@ -3,7 +3,8 @@
 `small` (1.1 million parameters) needs `hpcjax data fetch kjv`; Python's own library
 comes with Python. `full` (18 million, bfloat16) is for a GPU and needs kernel-docs and
 wordnet as well. The trained model is written to the run's folder `model`.
-Expect: `small` falls below 5 nats a token in 400 steps; `full` was not run yet.
+Expect: `small` comes from 7.6 to 5.7 nats a token of held-out texts in 400 steps;
+`full` was not run yet.
 """
 
 import dataclasses

@@ -110,7 +110,7 @@ def peer(
 
     with tempfile.TemporaryDirectory() as folder:
         pretrained.save(folder, loaded)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).train(False)
     given = torch.from_numpy(prompts).long()
 
     def call() -> "np.ndarray":

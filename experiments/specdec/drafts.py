@@ -33,10 +33,9 @@ class SmolLm2Config:
 
     def load(self, root: pathlib.Path) -> "Pretrained":
         """Reads it in float32."""
-        from hpcjax.data import catalog
-        from hpcjax.models import pretrained
+        from hpcjax.runs.language_models import load_language_model
 
-        return pretrained.load(catalog.locate("smollm2", root)[catalog.SMOLLM2])
+        return load_language_model("smollm2", root).pretrained
 
     def encode(self, target: "Pretrained", texts: list[str]) -> "list[np.ndarray]":
         """Returns the tokens of texts."""

@@ -12,9 +12,7 @@ from hpcjax.core.patterns import check_patterns
 SEPARATOR = "/"
 
 
-def flatten(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> dict[str, Any]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Returns `{path: leaf}` in the tree's order, paths such as `"block/0/kernel"`.
 
     Args:

@@ -137,13 +137,8 @@ def _speculate(
     options: Continuation,
     rule: Rule,
 ) -> Speculated:
-    (batch, time), lengths = prompts.tokens.shape, prompts.lengths
-    steps, sampler, end = options.max_new_tokens, options.sampler, options.end
-    size = time + steps + ahead
-
-    def begun(one: LanguageModel) -> models.Cache:
-        cache = models.empty_cache(one.model, batch, size, unrolled=options.unrolled)
-        return prefill(one, cache, prompts)[1]
+    lengths, sampler, end = prompts.lengths, options.sampler, options.end
+    steps = options.max_new_tokens
 
     def more(carry: _Carry) -> jax.Array:
         return ~jnp.all(carry.done)
@@ -158,14 +153,9 @@ def _speculate(
         if forced is not None:
             accepted = _forced(forced, carry.step, accepted)
         told = _emitted(accepted, drafted)
-        left = lengths + steps - carry.known
-        emitted = jnp.minimum(_until_end(told, accepted.count + 1, end), left)
-        emitted = jnp.where(carry.done, 0, emitted)
-        known = carry.known + emitted
-        tokens = _written(carry.tokens, told, carry.known, emitted)
-        ended = known >= lengths + steps
-        if end is not None:
-            ended |= (emitted > 0) & (_at(tokens, known - 1) == end)
+        tokens, known, ended = _grown(
+            carry, told, accepted.count + 1, lengths + steps, end
+        )
         running = ~carry.done
         return _Carry(
             carry.step + 1,
@@ -179,24 +169,38 @@ def _speculate(
         )
 
     carry = jax.lax.while_loop(
-        more,
-        iterate,
-        _Carry(
-            jnp.int32(0),
-            jnp.pad(prompts.tokens, ((0, 0), (0, steps + ahead))),
-            lengths,
-            begun(target),
-            begun(draft),
-            jnp.zeros(batch, bool),
-            jnp.zeros(batch, jnp.int32),
-            jnp.zeros(ahead + 1, jnp.int32),
-        ),
+        more, iterate, _begun(target, draft, prompts, ahead, options)
     )
     made = carry.known - lengths
-    places = jnp.arange(steps)
-    tokens = jnp.take_along_axis(carry.tokens, lengths[:, None] + places, axis=1)
-    tokens = jnp.where(places < made[:, None], tokens, 0)
+    tokens = _behind(carry.tokens, lengths, made, steps)
     return Speculated(tokens, made, carry.iterations, carry.counts)
+
+
+def _begun(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompts: Prompts,
+    ahead: int,
+    options: Continuation,
+) -> _Carry:
+    """Returns what the first iteration is given: both models have read the prompts."""
+    batch, time = prompts.tokens.shape
+    size = time + options.max_new_tokens + ahead
+
+    def read(one: LanguageModel) -> models.Cache:
+        cache = models.empty_cache(one.model, batch, size, unrolled=options.unrolled)
+        return prefill(one, cache, prompts)[1]
+
+    return _Carry(
+        jnp.int32(0),
+        jnp.pad(prompts.tokens, ((0, 0), (0, size - time))),
+        prompts.lengths,
+        read(target),
+        read(draft),
+        jnp.zeros(batch, bool),
+        jnp.zeros(batch, jnp.int32),
+        jnp.zeros(ahead + 1, jnp.int32),
+    )
 
 
 def _draft(
@@ -285,6 +289,32 @@ def _emitted(accepted: Accepted, drafted: jax.Array) -> jax.Array:
     return jnp.where(places == accepted.count[:, None], accepted.token[:, None], told)
 
 
+def _grown(
+    carry: _Carry,
+    told: jax.Array,
+    count: jax.Array,
+    most: jax.Array,
+    end: int | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the texts with what they are told, their lengths, and whether they end.
+
+    Args:
+      carry: before; a text that is done gets nothing.
+      told: `[batch, γ + 1]`, of which the first `count` count.
+      count: cut where a text would be longer than `most` and behind its end.
+      most: tokens of each text.
+      end: the token that ends a text.
+    """
+    emitted = jnp.minimum(_until_end(told, count, end), most - carry.known)
+    emitted = jnp.where(carry.done, 0, emitted)
+    known = carry.known + emitted
+    tokens = _written(carry.tokens, told, carry.known, emitted)
+    ended = known >= most
+    if end is not None:
+        ended |= (emitted > 0) & (_at(tokens, known - 1) == end)
+    return tokens, known, ended
+
+
 def _until_end(told: jax.Array, count: jax.Array, end: int | None) -> jax.Array:
     """Returns how many of the first `count` tokens come up to and with the end."""
     if end is None:
@@ -302,6 +332,15 @@ def _written(
     # Those that do not count are sent beyond the end, where nothing is written.
     target = jnp.where(places < emitted[:, None], known[:, None] + places, 1 << 30)
     return models.write_at(tokens, told, target)
+
+
+def _behind(
+    tokens: jax.Array, start: jax.Array, count: jax.Array, steps: int
+) -> jax.Array:
+    """Returns `[batch, steps]`: the `count` tokens from `start` on, then zeros."""
+    places = jnp.arange(steps)
+    found = jnp.take_along_axis(tokens, start[:, None] + places, axis=1)
+    return jnp.where(places < count[:, None], found, 0)
 
 
 def _at(tokens: jax.Array, place: jax.Array) -> jax.Array:
