@@ -1,0 +1,216 @@
+"""How long one token's attention takes with clusters of heads against all heads."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.optim import checks
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import jax
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+CLUSTERED = "clusters"
+OWN = "kernel, k = H"
+_FLOATS = ("query", "keys", "kept", "values")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A cache, and how attention over it is measured.
+
+    Attributes:
+      batch: requests.
+      tokens: keys of each; all are seen.
+      heads: H.
+      clusters: k.
+      head_dim: features of a head.
+      compute: dtype of queries, keys and values.
+      implementation: of clustered attention.
+      dense: implementations of `jax.nn.dot_product_attention`.
+      inner: attentions in one program, each waiting for the one before.
+      repetitions: rounds of the measurement.
+      seed: of all numbers.
+    """
+
+    batch: int = 16
+    tokens: int = 8192
+    heads: int = 32
+    clusters: int = 4
+    head_dim: int = 128
+    compute: Literal["float32", "bfloat16"] = "bfloat16"
+    implementation: Literal["pallas", "reference"] = "pallas"
+    dense: tuple[Literal["xla", "cudnn"], ...] = ("xla", "cudnn")
+    inner: int = 20
+    repetitions: int = 30
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_count(1, batch=self.batch, tokens=self.tokens, inner=self.inner)
+        checks.require_count(2, repetitions=self.repetitions)
+        if not 1 <= self.clusters <= self.heads:
+            raise ConfigError(
+                f"clusters must be in [1, heads]: got clusters={self.clusters}, "
+                f"heads={self.heads}"
+            )
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Times attention in turns in one process.
+
+    Returns:
+      `seconds` [candidate, repetition] of one attention; `bytes` [candidate] of keys
+      and values that it has to read; `error`, the largest difference of the clusters'
+      result to that of float32 in plain operations, for the first request.
+    """
+    import xarray as xr
+
+    from hpcjax import perf
+
+    del ctx
+    given = problem(cfg)
+    measured = perf.compare(
+        candidates(cfg, given), CLUSTERED, repetitions=cfg.repetitions, warmup=2
+    )
+    names = measured["candidate"].values
+    dense = given["keys"].nbytes + given["values"].nbytes
+    own = given["kept"].nbytes + given["values"].nbytes
+    size = [own if name == CLUSTERED else dense for name in names]
+    return xr.Dataset(
+        {
+            "seconds": measured["seconds"] / cfg.inner,
+            "bytes": ("candidate", size),
+            "error": error_of(cfg, given),
+        }
+    )
+
+
+def problem(cfg: Config) -> "dict[str, jax.Array]":
+    """Returns queries, keys and values of unit variance, and random clusters."""
+    import jax
+    import jax.numpy as jnp
+
+    from hpcjax import inference
+
+    first, second, third, fourth = jax.random.split(jax.random.key(cfg.seed), 4)
+    cache = (cfg.batch, cfg.tokens, cfg.heads, cfg.head_dim)
+    keys = jax.random.normal(second, cache, cfg.compute)
+    assign, rep = inference.random_membership(
+        fourth, cfg.batch, cfg.heads, cfg.clusters
+    )
+    every = jnp.arange(cfg.heads, dtype=jnp.int32)
+    return {
+        "query": jax.random.normal(first, (cfg.batch, 1, *cache[2:]), cfg.compute),
+        "keys": keys,
+        "kept": jnp.take_along_axis(keys, rep[:, None, :, None], axis=2),
+        "values": jax.random.normal(third, cache, cfg.compute),
+        "assign": assign,
+        "rep": rep,
+        "every": jnp.broadcast_to(every, (cfg.batch, cfg.heads)),
+        "positions": jnp.full((cfg.batch, 1), cfg.tokens - 1, jnp.int32),
+    }
+
+
+def clustered(
+    cfg: Config,
+    given: "Mapping[str, jax.Array]",
+    implementation: str,
+    dtype: Any = None,
+) -> "jax.Array":
+    """Returns attention by clusters, `[batch, 1, heads, head_dim]`."""
+    import jax.numpy as jnp
+
+    from hpcjax import kernels
+
+    return kernels.clustered_attention(
+        jnp.take_along_axis(given["query"], given["rep"][:, None, :, None], axis=2),
+        given["kept"],
+        given["values"],
+        given["assign"],
+        given["positions"],
+        implementation=implementation,
+        dtype=dtype,
+    )
+
+
+def candidates(
+    cfg: Config, given: "Mapping[str, jax.Array]"
+) -> dict[str, Callable[[], Any]]:
+    """Returns thunks of `cfg.inner` attentions each."""
+    return {
+        name: _repeated(attend, given, cfg.inner)
+        for name, attend in attentions(cfg).items()
+    }
+
+
+def attentions(cfg: Config) -> dict[str, Callable[..., Any]]:
+    """Returns what is timed, functions of a `problem`."""
+    import functools
+
+    import jax
+
+    from hpcjax import kernels
+
+    def by_clusters(given: Mapping[str, Any]) -> Any:
+        return clustered(cfg, given, cfg.implementation)
+
+    def by_heads(given: Mapping[str, Any]) -> Any:
+        return kernels.clustered_attention(
+            given["query"],
+            given["keys"],
+            given["values"],
+            given["every"],
+            given["positions"],
+            implementation=cfg.implementation,
+        )
+
+    def by_jax(given: Mapping[str, Any], implementation: Any) -> Any:
+        return jax.nn.dot_product_attention(
+            given["query"],
+            given["keys"],
+            given["values"],
+            implementation=implementation,
+        )
+
+    found = {CLUSTERED: by_clusters, OWN: by_heads}
+    for name in cfg.dense:
+        found[name] = functools.partial(by_jax, implementation=name)
+    return found
+
+
+def error_of(cfg: Config, given: "Mapping[str, jax.Array]") -> float:
+    """Returns how far the clusters' result is off for the first request."""
+    import jax
+    import jax.numpy as jnp
+
+    one = {name: array[:1] for name, array in given.items()}
+    wide = {
+        name: array.astype("float32") if name in _FLOATS else array
+        for name, array in one.items()
+    }
+    with jax.default_matmul_precision("highest"):
+        expected = clustered(cfg, wide, "reference")
+    found = clustered(cfg, one, cfg.implementation, "float32")
+    return float(jnp.max(jnp.abs(found - expected)))
+
+
+def _repeated(
+    attend: Callable[..., Any], given: "Mapping[str, jax.Array]", inner: int
+) -> Callable[[], Any]:
+    """Returns a thunk of one program; each attention has to wait for the one before."""
+    import jax
+
+    @jax.jit
+    def program(given: Mapping[str, Any]) -> Any:
+        query = given["query"]
+        for _ in range(inner):
+            found = jax.lax.optimization_barrier(attend({**given, "query": query}))
+            query = query + (1e-30 * found).astype(query.dtype)
+        return query
+
+    return lambda: program(given)

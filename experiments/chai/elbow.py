@@ -1,0 +1,93 @@
+"""How many clusters of heads a layer needs: the elbow of k-means' error."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from experiments.chai.experiment import BATCH, documents
+from hpcjax.core.errors import ConfigError
+from hpcjax.optim import checks
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A model and the texts of the offline phase.
+
+    Attributes:
+      model: as of `chai/smollm2`.
+      corpus: documents of its part "train".
+      texts: how many.
+      time: the first tokens of each.
+      tau: the threshold, of the error of one cluster.
+      seed: of the choice of texts, and of first centres.
+    """
+
+    model: str = "smollm2"
+    corpus: str = "kjv"
+    texts: int = 32
+    time: int = 64
+    tau: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_count(1, texts=self.texts)
+        checks.require_count(2, time=self.time)
+        if not 0 <= self.tau < 1:
+            raise ConfigError(f"tau must be in [0, 1): got tau={self.tau}")
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Clusters every text's maps for every k, and writes the plan `plan.json`.
+
+    Returns:
+      `error` [layer, count], of k-means with so many clusters over that with one, 0
+      where heads are equal; `threshold` and `knee` [layer], the k by each rule.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import xarray as xr
+
+    from hpcjax import inference
+    from hpcjax.core.keys import derive
+    from hpcjax.runs.language_models import load_language_model
+
+    loaded, tokenizer = load_language_model(cfg.model, ctx.data_root)
+    speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
+    texts = documents(
+        tokenizer,
+        ctx.data_root,
+        cfg.corpus,
+        count=cfg.texts,
+        time=cfg.time,
+        seed=cfg.seed,
+    )
+    key, errors = jax.random.key(cfg.seed), []
+    past = np.tril_indices(cfg.time)
+    for start in range(0, len(texts), BATCH):
+        part = jnp.asarray(texts[start : start + BATCH])
+        maps, _ = inference.probe(speaker, part, maps_only=True)
+        features = jnp.swapaxes(maps, 0, 1)[..., past[0], past[1]]
+        own = derive(key, "texts", start)
+        found = np.asarray(inference.clustering_errors(features, key=own), np.float64)
+        errors.append(found)
+        ctx.record(start // BATCH + 1, error=float(found.sum()))
+    total = np.sum(errors, axis=0)
+    plan = inference.choose_clusters(total, tau=cfg.tau)
+    plan.save(ctx.directory.path / "plan.json")
+    knee = inference.choose_clusters(total, rule="knee")
+    first = np.where(total[:, :1] > 0, total[:, :1], 1)
+    return xr.Dataset(
+        {
+            "error": (("layer", "count"), total / first),
+            "threshold": ("layer", list(plan.clusters)),
+            "knee": ("layer", list(knee.clusters)),
+        },
+        coords={"count": range(1, total.shape[1] + 1)},
+    )

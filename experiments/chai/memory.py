@@ -1,0 +1,128 @@
+"""Bytes of the caches that published plans leave, as they lie in memory."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax import perf
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A model's heads, in clusters.
+
+    Attributes:
+      heads: H of each layer.
+      kv_heads: those of keys and values.
+      head_dim: features of a head.
+      layers: how many neighbouring layers have the same k.
+      clusters: that k, of each run of layers.
+      mode: what is done where heads share keys, see `perf.ClusteredHeads`.
+      tokens: of the cache that is measured.
+      window: tokens that all heads' keys are kept of before.
+      seed: of random memberships; they change no byte that is allocated.
+    """
+
+    heads: int = 32
+    kv_heads: int = 32
+    head_dim: int = 128
+    layers: tuple[int, ...] = (18, 14)
+    clusters: tuple[int, ...] = (32, 4)
+    mode: Literal["within_group", "cross_group", "expand"] | None = None
+    tokens: int = 64
+    window: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if not 1 <= self.window <= self.tokens:
+            raise ConfigError(
+                f"window must be in [1, tokens]: got window={self.window}, "
+                f"tokens={self.tokens}"
+            )
+
+    @property
+    def plan(self) -> tuple[int, ...]:
+        """Returns k of every layer; a ConfigError where the two lists do not fit."""
+        if len(self.layers) != len(self.clusters) or min(self.layers, default=0) < 1:
+            raise ConfigError(
+                "layers must be counts, one for each of clusters: got "
+                f"layers={self.layers}, clusters={self.clusters}"
+            )
+        runs = zip(self.layers, self.clusters, strict=True)
+        return tuple(k for layers, k in runs for _ in range(layers))
+
+    def accounting(self) -> "perf.ClusteredHeads":
+        """Returns the formulas of these clusters."""
+        from hpcjax import perf
+
+        return perf.ClusteredHeads(
+            clusters=self.plan,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            kv_heads=self.kv_heads,
+            mode=self.mode,
+        )
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Compacts a cache of zeros, as the inference does, and counts its bytes.
+
+    Returns:
+      `bytes` as they are in memory, `formula`, and those `dense` of all heads, in mode
+      "expand" repeated; `native`, those the model has without clusters; `share`,
+      Σk / (layers · heads); `used`, the share of `bytes` that these memberships read.
+    """
+    del ctx
+    import jax
+    import jax.numpy as jnp
+    import xarray as xr
+
+    from hpcjax import inference, models
+    from hpcjax.core.keys import derive
+    from hpcjax.core.model import Decoder
+    from hpcjax.inference.config import Clustering
+
+    formulas, depth = cfg.accounting(), len(cfg.plan)
+    decoder = Decoder(
+        depth, cfg.heads, cfg.kv_heads, cfg.head_dim, 1, cfg.tokens, "float16"
+    )
+    key = jax.random.key(cfg.seed)
+    groups = cfg.kv_heads if cfg.mode == "within_group" else 1
+    memberships = [
+        inference.random_membership(
+            derive(key, "layer", layer), 1, cfg.heads, clusters, groups=groups
+        )
+        for layer, clusters in enumerate(cfg.plan)
+    ]
+    shape = (depth, 1, cfg.window, cfg.kv_heads, cfg.head_dim)
+    whole = models.KeysValues(
+        keys=jnp.zeros(shape, "float16"), values=jnp.zeros(shape, "float16")
+    )
+    cache = models.Cache(runs=(whole,), length=jnp.full(1, cfg.window))
+    options = Clustering(window=cfg.window, mode=cfg.mode)
+    made = inference.compact(cache, memberships, decoder, options, cfg.tokens)
+    sizes = (1, cfg.tokens, 2)
+    formula = read = formulas.kv_cache_bytes(*sizes)
+    if cfg.mode == "cross_group":
+        slots = [
+            inference.key_slots(each.rep, cfg.heads, cfg.kv_heads)
+            for each in memberships
+        ]
+        read = formulas.kv_cache_bytes(*sizes, [each.used.item() for each in slots])
+    return xr.Dataset(
+        {
+            "bytes": inference.cache_bytes(made),
+            "formula": formula,
+            "dense": formulas.dense_cache_bytes(*sizes),
+            "native": 2 * 2 * cfg.tokens * depth * cfg.kv_heads * cfg.head_dim,
+            "share": sum(cfg.plan) / (depth * cfg.heads),
+            "used": read / formula,
+        }
+    )

@@ -1,0 +1,330 @@
+"""CHAI's tables: perplexity and bytes by clusters, the elbow, and time on a GPU."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import xarray as xr
+
+from experiments.chai.decode import CLUSTERED
+from hpcjax.runs.tables import Claim, Runs, Table, Tier
+
+SEEDS = (0, 1, 2)
+DRAWS = (0, 1, 2, 3, 4)
+# Tokens behind so many are foretold in every row, whatever its window.
+LONGEST = 20
+
+
+def _runs() -> dict[str, Runs]:
+    """Returns the rows; what a draw decides has several seeds."""
+    found = {"dense": Runs(config="chai/smollm2:dense")}
+    for count in (6, 4):
+        own = {"clusters": str(count)}
+        rows = {
+            "online": Runs(config="chai/smollm2:online", seeds=SEEDS, overrides=own),
+            "static, same text": Runs(config="chai/smollm2:static", overrides=own),
+            "static, Python": Runs(config="chai/smollm2:static_python", overrides=own),
+            "random": Runs(config="chai/smollm2:random", seeds=DRAWS, overrides=own),
+        }
+        found |= {f"k = {count}, {name}": runs for name, runs in rows.items()}
+    found["k = 4, online, values shared"] = Runs(
+        config="chai/smollm2:online",
+        seeds=SEEDS,
+        overrides={"clusters": "4", "clustering.share_values": "true"},
+    )
+    for window in (10, LONGEST):
+        found[f"k = 6, online, W = {window}"] = Runs(
+            config="chai/smollm2:online",
+            seeds=SEEDS,
+            overrides={"clustering.window": str(window)},
+        )
+    return found
+
+
+def _quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns perplexities, means over the seeds, and what is kept."""
+    table = {}
+    for name, row in rows.items():
+        first = row.isel(seed=0)
+        late = row["loss"].sel(place=slice(LONGEST + 1, None)).mean("place")
+        cells = {
+            "perplexity": float(row["perplexity"].mean()),
+            "perplexity_low": float(row["perplexity"].min()),
+            "perplexity_high": float(row["perplexity"].max()),
+            "late": float(np.exp(late).mean()),
+            "share": float(first["share"]),
+            "kept": float(first["bytes"] / first["dense"]),
+            "native": float(first["bytes"] / first["native"]),
+            "off": float(abs(row["bytes"] - row["formula"]).max()),
+        }
+        table[name] = cells
+    columns = {
+        column: ("row", [cells[column] for cells in table.values()])
+        for column in next(iter(table.values()))
+    }
+    return xr.Dataset(columns, coords={"row": list(table)})
+
+
+def _over(table: xr.Dataset, row: str, other: str) -> float:
+    """Returns a row's perplexity over another's."""
+    of = table["perplexity"]
+    return float(of.sel(row=row) / of.sel(row=other))
+
+
+QUALITY = Table(
+    id="chai/quality",
+    title="Perplexity of SmolLM2-135M with clusters of heads in its last 15 layers",
+    paper="ICML 2024, abstract: at most 3.2 points of accuracy lost on five tasks",
+    caption=(
+        "SmolLM2-135M-Instruct, 9 heads in each of 30 layers, the first 15 with a "
+        "cluster for each head. Its 3 key heads are repeated to 9 first (mode expand): "
+        "what is saved is saved of that cache, three times the model's own. Stand-in "
+        "text: 32 passages of 96 tokens from held-out chapters of the King James "
+        "Bible; perplexity of the tokens behind the window of 5, or W, and of those "
+        "behind 20 in every row. online: k-means for each passage, 3 seeds. static: "
+        "by mean maps of 32 texts of 64 tokens, other chapters or Python's library. "
+        "random: one draw for all passages, 5 draws. Other rows have one seed; "
+        "brackets: least and most."
+    ),
+    columns={
+        "perplexity": "perplexity",
+        "late": "behind 20 tokens",
+        "share": "Σk / LH",
+        "kept": "KV bytes / dense, expanded",
+        "native": "KV bytes / native",
+    },
+    reduce=_quality,
+    tiers={
+        "cpu": Tier(
+            minutes=10.0,
+            runs=_runs(),
+            claims={
+                "close": Claim(
+                    relation="k = 6, online: perplexity over the dense model's",
+                    ours=lambda t: _over(t, "k = 6, online", "dense"),
+                    at_most=1.35,
+                ),
+                "four": Claim(
+                    relation="k = 4: perplexity online over that of random clusters",
+                    ours=lambda t: _over(t, "k = 4, online", "k = 4, random"),
+                    at_most=0.9,
+                ),
+                "six": Claim(
+                    relation="k = 6: perplexity online over that of random clusters",
+                    ours=lambda t: _over(t, "k = 6, online", "k = 6, random"),
+                    at_most=1.0,
+                ),
+                "bytes": Claim(
+                    relation="bytes of keys and values beside the formula's, most off",
+                    ours=lambda t: float(t["off"].max()),
+                    at_most=0.0,
+                ),
+            },
+        )
+    },
+)
+
+# (row, config, whether the authors have published its list)
+_CACHES = (
+    ("LLaMA-7B, params7b", "chai/memory:seven", True),
+    ("LLaMA-33B, params33b", "chai/memory:thirty", True),
+    ("LLaMA-7B, default of the patch", "chai/memory:patch", True),
+    ("SmolLM2, k = 6, expand", "chai/memory:expand", False),
+    ("SmolLM2, k = 6, within_group", "chai/memory:within_group", False),
+    ("SmolLM2, k = 6, cross_group", "chai/memory:cross_group", False),
+)
+_TWO = "SmolLM2, k = 2, cross_group"
+
+
+def _caches() -> dict[str, Runs]:
+    found = {row: Runs(config=config) for row, config, _ in _CACHES}
+    found[_TWO] = Runs(
+        config="chai/memory:cross_group", overrides={"clusters": "[9,2]"}
+    )
+    return found
+
+
+def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns bytes and the shares that are saved of them."""
+    run = xr.concat(
+        [row.isel(seed=0, drop=True) for row in rows.values()],
+        dim=xr.Variable("row", list(rows)),
+    )
+    return run[["bytes", "formula", "share"]].assign(
+        saved=1 - run["bytes"] / run["dense"],
+        native=run["bytes"] / run["native"],
+        used=1 - run["used"] * run["bytes"] / run["dense"],
+    )
+
+
+def _saving(row: str, name: str, figure: float) -> Claim:
+    return Claim(
+        relation=f"{name}: how far the saving is from the formula's {figure:.2%}",
+        ours=lambda table: abs(float(table["saved"].sel(row=row)) - figure),
+        at_most=5e-5,
+    )
+
+
+MEMORY = Table(
+    id="chai/memory",
+    title="Keys and values in memory with the published lists of clusters",
+    paper="ICML 2024, abstract: up to 21.4 % of the cache saved",
+    caption=(
+        "One request, 64 tokens, float16, arrays made by the same compaction as in "
+        "decoding; bytes grow with the tokens. The abstract's 21.4 % needs "
+        "Σk / LH = 0.572, which none of the published lists has. SmolLM2's 9 heads "
+        "share 3 keys; k in the last 15 of 30 layers. expand repeats keys and values "
+        "first, and what it saves is saved of three times the native cache. "
+        "cross_group has slots for min(k, 3) keys; used: what is saved if only the "
+        "slots counted that random clusters read."
+    ),
+    columns={
+        "bytes": "bytes",
+        "formula": "by formula",
+        "share": "Σk / LH",
+        "saved": "saved of dense",
+        "used": "saved, used slots",
+        "native": "bytes / native",
+    },
+    reduce=_memory,
+    tiers={
+        "cpu": Tier(
+            minutes=0.5,
+            runs=_caches(),
+            claims={
+                "formula": Claim(
+                    relation="bytes in memory and by formula, the largest difference",
+                    ours=lambda t: float(abs(t["bytes"] - t["formula"]).max()),
+                    at_most=0.0,
+                ),
+                "seven": _saving(_CACHES[0][0], "params7b", 0.1914),
+                "thirty": _saving(_CACHES[1][0], "params33b", 0.2647),
+                "patch": _saving(_CACHES[2][0], "default of the patch", 0.3164),
+            },
+        )
+    },
+)
+
+# Of 9 heads, as many as the table of perplexities has.
+_COUNTS = (2, 4, 6)
+
+
+def _elbow(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns a row for each layer."""
+    run = rows["kjv"].isel(seed=0, drop=True)
+    other = rows["python"].isel(seed=0, drop=True)
+    columns = {f"error_{k}": run["error"].sel(count=k, drop=True) for k in _COUNTS}
+    found = run[["threshold", "knee"]].assign({**columns, "other": other["threshold"]})
+    names = [f"layer {layer}" for layer in range(run.sizes["layer"])]
+    return found.rename(layer="row").assign_coords(row=names)
+
+
+def _halves(table: xr.Dataset, column: str) -> float:
+    """Returns the mean of the later half of the layers over that of the earlier."""
+    half = table.sizes["row"] // 2
+    of = table[column]
+    return float(of[-half:].mean() / of[:half].mean())
+
+
+ELBOW = Table(
+    id="chai/elbow",
+    title="Clusters of heads that each layer of SmolLM2-135M asks for",
+    paper="ICML 2024: errors of k-means over k, an elbow read off a plot",
+    caption=(
+        "Maps of the first 64 tokens of 32 chapters of the King James Bible, k-means "
+        "for each; errors over that of one cluster, summed over the texts. threshold: "
+        "the least k whose error is at most 5 %; knee: the k farthest below the chord. "
+        "Python: the threshold's k on 32 files of Python's library. 9 heads a layer. "
+        "The authors calibrate LLaMA and OPT on C4."
+    ),
+    columns={
+        **{f"error_{k}": f"error, k = {k}" for k in _COUNTS},
+        "threshold": "k, threshold",
+        "knee": "k, knee",
+        "other": "k, threshold, Python",
+    },
+    reduce=_elbow,
+    tiers={
+        "cpu": Tier(
+            minutes=3.0,
+            runs={
+                "kjv": Runs(config="chai/elbow:kjv"),
+                "python": Runs(config="chai/elbow:python"),
+            },
+            claims={
+                "late": Claim(
+                    relation="error with 4 clusters, later half of layers / earlier",
+                    ours=lambda t: _halves(t, "error_4"),
+                    at_most=1.0,
+                ),
+                "texts": Claim(
+                    relation="threshold's k on Python and on the Bible, most apart",
+                    ours=lambda t: float(abs(t["other"] - t["threshold"]).max()),
+                    at_most=2.0,
+                ),
+            },
+        )
+    },
+)
+
+# Of an H200, in bytes a second.
+BANDWIDTH = 4.3e12
+
+
+def _decode(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns times, and each over that of clusters."""
+    run = rows["all"].isel(seed=0, drop=True)
+    median = run["seconds"].median("repetition")
+    own = run["seconds"].sel(candidate=CLUSTERED, drop=True)
+    return xr.Dataset(
+        {
+            "microseconds": 1e6 * median,
+            "ratio": (run["seconds"] / own).median("repetition"),
+            "rate": run["bytes"] / median / 1e9,
+            "error": run["error"],
+        }
+    ).rename(candidate="row")
+
+
+DECODE = Table(
+    id="chai/decode",
+    title="Time of one token's attention, 4 clusters of 32 heads against all heads",
+    paper="ICML 2024, abstract: up to 1.73 times as fast a token, LLaMA-7B",
+    caption=(
+        "16 requests, 8192 keys each, head size 128, bfloat16, random numbers and "
+        "clusters; attention alone. xla, cudnn: jax.nn.dot_product_attention. Bytes "
+        "say at most 1.78: 2.147 GB of all heads, 1.208 GB of clusters. 20 attentions "
+        "in one program."
+    ),
+    benchmark=True,
+    columns={
+        "microseconds": "µs",
+        "ratio": "this / clusters",
+        "rate": "GB/s",
+    },
+    reduce=_decode,
+    tiers={
+        "gpu": Tier(
+            minutes=1.0,
+            runs={"all": Runs(config="chai/decode")},
+            claims={
+                "faster": Claim(
+                    relation="the fastest attention of all heads over that of clusters",
+                    ours=lambda t: float(t["ratio"].drop_sel(row=CLUSTERED).min()),
+                    at_least=1.3,
+                ),
+                "bandwidth": Claim(
+                    relation="clusters: share of 4.3 TB/s on the bytes they read",
+                    ours=lambda t: float(
+                        1e9 * t["rate"].sel(row=CLUSTERED) / BANDWIDTH
+                    ),
+                    at_least=0.5,
+                ),
+                "error": Claim(
+                    relation="clusters: largest difference to float32",
+                    ours=lambda t: float(t["error"].max()),
+                    at_most=2e-3,
+                ),
+            },
+        )
+    },
+)

@@ -1,0 +1,140 @@
+"""CHAI's experiments: what is measured, on a tiny model and on SmolLM2."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.chai import decode, experiment
+from hpcjax import core, inference, models
+from hpcjax.data import catalog
+from hpcjax.runs import directory
+from hpcjax.runs.language_models import Speaking, load_language_model
+from tests.data import writers
+
+ROOT = directory.data_root(pathlib.Path(__file__).parents[2])
+TINY = experiment.Config(
+    model="random",
+    dense_layers=1,
+    clusters=2,
+    calibration_texts=9,
+    calibration_time=8,
+    passages=3,
+    time=12,
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    writers.write_kjv(root)
+    loaded, tokenizer = load_language_model("random", root)
+    # As they are drawn, what heads attend to hardly changes a loss.
+    blocks = jax.tree.map(lambda leaf: 4 * leaf, loaded.params["blocks"])
+    params = {**loaded.params, "blocks": blocks}
+    return Speaking(dataclasses.replace(loaded, params=params), tokenizer), root
+
+
+def clustered(membership="online", **changes):
+    return dataclasses.replace(TINY, membership=membership, **changes)
+
+
+@pytest.mark.parametrize("membership", ["online", "static", "random"])
+def test_a_cluster_for_each_head_foretells_as_the_dense_model(tiny, membership):
+    dense = experiment.measure(clustered("dense"), *tiny)
+    assert dense["place"].values.tolist() == list(range(6, 12))
+    every = experiment.measure(clustered(membership, clusters=4), *tiny)
+    np.testing.assert_allclose(every["loss"], dense["loss"], atol=1e-5)
+    assert every["share"] == dense["share"] == 1
+    assert every["bytes"] == dense["bytes"] == dense["dense"]
+    fewer = experiment.measure(clustered(membership, clusters=1), *tiny)
+    assert not np.allclose(fewer["loss"], dense["loss"], atol=1e-4)
+    assert fewer["share"] == 5 / 8
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_bytes_are_counted_as_they_lie_in_memory(tiny, share):
+    options = inference.Clustering(mode="expand", share_values=share)
+    found = experiment.measure(clustered(clustering=options), *tiny)
+    # Layers of 4 and 2 clusters, 4 heads of 4 float32, 12 tokens.
+    unit = 12 * 4 * 4
+    assert found["bytes"] == found["formula"] == unit * (6 + (6 if share else 8))
+    assert found["dense"] == unit * 16
+    assert found["native"] == unit * 8
+
+
+def test_documents_of_a_calibration_are_whole_and_drawn(tiny):
+    speaking, root = tiny
+    of = {"count": 5, "time": 8}
+    first = experiment.documents(speaking.tokenizer, root, "kjv", **of, seed=0)
+    assert first.shape == (5, 8)
+    other = experiment.documents(speaking.tokenizer, root, "kjv", **of, seed=1)
+    assert not np.array_equal(first, other)
+    with pytest.raises(core.ConfigError, match="documents of 100000 tokens"):
+        experiment.documents(
+            speaking.tokenizer, root, "kjv", count=1, time=100_000, seed=0
+        )
+
+
+def test_more_dense_layers_than_there_are_is_refused(tiny):
+    with pytest.raises(core.ConfigError, match="at most the model's 2: got 3"):
+        experiment.measure(clustered(dense_layers=3), *tiny)
+
+
+def test_all_that_is_timed_computes_the_same_attention():
+    cfg = decode.Config(
+        batch=2,
+        tokens=16,
+        heads=4,
+        clusters=4,
+        head_dim=8,
+        compute="float32",
+        implementation="reference",
+        dense=("xla",),
+        inner=1,
+    )
+    given = decode.problem(cfg)
+    assert decode.error_of(cfg, given) < 1e-5
+    expected = by_hand(*(given[name] for name in ("query", "keys", "values")))
+    # A cluster for each head is attention of all heads, in whatever order.
+    found = decode.clustered(cfg, given, "reference")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for attend in decode.attentions(cfg).values():
+        np.testing.assert_allclose(attend(given), expected, atol=1e-5)
+
+
+def by_hand(query, keys, values):
+    scores = np.einsum("bqhd,bthd->bhqt", query, keys) / np.sqrt(query.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhqt,bthd->bqhd", weights, values)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.acceptance("chai", 6)
+def test_clusters_of_smollm2_foretell_better_than_random_ones():
+    for name in ("smollm2", "kjv"):
+        if not catalog.present(name, ROOT):
+            pytest.skip(f"{name} is not here: hpcjax data fetch {name}")
+    speaking = load_language_model("smollm2", ROOT)
+    assert models.decoder_of(speaking.pretrained.model).heads == 9
+
+    def mean(membership, clusters, seeds):
+        found = [
+            experiment.measure(
+                experiment.Config(membership=membership, clusters=clusters, seed=seed),
+                speaking,
+                ROOT,
+            )["perplexity"].item()
+            for seed in range(seeds)
+        ]
+        print(membership, clusters, np.round(found, 2))
+        return float(np.mean(found))
+
+    dense, six = mean("dense", 9, 1), mean("online", 6, 1)
+    assert dense < six < 1.35 * dense
+    assert six <= mean("random", 6, 5)
+    assert mean("online", 4, 3) < 0.9 * mean("random", 4, 5)
