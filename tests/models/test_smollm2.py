@@ -1,15 +1,12 @@
-"""The real models that packages ship, against numpy and transformers."""
+"""SmolLM2 as a package ships it, against numpy."""
 
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hpcjax import data, inference, models
-from hpcjax.data import catalog
-from hpcjax.models import pretrained
 from hpcjax.runs import directory
 from hpcjax.runs.language_models import load_language_model
 from tests.oracles import transformer
@@ -58,41 +55,3 @@ def test_smollm2_equals_numpy_and_writes_the_same():
     likeliest = np.argmax(forward(loaded, text), axis=-1)
     np.testing.assert_array_equal(likeliest[23:-1], text[24:])
     assert models.num_params(loaded.model) == 134_515_008
-
-
-@pytest.mark.acceptance("lm-models", 4)
-def test_minilm_gives_transformers_sentence_embeddings():
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    data.fetch("minilm", ROOT)
-    files = catalog.locate("minilm", ROOT)
-    folder = next(path.parent for path in files.values() if path.suffix == ".json")
-    loaded = pretrained.load(folder)
-    tokenizer = data.load_tokenizer(folder / "tokenizer.json")
-    texts = (
-        "A man is playing a guitar on the stage.",
-        "Someone plays guitar in front of an audience.",
-        "The stock market fell sharply on Tuesday.",
-    )
-    codes = [tokenizer.encode(f"[CLS] {text} [SEP]") for text in texts]
-    time = max(map(len, codes))
-    x = np.zeros((len(texts), time, 3), np.int32)
-    for row, code in zip(x, codes, strict=True):
-        row[: len(code), 0] = code
-        row[: len(code), 2] = 1
-    (features, _) = loaded.model.apply(loaded.params, {}, jnp.asarray(x), train=False)
-    real = x[..., 2:].astype(np.float32)
-
-    def pooled(hidden):
-        mean = (np.asarray(hidden) * real).sum(1) / real.sum(1)
-        return mean / np.linalg.norm(mean, axis=1, keepdims=True)
-
-    ours = pooled(features.hidden)
-    peer = transformers.BertModel.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        theirs = peer(
-            input_ids=torch.from_numpy(x[..., 0]).long(),
-            attention_mask=torch.from_numpy(x[..., 2]).long(),
-        ).last_hidden_state
-    np.testing.assert_allclose(ours, pooled(theirs.numpy()), atol=1e-5)
-    assert ours[0] @ ours[1] > ours[0] @ ours[2] + 0.2
