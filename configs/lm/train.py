@@ -45,5 +45,5 @@ smoke = {
     "dataset.vocabulary": "300",
     "dataset.context": "8",
     "dataset.limit": "4",
-    "model.width": "16",
+    "model.width": "24",
 }
