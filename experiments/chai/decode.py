@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
-from hpcjax.optim import checks
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:

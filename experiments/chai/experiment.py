@@ -3,9 +3,9 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.inference.config import Clustering
-from hpcjax.optim import checks
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def losses(
 
     rows = jnp.asarray(tokens)
     if cfg.membership == "dense":
-        dense = inference.token_losses(speaker.params, rows, model=speaker.model)
+        dense = inference.token_losses(speaker, rows)
         return dense[:, cfg.clustering.window :]
     return inference.clustered_losses(
         speaker, rows, plan, cfg.clustering, key=key, memberships=given

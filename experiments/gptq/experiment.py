@@ -84,7 +84,10 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     texts = read_texts(cfg, ctx.data_root)
     params, reports = compressed(cfg, model, texts.calibration, ctx)
     found = inference.perplexity(
-        functools.partial(inference.token_losses, params, model=model.model),
+        functools.partial(
+            inference.token_losses,
+            inference.LanguageModel(params=params, model=model.model),
+        ),
         texts.evaluation,
         window=cfg.time,
     )

@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.kaisa.peers import process
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
-from hpcjax.optim import checks
 from hpcjax.optim.config import SgdConfig
 from hpcjax.optim.kfac.config import KfacConfig
 from hpcjax.runs.config import check_seed

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from hpcjax.core import checks
 from hpcjax.core.errors import HpcjaxError
-from hpcjax.optim import checks
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:

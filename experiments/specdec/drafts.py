@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError
-from hpcjax.models.config import LLAMA, CausalLmConfig
 from hpcjax.optim.config import AdamWConfig, CosineConfig
 from hpcjax.runs import config as configs
 from hpcjax.runs.config import check_seed
+from hpcjax.runs.language_models import corpus_tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,63 +24,6 @@ if TYPE_CHECKING:
 FOLDER = "drafts"
 # What a draft shares with its target and is not trained.
 FROZEN = ("^embed/",)
-_TINY = dataclasses.replace(LLAMA, tied_head=True)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SmolLm2Config:
-    """SmolLM2-135M-Instruct, with its tokenizer."""
-
-    def load(self, root: pathlib.Path) -> "Pretrained":
-        """Reads it in float32."""
-        from hpcjax.runs.language_models import load_language_model
-
-        return load_language_model("smollm2", root).pretrained
-
-    def encode(self, target: "Pretrained", texts: list[str]) -> "list[np.ndarray]":
-        """Returns the tokens of texts."""
-        from hpcjax import data
-
-        return data.gguf_tokenizer(target.metadata).encode_all(texts)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomConfig:
-    """A small model of bytes with random parameters, for tests.
-
-    Attributes:
-      model: the model.
-      seed: of its parameters.
-    """
-
-    model: CausalLmConfig = CausalLmConfig(
-        depth=4, width=16, heads=4, kv_heads=2, mlp_width=24, options=_TINY
-    )
-    seed: int = 0
-
-    def load(self, root: pathlib.Path) -> "Pretrained":
-        """Draws it."""
-        del root
-        import jax
-
-        from hpcjax.models import pretrained
-
-        params, _ = self.model.make((512,), 256).init(jax.random.key(self.seed))
-        return pretrained.Pretrained(
-            params=params, config=self.model, context=512, vocabulary=256
-        )
-
-    def encode(self, target: "Pretrained", texts: list[str]) -> "list[np.ndarray]":
-        """Returns the bytes of texts."""
-        del target
-        import numpy as np
-
-        return [
-            np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts
-        ]
-
-
-TargetConfig = SmolLm2Config | RandomConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +31,7 @@ class DraftConfig:
     """A child of a target: what is left of it, and how it is trained.
 
     Attributes:
-      target: the parent, and the teacher.
+      target: the parent, and the teacher; see `load_language_model`.
       layers: how many are left.
       choice: the first and the last ones, or those that turn the residual stream most.
       heads: query heads left in each layer; None for all.
@@ -104,7 +47,7 @@ class DraftConfig:
       seed: of the windows.
     """
 
-    target: SmolLm2Config | RandomConfig = SmolLm2Config()
+    target: str = "smollm2"
     layers: int = 4
     choice: Literal["ends", "angle"] = "ends"
     heads: int | None = None
@@ -130,21 +73,16 @@ class DraftConfig:
             )
 
 
-def documents(
-    cfg: DraftConfig, target: "Pretrained", root: pathlib.Path
-) -> "np.ndarray":
+def documents(cfg: DraftConfig, root: pathlib.Path) -> "np.ndarray":
     """Returns the tokens of the parts "train" of the draft's corpora, in a row."""
     import numpy as np
 
-    from hpcjax import data
-
-    texts = [text for name in cfg.corpora for text in data.read_part(root, name)]
-    return np.concatenate(cfg.target.encode(target, texts))
+    parts = [corpus_tokens(cfg.target, name, "train", root) for name in cfg.corpora]
+    return np.concatenate(parts)
 
 
 def prompts(
     cfg: DraftConfig,
-    target: "Pretrained",
     root: pathlib.Path,
     *,
     count: int,
@@ -154,8 +92,7 @@ def prompts(
     """Returns pieces of texts that no draft was trained on.
 
     Args:
-      cfg: whose corpora are taken, in turns.
-      target: whose tokens.
+      cfg: whose corpora are taken, in turns, as its target reads them.
       root: the data root.
       count: how many.
       length: tokens of each.
@@ -168,8 +105,7 @@ def prompts(
     each = -(-count // len(cfg.corpora))
     found = []
     for name in cfg.corpora:
-        texts = data.read_part(root, name, "validation")
-        held = np.concatenate(cfg.target.encode(target, texts))
+        held = corpus_tokens(cfg.target, name, "validation", root)
         found.append(data.random_windows(held, each, length, seed))
     turns = np.stack(found, axis=1).reshape(-1, length)
     return inference.pad_prompts(list(turns[:count]), least=1)
@@ -202,7 +138,7 @@ def make(
 
     from hpcjax import compress, data
 
-    tokens = documents(cfg, target, root)
+    tokens = documents(cfg, root)
     seen = data.random_windows(tokens, cfg.calibration, cfg.context, cfg.seed + 1)
     child = prune(cfg, target, jnp.asarray(seen))
     if cfg.steps == 0:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from experiments.specdec import drafts
 from experiments.specdec.drafts import DraftConfig
-from hpcjax.optim import checks
+from hpcjax.core import checks
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
@@ -56,11 +56,12 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
     from hpcjax import inference, perf
     from hpcjax.core import trees
+    from hpcjax.runs.language_models import load_language_model
 
-    target = cfg.draft.target.load(ctx.data_root)
+    target = load_language_model(cfg.draft.target, ctx.data_root).pretrained
     draft, losses = drafts.draft(cfg.draft, target, ctx.data_root)
     prompts = drafts.prompts(
-        cfg.draft, target, ctx.data_root, count=cfg.prompts, length=cfg.length
+        cfg.draft, ctx.data_root, count=cfg.prompts, length=cfg.length
     )
     large, small = (
         inference.LanguageModel(model=each.model, params=each.params)

@@ -5,9 +5,9 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.models.config import LLAMA, CausalLmConfig
-from hpcjax.optim import checks
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.specdec import drafts, experiment
 from experiments.specdec.drafts import DraftConfig
 from experiments.specdec.experiment import TEMPERATURES
-from hpcjax.optim import checks
+from hpcjax.core import checks
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
@@ -128,10 +128,11 @@ class Bench:
 
     def __init__(self, cfg: Config, ctx: "Context") -> None:
         from hpcjax import inference
+        from hpcjax.runs.language_models import load_language_model
 
         self.cfg = cfg
         root = ctx.data_root
-        target = cfg.first.target.load(root)
+        target = load_language_model(cfg.first.target, root).pretrained
         self.target = _speaker(target)
         self.vocabulary = target.vocabulary
         self.drafts = {
@@ -141,7 +142,6 @@ class Bench:
         prompts = functools.partial(
             drafts.prompts,
             cfg.first,
-            target,
             root,
             count=cfg.prompts,
             length=cfg.length,

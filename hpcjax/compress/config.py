@@ -1,8 +1,8 @@
 """What quantization can be told; importing this module imports no JAX."""
 
 import dataclasses
-import math
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 
 BITS = (2, 3, 4, 8)
@@ -32,12 +32,10 @@ class GridSpec:
     reference: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise ConfigError(f"bits must be one of {BITS}: got bits={self.bits!r}")
-        if self.group_size is not None and self.group_size < 1:
-            raise ConfigError(
-                f"group_size must be at least 1: got group_size={self.group_size}"
-            )
+        rule = f"bits must be one of {BITS}"
+        checks.require(self.bits in BITS, rule, bits=self.bits)
+        if self.group_size is not None:
+            checks.require_count(1, group_size=self.group_size)
         if self.ternary and (self.mse or self.symmetric):
             raise ConfigError(
                 "ternary takes neither mse nor symmetric: got "
@@ -104,10 +102,8 @@ class PruneOptions:
 
     def __post_init__(self) -> None:
         _check_elimination(self)
-        if not 0 <= self.sparsity < 1:
-            raise ConfigError(
-                f"sparsity must be in [0, 1): got sparsity={self.sparsity}"
-            )
+        rule = "sparsity must be in [0, 1)"
+        checks.require(0 <= self.sparsity < 1, rule, sparsity=self.sparsity)
         if self.pattern is not None and not 0 < self.pattern[0] < self.pattern[1]:
             raise ConfigError(
                 f"pattern must be (n, m) with 0 < n < m: got pattern={self.pattern}"
@@ -123,9 +119,5 @@ class PruneOptions:
 
 
 def _check_elimination(options: "GptqOptions | PruneOptions") -> None:
-    if not (math.isfinite(options.damping) and options.damping >= 0):
-        raise ConfigError(
-            f"damping must be finite and >= 0: got damping={options.damping}"
-        )
-    if options.block < 1:
-        raise ConfigError(f"block must be at least 1: got block={options.block}")
+    checks.require_finite(0.0, damping=options.damping)
+    checks.require_count(1, block=options.block)

@@ -1,10 +1,9 @@
 """How tokens are chosen; importing this module imports no JAX."""
 
 import dataclasses
-import math
 from typing import Literal
 
-from hpcjax.core.errors import ConfigError
+from hpcjax.core import checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,14 +21,10 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(
-                f"temperature must be finite and >= 0: got {self.temperature}"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k must be at least 1: got top_k={self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p must be in (0, 1]: got top_p={self.top_p}")
+        checks.require_finite(0.0, temperature=self.temperature)
+        if self.top_k is not None:
+            checks.require_count(1, top_k=self.top_k)
+        checks.require(0 < self.top_p <= 1, "top_p must be in (0, 1]", top_p=self.top_p)
 
     @property
     def greedy(self) -> bool:
@@ -54,11 +49,7 @@ class Continuation:
     unrolled: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ConfigError(
-                "max_new_tokens must be at least 1: got "
-                f"max_new_tokens={self.max_new_tokens}"
-            )
+        checks.require_count(1, max_new_tokens=self.max_new_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,5 +73,4 @@ class Clustering:
     share_values: bool = False
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"window must be at least 1: got window={self.window}")
+        checks.require_count(1, window=self.window)

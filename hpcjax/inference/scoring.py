@@ -1,6 +1,5 @@
 """How well a language model foretells a text."""
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from hpcjax import metrics
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.model import Model
+from hpcjax.inference.generation import LanguageModel
 from hpcjax.models import ChunkedLogits
 
 # tokens [batch, time] -> −log p of every token but the first, [batch, time − 1].
@@ -34,20 +33,20 @@ class Perplexity(NamedTuple):
     left: int
 
 
-@functools.partial(jax.jit, static_argnames="model")
+@jax.jit
 def token_losses(
-    params: Any, tokens: Int[Array, "batch time"], *, model: Model
+    language_model: LanguageModel, tokens: Int[Array, "batch time"]
 ) -> Float[Array, "batch ahead"]:
     """Returns −log p(token | those before it) of every token but the first.
 
     Args:
-      params: of the model.
+      language_model: the model with its parameters.
       tokens: `[batch, time]`.
-      model: a causal language model.
 
     Returns:
       `[batch, time − 1]`, float32, in nats.
     """
+    model, params = language_model.model, language_model.params
     logits, _ = model.apply(params, {}, tokens[:, :-1], train=False)
     if isinstance(logits, ChunkedLogits):
         return logits.each(metrics.token_cross_entropy, tokens[:, 1:])
@@ -66,7 +65,7 @@ def perplexity(
     Every window is foretold by itself; its first token is not counted.
 
     Args:
-      losses: of a model, such as `token_losses` with its parameters and model bound.
+      losses: of a model, such as `token_losses` with the model bound.
       tokens: the text.
       window: tokens of a window, at least 2.
       batch: windows at once.

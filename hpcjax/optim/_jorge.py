@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from hpcjax.optim import checks, jorge_factor, matrices, preconditioning
+from hpcjax.optim import jorge_factor, matrices, option_checks, preconditioning
 from hpcjax.optim.config import JorgeKeywords, JorgeOptions
 from hpcjax.optim.jorge_factor import FactorState
 
@@ -119,7 +119,7 @@ def scale_by_jorge(
       >>> int(state.count), updates["kernel"].shape
       (1, (3, 2))
     """
-    chosen = JorgeOptions(**checks.keyword_options(options))
+    chosen = JorgeOptions(**option_checks.keyword_options(options))
     dynamic = chosen.beta2 == "dynamic"
     return preconditioning.scale_by_preconditioners(
         preconditioning.Method(

@@ -5,9 +5,9 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from hpcjax.core import trees
+from hpcjax.core import checks, trees
 from hpcjax.core.patterns import check_patterns
-from hpcjax.optim import checks, config, norms
+from hpcjax.optim import config, norms, option_checks
 from hpcjax.optim.first_order import clip_global_norm
 from hpcjax.optim.full_precision import in_full_precision
 from hpcjax.optim.weight_decay import add_weight_decay, decay_mask
@@ -52,12 +52,12 @@ def scale_by_trust_ratio(
       >>> updates.tolist()
       [0.0, 5.0]
     """
-    checks.check_rules(trust_rules, "trust_rules")
+    option_checks.check_rules(trust_rules, "trust_rules")
     check_patterns("stacked", stacked)
 
     def init(params):
         decay_mask(trust_rules, params)
-        checks.check_stacked(stacked, trees.flatten(params))
+        option_checks.check_stacked(stacked, trees.flatten(params))
         return optax.EmptyState()
 
     def update(updates, state, params=None, **extra_args):
@@ -121,7 +121,7 @@ def lamb(
       >>> [round(float(u), 3) for u in updates]
       [-0.354, 0.354]
     """
-    checks.check_common(learning_rate, weight_decay, clip_norm)
+    option_checks.check_common(learning_rate, weight_decay, clip_norm)
     checks.require_decay("b1", b1)
     checks.require_decay("b2", b2)
     checks.require_finite(0.0, eps=eps)

@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import optax
 
-from hpcjax.core import trees
+from hpcjax.core import checks, trees
 from hpcjax.core.varying import Axes
-from hpcjax.optim import checks
 
 
 def all_reduce_mean(

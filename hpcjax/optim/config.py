@@ -3,8 +3,9 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from hpcjax.core import checks
 from hpcjax.core.patterns import check_patterns
-from hpcjax.optim import checks
+from hpcjax.optim import option_checks
 from hpcjax.optim.schedule_config import ConstantConfig, CosineConfig, StepDecayConfig
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class SgdConfig:
     schedule: ScheduleConfig = ConstantConfig()
 
     def __post_init__(self) -> None:
-        checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.check_rules(self.decay_rules)
+        option_checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        option_checks.check_rules(self.decay_rules)
         checks.require_decay("momentum", self.momentum)
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
@@ -88,8 +89,8 @@ class AdamWConfig:
     schedule: ScheduleConfig = ConstantConfig()
 
     def __post_init__(self) -> None:
-        checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.check_rules(self.decay_rules)
+        option_checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        option_checks.check_rules(self.decay_rules)
         checks.require_decay("b1", self.b1)
         checks.require_decay("b2", self.b2)
         checks.require_finite(0.0, eps=self.eps)
@@ -134,9 +135,9 @@ class LambConfig:
     schedule: ScheduleConfig = ConstantConfig()
 
     def __post_init__(self) -> None:
-        checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.check_rules(self.decay_rules)
-        checks.check_rules(self.trust_rules, "trust_rules")
+        option_checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        option_checks.check_rules(self.decay_rules)
+        option_checks.check_rules(self.trust_rules, "trust_rules")
         checks.require_decay("b1", self.b1)
         checks.require_decay("b2", self.b2)
         checks.require_finite(0.0, eps=self.eps)
@@ -201,7 +202,7 @@ class JorgeOptions:
             )
         checks.require_count(1, update_every=self.update_every)
         checks.require_count(0, start_step=self.start_step)
-        checks.check_sizes(self.max_dim, self.block_size)
+        option_checks.check_sizes(self.max_dim, self.block_size)
         if self.max_gain is not None:
             # Below it even the smallest row would be scaled down at every update.
             allowed = self.eps**0.25 <= self.max_gain < float("inf")
@@ -261,9 +262,9 @@ class JorgeConfig(JorgeOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.check_rules(self.decay_rules)
-        checks.check_graft(self.graft, self.graft_momentum)
+        option_checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        option_checks.check_rules(self.decay_rules)
+        option_checks.check_graft(self.graft, self.graft_momentum)
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
         """Returns the optimizer for a run of `steps` steps."""
@@ -310,8 +311,8 @@ class JorgeFromSgdConfig:
     stacked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.check_rules(self.decay_rules)
+        option_checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        option_checks.check_rules(self.decay_rules)
         checks.require_decay("momentum", self.momentum)
         checks.require_count(1, update_every=self.update_every)
         checks.require_choice("init", self.init, ("eps", "grad"))
@@ -364,7 +365,7 @@ class SGDRecipe:
     warmup_epochs: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.check_common(self.lr, self.weight_decay, None)
+        option_checks.check_common(self.lr, self.weight_decay, None)
         checks.require_decay("momentum", self.momentum)
         checks.require_count(1, epochs=self.epochs)
         checks.require_count(1, steps_per_epoch=self.steps_per_epoch)
@@ -415,7 +416,7 @@ class ShampooOptions:
         checks.require_choice("root_damping", self.root_damping, ("floor", "ridge"))
         checks.require_count(1, stats_every=self.stats_every)
         checks.require_count(1, roots_every=self.roots_every)
-        checks.check_sizes(1, self.block_size)
+        option_checks.check_sizes(1, self.block_size)
         if self.exponent_override is not None:
             checks.require_count(1, exponent_override=self.exponent_override)
         check_patterns("stacked", self.stacked)
@@ -466,9 +467,9 @@ class ShampooConfig(ShampooOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.check_common(self.lr, self.weight_decay, self.clip_norm)
-        checks.check_rules(self.decay_rules)
-        checks.check_graft(self.graft, self.graft_momentum)
+        option_checks.check_common(self.lr, self.weight_decay, self.clip_norm)
+        option_checks.check_rules(self.decay_rules)
+        option_checks.check_graft(self.graft, self.graft_momentum)
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
         """Returns the optimizer for a run of `steps` steps."""

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from hpcjax.optim import checks, config, norms
+from hpcjax.core import checks
+from hpcjax.optim import config, norms, option_checks
 from hpcjax.optim.full_precision import in_full_precision
 from hpcjax.optim.weight_decay import add_weight_decay
 
@@ -107,7 +108,7 @@ def sgd(
       >>> round(float(updates), 6)
       -0.2
     """
-    checks.check_common(learning_rate, weight_decay, clip_norm)
+    option_checks.check_common(learning_rate, weight_decay, clip_norm)
     checks.require_decay("momentum", momentum)
     return in_full_precision(
         optax.chain(
@@ -156,7 +157,7 @@ def adamw(
       >>> round(float(updates), 3)
       -0.1
     """
-    checks.check_common(learning_rate, weight_decay, clip_norm)
+    option_checks.check_common(learning_rate, weight_decay, clip_norm)
     checks.require_decay("b1", b1)
     checks.require_decay("b2", b2)
     checks.require_finite(0.0, eps=eps)

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from hpcjax.optim import checks
+from hpcjax.core import checks
 
 
 def with_schedule(

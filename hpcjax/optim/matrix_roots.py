@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hpcjax.optim import checks, norms
+from hpcjax.core import checks
+from hpcjax.optim import norms
 
 TINY = 1e-30
 POWER_ITERATIONS = 200

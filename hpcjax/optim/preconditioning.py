@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from hpcjax.core import trees
-from hpcjax.optim import checks, matrices, norms
+from hpcjax.optim import matrices, norms, option_checks
 from hpcjax.optim.full_precision import in_full_precision
 
 
@@ -78,7 +78,7 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
       ['k']
     """
     leaves = trees.flatten(params)
-    checks.check_stacked(cuts.stacked, leaves)
+    option_checks.check_stacked(cuts.stacked, leaves)
     found = {
         path: matrices.matrix_plan(
             leaf.shape,

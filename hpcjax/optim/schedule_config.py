@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from hpcjax.optim import checks
+from hpcjax.core import checks
 
 if TYPE_CHECKING:
     import optax

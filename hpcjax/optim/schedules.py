@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import optax
 
-from hpcjax.optim import checks
+from hpcjax.core import checks
 from hpcjax.optim.schedule_config import ConstantConfig, CosineConfig, StepDecayConfig
 
 

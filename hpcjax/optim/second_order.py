@@ -5,7 +5,7 @@ from typing import Literal, Unpack
 import optax
 from jax.typing import ArrayLike
 
-from hpcjax.optim import checks, config
+from hpcjax.optim import config, option_checks
 from hpcjax.optim._graft import graft as graft_transform
 from hpcjax.optim._jorge import scale_by_jorge
 from hpcjax.optim._shampoo import scale_by_shampoo
@@ -26,8 +26,8 @@ def _complete(
     clip_norm: ArrayLike | None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns clipping → (grafted) direction → decoupled decay → learning rate."""
-    checks.check_common(learning_rate, weight_decay, clip_norm)
-    checks.check_graft(graft, graft_momentum)
+    option_checks.check_common(learning_rate, weight_decay, clip_norm)
+    option_checks.check_graft(graft, graft_momentum)
     if graft == "sgd":
         magnitude = scale_by_momentum(graft_momentum, graft_nesterov)
         direction = graft_transform(direction, magnitude, stacked=stacked)
@@ -82,7 +82,7 @@ def jorge(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    chosen = checks.keyword_options(options)
+    chosen = option_checks.keyword_options(options)
     return _complete(
         scale_by_jorge(**chosen),
         chosen.get("stacked", ()),
@@ -135,7 +135,7 @@ def shampoo(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    chosen = checks.keyword_options(options)
+    chosen = option_checks.keyword_options(options)
     return _complete(
         scale_by_shampoo(**chosen),
         chosen.get("stacked", ()),

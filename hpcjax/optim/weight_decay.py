@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from hpcjax.core import trees
-from hpcjax.optim import checks, config
+from hpcjax.core import checks, trees
+from hpcjax.optim import config, option_checks
 
 
 def decay_mask(decay_rules: config.DecayRules, params: Any) -> Any:
@@ -60,7 +60,7 @@ def add_weight_decay(
       2.0
     """
     checks.require_finite(0.0, weight_decay=weight_decay)
-    checks.check_rules(decay_rules)
+    option_checks.check_rules(decay_rules)
     off = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def init(params):

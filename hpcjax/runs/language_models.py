@@ -116,9 +116,10 @@ def _random() -> "Pretrained":
     from hpcjax.models.config import LLAMA, CausalLmConfig
     from hpcjax.models.pretrained import Pretrained
 
+    tied = dataclasses.replace(LLAMA, tied_head=True)
     config = CausalLmConfig(
-        depth=2, width=16, heads=4, kv_heads=2, mlp_width=32, options=LLAMA
+        depth=4, width=16, heads=4, kv_heads=2, mlp_width=32, options=tied
     )
-    empty = Pretrained(params=None, config=config, context=64, vocabulary=256)
+    empty = Pretrained(params=None, config=config, context=512, vocabulary=256)
     params, _ = empty.model.init(jax.random.key(0))
     return dataclasses.replace(empty, params=params)

@@ -174,8 +174,8 @@ def test_bad_settings_and_absent_models_are_named(tmp_path):
         experiment.Config(time=1)
     with pytest.raises(DataMissing, match="hpcjax data fetch smollm2"):
         experiment.load(experiment.Config(), tmp_path)
-    with pytest.raises(ConfigError, match="2 blocks: got blocks=3"):
-        experiment.load(experiment.Config(model="random", blocks=3), tmp_path)
+    with pytest.raises(ConfigError, match="4 blocks: got blocks=5"):
+        experiment.load(experiment.Config(model="random", blocks=5), tmp_path)
 
 
 class Silent:

@@ -51,18 +51,18 @@ def test_a_cluster_for_each_head_foretells_as_the_dense_model(tiny, membership):
     assert every["bytes"] == dense["bytes"] == dense["dense"]
     fewer = experiment.measure(clustered(membership, clusters=1), *tiny)
     assert not np.allclose(fewer["loss"], dense["loss"], atol=1e-4)
-    assert fewer["share"] == 5 / 8
+    assert fewer["share"] == 7 / 16
 
 
 @pytest.mark.parametrize("share", [False, True])
 def test_bytes_are_counted_as_they_lie_in_memory(tiny, share):
     options = inference.Clustering(mode="expand", share_values=share)
     found = experiment.measure(clustered(clustering=options), *tiny)
-    # Layers of 4 and 2 clusters, 4 heads of 4 float32, 12 tokens.
+    # Layers of 4, 2, 2 and 2 clusters, 4 heads of 4 float32, 12 tokens.
     unit = 12 * 4 * 4
-    assert found["bytes"] == found["formula"] == unit * (6 + (6 if share else 8))
-    assert found["dense"] == unit * 16
-    assert found["native"] == unit * 8
+    assert found["bytes"] == found["formula"] == unit * (10 + (10 if share else 16))
+    assert found["dense"] == unit * 32
+    assert found["native"] == unit * 16
 
 
 def test_documents_of_a_calibration_are_whole_and_drawn(tiny):
@@ -79,8 +79,8 @@ def test_documents_of_a_calibration_are_whole_and_drawn(tiny):
 
 
 def test_more_dense_layers_than_there_are_is_refused(tiny):
-    with pytest.raises(core.ConfigError, match="at most the model's 2: got 3"):
-        experiment.measure(clustered(dense_layers=3), *tiny)
+    with pytest.raises(core.ConfigError, match="at most the model's 4: got 5"):
+        experiment.measure(clustered(dense_layers=5), *tiny)
 
 
 def test_all_that_is_timed_computes_the_same_attention():

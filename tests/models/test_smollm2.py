@@ -38,12 +38,13 @@ def test_smollm2_equals_numpy_and_writes_the_same():
     logits = forward(loaded, tokens)
     chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -chances[np.arange(255), tokens[1:]]
-    losses = inference.token_losses(loaded.params, tokens[None], model=loaded.model)
+    speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
+    losses = inference.token_losses(speaker, tokens[None])
     assert abs(float(np.mean(losses)) - expected.mean()) < 1e-4
     np.testing.assert_allclose(losses[0], expected, atol=2e-3)
     prompt = tokens[:24]
     made = inference.generate(
-        inference.LanguageModel(model=loaded.model, params=loaded.params),
+        speaker,
         inference.pad_prompts([prompt]),
         inference.Continuation(
             max_new_tokens=32, sampler=inference.Sampler(temperature=0.0)

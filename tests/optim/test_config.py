@@ -13,7 +13,7 @@ import pytest
 
 from hpcjax import optim
 from hpcjax.core.errors import ConfigError
-from hpcjax.optim import checks
+from hpcjax.optim import option_checks
 
 PAIRS = [
     (optim.SgdConfig, optim.sgd, None),
@@ -163,9 +163,9 @@ def test_rules_that_cannot_be_are_refused_at_once(make, rules, words):
 
 
 def test_one_rule_is_not_taken_for_a_list_of_rules():
-    checks.check_rules((("bias", False), [".*", True]))
+    option_checks.check_rules((("bias", False), [".*", True]))
     with pytest.raises(ConfigError, match="decay_rules must be"):
-        checks.check_rules(("bias", False))
+        option_checks.check_rules(("bias", False))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from hpcjax.collectives import pack_triangle, unpack_triangle
-from hpcjax.core import trees
+from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import Axes, axis_names, vary
-from hpcjax.optim import checks
+from hpcjax.optim import option_checks
 from hpcjax.optim.full_precision import check_real, statistics_dtype
 from hpcjax.optim.kfac import _blocks, config
 from hpcjax.optim.kfac._blocks import Plan
@@ -128,7 +128,7 @@ def scale_by_kfac(
       >>> [round(update, 3) for update in updates["head"]["bias"].tolist()]
       [0.129, 0.129]
     """
-    keywords = checks.keyword_options(options)
+    keywords = option_checks.keyword_options(options)
     chosen_options = config.KfacOptions(**keywords)
     checks.require_rate(learning_rate=learning_rate)
     if axis_name is not None and distribution is not None:

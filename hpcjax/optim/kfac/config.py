@@ -4,8 +4,8 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+from hpcjax.core import checks
 from hpcjax.core.patterns import check_patterns
-from hpcjax.optim import checks
 from hpcjax.optim.config import AdamWConfig, LambConfig, SgdConfig
 
 if TYPE_CHECKING:

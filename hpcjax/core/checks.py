@@ -1,12 +1,9 @@
-"""Checks of values that configs and factories share; imports no JAX."""
+"""Checks of values in configs and arguments; imports no JAX."""
 
 import math
-import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcjax.core.errors import ConfigError, nearest
-from hpcjax.core.patterns import check_patterns
 
 # Counters of steps are int32 and learning rates float32 on the devices.
 MOST_STEPS = 2**31 - 1
@@ -78,58 +75,3 @@ def require_decay(name: str, value: Any) -> None:
     """Raises ConfigError unless a decay rate is in [0, 1)."""
     if isinstance(value, int | float):
         require(0 <= value < 1, f"{name} must be in [0, 1)", **{name: value})
-
-
-def check_sizes(max_dim: int, block_size: int | None) -> None:
-    """Raises ConfigError unless the sizes of preconditioners are positive."""
-    require_count(1, max_dim=max_dim)
-    if block_size is not None:
-        require_count(1, block_size=block_size)
-
-
-def check_common(lr: Any, weight_decay: Any, clip_norm: Any) -> None:
-    """Raises ConfigError for values that no optimizer of this room accepts."""
-    require_rate(lr=lr)
-    require_finite(0.0, weight_decay=weight_decay)
-    if clip_norm is not None:
-        require_positive(clip_norm=clip_norm)
-
-
-def check_rules(rules: Any, name: str = "decay_rules") -> None:
-    """Raises ConfigError unless `rules` are `(regex, chosen)` pairs, and some."""
-    pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
-    rule = f"{name} must be (regex, chosen) pairs, at least one"
-    require(bool(rules) and pairs, rule, **{name: rules})
-    check_patterns(name, [pattern for pattern, _ in rules])
-
-
-def check_stacked(stacked: tuple[str, ...], paths: Iterable[str]) -> None:
-    """Raises ConfigError unless each of `stacked` is found in one of the paths.
-
-    Without parameters there is nothing to match: so calls `optax.tree_map_params`.
-    """
-    names = list(paths)
-    idle = [rule for rule in stacked if not any(re.search(rule, p) for p in names)]
-    good = not idle or not names
-    require(good, "stacked must match parameters", stacked=idle)
-
-
-def check_graft(graft: str, graft_momentum: Any) -> None:
-    """Raises ConfigError unless SGD can be grafted, or is not, with these settings."""
-    require_choice("graft", graft, ("sgd", "none"))
-    require_decay("graft_momentum", graft_momentum)
-
-
-def keyword_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that a factory got as `**options`.
-
-    `optax.inject_hyperparams` passes such a dictionary on under its own name.
-
-    Examples:
-      >>> keyword_options({"order": 1}), keyword_options({"options": {"order": 1}})
-      ({'order': 1}, {'order': 1})
-    """
-    return {
-        **given.get("options", {}),
-        **{k: given[k] for k in given if k != "options"},
-    }
