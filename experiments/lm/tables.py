@@ -19,7 +19,7 @@ def _decoding(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
         parts.append(
             table.assign(rate=rate, differing=run["differing"]).assign_coords(row=names)
         )
-    return xr.concat(parts, dim="row")
+    return xr.concat(parts, dim="row", data_vars="all")
 
 
 DECODING = Table(

@@ -59,13 +59,15 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     history = ctx.train(made, cfg.train, seed=cfg.seed)
     assert ctx.trained is not None
     folder = ctx.directory.path / FOLDER
+    coder = made.dataset.coder
     trained = pretrained.Pretrained(
         params=ctx.trained.params,
         config=cfg.model,
         context=made.dataset.inputs[0],
         vocabulary=made.dataset.outputs,
+        metadata={} if coder is None else {"eos_token_id": coder.eos},
     )
     pretrained.save(folder, trained)
-    if made.dataset.coder is not None:
-        made.dataset.coder.save(folder / "tokenizer.json")
+    if coder is not None:
+        coder.save(folder / "tokenizer.json")
     return history

@@ -91,7 +91,9 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     measured = perf.compare(thunks, "plain", repetitions=cfg.repetitions, warmup=2)
     seconds = measured["seconds"]
     reading = seconds.sel(candidate="read", drop=True).median()
-    plain = (seconds.sel(candidate="plain", drop=True) - reading) / cfg.tokens
+    # The first token comes with the prompt.
+    whole = seconds.sel(candidate="plain", drop=True) - reading
+    plain = whole / (cfg.tokens - 1)
     columns: dict[str, list] = {"foretold": [], "measured": [], "tokens": []}
     for rate, ahead in chosen.items():
         made = jax.device_get(calls.speculate(rate, ahead))

@@ -85,8 +85,10 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         {**thunks, **bench.wholes()}, "prompt", repetitions=cfg.repetitions, warmup=1
     )
     seconds = timing.medians(measured, inner)
+    # The first token comes with the prompt.
+    count = cfg.prompts * (cfg.tokens - 1)
     plain = [
-        cfg.prompts * cfg.tokens / (seconds[f"plain, {sampling}"] - seconds["prompt"])
+        count / (seconds[f"plain, {sampling}"] - seconds["prompt"])
         for sampling in TEMPERATURES
     ]
     steps = [[seconds[f"draft, {n}, {s}"] for s in TEMPERATURES] for n in names]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 
 _ONE = 1e-6
@@ -81,10 +82,12 @@ class DecodingTimes:
 
     def __post_init__(self) -> None:
         times = [self.draft, self.other, *self.verify.values()]
-        if 1 not in self.verify or not all(0 <= t < np.inf for t in times):
+        good = all(0 <= t < np.inf for t in times) and min(self.verify, default=0) == 1
+        if not good or min(self.verify.values()) == 0:
             raise ConfigError(
-                "times must be finite and >= 0, and verify must have 1: got "
-                f"draft={self.draft}, verify={dict(self.verify)}, other={self.other}"
+                "times must be finite and >= 0, verify's positive and of 1 token and "
+                f"more: got draft={self.draft}, verify={dict(self.verify)}, "
+                f"other={self.other}"
             )
 
     def iteration(self, ahead: int) -> float:
@@ -130,6 +133,9 @@ def best_lookahead(times: DecodingTimes, rate: float, most: int = 16) -> Lookahe
       rate: α.
       most: largest γ that is tried; no more than `times` knows.
 
+    Raises:
+      ConfigError: most is negative.
+
     Examples:
       >>> verify = {1: 3.07, 2: 3.2, 17: 3.2}
       >>> times = DecodingTimes(draft=0.25, verify=verify, other=0.1)
@@ -137,6 +143,7 @@ def best_lookahead(times: DecodingTimes, rate: float, most: int = 16) -> Lookahe
       >>> best.ahead, round(best.speedup, 2)
       (5, 1.98)
     """
+    checks.require_count(0, most=most)
     tried = range(min(most, max(times.verify) - 1) + 1)
     gains = [times.speedup(tokens_per_iteration(rate, g), g) for g in tried]
     ahead = int(np.argmax(gains))

@@ -51,7 +51,11 @@ def values(result: TableResult) -> pd.DataFrame:
         if f"{name}_low" in dataset and f"{name}_high" in dataset:
             bounds = dataset[[f"{name}_low", f"{name}_high"]].to_dataframe()
             pairs = zip(cells, bounds.iloc[:, 0], bounds.iloc[:, 1], strict=True)
-            cells = [f"{text} [{cell(low)}, {cell(high)}]" for text, low, high in pairs]
+            # One figure, or none, has no interval.
+            cells = [
+                f"{text} [{cell(low)}, {cell(high)}]" if low < high else text
+                for text, low, high in pairs
+            ]
         shown[table.columns[name]] = cells
     sources = result.sources
     if "row" in frame and "source" not in frame and len({*sources.values()}) > 1:

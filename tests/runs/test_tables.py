@@ -139,6 +139,18 @@ def test_text_is_escaped_in_html_and_csv():
     assert rows[:3] == [["row", HOSTILE], [HOSTILE, "0.5"], ['a "q", b', "1"]]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(0.4, 0.6, "0.5 [0.4, 0.6]"), (0.5, 0.5, "0.5"), (math.nan, math.nan, "0.5")],
+)
+def test_an_interval_is_shown_where_there_is_one(low, high, shown):
+    table = table_of(
+        values(ratio=[0.5, 1.0], ratio_low=[low, 1.0], ratio_high=[high, 1.0]), {}
+    )
+    printed = render.render_table(table, "csv").splitlines()
+    assert next(csv.reader(printed[1:2]))[1] == shown
+
+
 def test_comparison_with_a_committed_result(tmp_path):
     old = values(ratio=[0.5, 1.0], ratio_low=[0.4, 1.0], ratio_high=[0.6, 1.0])
     result = table_of(old.assign(count=("row", [1, 2])), {})
