@@ -45,6 +45,7 @@ from .masked_text import MaskedSource as MaskedSource
 from .masked_text import load_masked_text as load_masked_text
 from .mri_slices import load_mri_slices as load_mri_slices
 from .noise import noise_images as noise_images
+from .noise import noise_tokens as noise_tokens
 from .phantoms import load_phantoms as load_phantoms
 from .pipeline import Batches as Batches
 from .pipeline import BatchIterator as BatchIterator

@@ -1,8 +1,9 @@
-"""Images and labels that mean nothing, for measurements that only need their shapes."""
+"""Examples that mean nothing, for measurements that only need their shapes."""
 
 import numpy as np
 
 from hpcjax.data.source import Dataset, images_dataset
+from hpcjax.data.text import TextSource
 
 
 def noise_images(
@@ -26,3 +27,27 @@ def noise_images(
     labels = rng.integers(0, classes, count).astype(np.int32)
     held_out = images[:1], labels[:1]
     return images_dataset((images, labels), held_out, outputs=classes, limit=None)
+
+
+def noise_tokens(
+    count: int, context: int, vocabulary: int, *, seed: int = 0
+) -> Dataset:
+    """Returns a data set of windows of uniform random tokens.
+
+    Args:
+      count: training windows; validation has one.
+      context: length of x and y.
+      vocabulary: tokens are uniform below it.
+      seed: of the draws.
+
+    Examples:
+      >>> dataset = noise_tokens(4, 8, 11)
+      >>> dataset.train.gather(np.arange(2))["y"].shape
+      (2, 8)
+    """
+    rng = np.random.Generator(np.random.Philox(seed))
+    codes = rng.integers(0, vocabulary, count * context + 1).astype(np.int32)
+    train, held_out = (
+        TextSource(part, context) for part in (codes, codes[: context + 1])
+    )
+    return Dataset(train, held_out, (context,), vocabulary, "language")

@@ -47,6 +47,7 @@ from .pipeline import StageMemory as StageMemory
 from .pipeline import Timeline as Timeline
 from .pipeline import pipeline_memory as pipeline_memory
 from .pipeline import simulate as simulate
+from .profile import seconds_by_operation as seconds_by_operation
 from .timelines import Bar as Bar
 from .timelines import chrome_trace as chrome_trace
 from .timelines import draw_timelines as draw_timelines

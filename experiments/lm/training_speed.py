@@ -1,0 +1,144 @@
+"""What share of a device's peak a language model's training step reaches."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcjax.core import checks
+from hpcjax.models.config import CausalLmConfig
+from hpcjax.optim.config import AdamWConfig
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+# Of a step's time, what the profile's rows have to cover together.
+COVERED = 0.9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A model, a batch, and what its step is measured against.
+
+    Attributes:
+      model: the network; GPT-2 medium.
+      context: tokens of a sequence.
+      vocabulary: of the model.
+      batch: sequences in a step, random tokens.
+      compute: dtype of products; parameters and AdamW's state are float32.
+      side: of the square matrices whose product is the peak.
+      attention: `[batch, time, heads, head_dim]` of the attention that is timed alone,
+        forward and backward, once for each of `implementations`.
+      implementations: see `layers.attention`.
+      repetitions: rounds of the measurement.
+      seed: of all numbers.
+    """
+
+    model: CausalLmConfig = CausalLmConfig(depth=24, width=1024, heads=16)
+    context: int = 1024
+    vocabulary: int = 50257
+    batch: int = 16
+    compute: Literal["bfloat16", "float32"] = "bfloat16"
+    side: int = 8192
+    attention: tuple[int, int, int, int] = (4, 4096, 16, 64)
+    implementations: tuple[str, ...] = ("xla", "cudnn")
+    repetitions: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_count(1, context=self.context, vocabulary=self.vocabulary)
+        checks.require_count(1, batch=self.batch, side=self.side)
+        checks.require_count(1, attention=min(self.attention))
+        checks.require_count(2, repetitions=self.repetitions)
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Times a training step, a product of matrices and attention, in turns.
+
+    Returns:
+      `seconds` [candidate, repetition] of "step", "product" and "attention, ..."; the
+      step's `tokens` and, by formula, `flops`; `peak`, the product's operations; and
+      `share` [operation], of a profiled step the time of each kind of operation, until
+      90 % are covered.
+    """
+    import xarray as xr
+
+    from hpcjax import models, perf
+
+    step = training_step(cfg, ctx.mesh.size)
+    thunks = {"step": step, "product": product(cfg)}
+    for name in cfg.implementations:
+        thunks[f"attention, {name}"] = attention(cfg, name)
+    measured = perf.compare(thunks, "product", repetitions=cfg.repetitions)
+    shares = covering(perf.seconds_by_operation(step))
+    tokens = cfg.batch * cfg.context
+    flops = models.flops_per_token(cfg.model, cfg.context, cfg.vocabulary)
+    return xr.Dataset(
+        {
+            "seconds": measured["seconds"],
+            "share": ("operation", list(shares.values())),
+            "tokens": tokens,
+            "flops": float(tokens * flops),
+            "peak": 2.0 * cfg.side**3,
+        },
+        coords={"operation": list(shares)},
+    )
+
+
+def training_step(cfg: Config, devices: int) -> Callable[[], Any]:
+    """Returns a thunk of one step of AdamW."""
+    from hpcjax import core, data, train
+
+    dataset = data.noise_tokens(cfg.batch, cfg.context, cfg.vocabulary, seed=cfg.seed)
+    policy = core.Policy(compute=cfg.compute)
+    model = cfg.model.make(dataset.inputs, dataset.outputs, policy)
+    optimizer = AdamWConfig(lr=1e-4).make(cfg.repetitions)
+    task = train.supervised(model, optimizer, dataset)
+    return train.step_thunk(task, cfg.batch, devices=devices, seed=cfg.seed)
+
+
+def product(cfg: Config) -> Callable[[], Any]:
+    """Returns a thunk of one product of square matrices."""
+    import jax
+    import jax.numpy as jnp
+
+    shape = cfg.side, cfg.side
+    matrix = jax.random.normal(jax.random.key(cfg.seed), shape, cfg.compute)
+    multiply = jax.jit(jnp.matmul)
+    return lambda: multiply(matrix, matrix)
+
+
+def attention(cfg: Config, implementation: str) -> Callable[[], Any]:
+    """Returns a thunk of causal attention and its gradients."""
+    import jax
+    import jax.numpy as jnp
+
+    from hpcjax import layers
+
+    keys = jax.random.split(jax.random.key(cfg.seed), 3)
+    heads = [jax.random.normal(key, cfg.attention, cfg.compute) for key in keys]
+
+    def total(*heads: jax.Array) -> jax.Array:
+        mixed = layers.attention(*heads, causal=True, implementation=implementation)
+        return jnp.sum(mixed.astype(jnp.float32) ** 2)
+
+    both = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
+    return lambda: both(*heads)
+
+
+def covering(seconds: dict[str, float]) -> dict[str, float]:
+    """Returns the largest shares, as many as cover `COVERED` of the whole.
+
+    Examples:
+      >>> covering({"a": 6.0, "b": 3.5, "c": 0.5})
+      {'a': 0.6, 'b': 0.35}
+    """
+    whole, seen, found = sum(seconds.values()), 0.0, {}
+    for name, own in seconds.items():
+        if seen >= COVERED * whole:
+            break
+        found[name], seen = own / whole, seen + own
+    return found
