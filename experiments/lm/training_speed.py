@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hpcjax.runs.context import Context
 
+Implementation = Literal["xla", "cudnn", "reference"]
 # Of a step's time, what the profile's rows have to cover together.
 COVERED = 0.9
 
@@ -43,7 +44,7 @@ class Config:
     compute: Literal["bfloat16", "float32"] = "bfloat16"
     side: int = 8192
     attention: tuple[int, int, int, int] = (4, 4096, 16, 64)
-    implementations: tuple[str, ...] = ("xla", "cudnn")
+    implementations: tuple[Implementation, ...] = ("xla", "cudnn")
     repetitions: int = 20
     seed: int = 0
 
@@ -111,7 +112,7 @@ def product(cfg: Config) -> Callable[[], Any]:
     return lambda: multiply(matrix, matrix)
 
 
-def attention(cfg: Config, implementation: str) -> Callable[[], Any]:
+def attention(cfg: Config, implementation: Implementation) -> Callable[[], Any]:
     """Returns a thunk of causal attention and its gradients."""
     import jax
     import jax.numpy as jnp
