@@ -3,7 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from experiments.chai.experiment import BATCH, documents
+from experiments.chai.methods import BATCH
+from experiments.chai.texts import documents
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.runs.config import check_seed

@@ -1,8 +1,10 @@
 """How well a language model foretells a text when clusters of heads share maps."""
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.chai import methods, texts
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.inference.config import Clustering
@@ -10,6 +12,7 @@ from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Callable
 
     import numpy as np
     import xarray as xr
@@ -20,68 +23,125 @@ if TYPE_CHECKING:
     from hpcjax.runs.context import Context
     from hpcjax.runs.language_models import Speaking
 
-BATCH = 8
+CLUSTERED = ("online", "static", "random")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pruning:
+    """What the baselines need to leave heads out.
+
+    Attributes:
+      tokens: the share of the tokens so far that "spatten" keeps in the last layer; it
+        falls evenly from 1 in the last dense layer.
+      hidden: width of the predictors of "dejavu".
+      steps: of their fit.
+    """
+
+    tokens: float = 0.9
+    hidden: int = 128
+    steps: int = 500
+
+    def __post_init__(self) -> None:
+        in_range = 0 < self.tokens <= 1
+        checks.require(in_range, "tokens must be in (0, 1]", tokens=self.tokens)
+        checks.require_count(1, hidden=self.hidden, steps=self.steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A model, its clusters of heads, and the texts.
+    """A model, what becomes of its heads, and the texts.
 
     Attributes:
       model: "smollm2", after `hpcjax data fetch smollm2`; the path of a GGUF file or of
         a folder with its tokenizer; or "random", a tiny model nobody has trained.
       dense_layers: the first layers, which have a cluster for each head.
-      clusters: k of the other layers.
-      membership: "online" clusters by each passage's first tokens; "static" once for
-        all, by mean maps of a calibration; "random" draws once for all; "dense" has no
-        clusters, and `clusters` does not count.
-      calibration: the corpus whose part "train" "static" clusters by.
+      clusters: k of the other layers: clusters of heads, or heads that a baseline
+        keeps.
+      method: "online" clusters by each passage's first tokens; "static" once for all,
+        by mean maps of a calibration; "random" draws once for all. Instead of clusters,
+        "spatten" keeps the heads and tokens that layers before found important,
+        "dejavu" the heads that predictors choose, fitted to a calibration, and "oracle"
+        those that these should. "dense" keeps all, and `clusters` does not count.
+      calibration: the corpus whose part "train" "static" and "dejavu" learn from.
       calibration_texts: how many of its documents.
       calibration_time: the first tokens of each.
-      clustering: how heads are clustered, and what is kept of the cache.
+      clustering: how heads are clustered, and what is kept of the cache; its window is
+        that of all methods.
+      pruning: what only baselines need.
       passages: pieces of the part "validation" of the King James Bible.
       time: tokens of each; those behind the window are foretold.
-      seed: of first centres, of random memberships and the choice of documents.
+      questions: of multiple choice, from its part "test": which of four verses of a
+        book comes next? 0 asks none.
+      question_time: questions are left out whose context and endings have more tokens.
+      seed: of first centres, random memberships, predictors and the choice of
+        documents.
     """
 
     model: str = "smollm2"
     dense_layers: int = 15
     clusters: int = 6
-    membership: Literal["online", "static", "random", "dense"] = "online"
+    method: Literal[
+        "online", "static", "random", "spatten", "dejavu", "oracle", "dense"
+    ] = "online"
     calibration: str = "kjv"
     calibration_texts: int = 32
     calibration_time: int = 64
     clustering: Clustering = Clustering(mode="expand")
+    pruning: Pruning = Pruning()
     passages: int = 32
     time: int = 96
+    questions: int = 32
+    question_time: int = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        checks.require_count(0, dense_layers=self.dense_layers)
+        checks.require_count(
+            0, dense_layers=self.dense_layers, questions=self.questions
+        )
         checks.require_count(1, clusters=self.clusters, passages=self.passages)
         checks.require_count(1, calibration_texts=self.calibration_texts)
         checks.require_count(1, calibration_time=self.calibration_time)
-        if self.time < self.clustering.window + 2:
+        checks.require_count(self.window + 2, question_time=self.question_time)
+        if self.time < self.window + 2:
             raise ConfigError(
                 f"time must be at least the window and two: got time={self.time}, "
-                f"window={self.clustering.window}"
+                f"window={self.window}"
             )
 
+    @property
+    def window(self) -> int:
+        """The first tokens of a text, which are read with all heads."""
+        return self.clustering.window
+
     def plan(self, decoder: "Decoder") -> "inference.ChaiPlan":
-        """Returns k of each layer; a ConfigError where the model has fewer layers."""
+        """Returns the clusters of each layer, see `counts`; all heads without."""
         from hpcjax import inference
 
-        if self.membership == "dense":
-            return inference.ChaiPlan((decoder.heads,) * decoder.depth)
+        clustered = self.method in CLUSTERED
+        every = (decoder.heads,) * decoder.depth
+        return inference.ChaiPlan(self.counts(decoder) if clustered else every)
+
+    def counts(self, decoder: "Decoder") -> tuple[int, ...]:
+        """Returns k of each layer; a ConfigError where the model has fewer layers."""
+        if self.method == "dense":
+            return (decoder.heads,) * decoder.depth
         others = decoder.depth - self.dense_layers
         if others < 0:
             raise ConfigError(
                 f"dense_layers must be at most the model's {decoder.depth}: got "
                 f"{self.dense_layers}"
             )
-        dense = (decoder.heads,) * self.dense_layers
-        return inference.ChaiPlan(dense + (self.clusters,) * others)
+        return (decoder.heads,) * self.dense_layers + (self.clusters,) * others
+
+    def tokens_kept(self, depth: int) -> tuple[float, ...]:
+        """Returns the share of the tokens that each layer keeps."""
+        others = depth - self.dense_layers
+        if self.method != "spatten":
+            return (1.0,) * depth
+        lost = (1 - self.pruning.tokens) / max(others, 1)
+        falling = tuple(1 - lost * (number + 1) for number in range(others))
+        return (1.0,) * self.dense_layers + falling
 
 
 def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
@@ -92,13 +152,15 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
 
 def measure(cfg: Config, speaking: "Speaking", root: "pathlib.Path") -> "xr.Dataset":
-    """Foretells the passages with clusters of heads.
+    """Foretells the passages and answers the questions.
 
     Returns:
       `loss` [place], mean −log p of the passages' tokens at each place behind the
-      window; `perplexity` of all of them; `share`, Σk / (layers · heads); bytes of a
-      passage's keys and values: `bytes` as they were in memory, `formula`, those
-      `dense` of all heads and those `native` to the model.
+      window; `perplexity` of all of them; `accuracy` and `normalized`, see
+      `inference.Answered`, unless no questions are asked; `share`, Σk / (layers ·
+      heads); bytes of a passage's keys and values: `bytes` as they were in memory,
+      `formula`, those `dense` of all heads, those `native` to the model, and by
+      formula those that its last token must `read`.
     """
     import jax
     import numpy as np
@@ -112,45 +174,51 @@ def measure(cfg: Config, speaking: "Speaking", root: "pathlib.Path") -> "xr.Data
     decoder = models.decoder_of(loaded.model)
     plan, key = cfg.plan(decoder), jax.random.key(cfg.seed)
     plan.check(decoder.depth, decoder.heads)
-    tokens = passages(tokenizer, root, cfg.passages, cfg.time)
-    given = memberships(cfg, speaker, tokenizer, root, derive(key, "given"))
-    found = []
-    for start in range(0, len(tokens), BATCH):
-        part, own = tokens[start : start + BATCH], derive(key, "passages", start)
-        found.append(np.asarray(losses(cfg, speaker, plan, part, given, own)))
+    tokens = texts.passages(tokenizer, root, cfg.passages, cfg.time)
+    learned = methods.learn(cfg, speaker, tokenizer, root, derive(key, "given"))
+    losses = functools.partial(methods.losses, cfg, speaker, learned)
+    found = [
+        losses(tokens[at : at + methods.BATCH], key=derive(key, "passages", at))
+        for at in range(0, len(tokens), methods.BATCH)
+    ]
     loss = np.concatenate(found).astype(np.float64).mean(axis=0)
-    sizes = cache_sizes(cfg, speaker, plan, tokens[:1], given, derive(key, "passages"))
+    given, own = learned.memberships, derive(key, "passages")
+    told = functools.partial(losses, key=derive(key, "questions"))
     return xr.Dataset(
         {
             "loss": ("place", loss),
             "perplexity": np.exp(loss.mean()),
-            "share": sum(plan.clusters) / (decoder.depth * decoder.heads),
-            **sizes,
+            "share": sum(cfg.counts(decoder)) / (decoder.depth * decoder.heads),
+            **answers(cfg, told, tokenizer, root),
+            **cache_sizes(cfg, speaker, plan, tokens[:1], given, own),
         },
-        coords={"place": np.arange(cfg.clustering.window + 1, cfg.time)},
+        coords={"place": np.arange(cfg.window + 1, cfg.time)},
     )
 
 
-def losses(
+def answers(
     cfg: Config,
-    speaker: "inference.LanguageModel",
-    plan: "inference.ChaiPlan",
-    tokens: "np.ndarray",
-    given: "tuple[inference.Membership, ...] | None",
-    key: Any,
-) -> Any:
-    """Returns −log p of the tokens that clusters foretell, of the dense model too."""
-    import jax.numpy as jnp
+    told: "Callable[[np.ndarray], np.ndarray]",
+    tokenizer: "Coder",
+    root: "pathlib.Path",
+) -> dict[str, float]:
+    """Returns the shares of questions that are answered well; nothing without any."""
+    import numpy as np
 
     from hpcjax import inference
 
-    rows = jnp.asarray(tokens)
-    if cfg.membership == "dense":
-        dense = inference.token_losses(speaker, rows)
-        return dense[:, cfg.clustering.window :]
-    return inference.clustered_losses(
-        speaker, rows, plan, cfg.clustering, key=key, memberships=given
+    asked = texts.questions(
+        tokenizer, root, cfg.questions, time=cfg.question_time, window=cfg.window
     )
+    if not asked:
+        return {}
+
+    def losses(rows: "np.ndarray") -> "np.ndarray":
+        # Those of the window, which is part of every context, are not counted.
+        return np.pad(told(rows), ((0, 0), (cfg.window, 0)))
+
+    found = inference.answer_choices(losses, asked, time=cfg.question_time)
+    return {"accuracy": found.accuracy, "normalized": found.normalized}
 
 
 def cache_sizes(
@@ -161,7 +229,7 @@ def cache_sizes(
     given: "tuple[inference.Membership, ...] | None",
     key: Any,
 ) -> dict[str, int]:
-    """Returns bytes of one passage's cache: measured, by formula, dense and native."""
+    """Returns bytes of one passage's cache, see `measure`."""
     import jax.numpy as jnp
 
     from hpcjax import inference, models
@@ -179,9 +247,17 @@ def cache_sizes(
     unit = cfg.time * decoder.head_dim * itemsize
     if cfg.clustering.share_values:
         formula = unit * (sum(heads.key_heads()) + sum(plan.clusters))
+    read = formula
+    if cfg.method not in CLUSTERED:
+        shares = cfg.tokens_kept(decoder.depth)
+        left = zip(
+            cfg.counts(decoder), inference.kept_counts(cfg.time, shares), strict=True
+        )
+        read = 2 * decoder.head_dim * itemsize * sum(n * kept for n, kept in left)
     return {
         "bytes": inference.cache_bytes(made),
         "formula": formula,
+        "read": read,
         "dense": heads.dense_cache_bytes(1, cfg.time, itemsize),
         "native": unit * 2 * decoder.depth * decoder.kv_heads,
     }
@@ -199,107 +275,4 @@ def accounting(
         head_dim=decoder.head_dim,
         kv_heads=decoder.kv_heads,
         mode=mode,
-    )
-
-
-def memberships(
-    cfg: Config,
-    speaker: "inference.LanguageModel",
-    tokenizer: "Coder",
-    root: "pathlib.Path",
-    key: Any,
-) -> "tuple[inference.Membership, ...] | None":
-    """Returns each layer's membership for all passages; None if each has its own."""
-    import jax
-    import jax.numpy as jnp
-
-    from hpcjax import inference, models
-    from hpcjax.core.keys import derive
-
-    if cfg.membership == "online":
-        return None
-    decoder = models.decoder_of(speaker.model)
-    plan = cfg.plan(decoder)
-    if cfg.membership == "static":
-        texts = documents(
-            tokenizer,
-            root,
-            cfg.calibration,
-            count=cfg.calibration_texts,
-            time=cfg.calibration_time,
-            seed=cfg.seed,
-        )
-        parts = [texts[at : at + BATCH] for at in range(0, len(texts), BATCH)]
-        sums = [
-            inference.probe(speaker, jnp.asarray(part), maps_only=True)[0].sum(1)
-            for part in parts
-        ]
-        mean = jax.tree.reduce(jnp.add, sums) / len(texts)
-        return inference.cluster_layers(
-            mean[:, None], plan, cfg.clustering, kv_heads=decoder.kv_heads, key=key
-        )
-    grouped = cfg.clustering.mode == "within_group"
-    return tuple(
-        inference.random_membership(
-            derive(key, "layer", layer),
-            1,
-            decoder.heads,
-            clusters,
-            groups=decoder.kv_heads if grouped else 1,
-        )
-        for layer, clusters in enumerate(plan.clusters)
-    )
-
-
-def passages(
-    tokenizer: "Coder", root: "pathlib.Path", count: int, time: int
-) -> "np.ndarray":
-    """Returns pieces of held-out chapters, evenly spread, `[count, time]`.
-
-    Raises:
-      DataMissing: the King James Bible is not here.
-      ConfigError: the text is shorter.
-    """
-    from hpcjax import data
-
-    text = "".join(data.read_part(root, "kjv", "validation"))
-    found = data.windows(tokenizer.encode(text), time)
-    if len(found) < count:
-        raise ConfigError(
-            f"the text has {len(found)} pieces of {time} tokens: got passages={count}"
-        )
-    return found[:: len(found) // count][:count]
-
-
-def documents(
-    tokenizer: "Coder",
-    root: "pathlib.Path",
-    corpus: str,
-    *,
-    count: int,
-    time: int,
-    seed: int,
-) -> "np.ndarray":
-    """Returns the first tokens of documents drawn from "train", `[count, time]`.
-
-    Raises:
-      DataMissing: the corpus is not here.
-      ConfigError: too few of its documents are long enough.
-    """
-    import numpy as np
-
-    from hpcjax import data
-
-    texts = data.read_part(root, corpus, "train")
-    order = np.random.Generator(np.random.Philox(seed)).permutation(len(texts))
-    found = []
-    for number in order:
-        # No need to encode a whole file: few tokens have more characters.
-        tokens = tokenizer.encode(texts[number][: 16 * time])[:time]
-        if len(tokens) == time:
-            found.append(tokens)
-        if len(found) == count:
-            return np.stack(found)
-    raise ConfigError(
-        f"{corpus} has {len(found)} documents of {time} tokens: {count} are wanted"
     )

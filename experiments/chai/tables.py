@@ -1,4 +1,4 @@
-"""CHAI's tables: perplexity and bytes by clusters, the elbow, and time on a GPU."""
+"""CHAI's tables: quality and bytes by clusters, the elbow, and time on a GPU."""
 
 from collections.abc import Mapping
 
@@ -24,6 +24,9 @@ def _runs() -> dict[str, Runs]:
             "static, same text": Runs(config="chai/smollm2:static", overrides=own),
             "static, Python": Runs(config="chai/smollm2:static_python", overrides=own),
             "random": Runs(config="chai/smollm2:random", seeds=DRAWS, overrides=own),
+            "SpAtten": Runs(config="chai/smollm2:spatten", overrides=own),
+            "DejaVu": Runs(config="chai/smollm2:dejavu", overrides=own),
+            "DejaVu, oracle": Runs(config="chai/smollm2:oracle", overrides=own),
         }
         found |= {f"k = {count}, {name}": runs for name, runs in rows.items()}
     found["k = 4, online, values shared"] = Runs(
@@ -41,7 +44,7 @@ def _runs() -> dict[str, Runs]:
 
 
 def _quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Returns perplexities, means over the seeds, and what is kept."""
+    """Returns perplexities and accuracies, means over the seeds, and what is kept."""
     table = {}
     for name, row in rows.items():
         first = row.isel(seed=0)
@@ -51,9 +54,12 @@ def _quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
             "perplexity_low": float(row["perplexity"].min()),
             "perplexity_high": float(row["perplexity"].max()),
             "late": float(np.exp(late).mean()),
+            "accuracy": float(row["accuracy"].mean()),
+            "normalized": float(row["normalized"].mean()),
             "share": float(first["share"]),
             "kept": float(first["bytes"] / first["dense"]),
             "native": float(first["bytes"] / first["native"]),
+            "read": float(first["read"] / first["dense"]),
             "off": float(abs(row["bytes"] - row["formula"]).max()),
         }
         table[name] = cells
@@ -72,7 +78,7 @@ def _over(table: xr.Dataset, row: str, other: str) -> float:
 
 QUALITY = Table(
     id="chai/quality",
-    title="Perplexity of SmolLM2-135M with clusters of heads in its last 15 layers",
+    title="SmolLM2-135M with clusters of heads, or fewer heads, in its last 15 layers",
     paper="ICML 2024, abstract: at most 3.2 points of accuracy lost on five tasks",
     caption=(
         "SmolLM2-135M-Instruct, 9 heads in each of 30 layers, the first 15 with a "
@@ -82,20 +88,31 @@ QUALITY = Table(
         "Bible; perplexity of the tokens behind the window of 5, or W, and of those "
         "behind 20 in every row. online: k-means for each passage, 3 seeds. static: "
         "by mean maps of 32 texts of 64 tokens, other chapters or Python's library. "
-        "random: one draw for all passages, 5 draws. Other rows have one seed; "
-        "brackets: least and most."
+        "random: one draw for all passages, 5 draws. SpAtten and DejaVu keep k of 9 "
+        "heads for each token instead, and SpAtten a share of the tokens that falls to "
+        "0.9 in the last layer; both free no memory, as a later token may ask for what "
+        "this one does without. DejaVu: predictors of width 128, fitted to the 32 "
+        "texts of the same book; oracle: the heads of the largest outputs. Other rows "
+        "have one seed; brackets: least and most. Accuracy: 32 questions which of four "
+        "verses of a book comes next, at most 64 tokens, by Σ log p and by that over "
+        "the number of tokens; chance is 0.25, the standard error about 0.08, though "
+        "all rows have the same questions. KV bytes read: by formula, those that the "
+        "last token of a passage needs."
     ),
     columns={
         "perplexity": "perplexity",
         "late": "behind 20 tokens",
+        "accuracy": "accuracy",
+        "normalized": "normalized",
         "share": "Σk / LH",
         "kept": "KV bytes / dense, expanded",
         "native": "KV bytes / native",
+        "read": "KV bytes read / dense",
     },
     reduce=_quality,
     tiers={
         "cpu": Tier(
-            minutes=10.0,
+            minutes=15.0,
             runs=_runs(),
             claims={
                 "close": Claim(

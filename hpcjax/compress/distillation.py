@@ -105,7 +105,7 @@ def distil(
 
     Raises:
       ConfigError: no steps, a regex that no path matches, everything frozen, or too few
-        batches.
+        batches, models of different vocabularies or with `loss_chunk`.
       Diverged: a loss that is not finite.
     """
     flat = trees.flatten(student_params)
@@ -148,6 +148,12 @@ def _step(
         params = trees.unflatten(like, {**trained, **kept})
         said, _ = teacher.apply(teacher_params, {}, x, train=False)
         tried, _ = student.apply(params, {}, x, train=True)
+        shapes = [getattr(logits, "shape", None) for logits in (said, tried)]
+        if shapes[0] != shapes[1] or None in shapes:
+            raise ConfigError(
+                "teacher and student must give logits of the same words, not in "
+                f"chunks (loss_chunk): got shapes {shapes[0]} and {shapes[1]}"
+            )
         # Formed again in the backward pass: no softmax is kept beside the logits.
         loss = jax.checkpoint(
             functools.partial(distillation_loss, divergence=divergence)

@@ -81,8 +81,10 @@ def by_angle(
         raise ConfigError(f"count must be in [1, {depth}]: got count={count}")
     wide = hidden.astype(jnp.float32)
     unit = wide / jnp.maximum(jnp.linalg.norm(wide, axis=-1, keepdims=True), 1e-30)
-    cosine = jnp.clip(jnp.sum(unit[1:] * unit[:-1], axis=-1), -1, 1)
-    turned = np.asarray(jnp.mean(jnp.arccos(cosine).reshape(depth, -1), axis=1))
+    # Not by the cosine, which in float32 is 1 up to angles of 3e-4.
+    chord = jnp.minimum(jnp.linalg.norm(unit[1:] - unit[:-1], axis=-1), 2)
+    angle = 2 * jnp.arcsin(chord / 2)
+    turned = np.asarray(jnp.mean(angle.reshape(depth, -1), axis=1))
     return tuple(sorted(np.argsort(-turned, kind="stable")[:count].tolist()))
 
 

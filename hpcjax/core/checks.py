@@ -58,11 +58,11 @@ def require_count(minimum: int, **values: Any) -> None:
         require(good, rule, **{name: value})
 
 
-def require_rate(**values: Any) -> None:
-    """Raises ConfigError unless every learning rate that is not traced can be one.
+def require_float32(**values: Any) -> None:
+    """Raises ConfigError unless every value is zero or a positive float32.
 
-    Zero can: it leaves the parameters as they are. A rate that float32 would turn into
-    zero or infinity can not.
+    One that float32 would turn into zero or infinity is none. Traced values are not
+    looked at.
     """
     for name, value in values.items():
         if isinstance(value, int | float):

@@ -77,6 +77,8 @@ class Decoder(NamedTuple):
       vocabulary: tokens that the model gives logits for.
       context: rows of the table of positions; None where positions have no limit.
       dtype: of keys and values.
+      crowded: whether tokens compete for places, so that what is said of one depends on
+        its neighbours in the batch: experts of a limited capacity.
     """
 
     depth: int
@@ -86,6 +88,7 @@ class Decoder(NamedTuple):
     vocabulary: int
     context: int | None
     dtype: str
+    crowded: bool = False
 
 
 class Model(NamedTuple):

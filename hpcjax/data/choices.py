@@ -119,7 +119,7 @@ def read_boolq(path: pathlib.Path) -> list[Choices]:
 
 
 def next_verse_choices(
-    root: pathlib.Path, count: int, *, seed: int = 0, part: Part = "test"
+    root: pathlib.Path, count: int | None, *, seed: int = 0, part: Part = "test"
 ) -> list[Choices]:
     """Makes questions of "kjv": after two verses of a chapter, which comes next?
 
@@ -128,7 +128,7 @@ def next_verse_choices(
 
     Args:
       root: the data root.
-      count: how many questions.
+      count: how many questions, the first of a drawn order; None for all.
       seed: chooses them, the wrong endings and the order.
       part: of which part.
 
@@ -228,7 +228,8 @@ def _without_marks(words: str) -> str:
     return re.sub(r"\[.*?\]", "", words).replace("  ", " ").strip()
 
 
-def _chosen(rng: np.random.Generator, size: int, count: int) -> list[int]:
+def _chosen(rng: np.random.Generator, size: int, count: int | None) -> list[int]:
+    count = size if count is None else count
     if not 0 <= count <= size:
         raise ConfigError(f"count must be at most {size} here: got count={count}")
     return rng.permutation(size)[:count].tolist()

@@ -20,6 +20,7 @@ from hpcjax.core.errors import (
     UnsupportedOp,
     nearest,
 )
+from hpcjax.data.records import field
 from hpcjax.data.source import check_indices
 from hpcjax.data.text import check_characters, read_utf8
 from hpcjax.data.wordpiece import WordPiece, read_vocabulary
@@ -57,8 +58,8 @@ class Tokenizer:
 
     Args:
       inner: a `tokenizers.Tokenizer`; its truncation and padding are taken off.
-      bos: the token that begins a text, if any.
-      eos: the token that ends a text, if any.
+      bos: the token that begins a text, or its code, if any.
+      eos: the token that ends a text, or its code, if any.
 
     Attributes:
       vocabulary: the token of each code; "" where a code has none.
@@ -70,7 +71,11 @@ class Tokenizer:
     """
 
     def __init__(
-        self, inner: Any, *, bos: str | None = None, eos: str | None = None
+        self,
+        inner: Any,
+        *,
+        bos: str | int | None = None,
+        eos: str | int | None = None,
     ) -> None:
         inner.no_truncation()
         inner.no_padding()
@@ -79,13 +84,14 @@ class Tokenizer:
         self.vocabulary = [""] * (1 + max(codes.values(), default=-1))
         for token, code in codes.items():
             self.vocabulary[code] = token
-        for name in (bos, eos):
-            if name is not None and name not in codes:
+        known = codes | {code: code for code in codes.values()}
+        for token in (bos, eos):
+            if token is not None and token not in known:
                 raise ConfigError(
-                    f"the vocabulary has no token {name!r}{nearest(name, codes)}"
+                    f"the vocabulary has no token {token!r}{nearest(str(token), codes)}"
                 )
-        self.bos = None if bos is None else codes[bos]
-        self.eos = None if eos is None else codes[eos]
+        self.bos = None if bos is None else known[bos]
+        self.eos = None if eos is None else known[eos]
 
     def __len__(self) -> int:
         return len(self.vocabulary)
@@ -136,13 +142,14 @@ class Tokenizer:
 
 
 def load_tokenizer(
-    path: pathlib.Path, *, bos: str | None = None, eos: str | None = None
+    path: pathlib.Path, *, bos: str | int | None = None, eos: str | int | None = None
 ) -> Tokenizer | WordPiece:
     """Reads a `tokenizer.json`, or a `vocab.txt` of WordPiece in lower case.
 
     Args:
       path: the file; one that ends in ".txt" is a vocabulary of WordPiece.
-      bos: the token of a `tokenizer.json` that begins a text, which is not in the file.
+      bos: the token of a `tokenizer.json` that begins a text, which is not in the file,
+        or its code.
       eos: the one that ends a text.
 
     Raises:
@@ -158,7 +165,7 @@ def load_tokenizer(
 
 
 def read_tokenizer(
-    path: pathlib.Path, *, bos: str | None = None, eos: str | None = None
+    path: pathlib.Path, *, bos: str | int | None = None, eos: str | int | None = None
 ) -> Tokenizer:
     """Reads a `tokenizer.json`; see `load_tokenizer`."""
     if not path.exists():
@@ -178,7 +185,7 @@ def byte_pair_tokenizer(
     merges: Sequence[str],
     *,
     pre: str = "gpt-2",
-    types: Sequence[int] = (),
+    types: Sequence[int] | np.ndarray = (),
     bos: int | None = None,
     eos: int | None = None,
     unknown: int | None = None,
@@ -227,9 +234,9 @@ def byte_pair_tokenizer(
             raise DataFormatError(
                 f"{name} must be a code of the {len(tokens)} tokens: got {code}"
             )
-    if types and len(types) != len(tokens):
+    if np.shape(types) not in ((0,), (len(tokens),)):
         raise DataFormatError(
-            f"expected a type for each of {len(tokens)} tokens, found {len(types)}"
+            f"expected a type for each of {len(tokens)} tokens, found {np.size(types)}"
         )
     bos_name, eos_name, unknown_name = (
         None if code is None else tokens[code] for code in named.values()
@@ -261,24 +268,37 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
     Raises:
       UnsupportedOp: it is not a byte-pair one, or its way of splitting is not known.
-      DataFormatError: tokens or merges are absent, or do not fit together.
+      DataFormatError: tokens or merges are absent, do not fit together, or a value is
+        of another type.
       ConfigError: `tokenizers` is not installed.
     """
     prefix = "tokenizer.ggml."
     model = metadata.get(prefix + "model")
     if model != "gpt2":
         raise UnsupportedOp(f"{prefix}model must be 'gpt2': got {model!r}")
-    absent = [name for name in ("tokens", "merges") if prefix + name not in metadata]
-    if absent:
-        raise DataFormatError(f"expected the key {prefix}{absent[0]}, found none")
+    metadata = {prefix + "pre": "gpt-2", **metadata}
+    codes = {
+        name: field(metadata, f"{prefix}{name}_token_id", int, "metadata")
+        for name in ("bos", "eos")
+        if f"{prefix}{name}_token_id" in metadata
+    }
     return byte_pair_tokenizer(
-        metadata[prefix + "tokens"],
-        metadata[prefix + "merges"],
-        pre=metadata.get(prefix + "pre", "gpt-2"),
-        types=metadata.get(prefix + "token_type", ()),
-        bos=metadata.get(prefix + "bos_token_id"),
-        eos=metadata.get(prefix + "eos_token_id"),
+        _strings(metadata, prefix + "tokens"),
+        _strings(metadata, prefix + "merges"),
+        pre=field(metadata, prefix + "pre", str, "metadata"),
+        types=np.asarray(metadata.get(prefix + "token_type", ()), object),
+        bos=codes.get("bos"),
+        eos=codes.get("eos"),
     )
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    values = field(metadata, key, list, "metadata")
+    if not all(isinstance(value, str) for value in values):
+        raise DataFormatError(
+            f"metadata: expected {key!r} to be strings, found {values!r:.60}"
+        )
+    return values
 
 
 def train_byte_pairs(texts: Iterable[str], size: int) -> Tokenizer:

@@ -7,16 +7,17 @@ References:
 import dataclasses
 import functools
 import itertools
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hpcjax import kernels, metrics, models
+from hpcjax import kernels, models
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.model import Decoder
@@ -26,7 +27,7 @@ from hpcjax.inference.generation import (
     Generated,
     LanguageModel,
     Prompts,
-    check_prompts,
+    checked_prompts,
     follow,
     take_back,
 )
@@ -36,6 +37,8 @@ from hpcjax.inference.head_clusters import (
     key_slots,
 )
 from hpcjax.inference.head_elbow import ChaiPlan
+from hpcjax.inference.scoring import check_text, decoded_losses
+from hpcjax.layers import attention_maps
 
 
 @pytree
@@ -92,47 +95,30 @@ class ClusteredResult(NamedTuple):
 
 
 def attend_probing(
-    memory: Probed,
-    shared: Any,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    positions: jax.Array,
+    memory: models.KeysValues, shared: Any, heads: models.Heads
 ) -> tuple[jax.Array, Probed, Any]:
     """Attends as `models.attend_cached` and remembers the maps among these tokens."""
-    mixed, kept, shared = models.attend_cached(
-        memory.kept, shared, query, key, value, positions
-    )
-    batch, time, heads, head_dim = query.shape
-    grouped = query.reshape(batch, time, key.shape[2], -1, head_dim)
-    scores = jnp.einsum(
-        "btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32
-    ).reshape(batch, heads, time, time)
-    past = positions[:, None, None, :] <= positions[:, None, :, None]
-    scores = jnp.where(past, scores / math.sqrt(head_dim), -jnp.inf)
-    return mixed, Probed(kept=kept, maps=jax.nn.softmax(scores)), shared
+    mixed, kept, shared = models.attend_cached(memory, shared, heads)
+    places = heads.positions
+    seen = places[:, None, :] <= places[:, :, None]
+    maps = attention_maps(heads.query, heads.key, seen)
+    return mixed, Probed(kept=kept, maps=maps), shared
 
 
 def attend_clustered(
-    memory: Clustered,
-    shared: Any,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    positions: jax.Array,
+    memory: Clustered, shared: Any, heads: models.Heads
 ) -> tuple[jax.Array, Clustered, Any]:
     """Writes what is kept of keys and values, and attends once for each cluster."""
-    key, value = _take(key, memory.stored), _take(value, memory.values)
-    kept = models.KeysValues(
-        keys=models.write_at(memory.kept.keys, key, positions),
-        values=models.write_at(memory.kept.values, value, positions),
+    stored = heads._replace(
+        key=_take(heads.key, memory.stored), value=_take(heads.value, memory.values)
     )
+    kept = models.write_heads(memory.kept, stored)
     mixed = kernels.clustered_attention(
-        _take(query, memory.rep),
+        _take(heads.query, memory.rep),
         kept.keys,
         kept.values,
         memory.assign,
-        positions,
+        heads.positions,
         key_heads=memory.slot,
     )
     memory = dataclasses.replace(memory, kept=kept)
@@ -160,15 +146,11 @@ def probe(
     Returns:
       Softmaxed scores of every layer, and the cache of these tokens.
     """
-    decoder = models.decoder_of(language_model.model)
     batch, time = tokens.shape
-    cache = models.empty_cache(language_model.model, batch, time)
-    shape = (decoder.depth, batch, decoder.heads, time, time)
-    probed = Probed(kept=cache.runs[0], maps=jnp.zeros(shape, jnp.float32))
     _, cache = language_model.decode(
         models.Decoding(
             tokens=tokens,
-            cache=dataclasses.replace(cache, runs=(probed,)),
+            cache=models.empty_cache(language_model.model, batch, time),
             at=jnp.zeros((batch, 1), jnp.int32),
             attend=attend_probing,
         )
@@ -282,7 +264,7 @@ def compact(
             operator.itemgetter(slice(layers.start, layers.stop)), whole
         )
         runs.append(jax.vmap(one)(kept, stacked))
-    return models.Cache(runs=tuple(runs), length=cache.length, shared=cache.shared)
+    return models.Cache(runs=tuple(runs), length=cache.length)
 
 
 def _chosen(
@@ -348,10 +330,11 @@ def generate_clustered(
 
     Raises:
       ConfigError: a prompt that is not longer than the window, a plan that does not fit
-        the model, a mode that does not, and what `generate` refuses.
+        the model, a mode that does not, memberships that do not fit the plan, and what
+        `generate` refuses.
     """
     options, clustering = options or Continuation(), clustering or Clustering()
-    check_prompts(language_model, prompts, options.max_new_tokens)
+    prompts = checked_prompts(language_model, prompts, options)
     _check(language_model, plan, clustering)
     shortest = int(prompts.lengths.min())
     if shortest <= clustering.window:
@@ -393,15 +376,12 @@ def clustered_losses(
     """
     clustering = clustering or Clustering()
     _check(language_model, plan, clustering)
-    if tokens.shape[1] < clustering.window + 2:
-        raise ConfigError(
-            f"a text must have at least {clustering.window + 2} tokens, two more than "
-            f"the window: got {tokens.shape[1]}"
-        )
     size = tokens.shape[1]
+    check_text(size, clustering.window)
     cache, _ = _begin(language_model, tokens, plan, clustering, size, key, memberships)
     rest = tokens[:, clustering.window :]
-    return _foretell(language_model, cache, rest)
+    x = models.Decoding(tokens=rest[:, :-1], cache=cache, attend=attend_clustered)
+    return decoded_losses(language_model, x, rest[:, 1:])
 
 
 def _check(
@@ -440,6 +420,8 @@ def _begin(
             kv_heads=decoder.kv_heads,
             key=derive(key, "clusters"),
         )
+    else:
+        _check_memberships(memberships, plan, len(tokens), decoder.heads)
     made = _compact(
         cache,
         tuple(memberships),
@@ -450,6 +432,26 @@ def _begin(
     for leaf in jax.tree.leaves(cache.runs):
         leaf.delete()
     return made, tuple(memberships)
+
+
+def _check_memberships(
+    memberships: Sequence[Membership], plan: ChaiPlan, batch: int, heads: int
+) -> None:
+    clusters = [membership.rep.shape[1] for membership in memberships]
+    rule = f"memberships must have the plan's {plan.clusters} clusters"
+    checks.require(clusters == list(plan.clusters), rule, clusters=clusters)
+    for layer, (assign, rep) in enumerate(memberships):
+        of = f"layer {layer}: a membership must be of 1 or {batch} requests,"
+        good = assign.shape == (len(rep), heads) and len(rep) in (1, batch)
+        rule = f"{of} {heads} heads"
+        checks.require(good, rule, assign=assign.shape, rep=rep.shape)
+        for name, values, end in (
+            ("assign", np.asarray(assign), rep.shape[1]),
+            ("rep", np.asarray(rep), heads),
+        ):
+            good = bool(values.min() >= 0 and values.max() < end)
+            rule = f"layer {layer}: {name} must be in 0 … {end - 1}"
+            checks.require(good, rule, values=values.tolist())
 
 
 _cluster_layers = jax.jit(
@@ -479,12 +481,3 @@ def _continue(
     return follow(
         language_model, cache, logits[:, 0], options, key, attend=attend_clustered
     )
-
-
-@jax.jit
-def _foretell(
-    language_model: LanguageModel, cache: models.Cache, rest: jax.Array
-) -> jax.Array:
-    x = models.Decoding(tokens=rest[:, :-1], cache=cache, attend=attend_clustered)
-    logits, _ = language_model.decode(x)
-    return metrics.token_cross_entropy(logits, rest[:, 1:])

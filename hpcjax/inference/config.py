@@ -21,7 +21,7 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.require_finite(0.0, temperature=self.temperature)
+        checks.require_float32(temperature=self.temperature)
         if self.top_k is not None:
             checks.require_count(1, top_k=self.top_k)
         checks.require(0 < self.top_p <= 1, "top_p must be in (0, 1]", top_p=self.top_p)
@@ -74,3 +74,9 @@ class Clustering:
 
     def __post_init__(self) -> None:
         checks.require_count(1, window=self.window)
+        checks.require_choice("method", self.method, ("kmeans", "agglomerative"))
+        known = ("lowest", "medoid")
+        checks.require_choice("representative", self.representative, known)
+        if self.mode is not None:
+            known = ("within_group", "cross_group", "expand")
+            checks.require_choice("mode", self.mode, known)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from hpcjax import models
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.model import Model
@@ -39,7 +40,7 @@ class Prompts(NamedTuple):
     """Texts to continue.
 
     Attributes:
-      tokens: `[batch, time]`, filled up on the right with any.
+      tokens: `[batch, time]`, filled up on the right with anything.
       lengths: how many tokens of each count, at least 1.
     """
 
@@ -109,36 +110,64 @@ def generate(
 
     Raises:
       ConfigError: no causal language model, a prompt that is empty or longer than
-        its row, or more tokens than the model has positions for.
+        its row, tokens that the model does not know, or more of them than it has
+        positions for.
     """
     options = options or Continuation()
-    check_prompts(language_model, prompts, options.max_new_tokens)
+    prompts = checked_prompts(language_model, prompts, options)
     return _generate(language_model, prompts, key, options=options)
 
 
-def check_prompts(
-    language_model: LanguageModel, prompts: Prompts, steps: int, *, ahead: int = 0
-) -> None:
-    """Raises ConfigError for what cannot be continued by `steps` + `ahead` tokens."""
-    context = models.decoder_of(language_model.model).context
-    tokens, lengths = prompts
+def checked_prompts(
+    language_model: LanguageModel,
+    prompts: Prompts,
+    options: Continuation,
+    *,
+    ahead: int = 0,
+) -> Prompts:
+    """Returns the prompts filled up with token 0, cut to the model's positions.
+
+    Raises:
+      ConfigError: what cannot be continued by `max_new_tokens` + `ahead` tokens.
+    """
+    decoder = models.decoder_of(language_model.model)
+    # Said to be wanted here, for those who forbid transfers that are not.
+    tokens, lengths = jax.device_get((prompts.tokens, prompts.lengths))
     if tokens.ndim != 2 or lengths.shape != tokens.shape[:1]:
         raise ConfigError(
             "prompts must be [batch, time] and lengths [batch]: got "
             f"{tokens.shape} and {lengths.shape}"
         )
-    found = np.asarray(lengths)
-    if found.min(initial=1) < 1 or found.max(initial=0) > tokens.shape[1]:
+    if lengths.min(initial=1) < 1 or lengths.max(initial=0) > tokens.shape[1]:
         raise ConfigError(
-            f"lengths must be in 1 … {tokens.shape[1]}: got {found.tolist()}"
+            f"lengths must be in 1 … {tokens.shape[1]}: got {lengths.tolist()}"
         )
-    asked = tokens.shape[1] + steps + ahead
-    if context is not None and asked > context:
+    tokens = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
+    last = decoder.vocabulary - 1
+    if tokens.min(initial=0) < 0 or tokens.max(initial=0) > last:
+        raise ConfigError(
+            f"tokens must be in 0 … {last}: got {tokens.min()} … {tokens.max()}"
+        )
+    good = options.end is None or 0 <= options.end <= last
+    checks.require(good, f"end must be in 0 … {last}", end=options.end)
+    longest, steps = int(lengths.max(initial=0)), options.max_new_tokens
+    if decoder.context is not None and longest + steps + ahead > decoder.context:
         drafts = f" and {ahead} drafts" if ahead else ""
         raise ConfigError(
-            f"the model has {context} positions: got prompts of {tokens.shape[1]} and "
+            f"the model has {decoder.context} positions: got a prompt of {longest} and "
             f"max_new_tokens={steps}{drafts}"
         )
+    return Prompts(*jax.device_put((tokens[:, : decoder.context], lengths)))
+
+
+def cache_for(
+    language_model: LanguageModel, batch: int, size: int, options: Continuation
+) -> models.Cache:
+    """Returns an empty cache of `size` tokens, of fewer where positions end before."""
+    model = language_model.model
+    context = models.decoder_of(model).context
+    size = size if context is None else min(size, context)
+    return models.empty_cache(model, batch, size, unrolled=options.unrolled)
 
 
 def prefill(
@@ -159,7 +188,7 @@ def prefill(
 
 def take_back(cache: models.Cache, lengths: Int[Array, " batch"]) -> models.Cache:
     """Returns the cache of the first `lengths` tokens; copies nothing."""
-    return models.Cache(runs=cache.runs, length=lengths, shared=cache.shared)
+    return models.Cache(runs=cache.runs, length=lengths)
 
 
 @functools.partial(jax.jit, static_argnames="options")
@@ -171,12 +200,7 @@ def _generate(
     options: Continuation,
 ) -> Generated:
     batch, time = prompts.tokens.shape
-    cache = models.empty_cache(
-        language_model.model,
-        batch,
-        time + options.max_new_tokens,
-        unrolled=options.unrolled,
-    )
+    cache = cache_for(language_model, batch, time + options.max_new_tokens, options)
     logits, cache = prefill(language_model, cache, prompts)
     return follow(language_model, cache, logits, options, key)
 

@@ -1,7 +1,7 @@
 """Leaving heads and tokens out: what clusters of heads are compared with.
 
-Masks say what is kept. What they are used for, such as multiplying heads' outputs by
-them, is the caller's.
+Masks say what is kept; `pruned` has the attention that goes by them. They are causal:
+what is left out for a query depends on tokens up to its own.
 
 References:
   Wang, Zhang and Han, SpAtten: Efficient Sparse Attention Architecture with Cascade
@@ -71,108 +71,154 @@ def kept_counts(total: int, ratios: Sequence[float]) -> tuple[int, ...]:
     return tuple(max(1, math.ceil(ratio * total - 1e-9)) for ratio in ratios)
 
 
-class Cascade(NamedTuple):
-    """What is left at a layer, and the importance that has come together so far.
+class Importance(NamedTuple):
+    """How much heads put out and how much attention tokens were paid.
 
     Attributes:
-      heads: `[batch, heads]`, those kept.
-      tokens: `[batch, tokens]`, those kept; never one that is padding.
-      head_importance: `[batch, heads]`, Σ |output| over tokens and layers, float32.
-      token_importance: `[batch, tokens]`, Σ of the attention paid to a token, over
-        queries, heads and layers, float32.
+      heads: Σ |output| over layers, and over queries where it says so.
+      tokens: Σ of the attention paid to each, over heads and layers.
     """
 
-    heads: Bool[Array, "batch heads"]
-    tokens: Bool[Array, "batch tokens"]
-    head_importance: Float[Array, "batch heads"]
-    token_importance: Float[Array, "batch tokens"]
+    heads: Float[Array, "*rows heads"]
+    tokens: Float[Array, "*rows tokens"]
 
 
-def start_cascade(tokens: Bool[Array, "batch tokens"], heads: int) -> Cascade:
-    """Keeps all heads, and the tokens that are there.
+class Cascade(NamedTuple):
+    """What is left for each query at a layer, and what it has shown so far.
+
+    Attributes:
+      heads: those kept.
+      tokens: those kept; never one behind the query.
+      shown: importance by this query alone, over the layers so far, float32.
+    """
+
+    heads: Bool[Array, "batch time heads"]
+    tokens: Bool[Array, "batch time tokens"]
+    shown: Importance
+
+
+def start_cascade(
+    positions: Int[Array, "batch time"], heads: int, tokens: int
+) -> Cascade:
+    """Keeps all heads, and the tokens up to each query's own.
+
+    Args:
+      positions: of the queries.
+      heads: how many there are.
+      tokens: how many there is room for.
 
     Examples:
-      >>> cascade = start_cascade(jnp.array([[True, True, False]]), 2)
-      >>> cascade.heads.tolist(), cascade.token_importance.shape
-      ([[True, True]], (1, 3))
+      >>> cascade = start_cascade(jnp.array([[1, 2]]), heads=2, tokens=3)
+      >>> cascade.tokens.tolist(), cascade.shown.heads.shape
+      ([[[True, True, False], [True, True, True]]], (1, 2, 2))
     """
-    batch = len(tokens)
+    queries = positions.shape
     return Cascade(
-        heads=jnp.ones((batch, heads), bool),
-        tokens=tokens,
-        head_importance=jnp.zeros((batch, heads), jnp.float32),
-        token_importance=jnp.zeros(tokens.shape, jnp.float32),
+        heads=jnp.ones((*queries, heads), bool),
+        tokens=jnp.arange(tokens) <= positions[..., None],
+        shown=Importance(
+            heads=jnp.zeros((*queries, heads), jnp.float32),
+            tokens=jnp.zeros((*queries, tokens), jnp.float32),
+        ),
     )
 
 
 def observe_layer(
     cascade: Cascade,
-    outputs: Float[Array, "batch q_time heads head_dim"],
-    maps: Float[Array, "batch heads q_time tokens"],
+    outputs: Float[Array, "batch time heads head_dim"],
+    maps: Float[Array, "batch heads time tokens"],
 ) -> Cascade:
     """Adds what a layer shows to the importance of heads and tokens.
 
-    Heads that are pruned show nothing. In decoding importance goes on: it is called for
-    each new token, too.
+    Heads that are pruned show nothing.
 
     Args:
       cascade: what was left in the layer.
-      outputs: of each head, before they are mixed; 0 for queries that are padding.
-      maps: softmaxed attention; 0 for queries that are padding.
+      outputs: of each head, before they are mixed.
+      maps: softmaxed attention to the tokens that are left.
     """
-    shown = jnp.sum(jnp.abs(outputs.astype(jnp.float32)), axis=(1, 3))
-    paid = jnp.sum(maps.astype(jnp.float32), axis=2)
-    paid = jnp.sum(jnp.where(cascade.heads[..., None], paid, 0), axis=1)
-    return cascade._replace(
-        head_importance=cascade.head_importance + jnp.where(cascade.heads, shown, 0),
-        token_importance=cascade.token_importance + jnp.where(cascade.tokens, paid, 0),
+    put_out = jnp.sum(jnp.abs(outputs.astype(jnp.float32)), axis=-1)
+    left = cascade.heads.astype(jnp.float32)
+    paid = jnp.einsum("bhts,bth->bts", maps.astype(jnp.float32), left)
+    shown = Importance(
+        heads=cascade.shown.heads + left * put_out,
+        tokens=cascade.shown.tokens + jnp.where(cascade.tokens, paid, 0),
+    )
+    return cascade._replace(shown=shown)
+
+
+def gather_importance(earlier: Importance, shown: Importance) -> Importance:
+    """Returns the importance that each query knows of: its own and that before it.
+
+    So no query knows what a later one shows.
+
+    Args:
+      earlier: by all queries before these, `[batch, …]`.
+      shown: by each of these, `[batch, time, …]`.
+
+    Examples:
+      >>> earlier = Importance(heads=jnp.array([[1.0, 0.0]]), tokens=jnp.zeros((1, 1)))
+      >>> shown = Importance(heads=jnp.ones((1, 2, 2)), tokens=jnp.zeros((1, 2, 1)))
+      >>> gather_importance(earlier, shown).heads.tolist()
+      [[[2.0, 1.0], [3.0, 2.0]]]
+    """
+    return jax.tree.map(
+        lambda before, own: before[:, None] + jnp.cumsum(own, axis=1), earlier, shown
     )
 
 
 def prune(
     cascade: Cascade,
-    keep_heads: int | Int[Array, " batch"],
-    keep_tokens: int | Int[Array, " batch"],
+    known: Importance,
+    positions: Int[Array, "batch time"],
+    *,
+    keep_heads: int | Int[Array, "batch time"],
+    keep_tokens: int | Int[Array, "batch time"],
 ) -> Cascade:
-    """Keeps the most important of the heads and tokens that are left.
+    """Keeps the most important of the heads and tokens that are left for a query.
 
-    What is pruned stays pruned; where fewer are left than shall be kept, all stay.
+    What is pruned stays pruned in deeper layers; where fewer are left than shall be
+    kept, all stay. A query's own token is among those that stay.
 
     Args:
       cascade: of the layer before.
+      known: importance of each head and token, see `gather_importance`.
+      positions: of the queries.
       keep_heads: how many heads, such as by `kept_counts`.
-      keep_tokens: how many tokens.
+      keep_tokens: how many tokens, at least 1.
 
     Examples:
-      >>> cascade = start_cascade(jnp.ones((1, 3), bool), 2)
-      >>> outputs = jnp.array([[[[1.0], [5.0]]] * 3])
-      >>> maps = jnp.array([[[[0.7, 0.2, 0.1]] * 3] * 2])
-      >>> left = prune(observe_layer(cascade, outputs, maps), 1, 2)
+      >>> positions = jnp.array([[2]])
+      >>> cascade = start_cascade(positions, heads=2, tokens=3)
+      >>> known = Importance(jnp.array([[[1.0, 5.0]]]), jnp.array([[[0.2, 0.7, 0.1]]]))
+      >>> left = prune(cascade, known, positions, keep_heads=1, keep_tokens=2)
       >>> left.heads.tolist(), left.tokens.tolist()
-      ([[False, True]], [[True, True, False]])
+      ([[[False, True]]], [[[False, True, True]]])
     """
+    own = jnp.arange(known.tokens.shape[-1]) == positions[..., None]
+    tokens = jnp.where(own, jnp.inf, known.tokens)
     return cascade._replace(
-        heads=_keep(cascade.heads, cascade.head_importance, keep_heads),
-        tokens=_keep(cascade.tokens, cascade.token_importance, keep_tokens),
+        heads=_keep(cascade.heads, known.heads, keep_heads),
+        tokens=_keep(cascade.tokens, tokens, keep_tokens),
     )
 
 
 def _keep(
-    left: Bool[Array, "batch n"],
-    importance: Float[Array, "batch n"],
-    keep: int | Int[Array, " batch"],
-) -> Bool[Array, "batch n"]:
+    left: Bool[Array, "batch time n"],
+    importance: Float[Array, "batch time n"],
+    keep: int | Int[Array, "batch time"],
+) -> Bool[Array, "batch time n"]:
     return left & top_heads(jnp.where(left, importance, -jnp.inf), keep)
 
 
 def output_labels(
-    outputs: Float[Array, "*batch heads head_dim"], keep: int
+    outputs: Float[Array, "*batch heads head_dim"], keep: int | Int[Array, "..."]
 ) -> Bool[Array, "*batch heads"]:
     """Returns the `keep` heads of the largest norm of output: what an oracle keeps.
 
     Args:
       outputs: of each head, before they are mixed.
-      keep: how many.
+      keep: how many, see `top_heads`.
 
     Examples:
       >>> output_labels(jnp.array([[3.0, 4.0], [6.0, 0.0]]), 1).tolist()

@@ -26,7 +26,11 @@ def probabilities(
     """
     if sampler.greedy:
         raise ConfigError("a temperature of 0 draws nothing: take the largest logit")
-    logits = logits.astype(jnp.float32) / sampler.temperature
+    # The largest taken off first: divided by a small temperature the logits themselves
+    # would overflow.
+    logits = logits.astype(jnp.float32)
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    logits = (logits - largest) / sampler.temperature
     size = logits.shape[-1]
     if (sampler.top_k or size) >= size and sampler.top_p == 1:
         return jax.nn.softmax(logits)

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hpcjax import metrics
+from hpcjax import metrics, models
 from hpcjax.core.errors import ConfigError
 from hpcjax.inference.generation import LanguageModel
-from hpcjax.models import ChunkedLogits
 
 # tokens [batch, time] -> −log p of every token but the first, [batch, time − 1].
 Losses = Callable[[Any], Any]
@@ -48,7 +47,7 @@ def token_losses(
     """
     model, params = language_model.model, language_model.params
     logits, _ = model.apply(params, {}, tokens[:, :-1], train=False)
-    if isinstance(logits, ChunkedLogits):
+    if isinstance(logits, models.ChunkedLogits):
         return logits.each(metrics.token_cross_entropy, tokens[:, 1:])
     return metrics.token_cross_entropy(logits, tokens[:, 1:])
 
@@ -91,6 +90,35 @@ def perplexity(
     return Perplexity(math.exp(loss), loss, count, len(tokens) - count * window)
 
 
+def check_text(time: int, window: int) -> None:
+    """Raises ConfigError for texts with nothing to foretell behind the window."""
+    if time < window + 2:
+        raise ConfigError(
+            f"a text must have at least {window + 2} tokens, two more than the window: "
+            f"got {time}"
+        )
+
+
+@jax.jit
+def decoded_losses(
+    language_model: LanguageModel,
+    x: models.Decoding,
+    following: Int[Array, "batch places"],
+) -> Float[Array, "batch places"]:
+    """Returns −log p of what follows the tokens of a `Decoding`.
+
+    Args:
+      language_model: the model with its parameters.
+      x: what is read; of its tokens those that logits are wanted for.
+      following: the token behind each of these.
+
+    Returns:
+      As many, float32, in nats.
+    """
+    logits, _ = language_model.decode(x)
+    return metrics.token_cross_entropy(logits, following)
+
+
 class Answered(NamedTuple):
     """How questions of multiple choice were answered.
 
@@ -121,16 +149,17 @@ def answer_choices(
         their beginning.
 
     Raises:
-      ConfigError: no question, an empty context or ending, or an ending of `time` and
-        more tokens.
+      ConfigError: no question, an empty context or ending, an ending of `time` and
+        more tokens, or none of the endings said to be true.
     """
     first = second = count = 0
     for context, endings, true in questions:
         lengths = [len(ending) for ending in endings]
-        if not (context and lengths and min(lengths) > 0 and max(lengths) < time):
+        whole = context and lengths and min(lengths) > 0 and max(lengths) < time
+        if not (whole and 0 <= true < len(endings)):
             raise ConfigError(
-                "a question needs a context, and endings of 1 … "
-                f"{time - 1} tokens: got {len(context)} tokens and {lengths}"
+                f"a question needs a context, endings of 1 … {time - 1} tokens, and "
+                f"which is true: got {len(context)} tokens, {lengths} and {true}"
             )
         rows = np.zeros((len(endings), time), np.int32)
         counted = np.zeros((len(endings), time - 1), bool)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from hpcjax import models
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.core.keys import derive
 from hpcjax.inference import acceptance
@@ -21,7 +22,8 @@ from hpcjax.inference.config import Continuation, Sampler
 from hpcjax.inference.generation import (
     LanguageModel,
     Prompts,
-    check_prompts,
+    cache_for,
+    checked_prompts,
     prefill,
     take_back,
 )
@@ -93,8 +95,8 @@ def speculate(
         rule; everything else is done as ever. Behind its iterations all are rejected.
 
     Raises:
-      ConfigError: vocabularies that differ, a rule that does not go with the sampler,
-        and what `generate` refuses.
+      ConfigError: vocabularies that differ, a rule that does not go with the sampler, a
+        `forced` of another shape, and what `generate` refuses.
     """
     options = options or Continuation()
     rule = _rule(rule, options.sampler)
@@ -107,7 +109,12 @@ def speculate(
     if ahead < 1:
         raise ConfigError(f"ahead must be at least 1: got ahead={ahead}")
     for one in (target, draft):
-        check_prompts(one, prompts, options.max_new_tokens, ahead=ahead)
+        prompts = checked_prompts(one, prompts, options, ahead=ahead)
+    if forced is not None:
+        batch, shape = len(prompts.tokens), forced.shape
+        good = len(shape) == 3 and shape[::2] == (batch, ahead) and shape[1] > 0
+        must = f"forced must be [{batch}, iterations, {ahead}], at least one iteration"
+        checks.require(good and forced.dtype == bool, must, shape=shape)
     return _speculate(
         target, draft, prompts, key, forced, ahead=ahead, options=options, rule=rule
     )
@@ -188,7 +195,7 @@ def _begun(
     size = time + options.max_new_tokens + ahead
 
     def read(one: LanguageModel) -> models.Cache:
-        cache = models.empty_cache(one.model, batch, size, unrolled=options.unrolled)
+        cache = cache_for(one, batch, size, options)
         return prefill(one, cache, prompts)[1]
 
     return _Carry(

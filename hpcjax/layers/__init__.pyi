@@ -3,6 +3,7 @@ from ._activations import activation as activation
 from ._attention import Implementation as Implementation
 from ._attention import allowed_keys as allowed_keys
 from ._attention import attention as attention
+from ._attention import attention_maps as attention_maps
 from ._attention import cudnn_works as cudnn_works
 from ._conv import Padding as Padding
 from ._conv import check_padding as check_padding

@@ -57,7 +57,7 @@ def attention(
       >>> attention(x, x[:, :, :1], x[:, :, :1]).shape
       (1, 3, 2, 4)
     """
-    batch, q_time, heads, head_dim = query.shape
+    q_time, heads = query.shape[1:3]
     k_time, kv_heads = key.shape[1:3]
     if heads % kv_heads:
         raise ValueError(
@@ -68,13 +68,41 @@ def attention(
         return jax.nn.dot_product_attention(
             query, key, value, is_causal=causal, implementation=chosen
         )
-    grouped = query.reshape(batch, q_time, kv_heads, heads // kv_heads, head_dim)
+    maps = _grouped_maps(query, key, allowed_keys(q_time, k_time, causal, mask))
+    y = _product("bkgts,bskd->btkgd", maps, value)
+    return y.reshape(query.shape).astype(query.dtype)
+
+
+def attention_maps(
+    query: Float[Array, "batch q_time heads head_dim"],
+    key: Float[Array, "batch k_time kv_heads head_dim"],
+    mask: Bool[Array, "batch q_time k_time"],
+) -> Float[Array, "batch heads q_time k_time"]:
+    """Returns softmax(q kᵀ / √head_dim) of each head, float32: what it attends to.
+
+    Args:
+      query: `[batch, q_time, heads, head_dim]`.
+      key: `[batch, k_time, kv_heads, head_dim]`; kv_heads divides heads.
+      mask: true where a query may look; it must be so somewhere.
+
+    Examples:
+      >>> x = jnp.ones((1, 2, 1, 4))
+      >>> attention_maps(x, x, jnp.array([[[True, False], [True, True]]])).tolist()
+      [[[[1.0, 0.0], [0.5, 0.5]]]]
+    """
+    maps = _grouped_maps(query, key, mask[:, None, None])
+    return maps.reshape(len(query), query.shape[2], *maps.shape[-2:])
+
+
+def _grouped_maps(
+    query: jax.Array, key: jax.Array, allowed: jax.Array | None
+) -> jax.Array:
+    batch, time, _, head_dim = query.shape
+    grouped = query.reshape(batch, time, key.shape[2], -1, head_dim)
     scores = _product("btkgd,bskd->bkgts", grouped, key) / math.sqrt(head_dim)
-    allowed = allowed_keys(q_time, k_time, causal, mask)
     if allowed is not None:
         scores = jnp.where(allowed, scores, jnp.finfo(jnp.float32).min)
-    y = _product("bkgts,bskd->btkgd", jax.nn.softmax(scores), value)
-    return y.reshape(query.shape).astype(query.dtype)
+    return jax.nn.softmax(scores)
 
 
 def _choose(

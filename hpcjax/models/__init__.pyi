@@ -29,11 +29,14 @@ from .config import UNetConfig as UNetConfig
 from .decoding import Attend as Attend
 from .decoding import Cache as Cache
 from .decoding import Decoding as Decoding
+from .decoding import Heads as Heads
 from .decoding import KeysValues as KeysValues
 from .decoding import attend_cached as attend_cached
+from .decoding import attend_where as attend_where
 from .decoding import decoder_of as decoder_of
 from .decoding import empty_cache as empty_cache
 from .decoding import write_at as write_at
+from .decoding import write_heads as write_heads
 from .modules import BatchNorm as BatchNorm
 from .modules import Conv as Conv
 from .modules import Dense as Dense

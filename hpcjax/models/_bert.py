@@ -144,7 +144,7 @@ def bert(
       mlp_width: features inside the feed-forward part; None means 4 · width.
       head: "pretraining", both heads; "masked_lm", that of the words; "pooler", none,
         the first place passed through dense and tanh; "none", not even that.
-      remat: "none", "full" or "dots", see `models.scan_blocks`.
+      remat: "none", "full", "dots" or "offload", see `models.scan_blocks`.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
 
     Returns:

@@ -306,7 +306,7 @@ class BertConfig:
     heads: int = 2
     mlp_width: int | None = None
     head: Literal["pretraining", "masked_lm", "pooler", "none"] = "pretraining"
-    remat: Literal["none", "full", "dots"] = "none"
+    remat: Literal["none", "full", "dots", "offload"] = "none"
 
     def __post_init__(self) -> None:
         _check_literals(self)
@@ -337,8 +337,9 @@ class CausalLmConfig:
         its own is what is left of a model whose heads were pruned.
       mlp_width: features inside the feed-forward part; None means 4 · width.
       options: what distinguishes GPT-2, OPT and LLaMA.
-      remat: what the backward pass recomputes: nothing, all but the blocks' inputs, or
-        all but those and the products without batch axes.
+      remat: what the backward pass recomputes: nothing; all but the blocks' inputs;
+        "dots" all but those and the products without batch axes; "offload" as "full",
+        the blocks' inputs waiting in the host's memory.
       attention: how it is computed; "auto" takes cuDNN's on a GPU in half precision.
       loss_chunk: places of time that logits are formed for at once in the loss; None
         means all.
@@ -355,7 +356,7 @@ class CausalLmConfig:
     head_dim: int | None = None
     mlp_width: int | None = None
     options: TransformerOptions = TransformerOptions()
-    remat: Literal["none", "full", "dots"] = "none"
+    remat: Literal["none", "full", "dots", "offload"] = "none"
     attention: Literal["auto", "reference", "xla", "cudnn"] = "auto"
     loss_chunk: int | None = None
     batch_axis: str | None = None

@@ -2,27 +2,44 @@
 
 A model maps tokens to logits, and a `Decoding` to logits and the new `Cache`. How its
 layers attend to what they remember is a function in the `Decoding`: `attend_cached`
-here, others elsewhere, such as one for clustered heads.
+here, others elsewhere, such as those for clustered and for pruned heads.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from hpcjax import layers
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import Decoder, Model
 from hpcjax.core.structs import pytree, static
 
-# (memory, shared, query, key, value, positions) -> (mixed, memory, shared), called
-# once in each layer: `memory` is the layer's own, `shared` is handed on from layer to
-# layer; query [batch, time, heads, head_dim], key and value with kv_heads are of the
-# call's tokens at `positions` [batch, time], rotated if the model rotates; `mixed` has
+
+class Heads(NamedTuple):
+    """What a layer has of a call's tokens.
+
+    Attributes:
+      query: `[batch, time, heads, head_dim]`, rotated if the model rotates.
+      key: the same with kv_heads.
+      value: as `key`, never rotated.
+      positions: of the tokens, `[batch, time]`.
+      hidden: the residual stream in front of the block, `[batch, time, width]`.
+    """
+
+    query: Float[Array, "batch time heads head_dim"]
+    key: Float[Array, "batch time kv_heads head_dim"]
+    value: Float[Array, "batch time kv_heads head_dim"]
+    positions: Int[Array, "batch time"]
+    hidden: Float[Array, "batch time width"]
+
+
+# (memory, shared, heads) -> (mixed, memory, shared), called once in each layer:
+# `memory` is the layer's own, `shared` is handed on from layer to layer; `mixed` has
 # the shape of query.
-Attend = Callable[..., tuple[jax.Array, Any, Any]]
+Attend = Callable[[Any, Any, Heads], tuple[jax.Array, Any, Any]]
 
 
 @pytree
@@ -33,12 +50,10 @@ class Cache:
       runs: memory of neighbouring layers of one shape, layers along axis 0, in order.
       length: tokens so far of each sequence. What lies behind is garbage that will be
         overwritten, so that a smaller length takes tokens back.
-      shared: what layers hand on to each other, if anything.
     """
 
     runs: tuple[Any, ...]
     length: Int[Array, " batch"]
-    shared: Any = None
 
 
 @pytree
@@ -55,27 +70,35 @@ class KeysValues:
 
 
 def attend_cached(
-    memory: KeysValues,
-    shared: Any,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    positions: jax.Array,
+    memory: KeysValues, shared: Any, heads: Heads
 ) -> tuple[jax.Array, KeysValues, Any]:
     """Writes keys and values at their positions and attends to all up to each query."""
-    memory = KeysValues(
-        keys=write_at(memory.keys, key, positions),
-        values=write_at(memory.values, value, positions),
+    memory = write_heads(memory, heads)
+    past = jnp.arange(memory.keys.shape[1]) <= heads.positions[..., None]
+    return attend_where(past, memory, heads.query), memory, shared
+
+
+def write_heads(memory: KeysValues, heads: Heads) -> KeysValues:
+    """Returns one layer's memory with the keys and values of a call's tokens."""
+    return KeysValues(
+        keys=write_at(memory.keys, heads.key, heads.positions),
+        values=write_at(memory.values, heads.value, heads.positions),
     )
-    past = jnp.arange(memory.keys.shape[1]) <= positions[..., None]
-    mixed = layers.attention(
+
+
+def attend_where(
+    seen: Bool[Array, "batch time size"],
+    memory: KeysValues,
+    query: Float[Array, "batch time heads head_dim"],
+) -> Float[Array, "batch time heads head_dim"]:
+    """Attends to what is remembered of the tokens that each query sees."""
+    return layers.attention(
         query,
         memory.keys.astype(query.dtype),
         memory.values.astype(query.dtype),
         causal=False,
-        mask=past,
+        mask=seen,
     )
-    return mixed, memory, shared
 
 
 def write_at(
@@ -93,15 +116,18 @@ class Decoding:
     """Tokens that follow those in a cache.
 
     Attributes:
-      tokens: of each sequence, at the positions from its length on.
+      tokens: of each sequence, at the positions from its length on; those for which
+        the cache has no room are forgotten, and what follows them is wrong.
       cache: what came before.
       at: which of the tokens logits are wanted for; None means all.
+      shared: what the first layer is handed, if layers hand on anything.
       attend: how layers use their memory.
     """
 
     tokens: Int[Array, "batch time"]
     cache: Cache
     at: Int[Array, "batch places"] | None = None
+    shared: Any = None
     attend: Attend = static(default=attend_cached)
 
 
@@ -123,8 +149,8 @@ def empty_cache(
       unrolled: a run for each layer instead of one for all: longer to compile.
 
     Raises:
-      ConfigError: no language model, sizes below 1, or more tokens than the model has
-        positions for.
+      ConfigError: no language model, one whose experts have a capacity, sizes below 1,
+        or more tokens than the model has positions for.
 
     Examples:
       >>> from hpcjax import models
@@ -133,6 +159,12 @@ def empty_cache(
       (2, 3, 8, 2, 2)
     """
     decoder = decoder_of(model)
+    if decoder.crowded:
+        raise ConfigError(
+            "with capacity_factor what follows a text depends on its neighbours in the "
+            "batch and on padding: decode with capacity_factor=None, which takes the "
+            "same parameters"
+        )
     if min(batch, size) < 1:
         raise ConfigError(
             f"batch and size must be at least 1: got batch={batch}, size={size}"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from hpcjax.models._from_nnx import flatten, observable_layers
 from hpcjax.models.modules import (
@@ -19,13 +20,21 @@ from hpcjax.models.modules import (
     stacked_initializer,
 )
 
-Remat = Literal["none", "full", "dots"]
+Remat = Literal["none", "full", "dots", "offload"]
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
+# What a block is given, as "offload" calls it.
+_INPUT = "block_input"
 POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[_INPUT],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
 }
 
 
@@ -62,7 +71,8 @@ def scan_blocks(
       x: the carry given to the first block, an array or a tree of arrays.
       call: `(block, x) -> x`, one block's forward pass.
       remat: what the backward pass finds in memory: "none" recomputes nothing, "full"
-        keeps the carries only, "dots" keeps also the products without batch axes.
+        keeps the carries only, "dots" keeps also the products without batch axes,
+        "offload" keeps the carries in the host's memory.
 
     Returns:
       The carry after the last block.
@@ -109,6 +119,7 @@ def scan_with_memory(
 
     def body(carry: Any, slices: Any) -> tuple[Any, Any]:
         states, remembered = slices
+        carry = jax.tree.map(lambda leaf: checkpoint_name(leaf, _INPUT), carry)
         block = nnx.merge(graph, *states)
         carry, remembered = call(block, carry, remembered)
         changed = nnx.state(block, nnx.BatchStat), nnx.state(block, Record)

@@ -23,7 +23,7 @@ from hpcjax.models.config import (
     RopeScaling,
     TransformerOptions,
 )
-from hpcjax.models.decoding import Cache, Decoding
+from hpcjax.models.decoding import Cache, Decoding, Heads
 from hpcjax.models.experts import ExpertsFeedForward
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.scan import scan_blocks, scan_with_memory, stack
@@ -307,21 +307,22 @@ class CausalLm(nnx.Module):
         positions = cache.length[:, None] + jnp.arange(time)
 
         def call(block: Block, carry: Any, memory: Any) -> tuple[Any, Any]:
-            y, shared = carry
+            hidden, shared = carry
 
-            def mix(*heads: jax.Array) -> jax.Array:
+            def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
                 nonlocal memory, shared
-                mixed, memory, shared = x.attend(memory, shared, *heads, positions)
+                heads = Heads(query, key, value, positions, hidden)
+                mixed, memory, shared = x.attend(memory, shared, heads)
                 return mixed
 
-            y = block(y, positions, mix=mix)
+            y = block(hidden, positions, mix=mix)
             return (y, shared), memory
 
-        carry = self.embedded(x.tokens, positions), cache.shared
-        (y, shared), runs = scan_with_memory(self.blocks, carry, call, cache.runs)
+        carry = self.embedded(x.tokens, positions), x.shared
+        (y, _), runs = scan_with_memory(self.blocks, carry, call, cache.runs)
         if x.at is not None:
             y = jnp.take_along_axis(y, x.at[..., None], axis=1)
-        cache = Cache(runs=runs, length=cache.length + time, shared=shared)
+        cache = Cache(runs=runs, length=cache.length + time)
         return self.words(self.finished(y)), cache
 
     def embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
@@ -399,6 +400,7 @@ def causal_lm(
             "inputs must be (context,) and outputs the size of the vocabulary, both at "
             f"least 1: got inputs={inputs}, outputs={outputs}"
         )
+    experts = config.options.experts
     decoder = Decoder(
         depth=config.depth,
         heads=config.heads,
@@ -407,6 +409,7 @@ def causal_lm(
         vocabulary=outputs,
         context=None if config.options.position == "rope" else inputs[0],
         dtype=policy.compute,
+        crowded=experts is not None and experts.capacity_factor is not None,
     )
     return from_nnx(
         lambda: CausalLm(inputs[0], outputs, config, policy), decoder=decoder

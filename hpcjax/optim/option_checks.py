@@ -17,7 +17,7 @@ def check_sizes(max_dim: int, block_size: int | None) -> None:
 
 def check_common(lr: Any, weight_decay: Any, clip_norm: Any) -> None:
     """Raises ConfigError for values that no optimizer of this room accepts."""
-    checks.require_rate(lr=lr)
+    checks.require_float32(lr=lr)
     checks.require_finite(0.0, weight_decay=weight_decay)
     if clip_norm is not None:
         checks.require_positive(clip_norm=clip_norm)

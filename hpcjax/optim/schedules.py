@@ -13,7 +13,7 @@ def _check(
     peak: float, steps: int, settings: ConstantConfig | CosineConfig | StepDecayConfig
 ) -> None:
     """Checks what the settings, which check themselves, cannot know."""
-    checks.require_rate(peak=peak)
+    checks.require_float32(peak=peak)
     checks.require_count(1, steps=steps)
     checks.require(
         settings.warmup < steps,

@@ -81,7 +81,10 @@ def load_language_model(name: str, root: pathlib.Path) -> Speaking:
     loaded = pretrained.load(path)
     models.decoder_of(loaded.model)
     if path.is_dir():
-        tokenizer = data.load_tokenizer(path / "tokenizer.json")
+        eos = loaded.metadata.get("eos_token_id")
+        # Of several, which chat models have, the first.
+        eos = next(iter(eos), None) if isinstance(eos, list) else eos
+        tokenizer = data.load_tokenizer(path / "tokenizer.json", eos=eos)
     else:
         tokenizer = data.gguf_tokenizer(loaded.metadata)
     if len(tokenizer) > loaded.vocabulary:

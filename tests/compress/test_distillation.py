@@ -156,6 +156,20 @@ def test_what_cannot_be_done_is_refused(change, error, message):
         compress.distil(*pair(), **given)
 
 
+@pytest.mark.parametrize("change", [{"words": 12}, {"loss_chunk": 2}])
+def test_logits_that_cannot_be_compared_are_refused(change):
+    _, _, teacher, params = pair()
+    config = models.CausalLmConfig(
+        width=8, heads=2, options=models.LLAMA, loss_chunk=change.get("loss_chunk")
+    )
+    student = config.make((8,), change.get("words", 13))
+    small, _ = student.init(jax.random.key(0))
+    with pytest.raises(ConfigError, match="logits of the same words"):
+        compress.distil(
+            student, small, teacher, params, tokens(), optax.sgd(0.1), steps=1
+        )
+
+
 def test_an_unknown_divergence_is_refused():
     logits = jnp.zeros((1, 2))
     # Around the tests' type checker, which guards the argument as well.

@@ -19,6 +19,12 @@ PLAIN = models.CausalLmConfig(depth=2, width=12, heads=4, mlp_width=10)
 TOKENS = jnp.asarray(np.random.default_rng(1).integers(0, 11, (2, 7)))
 
 
+def test_small_angles_are_told_apart():
+    turns = np.cumsum([0, 1e-4, 3e-4, 0])
+    hidden = np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    assert compress.by_angle(jnp.asarray(hidden, jnp.float32), 1) == (1,)
+
+
 def parameters(config, seed=0):
     params, _ = config.make((8,), 11).init(jax.random.key(seed))
     return jax.tree.map(lambda leaf: leaf.astype("float32"), noisy(params, seed=seed))

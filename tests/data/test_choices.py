@@ -216,6 +216,7 @@ def test_questions_are_not_repeated_and_answers_stand_anywhere(tmp_path):
     ) + 5 * (data.part_of("Jude 1") == "train")
     found = data.next_verse_choices(tmp_path, count, part="train")
     assert len({each.context for each in found}) == count
+    assert data.next_verse_choices(tmp_path, None, part="train") == found
     places = collections.Counter(each.answer for each in found)
     # Four deviations of a quarter.
     assert all(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcjax import core, inference, models, perf
+from hpcjax.inference import clustered as module
 from tests.inference.test_generation import GREEDY, speaker
 from tests.models.helpers import Instance, noisy
 from tests.oracles import transformer
@@ -170,44 +171,99 @@ def test_maps_are_the_softmaxed_scores_of_each_head():
         np.testing.assert_allclose(maps[1, 0, head], expected, atol=1e-5)
 
 
+def read(found, tokens, cache):
+    x = models.Decoding(tokens=tokens, cache=cache, attend=inference.attend_clustered)
+    return speaker(found).decode(x)
+
+
 @pytest.mark.acceptance("chai", 5)
+@pytest.mark.parametrize(
+    ("kv_heads", "mode", "share", "clusters"),
+    [
+        (None, None, False, (3, 1, 2)),
+        (None, None, True, (3, 1, 2)),
+        (2, "within_group", False, (2, 4, 2)),
+        (2, "cross_group", False, (1, 3, 2)),
+        (2, "expand", True, (3, 1, 1)),
+    ],
+)
+def test_one_token_at_a_time_gives_what_one_pass_gives(kv_heads, mode, share, clusters):
+    found, tokens = made(4, kv_heads), tokens_of((2, 9), seed=2)
+    chosen, decoder = clustering(mode, share_values=share), found.model.decoder
+    maps, cache = inference.probe(speaker(found), tokens[:, :WINDOW], maps_only=False)
+    memberships = inference.cluster_layers(
+        maps,
+        inference.ChaiPlan(clusters),
+        chosen,
+        kv_heads=decoder.kv_heads,
+        key=jax.random.key(1),
+    )
+    cache = inference.compact(cache, memberships, decoder, chosen, 9)
+    decode = jax.jit(functools.partial(read, found))
+    whole, _ = decode(tokens[:, WINDOW:], cache)
+    for place in range(WINDOW, 9):
+        logits, cache = decode(tokens[:, place : place + 1], cache)
+        np.testing.assert_allclose(logits[:, 0], whole[:, place - WINDOW], atol=1e-4)
+
+
 @pytest.mark.parametrize(("kv_heads", "mode"), [(None, None), (2, "cross_group")])
-def test_decoding_gives_what_one_pass_through_the_clusters_gives(kv_heads, mode):
-    found = made(4, kv_heads)
-    prompts = inference.Prompts(tokens_of((3, 8), seed=2), jnp.array([8, 5, 4]))
-    plan, key = inference.ChaiPlan((2, 2, 1)), jax.random.key(1)
+def test_texts_are_those_of_the_clusters_logits(kv_heads, mode, monkeypatch):
+    probed, probe = [], module.probe
+    monkeypatch.setattr(
+        module, "probe", lambda *a, **k: probed.append(probe(*a, **k)) or probed[-1]
+    )
+    found, lengths = made(4, kv_heads), np.array([8, 5, 4])
+    prompts = inference.Prompts(tokens_of((3, 8), seed=2), jnp.asarray(lengths))
     result = inference.generate_clustered(
         speaker(found),
         prompts,
-        plan,
+        inference.ChaiPlan((2, 2, 1)),
         inference.Continuation(max_new_tokens=6, sampler=GREEDY),
         clustering(mode),
-        key=key,
+        key=jax.random.key(1),
     )
-    words = np.arange(VOCABULARY)
-    for row, length in enumerate((8, 5, 4)):
-        told = np.asarray(result.generated.tokens[row])
-        text = np.zeros(14, np.int32)
-        text[:length] = prompts.tokens[row, :length]
-        text[length : length + 6] = told
-        memberships = [
-            inference.Membership(m.assign[row : row + 1], m.rep[row : row + 1])
-            for m in result.memberships
-        ]
-        # Each place with each word: the one that was taken has the least loss.
-        rows = np.tile(text, (6, VOCABULARY, 1))
-        rows[np.arange(6), :, length + np.arange(6)] = words
-        losses = inference.clustered_losses(
+    ((_, first),) = probed
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.runs))
+    text = np.zeros((3, 14), np.int32)
+    text[:, :8] = np.where(np.arange(8) < lengths[:, None], prompts.tokens, 0)
+    told = lengths[:, None] + np.arange(6)
+    np.put_along_axis(text, told, np.asarray(result.generated.tokens), axis=1)
+    _, cache = probe(speaker(found), jnp.asarray(text[:, :WINDOW]), maps_only=False)
+    cache = inference.compact(
+        cache, result.memberships, found.model.decoder, clustering(mode), 14
+    )
+    logits, _ = read(found, jnp.asarray(text[:, WINDOW:]), cache)
+    likeliest = np.argmax(logits, axis=-1)
+    expected = np.take_along_axis(likeliest, told - WINDOW - 1, axis=1)
+    np.testing.assert_array_equal(result.generated.tokens, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 2}, r"the plan's \(2, 1, 2\) clusters: got clusters=\[2, 1\]"),
+        ({"batch": 2}, "layer 0: a membership must be of 1 or 3 requests, 4 heads"),
+        ({"move": 4}, "layer 0: rep must be in 0 … 3"),
+    ],
+)
+def test_memberships_that_do_not_fit_are_refused(change, message):
+    found, batch = made(4), change.get("batch", 1)
+    memberships = [
+        inference.random_membership(jax.random.key(layer), batch, 4, clusters)
+        for layer, clusters in enumerate((2, 1, 2)[: change.get("layers", 3)])
+    ]
+    moved = memberships[0].rep + change.get("move", 0)
+    memberships[0] = memberships[0]._replace(rep=moved)
+    with pytest.raises(core.ConfigError, match=message):
+        inference.generate_clustered(
             speaker(found),
-            jnp.asarray(rows.reshape(-1, 14)),
-            plan,
-            clustering(mode),
-            key=key,
+            inference.pad_prompts([[1] * 6] * 3, least=8),
+            inference.ChaiPlan((2, 1, 2)),
+            None,
+            clustering(),
+            key=jax.random.key(0),
             memberships=memberships,
-        ).reshape(6, VOCABULARY, -1)
-        for number, word in enumerate(told):
-            found_ = losses[number, :, length + number - WINDOW - 1]
-            assert found_[word] <= found_.min() + 1e-4
+        )
 
 
 @pytest.mark.acceptance("chai", 4)

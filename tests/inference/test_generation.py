@@ -113,23 +113,40 @@ def test_one_compilation_for_prompts_of_a_bucket(compilations):
     assert not compilations
 
 
+def test_what_fills_a_prompt_up_does_not_count():
+    """Nor does it take positions: the model has 6, the row 8."""
+    found = instance("gpt2")
+    rows = np.array([[1, 2, 3, 4, 99, -1, -1, 7], [5, -7, 0, 0, 0, 0, 0, 0]])
+    made = inference.generate(
+        speaker(found),
+        inference.Prompts(jnp.asarray(rows), jnp.array([4, 1])),
+        inference.Continuation(max_new_tokens=2, sampler=GREEDY),
+        key=jax.random.key(0),
+    )
+    assert made.tokens[0].tolist() == plain(found, [1, 2, 3, 4], 2)
+    assert made.tokens[1].tolist() == plain(found, [5], 2)
+
+
 @pytest.mark.parametrize(
-    ("prompts", "lengths", "steps", "message"),
+    ("prompts", "lengths", "options", "message"),
     [
-        ([[1, 2]], [3], 1, r"lengths must be in 1 … 2: got \[3\]"),
-        ([[1, 2]], [0], 1, r"lengths must be in 1 … 2: got \[0\]"),
-        ([[1, 2]], [1, 1], 1, r"got \(1, 2\) and \(2,\)"),
-        ([[1, 2]], [1], 0, "max_new_tokens=0"),
-        ([[1, 2]], [1], 5, "6 positions: got prompts of 2 and max_new_tokens=5"),
+        ([[1, 2]], [3], {}, r"lengths must be in 1 … 2: got \[3\]"),
+        ([[1, 2]], [0], {}, r"lengths must be in 1 … 2: got \[0\]"),
+        ([[1, 2]], [1, 1], {}, r"got \(1, 2\) and \(2,\)"),
+        ([[1, 2]], [1], {"max_new_tokens": 0}, "max_new_tokens=0"),
+        ([[1, 2]], [2], {"max_new_tokens": 5}, "6 positions: got a prompt of 2 and "),
+        ([[1, 11]], [2], {}, "tokens must be in 0 … 10: got 1 … 11"),
+        ([[-1, 2]], [2], {}, "tokens must be in 0 … 10: got -1 … 2"),
+        ([[1, 2]], [2], {"end": 11}, "end must be in 0 … 10: got end=11"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(prompts, lengths, steps, message):
+def test_what_cannot_be_continued_is_refused(prompts, lengths, options, message):
     found = instance("gpt2")
     with pytest.raises(core.ConfigError, match=message):
         inference.generate(
             speaker(found),
             inference.Prompts(jnp.array(prompts), jnp.array(lengths)),
-            inference.Continuation(max_new_tokens=steps),
+            inference.Continuation(**({"max_new_tokens": 1} | options)),
             key=jax.random.key(0),
         )
 

@@ -42,54 +42,81 @@ def test_schedules_only_fall():
 
 def test_a_cascade_is_the_loop():
     rng = np.random.default_rng(0)
-    batch, time, heads = 3, 7, 6
-    lengths = [7, 5, 4]
-    there = np.arange(time) < np.array(lengths)[:, None]
-    cascade = inference.start_cascade(jnp.asarray(there), heads)
-    left = [(set(range(heads)), set(range(n))) for n in lengths]
-    shown, paid = np.zeros((batch, heads)), np.zeros((batch, time))
+    batch, time, heads, size = 3, 4, 6, 9
+    places = np.array([3, 5, 0])[:, None] + np.arange(time)
+    positions = jnp.asarray(places, jnp.int32)
     keep_heads = inference.kept_counts(heads, [1.0, 0.6, 0.3])
-    keep_tokens = [inference.kept_counts(n, [0.9, 0.8, 0.4]) for n in lengths]
+    keep_tokens = [0.9, 0.8, 0.4]
+    cascade = inference.start_cascade(positions, heads, size)
+    left = {
+        row: (set(range(heads)), set(range(places[row] + 1)))
+        for row in np.ndindex(batch, time)
+    }
+    shown = np.zeros((batch, time, heads)), np.zeros((batch, time, size))
     for layer in range(3):
         outputs = rng.normal(size=(batch, time, heads, 4))
-        maps = rng.dirichlet(np.ones(time), (batch, heads, time))
+        maps = rng.dirichlet(np.ones(size), (batch, heads, time))
+        # By queries of earlier calls.
+        before = rng.random((batch, heads)), rng.random((batch, size))
+        earlier = inference.Importance(*(jnp.asarray(x, jnp.float32) for x in before))
+        known = inference.gather_importance(earlier, cascade.shown)
+        counts = [
+            [inference.kept_counts(place + 1, keep_tokens)[layer] for place in row]
+            for row in places.tolist()
+        ]
+        cascade = inference.prune(
+            cascade,
+            known,
+            positions,
+            keep_heads=keep_heads[layer],
+            keep_tokens=jnp.array(counts),
+        )
+        for b, t in left:
+            by_heads, by_tokens = (
+                first[b] + own[b, : t + 1].sum(axis=0)
+                for first, own in zip(before, shown, strict=True)
+            )
+            by_tokens[places[b, t]] = np.inf
+            left[b, t] = (
+                best(by_heads, keep_heads[layer], left[b, t][0]),
+                best(by_tokens, counts[b][t], left[b, t][1]),
+            )
+            assert set(np.flatnonzero(cascade.heads[b, t])) == left[b, t][0]
+            assert set(np.flatnonzero(cascade.tokens[b, t])) == left[b, t][1]
+            assert places[b, t] in left[b, t][1]
         cascade = inference.observe_layer(
             cascade, jnp.asarray(outputs, jnp.float32), jnp.asarray(maps, jnp.float32)
         )
-        tokens = jnp.array([each[layer] for each in keep_tokens])
-        cascade = inference.prune(cascade, keep_heads[layer], tokens)
-        for b in range(batch):
-            for h in left[b][0]:
-                shown[b, h] += np.abs(outputs[b, :, h]).sum()
-                for t in left[b][1]:
-                    paid[b, t] += maps[b, h, :, t].sum()
-            left[b] = (
-                best(shown[b], keep_heads[layer], left[b][0]),
-                best(paid[b], keep_tokens[b][layer], left[b][1]),
-            )
-            found = (
-                set(np.flatnonzero(cascade.heads[b]).tolist()),
-                set(np.flatnonzero(cascade.tokens[b]).tolist()),
-            )
-            assert found == left[b]
-    assert {len(heads) for heads, _ in left} == {2}
-    np.testing.assert_allclose(cascade.head_importance, shown, rtol=1e-5)
-    np.testing.assert_allclose(cascade.token_importance, paid, rtol=1e-5)
+        for b, t in left:
+            for h in left[b, t][0]:
+                shown[0][b, t, h] += np.abs(outputs[b, t, h]).sum()
+                for s in left[b, t][1]:
+                    shown[1][b, t, s] += maps[b, h, t, s]
+    assert {len(heads) for heads, _ in left.values()} == {2}
+    np.testing.assert_allclose(cascade.shown.heads, shown[0], rtol=1e-5)
+    np.testing.assert_allclose(cascade.shown.tokens, shown[1], rtol=1e-5)
 
 
 def test_what_is_pruned_stays_pruned():
-    cascade = inference.start_cascade(jnp.ones((1, 4), bool), 3)
-    outputs = jnp.array([1.0, 2.0, 3.0])[None, None, :, None]
-    maps = jnp.broadcast_to(jnp.array([0.4, 0.3, 0.2, 0.1]), (1, 3, 1, 4))
-    pruned = inference.prune(inference.observe_layer(cascade, outputs, maps), 2, 2)
+    positions = jnp.array([[3]])
+    cascade = inference.start_cascade(positions, 3, 4)
+
+    def cut(cascade, heads, tokens, keep):
+        known = inference.Importance(jnp.array([[heads]]), jnp.array([[tokens]]))
+        return inference.prune(
+            cascade, known, positions, keep_heads=keep, keep_tokens=keep
+        )
+
+    pruned = cut(cascade, [1.0, 2.0, 3.0], [0.4, 0.3, 0.2, 0.1], 2)
     # Later the others would be the most important by far.
-    loud = jnp.array([1000.0, 0.0, 0.0])[None, None, :, None]
-    turned = 1000 * maps[..., ::-1]
-    again = inference.prune(inference.observe_layer(pruned, loud, turned), 2, 2)
-    assert again.heads.tolist() == [[False, True, True]]
-    assert again.tokens.tolist() == [[True, True, False, False]]
-    # And there are no more to keep than are left.
-    assert inference.prune(again, 3, 4).heads.tolist() == again.heads.tolist()
+    again = cut(pruned, [1000.0, 0.0, 0.0], [0.0, 100.0, 100.0, 0.0], 2)
+    assert again.heads.tolist() == [[[False, True, True]]]
+    # And the query's own token stays, however little was paid to it.
+    assert again.tokens.tolist() == [[[True, False, False, True]]]
+    # There are no more to keep than are left.
+    more = cut(again, [1000.0, 0.0, 0.0], [0.0, 100.0, 100.0, 0.0], 3)
+    assert more.heads.tolist() == again.heads.tolist()
+    assert more.tokens.tolist() == again.tokens.tolist()
 
 
 def test_labels_are_the_largest_norms():

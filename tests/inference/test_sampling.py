@@ -53,10 +53,18 @@ def test_tokens_are_drawn_from_what_is_left():
         inference.probabilities(logits, Sampler(temperature=0.0))
 
 
+def test_a_small_temperature_takes_the_most_likely():
+    logits = jnp.array([3.0, 50.0, 49.9, -7.0])
+    for temperature in (1e-3, 1e-10, 1e-37):
+        sampler = Sampler(temperature=temperature)
+        found = jax.jit(lambda x, own=sampler: inference.probabilities(x, own))(logits)
+        assert found.tolist() == [0, 1, 0, 0]
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1},
-     {"temperature": float("nan")}],
+    [{"temperature": -1.0}, {"temperature": 1e-39}, {"temperature": float("nan")},
+     {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}],
 )  # fmt: skip
 def test_impossible_samplers_are_refused(wrong):
     with pytest.raises(ConfigError):

@@ -24,6 +24,27 @@ def other(depth=1, seed=5, vocabulary=11):
     return Instance(model, noisy(params, seed=seed), {}, None, None)
 
 
+@functools.cache
+def lively(mixed=0.0):
+    """A target whose likeliest texts do not repeat themselves, or near it a draft.
+
+    Of a draft with `mixed` = 0.1 each number of tokens is accepted at times.
+    """
+    config = models.CausalLmConfig(width=16, heads=2, options=models.LLAMA)
+    model = config.make((64,), 11)
+    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+    first, second = np.random.default_rng(0), np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(
+            (1 - mixed) * first.normal(size=leaf.shape)
+            + mixed * second.normal(size=leaf.shape),
+            jnp.float32,
+        ),
+        shapes,
+    )
+    return Instance(model, params, {}, None, None)
+
+
 def run(target, draft, prompts, ahead, steps, *, key=0, sampler=GREEDY, **more):
     options = {name: more.pop(name) for name in ("end", "unrolled") if name in more}
     return inference.speculate(
@@ -40,20 +61,20 @@ def run(target, draft, prompts, ahead, steps, *, key=0, sampler=GREEDY, **more):
 @pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("ahead", [1, 2, 4, 8])
 def test_greedy_gives_the_targets_own_tokens(ahead, unrolled):
-    target = instance("llama")
+    target = lively()
     steps = 12
-    made = run(target, other(), PROMPTS, ahead, steps, unrolled=unrolled)
+    made = run(target, lively(0.1), PROMPTS, ahead, steps, unrolled=unrolled)
     expected = [plain(target, prompt, steps) for prompt in PROMPTS]
     assert made.tokens.tolist() == expected
     assert made.lengths.tolist() == [steps] * len(PROMPTS)
     emitted = perf.tokens_of_counts(np.asarray(made.counts))
-    assert 1 <= emitted <= ahead + 1
+    assert 1 < emitted < ahead + 1
     assert made.counts.sum() == made.iterations.sum()
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
 def test_an_end_inside_a_block_ends_the_text_there(place):
-    target = instance("llama")
+    target = lively()
     whole = plain(target, PROMPTS[0], 12)
     end = whole[place]
     expected = whole[: whole.index(end) + 1]
@@ -71,7 +92,7 @@ def test_an_end_inside_a_block_ends_the_text_there(place):
 @pytest.mark.acceptance("specdec", 4)
 @pytest.mark.parametrize("ahead", [1, 2, 3, 5])
 def test_a_target_that_drafts_for_itself_accepts_everything(ahead):
-    target = instance("llama")
+    target = lively()
     steps = 13
     made = run(target, target, PROMPTS, ahead, steps)
     assert made.counts[:-1].tolist() == [0] * ahead
@@ -119,6 +140,41 @@ def test_sampled_texts_are_distributed_as_the_targets(rule, ahead, top_k):
         cells = common.sum()
         assert cells > 10
         assert chi2 < cells + 4 * math.sqrt(2 * cells)
+
+
+@pytest.mark.acceptance("specdec", 6)
+def test_tokens_of_an_iteration_are_those_of_the_counts():
+    target, draft = instance("llama"), other()
+    made = run(target, draft, [[1, 2, 3]] * 32, 3, 25, sampler=inference.Sampler())
+    counts = np.asarray(made.counts)
+    # The last iteration of a text may be cut: what it would have emitted counts.
+    iterations = int(np.sum(made.iterations))
+    whole = float(np.sum(counts * np.arange(1, 5)) / iterations)
+    assert perf.tokens_of_counts(counts) == pytest.approx(whole, rel=1e-12)
+    emitted = int(np.sum(made.lengths)) / iterations
+    assert 0 <= whole - emitted <= 3 * 32 / iterations
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_replay_counts_what_speculation_accepts(ahead):
+    """One text after the other; the last iteration of each may be cut."""
+    target, draft, steps = lively(), lively(0.1), 30
+    seen = np.zeros(ahead + 1)
+    for prompt in PROMPTS:
+        made = run(target, draft, [prompt], ahead, steps)
+        text = np.concatenate([prompt, made.tokens[0]])[None]
+        found = inference.replay(
+            speaker(draft), jnp.asarray(text), start=len(prompt), ahead=ahead
+        )
+        assert found.sum() == made.iterations[0]
+        assert np.abs(found - np.asarray(made.counts)).sum() <= 2
+        seen += found
+    assert seen.all()
+    for wrong in ({"start": 0}, {"start": text.shape[1]}, {"ahead": 0}):
+        with pytest.raises(core.ConfigError):
+            inference.replay(
+                speaker(draft), jnp.asarray(text), **({"start": 1, "ahead": 1} | wrong)
+            )
 
 
 def test_forced_acceptance_follows_its_table():
@@ -171,7 +227,7 @@ def test_one_program_without_work_on_the_host(compilations, rule):
     arguments = speaker(target), speaker(draft), prompts[0], keys[0], None
     static = {"ahead": 2, "options": options, "rule": rule}
     with jax.transfer_guard("disallow"):
-        made = speculative._speculate(*arguments, **static)
+        made = call(prompts[0], keys[0])
     jaxpr = jax.make_jaxpr(functools.partial(speculative._speculate, **static))(
         *arguments
     )
@@ -188,7 +244,9 @@ def test_one_program_without_work_on_the_host(compilations, rule):
         ({"ahead": 0}, "ahead=0"),
         ({"rule": "greedy", "sampler": inference.Sampler()}, "temperature=1.0"),
         ({"rule": "rejection"}, "temperature=0.0"),
-        ({"draft": lambda: instance("gpt2")}, "6 positions: got prompts of 8 and .*2"),
+        ({"draft": lambda: instance("gpt2")}, "6 positions: got a prompt of 5 and .*2"),
+        ({"forced": jnp.ones((4, 5, 3), bool)}, r"forced must be \[4, iterations, 2\]"),
+        ({"forced": jnp.ones((4, 0, 2), bool)}, r"shape=\(4, 0, 2\)"),
     ],
 )
 def test_what_cannot_be_done_is_refused(change, message):

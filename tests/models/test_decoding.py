@@ -60,6 +60,15 @@ def test_prefill_and_decode_give_what_the_whole_pass_gives(family, unrolled):
     assert cache.length.tolist() == [5, 6, 4]
 
 
+def test_experts_of_a_limited_capacity_are_refused():
+    options = dataclasses.replace(
+        models.LLAMA, experts=models.ExpertsConfig(count=2, capacity_factor=1.0)
+    )
+    model = models.CausalLmConfig(width=8, heads=2, options=options).make((6,), 11)
+    with pytest.raises(core.ConfigError, match="capacity_factor=None"):
+        models.empty_cache(model, 1, 4)
+
+
 def test_tokens_taken_back_leave_no_trace():
     found = instance("llama")
     tokens = tokens_of((2, 5))
@@ -92,20 +101,25 @@ def test_logits_of_chosen_places_only():
 def test_an_attention_of_ones_own_sees_every_layer_in_order():
     found = instance("llama")
 
-    def count(memory, shared, query, key, value, positions):
-        mixed, memory, _ = models.attend_cached(
-            memory, None, query, key, value, positions
-        )
-        return mixed, memory, shared + jnp.array([1.0, memory.keys.mean()])
+    def count(memory, shared, heads):
+        mixed, memory, _ = models.attend_cached(memory, None, heads)
+        seen = heads.hidden.mean(), heads.positions
+        return mixed, (memory, shared, *seen), shared + 1
 
     cache = models.empty_cache(found.model, 1, 4)
-    cache = models.Cache(
-        runs=cache.runs, length=cache.length, shared=jnp.zeros(2, jnp.float32)
+    x = models.Decoding(
+        tokens=tokens_of((1, 4)), cache=cache, shared=jnp.float32(3), attend=count
     )
-    x = models.Decoding(tokens=tokens_of((1, 4)), cache=cache, attend=count)
-    (_, new), _ = found.model.apply(found.params, {}, x, train=False)
-    assert new.shared[0] == found.model.decoder.depth
-    assert new.shared[1] == pytest.approx(new.runs[0].keys.mean((1, 2, 3, 4)).sum())
+    (logits, new), _ = found.model.apply(found.params, {}, x, train=False)
+    ((kept, shared, hidden, positions),) = new.runs
+    assert shared.tolist() == [3, 4]
+    assert positions.tolist() == [[[0, 1, 2, 3]]] * 2
+    assert kept.keys.shape == cache.runs[0].keys.shape
+    np.testing.assert_allclose(logits, forward(found, x.tokens), atol=1e-5)
+    # In front of the first block there is nothing but the tokens' vectors.
+    words = found.params["embed"]["table"][x.tokens]
+    assert hidden[0] == pytest.approx(float(words.mean()), abs=1e-6)
+    assert abs(float(hidden[1] - hidden[0])) > 1e-4
 
 
 def test_positions_beyond_a_learned_table_are_refused():

@@ -124,7 +124,7 @@ def _stacked(x, kernel):
     return (x, kernel) if kernel.ndim == 3 else (x[None], kernel[None])
 
 
-@pytest.mark.parametrize("remat", ["full", "dots"])
+@pytest.mark.parametrize("remat", ["full", "dots", "offload"])
 def test_remat_changes_no_gradient_and_no_statistic(remat):
     entry = models.REGISTRY["gpt2"]
     _, params, state, x, labels = helpers.instance("gpt2")

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -115,3 +116,17 @@ def test_depth_does_not_lengthen_the_program():
         jaxpr = jax.make_jaxpr(lambda p, s, x, m=model: m.apply(p, s, x, train=True))
         lines.append(len(str(jaxpr(params, state, tokens)).splitlines()))
     assert lines[0] == lines[1]
+
+
+def test_offloaded_inputs_of_blocks_wait_in_the_hosts_memory():
+    config = models.CausalLmConfig(depth=3, width=8, heads=2, remat="offload")
+    model = config.make((6,), 11)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((2, 6), "int32")
+
+    def total(params, x):
+        return model.apply(params, {}, x, train=True)[0].sum()
+
+    made = str(jax.make_jaxpr(jax.grad(total))(params, x))
+    # Of three blocks, a batch of two, six places, eight features; nothing else does.
+    assert set(re.findall(r"f32<host>\[(3,[\d,]+)\]", made)) == {"3,2,6,8"}

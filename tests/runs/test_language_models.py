@@ -26,13 +26,14 @@ def test_the_random_model_spells_in_bytes(tmp_path):
     assert len(tokenizer.decode(np.asarray(made.tokens[0]))) <= 3
 
 
-def saved(folder, vocabulary, words):
+def saved(folder, vocabulary, words, **metadata):
     config = models.CausalLmConfig(width=8, heads=2, options=models.LLAMA)
     empty = pretrained.Pretrained(
         params=None, config=config, context=8, vocabulary=vocabulary
     )
     params, _ = empty.model.init(jax.random.key(0))
-    pretrained.save(folder, dataclasses.replace(empty, params=params))
+    whole = dataclasses.replace(empty, params=params, metadata=metadata)
+    pretrained.save(folder, whole)
     vocabulary = {word: code for code, word in enumerate(words)}
     made = tokenizers.Tokenizer(
         tokenizers.models.WordLevel(vocabulary, unk_token=words[0])
@@ -46,6 +47,14 @@ def test_a_folder_with_its_tokenizer(tmp_path):
     loaded, tokenizer = load_language_model(str(tmp_path), tmp_path)
     assert loaded.vocabulary == 5
     assert tokenizer.encode("b a c").tolist() == [2, 1, 0]
+    assert tokenizer.eos is None
+
+
+@pytest.mark.parametrize("eos", [0, [2, 1]])
+def test_the_end_token_of_a_folder(tmp_path, eos):
+    saved(tmp_path, 5, ["?", "a", "b"], eos_token_id=eos)
+    _, tokenizer = load_language_model(str(tmp_path), tmp_path)
+    assert tokenizer.eos == (eos if eos == 0 else 2)
 
 
 @pytest.mark.acceptance("lm-models", 10)

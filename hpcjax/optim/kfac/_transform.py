@@ -130,7 +130,7 @@ def scale_by_kfac(
     """
     keywords = option_checks.keyword_options(options)
     chosen_options = config.KfacOptions(**keywords)
-    checks.require_rate(learning_rate=learning_rate)
+    checks.require_float32(learning_rate=learning_rate)
     if axis_name is not None and distribution is not None:
         raise ConfigError("give axis_name or distribution, not both")
     made = _Kfac(chosen, chosen_options, learning_rate, axis_name, distribution)
