@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from hpcjax.compress.config import GptqOptions, GridSpec, PruneOptions
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.runs.config import check_seed
 from hpcjax.runs.language_models import corpus_tokens, load_language_model
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from hpcjax.compress import Compressed, LayerReport
     from hpcjax.models.pretrained import Pretrained
     from hpcjax.runs.context import Context
+
+
+Method = Literal["none", "rtn", "gptq", "sparsegpt"]
+METHODS: tuple[str, ...] = get_args(Method)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class Config:
 
     model: str = "smollm2"
     blocks: int | None = 6
-    method: Literal["none", "rtn", "gptq", "sparsegpt"] = "gptq"
+    method: Method = "gptq"
     grid: GridSpec = GridSpec(bits=3)
     gptq: GptqOptions = GptqOptions()
     pruning: PruneOptions = PruneOptions()
@@ -54,12 +59,14 @@ class Config:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name in ("blocks", "sequences", "windows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1: got {name}={value}")
-        if self.time < 2:
-            raise ConfigError(f"time must be at least 2: got time={self.time}")
+        checks.require_choice("method", self.method, METHODS)
+        checks.require_count(1, sequences=self.sequences, windows=self.windows)
+        checks.require_count(2, time=self.time)
+        if self.blocks is not None:
+            checks.require_count(1, blocks=self.blocks)
+        rule = "ternary weights cannot be packed"
+        packed = self.method in ("rtn", "gptq")
+        checks.require(not (packed and self.grid.ternary), rule, method=self.method)
 
 
 class Texts(NamedTuple):

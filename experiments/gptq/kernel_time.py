@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcjax.core.errors import ConfigError
+from hpcjax.compress.config import GridSpec
+from hpcjax.core import checks
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ class Config:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if self.rows < 1 or self.inner < 1:
-            raise ConfigError(
-                f"rows and inner must be at least 1: got rows={self.rows}, "
-                f"inner={self.inner}"
-            )
+        for name in ("inputs", "outputs", "group_size", "rows", "inner", "repetitions"):
+            checks.require_count(1, **{name: getattr(self, name)})
+        # It checks bits and groups.
+        for bits in self.bits:
+            GridSpec(bits=bits, group_size=self.group_size).groups(self.inputs)
+        rule = "bits must be one or more different numbers"
+        good = 0 < len(self.bits) == len(set(self.bits))
+        checks.require(good, rule, bits=self.bits)
 
 
 def run(cfg: Config, ctx: "Context") -> "xr.Dataset":

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hpcjax.compress.config import GridSpec
+from hpcjax.core import checks
 from hpcjax.models.config import LLAMA, CausalLmConfig
 from hpcjax.runs.config import check_seed
 
@@ -43,6 +45,11 @@ class Config:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        for name in ("sequences", "time", "batch", "repetitions"):
+            checks.require_count(1, **{name: getattr(self, name)})
+        # They check sizes and bits.
+        self.model()
+        GridSpec(bits=self.bits)
 
     def model(self) -> CausalLmConfig:
         """Returns the config of a model with one such block."""

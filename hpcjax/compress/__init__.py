@@ -1,4 +1,4 @@
-"""Compression of trained models: quantization grids, GPTQ."""
+"""Compression of trained models: GPTQ, SparseGPT, structured pruning, distillation."""
 
 import lazy_loader
 

@@ -4,6 +4,7 @@ What a block is, is the caller's: a `core.Model` from `[batch, time, width]` to 
 and its parameters, stacked along axis 0. Nothing here knows of language models.
 """
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -13,13 +14,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from hpcjax.compress import grids
 from hpcjax.compress.config import GptqOptions, GridSpec, PruneOptions
+from hpcjax.compress.elimination import factored
 from hpcjax.compress.gptq import Hessian, hessian_init, hessian_update, solve
-from hpcjax.compress.sparsegpt import prune
-from hpcjax.core import trees
+from hpcjax.compress.sparsegpt import pruned
+from hpcjax.core import checks, trees
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import SEEN, Model, Tap, check_taps
 from hpcjax.kernels import QuantizedMatrix, quantized_matrix
 
@@ -109,7 +113,8 @@ def quantize_blocks(
       float32.
 
     Raises:
-      ConfigError: a ternary grid, or groups that do not divide the inputs.
+      ConfigError: before any work, a ternary grid, groups that do not divide the inputs
+        of a matrix, a path without a kernel or with one that is not finite.
       ValueError: a path that is no layer of the block, or that is named twice; no
         sequences.
       numpy.linalg.LinAlgError: see `solve`; the message names block and path.
@@ -149,6 +154,8 @@ def quantize_blocks(
             for (path, kernel), part in zip(kernels.items(), parts, strict=True)
         }
 
+    _check_groups(block, groups)
+    _check_kernels(params, groups, functools.partial(_check_grid, spec))
     return _walk(
         block, params, inputs, groups, compress, true_sequential, batch, report
     )
@@ -173,9 +180,7 @@ def _compared(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     values = matrix.dequantize()
     integers, grid = grids.round_to_nearest(kernel, spec)
-    size = len(integers) // len(grid.scale)
-    scale, zero = (jnp.repeat(v, size, axis=0) for v in (grid.scale, grid.zero))
-    rounded = grids.dequantize(integers, scale, zero, spec)
+    rounded = grids.dequantize(integers, *grid.by_input(len(integers)), spec)
     return values, _lost(kernel, values, hessian), _lost(kernel, rounded, hessian)
 
 
@@ -184,7 +189,11 @@ def round_blocks(params: Any, paths: Sequence[str], spec: GridSpec) -> Any:
 
     Returns:
       The parameters with a `QuantizedMatrix` for every kernel named.
+
+    Raises:
+      ConfigError: as `quantize_blocks`.
     """
+    _check_kernels(params, [paths], functools.partial(_check_grid, spec))
 
     def one(kernel: jax.Array) -> QuantizedMatrix:
         integers, grid = grids.round_to_nearest(kernel.astype(jnp.float32), spec)
@@ -207,19 +216,22 @@ def prune_blocks(
     report: Callable[[LayerReport], None] = lambda _: None,
 ) -> Compressed:
     """Prunes the matrices of every block by SparseGPT; see `quantize_blocks`."""
+    options = options or PruneOptions()
 
     def compress(
         kernels: Mapping[str, jax.Array], hessian: jax.Array, layer: int
     ) -> dict[str, _Made]:
+        name = f"block {layer}, {', '.join(kernels)}"
+        factor = factored(hessian, options.damping, name)
         made = {}
         for path, kernel in kernels.items():
-            pruned = prune(kernel, hessian, options, name=f"block {layer}, {path}")
-            lost = _lost(kernel, pruned.kernel, hessian)
-            made[path] = _Made(
-                pruned.kernel, pruned.kernel, lost, float("nan"), pruned.damping
-            )
+            new = pruned(kernel, factor, options).kernel
+            lost = _lost(kernel, new, hessian)
+            made[path] = _Made(new, new, lost, float("nan"), factor.damping)
         return made
 
+    _check_groups(block, groups)
+    _check_kernels(params, groups, options.check_inputs)
     return _walk(
         block, params, inputs, groups, compress, true_sequential, batch, report
     )
@@ -256,7 +268,6 @@ def _walk(
     batch: int,
     report: Callable[[LayerReport], None],
 ) -> Compressed:
-    _check_groups(block, groups)
     depth = len(jax.tree.leaves(params)[0])
     parts = _parts(inputs, batch)
     done, reports = [], []
@@ -280,8 +291,60 @@ def _walk(
         parts = _advance(block, own, parts)
         done.append(replaced(own, stored))
         log.info("block %d of %d is compressed", layer + 1, depth)
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *done)
+    params = jax.tree.map(_stacked, *done, is_leaf=_is_matrix)
     return Compressed(params, tuple(reports), jnp.concatenate(parts))
+
+
+def _stacked(*leaves: Any) -> Any:
+    """Stacks what the blocks have; if one of them keeps an order, all do."""
+    if any(_is_matrix(leaf) and leaf.order is not None for leaf in leaves):
+        # An order may happen to be that of the inputs, which is left out.
+        leaves = tuple(
+            dataclasses.replace(leaf, order=jnp.arange(leaf.inputs, dtype=jnp.int32))
+            if leaf.order is None
+            else leaf
+            for leaf in leaves
+        )
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *leaves)
+
+
+def _check_grid(spec: GridSpec, inputs: int, name: str) -> None:
+    rule = "a packed matrix can hold no ternary grid"
+    checks.require(not spec.ternary, rule, ternary=spec.ternary)
+    spec.groups(inputs, name)
+
+
+def _check_kernels(
+    params: Any, groups: Groups, check_inputs: Callable[[int, str], None]
+) -> None:
+    """Raises ConfigError unless there are finite kernels that can be compressed."""
+    flat = trees.flatten(params, _is_matrix)
+    kernels = {path: flat.get(f"{path}/kernel") for group in groups for path in group}
+    for path, kernel in kernels.items():
+        if (
+            not isinstance(kernel, jax.Array | np.ndarray)
+            or kernel.ndim != 3
+            or not jnp.issubdtype(kernel.dtype, jnp.floating)
+        ):
+            raise ConfigError(
+                f"{path}: expected a kernel of floats, [blocks, inputs, outputs]: got "
+                f"{kernel!r:.60}"
+            )
+        check_inputs(kernel.shape[1], path)
+    if any(isinstance(kernel, jax.core.Tracer) for kernel in kernels.values()):
+        return
+    for path, finite in jax.device_get(_finite(kernels)).items():
+        if not finite.all():
+            raise ConfigError(
+                f"block {finite.argmin()}, {path}: the kernel is not finite"
+            )
+
+
+@jax.jit
+def _finite(kernels: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    return {
+        path: jnp.isfinite(kernel).all(axis=(1, 2)) for path, kernel in kernels.items()
+    }
 
 
 def _check_groups(block: Model, groups: Groups) -> None:

@@ -47,8 +47,8 @@ class GridSpec:
         """The largest integer."""
         return 2 if self.ternary else 2**self.bits - 1
 
-    def groups(self, inputs: int) -> int:
-        """Returns how many groups `inputs` inputs have.
+    def groups(self, inputs: int, name: str = "the kernel") -> int:
+        """Returns how many groups `inputs` inputs of a kernel have.
 
         Raises:
           ConfigError: the groups do not divide them.
@@ -56,7 +56,7 @@ class GridSpec:
         size = self.group_size or inputs
         if inputs % size:
             raise ConfigError(
-                f"group_size must divide the inputs: got group_size={size}, "
+                f"{name}: group_size must divide the inputs: got group_size={size}, "
                 f"inputs={inputs}"
             )
         return inputs // size
@@ -104,10 +104,12 @@ class PruneOptions:
         _check_elimination(self)
         rule = "sparsity must be in [0, 1)"
         checks.require(0 <= self.sparsity < 1, rule, sparsity=self.sparsity)
-        if self.pattern is not None and not 0 < self.pattern[0] < self.pattern[1]:
-            raise ConfigError(
-                f"pattern must be (n, m) with 0 < n < m: got pattern={self.pattern}"
-            )
+        if self.pattern is not None:
+            good = isinstance(self.pattern, tuple) and len(self.pattern) == 2
+            good = good and all(isinstance(number, int) for number in self.pattern)
+            good = good and 0 < self.pattern[0] < self.pattern[1]
+            rule = "pattern must be two integers (n, m) with 0 < n < m"
+            checks.require(good, rule, pattern=self.pattern)
 
     def check_inputs(self, inputs: int, name: str) -> None:
         """Raises ConfigError if a pattern does not fit into so many inputs."""

@@ -200,9 +200,30 @@ class Factored(NamedTuple):
     damping: float
 
 
+def check_problem(kernel: jax.Array, hessian: jax.Array, name: str) -> None:
+    """Raises ValueError unless a kernel is finite and fits its Hessian."""
+    types = [f"{array.dtype}{list(array.shape)}" for array in (kernel, hessian)]
+    if (
+        kernel.ndim != 2
+        or not kernel.size
+        or kernel.dtype not in ("float32", "float64")
+        or kernel.dtype != hessian.dtype
+    ):
+        raise ValueError(
+            f"{name}: kernel and Hessian must be matrices, both float32 or both "
+            f"float64: got {types[0]} and {types[1]}"
+        )
+    if hessian.shape != (len(kernel), len(kernel)):
+        raise ValueError(
+            f"{name}: the Hessian must be [inputs, inputs] for a kernel [inputs, "
+            f"outputs]: got {types[1]} for {types[0]}"
+        )
+    if not _finite(kernel):
+        raise ValueError(f"{name}: the kernel is not finite")
+
+
 def factored(
-    hessian: Float[Array, "rows columns"],
-    inputs: int,
+    hessian: Float[Array, "inputs inputs"],
     damping: float,
     name: str,
     *,
@@ -215,20 +236,14 @@ def factored(
 
     Args:
       hessian: H.
-      inputs: of the kernel that it has to fit.
       damping: the first share.
       name: of the layer, for errors.
       ordered: by falling diagonal of H.
 
     Raises:
-      ValueError: H is of another shape, not symmetric or not finite.
+      ValueError: H is not symmetric or not finite.
       numpy.linalg.LinAlgError: it never has a factor; the message names the layer.
     """
-    if hessian.shape != (inputs, inputs):
-        raise ValueError(
-            f"{name}: the Hessian must be [{inputs}, {inputs}] for a kernel of "
-            f"{inputs} inputs: got {list(hessian.shape)}"
-        )
     share = damping
     for _ in range(_TRIES + 1):
         factor, order, alive, facts = _factored(
@@ -267,6 +282,11 @@ def _factored(hessian: jax.Array, share: jax.Array, *, ordered: bool) -> tuple:
     factor = lower[::-1, ::-1]
     facts = jnp.isfinite(size), far <= 1e-3 * size, jnp.isfinite(factor).all()
     return factor, order, alive, jnp.stack(facts)
+
+
+@jax.jit
+def _finite(kernel: jax.Array) -> jax.Array:
+    return jnp.isfinite(kernel).all()
 
 
 def _product(left: Shaped[Array, "n k"], right: Shaped[Array, "k m"]) -> jax.Array:

@@ -18,8 +18,9 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from hpcjax.compress import grids
 from hpcjax.compress.config import GptqOptions, GridSpec
-from hpcjax.compress.elimination import Pending, eliminate, factored
+from hpcjax.compress.elimination import Pending, check_problem, eliminate, factored
 from hpcjax.compress.grids import Grid
+from hpcjax.core import checks
 from hpcjax.core.structs import pytree
 from hpcjax.core.varying import vary_like
 
@@ -58,7 +59,8 @@ def hessian_update(
     total = jnp.einsum(
         "ri,rj->ij", rows, rows, precision="highest", preferred_element_type=dtype
     )
-    before, after = state.count.astype(dtype), count.astype(dtype)
+    # Of no sequences at all, H stays zero.
+    before, after = state.count.astype(dtype), jnp.maximum(count, 1).astype(dtype)
     matrix = state.matrix * (before / after) + total * (2 / after)
     return Hessian(matrix=matrix, count=count)
 
@@ -116,8 +118,9 @@ def solve(
       name: of the layer, for errors.
 
     Raises:
-      ConfigError: the groups do not divide the inputs.
-      ValueError: H is of another shape, not symmetric or not finite.
+      ConfigError: the groups do not divide the inputs, or the mesh has no such axis.
+      ValueError: W or H is of another shape or dtype or not finite, or H is not
+        symmetric.
       numpy.linalg.LinAlgError: H is not positive definite, not even with a damping
         that was raised ten times as far three times over.
 
@@ -128,14 +131,17 @@ def solve(
       [1, 0, 3]
     """
     options = options or GptqOptions()
+    check_problem(kernel, hessian, name)
     inputs, outputs = kernel.shape
-    spec.groups(inputs)
-    if mesh is not None and outputs % mesh.shape[axis]:
-        raise ValueError(
-            f"{name}: outputs must be a multiple of the devices of {axis!r}: got "
-            f"{outputs} and {mesh.shape[axis]}"
-        )
-    found = factored(hessian, inputs, options.damping, name, ordered=options.act_order)
+    spec.groups(inputs, name)
+    if mesh is not None:
+        checks.require_choice("axis", axis, mesh.axis_names)
+        if outputs % mesh.shape[axis]:
+            raise ValueError(
+                f"{name}: outputs must be a multiple of the devices of {axis!r}: got "
+                f"{outputs} and {mesh.shape[axis]}"
+            )
+    found = factored(hessian, options.damping, name, ordered=options.act_order)
     integers, grid, loss, group = _quantize(
         kernel,
         *(found.factor, found.order, found.alive),

@@ -17,12 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from hpcjax import kernels
 from hpcjax.compress.config import BITS
-from hpcjax.core import files
+from hpcjax.core import files, tensor_files
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
 from hpcjax.kernels import QuantizedMatrix
 
@@ -52,8 +51,8 @@ def save_gptq(
 
     Raises:
       ConfigError: no layers, layers that differ in bits or group size or whose inputs
-        or outputs do not fill whole words, scales beyond float16, zero points outside
-        [0, 2^bits), another format.
+        or outputs do not fill whole words, scales so large or small that float16 loses
+        digits, zero points outside [0, 2^bits), another format.
       DiskFull: no space is left; what was there is untouched.
 
     Examples:
@@ -179,9 +178,13 @@ def _tensors(name: str, matrix: QuantizedMatrix, less: int) -> dict[str, np.ndar
             f"{name}: zero points must be integers in [0, {2**bits}): got "
             f"{zero.min()} to {zero.max()}"
         )
-    largest = float(np.abs(np.asarray(matrix.scale, np.float32)).max())
-    if not largest <= float(np.finfo(np.float16).max):
-        raise ConfigError(f"{name}: scales must fit float16: got {largest}")
+    scale = np.asarray(matrix.scale, np.float32)
+    with np.errstate(over="ignore"):
+        stored_scale = scale.astype(np.float16)
+    # Half of the last digit, as far as float16 has all of its digits.
+    good = np.abs(stored_scale - scale) <= 2.0**-11 * np.abs(scale)
+    if not good.all():
+        raise ConfigError(f"{name}: scales must fit float16: got {scale[~good][0]:g}")
     group = np.arange(inputs, dtype=np.int32) // (matrix.group_size or inputs)
     words = np.asarray(matrix.words)
     if matrix.order is not None:
@@ -192,7 +195,7 @@ def _tensors(name: str, matrix: QuantizedMatrix, less: int) -> dict[str, np.ndar
     return {
         "qweight": words[: inputs * bits // 32].view(np.int32),
         "qzeros": _packed(stored.T, bits)[: outputs * bits // 32].T.view(np.int32),
-        "scales": np.asarray(matrix.scale).astype(np.float16),
+        "scales": stored_scale,
         "g_idx": group,
     }
 
@@ -203,11 +206,8 @@ def _config(path: pathlib.Path) -> tuple[Mapping[str, Any], pathlib.Path]:
     where = own if own.is_file() else of_model
     if not where.is_file():
         raise DataMissing(f"no {CONFIG} and no config.json beside {path}")
-    try:
-        content = files.read_json(where)
-    except ValueError as error:
-        raise DataFormatError(f"{where}: expected JSON: {error}") from error
-    if where == of_model and isinstance(content, dict):
+    content = files.read_object(where)
+    if where == of_model:
         content = content.get("quantization_config")
     if not isinstance(content, dict):
         raise DataFormatError(
@@ -219,19 +219,12 @@ def _config(path: pathlib.Path) -> tuple[Mapping[str, Any], pathlib.Path]:
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a layer's parts; the others are not read."""
-    if not path.is_file():
-        raise DataMissing(f"no file {path}")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as opened:
-            return {
-                key: opened.get_tensor(key)
-                for key in opened.keys()  # noqa: SIM118
-                if key.rpartition(".")[2] in _PARTS
-            }
-    except safetensors.SafetensorError as error:
-        raise DataFormatError(
-            f"{path}: damaged or truncated, expected a whole safetensors file: {error}"
-        ) from error
+    with tensor_files.open_safetensors(path) as opened:
+        return {
+            key: opened.get_tensor(key)
+            for key in opened.keys()  # noqa: SIM118
+            if key.rpartition(".")[2] in _PARTS
+        }
 
 
 def _parts(
@@ -266,6 +259,8 @@ def _parts(
             f"{path}: {name}: expected {expected} for {bits} bits and a group_size of "
             f"{size}, found {_shapes(found)}"
         )
+    if not np.isfinite(scales).all():
+        raise DataFormatError(f"{path}: {name}: expected finite scales")
     return {part: value for part, value in found.items() if value is not None}
 
 
@@ -283,7 +278,7 @@ def _found_format(
     bits: int,
 ) -> str:
     said = config.get("checkpoint_format", "gptq")
-    if said not in FORMATS:
+    if not isinstance(said, str) or said not in FORMATS:
         raise DataFormatError(
             f"{where}: expected a checkpoint_format from {', '.join(FORMATS)}, found "
             f"{said!r}"

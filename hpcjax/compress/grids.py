@@ -24,6 +24,11 @@ class Grid:
     scale: Float[Array, "groups outputs"]
     zero: Float[Array, "groups outputs"]
 
+    def by_input(self, inputs: int) -> tuple[jax.Array, jax.Array]:
+        """Returns scale and zero of each input, groups being of neighbouring ones."""
+        size = inputs // len(self.scale)
+        return jnp.repeat(self.scale, size, axis=0), jnp.repeat(self.zero, size, axis=0)
+
 
 def fit_grid(kernel: Float[Array, "inputs outputs"], spec: GridSpec) -> Grid:
     """Fits a grid to the weights of each output, group by group.
@@ -144,6 +149,4 @@ def round_to_nearest(
       [0, 1, 3]
     """
     grid = fit_grid(kernel, spec)
-    size = kernel.shape[0] // grid.scale.shape[0]
-    scale, zero = (jnp.repeat(v, size, axis=0) for v in (grid.scale, grid.zero))
-    return quantize(kernel, scale, zero, spec), grid
+    return quantize(kernel, *grid.by_input(len(kernel)), spec), grid

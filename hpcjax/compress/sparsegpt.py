@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hpcjax.compress.config import PruneOptions
-from hpcjax.compress.elimination import Pending, eliminate, factored
+from hpcjax.compress.elimination import (
+    Factored,
+    Pending,
+    check_problem,
+    eliminate,
+    factored,
+)
 
 
 class Pruned(NamedTuple):
@@ -53,7 +59,8 @@ def prune(
 
     Raises:
       ConfigError: a pattern's m does not divide the inputs.
-      ValueError: H is of another shape, not symmetric or not finite.
+      ValueError: W or H is of another shape or dtype or not finite, or H is not
+        symmetric.
       numpy.linalg.LinAlgError: H is not positive definite, see `solve`.
 
     Examples:
@@ -62,8 +69,13 @@ def prune(
       [0.0, -3.0, 2.0, 0.0]
     """
     options = options or PruneOptions()
+    check_problem(kernel, hessian, name)
     options.check_inputs(kernel.shape[0], name)
-    found = factored(hessian, kernel.shape[0], options.damping, name)
+    return pruned(kernel, factored(hessian, options.damping, name), options)
+
+
+def pruned(kernel: jax.Array, found: Factored, options: PruneOptions) -> Pruned:
+    """Does what `prune` does, with a Hessian that may serve several kernels."""
     made, kept, loss = _prune(kernel, found.factor, found.alive, options=options)
     return Pruned(made, kept, jnp.sum(loss), found.damping)
 

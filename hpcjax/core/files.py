@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcjax.core.errors import ConfigError, DiskFull
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, DiskFull
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -105,8 +105,31 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """Reads one JSON file."""
-    return json.loads(path.read_text())
+    """Reads one JSON file.
+
+    Raises:
+      DataMissing: no such file.
+      DataFormatError: no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise DataMissing(f"no such file: {path}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataFormatError(f"{path}: expected JSON: {error}") from error
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a file that holds one JSON object.
+
+    Raises:
+      DataMissing: no such file.
+      DataFormatError: it holds something else.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise DataFormatError(f"{path}: expected a JSON object, found {type(content)}")
+    return content
 
 
 def flatten_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

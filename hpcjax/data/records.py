@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from hpcjax.core.errors import DataFormatError, DataMissing
 from hpcjax.data.catalog import check_regular
+from hpcjax.data.text import check_characters
 
 T = TypeVar("T")
 
@@ -66,7 +67,8 @@ def field(record: Any, name: str, kind: type[T], place: str) -> T:
     """Returns a field of an object.
 
     Raises:
-      DataFormatError: no object, no such field, or it is of another type.
+      DataFormatError: no object, no such field, or it is of another type or holds a
+        lone surrogate, half a character of UTF-16.
 
     Examples:
       >>> field({"goal": "sit down"}, "goal", str, "valid.jsonl: line 1")
@@ -82,4 +84,6 @@ def field(record: Any, name: str, kind: type[T], place: str) -> T:
             f"{place}: expected {name!r} to be a {kind.__name__}, found "
             f"{str(found)[:40]!r}"
         )
+    if isinstance(found, str):
+        check_characters(found, f"{place}: {name!r}")
     return found

@@ -227,12 +227,9 @@ class Follower(RunDirectory):
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
     try:
-        data = files.read_json(path)
-    except (OSError, ValueError, RecursionError) as error:
+        return files.read_object(path)
+    except OSError as error:
         raise DataFormatError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise DataFormatError(f"{path}: expected an object")
-    return data
 
 
 def create(

@@ -23,7 +23,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
 from hpcjax.core.files import check_name, inside, read_json
 from hpcjax.runs import config as configs
 from hpcjax.runs import overrides as override
@@ -383,10 +383,8 @@ def _load_json(name: str, root: pathlib.Path) -> Loaded:
     path = root / name
     try:
         data = read_json(path)
-    except FileNotFoundError as error:
-        raise ConfigError(f"no such file: {path}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+    except (DataMissing, DataFormatError) as error:
+        raise ConfigError(str(error)) from error
     try:
         config = configs.from_json(data)
     except ConfigError as error:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hpcjax import compress, core
-from hpcjax.compress import GptqOptions, GridSpec, PruneOptions
-from hpcjax.core import trees
+from hpcjax.compress import GptqOptions, GridSpec, PruneOptions, elimination
+from hpcjax.core import ConfigError, trees
 from hpcjax.models.config import LLAMA, CausalLmConfig
 from hpcjax.models.parts import causal_lm_parts
 from tests.oracles import obq
@@ -146,6 +146,24 @@ def test_packed_parameters_give_the_logits_of_plain_ones(
     np.testing.assert_allclose(packed, plain, rtol=1e-4, atol=1e-4)
 
 
+def test_a_block_whose_order_is_that_of_the_inputs_is_stacked_with_others(
+    parts, params, inputs
+):
+    # Without an up projection, nothing reaches the down projection of block 1.
+    kernel = params["blocks"]["mlp"]["up"]["kernel"].at[1].set(0)
+    blocks = compress.replaced(params["blocks"], {"mlp/up/kernel": kernel})
+    spec, options = GridSpec(bits=3, group_size=8), GptqOptions(act_order=True)
+    # Fewer groups: what is not compressed need not be compiled.
+    groups = (("mlp/down",),)
+    made = compress.quantize_blocks(parts.block, blocks, inputs, groups, spec, options)
+    down = made.params["mlp"]["down"]["kernel"]
+    assert down.order.shape == (DEPTH, 32)
+    np.testing.assert_array_equal(down.order[1], np.arange(32))
+    assert (np.sort(down.order[0]) == np.arange(32)).all()
+    assert (down.order[0] != np.arange(32)).any()
+    assert not down.dequantize()[1].any()
+
+
 def test_groups_of_an_order_are_those_of_the_layer_alone(parts, params, inputs):
     spec, options = GridSpec(bits=3, group_size=8), {"act_order": True}
     made = quantize(parts, params, inputs, spec, **options)
@@ -159,7 +177,14 @@ def test_groups_of_an_order_are_those_of_the_layer_alone(parts, params, inputs):
         assert same.mean() > 0.9
 
 
-def test_pruning_walks_the_same_way(parts, params, inputs):
+def test_pruning_walks_the_same_way(parts, params, inputs, monkeypatch):
+    factors = []
+
+    def factored(hessian, *arguments):
+        factors.append(elimination.factored(hessian, *arguments))
+        return factors[-1]
+
+    monkeypatch.setattr("hpcjax.compress.blocks.factored", factored)
     made = compress.prune_blocks(
         parts.block, params["blocks"], inputs, parts.groups, PruneOptions(sparsity=0.5)
     )
@@ -168,6 +193,8 @@ def test_pruning_walks_the_same_way(parts, params, inputs):
             kernel = np.asarray(trees.flatten(made.params)[f"{path}/kernel"])
             assert (kernel == 0).mean() == 0.5, path
     assert all(np.isnan(report.rounded) for report in made.reports)
+    # Matrices with one and the same input share a factor.
+    assert len(factors) == DEPTH * len(parts.groups)
     assert made.outputs.shape == inputs.shape
 
 
@@ -191,6 +218,47 @@ def test_paths_that_are_none_are_refused(parts, params, inputs, groups, message)
     with pytest.raises(ValueError, match=message):
         compress.quantize_blocks(
             parts.block, params["blocks"], inputs, groups, GridSpec(bits=3)
+        )
+
+
+def changed(params, path, change):
+    kernel = trees.flatten(params["blocks"])[f"{path}/kernel"]
+    return compress.replaced(params["blocks"], {f"{path}/kernel": change(kernel)})
+
+
+def test_what_a_late_matrix_cannot_have_is_found_before_any_work(parts, params, inputs):
+    paths = [path for group in parts.groups for path in group]
+
+    def refused(message, spec, blocks=params["blocks"]):
+        with pytest.raises(ConfigError, match=message):
+            compress.round_blocks(blocks, paths, spec)
+
+        def work(*_):
+            raise AssertionError("a Hessian was gathered")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("hpcjax.compress.blocks._gather", work)
+            with pytest.raises(ConfigError, match=message):
+                compress.quantize_blocks(
+                    parts.block, blocks, inputs, parts.groups, spec
+                )
+
+    plain = GridSpec(bits=3)
+    refused("no ternary grid: got ternary=True", GridSpec(ternary=True))
+    narrow = changed(params, "mlp/down", lambda kernel: kernel[:, :24])
+    refused("mlp/down: group_size must divide.*16, inputs=24",
+            GridSpec(group_size=16), narrow)  # fmt: skip
+    broken = changed(params, "mlp/down", lambda kernel: kernel.at[1, 0, 0].set(jnp.nan))
+    refused("block 1, mlp/down: the kernel is not finite", plain, broken)
+    packed = compress.round_blocks(params["blocks"], ["mlp/up"], plain)
+    refused("mlp/up: expected a kernel of floats.*got Quantized", plain, packed)
+    whole = changed(params, "mlp/up", lambda kernel: kernel.astype("int8"))
+    refused("mlp/up: expected a kernel of floats", plain, whole)
+    with pytest.raises(ConfigError, match=r"attention_norm: expected .* got None"):
+        compress.round_blocks(params["blocks"], ["attention_norm"], plain)
+    with pytest.raises(ConfigError, match="mlp/down: the pattern's m must divide"):
+        compress.prune_blocks(
+            parts.block, narrow, inputs, parts.groups, PruneOptions(pattern=(8, 16))
         )
 
 

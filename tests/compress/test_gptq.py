@@ -138,6 +138,64 @@ def test_groups_of_an_order_and_static_groups():
     np.testing.assert_array_equal(static.grid.scale, first.scale)
 
 
+GRIDS = [
+    {},
+    {"symmetric": True},
+    {"symmetric": True, "reference": True},
+    {"mse": True},
+    {"mse": True, "symmetric": True},
+    {"ternary": True},
+]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids="-".join)
+@pytest.mark.parametrize("group", [None, 8])
+def test_rounding_takes_the_nearest_of_the_values_that_numpy_fits(grid, group):
+    kernel, _ = problem(seed=11)
+    kernel[:, 0], kernel[:, 1] = np.abs(kernel[:, 0]), 0
+    spec = GridSpec(bits=3, group_size=group, **grid)
+    integers, found = compress.round_to_nearest(jnp.asarray(kernel), spec)
+    made = compress.dequantize(integers, *found.by_input(24), spec)
+    parts = np.split(kernel, 24 // (group or 24))
+    expected = [obq.nearest(part, obq.fit(part, 3, **grid))[1] for part in parts]
+    # The largest weight lies half-way between two values of a symmetric grid.
+    far, least = np.abs(made - kernel), np.abs(np.concatenate(expected) - kernel)
+    np.testing.assert_allclose(far, least, atol=1e-12)
+
+
+@pytest.mark.acceptance("gptq", 6)
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [
+        (None, {}),
+        (None, {"act_order": True}),
+        (8, {}),
+        (8, {"act_order": True, "static_groups": True}),
+    ],
+)
+def test_dead_inputs_are_dropped_as_the_oracle_does(group, options):
+    kernel, hessian = problem(seed=6)
+    dead = [3, 17]
+    # The largest weights: a grid that is fitted without them is another one.
+    kernel[dead] *= 5
+    hessian[dead], hessian[:, dead] = 0, 0
+    # In the mean of the diagonal, the ones in place of zeros count.
+    hessian *= 1e-2
+    found = solve(
+        kernel, hessian, GridSpec(bits=3, group_size=group), damping=0.3, **options
+    )
+    diagonal = np.where(np.diag(hessian) == 0, 1, np.diag(hessian))
+    order = np.argsort(-diagonal, kind="stable") if options else None
+    static = "static_groups" in options
+    expected, values, damped = obq.obq(
+        kernel, hessian, 3, group=group, order=order, static=static, damping=0.3
+    )
+    np.testing.assert_array_equal(found.integers, expected)
+    kernel[dead] = 0
+    off = kernel - values
+    np.testing.assert_allclose(found.loss, np.trace(off.T @ damped @ off) / 2)
+
+
 @pytest.mark.acceptance("gptq", 6)
 def test_dead_inputs_and_constant_outputs():
     kernel, hessian = problem(seed=6)
@@ -158,9 +216,9 @@ def test_dead_inputs_and_constant_outputs():
 def test_the_running_hessian_is_that_of_all_sequences(dtype, rtol):
     x = np.random.default_rng(0).standard_normal((7, 5, 4)).astype(dtype)
     whole = 2 / 7 * np.einsum("nti,ntj->ij", x, x)
-    for parts in ([7], [1, 2, 4], [4, 2, 1]):
+    for parts, step in [([7], 1), ([1, 2, 4], 1), ([1, 2, 4], -1), ([0, 7, 0], 1)]:
         state = compress.hessian_init(4, dtype)
-        for part in np.split(x, np.cumsum(parts)[:-1]):
+        for part in np.split(x, np.cumsum(parts)[:-1])[::step]:
             state = compress.hessian_update(state, jnp.asarray(part))
         assert int(state.count) == 7
         far = np.linalg.norm(state.matrix - whole) / np.linalg.norm(whole)
@@ -222,6 +280,31 @@ def test_other_hessians_are_refused(change, message):
     kernel, hessian = problem()
     with pytest.raises(ValueError, match=message):
         solve(kernel, change(hessian))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w, h: (w * np.nan, h), "mlp/up: the kernel is not finite"),
+        (lambda w, h: (w / 0, h), "mlp/up: the kernel is not finite"),
+        (lambda w, h: (w.astype("float16"), h), "got float16.* and float64"),
+        (lambda w, h: (w, h.astype("float32")), "got float64.* and float32"),
+        (lambda w, h: (w[:, :0], h), r"got float64\[24, 0\]"),
+    ],
+)
+def test_other_kernels_are_refused(change, message):
+    with np.errstate(divide="ignore"):
+        given = [jnp.asarray(each) for each in change(*problem())]
+    with pytest.raises(ValueError, match=message):
+        compress.solve(*given, GridSpec(), name="mlp/up")
+    with pytest.raises(ValueError, match=message):
+        compress.prune(*given, name="mlp/up")
+
+
+def test_an_axis_that_the_mesh_lacks_is_named():
+    given = [jnp.asarray(each) for each in problem()]
+    with pytest.raises(ConfigError, match=r"axis must be one of .*'data'.*'dta'"):
+        compress.solve(*given, GridSpec(), mesh=sharding.data_mesh(2), axis="dta")
 
 
 def test_groups_must_divide_the_inputs():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.gptq import experiment, solver_time, tables
+from experiments.gptq import experiment, kernel_time, solver_time, tables
 from hpcjax import compress, data, sharding
 from hpcjax.compress import GptqOptions, GridSpec
 from hpcjax.core import ConfigError, DataMissing, trees
@@ -172,10 +172,38 @@ def test_bad_settings_and_absent_models_are_named(tmp_path):
         experiment.Config(blocks=0)
     with pytest.raises(ConfigError, match="time=1"):
         experiment.Config(time=1)
+    wrong = experiment.Config()
+    # The type checker of the tests would be first.
+    object.__setattr__(wrong, "method", "gtpq")
+    with pytest.raises(ConfigError, match="'gtpq'; did you mean 'gptq'"):
+        wrong.__post_init__()
+    with pytest.raises(ConfigError, match="cannot be packed: got method='rtn'"):
+        experiment.Config(method="rtn", grid=GridSpec(ternary=True))
     with pytest.raises(DataMissing, match="hpcjax data fetch smollm2"):
         experiment.load(experiment.Config(), tmp_path)
     with pytest.raises(ConfigError, match="4 blocks: got blocks=5"):
         experiment.load(experiment.Config(model="random", blocks=5), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        (solver_time.Config, {"sequences": 0}),
+        (solver_time.Config, {"batch": 0}),
+        (solver_time.Config, {"repetitions": 0}),
+        (solver_time.Config, {"heads": 7}),
+        (solver_time.Config, {"bits": 5}),
+        (kernel_time.Config, {"inputs": -3}),
+        (kernel_time.Config, {"repetitions": 0}),
+        (kernel_time.Config, {"group_size": 100}),
+        (kernel_time.Config, {"bits": (5,)}),
+        (kernel_time.Config, {"bits": (3, 3)}),
+        (kernel_time.Config, {"bits": ()}),
+    ],
+)
+def test_settings_that_cannot_be_measured_are_refused(config, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        config(**wrong)
 
 
 class Silent:

@@ -55,6 +55,18 @@ def test_values_are_those_of_eliminating_one_after_another(block, pattern):
     np.testing.assert_allclose(found.loss, loss, rtol=1e-9)
 
 
+@pytest.mark.parametrize("pattern", [None, (1, 3)])
+def test_inputs_that_were_always_zero_are_dropped(pattern):
+    kernel, hessian = problem(seed=8)
+    dead = [0, 9, 23]
+    hessian[dead], hessian[:, dead] = 0, 0
+    found = prune(kernel, hessian, pattern=pattern, sparsity=0.1)
+    kernel[dead], hessian[dead, dead] = 0, 1
+    values, loss = by_elimination(kernel, hessian, np.asarray(found.kept))
+    np.testing.assert_allclose(found.kernel, values, atol=1e-10)
+    np.testing.assert_allclose(found.loss, loss, rtol=1e-9)
+
+
 @pytest.mark.parametrize("pattern", [None, (2, 4)])
 def test_what_goes_is_chosen_by_what_the_weights_have_become(pattern):
     kernel, hessian = problem(seed=6)
@@ -139,3 +151,12 @@ def test_what_cannot_be_asked_for_is_refused(options, message):
     kernel, hessian = problem()
     with pytest.raises(ConfigError, match=message):
         prune(kernel, hessian, **options)
+
+
+@pytest.mark.parametrize("pattern", [(1, 2, 3), (0.5, 2), [2, 4], 2])
+def test_patterns_of_other_types_are_refused(pattern):
+    wrong = PruneOptions()
+    # The type checker of the tests would be first.
+    object.__setattr__(wrong, "pattern", pattern)
+    with pytest.raises(ConfigError, match=r"two integers .* got pattern="):
+        wrong.__post_init__()

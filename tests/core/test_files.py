@@ -6,7 +6,7 @@ import os
 import pytest
 
 from hpcjax.core import files
-from hpcjax.core.errors import ConfigError, DiskFull
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, DiskFull
 
 HOSTILE = [
     "",
@@ -71,3 +71,17 @@ def test_a_full_disk_leaves_the_old_content(tmp_path, monkeypatch, code):
 def test_other_errors_pass_unchanged(tmp_path):
     with pytest.raises(PermissionError), files.disk_errors(tmp_path):
         raise PermissionError(errno.EACCES, "no")
+
+
+def test_what_is_no_json_is_a_bad_file(tmp_path):
+    path = tmp_path / "a.json"
+    with pytest.raises(DataMissing, match=r"no such file: .*a\.json"):
+        files.read_json(path)
+    for content in (b"{", b"\xff", b"[" * 100_000):
+        path.write_bytes(content)
+        with pytest.raises(DataFormatError, match=r"a\.json: expected JSON"):
+            files.read_json(path)
+    path.write_bytes(b"[]")
+    assert files.read_json(path) == []
+    with pytest.raises(DataFormatError, match=r"expected a JSON object, found .*list"):
+        files.read_object(path)

@@ -130,6 +130,10 @@ def test_c4_is_read_as_far_as_asked(tmp_path):
     ("content", "words"),
     [
         (gzip.compress(b'{"text": 3}\n'), "line 1: expected 'text' to be a str"),
+        (
+            gzip.compress(b'{"text": "a\\ud800"}\n'),
+            "line 1: 'text': character 1: .*D800",
+        ),
         (gzip.compress(b"[3]\n"), r"line 1: expected a JSON object, found '\[3\]'"),
         (gzip.compress(b'{"text": "a"}\n\n'), "line 2: expected a JSON object"),
         (gzip.compress(b'{"text": "\xff"}\n'), "line 1: expected UTF-8, found 0xff"),

@@ -174,10 +174,36 @@ def test_vocabularies_that_cannot_be_are_refused(make, error, words):
 def test_metadata_that_cannot_be_is_refused():
     with pytest.raises(UnsupportedOp, match="must be 'gpt2': got 'llama'"):
         data.gguf_tokenizer({"tokenizer.ggml.model": "llama"})
-    with pytest.raises(DataFormatError, match=r"the key tokenizer\.ggml\.merges"):
+    with pytest.raises(
+        DataFormatError, match=r"'tokenizer\.ggml\.merges' to be a list, found 'None'"
+    ):
         data.gguf_tokenizer(
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
         )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("tokens", [1, 2], r"'tokenizer.ggml.tokens' to be strings, found \[1, 2\]"),
+        ("tokens", 3, "tokens' to be a list, found '3'"),
+        ("merges", [1], r"merges' to be strings, found \[1\]"),
+        ("eos_token_id", "b", "eos_token_id' to be a int, found 'b'"),
+        ("token_type", 3, "a type for each of 2 tokens, found 1"),
+        ("pre", ["gpt-2"], "pre' to be a str"),
+    ],
+)
+def test_metadata_of_other_types_are_refused(key, value, words):
+    known = {"model": "gpt2", "tokens": ["a", "b"], "merges": [], key: value}
+    with pytest.raises(DataFormatError, match=words):
+        data.gguf_tokenizer({f"tokenizer.ggml.{k}": v for k, v in known.items()})
+
+
+def test_types_may_be_an_array():
+    types = np.array([1, 3])
+    coder = data.byte_pair_tokenizer(["a", "<s>"], [], types=types)
+    assert coder.encode("a<s>").tolist() == [0, 1]
+    assert coder.decode(np.array([0, 1]), special=False) == "a"
 
 
 def test_codes_and_texts_that_cannot_be_are_refused():

@@ -12,6 +12,7 @@ import pytest
 from hpcjax import kernels
 from hpcjax.core import ConfigError, UnsupportedOp
 from hpcjax.kernels._quantized_matmul import api, tiles, windows
+from hpcjax.kernels._quantized_matmul.matrix import _order
 from tests.kernels import cuda_export
 
 BITS = [2, 3, 4, 8]
@@ -238,6 +239,11 @@ def test_bad_matrices_and_inputs_are_refused():
         kernels.quantized_matmul(x, dataclasses.replace(matrix, bits=8))
     with pytest.raises(ConfigError, match="group_size=32 are 2 groups: got 1"):
         kernels.quantized_matmul(x, dataclasses.replace(matrix, group_size=32))
+    words = jax.lax.bitcast_convert_type(matrix.words, "int32")
+    with pytest.raises(ConfigError, match=r"words must be uint32.*got int32"):
+        kernels.quantized_matmul(x, dataclasses.replace(matrix, words=words))
+    with pytest.raises(ConfigError, match=r"group must be \[32\].*got \[20\]"):
+        _order(np.arange(20) // 16, 32, 16)
     with pytest.raises(ConfigError, match=r"order must be \[64\]"):
         kernels.quantized_matmul(x, dataclasses.replace(matrix, order=jnp.arange(3)))
     with pytest.raises(ConfigError, match=r"alike: got \[1, 4\] and \[2, 4\]"):

@@ -1,13 +1,15 @@
 """What checkpoints may be like: old, sharded, damaged, written by the project."""
 
+import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hpcjax import core, models
+from hpcjax import compress, core, models
 from hpcjax.models import pretrained
 from tests.models.checkpoints import copy_of, one
 
@@ -65,6 +67,7 @@ def test_shards_and_bfloat16(case, tmp_path):
 
 
 @one("gpt2")
+@pytest.mark.acceptance("lm-models", 10)
 def test_wrong_tensors_are_named(case, tmp_path):
     def change(tensors):
         del tensors["transformer.h.1.ln_2.bias"], tensors["transformer.wpe.weight"]
@@ -95,6 +98,7 @@ EMBED = "transformer.wte.weight"
 
 
 @one("gpt2")
+@pytest.mark.acceptance("lm-models", 10)
 def test_cut_and_absent_files_are_named(case, tmp_path):
     path = copy_of(case, tmp_path, lambda t: t) / "model.safetensors"
     whole = path.read_bytes()
@@ -108,6 +112,10 @@ def test_cut_and_absent_files_are_named(case, tmp_path):
     with pytest.raises(core.DataFormatError, match=wanted):
         pretrained.load(tmp_path)
     path.write_bytes(whole[:8] + b"?" + whole[9:])
+    with pytest.raises(core.DataFormatError, match="damaged head"):
+        pretrained.load(tmp_path)
+    deep = b"[" * 100_000
+    path.write_bytes(len(deep).to_bytes(8, "little") + deep)
     with pytest.raises(core.DataFormatError, match="damaged head"):
         pretrained.load(tmp_path)
     path.unlink()
@@ -135,6 +143,9 @@ def test_wrong_indices_are_refused(case, tmp_path):
         path.write_text(json.dumps({"weight_map": changed}))
         with pytest.raises(core.DataFormatError, match=words):
             pretrained.load(tmp_path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(core.DataFormatError, match="expected JSON"):
+        pretrained.load(tmp_path)
     path.write_text(json.dumps(index))
     (tmp_path / places["model.norm.weight"]).unlink()
     with pytest.raises(core.DataMissing, match=places["model.norm.weight"]):
@@ -181,6 +192,12 @@ CHANGES = [
         core.UnsupportedOp,
         "rope_parameters: only rope_type='default' or 'llama3'",
     ),
+    (
+        "llama",
+        {"rope_parameters": None, "rope_scaling": {"factor": 2.0}},
+        core.UnsupportedOp,
+        "rope_scaling: only factor=1.0 or None is implemented: got 2.0",
+    ),
     ("bert", {"hidden_act": "relu"}, core.UnsupportedOp, "hidden_act='gelu'"),
 ]
 
@@ -197,7 +214,7 @@ def test_what_is_not_implemented_is_refused(case, tmp_path, keys, error, words):
 @one("gpt2")
 def test_a_config_that_is_no_json_is_refused(case, tmp_path):
     folder = copy_of(case, tmp_path, lambda tensors: tensors)
-    for content in (b"{", b"\xff", b"[]"):
+    for content in (b"{", b"\xff", b"[]", b"[" * 100_000):
         (folder / "config.json").write_bytes(content)
         with pytest.raises(core.DataFormatError, match=r"config.json: expected"):
             pretrained.load(folder)
@@ -261,3 +278,29 @@ def test_what_the_project_trains_is_saved_and_loaded(tmp_path, name):
     x = jnp.ones((2, *inputs), jnp.int32)
     pair = (each.model.apply(params, {}, x, train=False)[0] for each in (ours, found))
     jax.tree.map(np.testing.assert_array_equal, *pair)
+
+
+def test_parameters_of_another_model_are_not_saved(tmp_path):
+    config, inputs, vocabulary, _ = models.REGISTRY["llama"]
+    params, _ = config.make(inputs, vocabulary).init(jax.random.key(0))
+    ours = pretrained.Pretrained(
+        params=params, config=config, context=inputs[0], vocabulary=vocabulary
+    )
+    pretrained.save(tmp_path, ours)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    packed = compress.round_blocks(
+        params["blocks"], ["mlp/up"], compress.GridSpec(bits=4)
+    )
+    table = params["embed"]["table"]
+    shape = re.escape(str(table.shape))
+    for changed, words in (
+        ({}, r"blocks/attention/key/kernel should have shape .*: got None"),
+        (params | {"embed": {"table": table[:5]}}, f"embed/table .* {shape}: got .5, "),
+        (params | {"more": table}, f"more should have shape None: got {shape}"),
+        (params | {"blocks": packed}, r"mlp/up/kernel .*compress.dequantized"),
+    ):
+        with pytest.raises(core.ConfigError, match=words):
+            pretrained.save(tmp_path, dataclasses.replace(ours, params=changed))
+    assert kept == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    whole = compress.dequantized(params | {"blocks": packed})
+    pretrained.save(tmp_path, dataclasses.replace(ours, params=whole))

@@ -194,6 +194,7 @@ def test_tensors_that_cannot_be_are_refused(tmp_path, content, words):
         pretrained.read_gguf(path)
 
 
+@pytest.mark.acceptance("lm-models", 10)
 def test_a_file_cut_anywhere_is_refused(example, tmp_path):
     whole = example[0].read_bytes()
     path = tmp_path / "cut.gguf"
@@ -329,6 +330,15 @@ def test_other_architectures_and_wrong_tensors_are_refused(twin, tmp_path):
     write(path, tensors, described(config, 19, llama__rope__scaling__type="yarn"))
     with pytest.raises(UnsupportedOp, match="'yarn'"):
         pretrained.load(path)
+    for key in ("scaling.factor", "scale_linear", "scaling.attn_factor"):
+
+        def scaled(writer, key=f"llama.rope.{key}"):
+            described(config, 19)(writer)
+            writer.add_float32(key, 2.0)
+
+        write(path, tensors, scaled)
+        with pytest.raises(UnsupportedOp, match=rf"rope.{key}=1.0 or .*: got 2.0"):
+            pretrained.load(path)
     more = {**tensors, "rope_freqs.weight": tensors["output_norm.weight"]}
     write(path, more, described(config, 19))
     with pytest.raises(DataFormatError, match=r"unexpected \['rope_freqs.weight'\]"):
@@ -359,6 +369,7 @@ def test_a_changed_byte_gives_a_model_or_an_error(twin, tmp_path, place, byte):
 
 
 @pytest.mark.slow
+@pytest.mark.acceptance("lm-models", 3)
 def test_smollm2_equals_the_package_bit_by_bit():
     root = directory.data_root(pathlib.Path(__file__).parents[2])
     path = data.fetch("smollm2", root) / catalog.SMOLLM2

@@ -3,26 +3,42 @@
 import numpy as np
 
 
-def fit(rows, bits, symmetric=False):
-    """Scale and zero of each output of `rows` [inputs, outputs]."""
+def fit(rows, bits, symmetric=False, reference=False, mse=False, ternary=False):
+    """The values that a grid has for `rows` [inputs, outputs]: [values, outputs]."""
     low, high = np.minimum(rows.min(0), 0), np.maximum(rows.max(0), 0)
     if symmetric:
-        high = np.maximum(-low, high)
-        low = -high
+        far = np.maximum(-low, high)
+        low = np.zeros_like(far) if reference else -far
+        if reference:
+            low[(rows < 0).any(0)] = -far[(rows < 0).any(0)]
+        high = far
     none = (low == 0) & (high == 0)
     low, high = np.where(none, -1, low), np.where(none, 1, high)
-    scale = (high - low) / (2**bits - 1)
-    zero = np.full_like(scale, 2 ** (bits - 1)) if symmetric else np.round(-low / scale)
-    return scale, zero
+    if ternary:
+        return np.stack([low, np.zeros_like(low), high])
+    tried = [1 - step / 100 for step in range(80 if mse else 1)]
+    grids = np.stack([_even(s * low, s * high, bits, symmetric) for s in tried])
+    off = [np.abs(nearest(rows, grid)[1] - rows) ** 2.4 for grid in grids]
+    best = np.argmin(np.sum(off, axis=1), axis=0)
+    return np.take_along_axis(grids, best[None, None], axis=0)[0]
 
 
-def quantize(row, scale, zero, bits):
-    """Integers and values of one input's weights."""
-    q = np.clip(np.round(row / scale) + zero, 0, 2**bits - 1)
-    return q, scale * (q - zero)
+def _even(low, high, bits, symmetric):
+    """2^bits values with equal steps, [values, outputs]; zero is one of them."""
+    step = (high - low) / (2**bits - 1)
+    below = np.full_like(step, 2 ** (bits - 1)) if symmetric else np.round(-low / step)
+    return (np.arange(2**bits)[:, None] - below) * step
 
 
-def obq(kernel, hessian, bits, *, group=None, order=None, static=False, damping=0.01):
+def nearest(rows, values):
+    """Integers and values of weights [..., outputs] on a grid of `fit`."""
+    found = np.argmin(np.abs(rows[..., None, :] - values), axis=-2)
+    return found, values[found, np.arange(values.shape[1])]
+
+
+def obq(
+    kernel, hessian, bits, *, group=None, order=None, static=False, damping=0.01, **grid
+):
     """Quantizes input after input by eliminating each from the full inverse Hessian.
 
     Returns integers [inputs, outputs], the values, and the damped Hessian.
@@ -34,26 +50,22 @@ def obq(kernel, hessian, bits, *, group=None, order=None, static=False, damping=
     order = np.arange(inputs) if order is None else order
     hessian = hessian + damping * np.mean(np.diag(hessian)) * np.eye(inputs)
     size = group or inputs
-    start = {
-        g: fit(weights[g * size : (g + 1) * size], bits) for g in range(inputs // size)
-    }
-    row_grid = fit(weights, bits)
+    # Before dead inputs are dropped.
+    start = [
+        fit(weights[at : at + size], bits, **grid) for at in range(0, inputs, size)
+    ]
     weights[dead] = 0
     inverse = np.linalg.inv(hessian)
     integers, values = np.zeros_like(weights), np.zeros_like(weights)
-    left = list(order)
     for place, i in enumerate(order):
-        if group is None:
-            grid = row_grid
-        elif static:
-            grid = start[i // size]
+        if group is None or static:
+            now = start[i // size]
         elif place % size == 0:
-            grid = fit(weights[order[place : place + size]], bits)
-        integers[i], values[i] = quantize(weights[i], *grid, bits)
+            now = fit(weights[order[place : place + size]], bits, **grid)
+        integers[i], values[i] = nearest(weights[i], now)
         error = (weights[i] - values[i]) / inverse[i, i]
         weights -= inverse[:, i : i + 1] * error
         inverse = inverse - np.outer(inverse[:, i], inverse[i]) / inverse[i, i]
-        left.remove(i)
         # What is done takes part in nothing any more.
         inverse[i, :], inverse[:, i] = 0, 0
     return integers.astype(np.uint8), values, hessian

@@ -147,7 +147,7 @@ def test_config_json(tmp_path):
         assert again.title == "mine/first:first"
         assert again.base.optimizer == loaded.base.optimizer
     path.write_text("{")
-    with pytest.raises(ConfigError, match="not JSON"):
+    with pytest.raises(ConfigError, match="expected JSON"):
         discover.load(str(path), {}, tmp_path)
     path.write_text(json.dumps(data | {"name": "../../x"}))
     with pytest.raises(ConfigError, match="name"):

@@ -116,7 +116,7 @@ def quantized_matrix(
     rows = packing.packed_rows(inputs, bits) // bits * packing.RUN
     size = _group_size(inputs, outputs, scale.shape, zero.shape, group_size)
     _check_zero(zero, bits)
-    order = None if group is None else _order(np.asarray(group), size)
+    order = None if group is None else _order(np.asarray(group), inputs, size)
     sorted_ = integers if order is None else integers[order]
     filler = jnp.clip(jnp.round(zero[-1]), 0, 2**bits - 1).astype(integers.dtype)
     filled = jnp.concatenate(
@@ -140,6 +140,11 @@ def check_matrix(matrix: QuantizedMatrix) -> None:
         raise ConfigError(
             "a product takes one matrix, not a stack of them: got words of shape "
             f"{list(matrix.words.shape)}; take one along the first axis"
+        )
+    if matrix.words.dtype != "uint32":
+        raise ConfigError(
+            "words must be uint32, to which a file's int32 are bitcast: got "
+            f"{matrix.words.dtype}"
         )
     rows, outputs = matrix.words.shape
     wanted = packing.packed_rows(matrix.inputs, matrix.bits)
@@ -207,9 +212,13 @@ def _check_zero(zero: jax.Array, bits: int) -> None:
         )
 
 
-def _order(group: np.ndarray, size: int) -> np.ndarray | None:
+def _order(group: np.ndarray, inputs: int, size: int) -> np.ndarray | None:
     """Returns the inputs sorted by group, None if they are already."""
-    place = np.arange(len(group)) // size
+    if group.shape != (inputs,):
+        raise ConfigError(
+            f"group must be [{inputs}], one for each input: got {list(group.shape)}"
+        )
+    place = np.arange(inputs) // size
     if (group == place).all():
         return None
     order = np.argsort(group, kind="stable").astype(np.int32)

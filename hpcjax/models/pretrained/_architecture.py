@@ -223,6 +223,7 @@ def _rope(given: Description) -> tuple[float, RopeScaling | None]:
     key = "rope_type" if "rope_type" in scaling.content else "type"
     scaling.only(key, "default", "llama3")
     if scaling.content.get(key, "default") == "default":
+        scaling.only("factor", 1.0, None)
         return theta, None
     return theta, RopeScaling(
         factor=scaling.number("factor"),
@@ -278,6 +279,9 @@ def from_gguf(
     given = Description(source, metadata)
     given.only("general.architecture", "llama")
     given.only("llama.rope.scaling.type", "none", "", None)
+    # Without a type, a factor is that of linear scaling.
+    for key in ("scaling.factor", "scale_linear", "scaling.attn_factor"):
+        given.only(f"llama.rope.{key}", 1.0, 0.0, None)
     given.only("llama.expert_count", 0, None)
     width = given.size("llama.embedding_length")
     heads = given.size("llama.attention.head_count")

@@ -7,22 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
-from hpcjax.core import files
+from hpcjax.core import files, trees
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.core.model import Model
+from hpcjax.kernels import QuantizedMatrix
 from hpcjax.models.config import BertConfig, CausalLmConfig
 from hpcjax.models.parts import Parts, causal_lm_parts
 from hpcjax.models.pretrained import _architecture, names
 from hpcjax.models.pretrained._architecture import Architecture, FamilyName
 from hpcjax.models.pretrained._convert import read_params, write_tensors
 from hpcjax.models.pretrained._gguf import read_gguf
-from hpcjax.models.pretrained._safetensors import (
-    read_json,
-    read_safetensors,
-    write_safetensors,
-)
+from hpcjax.models.pretrained._safetensors import read_safetensors, write_safetensors
 
 CONFIG = "config.json"
 # What generation needs of the tokenizer: our name, and GGUF's.
@@ -96,7 +94,8 @@ def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrai
     if not path.exists():
         raise DataMissing(f"no folder and no file {path}")
     if path.is_dir():
-        metadata, stored = read_json(path / CONFIG), read_safetensors(path)
+        metadata = files.read_object(path / CONFIG)
+        stored = read_safetensors(path)
         found = _architecture.from_json(metadata, stored, str(path / CONFIG))
         family = names.FAMILIES[found.family]
     else:
@@ -118,8 +117,7 @@ def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrai
         policy=policy or Policy(),
         metadata=metadata,
     )
-    like, _ = jax.eval_shape(empty.model.init, jax.random.key(0))
-    params = read_params(family, stored, like, found.config, str(path))
+    params = read_params(family, stored, _like(empty), found.config, str(path))
     return dataclasses.replace(empty, params=params)
 
 
@@ -134,10 +132,12 @@ def save(folder: str | pathlib.Path, pretrained: Pretrained) -> None:
       pretrained: the model; one that the project trained has no metadata.
 
     Raises:
-      ConfigError: no family's `config.json` can express the model.
+      ConfigError: no family's `config.json` can express the model, or its parameters
+        are not those of its config.
       DiskFull: no space is left.
     """
     folder, family = pathlib.Path(folder), pretrained.family
+    _check_params(pretrained)
     found = Architecture(
         family, pretrained.config, pretrained.context, pretrained.vocabulary
     )
@@ -150,3 +150,28 @@ def save(folder: str | pathlib.Path, pretrained: Pretrained) -> None:
     (folder / CONFIG).unlink(missing_ok=True)
     write_safetensors(folder, tensors)
     files.write_json(folder / CONFIG, content)
+
+
+def _like(pretrained: Pretrained) -> Any:
+    """Returns shapes and dtypes of a model's parameters."""
+    return jax.eval_shape(pretrained.model.init, jax.random.key(0))[0]
+
+
+def _check_params(pretrained: Pretrained) -> None:
+    """Raises ConfigError unless paths and shapes are those that the model draws."""
+    wanted = trees.flatten(_like(pretrained))
+    found = trees.flatten(
+        pretrained.params, lambda leaf: isinstance(leaf, QuantizedMatrix)
+    )
+    for path in [*wanted, *found]:
+        have, want = found.get(path), wanted.get(path)
+        if isinstance(have, QuantizedMatrix):
+            raise ConfigError(
+                f"{path} is a packed matrix: save compress.dequantized(params)"
+            )
+        shapes = [None if leaf is None else np.shape(leaf) for leaf in (want, have)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"parameters are not those of the config: {path} should have shape "
+                f"{shapes[0]}: got {shapes[1]}"
+            )

@@ -1,16 +1,13 @@
 """Reads safetensors files, one or sharded by an index, and writes one."""
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (numpy then knows bfloat16)
 import numpy as np
-import safetensors
 import safetensors.numpy
 
-from hpcjax.core import files
+from hpcjax.core import files, tensor_files
 from hpcjax.core.errors import (
     ConfigError,
     DataFormatError,
@@ -61,7 +58,7 @@ def read_safetensors(folder: pathlib.Path) -> dict[str, Stored]:
 
 def _weight_map(path: pathlib.Path) -> Mapping[str, str]:
     """Returns the file of each tensor."""
-    places = read_json(path).get("weight_map")
+    places = files.read_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise DataFormatError(
             f"{path}: expected an object 'weight_map', found {places}"
@@ -74,31 +71,8 @@ def _weight_map(path: pathlib.Path) -> Mapping[str, str]:
     return places
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a file that holds one JSON object.
-
-    Raises:
-      DataMissing: no such file.
-      DataFormatError: it holds something else.
-    """
-    if not path.is_file():
-        raise DataMissing(f"no file {path}")
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataFormatError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise DataFormatError(f"{path}: expected a JSON object, found {type(content)}")
-    return content
-
-
 def _read_file(path: pathlib.Path) -> dict[str, Stored]:
-    if not path.is_file():
-        raise DataMissing(f"no file {path}")
-    try:
-        opened = safetensors.safe_open(path, framework="numpy")
-    except safetensors.SafetensorError as error:
-        raise DataFormatError(f"{path}: {_lacking(path)}{error}") from error
+    opened = tensor_files.open_safetensors(path)
     return {name: _stored(opened, name, path) for name in opened.keys()}  # noqa: SIM118
 
 
@@ -114,28 +88,6 @@ def _stored(opened: Any, name: str, path: pathlib.Path) -> Stored:
         return opened.get_tensor(name)
 
     return Stored(tuple(head.get_shape()), head.get_dtype(), read)
-
-
-def _lacking(path: pathlib.Path) -> str:
-    """Says how many bytes are missing, as far as the head of the file tells."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            return f"damaged or truncated: the head needs more than {size} bytes; "
-        try:
-            head = json.loads(file.read(length))
-            ends = [
-                each["data_offsets"][1]
-                for name, each in head.items()
-                if name != "__metadata__"
-            ]
-            wanted = 8 + length + max(ends)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return "damaged head; "
-    if wanted > size:
-        return f"truncated: expected {wanted} bytes, found {size}; "
-    return f"damaged: expected {wanted} bytes, found {size}; "
 
 
 def write_safetensors(folder: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -6,7 +6,6 @@ stacked along axis 0, where checkpoints have a tensor for each layer `{i}`.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,14 +17,14 @@ class Name:
       name: theirs, without the family's prefix; `{i}` stands for the layer.
       turned: they store `[outputs, inputs]`, we hold `[inputs, outputs]`.
       third: it is this third of their last axis: query, key and value in one tensor.
-      interleaved: whose heads' rows are in the order of interleaved rotation.
+      interleaved: rows of its heads are in the order of interleaved rotation.
     """
 
     path: str
     name: str
     turned: bool = False
     third: int | None = None
-    interleaved: Literal["query", "key"] | None = None
+    interleaved: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,13 +188,13 @@ GGUF_LLAMA = Family(
             "blocks/attention/query/kernel",
             "blk.{i}.attn_q.weight",
             turned=True,
-            interleaved="query",
+            interleaved=True,
         ),
         Name(
             "blocks/attention/key/kernel",
             "blk.{i}.attn_k.weight",
             turned=True,
-            interleaved="key",
+            interleaved=True,
         ),
         *_dense("blocks/attention/value", "blk.{i}.attn_v"),
         *_dense("blocks/attention/output", "blk.{i}.attn_output"),
