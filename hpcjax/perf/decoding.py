@@ -190,7 +190,7 @@ def fit_draft_latency(
     head_bytes: Shaped[np.ndarray, " runs"],
     seconds: Float[np.ndarray, " runs"],
 ) -> DraftLatency:
-    """Fits a draft's latency by least squares with nothing negative.
+    """Fits a draft's latency by least squares of relative errors, nothing negative.
 
     Depths and widths must both vary, more than once: along a line of equal parameters
     the time of a byte and that of the head cannot be told apart.
@@ -209,7 +209,8 @@ def fit_draft_latency(
     columns = np.stack([depth, moved, np.ones(len(depth))], axis=1).astype(np.float64)
     # Bytes are many and seconds few: columns of size one.
     scale = columns.max(0)
-    found, left = nnls(columns / scale, seconds.astype(np.float64))
+    found, _ = nnls(columns / scale / seconds[:, None], np.ones(len(depth)))
+    left = np.sum((columns / scale @ found - seconds) ** 2)
     spread = np.sum((seconds - seconds.mean()) ** 2)
     layer, byte, head = (found / scale).tolist()
-    return DraftLatency(layer, byte, head, float(1 - left**2 / spread))
+    return DraftLatency(layer, byte, head, float(1 - left / spread))
