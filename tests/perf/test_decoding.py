@@ -57,8 +57,8 @@ def test_a_latency_is_found_again():
     off = made * np.where(made == made.max(), 1.2, 1.0)
     found = perf.fit_draft_latency(depth, layer, head, off)
     told = [
-        found.seconds(*map(float, each))
-        for each in zip(depth, layer, head, strict=True)
+        found.seconds(int(d), float(w), float(h))
+        for d, w, h in zip(depth, layer, head, strict=True)
     ]
     assert np.median(np.abs(told / made - 1)) < 0.02
     assert 0.9 < found.r_squared < 1
