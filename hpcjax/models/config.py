@@ -192,6 +192,9 @@ class ExpertsConfig:
       capacity_factor: room of each expert, as a multiple of an even share of the tokens
         of a pass; what does not fit is left out, so that tokens then depend on others
         of their pass, also on later ones. None: everything fits.
+      axis: inside `shard_map`, the mesh axis over which tokens and experts are split, see
+        `layers.experts`; it wants a capacity_factor, and the parameters below `experts/`
+        split along the axis of the experts.
       balance_weight: of the load-balance loss of each block in the objective.
       router_z_weight: of the router z-loss of each block.
     """
@@ -199,6 +202,7 @@ class ExpertsConfig:
     count: int = 8
     top_k: int = 2
     capacity_factor: float | None = None
+    axis: str | None = None
     balance_weight: float = 0.01
     router_z_weight: float = 0.0
 
@@ -207,6 +211,10 @@ class ExpertsConfig:
             raise ConfigError(
                 "top_k must be 1 or 2 and count at least as large: got "
                 f"top_k={self.top_k}, count={self.count}"
+            )
+        if self.axis is not None and self.capacity_factor is None:
+            raise ConfigError(
+                f"experts over an axis need a capacity_factor: got axis={self.axis!r}"
             )
         if self.capacity_factor is not None and not self.capacity_factor > 0:
             raise ConfigError(

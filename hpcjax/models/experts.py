@@ -99,9 +99,8 @@ class ExpertsFeedForward(nnx.Module):
         # Observed as the rows of the other matrices are, `[batch, time, experts]`.
         logits = self.router(x).reshape(-1, config.count)
         routing = layers.route(logits, config.top_k)
-        self._put(
-            self.balance, config.balance_weight, layers.load_balance_loss(routing)
-        )
+        balance = layers.load_balance_loss(routing, axis_name=config.axis)
+        self._put(self.balance, config.balance_weight, balance)
         self._put(self.router_z, config.router_z_weight, layers.router_z_loss(logits))
         capacity = (
             None
@@ -115,6 +114,7 @@ class ExpertsFeedForward(nnx.Module):
             routing,
             self.experts,
             capacity=capacity,
+            axis_name=config.axis,
             compute=self.compute,
         )
         return y.reshape(x.shape)

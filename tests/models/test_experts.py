@@ -1,6 +1,7 @@
 """A language model with experts: losses of its layers, training, operations."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from hpcjax import core, data, metrics, models, sharding, train
 from tests.models import helpers
@@ -104,6 +107,35 @@ def test_with_room_for_all_a_capacity_changes_neither_logits_nor_gradients():
         chex.assert_trees_all_close(tight, exact[0], atol=1e-3)
 
 
+def test_experts_over_an_axis_give_what_one_device_gives():
+    """Each of four devices holds one expert and two of the eight texts."""
+    mesh = jax.make_mesh((4,), ("e",), axis_types=(AxisType.Auto,))
+    whole = model_of()
+    split = model_of(capacity_factor=4.0, axis="e")
+    params, _ = whole.init(jax.random.key(0))
+    tokens = jnp.asarray(Texts().gather(np.arange(8))["x"])
+    specs = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: P(None, "e") if "experts" in str(path) else P(), params
+    )
+
+    def total(model, params, tokens):
+        logits, state = model.apply(params, {}, tokens, train=True)
+        return jnp.sum(jnp.tanh(logits)), core.added_loss(state)
+
+    def shard(params, tokens):
+        value, added = total(split, params, tokens)
+        return jax.lax.psum(value, "e"), jax.lax.pmean(added, "e")
+
+    sharded = jax.shard_map(
+        shard, mesh=mesh, in_specs=(specs, P("e")), out_specs=(P(), P())
+    )
+    expected = jax.jit(
+        jax.value_and_grad(functools.partial(total, whole), has_aux=True)
+    )(params, tokens)
+    found = jax.jit(jax.value_and_grad(sharded, has_aux=True))(params, tokens)
+    chex.assert_trees_all_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_a_step_descends_on_the_objective_and_what_the_layers_add():
     model = model_of(balance_weight=3.0, router_z_weight=1.0)
     task, mesh = task_of(model, optax.sgd(0.1)), sharding.data_mesh(2)
@@ -173,6 +205,7 @@ def test_operations_count_the_experts_a_token_goes_through():
         ({"top_k": 3}, "top_k=3"),
         ({"count": 1}, "top_k=2, count=1"),
         ({"capacity_factor": 0.0}, r"positive: got capacity_factor=0\.0"),
+        ({"axis": "e"}, "need a capacity_factor"),
         ({"balance_weight": -0.5}, r"balance_weight=-0\.5"),
         ({"router_z_weight": float("nan")}, "router_z_weight=nan"),
     ],
