@@ -192,9 +192,9 @@ class ExpertsConfig:
       capacity_factor: room of each expert, as a multiple of an even share of the tokens
         of a pass; what does not fit is left out, so that tokens then depend on others
         of their pass, also on later ones. None: everything fits.
-      axis: inside `shard_map`, the mesh axis over which tokens and experts are split, see
-        `layers.experts`; it wants a capacity_factor, and the parameters below `experts/`
-        split along the axis of the experts.
+      axis: inside `shard_map`, the mesh axis over which tokens and experts are split,
+        see `layers.experts`; it wants a capacity_factor, and what lies below `experts/`
+        split by experts.
       balance_weight: of the load-balance loss of each block in the objective.
       router_z_weight: of the router z-loss of each block.
     """
