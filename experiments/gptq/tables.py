@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
+from experiments.gptq import decode_time
 from experiments.gptq.kernel_time import BASELINES
 from hpcjax import perf
 from hpcjax.runs.tables import Claim, Runs, Table, Tier
@@ -274,6 +275,55 @@ KERNEL = Table(
                     relation="errors relative to ‖w‖‖x‖, the largest",
                     ours=lambda table: float(table["error"].max()),
                     at_most=1e-3,
+                ),
+            },
+        )
+    },
+)
+
+
+def _decode(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns tokens a second, and the seconds of bfloat16 over each."""
+    run = rows["all"].isel(seed=0, drop=True)
+    seconds = run["seconds"]
+    ratio = seconds.sel(candidate=decode_time.BASELINE, drop=True) / seconds
+    median = seconds.median("repetition")
+    return xr.Dataset(
+        {
+            "milliseconds": 1e3 * median,
+            "tokens": 1 / median,
+            "ratio": ratio.median("repetition"),
+            "rate": run["bytes"] / median / 1e9,
+        }
+    ).rename(candidate="row")
+
+
+DECODE = Table(
+    id="gptq/decode",
+    title="Tokens a second of LLaMA-7B's shape with 4 and 3 bits a weight",
+    paper="ICLR 2023, section 5: generation with fewer bits is faster",
+    caption=(
+        "Random weights, one text, 16 tokens read and 64 written, greedily; a token "
+        "behind the first. The blocks' matrices are packed in groups of 128, embedding "
+        "and head are bfloat16. GB/s: parameters that a token has to read."
+    ),
+    benchmark=True,
+    columns={
+        "milliseconds": "ms a token",
+        "tokens": "tokens/s",
+        "ratio": "bfloat16 / this",
+        "rate": "GB/s",
+    },
+    reduce=_decode,
+    tiers={
+        "gpu": Tier(
+            minutes=3.0,
+            runs={"all": Runs(config="gptq/decode_time")},
+            claims={
+                "four": Claim(
+                    relation="4 bits: time of bfloat16 over that of packed weights",
+                    ours=lambda table: float(table["ratio"].sel(row="4 bits")),
+                    at_least=2.0,
                 ),
             },
         )

@@ -1,0 +1,165 @@
+"""How fast a large model writes with packed weights, against bfloat16 ones."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from hpcjax.core import checks
+from hpcjax.models.config import LLAMA, CausalLmConfig
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import jax
+    import xarray as xr
+
+    from hpcjax.inference import LanguageModel
+    from hpcjax.kernels import QuantizedMatrix
+    from hpcjax.runs.context import Context
+
+BASELINE = "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A model with random weights, and how much it writes.
+
+    Attributes:
+      model: the network; LLaMA-7B.
+      vocabulary: of the model.
+      compute: dtype of the dense weights and of products.
+      bits: of the packed weights of the blocks, one candidate each; embedding and head
+        stay as they are.
+      group_size: inputs that share a scale.
+      prompt: tokens that are read first, of one text.
+      tokens: written behind them.
+      repetitions: rounds of the measurement.
+      seed: of all numbers.
+    """
+
+    model: CausalLmConfig = CausalLmConfig(
+        depth=32, width=4096, heads=32, mlp_width=11008, options=LLAMA
+    )
+    vocabulary: int = 32000
+    compute: str = "bfloat16"
+    bits: tuple[int, ...] = (4, 3)
+    group_size: int = 128
+    prompt: int = 16
+    tokens: int = 64
+    repetitions: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_count(1, vocabulary=self.vocabulary, prompt=self.prompt)
+        checks.require_count(1, group_size=self.group_size)
+        checks.require_count(2, tokens=self.tokens, repetitions=self.repetitions)
+        rule = "bits must be of 2, 3, 4 and 8"
+        checks.require({2, 3, 4, 8}.issuperset(self.bits), rule, bits=self.bits)
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Writes with each, in turns.
+
+    Returns:
+      `seconds` [candidate, repetition] of a token behind the first, which comes with
+      the prompt; `bytes` [candidate] of the parameters that it has to read.
+    """
+    import jax
+    import xarray as xr
+
+    from hpcjax import inference, perf
+
+    del ctx
+    speakers = candidates(cfg)
+    options = [
+        inference.Continuation(
+            max_new_tokens=tokens, sampler=inference.Sampler(temperature=0.0)
+        )
+        for tokens in (cfg.tokens, 1)
+    ]
+    prompts = inference.pad_prompts([list(range(1, cfg.prompt + 1))], least=1)
+    key = jax.random.key(cfg.seed)
+    thunks = {
+        (name, each.max_new_tokens): lambda speaker=speaker, each=each: (
+            inference.generate(speaker, prompts, each, key=key).tokens
+        )
+        for name, speaker in speakers.items()
+        for each in options
+    }
+    measured = perf.compare(
+        {f"{name}, {tokens}": call for (name, tokens), call in thunks.items()},
+        f"{BASELINE}, {cfg.tokens}",
+        repetitions=cfg.repetitions,
+        warmup=1,
+    )
+    seconds = measured["seconds"]
+    behind = [
+        seconds.sel(candidate=f"{name}, {cfg.tokens}", drop=True)
+        - seconds.sel(candidate=f"{name}, 1", drop=True)
+        for name in speakers
+    ]
+    each = xr.concat(behind, dim="candidate") / (cfg.tokens - 1)
+    return xr.Dataset(
+        {
+            "seconds": each.assign_coords(candidate=list(speakers)),
+            "bytes": ("candidate", [read_bytes(one) for one in speakers.values()]),
+        }
+    )
+
+
+def candidates(cfg: Config) -> "dict[str, LanguageModel]":
+    """Returns the model with dense and with packed blocks."""
+    import jax
+
+    from hpcjax import core, inference
+    from hpcjax.core import trees
+
+    policy = core.Policy(param=cfg.compute, compute=cfg.compute)
+    model = cfg.model.make((cfg.prompt + cfg.tokens,), cfg.vocabulary, policy)
+    params, _ = jax.jit(model.init)(jax.random.key(cfg.seed))
+    found = {BASELINE: inference.LanguageModel(params=params, model=model)}
+    for bits in cfg.bits:
+        key = core.derive(jax.random.key(cfg.seed), "bits", bits)
+        flat = {
+            path: random_matrices(core.derive(key, path), leaf.shape, cfg, bits)
+            if path.startswith("blocks/") and path.endswith("/kernel")
+            else leaf
+            for path, leaf in trees.flatten(params).items()
+        }
+        packed = trees.unflatten(params, flat)
+        found[f"{bits} bits"] = inference.LanguageModel(params=packed, model=model)
+    return found
+
+
+def random_matrices(
+    key: "jax.Array", shape: tuple[int, ...], cfg: Config, bits: int
+) -> "QuantizedMatrix":
+    """Returns a stack of matrices of random integers, as large as drawn weights."""
+    import jax
+    import jax.numpy as jnp
+
+    from hpcjax import kernels
+    from hpcjax.core import derive
+
+    depth, inputs, outputs = shape
+    size = math.gcd(cfg.group_size, inputs)
+    groups = depth, inputs // size, outputs
+    words = depth, kernels.packed_rows(inputs, bits), outputs
+    spread = (2**bits - 1) / math.sqrt(12)
+    return kernels.QuantizedMatrix(
+        words=jax.random.bits(derive(key, "words"), words, jnp.uint32),
+        scale=jnp.full(groups, 0.02 / spread, jnp.float16),
+        zero=jnp.full(groups, 2 ** (bits - 1), jnp.float16),
+        bits=bits,
+        inputs=inputs,
+        group_size=size,
+    )
+
+
+def read_bytes(speaker: "LanguageModel") -> int:
+    """Returns the bytes of parameters that one token has to read: all but one table."""
+    import jax
+
+    params: Any = speaker.params
+    leaves = jax.tree.leaves({**params, "embed": None})
+    return sum(leaf.nbytes for leaf in leaves)
