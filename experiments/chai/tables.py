@@ -112,7 +112,7 @@ QUALITY = Table(
     reduce=_quality,
     tiers={
         "cpu": Tier(
-            minutes=15.0,
+            minutes=16.0,
             runs=_runs(),
             claims={
                 "close": Claim(
