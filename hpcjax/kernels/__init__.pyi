@@ -5,3 +5,7 @@ from ._quantized_matmul.matrix import quantized_matrix as quantized_matrix
 from ._quantized_matmul.packing import pack as pack
 from ._quantized_matmul.packing import packed_rows as packed_rows
 from ._quantized_matmul.packing import unpack as unpack
+from ._top_k.api import Selected as Selected
+from ._top_k.api import select_above as select_above
+from ._top_k.order import kth_magnitude as kth_magnitude
+from ._top_k.order import magnitudes as magnitudes

@@ -1,0 +1,113 @@
+"""The k-th magnitude and selection above it: sorted bits in numpy, and a kernel."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from hpcjax import kernels
+from hpcjax.core import ConfigError
+from tests.kernels import cuda_export
+
+pallas = importlib.import_module("hpcjax.kernels._top_k.pallas")
+reference = importlib.import_module("hpcjax.kernels._top_k.reference")
+SIZES = (1, 7, 64, 1000)
+
+
+def numbers(kind, size, seed=0):
+    rng = np.random.default_rng(seed)
+    if kind == "ties":
+        return rng.integers(-2, 3, size).astype(np.float32)
+    if kind == "zeros":
+        return np.where(np.arange(size) % 2, -0.0, 0.0).astype(np.float32)
+    made = rng.normal(size=size).astype(np.float32)
+    return made * np.float32(1e-42) if kind == "denormal" else made
+
+
+def by_hand(x, threshold, capacity):
+    bits = x.view(np.int32) & 0x7FFFFFFF
+    chosen = np.flatnonzero((bits >= threshold) & (bits > 0))
+    kept = chosen[:capacity]
+    rest = capacity - len(kept)
+    indices = np.concatenate([kept, np.full(rest, len(x))])
+    return indices, np.concatenate([x[kept], np.zeros(rest, x.dtype)]), len(chosen)
+
+
+kth = jax.jit(lambda x, k: kernels.kth_magnitude(kernels.magnitudes(x), k))
+
+
+@pytest.mark.acceptance("oktopk", 5)
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "denormal"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_kth_magnitude_is_that_of_a_sort(kind, size):
+    x = numbers(kind, size)
+    order = np.sort(x.view(np.int32) & 0x7FFFFFFF)[::-1]
+    for k in {1, 2, size // 3 + 1, size}:
+        expected = order[k - 1] if k <= size else 0
+        assert int(kth(jnp.asarray(x), k)) == expected
+    assert int(kth(jnp.asarray(x), size + 1)) == 0
+
+
+def test_magnitudes_of_what_is_no_number_stand_above():
+    order = kernels.magnitudes(jnp.array([1.0, -jnp.inf, jnp.nan, 3e38]))
+    assert jnp.argsort(order).tolist() == [0, 3, 1, 2]
+    half = jnp.array([-1.5, 0.25], jnp.bfloat16)
+    assert jnp.argsort(kernels.magnitudes(half)).tolist() == [1, 0]
+
+
+def test_the_kth_magnitude_over_devices_is_that_of_all_numbers():
+    x = jnp.asarray(
+        numbers("ties", 8 * 33) + numbers("normal", 8 * 33, seed=1).round(1)
+    )
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+    def found(part, k):
+        total = functools.partial(jax.lax.psum, axis_name="d")
+        return kernels.kth_magnitude(kernels.magnitudes(part), k, total=total)
+
+    joint = jax.jit(
+        jax.shard_map(found, mesh=mesh, in_specs=(P("d"), P()), out_specs=P())
+    )
+    for k in (1, 5, 200):
+        assert int(joint(x, k)) == int(kth(x, k))
+
+
+@pytest.mark.acceptance("oktopk", 5)
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "denormal"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("capacity", [1, 13])
+def test_selection_is_that_of_a_list(kind, size, capacity):
+    x = numbers(kind, size)
+    threshold = kth(jnp.asarray(x), min(9, size))
+    expected = by_hand(x, int(threshold), capacity)
+    for select in (
+        jax.jit(reference.select_above, static_argnums=2),
+        functools.partial(pallas.select_above, block=32, interpret=True),
+    ):
+        found = select(jnp.asarray(x), threshold, capacity)
+        for mine, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), theirs)
+
+
+@pytest.mark.parametrize("size", [2048, 5000])
+def test_the_kernel_lowers_for_cuda(size):
+    select = functools.partial(
+        kernels.select_above, capacity=64, implementation="pallas"
+    )
+    text = cuda_export.lowered(select, jnp.ones(size), jnp.int32(1))
+    assert cuda_export.kernels(text) == ["select_above"]
+
+
+def test_bad_input_is_refused():
+    x, threshold = jnp.ones(4), jnp.int32(1)
+    with pytest.raises(ConfigError, match="did you mean 'pallas'"):
+        kernels.select_above(x, threshold, 2, implementation="palas")
+    with pytest.raises(ConfigError, match="capacity=0"):
+        kernels.select_above(x, threshold, 0)
+    with pytest.raises(ValueError, match="block=12"):
+        pallas.select_above(x, threshold, 2, block=12)
