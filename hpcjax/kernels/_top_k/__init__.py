@@ -1,0 +1,1 @@
+"""The k-th largest magnitude, and the numbers that reach it."""
