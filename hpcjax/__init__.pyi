@@ -1,5 +1,6 @@
 from . import core as core
 from . import data as data
+from . import hostcomm as hostcomm
 from . import layers as layers
 from . import metrics as metrics
 from . import models as models

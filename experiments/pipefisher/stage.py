@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.pipefisher.two_processes import STAGES, Config, batch, initial
+from hpcjax.hostcomm import local_processes
+from hpcjax.hostcomm.channels import Message
 from hpcjax.optim import kfac
 from hpcjax.perf import Task
 from hpcjax.perf.host_pipeline import (
@@ -23,8 +25,7 @@ from hpcjax.perf.host_pipeline import (
     work_to_json,
 )
 from hpcjax.perf.kfac_work import side
-from hpcjax.sharding import Op, gpipe, local_processes
-from hpcjax.sharding.channels import Message
+from hpcjax.sharding import Op, gpipe
 from hpcjax.sharding.schedules import Kind
 
 Arrays = list[jax.Array]

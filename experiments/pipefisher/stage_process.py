@@ -2,7 +2,7 @@
 
 import sys
 
-from hpcjax.sharding import local_processes
+from hpcjax.hostcomm import local_processes
 
 
 def main() -> int:

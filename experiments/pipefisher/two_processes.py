@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from hpcjax import perf
+    from hpcjax.hostcomm.local_processes import LocalProcesses
     from hpcjax.perf.host_pipeline import Ran, Row
     from hpcjax.runs.context import Context
-    from hpcjax.sharding.local_processes import LocalProcesses
 
 STAGES = 2
 MODES = ("without", "filled")
@@ -115,8 +115,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     import xarray as xr
 
     from hpcjax import perf
+    from hpcjax.hostcomm import local_processes
     from hpcjax.runs import curves
-    from hpcjax.sharding import local_processes
 
     cores = local_processes.free_cores(STAGES)
     with local_processes.start_processes(

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcjax.core.errors import HpcjaxError
+from hpcjax.hostcomm.channels import Channel, Message
 from hpcjax.perf.kfac_work import Task
 from hpcjax.perf.timelines import Bar
-from hpcjax.sharding.channels import Channel, Message
 from hpcjax.sharding.schedules import Op, Schedule
 
 Work = Op | Task

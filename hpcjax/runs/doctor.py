@@ -22,6 +22,7 @@ _COSTS = {
     "jax-cuda13-plugin": "JAX does not see an NVIDIA GPU",
     "jax-triton": "kernels written in Triton run their reference",
     "triton": "kernels written in Triton run their reference",
+    "mpi4py": "`hostcomm.MpiTransport` is refused",
     "mlflow-skinny": "`--log mlflow` is refused",
     "tensorboardX": "`--log tensorboard` is refused",
     "tokenizers": "byte-pair tokens and `tokenizer.json` are refused",

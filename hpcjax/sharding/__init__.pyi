@@ -1,11 +1,4 @@
-from .channels import Channel as Channel
-from .channels import Message as Message
 from .gradients import local_value_and_grad as local_value_and_grad
-from .local_processes import LocalProcesses as LocalProcesses
-from .local_processes import Member as Member
-from .local_processes import free_cores as free_cores
-from .local_processes import join_processes as join_processes
-from .local_processes import start_processes as start_processes
 from .mesh import DATA_AXIS as DATA_AXIS
 from .mesh import GRAD_RECEIVER_AXIS as GRAD_RECEIVER_AXIS
 from .mesh import GRAD_WORKER_AXIS as GRAD_WORKER_AXIS

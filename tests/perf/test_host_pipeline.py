@@ -11,9 +11,9 @@ import pytest
 
 from hpcjax import perf, sharding
 from hpcjax.core.errors import HpcjaxError, ProcessLost
+from hpcjax.hostcomm.channels import Channel, Message
 from hpcjax.perf import host_pipeline
 from hpcjax.perf.host_pipeline import DeviceWork, HostPipeline, Ran
-from hpcjax.sharding.channels import Channel, Message
 
 SCHEDULES = [
     sharding.gpipe(2, 2),

@@ -15,8 +15,8 @@ import pytest
 
 from experiments.pipefisher import tables, two_processes
 from hpcjax.core.errors import ConfigError, HpcjaxError, ProcessLost
+from hpcjax.hostcomm import local_processes
 from hpcjax.runs.tables import judge
-from hpcjax.sharding import local_processes
 
 pytestmark = pytest.mark.system
 

@@ -1,6 +1,6 @@
 """A process of another Python environment that answers messages.
 
-What `sharding.local_processes` starts shares our packages; a peer must not.
+What `hostcomm.local_processes` starts shares our packages; a peer must not.
 """
 
 import contextlib

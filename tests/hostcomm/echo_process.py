@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 
-from hpcjax.sharding import local_processes
-from hpcjax.sharding.channels import Message
+from hpcjax.hostcomm import local_processes
+from hpcjax.hostcomm.channels import Message
 
 
 def main() -> int:

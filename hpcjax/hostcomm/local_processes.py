@@ -1,6 +1,6 @@
-"""Processes of this machine that work for us: pinned, connected, asked by messages.
+"""Processes of this machine that work for us: connected, asked by messages.
 
-Importing this module imports no JAX: a process is to be pinned before it does.
+Importing this module imports no JAX: a process that is pinned is so before it does.
 """
 
 import contextlib
@@ -22,9 +22,11 @@ from typing import Any, TextIO
 
 from hpcjax.core import environment
 from hpcjax.core.errors import ConfigError, HpcjaxError, ProcessLost
-from hpcjax.sharding.channels import PATIENCE, Channel, Message
+from hpcjax.hostcomm.channels import PATIENCE, Channel, Message
 
+# By the name of the request, given its options; or one for all, given the request.
 Answers = Mapping[str, Callable[[Mapping[str, Any]], Message]]
+Answer = Callable[[Message], Message]
 # By rank: whether it has lost another one, and its words.
 _Failed = dict[int, tuple[bool, str]]
 _FAILED = "failed"
@@ -65,14 +67,20 @@ class Member:
       rank: from 0.
       control: to the process that asks.
       links: to the other ranks.
+      listener: its own listening socket, if it was given one.
     """
 
     rank: int
     control: Channel
     links: Mapping[int, Channel]
+    listener: socket.socket | None = None
 
-    def serve(self, answers: Answers) -> int:
+    def serve(self, answers: Answers | Answer) -> int:
         """Answers requests until the asking process closes the connection.
+
+        Args:
+          answers: for each name of a request a function of its options, or one function
+            of the request for all.
 
         Returns:
           The exit status: 0, or that of the error, which the asking process gets.
@@ -83,7 +91,11 @@ class Member:
             except ProcessLost:
                 return 0
             try:
-                reply = answers[request.name](request.options)
+                reply = (
+                    answers(request)
+                    if callable(answers)
+                    else answers[request.name](request.options)
+                )
             except Exception as error:
                 lost = isinstance(error, ProcessLost)
                 said = str(error) if lost else traceback.format_exc()
@@ -95,11 +107,14 @@ class Member:
 def join_processes(argument: str) -> Member:
     """Makes this process the member that its `argument` describes, and pins it.
 
+    One that has no core of its own is not pinned.
+
     To be called before JAX is imported, with `sys.argv[1]` of a process that
     `LocalProcesses` has started.
     """
     given = json.loads(argument)
-    os.sched_setaffinity(0, {given["core"]})
+    if given["core"] is not None:
+        os.sched_setaffinity(0, {given["core"]})
     control = Channel(
         socket.socket(fileno=given["control"]), "the asking process", patience=math.inf
     )
@@ -109,11 +124,13 @@ def join_processes(argument: str) -> Member:
         )
         for rank, number in given["links"].items()
     }
-    return Member(rank=given["rank"], control=control, links=links)
+    number = given["listener"]
+    listener = None if number is None else socket.socket(fileno=number)
+    return Member(rank=given["rank"], control=control, links=links, listener=listener)
 
 
 class LocalProcesses:
-    """Processes of one module, one for each core, each connected with all others."""
+    """Processes of one module, each connected with all others or able to be."""
 
     def __init__(
         self,
@@ -138,10 +155,15 @@ class LocalProcesses:
           ProcessLost: one has ended, hangs, or has lost another one; says which.
           HpcjaxError: one has failed; with its traceback.
         """
+        return self.request([Message(name, given) for given in options])
+
+    def request(self, messages: Sequence[Message]) -> list[Message]:
+        """Like `ask`, with a whole message for each rank, of one name."""
+        name = messages[0].name
         failed: _Failed = {}
-        for rank, given in enumerate(options):
+        for rank, message in enumerate(messages):
             with _noting(rank, failed):
-                self._controls[rank].send(Message(name, given))
+                self._controls[rank].send(message)
         replies = self._replies(name, failed)
         for rank, (lost, said) in failed.items():
             if not lost:
@@ -149,7 +171,7 @@ class LocalProcesses:
         if failed:
             words = "; ".join(f"rank {rank}: {s}" for rank, (_, s) in failed.items())
             raise ProcessLost(f"{words}{self._killed()}{self._last()}")
-        return [replies[rank] for rank in range(len(options))]
+        return [replies[rank] for rank in range(len(messages))]
 
     def _replies(self, name: str, failed: _Failed) -> dict[int, Message]:
         """Returns what comes; once one has failed the others are not waited for long.
@@ -201,47 +223,53 @@ def _noting(rank: int, failed: _Failed) -> Iterator[None]:
 @contextlib.contextmanager
 def start_processes(
     module: str,
-    cores: Sequence[int],
+    cores: Sequence[int | None],
     *,
-    folder: pathlib.Path,
+    folder: pathlib.Path | None = None,
     patience: float = PATIENCE,
     answer_patience: float = 10 * PATIENCE,
     grace: float = GRACE,
+    listeners: Sequence[socket.socket] | None = None,
 ) -> Iterator[LocalProcesses]:
-    """Starts `python -m module` once for each core, and ends all of them afterwards.
+    """Starts `python -m module` once for each rank, and ends all of them afterwards.
 
     Args:
       module: whose `main` calls `join_processes` and `serve`.
-      cores: that of each rank.
-      folder: from which the module can be imported.
+      cores: that of each rank, to which it pins itself; None: any.
+      folder: from which the module can be imported; None: this process's.
       patience: seconds that a rank waits for another one.
       answer_patience: seconds that we wait for an answer.
       grace: seconds that we wait for the others' once one has failed.
+      listeners: a listening socket for each rank, which is closed here, in place of
+        connections between all.
 
     Yields:
       Them, to be asked.
     """
     ranks = range(len(cores))
     ends: list[dict[int, socket.socket]] = [{} for _ in ranks]
-    for a, b in itertools.combinations(ranks, 2):
+    for a, b in itertools.combinations(ranks, 2) if listeners is None else ():
         ends[a][b], ends[b][a] = socket.socketpair()
     with contextlib.ExitStack() as stack:
         processes, controls = [], []
         words = stack.enter_context(tempfile.TemporaryFile("w+"))
         for rank, core in enumerate(cores):
             ours, theirs = socket.socketpair()
+            listener = None if listeners is None else listeners[rank]
+            handed = [theirs, *ends[rank].values(), *([listener] if listener else [])]
             given = {
                 "rank": rank,
                 "core": core,
                 "control": theirs.fileno(),
                 "links": {other: end.fileno() for other, end in ends[rank].items()},
+                "listener": None if listener is None else listener.fileno(),
                 "patience": patience,
             }
             process = subprocess.Popen(
                 [sys.executable, "-m", module, json.dumps(given)],
                 env=environment.child(**_ONE_THREAD),
                 cwd=folder,
-                pass_fds=[theirs.fileno(), *given["links"].values()],
+                pass_fds=[end.fileno() for end in handed],
                 stdout=words,
                 stderr=words,
                 start_new_session=True,
@@ -249,7 +277,7 @@ def start_processes(
             processes.append(process)
             stack.callback(process.wait)
             stack.callback(process.kill)
-            for end in (theirs, *ends[rank].values()):
+            for end in handed:
                 end.close()
             controls.append(Channel(ours, f"rank {rank}", patience=answer_patience))
             stack.callback(controls[-1].close)

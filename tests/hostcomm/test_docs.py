@@ -1,0 +1,28 @@
+"""The examples of docs/hostcomm.md run."""
+
+import pathlib
+import re
+
+import pytest
+
+from hpcjax import hostcomm
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "hostcomm.md"
+
+
+def test_the_guide_runs(monkeypatch):
+    """Its functions are of no module: here threads are the processes."""
+    from tests.hostcomm.threads import in_threads
+
+    def threads(function, processes, *, arguments, link):
+        transports = hostcomm.connected(processes, link=link)
+        return in_threads(function, transports, *arguments)
+
+    monkeypatch.setattr(hostcomm, "launch", threads, raising=False)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S):
+        exec(block, names)
+    mean = sum(n**2 for n in range(1000)) / 1000
+    assert names["results"] == [(pytest.approx(mean), 32)] * 4
+    assert names["answers"] == {1: [0, 1, 2], 2: [0, 2, 4]}
+    assert names["sums"] == [[1.0, 3.0, 5.0]] * 2
