@@ -41,7 +41,8 @@ def test_ranks_of_mpirun(what):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["well"] * 3
+    # Ranks may write into each other's lines.
+    assert done.stdout.count("well") == 3
 
 
 def test_what_is_missing_is_said(monkeypatch):
