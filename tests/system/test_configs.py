@@ -74,11 +74,14 @@ def absent_peers(entry):
 
 
 def absent_packages(entry):
-    """Packages of the extra `dev` that the config needs and that are not installed."""
+    """Packages of the extra `dev` that a small run needs and that are not installed."""
+    without_peer = entry.smoke.get("peer") == "false"
     return [
         need
         for need in entry.needs
-        if need == "torch" and importlib.util.find_spec(need) is None
+        if need == "torch"
+        and not without_peer
+        and importlib.util.find_spec(need) is None
     ]
 
 
