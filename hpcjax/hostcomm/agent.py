@@ -28,7 +28,7 @@ class Agent:
         self.changed = threading.Condition()
         self._handed: collections.deque[Work] = collections.deque()
         self._error: BaseException | None = None
-        self._closed = False
+        self._closed = self._told = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -87,8 +87,6 @@ class Agent:
             self.close()
         else:
             self.abort()
-
-    _told = False
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error

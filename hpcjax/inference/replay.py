@@ -44,7 +44,7 @@ def replay(
         place = 0
         while place < len(row):
             missed = np.flatnonzero(~row[place : place + ahead])
-            accepted = int(missed[0]) if len(missed) else len(row[place:][:ahead])
+            accepted = int(missed[0]) if len(missed) else min(ahead, len(row) - place)
             counts[accepted] += 1
             place += accepted + 1
     return counts
