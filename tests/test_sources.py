@@ -111,9 +111,8 @@ def test_nothing_unpickles_or_evaluates():
     assert not found
 
 
-# Figures of reliability that wait for the systems they are about: K-FAC's factors,
-# and processes that may be late (eager-SGD, WAGMA).
-LATER = {11, 15}
+# Figures of reliability that no test claims yet: K-FAC's and Jorge's factors.
+LATER = {11}
 
 
 def test_every_figure_of_reliability_is_claimed_by_a_test():

@@ -53,7 +53,7 @@ class RunBusy(HpcjaxError):
     exit_code = 2
 
 
-class ProcessLost(HpcjaxError):
+class ProcessLost(HpcjaxError, RuntimeError):
     """A process of the run died, or stood still; the run can be resumed."""
 
     exit_code = 7

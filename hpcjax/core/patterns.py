@@ -26,3 +26,14 @@ def check_patterns(name: str, patterns: Iterable[str]) -> None:
             raise ConfigError(
                 f"{name} must hold regular expressions: got {pattern!r}: {error}"
             ) from error
+
+
+def check_stacked(stacked: tuple[str, ...], paths: Iterable[str]) -> None:
+    """Raises ConfigError unless each of `stacked` is found in one of the paths.
+
+    Without parameters there is nothing to match: so calls `optax.tree_map_params`.
+    """
+    names = list(paths)
+    idle = [rule for rule in stacked if not any(re.search(rule, p) for p in names)]
+    if idle and names:
+        raise ConfigError(f"stacked must match parameters: got stacked={idle!r}")

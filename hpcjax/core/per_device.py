@@ -38,6 +38,20 @@ class PerDevice:
     resize: Resize = static(default="mean")
 
 
+def wrap(
+    value: Any, axis: str | tuple[str, ...] | None, resize: Resize = "mean"
+) -> Any:
+    """Returns a `PerDevice` of the value; without an axis the value itself."""
+    if axis is None:
+        return value
+    return PerDevice(value=value, axis=axis, resize=resize)
+
+
+def unwrap(part: Any) -> Any:
+    """Returns what `wrap` was given."""
+    return part.value if isinstance(part, PerDevice) else part
+
+
 def map_per_device(
     function: Callable[[PerDevice, Any, str], Any],
     tree: Any,

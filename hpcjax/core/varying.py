@@ -30,12 +30,15 @@ def varying_axes(leaf: Any) -> frozenset[str]:
 
 
 def vary(tree: Any, axes: Axes) -> Any:
-    """Marks every leaf as differing along `axes`; values are unchanged."""
+    """Marks every leaf as differing along `axes`; values are unchanged.
+
+    Names of `jax.vmap` are left out: their types say nothing.
+    """
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    named = [axis for axis in axis_names(axes) if axis in manual]
 
     def mark(leaf: Any) -> Any:
-        missing = tuple(
-            axis for axis in axis_names(axes) if axis not in varying_axes(leaf)
-        )
+        missing = tuple(axis for axis in named if axis not in varying_axes(leaf))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(mark, tree)

@@ -37,16 +37,18 @@ class DigitsConfig:
       validation: share of each class that is held out.
       split_seed: chooses which; not the seed of the run.
       limit: at most this many training examples, the first after a fixed shuffle.
+      scale: pixels become squares of so many pixels a side.
     """
 
     validation: float = 0.2
     split_seed: int = 0
     limit: int | None = None
+    scale: int = 1
 
     def __post_init__(self) -> None:
         _share(self, "validation")
         _at_least(self, 0, "split_seed")
-        _at_least(self, 1, "limit")
+        _at_least(self, 1, "limit", "scale")
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Reads the data set; `root` is not used."""

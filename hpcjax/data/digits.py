@@ -17,6 +17,7 @@ def load_digits(
     validation: float = 0.2,
     split_seed: int = 0,
     limit: int | None = None,
+    scale: int = 1,
 ) -> Dataset:
     """Returns the 1 797 images of 8x8 in two parts with equal shares of each class.
 
@@ -26,6 +27,7 @@ def load_digits(
       split_seed: chooses which; it is apart from the seed of a run, so that every seed
         is judged on the same images.
       limit: at most this many training examples, the first after a fixed shuffle.
+      scale: pixels become squares of so many pixels a side; 4 gives images of 32x32.
 
     Examples:
       >>> digits = load_digits()
@@ -37,6 +39,7 @@ def load_digits(
 
     bunch: Any = datasets.load_digits()
     images = bunch.images.astype(np.uint8)[..., None]
+    images = images.repeat(scale, axis=1).repeat(scale, axis=2)
     labels = bunch.target.astype(np.int32)
     train, held_out = split_by_class(labels, validation, split_seed)
     return images_dataset(

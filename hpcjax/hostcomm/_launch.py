@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import math
 import operator
+import pathlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ def launch(
     arguments: Sequence[Any] = (),
     patience: float = PATIENCE,
     limit: float = math.inf,
+    folder: pathlib.Path | None = None,
 ) -> list[Any]:
     """Runs a function in new processes that are connected, and returns its results.
 
@@ -42,6 +44,7 @@ def launch(
       arguments: the same for all.
       patience: seconds in which all must have met, and to wait for a silent rank.
       limit: seconds that the whole may take.
+      folder: from which the function's module can be imported; None: this process's.
 
     Returns:
       What each rank has returned.
@@ -77,6 +80,7 @@ def launch(
                 answer_patience=limit,
                 grace=min(GRACE, patience),
                 listeners=listeners,
+                folder=folder,
             )
         )
         return [unpack(reply) for reply in crew.request([request] * processes)]

@@ -167,6 +167,36 @@ def reduce_scatter(
     return _reduce_around(transport, parts, operation, tag)
 
 
+def allgather(
+    transport: Transport, array: np.ndarray, *, tag: Tag = Tag("allgather")
+) -> np.ndarray:
+    """Returns the arrays of all ranks in all, `[P, ...]`; they have the same shape.
+
+    In ceil(log2 P) steps, each with twice as many arrays as the last one (Bruck et al.
+    1997): every rank sends P - 1 arrays in few messages. For large ones `allgatherv` is
+    as good, and copies less.
+
+    Raises:
+      ConfigError: arrays that differ in shape or dtype.
+
+    Examples:
+      >>> from hpcjax.hostcomm import connected
+      >>> with connected(1)[0] as alone:
+      ...     allgather(alone, np.arange(2))
+      array([[0, 1]])
+    """
+    rank, size = transport.rank, transport.size
+    made, phase = np.array(array)[None], tag.phase
+    while (held := len(made)) < size:
+        at = tag._replace(phase=phase)
+        transport.send((rank - held) % size, at, made[: size - held])
+        source = (rank + held) % size
+        got = transport.receive(source, at)
+        _check_alike(source, got, made[: size - held])
+        made, phase = np.concatenate([made, got]), phase + 1
+    return np.roll(made, rank, axis=0)  # ours, and those of the next ranks
+
+
 def allgatherv(
     transport: Transport, array: np.ndarray, *, tag: Tag = Tag("allgatherv")
 ) -> list[np.ndarray]:
@@ -220,9 +250,12 @@ def alltoallv(
     rule = f"there must be an array for each of {size} ranks"
     checks.require(len(arrays) == size, rule, arrays=len(arrays))
     made: dict[int, np.ndarray] = {rank: np.array(arrays[rank])}
+    # All leave before the first is waited for: one late rank delays its own only.
     for step in range(1, size):
-        to, source = (rank + step) % size, (rank - step) % size
+        to = (rank + step) % size
         transport.send(to, tag, arrays[to])
+    for step in range(1, size):
+        source = (rank - step) % size
         made[source] = transport.receive(source, tag)
     return [made[each] for each in range(size)]
 
@@ -240,14 +273,54 @@ def _double(
     made = np.array(array)
     if rank + power < size:
         _add(transport, rank + power, tag, made, operation)
-    for phase in range(power.bit_length() - 1):
-        at = tag._replace(phase=phase + 1)
-        other = rank ^ (1 << phase)
-        transport.send(other, at, made)
-        _add(transport, other, at, made, operation)
+    masks = [1 << phase for phase in range(power.bit_length() - 1)]
+    add_over_masks(transport, made, masks, operation, tag._replace(phase=1))
     if rank + power < size:
         transport.send(rank + power, after, made)
     return made
+
+
+def add_over_masks(
+    transport: Transport,
+    made: np.ndarray,
+    masks: Sequence[int],
+    operation: np.ufunc,
+    tag: Tag,
+) -> None:
+    """Adds up, in place, over the ranks that differ from ours in bits of the masks.
+
+    One exchange with rank XOR mask for each mask; its phase is the tag's and up.
+    """
+    for phase, mask in enumerate(masks, tag.phase):
+        at, other = tag._replace(phase=phase), transport.rank ^ mask
+        transport.send(other, at, made)
+        _add(transport, other, at, made, operation)
+
+
+def add_by_halves(
+    transport: Transport, made: np.ndarray, masks: Sequence[int], tag: Tag
+) -> None:
+    """Does what `add_over_masks` does, by reduce-scatter and all-gather.
+
+    In groups of S it sends 2 n (S - 1) / S bytes in twice as many messages, the phases
+    of which go on from the tag's.
+    """
+    low, high = 0, made.size
+    given: list[tuple[int, int]] = []
+    for phase, mask in enumerate(masks, tag.phase):
+        at, other = tag._replace(phase=phase), transport.rank ^ mask
+        middle = (low + high) // 2
+        halves = (low, middle), (middle, high)
+        (low, high), theirs = halves[:: -1 if transport.rank & mask else 1]
+        transport.send(other, at, made[slice(*theirs)])
+        _add(transport, other, at, made[low:high], np.add)
+        given.append(theirs)
+    for back, (begin, end) in enumerate(reversed(given), 1):
+        at = tag._replace(phase=tag.phase + len(masks) + back - 1)
+        other = transport.rank ^ masks[-back]
+        transport.send(other, at, made[low:high])
+        made[begin:end] = transport.receive(other, at)
+        low, high = min(low, begin), max(high, end)
 
 
 def _reduce_around(
@@ -271,10 +344,14 @@ def _add(
     operation: np.ufunc,
 ) -> None:
     got = transport.receive(source, tag)
+    _check_alike(source, got, made)
+    operation(got, made, out=made)
+
+
+def _check_alike(source: int, got: np.ndarray, ours: np.ndarray) -> None:
     checks.require(
-        got.shape == made.shape and got.dtype == made.dtype,
+        got.shape == ours.shape and got.dtype == ours.dtype,
         f"arrays must be the same in all ranks, rank {source}'s is not",
         theirs=f"{got.dtype}{got.shape}",
-        ours=f"{made.dtype}{made.shape}",
+        ours=f"{ours.dtype}{ours.shape}",
     )
-    operation(got, made, out=made)

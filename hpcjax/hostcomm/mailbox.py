@@ -4,7 +4,7 @@ import collections
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,13 +45,19 @@ class Request:
 
     Attributes:
       peer: the rank at the other end; None: whoever sends first.
+      owed_by: ranks of which at least one must send before it can be done.
     """
 
     def __init__(
-        self, mailbox: "Mailbox", peer: int | None, tags: Sequence[Tag | str] | None
+        self,
+        mailbox: "Mailbox",
+        peer: int | None,
+        tags: Sequence[Tag | str] | None,
+        owed_by: Collection[int] = (),
     ) -> None:
         """Made by a transport; `tags` is None for what is sent."""
         self._mailbox, self.peer, self._tags = mailbox, peer, tags
+        self.owed_by = tuple(owed_by) if peer is None else (peer,)
         self.due = math.inf  # when it is done, if that is known
         self.arrived: Arrived | None = None
         self.error: Exception | None = None
@@ -80,9 +86,10 @@ class Request:
             raise self.error
         return None if self.arrived is None else self.arrived.array
 
-    def receives(self) -> bool:
-        """Says whether it is for something that is to come."""
-        return self._tags is not None
+    def waits(self) -> bool:
+        """Says whether it is for something that certain ranks have yet to send."""
+        coming = self._tags is not None and self.arrived is None
+        return coming and bool(self.owed_by)
 
     def matches(self, source: int, tag: Tag) -> bool:
         """Says whether it takes what comes from there with this tag."""
@@ -97,7 +104,12 @@ class Mailbox:
     """
 
     def __init__(
-        self, *, patience: float, latency: float, heard: Callable[[int], float]
+        self,
+        *,
+        patience: float,
+        latency: float,
+        heard: Callable[[int], float],
+        remind: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes an empty one.
 
@@ -105,9 +117,12 @@ class Mailbox:
           patience: seconds that one waits for a rank of which nothing is heard.
           latency: seconds from the arrival of a message until it is delivered.
           heard: when something has last come from a rank, `time.monotonic()`.
+          remind: lets the others hear that we are here; called after half the patience,
+            so that who waits for us does not give up before we do.
         """
         self.changed = threading.Condition()
-        self._patience, self._latency, self._heard = patience, latency, heard
+        self._patience, self._latency = patience, latency
+        self._heard, self._remind = heard, remind
         self._letters: collections.deque[tuple[float, Arrived]] = collections.deque()
         self._posted: list[Request] = []
         self._over: HpcjaxError | None = None
@@ -120,12 +135,19 @@ class Mailbox:
             if not self._give(due, letter):
                 self._letters.append((due, letter))
 
-    def ask(self, source: int | None, tags: Sequence[Tag | str]) -> Request:
+    def ask(
+        self,
+        source: int | None,
+        tags: Sequence[Tag | str],
+        owed_by: Collection[int] = (),
+    ) -> Request:
         """Asks for the first message from a rank, or any, with one of the tags.
 
-        A text among `tags` stands for all tags of that kind; no tag, for all.
+        A text among `tags` stands for all tags of that kind; no tag, for all. From any,
+        it is waited for as long as one of those by whom it is owed is heard; if there
+        are none, for ever.
         """
-        request = Request(self, source, tags)
+        request = Request(self, source, tags, owed_by)
         with self.changed:
             for place, (due, letter) in enumerate(self._letters):
                 if request.matches(letter.source, letter.tag):
@@ -187,6 +209,7 @@ class Mailbox:
         """
         begin = time.monotonic()
         end = math.inf if timeout is None else begin + timeout
+        half = begin + self._patience / 2
         with self.changed:
             while True:
                 self._raise_if_over()
@@ -202,7 +225,17 @@ class Mailbox:
                 silent = max(self._silent(request, begin) for request in requests)
                 if now >= silent:
                     self._give_up(requests)
-                next_one = min(end, silent, *(each.due for each in requests))
+                reminder = half if silent < math.inf else math.inf
+                if now >= reminder:
+                    half = math.inf
+                    self.changed.release()
+                    try:
+                        self._remind()
+                    finally:
+                        self.changed.acquire()
+                    continue
+                dues = [each.due for each in requests]
+                next_one = min(end, silent, reminder, *dues)
                 left = next_one - now
                 self.changed.wait(None if math.isinf(left) else left)
 
@@ -221,19 +254,18 @@ class Mailbox:
             raise type(self._over)(str(self._over))
 
     def _hopeless(self, request: Request) -> str | None:
-        waits = request.receives() and request.arrived is None
-        return (
-            self._gone.get(request.peer) if waits and request.peer is not None else None
-        )
+        if not request.waits() or not self._gone.keys() >= set(request.owed_by):
+            return None
+        return "; ".join(self._gone[rank] for rank in request.owed_by)
 
     def _silent(self, request: Request, begin: float) -> float:
         """Returns when the patience for a request ends, if nothing is heard."""
-        if request.peer is None or request.arrived or not request.receives():
+        if not request.waits():
             return math.inf
-        return max(begin, self._heard(request.peer)) + self._patience
+        return max(begin, *map(self._heard, request.owed_by)) + self._patience
 
     def _give_up(self, requests: Sequence[Request]) -> None:
-        peers = sorted({each.peer for each in requests if each.peer is not None})
+        peers = sorted({rank for each in requests for rank in each.owed_by})
         who = ", ".join(f"rank {peer}" for peer in peers)
         many = "have" if len(peers) > 1 else "has"
         self.lose(ProcessLost(f"{who} {many} sent nothing for {self._patience:g} s"))

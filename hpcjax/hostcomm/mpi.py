@@ -100,6 +100,9 @@ class MpiTransport(Transport):
         self._tell(Message(_LOST, {"why": why}))
         self._stop()
 
+    def _remind(self) -> None:
+        """Does nothing: a message to one that takes none in could not be given up."""
+
     def _tell(self, message: Message) -> None:
         for peer in set(range(self.size)) - {self.rank}:
             with contextlib.suppress(ProcessLost):

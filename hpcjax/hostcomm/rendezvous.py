@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hpcjax.core import checks
@@ -69,8 +69,9 @@ def meet(
         _say(made[lower], Message(_HELLO, {"rank": rank, "token": token}))
     with listener:
         while missing := set(range(len(addresses))) - made.keys() - {rank}:
-            connection, hello = _accept(listener, end, f"ranks {sorted(missing)}")
-            right = hmac.compare_digest(str(hello.get("token")), token)
+            connection, hello = _accept(listener, end, missing, "rank")
+            said = str(hello.get("token")).encode(errors="replace")
+            right = hmac.compare_digest(said, token.encode())
             if right and hello.get("rank") in missing:
                 made[hello["rank"]] = connection
             else:
@@ -148,7 +149,7 @@ def _gather(
     made: dict[int, socket.socket] = {}
     places: dict[int, Address] = {0: ("", 0)}  # which nobody calls again
     while missing := set(range(1, size)) - made.keys():
-        connection, hello = _accept(listener, end, f"ranks {sorted(missing)}")
+        connection, hello = _accept(listener, end, missing, "rank", "size", "port")
         if hello.get("size") != size or hello.get("rank") not in missing:
             connection.close()
             continue
@@ -189,19 +190,23 @@ def _join(
 
 
 def _accept(
-    listener: socket.socket, end: float, whom: str
+    listener: socket.socket, end: float, missing: Collection[int], *numbers: str
 ) -> tuple[socket.socket, Mapping[str, Any]]:
-    """Returns the next connection and what it said first; {} if that was no hello."""
+    """Returns the next connection and what it said first.
+
+    {} if that was no hello with these numbers.
+    """
     listener.settimeout(_left(end))
     try:
         connection, _ = listener.accept()
     except TimeoutError:
-        raise ProcessLost(f"{whom} have not come") from None
+        raise ProcessLost(f"ranks {sorted(missing)} have not come") from None
     try:
         hello = _hear(connection, _FIRST_WORDS)
+        good = all(type(hello.options[name]) is int for name in numbers)
     except Exception:  # a stranger's bytes may break the reading of them anywhere
         return connection, {}
-    return connection, hello.options if hello.name == _HELLO else {}
+    return connection, hello.options if good and hello.name == _HELLO else {}
 
 
 def _left(end: float) -> float | None:

@@ -16,7 +16,7 @@ from hpcjax.hostcomm.link import Clock, Egress, Link
 from hpcjax.hostcomm.mailbox import Arrived, Tag
 from hpcjax.hostcomm.transport import Transport
 
-_GOODBYE = Message("goodbye")
+_GOODBYE, _HERE = Message("goodbye"), Message("here")
 _LOST = "lost"
 
 
@@ -110,12 +110,19 @@ class TcpTransport(Transport):
             channel.leave(max(0.0, end - time.monotonic()))
 
     def _cut(self, why: str) -> None:
+        self._send_at_once(Message(_LOST, {"why": why}))
+        for channel in self._channels.values():
+            channel.end_sending()
+            channel.leave(0.0)
+
+    def _remind(self) -> None:
+        self._send_at_once(_HERE)
+
+    def _send_at_once(self, message: Message) -> None:
         for peer, channel in self._channels.items():
             with self._outboxes[peer].idle() as idle:
                 if idle:
-                    channel.send_at_once(Message(_LOST, {"why": why}))
-            channel.end_sending()
-            channel.leave(0.0)
+                    channel.send_at_once(message)
 
 
 class _Delivery:
@@ -132,6 +139,8 @@ class _Delivery:
         elif message == _GOODBYE:
             self._left = True
             self._transport.mailbox.leave(self._peer)
+        elif message == _HERE:
+            pass  # it was heard
         elif message.name == _LOST and "why" in message.options:
             self._transport.mailbox.lose(ProcessLost(message.options["why"]))
         else:

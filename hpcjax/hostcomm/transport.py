@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -87,8 +88,11 @@ class Transport(abc.ABC):
     ) -> None:
         """For those who make one of a kind."""
         self.rank, self.size, self.patience = rank, size, patience
-        self.mailbox = Mailbox(patience=patience, latency=latency, heard=self._heard)
+        self.mailbox = Mailbox(
+            patience=patience, latency=latency, heard=self._heard, remind=self._remind
+        )
         self._closed = False
+        self._kinds = itertools.count()
         self._sent, self._received = [Traffic()] * size, [Traffic()] * size
         self._outboxes = {
             peer: _Outbox(self, peer) for peer in range(size) if peer != rank
@@ -189,6 +193,13 @@ class Transport(abc.ABC):
         checks.require(len(requests) > 0, "something must be waited for", requests=0)
         return self.mailbox.wait(requests, timeout)
 
+    def new_kind(self, name: str) -> str:
+        """Returns a kind of messages that nobody has used before.
+
+        Ranks that ask for kinds in the same order get the same ones.
+        """
+        return f"{name} {next(self._kinds)}"
+
     def counters(self) -> Counters:
         """Returns what was sent and has arrived until now."""
         with self.mailbox.changed:
@@ -220,6 +231,8 @@ class Transport(abc.ABC):
         self._closed = True
         self.mailbox.lose(HpcjaxError("this transport is closed"))
         self._cut(str(error) if lost else f"rank {self.rank} has ended")
+        for outbox in self._outboxes.values():
+            outbox.end()  # what is still in there can no longer be sent
 
     def __enter__(self) -> "Transport":  # noqa: PYI034  # beartype knows no Self
         return self
@@ -254,6 +267,10 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def _cut(self, why: str) -> None:
         """Ends all connections at once, telling the others why if that can be done."""
+
+    @abc.abstractmethod
+    def _remind(self) -> None:
+        """Lets the others hear that we are here, if that can be done at once."""
 
     def _wrote(self, to: int, tag: Tag, array: np.ndarray) -> None:
         """Writes and counts."""
@@ -324,9 +341,12 @@ class _Outbox:
             if free:
                 self._writing.release()
 
+    def end(self) -> None:
+        self._posted.put(None)
+
     def close(self) -> None:
+        self.end()
         if self._thread is not None:
-            self._posted.put(None)
             self._thread.join()
 
     def _write_all(self) -> None:

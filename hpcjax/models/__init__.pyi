@@ -13,6 +13,7 @@ from ._presets import Preset as Preset
 from ._presets import preset as preset
 from ._resnet import resnet as resnet
 from ._unet import unet as unet
+from ._vgg import vgg as vgg
 from .chunked import ChunkedLogits as ChunkedLogits
 from .config import BERT as BERT
 from .config import GPT2 as GPT2
@@ -26,6 +27,7 @@ from .config import ResNetConfig as ResNetConfig
 from .config import RopeScaling as RopeScaling
 from .config import TransformerOptions as TransformerOptions
 from .config import UNetConfig as UNetConfig
+from .config import VggConfig as VggConfig
 from .decoding import Attend as Attend
 from .decoding import Cache as Cache
 from .decoding import Decoding as Decoding
@@ -46,6 +48,7 @@ from .modules import param as param
 from .modules import statistic as statistic
 from .parts import Parts as Parts
 from .parts import causal_lm_parts as causal_lm_parts
+from .parts import unrolled_causal_lm as unrolled_causal_lm
 from .registry import REGISTRY as REGISTRY
 from .scan import scan_blocks as scan_blocks
 from .scan import scan_with_memory as scan_with_memory

@@ -49,6 +49,7 @@ FORMS = {
     32: _Form((5, 5, 5), False, True, 16, "A"),
     18: _Form((2, 2, 2, 2), False, False, 64, "B"),
     50: _Form((3, 4, 6, 3), True, False, 64, "B"),
+    101: _Form((3, 4, 23, 3), True, False, 64, "B"),
 }
 
 
@@ -222,15 +223,15 @@ def resnet(
     """Returns a residual network on images `[batch, height, width, channels]`.
 
     Depth 8, 20 and 32 are the small-image form, 6n + 2 layers: a 3×3 stem and three
-    stages of n blocks with `width`, 2·`width` and 4·`width` channels. Depth 18 and 50
-    are the full-size form: a 7×7 stem of stride 2, max-pooling, four stages; depth 50
-    has bottleneck blocks whose stride is in the 3×3 convolution. Convolutions pad half
-    a kernel on every side and are drawn from N(0, 2 / fan_out).
+    stages of n blocks with `width`, 2·`width` and 4·`width` channels. Depth 18, 50 and
+    101 are the full-size form: a 7×7 stem of stride 2, max-pooling, four stages; from
+    depth 50 on there are bottleneck blocks whose stride is in the 3×3 convolution.
+    Convolutions pad half a kernel on every side and are drawn from N(0, 2 / fan_out).
 
     Args:
       inputs: (height, width, channels) of one image.
       outputs: number of classes.
-      depth: 8, 20, 32, 18 or 50.
+      depth: 8, 20, 32, 18, 50 or 101.
       width: channels of the first stage; None means 16 (small images) or 64.
       norm: "batch", or "group" with 16 channels a group, which has no state.
       shortcut: where the shape changes, "A" drops pixels and appends zero channels

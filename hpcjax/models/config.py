@@ -91,7 +91,7 @@ class ResNetConfig:
     """A residual network, see `models.resnet`.
 
     Attributes:
-      depth: 8, 20 or 32 for small images, 18 or 50 for full-size ones.
+      depth: 8, 20 or 32 for small images, 18, 50 or 101 for full-size ones.
       width: channels of the first stage; None means 16 (small images) or 64.
       norm: "batch", or "group" with 16 channels a group.
       shortcut: "A" appends zero channels, "B" projects; None means A for small images.
@@ -110,9 +110,9 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         _check_literals(self)
-        if self.depth not in (8, 18, 20, 32, 50):
+        if self.depth not in (8, 18, 20, 32, 50, 101):
             raise ConfigError(
-                f"depth must be one of 8, 18, 20, 32, 50: got depth={self.depth}"
+                f"depth must be one of 8, 18, 20, 32, 50, 101: got depth={self.depth}"
             )
         if self.width is not None and self.width < 1:
             raise ConfigError(f"width must be at least 1: got width={self.width}")
@@ -124,6 +124,33 @@ class ResNetConfig:
         from hpcjax import core, models
 
         return models.resnet(
+            inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VggConfig:
+    """A VGG network with batch norms, see `models.vgg`.
+
+    Attributes:
+      depth: 11 or 16.
+      width: channels of the first stage.
+    """
+
+    depth: Literal[11, 16] = 16
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        _check_sizes(self, "width")
+
+    def make(
+        self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
+    ) -> "core.Model":
+        """Builds the model for images of shape `inputs` and `outputs` classes."""
+        from hpcjax import core, models
+
+        return models.vgg(
             inputs, outputs, policy=policy or core.Policy(), **_arguments(self)
         )
 

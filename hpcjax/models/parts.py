@@ -84,3 +84,54 @@ def causal_lm_parts(
         from_nnx(whole, call=head),
         (QKV, ("attention/output",), mlp, ("mlp/down",)),
     )
+
+
+class _Unrolled(CausalLm):
+    """`CausalLm` with each block's parameters of their own, from `block_0` on."""
+
+    def __init__(
+        self, context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
+    ):
+        super().__init__(context, vocabulary, config, policy)
+        del self.blocks
+        self.depth = config.depth
+        for index in range(config.depth):
+            block = Block(Sizes.of_causal_lm(config, policy))
+            setattr(self, f"block_{index}", block)
+
+    def __call__(
+        self, x: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> jax.Array:
+        del train, key
+        positions = positions_of(x)
+        y = self.embedded(x, positions)
+        for index in range(self.depth):
+            y = getattr(self, f"block_{index}")(y, positions)
+        return self.words(self.finished(y))
+
+
+def unrolled_causal_lm(
+    config: CausalLmConfig, context: int, vocabulary: int, policy: Policy = FLOAT32
+) -> Model:
+    """Returns `models.causal_lm` without the scan: a block is a layer like others.
+
+    So that a gradient may stop between two blocks. The draws differ from the scan's.
+
+    Args:
+      config: the model.
+      context: rows of the position table.
+      vocabulary: words it knows.
+      policy: its dtypes.
+
+    Raises:
+      UnsupportedOp: rematerialized blocks, or logits in chunks.
+
+    Examples:
+      >>> model = unrolled_causal_lm(CausalLmConfig(width=4, heads=2), 8, 11)
+      >>> params, _ = jax.eval_shape(model.init, jax.random.key(0))
+      >>> sorted(params)
+      ['block_0', 'block_1', 'embed', 'final_norm', 'position']
+    """
+    if config.remat != "none" or config.loss_chunk is not None:
+        raise UnsupportedOp("an unrolled model has neither remat nor loss_chunk")
+    return from_nnx(lambda: _Unrolled(context, vocabulary, config, policy))

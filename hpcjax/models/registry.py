@@ -11,6 +11,7 @@ from hpcjax.models.config import (
     MlpConfig,
     ResNetConfig,
     UNetConfig,
+    VggConfig,
 )
 
 
@@ -40,6 +41,7 @@ REGISTRY: dict[str, Entry] = {
     ),
     "resnet50": Entry(ResNetConfig(depth=50, width=2), (32, 32, 3), 3),
     "unet": Entry(UNetConfig(depth=2, width=2), (8, 12, 3), 3),
+    "vgg11": Entry(VggConfig(depth=11, width=1), (32, 32, 1), 3),
     "bert": Entry(BertConfig(width=8), (6, 3), 11, "int32"),
     "bert_remat": Entry(
         BertConfig(width=8, heads=4, mlp_width=12, remat="full"), (6, 3), 11, "int32"

@@ -6,7 +6,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from hpcjax.core import checks, trees
-from hpcjax.core.patterns import check_patterns
+from hpcjax.core.patterns import check_patterns, check_stacked
 from hpcjax.optim import config, norms, option_checks
 from hpcjax.optim.first_order import clip_global_norm
 from hpcjax.optim.full_precision import in_full_precision
@@ -57,7 +57,7 @@ def scale_by_trust_ratio(
 
     def init(params):
         decay_mask(trust_rules, params)
-        option_checks.check_stacked(stacked, trees.flatten(params))
+        check_stacked(stacked, trees.flatten(params))
         return optax.EmptyState()
 
     def update(updates, state, params=None, **extra_args):

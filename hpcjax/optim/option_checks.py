@@ -1,7 +1,6 @@
 """Checks of what optimizers can be told; imports no JAX."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hpcjax.core import checks
@@ -29,17 +28,6 @@ def check_rules(rules: Any, name: str = "decay_rules") -> None:
     rule = f"{name} must be (regex, chosen) pairs, at least one"
     checks.require(bool(rules) and pairs, rule, **{name: rules})
     check_patterns(name, [pattern for pattern, _ in rules])
-
-
-def check_stacked(stacked: tuple[str, ...], paths: Iterable[str]) -> None:
-    """Raises ConfigError unless each of `stacked` is found in one of the paths.
-
-    Without parameters there is nothing to match: so calls `optax.tree_map_params`.
-    """
-    names = list(paths)
-    idle = [rule for rule in stacked if not any(re.search(rule, p) for p in names)]
-    good = not idle or not names
-    checks.require(good, "stacked must match parameters", stacked=idle)
 
 
 def check_graft(graft: str, graft_momentum: Any) -> None:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from hpcjax.core import trees
-from hpcjax.optim import matrices, norms, option_checks
+from hpcjax.core import patterns, trees
+from hpcjax.optim import matrices, norms
 from hpcjax.optim.full_precision import in_full_precision
 
 
@@ -78,7 +78,7 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
       ['k']
     """
     leaves = trees.flatten(params)
-    option_checks.check_stacked(cuts.stacked, leaves)
+    patterns.check_stacked(cuts.stacked, leaves)
     found = {
         path: matrices.matrix_plan(
             leaf.shape,

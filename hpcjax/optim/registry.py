@@ -2,12 +2,14 @@
 
 import functools
 
+from hpcjax.collectives import OkTopkConfig, PowerSgdConfig
 from hpcjax.optim._graft import graft
 from hpcjax.optim._jorge import scale_by_jorge
 from hpcjax.optim._lamb import lamb, scale_by_trust_ratio
 from hpcjax.optim._shampoo import scale_by_shampoo
 from hpcjax.optim.all_reduce import all_reduce_mean
 from hpcjax.optim.config import CosineConfig, JorgeFromSgdConfig, SgdConfig
+from hpcjax.optim.exchange import exchange_gradients
 from hpcjax.optim.first_order import adamw, clip_global_norm, scale_by_momentum, sgd
 from hpcjax.optim.full_precision import in_full_precision
 from hpcjax.optim.learning_rates import with_schedule
@@ -19,6 +21,10 @@ REGISTRY = {
     "adamw": lambda: adamw(0.1),
     "all_reduce_mean": all_reduce_mean,
     "clip_global_norm": lambda: clip_global_norm(1.0),
+    "exchange_gradients": lambda: exchange_gradients(
+        OkTopkConfig(density=0.3, tau_prime=2)
+    ),
+    "exchange_gradients_low_rank": lambda: exchange_gradients(PowerSgdConfig(rank=2)),
     "graft": lambda: graft(scale_by_momentum(0.5), scale_by_momentum(0.9)),
     "graft_global": lambda: graft(
         scale_by_momentum(0.5), scale_by_momentum(0.9), layerwise=False

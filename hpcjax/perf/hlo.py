@@ -166,6 +166,36 @@ def collective_bytes(compiled: Compiled, kind: str | None = None) -> int:
     return sum(collective.total for collective in found)
 
 
+def ring_bytes(compiled: Compiled, devices: int) -> float:
+    """Returns the bytes that one device sends to others in a run of `compiled`.
+
+    If every collective is over all devices and made by the algorithm that sends least:
+    with s bytes of operands on each of p devices an all-reduce sends 2 s (p − 1) / p,
+    a reduce-scatter and an all-to-all s (p − 1) / p, an all-gather s (p − 1), and a
+    permutation s.
+
+    Args:
+      compiled: the program.
+      devices: p.
+
+    Raises:
+      UnsupportedOp: a collective of another kind.
+    """
+    share = (devices - 1) / devices
+    sent = {
+        "all-reduce": 2 * share,
+        "reduce-scatter": share,
+        "all-to-all": share,
+        "all-gather": devices - 1,
+        "collective-permute": 1,
+    }
+    found = collectives(compiled)
+    unknown = {each.kind for each in found} - sent.keys()
+    if unknown:
+        raise UnsupportedOp(f"what {sorted(unknown)} send is not known")
+    return sum(each.total * sent[each.kind] for each in found)
+
+
 def flops(compiled: Compiled) -> float:
     """Returns XLA's count of floating-point operations per device.
 

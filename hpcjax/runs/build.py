@@ -157,7 +157,9 @@ def _cells(dataset: xr.Dataset) -> dict[str, Any]:
         )
         for place, value in zip(stacked["cell"].values, stacked.values, strict=True):
             names = place if isinstance(place, tuple) else (place,)
-            cells["|".join(map(str, names)) + f".{column}"] = words.plain(value.item())
+            # Texts of pandas are Python's.
+            plain = value.item() if isinstance(value, np.generic) else value
+            cells["|".join(map(str, names)) + f".{column}"] = words.plain(plain)
     return cells
 
 
@@ -248,6 +250,7 @@ class _Maker:
             runs.config,
             merged,
             root=self.root,
+            devices=self.tier.devices,
             fresh=self.fresh,
             quiet=not self.progress,
         )
@@ -268,4 +271,5 @@ class _Maker:
     def has_ended(self, digest: str) -> bool:
         """Says whether there is a run of a config that need not be run again."""
         ends = ("done", "diverged")
-        return directory.find_run(self.root, digest, ends, devices=1) is not None
+        devices = self.tier.devices
+        return directory.find_run(self.root, digest, ends, devices=devices) is not None

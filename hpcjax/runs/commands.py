@@ -268,12 +268,14 @@ def table(
       fresh: run everything again.
       record: write the result beside the table's definition, to be committed.
       format: how it is printed.
-      devices: simulated devices to offer on a CPU.
+      devices: simulated devices to offer on a CPU; default what the tables need.
       root: folder that holds runs/ and further experiments.
       data: folder of data sets.
     """
-    _prepare(data, devices)
-    _known(ids, discover.find_tables(root), "table")
+    tables = discover.find_tables(root)
+    _known(ids, tables, "table")
+    wanted = max([tables[name].tier(tier).devices for name in ids], default=1)
+    _prepare(data, devices or (wanted if wanted > 1 else None))
     return _build(ids, root, format, tier=tier, check=check, fresh=fresh, record=record)
 
 

@@ -157,10 +157,11 @@ def ensure(
     overrides: Mapping[str, str] | None = None,
     *,
     root: pathlib.Path | None = None,
+    devices: int = 1,
     fresh: bool = False,
     quiet: bool = False,
 ) -> directory.RunDirectory:
-    """Returns a run of a config on one device that has ended well or diverged.
+    """Returns a run of a config on so many devices that has ended well or diverged.
 
     One that is there is used again, one that was interrupted goes on, and only then is
     one begun.
@@ -169,13 +170,14 @@ def ensure(
       name: `paper/config[:variant]`.
       overrides: values as on the command line.
       root: folder that holds `runs/`; default the working directory.
+      devices: of the data axis.
       fresh: begin one in any case.
       quiet: no progress line.
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
     find = functools.partial(
-        directory.find_run, root, configs.digest(loaded.config), devices=1
+        directory.find_run, root, configs.digest(loaded.config), devices=devices
     )
     ended = None if fresh else find(("done", "diverged"))
     if ended is not None:
@@ -184,7 +186,8 @@ def ensure(
     resume = None if cut is None else cut.id
     with directory.claim(root, loaded, resume=resume) as folder, folder.logging():
         try:
-            _execute(loaded, folder, _How(root=root, quiet=quiet, among_others=True))
+            how = _How(root=root, devices=devices, quiet=quiet, among_others=True)
+            _execute(loaded, folder, how)
         except Diverged as error:
             log.warning("%s with %s diverged: %s", name, overrides, error)
     return folder

@@ -58,9 +58,10 @@ class Key:
 
 def _walk(cls: type, tree: Mapping[str, Any], prefix: str = "") -> Iterator[Key]:
     """Yields a key for every field of a config as JSON, and below those it holds."""
-    params = docstring_parser.parse(cls.__doc__ or "").params
     helps = {
-        each.arg_name: " ".join((each.description or "").split()) for each in params
+        each.arg_name: " ".join((each.description or "").split())
+        for base in reversed(cls.__mro__)
+        for each in docstring_parser.parse(base.__doc__ or "").params
     }
     for name, hint in values.fields(cls).items():
         held, path = tree.get(name, dataclasses.MISSING), prefix + name

@@ -107,11 +107,13 @@ class Tier:
       runs: rows by name.
       claims: claims by name.
       minutes: about how long it takes, for `hpcjax list`.
+      devices: of every run; simulated ones on a CPU.
     """
 
     runs: Mapping[str, Runs]
     claims: Mapping[str, Claim]
     minutes: float
+    devices: int = 1
 
     def __post_init__(self) -> None:
         for name, runs in self.runs.items():

@@ -28,6 +28,8 @@ from .schedules import interleaved as interleaved
 from .schedules import one_f_one_b as one_f_one_b
 from .schedules import validate as validate
 from .schedules import zero_bubble_h1 as zero_bubble_h1
+from .staged import averaged_value_and_grad as averaged_value_and_grad
+from .staged import staged_value_and_grad as staged_value_and_grad
 from .stages import STAGE_AXIS as STAGE_AXIS
 from .stages import STAGES as STAGES
 from .stages import collect_stages as collect_stages

@@ -6,7 +6,7 @@ exchange of gradients is therefore an error here and not a slow drift of paramet
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,12 @@ from jax.sharding import Mesh, PartitionSpec
 from hpcjax import optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.keys import derive
-from hpcjax.core.model import added_loss
 from hpcjax.core.varying import vary, varying_axes
-from hpcjax.optim import kfac
 from hpcjax.sharding.mesh import data_axes
+from hpcjax.train.gradients import Metrics, gradients
 from hpcjax.train.state import TrainState
 from hpcjax.train.task import Batch, Task, Totals
 
-Metrics = dict[str, Any]
 NONFINITE, STOP = "nonfinite", "stop"
 _GUARDED = ("params", "model_state", "opt_state")
 
@@ -61,7 +59,7 @@ def train_step(
             derive(state.key, "step", state.step), jax.lax.axis_index(axes)
         )
 
-        found = differentiated(task, state, batch, key, axes)
+        found = gradients(task, state, batch, key, axes)
         updates, opt_state = task.optimizer.update(
             found.grads, state.opt_state, state.params, **found.extras
         )
@@ -94,79 +92,6 @@ def train_step(
         check_vma=True,
     )
     return jax.jit(mapped, donate_argnums=0)
-
-
-class _Adding(NamedTuple):
-    """Outputs of a model whose layers add to the objective, and what they add."""
-
-    outputs: Any
-    added: jax.Array
-
-
-class Differentiated(NamedTuple):
-    """What one forward and backward pass gave on this device.
-
-    Attributes:
-      grads: of the parameters, of this device's part of the batch alone.
-      means: the objective's means over that part.
-      model_state: the model's new state.
-      extras: what the optimizer's `update` gets beside gradients and parameters.
-    """
-
-    grads: Any
-    means: Metrics
-    model_state: Any
-    extras: dict[str, Any]
-
-
-def differentiated(
-    task: Task, state: TrainState, batch: Batch, key: jax.Array, axes: tuple[str, ...]
-) -> Differentiated:
-    """Differentiates the objective, with K-FAC's statistics where the task has some.
-
-    The gradient is also that of what the model's layers add by themselves, as experts'
-    load balance of this device's tokens does; the objective's own mean stays without.
-    """
-    params, model_state = vary(state.params, axes), state.model_state
-    taps, curvature = {}, task.curvature
-    if curvature is not None:
-        active = kfac.statistics_due(state.opt_state)
-        taps = kfac.make_taps(
-            curvature.plan, task.model, params, model_state, batch["x"], active=active
-        )
-
-    def forward(params: Any, taps: Any) -> tuple[Any, Any]:
-        outputs, new = task.model.apply(
-            params, model_state, batch["x"], train=True, key=key, taps=taps or None
-        )
-        added = added_loss(new)
-        return (outputs if added is None else _Adding(outputs, added)), new
-
-    def loss(outputs: Any, labels: Any) -> tuple[Any, Any]:
-        outputs, added = outputs if isinstance(outputs, _Adding) else (outputs, None)
-        totals = task.objective(outputs, {**batch, "y": labels})
-        mean = totals.means()["loss"]
-        return (mean if added is None else mean + added), totals
-
-    def value_fn(params: Any) -> Any:
-        return loss(forward(params, {})[0], batch["y"])[0]
-
-    made = kfac.differentiate(
-        forward,
-        loss,
-        params,
-        taps,
-        batch.get("y"),
-        fisher="empirical" if curvature is None else curvature.fisher,
-        key=jax.random.fold_in(key, 1),
-    )
-    means, added = made.loss_aux.means(), added_loss(made.aux)
-    if added is not None:
-        means["added_loss"] = added
-    extras = {"value": made.value, "value_fn": value_fn}
-    if curvature is not None:
-        extras |= {"taps": made.statistics, "loss_terms": made.loss_aux.count}
-    return Differentiated(made.grads, means, made.aux, extras)
 
 
 def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:

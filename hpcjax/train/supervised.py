@@ -6,7 +6,10 @@ from typing import Any
 import optax
 
 from hpcjax import data, optim
+from hpcjax.collectives import ExchangeConfig
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import Model
+from hpcjax.optim import PartialBackward
 from hpcjax.optim.kfac import Curvature
 from hpcjax.sharding.mesh import DATA_AXIS
 from hpcjax.train.objectives import OBJECTIVES
@@ -20,6 +23,8 @@ def supervised(
     augment: Callable[..., Any] | None = None,
     objective: Objective | None = None,
     curvature: Curvature | None = None,
+    backward: PartialBackward | None = None,
+    exchange: ExchangeConfig | None = None,
 ) -> Task:
     """Returns the task of predicting labels `y` from `x`, by single-device parts.
 
@@ -32,9 +37,24 @@ def supervised(
       objective: `(outputs, batch) -> Totals`; None for that of `dataset.kind`.
       curvature: given with an optimizer that contains K-FAC, which averages its
         statistics by itself over the axes of `curvature`.
+      backward: roles of workers; the mean is then over those that contribute.
+      exchange: takes the place of the mean, such as `collectives.OkTopkConfig()`.
+
+    Raises:
+      ConfigError: both `curvature` and `backward`: the statistics need every layer's
+        gradients of every worker; both `backward` and `exchange`.
     """
     axes = DATA_AXIS if curvature is None else curvature.axes
-    chained = optax.chain(optim.all_reduce_mean(axes), optimizer)
+    mean = optim.all_reduce_mean(axes)
+    if exchange is not None:
+        mean = optim.exchange_gradients(exchange, axes)
+    if backward is not None:
+        if curvature is not None:
+            raise ConfigError("K-FAC needs a whole backward pass: give no backward")
+        if exchange is not None:
+            raise ConfigError("a partial backward pass has its own mean: no exchange")
+        mean = optim.contributor_mean(backward, axes)
+    chained = optax.chain(mean, optimizer)
     return Task(
         model,
         optax.with_extra_args_support(chained),
@@ -42,4 +62,5 @@ def supervised(
         dataset,
         augment,
         curvature,
+        backward,
     )

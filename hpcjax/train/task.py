@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from hpcjax import data
 from hpcjax.core.model import Model
+from hpcjax.optim import PartialBackward
 from hpcjax.optim.kfac import Curvature
 from hpcjax.sharding.mesh import data_axes, data_mesh, make_mesh
 
@@ -47,6 +48,8 @@ class Task(NamedTuple):
       dataset: training and validation sources.
       augment: optional `(batch, rng) -> batch` on the host.
       curvature: what K-FAC, if `optimizer` contains it, wants of the backward pass.
+      backward: which workers backpropagate through which blocks; `optimizer` then
+        contains `optim.contributor_mean`. None: all through all.
     """
 
     model: Model
@@ -55,6 +58,7 @@ class Task(NamedTuple):
     dataset: "data.Dataset"
     augment: Callable[..., Any] | None = None
     curvature: Curvature | None = None
+    backward: PartialBackward | None = None
 
     def mesh(self, devices: int) -> Mesh:
         """Returns the mesh that the optimizer communicates on, of so many devices."""

@@ -50,6 +50,13 @@ def test_a_step_over_devices_equals_one_per_device():
     assert int(state["n"]) == 2
 
 
+def test_without_an_axis_nothing_is_wrapped():
+    made = per_device.wrap({"r": 1.0}, ("data", "model"), "reset")
+    assert made == PerDevice(value={"r": 1.0}, axis=("data", "model"), resize="reset")
+    assert per_device.unwrap(made) == {"r": 1.0}
+    assert per_device.wrap(2.0, None) == per_device.unwrap(2.0) == 2.0
+
+
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]))
 def test_resizing_keeps_the_mean(old, new):
     value = np.random.default_rng(old).standard_normal((old, 2, 3)).astype(np.float32)

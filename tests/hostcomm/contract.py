@@ -161,6 +161,8 @@ def collectives_agree(transport):
         np.testing.assert_array_equal(got, total)
     got = hostcomm.reduce_scatter(transport, every[rank])
     np.testing.assert_array_equal(got, np.array_split(total, size)[rank])
+    stacked = hostcomm.allgather(transport, every[rank])
+    np.testing.assert_array_equal(stacked, every)
     gathered = hostcomm.allgatherv(transport, np.full(rank, rank))
     assert [each.tolist() for each in gathered] == [[r] * r for r in range(size)]
     parts = [np.full(to + 1, rank) for to in range(size)]

@@ -1,6 +1,7 @@
 """What the processes of `test_launch` do."""
 
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -8,6 +9,7 @@ import time
 import numpy as np
 
 from hpcjax import hostcomm
+from hpcjax.core.errors import ProcessLost
 from hpcjax.hostcomm import Tag
 from tests.hostcomm import contract
 
@@ -70,3 +72,33 @@ def tell_and_wait(transport, path):
         file.write(str(os.getpid()))
     hostcomm.barrier(transport)
     time.sleep(600)
+
+
+def sleep_through_all_rounds(transport, who, steps):
+    """One rank wakes only once all others have taken the results of all steps."""
+    partial = hostcomm.PartialAllreduce(transport, 10, mode="solo", limiter=0)
+    if transport.rank == who:
+        for _ in range(transport.size - 1):
+            transport.receive_any("wake")
+    for step in range(steps):
+        partial.post(step, np.ones(10))
+        partial.result(step)
+    if transport.rank != who:
+        transport.send(who, Tag("wake"), np.zeros(0))
+    totals = [result.total.tolist() for result in partial.finish()]
+    return totals, tuple(partial.trace())
+
+
+def die_in_a_round(transport, who, folder):
+    """All but one note what they are told and end with the error."""
+    partial = hostcomm.PartialAllreduce(transport, 1000, mode="solo", limiter=3)
+    try:
+        for step in range(1000):
+            if transport.rank == who and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.001)
+            partial.post(step, np.ones(1000))
+            partial.result(step, 60.0)
+    except ProcessLost as error:
+        pathlib.Path(folder, str(transport.rank)).write_text(str(error))
+        raise

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpcjax.core.errors import ConfigError
 from hpcjax.hostcomm import (
     Tag,
+    allgather,
     allgatherv,
     allreduce,
     alltoallv,
@@ -138,6 +139,18 @@ def test_reduce_scatter_gives_each_its_part(size):
     assert list(payload) == [8 * (sum(sizes) - each) for each in sizes]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_allgather_stacks_in_few_messages(size, dtype):
+    arrays = numbers(size, (2, 3), dtype, size)
+    got, payload, messages = counted(lambda t: allgather(t, arrays[t.rank]), size)
+    for each in got:
+        np.testing.assert_array_equal(each, arrays)
+        assert each.dtype == dtype
+    assert set(payload) == {(size - 1) * arrays[0].nbytes}
+    assert set(messages) == {math.ceil(math.log2(size))}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_allgatherv_is_ragged(size):
     rng = np.random.default_rng(size)
@@ -216,6 +229,14 @@ def test_arrays_that_differ_are_refused(method):
         return allreduce(t, np.ones(3 if t.rank else 5), method=method)
 
     with pytest.raises(ConfigError, match=r"arrays must be the same.*float64\(\d,\)"):
+        run(rank, 2)
+
+
+def test_arrays_that_differ_are_not_stacked():
+    def rank(t):
+        return allgather(t, np.ones(3 if t.rank else 5))
+
+    with pytest.raises(ConfigError, match=r"arrays must be the same in all ranks"):
         run(rank, 2)
 
 

@@ -26,3 +26,10 @@ def test_the_guide_runs(monkeypatch):
     assert names["results"] == [(pytest.approx(mean), 32)] * 4
     assert names["answers"] == {1: [0, 1, 2], 2: [0, 2, 4]}
     assert names["sums"] == [[1.0, 3.0, 5.0]] * 2
+    for weights, _ in names["found"]:
+        assert weights == pytest.approx([-10.0] * 3)
+    assert names["trace"].staleness().max() <= 4
+    assert names["woken"] == [[(0, False), (1, True)]] * 3
+    models = [model for model, _ in names["averaged"]]
+    assert models == models[:1] * 4  # after a round of all
+    assert not names["late"][4::5].any()

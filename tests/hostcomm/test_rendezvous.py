@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import json
 import socket
 import threading
 
@@ -10,8 +11,7 @@ import pytest
 
 from hpcjax.core.errors import ConfigError, ProcessLost
 from hpcjax.hostcomm import TcpTransport, allreduce, connect
-from hpcjax.hostcomm.channels import Message, frame
-from hpcjax.hostcomm.rendezvous import listen, meet
+from hpcjax.hostcomm.rendezvous import _gather, listen, meet
 from tests.hostcomm.threads import in_threads
 
 
@@ -115,11 +115,40 @@ def test_two_of_one_rank_or_another_size_are_told():
     assert "another with this RANK, or another WORLD_SIZE" in str(errors[1])
 
 
+def said(options):
+    """What a stranger sends that knows how messages look."""
+    header = json.dumps(["hello", options, []]).encode()
+    return len(header).to_bytes(8, "big") + header
+
+
+STRANGE = [
+    said(options)
+    for options in (
+        {"rank": 1, "token": "guessed"},
+        {"rank": 1, "token": "gu\u00e9ssed"},
+        {"rank": 1, "token": "\ud800"},
+        {"rank": [1], "token": "secret"},
+        {"rank": 1, "size": 2},
+        ["rank"],
+    )
+]
+
+
+def test_strangers_do_not_disturb_who_gathers():
+    with listen() as listener, contextlib.ExitStack() as stack:
+        for word in STRANGE:
+            stranger = stack.enter_context(
+                socket.create_connection(listener.getsockname())
+            )
+            stranger.sendall(word)
+        with pytest.raises(ProcessLost, match=r"ranks \[1\] have not come"):
+            _gather(listener, 2, 0.2)
+
+
 def test_strangers_are_not_let_in():
     listeners = [listen(), listen()]
     addresses = [each.getsockname() for each in listeners]
-    hello = Message("hello", {"rank": 1, "token": "guessed"})
-    words = [b"GET / HTTP/1.1\r\n\r\n", b"".join(frame(hello)), b""]
+    words = [b"GET / HTTP/1.1\r\n\r\n", b"", *STRANGE]
     with contextlib.ExitStack() as stack:
         for word in words:
             stranger = stack.enter_context(socket.create_connection(addresses[0]))

@@ -157,6 +157,24 @@ def test_the_silent_are_named_and_lost():
     close_all(transports)
 
 
+def test_who_waits_for_a_silent_rank_is_not_taken_for_it():
+    """Rank 0 waits for 1, that then waits for 2: both learn that it is rank 2."""
+    transports = connected(3, patience=1.0)
+    a, b, _ = transports
+    before = b.counters()
+    first = in_thread(lambda: a.receive(1, Tag("x")))
+    time.sleep(0.1)
+
+    def wait():
+        with b:
+            b.receive(2, Tag("x"))
+
+    second = in_thread(wait)
+    assert str(second()) == str(first()) == "rank 2 has sent nothing for 1 s"
+    assert b.counters() == before
+    close_all(transports)
+
+
 def test_all_that_are_waited_for_must_be_silent():
     transports = connected(3, patience=0.2)
     a = transports[0]
@@ -265,6 +283,21 @@ def test_nothing_is_left_open(linger):
         thread.join(10)
     assert [each.fileno() for each in sockets] == [-1] * 6
     assert transports[0].counters().sent[0] == Traffic()
+
+
+def test_an_abort_leaves_no_thread():
+    """Not that of what was posted, nor one in the middle of it."""
+    ours, theirs = socket.socketpair()
+    transport = TcpTransport(0, {1: ours}, patience=20.0)
+    posted = [transport.isend(1, Tag("x"), np.zeros(10**6)) for _ in range(2)]
+    transport.abort()
+    theirs.close()
+    for thread in (transport._outboxes[1]._thread, transport._channels[1]._thread):
+        thread.join(10)
+        assert not thread.is_alive()
+    for request in posted:
+        with pytest.raises(HpcjaxError):
+            request.wait()
 
 
 def test_latency_delays_who_receives_and_not_who_sends():

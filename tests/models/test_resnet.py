@@ -91,6 +91,7 @@ def test_evaluation_equals_numpy(name):
         # The counts that every public full-size implementation reports.
         (18, (224, 224, 3), 1000, 11_689_512),
         (50, (224, 224, 3), 1000, 25_557_032),
+        (101, (224, 224, 3), 1000, 44_549_160),
     ],
 )
 def test_full_size_parameter_counts(depth, inputs, outputs, count):

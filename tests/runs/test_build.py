@@ -1,9 +1,11 @@
 """Tables made from runs: tuning, what is run again, what is committed and compared."""
 
+import dataclasses
 import json
 import math
 import pathlib
 
+import numpy as np
 import pytest
 
 from hpcjax.core import ConfigError, Diverged
@@ -277,6 +279,15 @@ def test_a_missed_target_is_a_word_in_the_record(root):
     result.dataset["steps"].loc[{"row": "slow"}] = math.inf
     content = json.dumps(build.to_json(result), allow_nan=False)
     assert json.loads(content)["cells"]["slow.steps"] == "inf"
+
+
+def test_texts_of_a_table_are_recorded_whoever_holds_them(root):
+    result = make(root, "curves/holds")
+    for kind in ("U4", object):
+        texts = np.array(["some"] * result.dataset.sizes["row"], kind)
+        texted = result.dataset.assign(model=("row", texts))
+        cells = build.to_json(dataclasses.replace(result, dataset=texted))["cells"]
+        assert cells["slow.model"] == "some"
 
 
 def test_a_run_on_more_devices_is_not_a_tables_run(root):

@@ -247,6 +247,22 @@ def test_keys_carry_type_value_and_help():
     assert helped["optimizer.momentum"].help == "decay of the buffer."
 
 
+def test_keys_of_a_base_class_keep_its_help():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Nesterov(SgdConfig):
+        """SGD that looks ahead.
+
+        Attributes:
+          ahead: by how many steps.
+        """
+
+        ahead: int = 1
+
+    known = overrides.keys(Nesterov())
+    assert known["momentum"].help == "decay of the buffer."
+    assert known["ahead"].help == "by how many steps."
+
+
 def test_two_members_of_one_name_are_refused():
     other = dataclasses.make_dataclass("SGD", [("lr", float)])
     with pytest.raises(ConfigError, match="named 'sgd'"):

@@ -50,4 +50,6 @@ def kth_magnitude(
         count = total(jnp.sum(order >= tried, dtype=jnp.int32))
         return jnp.where(count >= k, tried, found)
 
-    return jax.lax.fori_loop(0, _BITS, halve, jnp.int32(0))
+    # The first one apart: it has the type, as to devices, that the loop keeps.
+    first = halve(jnp.int32(0), jnp.int32(0))
+    return jax.lax.fori_loop(1, _BITS, halve, first)

@@ -1,0 +1,11 @@
+"""Gradients of two processes averaged while the rest is computed; 1 min on 2 cores.
+
+Expect: at most 60 % of the communication is seen, where it takes as long as the
+backward pass; a quarter, the last of four buckets, always is (`hpcjax table
+gradcomp/overlap`).
+"""
+
+from experiments.gradcomp.overlap import Config
+
+base = Config()
+smoke = {"chain.width": "16", "chain.rows": "8", "rounds": "1"}

@@ -1,0 +1,23 @@
+"""Steps of 2 and 4 processes over slow links, predicted and measured; 3 min on 2 cores.
+
+`:full` has 2, 4 and 8 processes and four links, half an hour.
+Expect: predictions off by 15 % in the median and by 35 % at most (`hpcjax table
+gradcomp/validation`).
+"""
+
+import dataclasses
+
+from experiments.gradcomp.validation import Config
+
+ci = Config()
+full = dataclasses.replace(
+    ci, processes=(2, 4, 8), mbit_per_s=(25.0, 50.0, 100.0, 400.0), repetitions=5
+)
+base = ci
+smoke = {
+    "chain.width": "16",
+    "chain.rows": "8",
+    "processes": "[2]",
+    "mbit_per_s": "[400.0]",
+    "repetitions": "1",
+}

@@ -1,0 +1,147 @@
+"""Steps that sleep in real processes, some of them late, beside the event model."""
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcjax.core import checks
+from hpcjax.hostcomm.imbalance import Pattern
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Processes, their steps and who is late.
+
+    Attributes:
+      processes: P; there may be more than cores, for they sleep.
+      steps: of a run.
+      base: seconds of everybody's step, slept.
+      pattern: who is delayed; see `hostcomm.inject_delays`.
+      delay: by how many seconds.
+      asleep: if not 0, the last process sleeps so many seconds in its first step, and
+        not at all in the others.
+      numbers: float32 in a gradient.
+      limiter: partial rounds between synchronous ones; 0: none is.
+      repetitions: runs of each mode, in turns.
+      calibration: synchronous steps without delay that tell the time of a round.
+      patience: seconds that a process waits for another one.
+      seed: of delays and initiators.
+    """
+
+    processes: int = 8
+    steps: int = 25
+    base: float = 0.02
+    pattern: Pattern = "random_one"
+    delay: float = 0.2
+    asleep: float = 0.0
+    numbers: int = 250_000
+    limiter: int = 0
+    repetitions: int = 3
+    calibration: int = 20
+    patience: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_count(2, processes=self.processes, calibration=self.calibration)
+        checks.require_count(
+            1, steps=self.steps, numbers=self.numbers, repetitions=self.repetitions
+        )
+        checks.require_count(0, limiter=self.limiter)
+        checks.require_finite(0.0, base=self.base, delay=self.delay, asleep=self.asleep)
+        checks.require_positive(patience=self.patience)
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Measures all modes in turns, with the same delays.
+
+    Returns:
+      Seconds `total`, until the last process has ended its steps, `mean`, until they
+      have on average, and `others`, until all but the last have; `fresh` and
+      `contributors` of a round, and the largest `staleness`, [mode, repetition];
+      `foretold`, the total by the event model [mode];
+      `round`, seconds of a synchronous round, `ping` of a small message and `pong` of
+      one as large as a gradient.
+    """
+    import xarray as xr
+
+    from experiments.eager import processes
+    from hpcjax import hostcomm, perf
+
+    del ctx
+    sleeps = cfg.base + hostcomm.inject_delays(
+        cfg.pattern, cfg.steps, cfg.processes, delay=cfg.delay, seed=cfg.seed
+    )
+    if cfg.asleep:
+        sleeps[:, -1] = 0
+        sleeps[0, -1] = cfg.asleep
+    given = {
+        "sleeps": sleeps,
+        "numbers": cfg.numbers,
+        "repetitions": cfg.repetitions,
+        "base": cfg.base,
+        "calibration": cfg.calibration,
+        "limiter": cfg.limiter,
+        "seed": cfg.seed,
+    }
+    told = hostcomm.launch(
+        processes.steps,
+        cfg.processes,
+        arguments=(given,),
+        patience=cfg.patience,
+        folder=ROOT,
+    )
+    cost = max(0.0, float(np.median([each["round"] for each in told])))
+    foretold = [
+        perf.simulate_rounds(
+            sleeps, mode=mode, seconds=cost, limiter=cfg.limiter, seed=cfg.seed
+        ).total()
+        for mode in processes.MODES
+    ]
+    ping, pong = told[0]["ping"]
+    return xr.Dataset(
+        {
+            **_figures(told),
+            "foretold": ("mode", np.array(foretold)),
+            "round": cost,
+            "ping": float(ping),
+            "pong": float(pong),
+        },
+        coords={"mode": list(processes.MODES)},
+    )
+
+
+def _figures(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what the runs have shown, of all ranks' answers."""
+    from hpcjax import hostcomm
+
+    begin = np.min([each["begin"] for each in told], axis=0)
+    end = np.array([each["end"] for each in told])
+    repetitions, modes = begin.shape
+    fresh, staleness = np.zeros(begin.shape), np.zeros(begin.shape)
+    for row in range(repetitions):
+        for column in range(modes):
+            trace = hostcomm.join_traces(
+                [hostcomm.PartialTrace(*each["traces"][row][column]) for each in told]
+            )
+            fresh[row, column] = trace.fresh().mean()
+            staleness[row, column] = trace.staleness().max()
+    found = {
+        "total": end.max(0) - begin,
+        "mean": end.mean(0) - begin,
+        "others": end[:-1].max(0) - begin,
+        "fresh": fresh,
+        "staleness": staleness,
+        "contributors": told[0]["contributors"],
+    }
+    return {name: (("repetition", "mode"), values) for name, values in found.items()}

@@ -1,0 +1,441 @@
+"""When compressing gradients pays: by a model, and how well the model foretells."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import xarray as xr
+
+from experiments.gradcomp.utility import ALWAYS, PAYS
+from hpcjax.perf.intervals import bootstrap_median
+from hpcjax.runs.tables import Claim, Runs, Table, Tier
+
+PAPER = "Agarwal et al., On the Utility of Gradient Compression, MLSys 2022"
+TEN = 10.0  # Gbit/s, the links of the paper
+MODELLED = (
+    "Analytical: alpha and bandwidth of a ring; passes and encoding were measured on "
+    "the device of the calibration file. fp16 is listed but never counted."
+)
+
+
+def _only(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    return next(iter(rows.values())).isel(seed=0, drop=True)
+
+
+def by_bandwidth(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns, for each bandwidth, in how many setups compression pays."""
+    run = _only(rows)
+    counted = run.isel(setup=run["counted"].values.astype(bool))
+    wins = counted["speedup"] > 1
+    now = wins.sel(compute_speed=1.0)
+    best = counted["speedup"].sel(compute_speed=1.0)
+    labels = [f"{gbit:g} Gbit/s" for gbit in run["gbit_per_s"].values]
+    table = xr.Dataset(
+        {
+            "setups": ("gbit_per_s", [counted.sizes["setup"]] * len(labels)),
+            "wins": now.sum("setup"),
+            "share": now.mean("setup"),
+            "best": best.max("setup"),
+            "faster": wins.isel(compute_speed=-1).mean("setup"),
+            "shares": wins.mean("setup"),
+            "sparse": _of(now, counted, "MSTop-k 10%"),
+            "others": _others(now, counted),
+            "threshold": run["threshold"],
+        }
+    )
+    return table.rename(gbit_per_s="row").assign_coords(row=labels)
+
+
+def _of(wins: xr.DataArray, run: xr.Dataset, label: str) -> xr.DataArray:
+    return wins.isel(setup=run["method"].values == label).sum("setup")
+
+
+def _others(wins: xr.DataArray, run: xr.Dataset) -> xr.DataArray:
+    """Counts winners that are neither PowerSGD nor signSGD."""
+    named = [
+        str(label).startswith(("PowerSGD", "sign")) for label in run["method"].values
+    ]
+    return wins.isel(setup=~np.array(named)).sum("setup")
+
+
+def _rise(values: xr.DataArray, dim: str) -> float:
+    return float(values.diff(dim).max())
+
+
+def _at_the_top(table: xr.Dataset) -> float:
+    """Counts the others at the highest bandwidth at which anything pays."""
+    some = np.flatnonzero(table["wins"].values)
+    return float(table["others"].values[some[-1]]) if len(some) else 0.0
+
+
+UTILITY = Table(
+    id="gradcomp/utility",
+    title="Setups in which compressing gradients takes less time, by bandwidth",
+    paper=f"{PAPER}: 6 of more than 200 setups on V100 at 10 Gbit/s [abstract]",
+    caption=(
+        f"{MODELLED} A setup is a model, a batch, a number of workers and a method. "
+        f"The last column is the bandwidth from which on fewer than {PAYS:.0%} pay."
+    ),
+    columns={
+        "setups": "setups",
+        "wins": "pay",
+        "share": "share",
+        "best": "best speed-up",
+        "faster": "share, 4 times the compute speed",
+        "threshold": "Gbit/s for < 3 %",
+    },
+    reduce=by_bandwidth,
+    tiers={
+        "model": Tier(
+            minutes=1.0,
+            runs={"all": Runs(config="gradcomp/utility")},
+            claims={
+                "bandwidth": Claim(
+                    relation="the share rises nowhere with the bandwidth",
+                    ours=lambda table: _rise(table["shares"], "row"),
+                    at_most=0.0,
+                ),
+                "compute": Claim(
+                    relation="the share falls nowhere with the speed of compute",
+                    ours=lambda table: _rise(-table["shares"], "compute_speed"),
+                    at_most=0.0,
+                ),
+                "sparse": Claim(
+                    relation="setups in which MSTop-k 10 % pays",
+                    ours=lambda table: float(table["sparse"].sum()),
+                    at_most=0.0,
+                ),
+                "winners": Claim(
+                    relation=(
+                        "winners at the highest bandwidth that has any which are "
+                        "neither PowerSGD nor signSGD"
+                    ),
+                    ours=_at_the_top,
+                    at_most=0.0,
+                ),
+            },
+        )
+    },
+)
+
+
+def by_method(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns, for each method, where it ceases to pay and what changes that."""
+    run = _only(rows)
+    first = run["speedup"].isel(gbit_per_s=0)
+    now, fast = first.isel(compute_speed=0), first.isel(compute_speed=-1)
+    found: dict[str, list[float]] = {
+        name: [] for name in ("low", "high", "now", "fast", "lost", "endless", "batch")
+    }
+    labels = list(dict.fromkeys(run["method"].values.tolist()))
+    for label in labels:
+        own = run["method"].values == label
+        edges = run["pays_below"].values[own]
+        costly = run["costly"].values[own].astype(bool)
+        found["low"].append(float(edges.min()))
+        found["high"].append(float(edges.max()))
+        found["now"].append(float(now[own].median()))
+        found["fast"].append(float(fast[own].median()))
+        lost = (now - fast).values[own & (fast.values > 1)]
+        found["lost"].append(float(lost.max(initial=-1.0)))
+        found["endless"].append(float((edges[costly] >= ALWAYS).sum()))
+        found["batch"].append(_gained_by_batch(run.isel(setup=own)))
+    columns = {name: ("row", values) for name, values in found.items()}
+    return xr.Dataset(columns, coords={"row": labels})
+
+
+def _gained_by_batch(run: xr.Dataset) -> float:
+    """Returns the most a speed-up above 1 rises from one batch to the next."""
+    gains = run["speedup"].isel(gbit_per_s=0, compute_speed=0).values
+    most = -np.inf
+    for key in {*zip(run["model"].values, run["processes"].values, strict=True)}:
+        own = (run["model"].values == key[0]) & (run["processes"].values == key[1])
+        ordered = gains[own][np.argsort(run["batch"].values[own])]
+        pairs = np.stack([ordered[:-1], ordered[1:]])
+        rises = (pairs[1] - pairs[0])[pairs[1] > 1]
+        most = max(most, rises.max(initial=-np.inf))
+    return float(max(most, -1.0))
+
+
+SWEEPS = Table(
+    id="gradcomp/sweeps",
+    title="Where each method ceases to pay",
+    paper=f"{PAPER}: sweeps of bandwidth, batch and compute speed",
+    caption=(
+        f"{MODELLED} Crossovers are those of the setup that ceases first and last, 0 "
+        f"where it never pays, {ALWAYS:g} where it always does. Speed-ups are medians "
+        "over setups at the lowest bandwidth."
+    ),
+    columns={
+        "low": "first crossover, Gbit/s",
+        "high": "last crossover, Gbit/s",
+        "now": "speed-up",
+        "fast": "speed-up, 4 times the compute speed",
+    },
+    reduce=by_method,
+    tiers={
+        "model": Tier(
+            minutes=1.0,
+            runs={"all": Runs(config="gradcomp/utility")},
+            claims={
+                "crossover": Claim(
+                    relation="setups that pay at any bandwidth, of those that must not",
+                    ours=lambda table: float(table["endless"].sum()),
+                    at_most=0.0,
+                ),
+                "batch": Claim(
+                    relation="what a speed-up above 1 gains by a larger batch, at most",
+                    ours=lambda table: float(table["batch"].max()),
+                    at_most=0.0,
+                ),
+                "compute": Claim(
+                    relation="what four times the compute speed costs who then pays",
+                    ours=lambda table: float(table["lost"].max()),
+                    at_most=0.0,
+                ),
+            },
+        )
+    },
+)
+
+
+def ratios(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns the compression that hides an all-reduce, by model and batch."""
+    run = _only(rows).sel(gbit_per_s=TEN)
+    frame = run[["model", "batch", "processes", "required_ratio"]].to_dataframe()
+    most = frame.groupby(["model", "batch"], sort=False)["required_ratio"].max()
+    labels = [f"{model}, {batch} examples" for model, batch in most.index]
+    columns = {name: ("row", most.reset_index()[name].values) for name in _RATIO}
+    return xr.Dataset(columns, coords={"row": labels})
+
+
+_RATIO = ("model", "batch", "required_ratio")
+
+
+def _of_large_batches(table: xr.Dataset) -> float:
+    """Returns the highest ratio of any model at its largest batch."""
+    frame = table.to_dataframe().sort_values("batch")
+    return float(frame.groupby("model")["required_ratio"].last().max())
+
+
+RATIOS = Table(
+    id="gradcomp/required-ratio",
+    title="How many times smaller a gradient must be for its all-reduce to be hidden",
+    paper=f"{PAPER}: small, for 10 Gbit/s and a batch of 64 single digits [recalled]",
+    caption=f"{MODELLED} At 10 Gbit/s, of the most workers.",
+    columns={"required_ratio": "times"},
+    reduce=ratios,
+    tiers={
+        "model": Tier(
+            minutes=1.0,
+            runs={"all": Runs(config="gradcomp/utility")},
+            claims={
+                "small": Claim(
+                    relation="the largest batch of every model needs single digits",
+                    ours=_of_large_batches,
+                    at_most=10.0,
+                )
+            },
+        )
+    },
+)
+
+
+def encoding(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns milliseconds by method, for ResNet-50 and the most workers."""
+    run = _only(rows).sel(model="resnet50").isel(processes=-1)
+    table = xr.Dataset({"milliseconds": 1e3 * run["encode_decode"]})
+    return table.rename(method="row")
+
+
+def _slowest(table: xr.Dataset) -> float:
+    """Returns the least time of exact Top-k over the longest of all others."""
+    times = table["milliseconds"]
+    exact = [str(label).startswith("Top-k") for label in times["row"].values]
+    return float(times[exact].min() / times[~np.array(exact)].max())
+
+
+def _ranks(table: xr.Dataset) -> float:
+    times = table["milliseconds"].sel(row=[f"PowerSGD r={r}" for r in (4, 8, 16)])
+    return float((times.values[1:] / times.values[:-1]).min())
+
+
+ENCODING = Table(
+    id="gradcomp/encoding",
+    title="Milliseconds to encode and decode the gradients of ResNet-50",
+    paper=(
+        f"{PAPER}, V100: PowerSGD 4, 8, 16: 45, 64, 130; Top-k 20, 10, 1 %: 295, 289, "
+        "240; signSGD 16 [recalled]"
+    ),
+    caption="Measured; what is gathered is decoded for as many workers as stand there.",
+    benchmark=True,
+    columns={"milliseconds": "ms"},
+    reduce=encoding,
+    tiers={
+        "cpu": Tier(
+            minutes=10.0,
+            runs={"all": Runs(config="gradcomp/calibration:cpu")},
+            claims={
+                "top_k": Claim(
+                    relation="exact Top-k over the slowest of the others",
+                    ours=_slowest,
+                    at_least=1.0,
+                ),
+                "ranks": Claim(
+                    relation="PowerSGD of twice the rank over one",
+                    ours=_ranks,
+                    at_least=1.0,
+                ),
+            },
+        )
+    },
+)
+
+
+def overlapped(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns medians of milliseconds, and the share of communication that is seen."""
+    run = _only(rows)
+    shares = ((run["both"] - run["computing"]) / run["sending"]).values
+    found = {name: 1e3 * run[name].median("round") for name in _PARTS}
+    table = xr.Dataset(found)
+    table["exposed"] = float(np.median(shares))
+    table["exposed_low"], table["exposed_high"] = bootstrap_median(shares)
+    return table.expand_dims(row=["4 buckets, 2 processes"])
+
+
+_PARTS = ("computing", "sending", "both")
+OVERLAP = Table(
+    id="gradcomp/overlap",
+    title="Communication that a backward pass in segments does not hide",
+    paper=f"{PAPER}: synchronous SGD overlaps its buckets; the floor here is a quarter",
+    caption=(
+        "Two processes, links as slow that all gradients take as long as the backward "
+        "pass. Medians of 5 rounds; exposed is the step without its passes over "
+        "sending alone."
+    ),
+    benchmark=True,
+    columns={
+        "computing": "passes alone, ms",
+        "sending": "sending alone, ms",
+        "both": "step, ms",
+        "exposed": "exposed",
+    },
+    reduce=overlapped,
+    tiers={
+        "cpu": Tier(
+            minutes=1.0,
+            runs={"all": Runs(config="gradcomp/overlap")},
+            claims={
+                "exposed": Claim(
+                    relation="share of the communication that a step is longer by",
+                    ours=lambda table: table["exposed"].item(),
+                    at_most=0.6,
+                )
+            },
+        )
+    },
+)
+
+
+def validated(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns measured and predicted milliseconds, a row for each setup and method."""
+    run = _only(rows)
+    table = 1e3 * run[["measured", "predicted"]]
+    table["error"] = run["predicted"] / run["measured"] - 1
+    for gain, seconds in (("gain", "measured"), ("foretold", "predicted")):
+        dense = run[seconds].sel({"method": "dense"}, drop=True)
+        table[gain] = dense / run[seconds]
+    return table.stack(row=("processes", "mbit_per_s", "method")).pipe(_named)
+
+
+def _named(table: xr.Dataset) -> xr.Dataset:
+    labels = [f"{p} x {mbit:g} Mbit/s, {m}" for p, mbit, m in table["row"].values]
+    parts = {
+        name: ("row", table[name].values)
+        for name in ("processes", "mbit_per_s", "method")
+    }
+    plain = table.drop_vars(["row", *parts])
+    return plain.assign(parts).assign_coords(row=labels)
+
+
+def crossings(table: xr.Dataset, column: str) -> dict[tuple[int, str], float]:
+    """Returns the Mbit/s at which each method ceases to pay.
+
+    Between two links, along a line in logarithms of speed-up and bandwidth; the fastest
+    link where it still pays there, the slowest one where it pays on none.
+    """
+    found = {}
+    frame = table.to_dataframe()
+    for key, own in frame.groupby(["processes", "method"]):
+        ordered = own.sort_values("mbit_per_s")
+        x, y = np.log(ordered["mbit_per_s"].values), np.log(ordered[column].values)
+        edge = x[-1] if y[-1] > 0 else x[0]
+        falls = np.flatnonzero((y[:-1] > 0) & (y[1:] <= 0))
+        if y[-1] <= 0 and len(falls):
+            at = falls[-1]
+            place = y[at] / (y[at] - y[at + 1])
+            edge = x[at] + place * (x[at + 1] - x[at])
+        found[key] = float(np.exp(edge))
+    return found
+
+
+def _crossing_error(table: xr.Dataset) -> float:
+    """Returns the largest ratio of measured and modelled crossovers, or its inverse.
+
+    Of a crossover that only one of both sees, the ratio to the last link is the least
+    that it can be; of one that neither sees it is 1.
+    """
+    ours, foretold = (crossings(table, name) for name in ("gain", "foretold"))
+    ratios = [ours[key] / foretold[key] for key in ours]
+    return max(max(ratio, 1 / ratio) for ratio in ratios)
+
+
+def _validation(config: str, minutes: float) -> Tier:
+    return Tier(
+        minutes=minutes,
+        runs={"all": Runs(config=config)},
+        claims={
+            "median": Claim(
+                relation="median error of what is predicted",
+                ours=lambda table: float(abs(table["error"]).median()),
+                at_most=0.15,
+            ),
+            "worst": Claim(
+                relation="largest error of what is predicted",
+                ours=lambda table: float(abs(table["error"]).max()),
+                at_most=0.35,
+            ),
+            "crossover": Claim(
+                relation="measured over modelled crossover, or the inverse, at most",
+                ours=_crossing_error,
+                at_most=1.5,
+            ),
+        },
+    )
+
+
+VALIDATION = Table(
+    id="gradcomp/validation",
+    title="Steps of 2 and 4 processes, predicted and measured",
+    paper=f"{PAPER}: its model against measured iterations; figures unknown",
+    caption=(
+        "Training steps of processes of this machine over links of limited rate; 4 "
+        "million parameters. Alpha, bandwidth, gamma, passes and encoding are measured "
+        "apart, nothing is fitted to the steps. fp16 is sent after the backward pass "
+        "here."
+    ),
+    benchmark=True,
+    columns={
+        "measured": "measured, ms",
+        "predicted": "predicted, ms",
+        "error": "error",
+    },
+    reduce=validated,
+    tiers={"cpu": _validation("gradcomp/validation", 3.0)},
+)
+VALIDATION_FULL = dataclasses.replace(
+    VALIDATION,
+    id="gradcomp/validation-full",
+    title="Steps of 2, 4 and 8 processes over four links, predicted and measured",
+    tiers={"cpu": _validation("gradcomp/validation:full", 40.0)},
+)

@@ -1,0 +1,240 @@
+"""In how many setups compression takes less time than synchronous SGD; by a model."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hpcjax.core import checks
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+    from hpcjax import perf
+    from hpcjax.runs.context import Context
+
+CALIBRATIONS = pathlib.Path(__file__).parent / "calibrations"
+GBIT = 1e9 / 8
+PAYS = 0.03
+ALWAYS = 8e6  # Gbit/s, the end of where crossovers are looked for
+FIELDS = {
+    "model": "model",
+    "batch": "examples a worker",
+    "method": "method",
+    "processes": "workers",
+    "gbit_per_s": "Gbit/s",
+    "forward_s": "s",
+    "backward_s": "s",
+    "encode_decode_s": "s",
+    "exposed_s": "s",
+    "total_s": "s",
+    "speedup": "over dense, 1",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Setups that are compared; models, batches and workers are the calibration's.
+
+    Attributes:
+      calibration: name of a file in `calibrations/`, or the path of one.
+      any_device: takes a calibration of another device than this one.
+      gbit_per_s: bandwidths of a worker's link.
+      alpha_s: seconds for each round of a collective.
+      topology: of the collectives.
+      slowdown: gamma; 1 is in favour of synchronous SGD.
+      bucket_bytes: of synchronous SGD.
+      compute_speed: how many times as fast a device would compute, and encode.
+      seed: for the form only, nothing is drawn.
+    """
+
+    calibration: str = "cpu"
+    any_device: bool = True
+    gbit_per_s: tuple[float, ...] = (10.0, 25.0, 100.0, 200.0, 400.0)
+    alpha_s: float = 1e-5
+    topology: Literal["ring", "tree"] = "ring"
+    slowdown: float = 1.0
+    bucket_bytes: int = 25 * 2**20
+    compute_speed: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        checks.require_finite(1.0, slowdown=self.slowdown)
+        checks.require_finite(0.0, alpha_s=self.alpha_s)
+        for value in (*self.gbit_per_s, *self.compute_speed):
+            checks.require_positive(values=value)
+
+
+class Setup(NamedTuple):
+    """A method and where it is used."""
+
+    model: str
+    method: "perf.Method"
+    workload: "perf.Workload"
+    system: "perf.System"
+
+    def at(self, bytes_per_s: float, speed: float = 1.0) -> "Setup":
+        """Returns it with another bandwidth, on a device so many times as fast."""
+        encode = self.method.encode_decode_s or 0.0
+        return self._replace(
+            method=dataclasses.replace(self.method, encode_decode_s=encode / speed),
+            workload=self.workload.faster(speed),
+            system=dataclasses.replace(self.system, bytes_per_s=bytes_per_s),
+        )
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Predicts every setup; leaves all of them as `utility.csv` in the run's folder.
+
+    Returns:
+      What `figures` does.
+    """
+    from hpcjax.core import files
+
+    made = list(setups(cfg))
+    files.write_atomic(ctx.directory.path / "utility.csv", as_csv(cfg, made))
+    return figures(cfg, made)
+
+
+def setups(cfg: Config) -> Iterator[Setup]:
+    """Yields every setup of the calibration, at the first bandwidth."""
+    from experiments.gradcomp.methods import METHODS
+    from experiments.gradcomp.networks import shapes_of
+    from hpcjax import perf
+
+    known = calibration(cfg)
+    workers = sorted({row.processes for row in known.encoding})
+    for row, processes in itertools.product(known.compute, workers):
+        options = {"slowdown": cfg.slowdown, "bucket_bytes": cfg.bucket_bytes}
+        shapes = shapes_of(row.model)
+        work = known.workload(row.model, row.batch, shapes, **options)
+        system = perf.System(
+            processes=processes,
+            bytes_per_s=cfg.gbit_per_s[0] * GBIT,
+            alpha_s=cfg.alpha_s,
+            topology=cfg.topology,
+        )
+        for method in METHODS.values():
+            timed = known.timed(method, row.model, processes)
+            yield Setup(row.model, timed, work, system)
+
+
+def calibration(cfg: Config) -> "perf.Calibration":
+    """Returns the calibration that the config names."""
+    from hpcjax import perf
+
+    named = CALIBRATIONS / f"{cfg.calibration}.json"
+    path = named if named.exists() else pathlib.Path(cfg.calibration)
+    return perf.load_calibration(path, force=cfg.any_device)
+
+
+def speedup(setup: Setup) -> float:
+    """Returns how many times as fast as synchronous SGD in buckets it is."""
+    from hpcjax import perf
+
+    return perf.speedup(setup.method, setup.workload, setup.system).value
+
+
+def as_csv(cfg: Config, made: list[Setup]) -> str:
+    """Returns all setups at all bandwidths, units in the second line."""
+    from hpcjax import perf
+
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(FIELDS)
+    lines.writerow(FIELDS.values())
+    for setup, gbit in itertools.product(made, cfg.gbit_per_s):
+        own = setup.at(gbit * GBIT)
+        parts = perf.predict(own.method, own.workload, own.system)
+        times = [f"{value:.6g}" for value in (*parts, parts.total_s, speedup(own))]
+        name = own.model, own.workload.batch, own.method.label, own.system.processes
+        lines.writerow([*name, f"{gbit:g}", *times])
+    return text.getvalue()
+
+
+def figures(cfg: Config, made: list[Setup]) -> "xr.Dataset":
+    """Returns what is read off the setups.
+
+    Returns:
+      For each setup its `model`, `batch`, `processes`, `method`, and whether it is
+      `counted`, all but fp16; `speedup` [setup, gbit_per_s, compute_speed] and
+      `required_ratio` [setup, gbit_per_s]; `pays_below`, the Gbit/s from which on it
+      never pays, 0 if it does nowhere, `ALWAYS` if it does everywhere; `costly`,
+      whether encoding takes longer than a backward pass beside which nothing is sent
+      would save. The `share` [gbit_per_s] of those counted that pay, and `threshold`,
+      the Gbit/s from which on fewer than 3 % do.
+    """
+    import numpy as np
+    import xarray as xr
+
+    from experiments.gradcomp.methods import HALF
+    from hpcjax import perf
+
+    gains = np.array(
+        [
+            [[speedup(s.at(g * GBIT, f)) for f in cfg.compute_speed] for g in gbits]
+            for s, gbits in zip(made, itertools.repeat(cfg.gbit_per_s))
+        ]
+    )
+    counted = np.array([s.method.label != HALF.label for s in made])
+    below = np.array([pays_below(s) for s in made])
+    saved = np.array([(s.workload.slowdown - 1) * s.workload.backward_s for s in made])
+    encode = np.array([s.method.encode_decode_s for s in made])
+    ratios = [
+        [
+            perf.required_ratio(own.workload, own.system)
+            for own in (s.at(gbit * GBIT) for gbit in cfg.gbit_per_s)
+        ]
+        for s in made
+    ]
+    known = calibration(cfg)
+    return xr.Dataset(
+        {
+            "speedup": (("setup", "gbit_per_s", "compute_speed"), gains),
+            "required_ratio": (("setup", "gbit_per_s"), ratios),
+            "pays_below": ("setup", below),
+            "costly": ("setup", encode > saved),
+            "counted": ("setup", counted),
+            "model": ("setup", [s.model for s in made]),
+            "batch": ("setup", [s.workload.batch for s in made]),
+            "processes": ("setup", [s.system.processes for s in made]),
+            "method": ("setup", [s.method.label for s in made]),
+            "share": ("gbit_per_s", (gains[counted, :, 0] > 1).mean(0)),
+            "threshold": threshold(below[counted]),
+        },
+        coords={
+            "gbit_per_s": list(cfg.gbit_per_s),
+            "compute_speed": list(cfg.compute_speed),
+        },
+        attrs={
+            "source": "analytical",
+            "device": known.device,
+            "times": known.source,
+        },
+    )
+
+
+def pays_below(setup: Setup) -> float:
+    """Returns the Gbit/s above which a setup never pays; 0 if it pays nowhere."""
+    from hpcjax import perf
+
+    edges = perf.crossover(setup.method, setup.workload, setup.system)
+    if not edges:
+        return ALWAYS if speedup(setup) > 1 else 0.0
+    return edges[-1].value / GBIT if edges[-1].pays == "below" else ALWAYS
+
+
+def threshold(below: "np.ndarray[Any, Any]") -> float:
+    """Returns the least Gbit/s from which on fewer than 3 % of setups pay."""
+    import numpy as np
+
+    ordered = np.sort(below)[::-1]
+    # This many may still pay.
+    allowed = int(np.ceil(PAYS * len(ordered))) - 1
+    return float(ordered[allowed])

@@ -1,0 +1,144 @@
+"""Processes that each compile their own role: what they compute, keep and send."""
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcjax.core import checks
+from hpcjax.core.errors import HpcjaxError
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+    from hpcjax.hostcomm import Transport
+    from hpcjax.runs.context import Context
+
+PATIENCE = 120.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A chain of tanh layers, learned by processes of different roles.
+
+    Attributes:
+      k: blocks; as many processes.
+      layers: of each block.
+      width: of every layer.
+      rows: examples of a process.
+      lr: learning rate of the steps.
+      steps: how many.
+      rotation: "fixed": a process has the program of one role, and its memory.
+      mode: what is sent; see `optim.contributor_mean`.
+      seed: of parameters and data.
+    """
+
+    k: int = 4
+    layers: int = 2
+    width: int = 256
+    rows: int = 2048
+    lr: float = 0.1
+    steps: int = 8
+    rotation: Literal["rotate", "fixed"] = "fixed"
+    mode: Literal["zeros", "contributors"] = "contributors"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        sizes = ("k", "layers", "width", "rows", "steps")
+        checks.require_count(1, **{name: getattr(self, name) for name in sizes})
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Trains in processes, which may share cores: nothing is timed.
+
+    Returns:
+      By process: `flops` of its program, `memory`, bytes of its temporaries, the
+      largest of its programs, and `sent`, bytes of arrays that it has sent in a step.
+
+    Raises:
+      HpcjaxError: the processes have not all come to the same parameters.
+    """
+    import xarray as xr
+
+    from hpcjax import hostcomm
+
+    del ctx
+    asked = json.dumps(dataclasses.asdict(cfg))
+    found = hostcomm.launch(work, cfg.k, arguments=(asked,), patience=PATIENCE)
+    ends = {each["digest"] for each in found}
+    if len(ends) != 1:
+        raise HpcjaxError(f"replicas differ after {cfg.steps} steps: {sorted(ends)}")
+    columns = {
+        name: ("process", [each[name] for each in found])
+        for name in ("flops", "memory", "sent", "loss")
+    }
+    return xr.Dataset(columns, coords={"process": list(range(cfg.k))})
+
+
+def work(transport: "Transport", asked: str) -> dict[str, Any]:
+    """Trains as one of the processes; returns its figures."""
+    import hashlib
+
+    import jax
+    import numpy as np
+
+    from hpcjax import optim, perf
+    from hpcjax.collectives import HostGroup
+
+    cfg = Config(**json.loads(asked))
+    params, x, y = problem(cfg, transport.rank)
+    names = sorted(params)
+    blocks = optim.Blocks(
+        tuple(tuple(names[j * cfg.layers : (j + 1) * cfg.layers]) for j in range(cfg.k))
+    )
+    group, programs, losses = HostGroup(transport), {}, []
+    for step in range(cfg.steps):
+        roles = optim.roles(transport.size, cfg.k, step, cfg.rotation)
+        role = roles[transport.rank]
+        if role not in programs:
+            made = jax.jit(optim.partial_value_and_grad(_loss, blocks, role))
+            programs[role] = made.lower(params, x, y).compile()
+        value, grads = jax.device_get(programs[role](params, x, y))
+        mean = optim.average_contributions(
+            group, grads, blocks=blocks, roles=roles, mode=cfg.mode
+        )
+        params = {
+            name: p - np.float32(cfg.lr) * mean[name] for name, p in params.items()
+        }
+        losses.append(float(value))
+    parts = b"".join(params[name].tobytes() for name in names)
+    memory = [p.memory_analysis().temp_size_in_bytes for p in programs.values()]
+    return {
+        "flops": sum(map(perf.flops, programs.values())) / len(programs),
+        "memory": max(memory),
+        "sent": transport.counters().total_sent().payload / cfg.steps,
+        "loss": losses[-1],
+        "digest": hashlib.sha256(parts).hexdigest(),
+    }
+
+
+def problem(cfg: Config, rank: int) -> "tuple[dict[str, np.ndarray], Any, Any]":
+    """Returns parameters, the same in all processes, and a process's own examples."""
+    import numpy as np
+
+    rng = np.random.Generator(np.random.Philox(cfg.seed))
+    shape = cfg.width, cfg.width
+    params = {
+        f"layer_{index:03}": (
+            rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(cfg.width))
+        )
+        for index in range(cfg.k * cfg.layers)
+    }
+    own = np.random.Generator(np.random.Philox([cfg.seed, rank + 1]))
+    x = own.standard_normal((cfg.rows, cfg.width), np.float32)
+    return params, x, np.tanh(x[:, ::-1])
+
+
+def _loss(params: dict[str, Any], x: Any, y: Any) -> Any:
+    import jax.numpy as jnp
+
+    for name in sorted(params):
+        x = jnp.tanh(x @ params[name])
+    return jnp.mean((x - y) ** 2)

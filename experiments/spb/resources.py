@@ -1,0 +1,129 @@
+"""What each role computes, keeps and sends, read from its compiled program."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcjax.core import checks
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A network of equal layers, and how it is cut.
+
+    Attributes:
+      network: "chain" of products with tanh between, or "cnn" of 3x3 convolutions with
+        shortcuts and no downsampling.
+      k: blocks of equally many layers; as many workers.
+      layers: of a block, q.
+      width: features or channels.
+      size: sides of the images of a cnn.
+      rows: examples of a worker.
+      seed: not used; nothing is drawn.
+    """
+
+    network: Literal["chain", "cnn"] = "chain"
+    k: int = 4
+    layers: int = 4
+    width: int = 256
+    size: int = 16
+    rows: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        sizes = ("k", "layers", "width", "size", "rows")
+        checks.require_count(1, **{name: getattr(self, name) for name in sizes})
+
+
+def network(cfg: Config) -> tuple[Callable[..., Any], dict[str, Any], Any]:
+    """Returns a loss, and the shapes of its parameters and of its batch."""
+    import jax
+    import jax.numpy as jnp
+
+    from hpcjax import layers
+
+    def chain(x: Any, kernel: Any) -> Any:
+        return jnp.tanh(x @ kernel)
+
+    def convolution(x: Any, kernel: Any) -> Any:
+        y = layers.conv(
+            x,
+            kernel,
+            None,
+            strides=(1, 1),
+            padding="SAME",
+            dilation=(1, 1),
+            compute="float32",
+        )
+        return x + jax.nn.silu(y)
+
+    square = cfg.width, cfg.width
+    layer, kernel, image = chain, square, ()
+    if cfg.network == "cnn":
+        layer, kernel, image = convolution, (3, 3, *square), (cfg.size, cfg.size)
+
+    def loss(params: dict[str, Any], x: Any) -> Any:
+        for name in sorted(params):
+            x = layer(x, params[name])
+        return jnp.mean(x**2)
+
+    count = cfg.k * cfg.layers
+    params = {
+        f"layer_{index:03}": jax.ShapeDtypeStruct(kernel, "float32")
+        for index in range(count)
+    }
+    return loss, params, jax.ShapeDtypeStruct((cfg.rows, *image, cfg.width), "float32")
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Compiles the program of every role.
+
+    Returns:
+      By role: `flops`, its backward pass over that of role k; `exact`, what that is by
+      counting products; `memory`, bytes of temporaries; `sent`, bytes that its worker
+      sends with contributor averages, and `sent_zeros`, with zeros.
+    """
+    import jax
+    import xarray as xr
+
+    from hpcjax import optim, perf
+
+    del ctx
+    loss, params, x = network(cfg)
+    k, q = cfg.k, cfg.layers
+    names = sorted(params)
+    blocks = optim.Blocks(tuple(tuple(names[j * q : (j + 1) * q]) for j in range(k)))
+    forward = perf.flops(jax.jit(loss).lower(params, x).compile())
+    roles = range(1, k + 1)
+    programs = [
+        jax.jit(optim.partial_value_and_grad(loss, blocks, role))
+        .lower(params, x)
+        .compile()
+        for role in roles
+    ]
+    flops = [perf.flops(program) - forward for program in programs]
+    memory = [_temporaries(program) for program in programs]
+    size = 4 * sum(params[name].size for name in blocks.paths[0])
+    who = optim.roles(k, k, 0)  # Worker w has role w + 1.
+    columns = {
+        "flops": [own / flops[-1] for own in flops],
+        "exact": [(2 * role * q - 1) / (2 * k * q - 1) for role in roles],
+        "memory": memory,
+        "sent": optim.contributor_bytes([size] * k, who).total,
+        "sent_zeros": optim.contributor_bytes([size] * k, who, "zeros").total,
+    }
+    made = {name: ("role", list(values)) for name, values in columns.items()}
+    return xr.Dataset(
+        made, coords={"role": list(roles)}, attrs={"source": "analytical"}
+    )
+
+
+def _temporaries(program: Any) -> int:
+    return program.memory_analysis().temp_size_in_bytes

@@ -1,0 +1,251 @@
+"""SPB's tables: quality at equal steps; what a role computes, keeps and sends."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import xarray as xr
+
+from hpcjax.runs.tables import Claim, Runs, Table, Tier
+
+PAPER = (
+    "arXiv 2111.10672: little loss of quality [abstract]; its tables are not known, "
+    "and roles, blocks and averages are a reconstruction"
+)
+FULL, QUARTERS = "full", "k = 4"
+SEEDS = (0, 1, 2)
+
+
+def _last(row: xr.Dataset, steps: int | None = None) -> xr.DataArray:
+    """Returns the mean training loss of the 5 % of steps up to one of them."""
+    loss = row["loss"].isel(step=slice(0, steps))
+    window = max(1, row.sizes["step"] // 20)
+    return loss.isel(step=slice(-window, None)).mean("step")
+
+
+def quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns by row means over seeds, with the range.
+
+    Returns:
+      `error` in points at the end; `loss`, the final training loss; `share` of a whole
+      backward pass that workers do; `full_loss`, of the whole backward pass once it has
+      done as much; and `margin`, points of error above it.
+    """
+    found = []
+    for row in rows.values():
+        share = float(row["share"].mean())
+        errors = 100 * row["val_error"].isel(eval_step=-1)
+        done = max(1, round(share * rows[FULL].sizes["step"]))
+        figures = {
+            "error": errors.mean(),
+            "error_low": errors.min(),
+            "error_high": errors.max(),
+            "loss": _last(row).mean(),
+            "loss_low": _last(row).min(),
+            "loss_high": _last(row).max(),
+            "share": share,
+            "full_loss": _last(rows[FULL], done).mean(),
+        }
+        found.append(xr.Dataset({n: float(v) for n, v in figures.items()}))
+    table = xr.concat(found, dim="row").assign_coords(row=list(rows))
+    return table.assign(margin=table["error"] - table["error"].sel(row=FULL))
+
+
+def _partial(k: int, **overrides: str) -> Runs:
+    return Runs(config="spb/digits", overrides={"k": str(k), **overrides}, seeds=SEEDS)
+
+
+QUALITY = Table(
+    id="spb/quality",
+    title="Validation error after equally many steps, 8 workers",
+    paper=PAPER,
+    caption=(
+        "digits in place of CIFAR, ResNet-8, 300 steps of SGD at rate 0.1; 359 images "
+        "held out, so that one is 0.28 points. Means of three seeds, [lowest, "
+        "highest]. The 8 workers are on one device. wrong divisor: averages over all "
+        "workers. random freezing: whole backward passes, then blocks left out at "
+        "random."
+    ),
+    columns={
+        "error": "error, points",
+        "margin": "above full",
+        "loss": "training loss",
+        "share": "backward work",
+        "full_loss": "full's loss at as much",
+    },
+    reduce=quality,
+    tiers={
+        "cpu": Tier(
+            minutes=8.0,
+            runs={
+                FULL: _partial(1),
+                **{f"k = {k}": _partial(k) for k in (2, 4, 8)},
+                **{f"k = {k}, fixed": _partial(k, rotation="fixed") for k in (2, 4, 8)},
+                "k = 4, wrong divisor": _partial(4, method="wrong_divisor"),
+                "k = 4, random freezing": _partial(4, method="random_freezing"),
+            },
+            claims={
+                "quality": Claim(
+                    relation="points of error that k = 4 has above full",
+                    ours=lambda table: table["margin"].sel(row=QUARTERS).item(),
+                    at_most=1.0,
+                )
+            },
+        )
+    },
+)
+
+
+def by_role(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns a row for each network and role; memory in MiB, bytes in KiB."""
+    runs = [row.isel(seed=0, drop=True) for row in rows.values()]
+    joined = xr.concat([run.drop_vars("role") for run in runs], dim="role")
+    names = [
+        f"{name}, role {role}"
+        for name, run in zip(rows, runs, strict=True)
+        for role in run["role"].values
+    ]
+    table = joined.rename(role="row").assign_coords(row=names)
+    return table.assign(
+        memory=table["memory"] / 2**20,
+        sent=table["sent"] / 2**10,
+        sent_zeros=table["sent_zeros"] / 2**10,
+    )
+
+
+def _network(table: xr.Dataset, name: str) -> xr.Dataset:
+    return table.sel(row=[row for row in table["row"].values if row.startswith(name)])
+
+
+def _inexact(table: xr.Dataset) -> float:
+    chain = _network(table, "chain")
+    return float(abs(chain["flops"] / chain["exact"] - 1).max())
+
+
+def _shrinking(table: xr.Dataset) -> float:
+    """Returns how many roles need less memory than the next shorter one."""
+    names = ("chain", "cnn")
+    steps = [np.diff(_network(table, name)["memory"].values) for name in names]
+    return float(sum((each < 0).sum() for each in steps))
+
+
+def _shortest(table: xr.Dataset) -> float:
+    memory = _network(table, "cnn")["memory"].values
+    return float(memory[0] / memory[-1])
+
+
+def _bytes(table: xr.Dataset) -> float:
+    chain = _network(table, "chain")
+    return float(chain["sent"].sum() / chain["sent_zeros"].sum())
+
+
+RESOURCES = Table(
+    id="spb/resources",
+    title="What a role computes, keeps and sends",
+    paper=(
+        "arXiv 2111.10672: less network, compute and memory [abstract]; figures not "
+        "known, the exact shares are derived"
+    ),
+    caption=(
+        "Counted by XLA in each role's compiled program. chain: 4 blocks of 4 "
+        "products, 1024 rows 128 wide; cnn: 8 blocks of one 3x3 convolution of 8 "
+        "channels, 64 images of 16x16. Bytes by the formula that tests compare with "
+        "programs and with transports: rings among contributors, trees to the others."
+    ),
+    columns={
+        "flops": "backward FLOPs / role k's",
+        "exact": "derived",
+        "memory": "MiB of temporaries",
+        "sent": "KiB sent",
+        "sent_zeros": "KiB sent with zeros",
+    },
+    reduce=by_role,
+    tiers={
+        "cpu": Tier(
+            minutes=0.5,
+            runs={
+                "chain": Runs(config="spb/resources"),
+                "cnn": Runs(config="spb/resources:cnn"),
+            },
+            claims={
+                "flops": Claim(
+                    relation="largest relative difference of FLOPs from the exact form",
+                    ours=_inexact,
+                    at_most=0.02,
+                ),
+                "monotone": Claim(
+                    relation="roles that need less memory than a shorter one",
+                    ours=_shrinking,
+                    at_most=0.0,
+                ),
+                "memory": Claim(
+                    relation="role 1's memory of role 8's, cnn",
+                    ours=_shortest,
+                    at_most=0.6,
+                ),
+                "bytes": Claim(
+                    relation="bytes of contributors over those of zeros, k = 4",
+                    ours=_bytes,
+                    at_most=0.78,
+                ),
+            },
+        )
+    },
+)
+
+
+def by_process(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns a row for each mode and process; MFLOP, MiB and KiB."""
+    runs = [row.isel(seed=0, drop=True) for row in rows.values()]
+    joined = xr.concat([run.drop_vars("process") for run in runs], dim="process")
+    names = [
+        f"{name}, process {number}"
+        for name, run in zip(rows, runs, strict=True)
+        for number in run["process"].values
+    ]
+    table = joined.rename(process="row").assign_coords(row=names)
+    return table.assign(
+        flops=table["flops"] / 1e6,
+        memory=table["memory"] / 2**20,
+        sent=table["sent"] / 2**10,
+    )
+
+
+def _sent(table: xr.Dataset) -> float:
+    modes = (_network(table, name)["sent"].sum() for name in ("contributors", "zeros"))
+    ours, zeros = modes
+    return float(ours / zeros)
+
+
+PROCESSES = Table(
+    id="spb/processes",
+    title="Four processes, each with the program of its own role",
+    paper="arXiv 2111.10672: less network, compute and memory [abstract]",
+    caption=(
+        "8 tanh layers 256 wide in 4 blocks, roles fixed: process 0 has role 1, "
+        "process 3 all of the backward pass. Bytes are counted by the transport. All "
+        "processes end with the same parameters, bit for bit. Nothing is timed: a step "
+        "takes as long as its longest role, so one job alone gains no time."
+    ),
+    columns={
+        "flops": "MFLOP a step",
+        "memory": "MiB of temporaries",
+        "sent": "KiB sent a step",
+    },
+    reduce=by_process,
+    tiers={
+        "cpu": Tier(
+            minutes=1.0,
+            runs={
+                "contributors": Runs(config="spb/processes"),
+                "zeros": Runs(config="spb/processes:zeros"),
+            },
+            claims={
+                "bytes": Claim(
+                    relation="bytes of contributors over those of zeros",
+                    ours=_sent,
+                    at_most=0.78,
+                )
+            },
+        )
+    },
+)

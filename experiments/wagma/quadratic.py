@@ -1,0 +1,139 @@
+"""How far replicas drift apart on noisy quadratics, one per worker."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hpcjax.core import checks
+from hpcjax.hostcomm.groups import require_sizes
+from hpcjax.hostcomm.imbalance import Pattern
+from hpcjax.runs.config import check_seed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.hostcomm import GroupTrace
+    from hpcjax.runs.context import Context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """f_i = |x - a_i|^2 / 2 with noisy gradients, averaged in groups.
+
+    Attributes:
+      workers: P, each with its own a_i from a normal distribution.
+      group_size: S.
+      tau: steps from one mean of all to the next; 0: there is none.
+      groups: whether they change.
+      wait_avoiding: whether a late worker is not waited for.
+      dims: of x.
+      noise: standard deviation in each component of a gradient.
+      lr: learning rate.
+      steps: of a run.
+      base: seconds of everybody's step, of which 10 % vary; simulated.
+      pattern: who is delayed; see `hostcomm.inject_delays`.
+      delay: by how many seconds.
+      seed: of goals, noise and delays.
+    """
+
+    workers: int = 8
+    group_size: int = 4
+    tau: int = 10
+    groups: Literal["butterfly", "fixed"] = "butterfly"
+    wait_avoiding: bool = False
+    dims: int = 50
+    noise: float = 1.0
+    lr: float = 0.1
+    steps: int = 400
+    base: float = 0.02
+    pattern: Pattern = "random_one"
+    delay: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        require_sizes(self.group_size, workers=self.workers)
+        checks.require_count(1, dims=self.dims, steps=self.steps)
+        checks.require_count(0, tau=self.tau)
+        checks.require_positive(lr=self.lr, base=self.base)
+        checks.require_finite(0.0, noise=self.noise, delay=self.delay)
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Replays what the event model foretells, with every worker on one device.
+
+    Returns:
+      `variance` over workers, a mean over dimensions, and `error`, the mean squared
+      distance of the workers' mean from that of the goals, at each step's begin
+      [step]; `partial`, the mean variance after the partial rounds among the last tau
+      (without tau: 10); `late`, the share of models that were late; `staleness`, the
+      largest; `total` seconds, simulated.
+    """
+    import xarray as xr
+
+    del ctx
+    models, goals, trace, total = _train(cfg)
+    variance = models.var(0).mean(-1)
+    error = ((models.mean(0) - goals.mean(0)) ** 2).mean(-1)
+    return xr.Dataset(
+        {
+            "variance": ("step", variance),
+            "error": ("step", error),
+            "partial": _after_partial(variance, cfg.tau),
+            "late": trace.late().mean(),
+            "staleness": int(trace.staleness().max()),
+            "total": total,
+        },
+        attrs={"source": "simulated"},
+    )
+
+
+def _after_partial(variance: np.ndarray, tau: int) -> float:
+    """Right after a mean of all there is none by construction."""
+    last = np.arange(len(variance) - (tau or 10), len(variance))
+    kept = last[last % tau != 0] if tau else last
+    return float(variance[kept[kept >= 0]].mean())
+
+
+def _train(cfg: Config) -> tuple[np.ndarray, np.ndarray, "GroupTrace", float]:
+    """Returns models [worker, step, dims], goals, the trace and its seconds."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from hpcjax import hostcomm, optim, perf
+    from hpcjax.core import keys
+
+    rng = np.random.Generator(np.random.Philox(key=[cfg.seed, 2]))
+    shape = cfg.steps, cfg.workers
+    compute = cfg.base * rng.lognormal(0.0, 0.1, shape) + hostcomm.inject_delays(
+        cfg.pattern, *shape, delay=cfg.delay, seed=cfg.seed
+    )
+    times = perf.simulate_groups(
+        compute,
+        group_size=cfg.group_size,
+        tau=cfg.tau or None,
+        wait_avoiding=cfg.wait_avoiding,
+        groups=cfg.groups,
+    )
+    goals = jnp.asarray(rng.standard_normal((cfg.workers, cfg.dims)), jnp.float32)
+    key = jax.random.key(cfg.seed)
+
+    def worker(goal):
+        own = keys.derive(key, "noise", jax.lax.axis_index("data"))
+
+        def gradient(params, step):
+            drawn = jax.random.normal(jax.random.fold_in(own, step), params.shape)
+            return params, params - goal + cfg.noise * drawn
+
+        return optim.wagma_replay(
+            times.trace(),
+            jnp.zeros(cfg.dims),
+            optax.sgd(cfg.lr),
+            gradient,
+            axis_name="data",
+        )[1]
+
+    models = jax.jit(jax.vmap(worker, axis_name="data"))(goals)
+    return np.asarray(models), np.asarray(goals), times.trace(), float(times.total())

@@ -1,0 +1,96 @@
+"""Throughput of many processes, by the event model alone: nothing is measured."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.eager import scaling
+from hpcjax.core import checks
+from hpcjax.hostcomm.groups import require_sizes
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.hostcomm import MessageCost
+    from hpcjax.runs.context import Context
+
+METHODS = (
+    "allreduce", "local_sgd", "dpsgd", "adpsgd", "sgp", "eager", "waiting", "wagma"
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(scaling.Config):
+    """What the event model is given; `processes` are a power of two.
+
+    Attributes:
+      group_size: S.
+      tau: steps from one mean of all to the next, of WAGMA.
+      period: H of local SGD.
+    """
+
+    group_size: int = 8
+    tau: int = 10
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self.group_size, processes=self.processes)
+        checks.require_count(1, tau=self.tau, period=self.period)
+
+
+def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+    """Follows the clocks of all workers.
+
+    Returns:
+      `total` seconds [algorithm, repetition], and `words` sent in a step [algorithm].
+    """
+    import xarray as xr
+
+    from hpcjax import hostcomm
+
+    del ctx
+    compute, cost = scaling.draw(cfg), hostcomm.MessageCost(cfg.alpha, cfg.beta)
+    found = [_one(cfg, method, compute, cost) for method in METHODS]
+    return xr.Dataset(
+        {
+            "total": (("algorithm", "repetition"), [total for total, _ in found]),
+            "words": ("algorithm", [words for _, words in found]),
+        },
+        coords={"algorithm": list(METHODS)},
+        attrs={"source": "simulated"},
+    )
+
+
+def _one(
+    cfg: Config, method: Any, compute: np.ndarray, cost: "MessageCost"
+) -> tuple[np.ndarray, float]:
+    """Returns seconds of all runs, and words of a step."""
+    from hpcjax import perf
+
+    n, ranks = cfg.numbers, cfg.processes
+    phases = ranks.bit_length() - 1
+    if method == "eager":
+        seconds = perf.round_seconds(cost, n, ranks)
+        times = perf.simulate_rounds(compute, mode="solo", seconds=seconds)
+        return times.total(), float(n * phases)
+    if method in ("wagma", "waiting"):
+        width, of_one = cfg.group_size.bit_length() - 1, cost.seconds(4.0 * n)
+        avoiding = method == "wagma"
+        total = perf.simulate_groups(
+            compute,
+            group_size=cfg.group_size,
+            tau=cfg.tau,
+            seconds=width * of_one + avoiding * phases * cost.alpha,
+            global_seconds=phases * of_one,
+            wait_avoiding=avoiding,
+        ).total()
+        own = {"group_size": cfg.group_size, "tau": cfg.tau}
+        return total, perf.averaging_cost("wagma", n, ranks, **own).words
+    spent = perf.averaging_cost(method, n, ranks)
+    period = cfg.period if method == "local_sgd" else 1
+    leave = perf.simulate_neighbours(
+        method, compute, seconds=spent.seconds(cost), period=period
+    )
+    return leave[..., -1, :].max(-1), spent.words / period

@@ -1,0 +1,101 @@
+"""VGG networks with batch normalization, for small images."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from hpcjax.core import errors
+from hpcjax.core.dtypes import Policy
+from hpcjax.core.model import Model
+from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models.modules import FLOAT32, BatchNorm, Conv, Dense
+
+# Convolutions of each stage; stage i has width times 1, 2, 4, 8, 8 channels.
+STAGES = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
+_GROWTH = (1, 2, 4, 8, 8)
+
+
+class _Vgg(nnx.Module):
+    def __init__(
+        self, inputs: int, outputs: int, depth: int, width: int, policy: Policy
+    ):
+        stages = zip(STAGES[depth], _GROWTH, strict=True)
+        channels = [width * growth for count, growth in stages for _ in range(count)]
+        self.convolutions = len(channels)
+        self.ends = tuple(itertools.accumulate(STAGES[depth]))
+        for index, (fan_in, fan_out) in enumerate(
+            itertools.pairwise([inputs, *channels])
+        ):
+            conv = Conv(fan_in, fan_out, kernel_size=3, use_bias=True, policy=policy)
+            setattr(self, f"conv_{index}", conv)
+            setattr(self, f"norm_{index}", BatchNorm(fan_out, policy=policy))
+        self.head = Dense(channels[-1], outputs, policy=policy, output=policy.output)
+
+    def __call__(
+        self, x: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> jax.Array:
+        del key
+        for index in range(self.convolutions):
+            x = getattr(self, f"conv_{index}")(x)
+            x = jax.nn.relu(getattr(self, f"norm_{index}")(x, train=train))
+            if index + 1 in self.ends:
+                x = _halve(x)
+        return self.head(jnp.mean(x.astype(jnp.float32), axis=(1, 2)))
+
+
+def vgg(
+    inputs: tuple[int, ...],
+    outputs: int,
+    *,
+    depth: int = 16,
+    width: int = 64,
+    policy: Policy = FLOAT32,
+) -> Model:
+    """Returns a VGG network on images `[batch, height, width, channels]`.
+
+    Five stages of 3×3 convolutions with bias, each followed by a batch norm and a ReLU;
+    the image is halved after each stage, by the largest of 2×2 pixels, and one linear
+    layer takes the average of what is left. As trained on CIFAR-10.
+
+    Args:
+      inputs: (height, width, channels) of one image, sides of 32 at least.
+      outputs: number of classes.
+      depth: 11 or 16 layers with weights, by the original names: their three dense
+        layers are one here.
+      width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
+      policy: dtypes of parameters, products and logits; norms are float32 inside.
+
+    Raises:
+      ConfigError: an unknown depth, a width below 1, or images that are too small.
+
+    References:
+      Simonyan, Zisserman: Very Deep Convolutional Networks, 2015, table 1.
+
+    Examples:
+      >>> from hpcjax.core import trees
+      >>> model = vgg((32, 32, 3), 10)
+      >>> trees.num_params(jax.eval_shape(model.init, jax.random.key(0))[0])
+      14728266
+    """
+    if depth not in STAGES:
+        raise errors.ConfigError(
+            f"depth must be one of {sorted(STAGES)}: got depth={depth}"
+        )
+    if width < 1:
+        raise errors.ConfigError(f"width must be at least 1: got width={width}")
+    if len(inputs) != 3 or min(inputs[:2]) < 32:
+        raise errors.ConfigError(
+            f"inputs must be (height, width, channels) with sides of at least 32: "
+            f"got inputs={inputs}"
+        )
+    return from_nnx(lambda: _Vgg(inputs[-1], outputs, depth, width, policy))
+
+
+def _halve(x: jax.Array) -> jax.Array:
+    """2×2 maxima at stride 2."""
+    window, start = (1, 2, 2, 1), np.array(-np.inf, x.dtype)
+    return lax.reduce_window(x, start, lax.max, window, window, "VALID")

@@ -1,0 +1,39 @@
+"""Who is in time in which round, held by barriers between threads."""
+
+import threading
+
+
+class Gates:
+    """Lets rounds begin only once all that are to be in time have written their models.
+
+    A rank that is late in a round posts only after its agent has ended the round.
+    """
+
+    def __init__(self, ranks, late=()):
+        self.late = frozenset(late)  # of (round, rank)
+        self._ranks, self._barriers = ranks, {}
+        self._lock = threading.Lock()
+
+    def _barrier(self, number):
+        with self._lock:
+            late = sum(step == number for step, _ in self.late)
+            made = threading.Barrier(self._ranks - late)
+            return self._barriers.setdefault(number, made)
+
+    def hold(self, groups, steps):
+        """After `groups.start`: its arrivals wait for the others' models."""
+        rounds, rank = groups._rounds, groups.transport.rank
+        arrive, post = rounds.arrive, groups.post
+
+        def together():
+            number = rounds.arrived + 1
+            if number < steps and (number, rank) not in self.late:
+                self._barrier(number).wait(20.0)
+            arrive()
+
+        def after(step, model):
+            if (step, rank) in self.late:
+                rounds.wait(step, 20.0)
+            post(step, model)
+
+        rounds.arrive, groups.post = together, after
