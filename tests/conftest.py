@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs here run once or twice and are compiled faster so. Not 0: with it a model's
@@ -28,7 +29,8 @@ import pytest
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
-CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax"
+REPOSITORY = pathlib.Path(__file__).parent.parent
+CACHE = REPOSITORY / ".cache" / "jax"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_debug_key_reuse", True)
@@ -51,3 +53,34 @@ def compilations() -> list[str]:
     """One entry for every program compiled since the test began."""
     COMPILATIONS.clear()
     return COMPILATIONS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_of_the_repository():
+    """Puts experiments and configs back where a file's tests used another root.
+
+    Such a root makes the process forget the repository's modules; other files hold what
+    they imported of them before, and a module imported anew holds other objects.
+    """
+    # Not at the top: typechecking hooks into hpcjax after this file is read.
+    from hpcjax.runs import discover
+
+    before = _modules()
+    yield
+    discover.activate(REPOSITORY)
+    for name in set(_modules()) - set(before):
+        del sys.modules[name]
+    for name, module in before.items():
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+
+
+def _modules():
+    """The imported modules of experiments and configs, by name."""
+    return {
+        name: module
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in ("experiments", "configs")
+    }

@@ -3,25 +3,22 @@
 import dataclasses
 import json
 import math
-import pathlib
 
 import numpy as np
 import pytest
 
 from hpcjax.core import ConfigError, Diverged
-from hpcjax.runs import build, cli, directory, discover, execute
+from hpcjax.runs import build, cli, directory, execute
 from hpcjax.runs import config as configs
 from hpcjax.runs.tables import Runs, Tier
 from tests.runs import papers
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 RUNS_OF_HOLDS = 6 + 2 + 2
 
 
 @pytest.fixture
 def root(tmp_path):
-    yield papers.make(tmp_path)
-    discover.activate(REPOSITORY)
+    return papers.make(tmp_path)
 
 
 def make(root, name="curves/holds", **options):

@@ -8,10 +8,9 @@ import types
 import pytest
 
 from hpcjax import core
-from hpcjax.runs import build, cli, discover, execute, plan, render, report
+from hpcjax.runs import build, cli, execute, plan, render, report
 from tests.runs import roots
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 RUNNING = """
 import xarray as xr
 
@@ -51,8 +50,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPCJAX_DATA", "")
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-    yield tmp_path
-    discover.activate(REPOSITORY)
+    return tmp_path
 
 
 def run_dirs(root):

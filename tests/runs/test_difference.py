@@ -1,7 +1,6 @@
 """How runs and configs differ, as objects and as the command prints it."""
 
 import math
-import pathlib
 import re
 
 import pytest
@@ -9,18 +8,14 @@ import pytest
 from hpcjax import runs
 from hpcjax.core import ConfigError, Diverged
 from hpcjax.core.files import read_json, write_json
-from hpcjax.runs import cli, difference, directory, discover, execute, results
+from hpcjax.runs import cli, difference, directory, execute, results
 from hpcjax.runs.config import ABSENT
 from tests.runs import papers, roots
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = roots.make(papers.make(tmp_path_factory.mktemp("difference")))
-    yield folder
-    discover.activate(REPOSITORY)
+    return roots.make(papers.make(tmp_path_factory.mktemp("difference")))
 
 
 def run(root, **overrides):

@@ -42,12 +42,6 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def leave_the_search_path_as_it_was():
-    yield
-    discover.activate(REPOSITORY)
-
-
 def test_configs_of_a_root(tmp_path):
     roots.make(tmp_path)
     entries = {entry.name: entry for entry in discover.find_configs(tmp_path)}
@@ -333,4 +327,3 @@ def test_packages_inside_a_paper_are_forgotten_with_it(tmp_path):
     assert inner.NAME == "part"
     discover.activate(roots.make(tmp_path / "other"))
     assert "experiments.mine.parts" not in sys.modules
-    discover.activate(REPOSITORY)

@@ -18,7 +18,6 @@ from hpcjax.core import (
 from hpcjax.runs import cli, directory, discover, execute, lock
 from tests.runs import papers
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 FILES = {
     "config.json",
     "provenance.json",
@@ -31,8 +30,7 @@ FILES = {
 
 @pytest.fixture
 def root(tmp_path):
-    yield papers.make(tmp_path)
-    discover.activate(REPOSITORY)
+    return papers.make(tmp_path)
 
 
 def only_run(root):

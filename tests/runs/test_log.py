@@ -1,18 +1,16 @@
 """Runs that are also logged to TensorBoard, Weights & Biases and MLflow."""
 
-import pathlib
 import sys
 from typing import get_args
 
 import pytest
 
 from hpcjax.core import ConfigError
-from hpcjax.runs import cli, directory, discover, execute
+from hpcjax.runs import cli, directory, execute
 from hpcjax.train import writers
 from tests.data import writers as data_writers
 from tests.train import services
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 NAMES = get_args(writers.WriterName)
 SMALL = {
     "train.steps": "4",
@@ -29,8 +27,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("HPCJAX_DATA", str(tmp_path / "data"))
     for name in ("WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
-    yield tmp_path
-    discover.activate(REPOSITORY)
+    return tmp_path
 
 
 def command(root, *flags, **changes):

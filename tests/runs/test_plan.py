@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from hpcjax.core import ConfigError, DataMissing
-from hpcjax.runs import discover, plan
+from hpcjax.runs import plan
 from hpcjax.train import loop
 from hpcjax.train.config import TrainConfig
 from tests.runs import papers
@@ -92,10 +92,7 @@ def test_nothing_is_written(tmp_path):
 
 def test_an_experiment_that_does_not_train_has_no_plan(tmp_path):
     papers.make(tmp_path)
-    try:
-        assert plan.plan_run("curves/plain", root=tmp_path) is None
-    finally:
-        discover.activate(REPOSITORY)
+    assert plan.plan_run("curves/plain", root=tmp_path) is None
 
 
 def test_impossible_combinations_are_refused_before_compiling(compilations):

@@ -1,7 +1,6 @@
 """The page: whole, balanced, escaped, and in need of nothing else."""
 
 import html.parser
-import pathlib
 import re
 import shutil
 
@@ -17,7 +16,6 @@ from hpcjax.runs import (
     cli,
     curves,
     directory,
-    discover,
     execute,
     render,
     report,
@@ -27,7 +25,6 @@ from hpcjax.runs import (
 from hpcjax.runs.sweeps import driver, worker
 from tests.runs import papers
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
@@ -78,8 +75,7 @@ def urls(text):
 def root(tmp_path_factory):
     folder = papers.make(tmp_path_factory.mktemp("report"))
     build.build_table("curves/holds", root=folder, progress=False)
-    yield folder
-    discover.activate(REPOSITORY)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -215,13 +211,10 @@ def test_an_unfinished_run_cannot_be_reported(root, capsys):
 
 
 def test_nothing_to_report(tmp_path):
-    try:
-        with pytest.raises(ConfigError, match="nothing to report"):
-            report.write_report(root=tmp_path)
-        with pytest.raises(ConfigError, match="no run 'curves-none'"):
-            report.write_report(["curves-none"], root=tmp_path)
-    finally:
-        discover.activate(REPOSITORY)
+    with pytest.raises(ConfigError, match="nothing to report"):
+        report.write_report(root=tmp_path)
+    with pytest.raises(ConfigError, match="no run 'curves-none'"):
+        report.write_report(["curves-none"], root=tmp_path)
 
 
 def cells(page, run_id):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
 
@@ -11,10 +10,8 @@ import pytest
 
 from hpcjax import runs, train
 from hpcjax.core import ConfigError
-from hpcjax.runs import _verify, cli, directory, discover, execute, results
+from hpcjax.runs import _verify, cli, directory, execute, results
 from tests.runs import papers
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +21,7 @@ def made(tmp_path_factory):
     with train.Checkpoints(run.directory / "checkpoints") as checkpoints:
         for step in (2, 4):
             checkpoints.save(step, {"a": jnp.arange(3.0)}, {})
-    yield root
-    discover.activate(REPOSITORY)
+    return root
 
 
 @pytest.fixture

@@ -6,17 +6,15 @@ the page that `--dump-dom` prints.
 
 import html
 import json
-import pathlib
 import re
 import shutil
 import subprocess
 
 import pytest
 
-from hpcjax.runs import build, directory, discover, execute, report, results
+from hpcjax.runs import build, directory, execute, report, results
 from tests.runs import papers
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
@@ -54,8 +52,7 @@ def page(tmp_path_factory):
     spent = {"spent_compute_seconds": 5.0, "compile_seconds": 2.0, "lost_seconds": 2.0}
     run = execute.run("curves/plain", {"lr": "0.6"}, root=root, quiet=True)
     results.write(run.dataset.assign(spent), run.directory / "result.nc", {})
-    yield report.write_report(["curves/holds", run.id], root=root)
-    discover.activate(REPOSITORY)
+    return report.write_report(["curves/holds", run.id], root=root)
 
 
 def browse(address, folder):

@@ -38,7 +38,6 @@ def root(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCJAX_DATA", str(folder / "data"))
         yield folder
-    discover.activate(REPOSITORY)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
