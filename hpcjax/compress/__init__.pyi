@@ -16,8 +16,6 @@ from .gptq import Solved as Solved
 from .gptq import hessian_init as hessian_init
 from .gptq import hessian_update as hessian_update
 from .gptq import solve as solve
-from .gptq_files import load_gptq as load_gptq
-from .gptq_files import save_gptq as save_gptq
 from .grids import Grid as Grid
 from .grids import dequantize as dequantize
 from .grids import fit_grid as fit_grid

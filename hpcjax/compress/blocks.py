@@ -4,7 +4,6 @@ What a block is, is the caller's: a `core.Model` from `[batch, time, width]` to 
 and its parameters, stacked along axis 0. Nothing here knows of language models.
 """
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -25,7 +24,7 @@ from hpcjax.compress.sparsegpt import pruned
 from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import SEEN, Model, Tap, check_taps
-from hpcjax.kernels import QuantizedMatrix, quantized_matrix
+from hpcjax.kernels import QuantizedMatrix, quantized_matrix, stack_matrices
 
 log = logging.getLogger(__name__)
 
@@ -296,16 +295,10 @@ def _walk(
 
 
 def _stacked(*leaves: Any) -> Any:
-    """Stacks what the blocks have; if one of them keeps an order, all do."""
-    if any(_is_matrix(leaf) and leaf.order is not None for leaf in leaves):
-        # An order may happen to be that of the inputs, which is left out.
-        leaves = tuple(
-            dataclasses.replace(leaf, order=jnp.arange(leaf.inputs, dtype=jnp.int32))
-            if leaf.order is None
-            else leaf
-            for leaf in leaves
-        )
-    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *leaves)
+    """Stacks what the blocks have."""
+    if _is_matrix(leaves[0]):
+        return stack_matrices(leaves)
+    return jnp.stack(leaves)
 
 
 def _check_grid(spec: GridSpec, inputs: int, name: str) -> None:

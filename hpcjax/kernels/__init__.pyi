@@ -1,7 +1,11 @@
 from ._clustered_attention.api import clustered_attention as clustered_attention
 from ._quantized_matmul.api import quantized_matmul as quantized_matmul
 from ._quantized_matmul.matrix import QuantizedMatrix as QuantizedMatrix
+from ._quantized_matmul.matrix import join_outputs as join_outputs
 from ._quantized_matmul.matrix import quantized_matrix as quantized_matrix
+from ._quantized_matmul.matrix import stack_matrices as stack_matrices
+from ._quantized_matmul.matrix import take_outputs as take_outputs
+from ._quantized_matmul.packing import BITS as BITS
 from ._quantized_matmul.packing import pack as pack
 from ._quantized_matmul.packing import packed_rows as packed_rows
 from ._quantized_matmul.packing import unpack as unpack

@@ -1,5 +1,6 @@
 """Packed integers: words by hand, round trips, and the stream of bits as a number."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,3 +53,56 @@ def test_other_widths_and_lengths_are_refused():
         kernels.pack(jnp.zeros((4, 1), jnp.uint8), 5)
     with pytest.raises(ConfigError, match="33 inputs of 3 bits are 6 words: got 3"):
         kernels.unpack(words, 3, 33)
+
+
+def matrix(seed, outputs=6, group=None, bits=4, size=8):
+    """A packed matrix of 32 inputs."""
+    rng = np.random.default_rng(seed)
+    scale, zero = rng.uniform(1, 2, (32 // size, outputs)), np.full(outputs, 2.0)
+    return kernels.quantized_matrix(
+        jnp.asarray(rng.integers(0, 2**bits, (32, outputs)).astype(np.uint8)),
+        jnp.asarray(scale, jnp.float32),
+        jnp.broadcast_to(jnp.asarray(zero, jnp.float32), scale.shape),
+        bits=bits,
+        group=None if group is None else jnp.asarray(group),
+    )
+
+
+SCATTERED = np.random.default_rng(9).permutation(32) // 8
+
+
+def test_matrices_are_stacked_side_by_side_and_cut():
+    plain, other = matrix(0), matrix(1, group=SCATTERED)
+    assert plain.order is None
+    assert other.order is not None
+    both = kernels.stack_matrices([plain, other])
+    wanted = np.stack([plain.dequantize(), other.dequantize()])
+    np.testing.assert_array_equal(both.dequantize(), wanted)
+    assert kernels.stack_matrices([plain, plain]).order is None
+    wide = kernels.join_outputs([other, matrix(2, outputs=3, group=SCATTERED)])
+    assert wide.shape == (32, 9)
+    np.testing.assert_array_equal(
+        kernels.take_outputs(wide, slice(0, 6)).dequantize(), other.dequantize()
+    )
+    # An order that is that of the inputs is the same as none.
+    sorted_ = kernels.stack_matrices([plain, other])
+    first = jax.tree.map(lambda leaf: leaf[0], sorted_)
+    joined = kernels.join_outputs([plain, first])
+    np.testing.assert_array_equal(
+        joined.dequantize(), np.tile(np.asarray(plain.dequantize()), 2)
+    )
+
+
+def test_matrices_that_do_not_go_together_are_refused():
+    plain = matrix(0)
+    for others in ({"outputs": 5}, {"bits": 3}, {"size": 16}):
+        with pytest.raises(ConfigError, match="must be alike"):
+            kernels.stack_matrices([plain, matrix(1, **others)])
+    for others in ({"bits": 3}, {"size": 16}):
+        with pytest.raises(ConfigError, match="must be alike"):
+            kernels.join_outputs([plain, matrix(1, **others)])
+    with pytest.raises(ConfigError, match="rows in one order"):
+        kernels.join_outputs([plain, matrix(1, group=SCATTERED)])
+    for none in (kernels.stack_matrices, kernels.join_outputs):
+        with pytest.raises(ConfigError, match="must be alike"):
+            none([])

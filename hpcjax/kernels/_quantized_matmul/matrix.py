@@ -1,6 +1,8 @@
 """A matrix of few bits a weight: packed integers, and a scale and zero by group."""
 
 import dataclasses
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -132,6 +134,66 @@ def quantized_matrix(
         inputs=inputs,
         group_size=None if scale.shape[0] == 1 else size,
     )
+
+
+def stack_matrices(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Stacks matrices along a new first axis; if one of them keeps an order, all do.
+
+    Raises:
+      ConfigError: they differ in shape, bits or group size.
+    """
+    _check_alike({(each.shape, each.bits, each.group_size) for each in matrices})
+    if any(each.order is not None for each in matrices):
+        # An order may happen to be that of the inputs, which is left out.
+        matrices = [
+            dataclasses.replace(each, order=jnp.arange(each.inputs, dtype=jnp.int32))
+            if each.order is None
+            else each
+            for each in matrices
+        ]
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *matrices)
+
+
+def join_outputs(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Puts matrices of the same inputs side by side.
+
+    Raises:
+      ConfigError: they differ in inputs, bits, group size or the order of the rows.
+    """
+    _check_alike({(each.inputs, each.bits, each.group_size) for each in matrices})
+    orders = [
+        np.arange(each.inputs) if each.order is None else each.order
+        for each in matrices
+    ]
+    if not all(np.array_equal(order, orders[0]) for order in orders):
+        raise ConfigError(
+            "matrices side by side must have their rows in one order: got several"
+        )
+    return _each_output(lambda *parts: jnp.concatenate(parts, axis=-1), *matrices)
+
+
+def take_outputs(matrix: QuantizedMatrix, outputs: slice) -> QuantizedMatrix:
+    """Returns the matrix of some of the outputs."""
+    return _each_output(operator.itemgetter((..., outputs)), matrix)
+
+
+def _each_output(
+    change: Callable[..., jax.Array], *matrices: QuantizedMatrix
+) -> QuantizedMatrix:
+    """Applies a function to every array that has outputs."""
+    changed: dict[str, Any] = {
+        name: change(*(getattr(each, name) for each in matrices))
+        for name in ("words", "scale", "zero")
+    }
+    return dataclasses.replace(matrices[0], **changed)
+
+
+def _check_alike(kinds: set[tuple[Any, ...]]) -> None:
+    if len(kinds) != 1:
+        raise ConfigError(
+            "matrices must be alike in size, bits and group size: got "
+            f"{sorted(map(str, kinds))}"
+        )
 
 
 def check_matrix(matrix: QuantizedMatrix) -> None:

@@ -4,10 +4,13 @@ from ._architecture import from_json as from_json
 from ._architecture import to_json as to_json
 from ._gguf import Gguf as Gguf
 from ._gguf import read_gguf as read_gguf
+from ._gptq import load_gptq as load_gptq
+from ._gptq import save_gptq as save_gptq
 from ._load import Pretrained as Pretrained
 from ._load import load as load
 from ._load import save as save
 from ._safetensors import read_safetensors as read_safetensors
 from ._safetensors import write_safetensors as write_safetensors
 from .names import FAMILIES as FAMILIES
+from .stored import PARTS as PARTS
 from .stored import Stored as Stored

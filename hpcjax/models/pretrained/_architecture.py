@@ -129,6 +129,7 @@ def from_json(
       ConfigError: sizes that do not divide.
     """
     given = Description(source, content)
+    given.part("quantization_config").only("quant_method", "gptq")
     family = content.get("model_type")
     if not isinstance(family, str) or family not in _READERS:
         raise UnsupportedOp(

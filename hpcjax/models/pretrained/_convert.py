@@ -1,19 +1,26 @@
 """Parameters from the tensors of a checkpoint, and tensors from parameters."""
 
+import operator
 import re
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hpcjax.core import trees
-from hpcjax.core.errors import DataFormatError
+from hpcjax.core.errors import ConfigError, DataFormatError, UnsupportedOp
+from hpcjax.kernels import (
+    QuantizedMatrix,
+    join_outputs,
+    stack_matrices,
+    take_outputs,
+)
 from hpcjax.models.config import BertConfig, CausalLmConfig
 from hpcjax.models.pretrained.names import Family, Name
-from hpcjax.models.pretrained.stored import Stored
+from hpcjax.models.pretrained.stored import PACKED, Stored
 
 _STACKED = "{i}"
 
@@ -27,7 +34,8 @@ def read_params(
 ) -> Any:
     """Fills a tree of parameters with the tensors of a checkpoint.
 
-    All names and shapes are checked before the first tensor is read.
+    All names and shapes are checked before the first tensor is read. A packed matrix
+    stays packed, on the grid of its file.
 
     Args:
       family: the table of names.
@@ -39,52 +47,89 @@ def read_params(
     Raises:
       DataFormatError: names that are missing or unexpected, all listed, or a tensor of
         another shape.
+      UnsupportedOp: a packed tensor that is no kernel, or of which some layers are
+        packed and some are not.
     """
     flat = trees.flatten(like)
     lines = [line for line in family.names if line.path in flat]
     found = _by_canonical_name(family, stored, source)
     wanted = {
-        name: _shape(line, flat[line.path].shape)
-        for line in lines
-        for name in _names(line, flat[line.path].shape)
+        name: line for line in lines for name in _names(line, flat[line.path].shape)
     }
-    _check_names(family, set(wanted), set(found), source)
-    for name, shape in wanted.items():
+    _check_names(family, set(wanted), found, source)
+    for name, line in wanted.items():
+        shape = _shape(line, flat[line.path].shape, _in_parts(found[name]))
         if found[name].shape != shape:
             raise DataFormatError(
                 f"{source}: tensor {name!r} should have shape {shape}, as the config "
                 f"says: got {found[name].shape}"
             )
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for line in lines:
         shape, dtype = flat[line.path].shape, flat[line.path].dtype
+        layers = [found[name] for name in _names(line, shape)]
+        if any(map(_in_parts, layers)):
+            leaves[line.path] = _our_matrix(line, layers, source)
+            continue
         # One parameter at a time: the host holds no second copy of the model.
-        layers = np.empty(shape, dtype)
-        parts = layers if _STACKED in line.name else layers[None]
-        for part, name in zip(parts, _names(line, shape), strict=True):
-            part[...] = _ours(line, found[name].read(), config)
-        leaves[line.path] = jnp.asarray(layers)
+        whole = np.empty(shape, dtype)
+        parts = whole if _STACKED in line.name else whole[None]
+        for part, layer in zip(parts, layers, strict=True):
+            part[...] = _ours(line, layer.read(), config)
+        leaves[line.path] = jnp.asarray(whole)
     return trees.unflatten(like, leaves)
 
 
-def write_tensors(family: Family, params: Any) -> dict[str, np.ndarray]:
-    """Returns parameters as the tensors of a new file, by full name.
+class Written(NamedTuple):
+    """Parameters as a checkpoint has them, by full name.
+
+    Attributes:
+      tensors: the plain ones.
+      packed: the packed ones, by the name of their layer, without an ending.
+    """
+
+    tensors: dict[str, np.ndarray]
+    packed: dict[str, QuantizedMatrix]
+
+
+def write_tensors(family: Family, params: Any) -> Written:
+    """Returns parameters as the tensors of a new file.
 
     Args:
       family: the table of names, of a Hugging Face layout.
       params: the parameters; every one has to be in the table.
+
+    Raises:
+      ConfigError: thirds of one tensor of which some are packed and some are not, or
+        that cannot be side by side.
     """
-    flat = {path: jax.device_get(leaf) for path, leaf in trees.flatten(params).items()}
-    parts: dict[str, list[np.ndarray]] = defaultdict(list)
+    flat = jax.device_get(trees.flatten(params, is_packed))
+    parts: dict[str, list[Any]] = defaultdict(list)
     for line in family.names:
         if line.path not in flat:
             continue
         ours = flat[line.path]
-        layers = ours if _STACKED in line.name else ours[None]
-        for name, layer in zip(_names(line, ours.shape), layers, strict=True):
-            parts[family.full(name)].append(layer.T if line.turned else layer)
+        for number, name in enumerate(_names(line, ours.shape)):
+            layer = ours
+            if _STACKED in line.name:
+                layer = jax.tree.map(operator.itemgetter(number), ours)
+            turned = line.turned and not is_packed(layer)
+            parts[family.full(name)].append(layer.T if turned else layer)
+    written = Written({}, {})
     # The thirds of a tensor stand in the table in their order.
-    return {name: np.concatenate(each, axis=-1) for name, each in parts.items()}
+    for name, each in parts.items():
+        if any(map(is_packed, each)):
+            if not all(map(is_packed, each)):
+                raise ConfigError(f"the parts of {name!r} must be packed, all or none")
+            written.packed[name.removesuffix(".weight")] = join_outputs(each)
+        else:
+            written.tensors[name] = np.concatenate(each, axis=-1)
+    return written
+
+
+def is_packed(leaf: Any) -> bool:
+    """Says whether a parameter is a packed matrix."""
+    return isinstance(leaf, QuantizedMatrix)
 
 
 def _names(line: Name, shape: tuple[int, ...]) -> list[str]:
@@ -94,10 +139,10 @@ def _names(line: Name, shape: tuple[int, ...]) -> list[str]:
     return [line.name.replace(_STACKED, str(layer)) for layer in range(shape[0])]
 
 
-def _shape(line: Name, ours: tuple[int, ...]) -> tuple[int, ...]:
+def _shape(line: Name, ours: tuple[int, ...], packed: bool) -> tuple[int, ...]:
     """Returns the shape that the tensor of one layer should have."""
     shape = ours[1:] if _STACKED in line.name else ours
-    if line.turned:
+    if line.turned and not packed:
         shape = shape[::-1]
     return shape if line.third is None else (*shape[:-1], 3 * shape[-1])
 
@@ -115,6 +160,31 @@ def _ours(
     return theirs.T if line.turned else theirs
 
 
+def _our_matrix(line: Name, layers: Sequence[Stored], source: str) -> QuantizedMatrix:
+    """Returns our packed parameter, of all layers."""
+    packed = sum(map(_in_parts, layers))
+    if packed < len(layers):
+        raise UnsupportedOp(
+            f"{source}: {line.name!r} must be packed in all layers or in none: got "
+            f"{packed} of {len(layers)}"
+        )
+    if not line.path.endswith("/kernel"):
+        raise UnsupportedOp(
+            f"{source}: only kernels of dense layers can be packed: got {line.name!r}"
+        )
+    matrices = [layer.read() for layer in layers]
+    if line.third is not None:
+        width = matrices[0].shape[-1] // 3
+        own = slice(line.third * width, (line.third + 1) * width)
+        matrices = [take_outputs(matrix, own) for matrix in matrices]
+    return stack_matrices(matrices) if _STACKED in line.name else matrices[0]
+
+
+def _in_parts(stored: Stored) -> bool:
+    """Says whether a tensor of the file is a packed matrix."""
+    return stored.kind == PACKED
+
+
 def _by_canonical_name(
     family: Family, stored: Mapping[str, Stored], source: str
 ) -> dict[str, Stored]:
@@ -128,16 +198,25 @@ def _by_canonical_name(
 
 
 def _check_names(
-    family: Family, wanted: set[str], found: set[str], source: str
+    family: Family, wanted: set[str], found: Mapping[str, Stored], source: str
 ) -> None:
-    missing = sorted(wanted - found)
+    missing = sorted(wanted - found.keys())
     unexpected = sorted(
         name
-        for name in found - wanted
+        for name in found.keys() - wanted
         if not any(re.fullmatch(pattern, name) for pattern in family.harmless)
+        and not _idle_bias(name, found)
     )
     if missing or unexpected:
         raise DataFormatError(
             f"{source}: the tensors are not those of the config: missing {missing}, "
             f"unexpected {unexpected}"
         )
+
+
+def _idle_bias(name: str, found: Mapping[str, Stored]) -> bool:
+    """Says whether it is the bias of zeros that some writers give a packed matrix."""
+    weight = found.get(f"{name.removesuffix('.bias')}.weight")
+    if not name.endswith(".bias") or weight is None or not _in_parts(weight):
+        return False
+    return not found[name].read().any()

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from hpcjax.core import files, trees
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.core.model import Model
-from hpcjax.kernels import QuantizedMatrix
 from hpcjax.models.config import BertConfig, CausalLmConfig
 from hpcjax.models.parts import Parts, causal_lm_parts
 from hpcjax.models.pretrained import _architecture, names
 from hpcjax.models.pretrained._architecture import Architecture, FamilyName
-from hpcjax.models.pretrained._convert import read_params, write_tensors
+from hpcjax.models.pretrained._convert import is_packed, read_params, write_tensors
 from hpcjax.models.pretrained._gguf import read_gguf
+from hpcjax.models.pretrained._gptq import CONFIG as QUANTIZED
+from hpcjax.models.pretrained._gptq import described, matrix_tensors, packed_weights
 from hpcjax.models.pretrained._safetensors import read_safetensors, write_safetensors
 
 CONFIG = "config.json"
@@ -72,12 +72,13 @@ class Pretrained:
 
 
 def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrained:
-    """Loads GPT-2, OPT, LLaMA or BERT.
+    """Loads GPT-2, OPT, LLaMA or BERT; matrices packed by GPTQ stay packed.
 
     Args:
       source: a folder with `config.json` and `model.safetensors`, or its shards with
         their index; or a GGUF file of llama's architecture.
-      policy: dtypes of the model; parameters are converted to `policy.param`.
+      policy: dtypes of the model; parameters are converted to `policy.param`, but for
+        packed matrices.
 
     Returns:
       The model with its parameters, on the default device.
@@ -95,7 +96,7 @@ def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrai
         raise DataMissing(f"no folder and no file {path}")
     if path.is_dir():
         metadata = files.read_object(path / CONFIG)
-        stored = read_safetensors(path)
+        stored = packed_weights(read_safetensors(path), path / CONFIG)
         found = _architecture.from_json(metadata, stored, str(path / CONFIG))
         family = names.FAMILIES[found.family]
     else:
@@ -121,19 +122,27 @@ def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrai
     return dataclasses.replace(empty, params=params)
 
 
-def save(folder: str | pathlib.Path, pretrained: Pretrained) -> None:
+def save(
+    folder: str | pathlib.Path,
+    pretrained: Pretrained,
+    *,
+    checkpoint_format: str = "gptq_v2",
+) -> None:
     """Writes `model.safetensors` and `config.json`, which `transformers` reads.
 
-    `config.json` is removed first and written last: a folder that was left half written
-    lacks it and is not loaded.
+    Packed matrices are written in GPTQ's layout, of which `config.json` then speaks;
+    their scales become float16. It is removed first and written last: a folder that was
+    left half written lacks it and is not loaded.
 
     Args:
       folder: made if it is not there; other files in it are kept.
       pretrained: the model; one that the project trained has no metadata.
+      checkpoint_format: of packed matrices, "gptq" or "gptq_v2".
 
     Raises:
-      ConfigError: no family's `config.json` can express the model, or its parameters
-        are not those of its config.
+      ConfigError: no family's `config.json` can express the model, its parameters are
+        not those of its config, or packed ones do not fit the layout (see
+        `save_gptq`).
       DiskFull: no space is left.
     """
     folder, family = pathlib.Path(folder), pretrained.family
@@ -146,9 +155,15 @@ def save(folder: str | pathlib.Path, pretrained: Pretrained) -> None:
     for key, other in _SPECIAL.items():
         if key in known or other in known:
             content[key] = known.get(key, known.get(other))
-    tensors = write_tensors(names.FAMILIES[family], pretrained.params)
-    (folder / CONFIG).unlink(missing_ok=True)
-    write_safetensors(folder, tensors)
+    written = write_tensors(names.FAMILIES[family], pretrained.params)
+    packed = {}
+    if written.packed:
+        packed = matrix_tensors(written.packed, checkpoint_format)
+        content["quantization_config"] = described(written.packed, checkpoint_format)
+    # An older file there would speak of other matrices.
+    for stale in (CONFIG, QUANTIZED):
+        (folder / stale).unlink(missing_ok=True)
+    write_safetensors(folder, written.tensors | packed)
     files.write_json(folder / CONFIG, content)
 
 
@@ -160,18 +175,12 @@ def _like(pretrained: Pretrained) -> Any:
 def _check_params(pretrained: Pretrained) -> None:
     """Raises ConfigError unless paths and shapes are those that the model draws."""
     wanted = trees.flatten(_like(pretrained))
-    found = trees.flatten(
-        pretrained.params, lambda leaf: isinstance(leaf, QuantizedMatrix)
-    )
+    found = trees.flatten(pretrained.params, is_packed)
     for path in [*wanted, *found]:
-        have, want = found.get(path), wanted.get(path)
-        if isinstance(have, QuantizedMatrix):
-            raise ConfigError(
-                f"{path} is a packed matrix: save compress.dequantized(params)"
-            )
-        shapes = [None if leaf is None else np.shape(leaf) for leaf in (want, have)]
-        if shapes[0] != shapes[1]:
+        leaves = wanted.get(path), found.get(path)
+        want, have = (None if leaf is None else leaf.shape for leaf in leaves)
+        if want != have:
             raise ConfigError(
                 f"parameters are not those of the config: {path} should have shape "
-                f"{shapes[0]}: got {shapes[1]}"
+                f"{want}: got {have}"
             )

@@ -14,7 +14,7 @@ from hpcjax.core.errors import (
     DataMissing,
     UnsupportedOp,
 )
-from hpcjax.models.pretrained.stored import Stored
+from hpcjax.models.pretrained.stored import PARTS, Stored
 
 SINGLE = "model.safetensors"
 KINDS = ("F64", "F32", "F16", "BF16")
@@ -39,7 +39,7 @@ def read_safetensors(folder: pathlib.Path) -> dict[str, Stored]:
       UnsupportedOp: by a tensor's `read`, if it does not hold floating-point numbers.
     """
     if (folder / SINGLE).exists():
-        return _read_file(folder / SINGLE)
+        return read_file(folder / SINGLE)
     if not (folder / INDEX).exists():
         other = (folder / "pytorch_model.bin").exists()
         hint = (
@@ -47,7 +47,7 @@ def read_safetensors(folder: pathlib.Path) -> dict[str, Stored]:
         )
         raise DataMissing(f"no {SINGLE} and no {INDEX} in {folder}{hint}")
     places = _weight_map(folder / INDEX)
-    shards = {name: _read_file(folder / name) for name in sorted(set(places.values()))}
+    shards = {name: read_file(folder / name) for name in sorted(set(places.values()))}
     absent = [name for name, shard in places.items() if name not in shards[shard]]
     if absent:
         raise DataFormatError(
@@ -71,19 +71,21 @@ def _weight_map(path: pathlib.Path) -> Mapping[str, str]:
     return places
 
 
-def _read_file(path: pathlib.Path) -> dict[str, Stored]:
+def read_file(path: pathlib.Path) -> dict[str, Stored]:
+    """Opens one file; see `read_safetensors`."""
     opened = tensor_files.open_safetensors(path)
     return {name: _stored(opened, name, path) for name in opened.keys()}  # noqa: SIM118
 
 
 def _stored(opened: Any, name: str, path: pathlib.Path) -> Stored:
     head = opened.get_slice(name)
+    readable = (*KINDS, "I32") if name.rpartition(".")[2] in PARTS else KINDS
 
     def read() -> np.ndarray:
-        if head.get_dtype() not in KINDS:
+        if head.get_dtype() not in readable:
             raise UnsupportedOp(
                 f"{path}: tensor {name!r} is stored as {head.get_dtype()}; readable "
-                f"are {', '.join(KINDS)}"
+                f"are {', '.join(readable)}"
             )
         return opened.get_tensor(name)
 

@@ -1,9 +1,11 @@
 """A tensor of a checkpoint file: its shape is known, its values are read when asked."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
+PACKED = "GPTQ"
+# Endings of the tensors that are no weights by themselves.
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 class Stored(NamedTuple):
@@ -11,10 +13,12 @@ class Stored(NamedTuple):
 
     Attributes:
       shape: as in the checkpoint, outermost axis first.
-      kind: how the file calls its number format, such as "BF16" or "Q4_1".
-      read: returns the values as a numpy array of `shape`.
+      kind: how the file calls its number format, such as "BF16" or "Q4_1"; `PACKED`
+        for one that was put together from the tensors of GPTQ's layout.
+      read: returns the values as a numpy array of `shape`; of a packed one, the
+        `QuantizedMatrix`.
     """
 
     shape: tuple[int, ...]
     kind: str
-    read: Callable[[], np.ndarray]
+    read: Callable[[], Any]

@@ -11,8 +11,10 @@ import pytest
 import safetensors.numpy
 
 from hpcjax import compress, kernels
-from hpcjax.compress import GptqOptions, GridSpec, gptq_files
+from hpcjax.compress import GptqOptions, GridSpec
 from hpcjax.core import ConfigError, DataFormatError, DataMissing, DiskFull
+from hpcjax.models import pretrained
+from hpcjax.models.pretrained import _gptq
 
 BITS = [2, 3, 4, 8]
 
@@ -60,7 +62,7 @@ def test_a_file_made_by_hand(tmp_path, bits, sort, less, said):
     path = tmp_path / "model.safetensors"
     config = {} if said is None else {"checkpoint_format": said}
     weights = by_hand(path, bits, sort=sort, less=less, sym=False, **config)
-    (name, matrix), *others = compress.load_gptq(path).items()
+    (name, matrix), *others = pretrained.load_gptq(path).items()
     assert (name, others, matrix.bits, matrix.group_size) == ("a.b", [], bits, 32)
     assert (matrix.order is not None) == sort
     np.testing.assert_allclose(matrix.dequantize(), weights, rtol=1e-6)
@@ -74,7 +76,7 @@ def test_known_words(tmp_path):
     read = safetensors.numpy.load_file(path)
     assert read["a.b.qweight"].view(np.uint32).tolist() == [[0x76543210] * 8] * 4
     assert read["a.b.qzeros"].view(np.uint32).tolist() == [[0x77777777]]
-    found = compress.load_gptq(path)["a.b"].dequantize()
+    found = pretrained.load_gptq(path)["a.b"].dequantize()
     np.testing.assert_array_equal(found, q - 8)
 
 
@@ -87,20 +89,20 @@ def test_symmetric_grids_say_themselves(tmp_path, caplog, bits, less, said):
         path, bits, middle=True, less=less, sym=True, checkpoint_format=said
     )
     with caplog.at_level(logging.WARNING):
-        found = compress.load_gptq(path)["a.b"]
+        found = pretrained.load_gptq(path)["a.b"]
     np.testing.assert_allclose(found.dequantize(), weights, rtol=1e-6)
-    assert bool(caplog.records) == (gptq_files.FORMATS[said] != less)
+    assert bool(caplog.records) == (_gptq.FORMATS[said] != less)
 
 
 def test_the_caller_has_the_last_word(tmp_path):
     path = tmp_path / "model.safetensors"
     weights = by_hand(path, 4, middle=True, sym=True)
-    found = compress.load_gptq(path, checkpoint_format="gptq")["a.b"]
+    found = pretrained.load_gptq(path, checkpoint_format="gptq")["a.b"]
     expected = (np.asarray(found.zero) == 9).all()
     assert expected
     assert not np.allclose(found.dequantize(), weights)
     with pytest.raises(ConfigError, match="did you mean 'gptq_v2'"):
-        compress.load_gptq(path, checkpoint_format="gptq_v3")
+        pretrained.load_gptq(path, checkpoint_format="gptq_v3")
 
 
 def quantized(bits, *, inputs=64, outputs=32, group=16, act_order=False, seed=0):
@@ -123,15 +125,15 @@ def quantized(bits, *, inputs=64, outputs=32, group=16, act_order=False, seed=0)
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("act_order", [False, True])
-@pytest.mark.parametrize("written", list(gptq_files.FORMATS))
+@pytest.mark.parametrize("written", list(_gptq.FORMATS))
 def test_a_round_trip_of_solved_layers(tmp_path, bits, act_order, written):
     path = tmp_path / "model.safetensors"
     first, kernel = quantized(bits, act_order=act_order)
     second, _ = quantized(bits, inputs=32, seed=1)
     np.testing.assert_allclose(first.dequantize(), kernel, rtol=1e-3, atol=1e-6)
     layers = {"x.q": first, "x.k": second}
-    compress.save_gptq(path, layers, checkpoint_format=written)
-    found = compress.load_gptq(path)
+    pretrained.save_gptq(path, layers, checkpoint_format=written)
+    found = pretrained.load_gptq(path)
     assert found.keys() == layers.keys()
     for name, matrix in layers.items():
         np.testing.assert_array_equal(found[name].dequantize(), matrix.dequantize())
@@ -147,10 +149,10 @@ def test_layers_with_and_without_groups(tmp_path):
     wide, _ = quantized(4, group=32)
     whole, _ = quantized(4, group=None)
     for layers, size in [({"n": narrow, "w": wide}, 32), ({"w": whole}, -1)]:
-        compress.save_gptq(path, layers)
+        pretrained.save_gptq(path, layers)
         content = json.loads((tmp_path / "quantize_config.json").read_text())
         assert content["group_size"] == size
-        for name, matrix in compress.load_gptq(path).items():
+        for name, matrix in pretrained.load_gptq(path).items():
             np.testing.assert_array_equal(
                 matrix.dequantize(), layers[name].dequantize()
             )
@@ -160,8 +162,8 @@ def test_scales_that_are_small_in_a_file_stay_as_they_are(tmp_path):
     path = tmp_path / "model.safetensors"
     matrix, _ = quantized(4)
     tiny = dataclasses.replace(matrix, scale=jnp.full_like(matrix.scale, 1e-7))
-    compress.save_gptq(path, {"a": tiny})
-    found = compress.load_gptq(path)["a"]
+    pretrained.save_gptq(path, {"a": tiny})
+    found = pretrained.load_gptq(path)["a"]
     np.testing.assert_array_equal(found.dequantize(), tiny.dequantize())
     assert found.dequantize().any()
 
@@ -174,23 +176,23 @@ def test_what_the_layout_cannot_hold_is_refused(tmp_path):
         other = dataclasses.replace(matrix, scale=scale)
         message = re.escape(f"fit float16: got {value:g}")
         with pytest.raises(ConfigError, match=message):
-            compress.save_gptq(path, {"a": other})
+            pretrained.save_gptq(path, {"a": other})
     above = dataclasses.replace(matrix, zero=jnp.full(matrix.zero.shape, 16.0))
     with pytest.raises(ConfigError, match=r"integers in \[0, 16\): got 16.0"):
-        compress.save_gptq(path, {"a": above})
+        pretrained.save_gptq(path, {"a": above})
     with pytest.raises(ConfigError, match="64 inputs and 33 outputs of 4 bits"):
-        compress.save_gptq(path, {"a": quantized(4, outputs=33)[0]})
+        pretrained.save_gptq(path, {"a": quantized(4, outputs=33)[0]})
     whole, _ = quantized(4, group=None)
     with pytest.raises(ConfigError, match=r"bits \[4\] and group sizes \[-1, 16\]"):
-        compress.save_gptq(path, {"a": matrix, "b": whole})
+        pretrained.save_gptq(path, {"a": matrix, "b": whole})
     with pytest.raises(ConfigError, match=r"bits \[\] and group sizes \[\]"):
-        compress.save_gptq(path, {})
+        pretrained.save_gptq(path, {})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_leaves_both_files_as_they_were(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
-    compress.save_gptq(path, {"a": quantized(4)[0]})
+    pretrained.save_gptq(path, {"a": quantized(4)[0]})
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
 
     def full(*_, **__):
@@ -198,7 +200,7 @@ def test_a_full_disk_leaves_both_files_as_they_were(tmp_path, monkeypatch):
 
     monkeypatch.setattr(safetensors.numpy, "save_file", full)
     with pytest.raises(DiskFull):
-        compress.save_gptq(path, {"a": quantized(3)[0]})
+        pretrained.save_gptq(path, {"a": quantized(3)[0]})
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
@@ -211,7 +213,7 @@ def test_files_that_are_not_in_the_layout(tmp_path):
         path.write_bytes(whole if content is None else content)
         config.write_text(json.dumps({**said, **changes}))
         with pytest.raises(error, match=match):
-            compress.load_gptq(path)
+            pretrained.load_gptq(path)
 
     refused(f"truncated: expected {len(whole)} bytes", whole[:-7])
     refused("truncated: the head needs more than 0 bytes", b"")
@@ -221,9 +223,9 @@ def test_files_that_are_not_in_the_layout(tmp_path):
             checkpoint_format="marlin")  # fmt: skip
     refused(r"expected a checkpoint_format from .* found \['x'\]",
             checkpoint_format=["x"])  # fmt: skip
-    refused(r"'scales': 'float16\[4, 32\]'.*found .*'scales': 'float16\[2, 32\]'",
+    refused(r"'scales': 'F16\[4, 32\]'.*found .*'scales': 'F16\[2, 32\]'",
             group_size=16)  # fmt: skip
-    refused(r"int32\[1, 8\].*for 8 bits.*found .*int32\[2, 4\]", bits=8)
+    refused(r"I32\[1, 8\].*for 8 bits.*found .*I32\[2, 4\]", bits=8)
 
     def changed(**parts):
         tensors = safetensors.numpy.load(whole)
@@ -231,9 +233,9 @@ def test_files_that_are_not_in_the_layout(tmp_path):
             tensors[f"a.b.{part}"] = value
         return safetensors.numpy.save(tensors)
 
-    refused(r"int32\[8, 32\].*float32\[8, 32\]",
+    refused(r"I32\[8, 32\].*F32\[8, 32\]",
             changed(qweight=np.zeros((8, 32), np.float32)))  # fmt: skip
-    refused("found .*'qweight': 'int32.8.'", changed(qweight=np.zeros(8, np.int32)))
+    refused("found .*'qweight': 'I32.8.'", changed(qweight=np.zeros(8, np.int32)))
     refused("must have group_size=32 inputs: got 2 groups, of .63, 1. inputs",
             changed(g_idx=np.eye(64, dtype=np.int32)[0]))  # fmt: skip
     refused("expected finite scales",
@@ -243,16 +245,16 @@ def test_files_that_are_not_in_the_layout(tmp_path):
     for content in ("[", "[" * 100_000):
         config.write_text(content)
         with pytest.raises(DataFormatError, match="expected JSON"):
-            compress.load_gptq(path)
+            pretrained.load_gptq(path)
     config.unlink()
     with pytest.raises(
         DataMissing, match=r"no quantize_config\.json and no config\.json"
     ):
-        compress.load_gptq(path)
+        pretrained.load_gptq(path)
     path.unlink()
     config.write_text(json.dumps(said))
     with pytest.raises(DataMissing, match="no such file"):
-        compress.load_gptq(path)
+        pretrained.load_gptq(path)
 
 
 def test_a_model_s_config_and_files_without_g_idx(tmp_path):
@@ -265,8 +267,8 @@ def test_a_model_s_config_and_files_without_g_idx(tmp_path):
     (tmp_path / "quantize_config.json").unlink()
     model = {"model_type": "llama", "quantization_config": said}
     (tmp_path / "config.json").write_text(json.dumps(model))
-    found = compress.load_gptq(path)["a.b"]
+    found = pretrained.load_gptq(path)["a.b"]
     np.testing.assert_allclose(found.dequantize(), weights, rtol=1e-6)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataFormatError, match="describes the quantization, found None"):
-        compress.load_gptq(path)
+        pretrained.load_gptq(path)

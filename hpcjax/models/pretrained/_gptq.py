@@ -1,10 +1,11 @@
-"""Reads and writes the file layout in which GPTQ's matrices are passed around.
+"""The layout in which GPTQ's matrices are passed around: in files, and in models.
 
 A safetensors file holds for each layer `<name>.qweight` int32 `[inputs·bits/32,
 outputs]`, packed along the inputs; `<name>.qzeros` int32 `[groups, outputs·bits/32]`,
 packed along the outputs; `<name>.scales` float16 `[groups, outputs]`; `<name>.g_idx`
-int32 `[inputs]`, the group of each input. `quantize_config.json` beside it says which
-bits and groups, and which of two formats: "gptq" stores zero − 1, "gptq_v2" zero.
+int32 `[inputs]`, the group of each input. `quantize_config.json` beside it, or the
+`quantization_config` of a model's `config.json`, says which bits and groups, and which
+of two formats: "gptq" stores zero − 1, "gptq_v2" zero.
 """
 
 import json
@@ -20,18 +21,29 @@ import numpy as np
 import safetensors.numpy
 
 from hpcjax import kernels
-from hpcjax.compress.config import BITS
-from hpcjax.core import files, tensor_files
-from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
-from hpcjax.kernels import QuantizedMatrix
+from hpcjax.core import files
+from hpcjax.core.errors import (
+    ConfigError,
+    DataFormatError,
+    DataMissing,
+    UnsupportedOp,
+    nearest,
+)
+from hpcjax.kernels import BITS, QuantizedMatrix
+from hpcjax.models.pretrained._safetensors import read_file
+from hpcjax.models.pretrained.stored import PACKED, PARTS, Stored
 
 log = logging.getLogger(__name__)
 
 CONFIG = "quantize_config.json"
 # What is taken off a zero point before it is stored.
 FORMATS: Mapping[str, int] = {"gptq": 1, "gptq_v2": 0}
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
-_DTYPES = {"qweight": "int32", "qzeros": "int32", "scales": "float16", "g_idx": "int32"}
+_KINDS = {
+    "qweight": ("I32",),
+    "qzeros": ("I32",),
+    "scales": ("F16", "BF16", "F32"),
+    "g_idx": ("I32",),
+}
 
 
 def save_gptq(
@@ -65,22 +77,9 @@ def save_gptq(
       >>> read.shape, read.dequantize().sum().item()
       ((32, 32), 1024.0)
     """
-    less = FORMATS[_format(checkpoint_format)]
+    tensors = matrix_tensors(layers, checkpoint_format)
+    config = described(layers, checkpoint_format)
     path = pathlib.Path(path)
-    bits, size = _kind(layers)
-    tensors: dict[str, np.ndarray] = {}
-    for name, matrix in layers.items():
-        for part, value in _tensors(name, matrix, less).items():
-            tensors[f"{name}.{part}"] = np.ascontiguousarray(value)
-    middle = 2 ** (bits - 1)
-    config = {
-        "bits": bits,
-        "group_size": size,
-        "desc_act": any(matrix.order is not None for matrix in layers.values()),
-        "sym": all(bool((m.zero == middle).all()) for m in layers.values()),
-        "quant_method": "gptq",
-        "checkpoint_format": checkpoint_format,
-    }
     with (
         files.replacing(path.with_name(CONFIG)) as beside,
         files.replacing(path) as temporary,
@@ -104,15 +103,53 @@ def load_gptq(
       checkpoint_format: "gptq" or "gptq_v2", whatever file and config say.
 
     Returns:
-      Matrices by name; scales float16, inputs sorted by group where `g_idx` is not in
+      Matrices by name; scales as stored, inputs sorted by group where `g_idx` is not in
       order.
 
     Raises:
       DataMissing: no such file, or no config beside it.
       DataFormatError: a file that is truncated or not in this layout.
+      UnsupportedOp: a method of quantization other than GPTQ.
       ConfigError: another format asked for.
     """
     path = pathlib.Path(path)
+    packed = packed_weights(read_file(path), path, checkpoint_format)
+    matrices = {
+        name.removesuffix(".weight"): each.read()
+        for name, each in packed.items()
+        if each.kind == PACKED
+    }
+    if not matrices:
+        raise DataFormatError(f"{path}: expected tensors '<name>.qweight', found none")
+    return matrices
+
+
+def packed_weights(
+    stored: Mapping[str, Stored],
+    path: pathlib.Path,
+    checkpoint_format: str | None = None,
+) -> dict[str, Stored]:
+    """Returns tensors with one `<name>.weight` in place of the parts of each matrix.
+
+    Such a weight has the shape `[inputs, outputs]` and the kind `PACKED`. Heads and
+    zero points are read and checked now, the other parts when it is read.
+
+    Args:
+      stored: the tensors of a file or a model.
+      path: of the file, or of one in the model's folder.
+      checkpoint_format: see `load_gptq`.
+
+    Raises:
+      DataMissing, DataFormatError, UnsupportedOp, ConfigError: as `load_gptq`.
+    """
+    names = [key.removesuffix(".qweight") for key in stored if key.endswith(".qweight")]
+    rest = {
+        name: each
+        for name, each in stored.items()
+        if name.rpartition(".")[2] not in PARTS
+    }
+    if not names:
+        return rest
     config, where = _config(path)
     bits, size = config.get("bits"), config.get("group_size", -1)
     if bits not in BITS or not isinstance(size, int) or size == 0 or size < -1:
@@ -120,25 +157,59 @@ def load_gptq(
             f"{where}: expected bits from {BITS} and a group_size of -1 or at least 1, "
             f"found bits={bits!r}, group_size={size!r}"
         )
-    tensors = _read(path)
-    names = [
-        key.removesuffix(".qweight") for key in tensors if key.endswith(".qweight")
-    ]
-    if not names:
-        raise DataFormatError(f"{path}: expected tensors '<name>.qweight', found none")
-    parts = {name: _parts(path, name, tensors, bits, size) for name in names}
-    stored = {
-        name: _unpacked(each["qzeros"].T, bits, each["scales"].shape[1]).T.astype(int)
+    parts = {name: _parts(path, name, stored, bits, size) for name in names}
+    zeros = {
+        name: _unpacked(each["qzeros"].read().T, bits, each["scales"].shape[1]).T
         for name, each in parts.items()
     }
     if checkpoint_format is None:
-        checkpoint_format = _found_format(config, where, stored.values(), bits)
+        checkpoint_format = _found_format(config, where, zeros.values(), bits)
+    less = FORMATS[_format(checkpoint_format)]
+
+    def weight(name: str) -> Stored:
+        zero = (zeros[name].astype(int) + less) % 2**bits
+        rows, outputs = parts[name]["qweight"].shape
+
+        def read() -> QuantizedMatrix:
+            return _matrix(path, name, parts[name], zero, bits, size)
+
+        return Stored((rows * 32 // bits, outputs), PACKED, read)
+
+    return rest | {f"{name}.weight": weight(name) for name in names}
+
+
+def described(
+    layers: Mapping[str, QuantizedMatrix], checkpoint_format: str
+) -> dict[str, Any]:
+    """Returns what a config says of matrices.
+
+    Raises:
+      ConfigError: they differ in bits or group size, or there is none.
+    """
+    bits, size = _kind(layers)
+    return {
+        "bits": bits,
+        "group_size": size,
+        "desc_act": any(matrix.order is not None for matrix in layers.values()),
+        "sym": all(bool((m.zero == 2 ** (bits - 1)).all()) for m in layers.values()),
+        "quant_method": "gptq",
+        "checkpoint_format": checkpoint_format,
+    }
+
+
+def matrix_tensors(
+    layers: Mapping[str, QuantizedMatrix], checkpoint_format: str
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of matrices, by full name.
+
+    Raises:
+      ConfigError: see `save_gptq`.
+    """
     less = FORMATS[_format(checkpoint_format)]
     return {
-        name: _matrix(
-            path, name, parts[name], (stored[name] + less) % 2**bits, bits, size
-        )
-        for name in names
+        f"{name}.{part}": np.ascontiguousarray(value)
+        for name, matrix in layers.items()
+        for part, value in _tensors(name, matrix, less).items()
     }
 
 
@@ -170,7 +241,8 @@ def _tensors(name: str, matrix: QuantizedMatrix, less: int) -> dict[str, np.ndar
     if inputs * bits % 32 or outputs * bits % 32:
         raise ConfigError(
             f"{name}: inputs and outputs must fill whole words of 32 bits: got "
-            f"{inputs} inputs and {outputs} outputs of {bits} bits"
+            f"{inputs} inputs and {outputs} outputs of {bits} bits; "
+            "compress.dequantized gives plain parameters"
         )
     zero = np.asarray(matrix.zero, np.float32)
     if not ((zero >= 0) & (zero < 2**bits) & (zero == np.round(zero))).all():
@@ -214,61 +286,65 @@ def _config(path: pathlib.Path) -> tuple[Mapping[str, Any], pathlib.Path]:
             f"{where}: expected an object that describes the quantization, found "
             f"{content!r:.60}"
         )
+    if content.get("quant_method", "gptq") != "gptq":
+        raise UnsupportedOp(
+            f"{where}: only quant_method='gptq' is implemented: got "
+            f"{content['quant_method']!r}"
+        )
     return content, where
-
-
-def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a layer's parts; the others are not read."""
-    with tensor_files.open_safetensors(path) as opened:
-        return {
-            key: opened.get_tensor(key)
-            for key in opened.keys()  # noqa: SIM118
-            if key.rpartition(".")[2] in _PARTS
-        }
 
 
 def _parts(
     path: pathlib.Path,
     name: str,
-    tensors: Mapping[str, np.ndarray],
+    stored: Mapping[str, Stored],
     bits: int,
     size: int,
-) -> dict[str, np.ndarray]:
-    """Returns the parts of a layer, having checked dtypes and shapes."""
-    found = {part: tensors.get(f"{name}.{part}") for part in _PARTS}
-    words, scales = found["qweight"], found["scales"]
-    if words is None or words.ndim != 2 or scales is None or scales.ndim != 2:
+) -> dict[str, Stored]:
+    """Returns the parts of a layer, having checked number formats and shapes."""
+    found = {
+        part: stored[f"{name}.{part}"] for part in PARTS if f"{name}.{part}" in stored
+    }
+    words, scales = found["qweight"], found.get("scales")
+    if len(words.shape) != 2 or scales is None or len(scales.shape) != 2:
         raise DataFormatError(
             f"{path}: {name}: expected matrices 'qweight' and 'scales', found "
-            f"{_shapes(found)}"
+            f"{_heads(found)}"
         )
-    inputs, outputs = len(words) * 32 // bits, words.shape[1]
-    size = size if size > 0 else max(inputs, 1)
-    groups = -(-inputs // size)
-    if found["g_idx"] is None:
-        found["g_idx"] = np.arange(inputs, dtype=np.int32) // size
+    inputs, outputs = words.shape[0] * 32 // bits, words.shape[1]
+    groups = -(-inputs // _size(size, inputs))
     wanted = {
         "qweight": (inputs * bits // 32, outputs),
         "qzeros": (groups, outputs * bits // 32),
         "scales": (groups, outputs),
         "g_idx": (inputs,),
     }
-    expected = {part: f"{_DTYPES[part]}{list(wanted[part])}" for part in _PARTS}
-    if inputs < 1 or _shapes(found) != expected or outputs * bits % 32:
-        raise DataFormatError(
-            f"{path}: {name}: expected {expected} for {bits} bits and a group_size of "
-            f"{size}, found {_shapes(found)}"
-        )
-    if not np.isfinite(scales).all():
-        raise DataFormatError(f"{path}: {name}: expected finite scales")
-    return {part: value for part, value in found.items() if value is not None}
-
-
-def _shapes(found: Mapping[str, np.ndarray | None]) -> dict[str, str]:
-    return {
-        part: "nothing" if value is None else f"{value.dtype}{list(value.shape)}"
-        for part, value in found.items()
+    # Without it, groups are of neighbouring inputs.
+    expected = {
+        part: [f"{kind}{list(shape)}" for kind in _KINDS[part]]
+        for part, shape in wanted.items()
+        if part in found or part != "g_idx"
     }
+    heads = _heads(found)
+    good = heads.keys() == expected.keys() and all(
+        head in expected[part] for part, head in heads.items()
+    )
+    if inputs < 1 or not good or outputs * bits % 32:
+        one = {part: allowed[0] for part, allowed in expected.items()}
+        raise DataFormatError(
+            f"{path}: {name}: expected {one} for {bits} bits and a group_size of "
+            f"{_size(size, inputs)}, found {heads}"
+        )
+    return found
+
+
+def _size(size: int, inputs: int) -> int:
+    """Returns the inputs of a group; -1 stands for all."""
+    return size if size > 0 else max(inputs, 1)
+
+
+def _heads(found: Mapping[str, Stored]) -> dict[str, str]:
+    return {part: f"{each.kind}{list(each.shape)}" for part, each in found.items()}
 
 
 def _found_format(
@@ -303,21 +379,24 @@ def _found_format(
 def _matrix(
     path: pathlib.Path,
     name: str,
-    parts: Mapping[str, np.ndarray],
+    parts: Mapping[str, Stored],
     zero: np.ndarray,
     bits: int,
     size: int,
 ) -> QuantizedMatrix:
-    inputs, scale = len(parts["g_idx"]), parts["scales"]
-    integers = _unpacked(parts["qweight"], bits, inputs)
+    read = {part: each.read() for part, each in parts.items() if part != "qzeros"}
+    inputs, scale = len(read["qweight"]) * 32 // bits, read["scales"]
+    group = jnp.asarray(read["g_idx"]) if "g_idx" in read else None
+    if not np.isfinite(scale).all():
+        raise DataFormatError(f"{path}: {name}: expected finite scales")
     try:
         return kernels.quantized_matrix(
-            jnp.asarray(integers),
+            jnp.asarray(_unpacked(read["qweight"], bits, inputs)),
             jnp.asarray(scale),
-            jnp.asarray(zero.astype(np.float16)),
+            jnp.asarray(zero, scale.dtype),
             bits=bits,
-            group=jnp.asarray(parts["g_idx"]),
-            group_size=size if size > 0 else None,
+            group=group,
+            group_size=_size(size, inputs),
         )
     except ConfigError as error:
         raise DataFormatError(f"{path}: {name}: {error}") from error
