@@ -28,5 +28,7 @@ from .group import Group as Group
 from .group import Sent as Sent
 from .host_group import HostGroup as HostGroup
 from .mesh_group import MeshGroup as MeshGroup
+from .ok_topk import SparseSum as SparseSum
+from .ok_topk import sparse_all_reduce as sparse_all_reduce
 from .subset import spread as spread
 from .subset import subset_sum as subset_sum

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from hpcjax.collectives import regions
@@ -45,6 +46,60 @@ class OkTopkShared(NamedTuple):
     crowded: Scalar
 
 
+class SparseSum(NamedTuple):
+    """About k entries of the sum of the members' vectors.
+
+    Attributes:
+      entries: by ascending index within each member's share; the same for all.
+      reached: int32, the indices of our entries that are part of it; n where a place
+        holds none. `x.at[reached].set(0, mode="drop")` is what is left of x.
+      state: for the next sum.
+      stats: what was done.
+    """
+
+    entries: Entries
+    reached: Vector
+    state: tuple[OkTopkOwn, OkTopkShared]
+    stats: CommStats
+
+
+def sparse_all_reduce(
+    group: Group,
+    x: Vector,
+    config: OkTopkConfig,
+    state: tuple[OkTopkOwn, OkTopkShared] | None = None,
+) -> SparseSum:
+    """Adds up the entries that are largest in the sum: Ok-Topk's collective alone.
+
+    Nothing is remembered of x: `config.make()` adds error feedback, the check of what
+    is not finite, and trees. All members call this with vectors of one length.
+
+    Args:
+      group: the members.
+      x: ours, float32 [n]; finite.
+      config: density, thresholds, regions; what it says of trees, residuals and dense
+        steps does not matter here.
+      state: what the last sum returned; None for the first one. Its first part differs
+        between members.
+
+    Raises:
+      TypeError: x is not a float32 vector.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from hpcjax.collectives import MeshGroup, OkTopkConfig, sparse_all_reduce
+      >>> x = jnp.array([0.0, 3.0, 1.0, -2.0])
+      >>> made = sparse_all_reduce(MeshGroup(None), x, OkTopkConfig(density=0.5))
+      >>> made.entries.indices[:2].tolist(), made.entries.values[:2].tolist()
+      ([1, 3], [3.0, -2.0])
+    """
+    if x.ndim != 1 or x.dtype != "float32":
+        raise TypeError(f"x must be float32 [n]: got {x.dtype}{list(x.shape)}")
+    method = OkTopk(config)
+    own, shared = state or jax.tree.map(group.xp.asarray, method.init(x.size))
+    return method.sum(group, x, own, shared)[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class OkTopk(VectorMethod):
     """See `OkTopkConfig`."""
@@ -60,6 +115,13 @@ class OkTopk(VectorMethod):
         self, group: Group, x: Vector, own: OkTopkOwn, shared: OkTopkShared
     ) -> Outcome:
         """Averages the entries that are largest in the sum."""
+        made, mean = self.sum(group, x, own, shared)
+        return Outcome(mean, group.clear(x, made.reached), *made.state, made.stats)
+
+    def sum(
+        self, group: Group, x: Vector, own: OkTopkOwn, shared: OkTopkShared
+    ) -> tuple[SparseSum, Vector]:
+        """Returns what `sparse_all_reduce` does, and the mean as a vector."""
         config, n = self.config, x.size
         k = entries_wanted(config.density, n)
         room = min(n, math.ceil(config.capacity_factor * k))
@@ -95,7 +157,7 @@ class OkTopk(VectorMethod):
         everything, counts = group.gather(shares.entries, shares.entries.indices.size)
         passed, came = passed_on(group, counts)
 
-        mean, kept = _reached(group, everything, local.entries, split.taken, n)
+        mean, reached = _reached(group, everything, local.entries, split.taken, n)
         missed = group.count(~split.taken & (local.entries.indices < n))
         crowded = shared.crowded
         if group.padded:
@@ -112,13 +174,11 @@ class OkTopk(VectorMethod):
             summed=split.arrived,
             overflow=local.overflow + joint.overflow + missed,
         )
-        return Outcome(
-            mean,
-            group.clear(x, kept),
+        state = (
             OkTopkOwn(local.threshold, regions.owned(group, starts, group.rank)),
             OkTopkShared(joint.threshold, shared.step + 1, crowded),
-            stats,
         )
+        return SparseSum(everything, reached, state, stats), mean
 
     def _starts(
         self, group: Group, found: Entries, old: Vector, due: Scalar, n: int

@@ -1,11 +1,17 @@
 """Ok-Topk: against numpy, word by word, and whatever the gradients look like."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from hpcjax.collectives import OkTopkConfig
+from hpcjax.collectives import HostGroup, MeshGroup, OkTopkConfig, sparse_all_reduce
+from hpcjax.hostcomm import connected
 from hpcjax.perf import ring_bytes
+from hpcjax.sharding import data_mesh
 from tests.collectives.exchanges import on_hosts, on_mesh, program
+from tests.hostcomm.threads import in_threads
 from tests.oracles import sparse_all_reduce as oracle
 
 EXACT = {"tau": 1, "tau_prime": 1}
@@ -50,6 +56,55 @@ def test_nothing_is_lost_on_eight_devices(factor):
     assert sum(step.stats.overflow.sum() for step in made) > 0
     given = gaussian(1, 50, 8, 2000)
     assert conserved(given, on_mesh(config, given)) <= 1e-6
+
+
+def test_the_collective_alone_on_devices_and_between_processes():
+    """Exact selections: the oracle's entries; what is left of x is what it has left."""
+    n, members, config = 300, 4, OkTopkConfig(density=0.1, capacity_factor=4.0, **EXACT)
+    given = gaussian(3, 1, members, n)[0]
+    total, rests = oracle.ok_topk(given, 30)
+
+    def on_devices(x):
+        made = sparse_all_reduce(MeshGroup("data"), x[0], config)
+        left = x[0].at[made.reached].set(0, mode="drop")
+        dense = (
+            jnp.zeros(n).at[made.entries.indices].add(made.entries.values, mode="drop")
+        )
+        return dense[None], left[None], made.entries.count[None]
+
+    mapped = jax.shard_map(
+        on_devices, mesh=data_mesh(members), in_specs=P("data"), out_specs=P("data")
+    )
+    dense, left, count = jax.jit(mapped)(given)
+    assert count.tolist() == [30] * members
+
+    def rank(transport):
+        group, x = HostGroup(transport), given[transport.rank]
+        made = sparse_all_reduce(group, x, config)
+        # Used again: states are values, and regions are there from the start.
+        again = sparse_all_reduce(group, x, config, made.state)
+        assert again.state[1].step == 2
+        assert again.entries.count == made.entries.count == 30
+        whole = np.zeros(n, np.float32)
+        whole[made.entries.indices] = made.entries.values
+        rest = x.copy()
+        rest[made.reached[made.reached < n]] = 0
+        return whole, rest
+
+    for number, (whole, rest) in enumerate(in_threads(rank, connected(members))):
+        for found, wanted in (
+            (dense[number], total),
+            (whole, total),
+            (left[number], rests[number]),
+            (rest, rests[number]),
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("x", [jnp.zeros((2, 3)), jnp.zeros(3, jnp.int32)])
+def test_the_collective_takes_vectors_of_float32(x):
+    with pytest.raises(TypeError, match=r"must be float32 \[n\]: got (float|int)32\["):
+        sparse_all_reduce(MeshGroup(None), x, OkTopkConfig())
 
 
 def test_a_full_pair_sends_its_largest():
