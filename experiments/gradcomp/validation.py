@@ -26,7 +26,7 @@ class Config:
     Attributes:
       chain: what is trained; four layers 1024 wide have 4 million parameters.
       processes: numbers of workers.
-      mbit_per_s: of each worker's link.
+      mbit_per_s: of each worker's link; over the fastest one compression does not pay.
       methods: labels of `METHODS`, and "dense".
       repetitions: of each step.
       seed: of parameters and data.
@@ -34,7 +34,7 @@ class Config:
 
     chain: ChainConfig = ChainConfig(rows=512)
     processes: tuple[int, ...] = (2, 4)
-    mbit_per_s: tuple[float, ...] = (50.0, 400.0)
+    mbit_per_s: tuple[float, ...] = (50.0, 400.0, 3200.0)
     methods: tuple[str, ...] = (
         "dense",
         "fp16",

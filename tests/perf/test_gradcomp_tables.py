@@ -248,6 +248,18 @@ def test_crossovers_lie_on_a_line_between_links():
         assert not claim.holds
 
 
+def test_a_claim_on_crossovers_that_nobody_sees_fails():
+    run = measured()
+    run["measured"][:, :, :, 1] /= 10
+    run["predicted"][:, :, :, 1] /= 10
+    table = tables.VALIDATION.reduce({"all": run})
+    assert table["gain"].values[3] > 1
+    found = verdicts(tables.VALIDATION, table, "cpu")
+    assert np.isnan(found["crossover"].ours)
+    assert not found["crossover"].holds
+    assert found["median"].holds
+
+
 def test_steps_are_predicted_from_their_parts():
     cfg = validation.Config(methods=("dense", "fp16", "signSGD"))
     found = {
