@@ -18,6 +18,9 @@ from hpcjax.runs.tables import Runs, Table, TableResult, Tier, judge
 
 log = logging.getLogger(__name__)
 
+# How far the times of one machine, shared with others, are from each other.
+_SLACK = 2
+
 
 class RunMissing(HpcjaxError):
     """A table needs a run that has not finished."""
@@ -62,10 +65,11 @@ def build_table(
     if table_id not in found:
         raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, found)}")
     table = found[table_id]
+    committed = committed_path(table, tier, root)
+    old = _committed_cells(table, tier, committed) if check else None
     maker = _Maker(root, table.tier(tier), fresh, progress, run_missing)
     rows = {row: maker.row(row) for row in maker.tier.runs}
     dataset = table.reduce(rows)
-    committed = committed_path(table, tier, root)
     result = TableResult(
         table=table,
         tier=tier,
@@ -74,7 +78,7 @@ def build_table(
         runs=tuple(maker.made),
         tuned=maker.tuned,
         rows=rows,
-        differences=compare(dataset, committed) if check else None,
+        differences=None if old is None else compare(dataset, old, table),
     )
     if record:
         write_json(committed, to_json(result))
@@ -105,37 +109,70 @@ def to_json(result: TableResult) -> dict[str, Any]:
     }
 
 
-def compare(dataset: xr.Dataset, committed: pathlib.Path) -> tuple[str, ...]:
+def _committed_cells(table: Table, tier: str, path: pathlib.Path) -> Mapping[str, Any]:
+    """Returns the cells of a committed result, before anything is run.
+
+    Raises:
+      ConfigError: nothing was committed, or the times of a benchmark are of another
+        kind of machine.
+    """
+    if not path.exists():
+        raise ConfigError(f"no committed result to compare with: {path}")
+    content = read_json(path)
+    if table.benchmark:
+        gpu = tier == "gpu"
+        here, there = provenance.collect(devices=gpu), content["provenance"]
+        kind = ("devices",) if gpu else ("cpu", "cpu_count")
+        ours, theirs = ({key: each.get(key) for key in kind} for each in (here, there))
+        if ours != theirs:
+            raise ConfigError(
+                f"{table.id} measures time, and its committed result is of another "
+                f"machine, {theirs}: this one is {ours}; leave out --check"
+            )
+    return content["cells"]
+
+
+def compare(
+    dataset: xr.Dataset, old: Mapping[str, Any], table: Table
+) -> tuple[str, ...]:
     """Returns how a table differs from its committed result.
 
     A cell with a committed interval must lie inside it, any other must be equal to six
     digits. Columns that end in `seconds` and have no interval are not compared: no two
     runs take the same time.
 
-    Raises:
-      ConfigError: nothing was committed.
+    Of a benchmark only times are compared, see `Table.times`: they must be within a
+    factor of 2 of the committed ones, or of their intervals. The rest is for its claims
+    to judge.
+
+    Args:
+      dataset: the table as it was made.
+      old: `cells` of the committed one.
+      table: what both are.
     """
-    if not committed.exists():
-        raise ConfigError(f"no committed result to compare with: {committed}")
-    old, new = read_json(committed)["cells"], _cells(dataset)
+    new = _cells(dataset)
     differences = [
         f"{cell}: only in one of both" for cell in sorted(set(old) ^ set(new))
     ]
     for cell in sorted(set(old) & set(new)):
         row, column = cell.rsplit(".", 1)
-        low, high = old.get(f"{row}.{column}_low"), old.get(f"{row}.{column}_high")
-        timed = column.endswith("seconds") and low is None
-        if timed or column.endswith(("_low", "_high")):
+        if column.endswith(("_low", "_high")):
             continue
         before, now = old[cell], new[cell]
-        if (
-            isinstance(low, float)
-            and isinstance(high, float)
-            and isinstance(now, float)
-        ):
+        low, high = old.get(f"{row}.{column}_low"), old.get(f"{row}.{column}_high")
+        interval = isinstance(low, float) and isinstance(high, float)
+        if table.benchmark:
+            if column not in table.times or not isinstance(now, float):
+                continue
+            least, most = (low, high) if interval else (before, before)
+            if not least / _SLACK <= now <= most * _SLACK:
+                differences.append(
+                    f"{cell}: {now:.6g}, {_SLACK} times off {before:.6g}"
+                )
+        elif interval and isinstance(now, float):
             if not low <= now <= high:
                 differences.append(f"{cell}: {now:.6g} outside [{low:.6g}, {high:.6g}]")
-        elif not _same(before, now):
+        elif not _same(before, now) and not column.endswith("seconds"):
             differences.append(f"{cell}: {now} instead of {before}")
     return tuple(differences)
 

@@ -8,6 +8,7 @@ number is missing or NaN has failed.
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -161,6 +162,14 @@ class Table:
                 f"table {self.id} has no tier {name!r}; allowed: {list(self.tiers)}"
             )
         return self.tiers[name]  # pyrefly: ignore[bad-index]
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """The columns whose headings say ms, µs or seconds."""
+        units = re.compile(r"\b(ms|µs|seconds)\b")
+        return tuple(
+            name for name, heading in self.columns.items() if units.search(heading)
+        )
 
     def commands(self) -> Sequence[str]:
         """Returns the command that makes each tier."""

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from hpcjax.core import ConfigError, Diverged
 from hpcjax.runs import build, cli, directory, execute
 from hpcjax.runs import config as configs
-from hpcjax.runs.tables import Runs, Tier
+from hpcjax.runs.tables import Runs, Table, Tier
 from tests.runs import papers
 
 RUNS_OF_HOLDS = 6 + 2 + 2
@@ -211,6 +212,62 @@ def test_seconds_are_not_compared(root):
 
 def test_without_a_record_there_is_nothing_to_compare(root):
     with pytest.raises(ConfigError, match=r"no committed result.*holds\.cpu\.json"):
+        make(root, check=True)
+    assert not list((root / "runs").glob("*"))
+
+
+def test_the_times_of_a_benchmark_are_compared_by_factors():
+    table = Table(
+        id="curves/timed",
+        title="",
+        paper="",
+        tiers={},
+        reduce=dict,
+        columns={"plain": "pass, ms", "timed": "seconds", "ratio": "arms / ms of it"},
+        benchmark=True,
+    )
+    assert table.times == ("plain", "timed", "ratio")
+    table = dataclasses.replace(table, columns={**table.columns, "ratio": "alarms"})
+    assert table.times == ("plain", "timed")
+    made = xr.Dataset(
+        {
+            "plain": ("row", [10.0, 10.0, 10.0]),
+            "ratio": ("row", [-0.1, 0.1, 0.0]),
+            "timed": ("row", [3.0, 3.0, 3.0]),
+            "timed_low": ("row", [2.0, 2.0, 2.0]),
+            "timed_high": ("row", [4.0, 4.0, 4.0]),
+        },
+        coords={"row": ["x", "y", "z"]},
+    )
+    old = build._cells(made)
+    assert build.compare(made, old, table) == ()
+    now = made.copy(deep=True)
+    now["plain"][:] = [19.9, 20.1, 4.9]
+    now["ratio"][:] = [0.3, -0.2, 1.0]
+    now["timed"][:] = [1.1, 7.9, 8.1]
+    now["timed_low"][:] = now["timed_high"][:] = 99.0
+    assert [text.split(":")[0] for text in build.compare(now, old, table)] == [
+        "y.plain",
+        "z.plain",
+        "z.timed",
+    ]
+    # Where nothing is measured every digit counts, but for seconds.
+    exact = dataclasses.replace(table, benchmark=False)
+    assert len(build.compare(made.assign(plain=made.plain + 1e-4), old, exact)) == 3
+
+
+def test_a_benchmark_of_another_machine_is_not_compared(root):
+    path = root / "experiments/curves/tables.py"
+    timed = 'HOLDS = dataclasses.replace(table("holds", 0.9, ROWS), benchmark=True)'
+    text = path.read_text().replace('HOLDS = table("holds", 0.9, ROWS)', timed)
+    path.write_text("import dataclasses\n" + text)
+    make(root, record=True)
+    assert make(root, check=True).differences == ()
+    path = root / "experiments/curves/results/holds.cpu.json"
+    content = json.loads(path.read_text())
+    content["provenance"]["cpu_count"] = 1234
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"another machine, .*1234.*leave out"):
         make(root, check=True)
 
 
