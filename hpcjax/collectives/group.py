@@ -261,10 +261,13 @@ def is_largest(group: Group, order: Vector, k: int) -> Vector:
     All above the k-th, then those equal to it by ascending index, so that there are
     exactly k if so many are not zero.
     """
-    edge = group.kth(order, k)
+    xp, edge = group.xp, group.kth(order, k)
     above, ties = order > edge, (order == edge) & (order > 0)
     room = k - group.count(above)
-    return above | (ties & (group.xp.cumsum(ties, dtype="int32") <= room))
+    places = group.nonzero(ties, k).astype("int32")
+    ends = xp.concatenate([xp.full(1, -1, "int32"), places])
+    last = ends[xp.minimum(room, ends.size - 1)]
+    return above | (ties & (xp.arange(order.size, dtype="int32") <= last))
 
 
 def largest(group: Group, x: Vector, order: Vector, k: int, capacity: int) -> Entries:

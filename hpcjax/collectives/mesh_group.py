@@ -174,8 +174,7 @@ class MeshGroup(Group):
         return _floats(magnitude)
 
     def nonzero(self, mask: Vector, capacity: int) -> Vector:
-        (indices,) = jnp.nonzero(mask, size=capacity, fill_value=mask.size)
-        return indices.astype(jnp.int32)
+        return kernels.nonzero(mask, capacity)[0]
 
     def select(
         self, x: Vector, order: Vector, magnitude: Scalar, capacity: int
@@ -202,7 +201,7 @@ class MeshGroup(Group):
         return Entries(found, sums, self.count(found < n))
 
     def count(self, mask: Vector) -> Scalar:
-        return jnp.sum(mask, dtype=jnp.int32)
+        return kernels.count(mask.reshape(-1))
 
     def draw(
         self, seed: int, step: Scalar, name: str, make: Callable[[Any], Any]

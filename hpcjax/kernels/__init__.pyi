@@ -11,5 +11,7 @@ from ._quantized_matmul.packing import packed_rows as packed_rows
 from ._quantized_matmul.packing import unpack as unpack
 from ._top_k.api import Selected as Selected
 from ._top_k.api import select_above as select_above
+from ._top_k.masks import count as count
+from ._top_k.masks import nonzero as nonzero
 from ._top_k.order import kth_magnitude as kth_magnitude
 from ._top_k.order import magnitudes as magnitudes

@@ -15,6 +15,7 @@ from hpcjax.core import ConfigError
 from tests.kernels import cuda_export
 
 pallas = importlib.import_module("hpcjax.kernels._top_k.pallas")
+masks = importlib.import_module("hpcjax.kernels._top_k.masks")
 reference = importlib.import_module("hpcjax.kernels._top_k.reference")
 SIZES = (1, 7, 64, 1000)
 
@@ -51,6 +52,34 @@ def test_the_kth_magnitude_is_that_of_a_sort(kind, size):
         expected = order[k - 1] if k <= size else 0
         assert int(kth(jnp.asarray(x), k)) == expected
     assert int(kth(jnp.asarray(x), size + 1)) == 0
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 1.0])
+def test_places_and_counts_are_those_of_numpy(monkeypatch, on_cpu, size, share):
+    monkeypatch.setattr(masks, "_on_cpu", lambda: on_cpu)
+    # Bit 31 of a word is a sign elsewhere.
+    mask = np.random.default_rng(size).random(size) < share
+    wanted = np.flatnonzero(mask)
+    assert int(kernels.count(jnp.asarray(mask))) == len(wanted)
+    for capacity in (1, 7, size + 3):
+        indices, count = kernels.nonzero(jnp.asarray(mask), capacity)
+        assert (indices.dtype, count.dtype) == ("int32", "int32")
+        kept = wanted[:capacity]
+        rest = np.full(capacity - len(kept), size)
+        np.testing.assert_array_equal(indices, np.concatenate([kept, rest]))
+        assert int(count) == len(wanted)
+
+
+def test_places_are_found_in_many_masks_at_once():
+    mask = np.random.default_rng(0).random((5, 99)) < 0.2
+    find = jax.jit(jax.vmap(functools.partial(kernels.nonzero, capacity=30)))
+    for found, count, each in zip(*find(jnp.asarray(mask)), mask, strict=True):
+        wanted = np.flatnonzero(each)
+        np.testing.assert_array_equal(found[: int(count)], wanted)
+    with pytest.raises(ConfigError, match="capacity=0"):
+        kernels.nonzero(jnp.asarray(mask[0]), 0)
 
 
 def test_magnitudes_of_what_is_no_number_stand_above():

@@ -42,8 +42,8 @@ def select_above(
       x: numbers, fewer than 2³¹.
       threshold: among `magnitudes`, such as `kth_magnitude` of them.
       capacity: entries there is room for; the first by index are kept.
-      implementation: `"reference"` in jnp, several passes; `"pallas"`, a kernel for
-        GPUs that reads the numbers once; `"auto"`, the kernel where it can be used.
+      implementation: `"reference"`, in plain JAX; `"pallas"`, a kernel for GPUs that
+        reads the numbers once; `"auto"`, the kernel where it can be used.
 
     Raises:
       ConfigError: an unknown implementation, or no capacity.

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from hpcjax.kernels._top_k.masks import count
+
 _SIGN = 0x7FFFFFFF
 _BITS = 31
 
@@ -44,11 +46,12 @@ def kth_magnitude(
       >>> bool(kth_magnitude(order, 3) == order[0])
       True
     """
+    order = order.reshape(-1)
 
     def halve(number: jax.Array, found: jax.Array) -> jax.Array:
         tried = found | (1 << (_BITS - 1 - number))
-        count = total(jnp.sum(order >= tried, dtype=jnp.int32))
-        return jnp.where(count >= k, tried, found)
+        reached = total(count(order >= tried))
+        return jnp.where(reached >= k, tried, found)
 
     # The first one apart: it has the type, as to devices, that the loop keeps.
     first = halve(jnp.int32(0), jnp.int32(0))

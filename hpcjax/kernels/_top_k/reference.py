@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from hpcjax.kernels._top_k.masks import nonzero
 from hpcjax.kernels._top_k.order import magnitudes
 
 
@@ -13,8 +14,7 @@ def select_above(
     capacity: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """See `kernels.select_above`."""
-    order = magnitudes(x)
-    chosen = (order >= threshold) & (order > 0)
-    (indices,) = jnp.nonzero(chosen, size=capacity, fill_value=len(x))
-    values = x.at[indices].get(mode="fill", fill_value=0)
-    return indices.astype(jnp.int32), values, jnp.sum(chosen, dtype=jnp.int32)
+    # Zeros reach nothing.
+    chosen = magnitudes(x) >= jnp.maximum(threshold, 1)
+    indices, count = nonzero(chosen, capacity)
+    return indices, x.at[indices].get(mode="fill", fill_value=0), count
