@@ -1,5 +1,6 @@
 """Eight simulated CPU devices and one compilation cache for the whole suite."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -75,6 +76,18 @@ def _modules_of_the_repository():
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_the_file():
+    """Forgets a file's programs: thousands would fill the process's table of mappings.
+
+    Linux allows 65,530, a program on the CPU takes dozens, and XLA dies without a word
+    where there is no room for one.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 def _modules():
