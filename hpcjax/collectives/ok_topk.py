@@ -52,7 +52,8 @@ class SparseSum(NamedTuple):
     Attributes:
       entries: by ascending index within each member's share; the same for all.
       reached: int32, the indices of our entries that are part of it; n where a place
-        holds none. `x.at[reached].set(0, mode="drop")` is what is left of x.
+        holds none. `x.at[reached].set(0, mode="drop")` is what is left of x. A sum of
+        which the P-th part is 0 in float32 counts as one that ours is not part of.
       state: for the next sum.
       stats: what was done.
     """
@@ -79,8 +80,8 @@ def sparse_all_reduce(
       x: ours, float32 [n]; finite.
       config: density, thresholds, regions; what it says of trees, residuals and dense
         steps does not matter here.
-      state: what the last sum returned; None for the first one. Its first part differs
-        between members.
+      state: what the last sum of vectors of this length returned; None for the first
+        one. Its first part differs between members.
 
     Raises:
       TypeError: x is not a float32 vector.

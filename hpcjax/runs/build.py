@@ -65,9 +65,9 @@ def build_table(
     if table_id not in found:
         raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, found)}")
     table = found[table_id]
-    committed = committed_path(table, tier, root)
-    old = _committed_cells(table, tier, committed) if check else None
     maker = _Maker(root, table.tier(tier), fresh, progress, run_missing)
+    committed = committed_path(table, tier, root)
+    old = committed_cells(table, tier, root) if check else None
     rows = {row: maker.row(row) for row in maker.tier.runs}
     dataset = table.reduce(rows)
     result = TableResult(
@@ -109,13 +109,14 @@ def to_json(result: TableResult) -> dict[str, Any]:
     }
 
 
-def _committed_cells(table: Table, tier: str, path: pathlib.Path) -> Mapping[str, Any]:
-    """Returns the cells of a committed result, before anything is run.
+def committed_cells(table: Table, tier: str, root: pathlib.Path) -> Mapping[str, Any]:
+    """Returns the cells of a table's committed result, to compare with.
 
     Raises:
       ConfigError: nothing was committed, or the times of a benchmark are of another
         kind of machine.
     """
+    path = committed_path(table, tier, root)
     if not path.exists():
         raise ConfigError(f"no committed result to compare with: {path}")
     content = read_json(path)
@@ -162,19 +163,23 @@ def compare(
         low, high = old.get(f"{row}.{column}_low"), old.get(f"{row}.{column}_high")
         interval = isinstance(low, float) and isinstance(high, float)
         if table.benchmark:
-            if column not in table.times or not isinstance(now, float):
-                continue
-            least, most = (low, high) if interval else (before, before)
-            if not least / _SLACK <= now <= most * _SLACK:
-                differences.append(
-                    f"{cell}: {now:.6g}, {_SLACK} times off {before:.6g}"
-                )
+            bounds = (low, high) if interval else (before, before)
+            if column in table.times and _far(now, *bounds):
+                differences.append(f"{cell}: {now} beside {before} or so")
         elif interval and isinstance(now, float):
             if not low <= now <= high:
                 differences.append(f"{cell}: {now:.6g} outside [{low:.6g}, {high:.6g}]")
         elif not _same(before, now) and not column.endswith("seconds"):
             differences.append(f"{cell}: {now} instead of {before}")
     return tuple(differences)
+
+
+def _far(now: Any, low: Any, high: Any) -> bool:
+    """Says whether a time is not within a factor of an interval."""
+    now, low, high = (words.number(each) for each in (now, low, high))
+    if not all(math.isfinite(each) for each in (now, low, high)):
+        return words.plain(now) != words.plain(low)
+    return not low / _SLACK <= now <= high * _SLACK
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -303,6 +303,8 @@ def bench(
     benchmarks = {name: table for name, table in tables if table.benchmark}
     chosen = ids or tuple(k for k, table in benchmarks.items() if tier in table.tiers)
     _known(chosen, benchmarks, "benchmark")
+    if check and not ids:
+        chosen = _recorded(chosen, tier, root)
     return _build(chosen, root, format, tier=tier, check=check, fresh=True)
 
 
@@ -453,9 +455,27 @@ def _known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -> None
             raise ConfigError(f"unknown {what} {name!r}{nearest(name, allowed)}")
 
 
+def _recorded(ids: Sequence[str], tier: str, root: pathlib.Path) -> tuple[str, ...]:
+    """Returns the tables with a committed result; says which have none."""
+    from hpcjax.runs import build
+
+    tables = discover.find_tables(root)
+    paths = {name: build.committed_path(tables[name], tier, root) for name in ids}
+    without = [name for name, path in paths.items() if not path.exists()]
+    if without:
+        message = f"nothing is committed of {', '.join(without)}: not measured"
+        show.console(stderr=True).print(message, soft_wrap=True)
+    return tuple(name for name in ids if name not in without)
+
+
 def _build(ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any) -> int:
     from hpcjax.runs import build, render
 
+    if options["check"]:
+        tables, tier = discover.find_tables(root), options["tier"]
+        for name in ids:
+            # None is made if one cannot be compared.
+            build.committed_cells(tables[name], tier, root)
     passed = True
     with _log_to_stderr(quiet=True):
         for name in ids:

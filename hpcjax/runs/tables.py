@@ -166,7 +166,7 @@ class Table:
     @property
     def times(self) -> tuple[str, ...]:
         """The columns whose headings say ms, µs or seconds."""
-        units = re.compile(r"\b(ms|µs|seconds)\b")
+        units = re.compile(r"\b(ms|[µμ]s|(milli|micro)?seconds)\b")
         return tuple(
             name for name, heading in self.columns.items() if units.search(heading)
         )

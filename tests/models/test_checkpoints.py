@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 
 import jax
@@ -160,7 +161,19 @@ def test_a_folder_that_is_half_written_is_not_loaded(case, tmp_path, monkeypatch
     def fail(*arguments, **options):
         raise RuntimeError("killed")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.numpy.save_file", fail)
+        with pytest.raises(RuntimeError, match="killed"):
+            pretrained.save(tmp_path, loaded)
+    again = pretrained.load(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+
+    replace = pathlib.Path.replace
+
+    def fail_at_the_config(path, target):
+        return fail() if target.name == "config.json" else replace(path, target)
+
+    monkeypatch.setattr(pathlib.Path, "replace", fail_at_the_config)
     with pytest.raises(RuntimeError, match="killed"):
         pretrained.save(tmp_path, loaded)
     with pytest.raises(core.DataMissing, match=r"config.json"):

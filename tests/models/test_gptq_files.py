@@ -12,7 +12,13 @@ import safetensors.numpy
 
 from hpcjax import compress, kernels
 from hpcjax.compress import GptqOptions, GridSpec
-from hpcjax.core import ConfigError, DataFormatError, DataMissing, DiskFull
+from hpcjax.core import (
+    ConfigError,
+    DataFormatError,
+    DataMissing,
+    DiskFull,
+    UnsupportedOp,
+)
 from hpcjax.models import pretrained
 from hpcjax.models.pretrained import _gptq
 
@@ -219,10 +225,14 @@ def test_files_that_are_not_in_the_layout(tmp_path):
     refused("truncated: the head needs more than 0 bytes", b"")
     refused("expected bits from .* found bits=5", bits=5)
     refused("found bits=4, group_size='32'", group_size="32")
-    refused("expected a checkpoint_format from .* found 'marlin'",
-            checkpoint_format="marlin")  # fmt: skip
-    refused(r"expected a checkpoint_format from .* found \['x'\]",
-            checkpoint_format=["x"])  # fmt: skip
+    for other in ("marlin", ["x"]):
+        found = re.escape(f"'gptq' or 'gptq_v2' is implemented: got {other!r}")
+        refused(found, error=UnsupportedOp, checkpoint_format=other)
+        refused("is implemented: got", error=UnsupportedOp, format=other)
+    refused("quant_method='gptq' is", error=UnsupportedOp, method="qqq")
+    refused("true or false as 'sym', found 'false'", sym="false")
+    refused("found bits=4.0", bits=4.0)
+    refused("group_size=True", group_size=True)
     refused(r"'scales': 'F16\[4, 32\]'.*found .*'scales': 'F16\[2, 32\]'",
             group_size=16)  # fmt: skip
     refused(r"I32\[1, 8\].*for 8 bits.*found .*I32\[2, 4\]", bits=8)
@@ -242,6 +252,7 @@ def test_files_that_are_not_in_the_layout(tmp_path):
             changed(scales=np.full((2, 32), np.nan, np.float16)))  # fmt: skip
     other = safetensors.numpy.save({"a.b.weight": np.zeros(3, np.float32)})
     refused("expected tensors '<name>.qweight', found none", other)
+    path.write_bytes(whole)
     for content in ("[", "[" * 100_000):
         config.write_text(content)
         with pytest.raises(DataFormatError, match="expected JSON"):
@@ -271,4 +282,42 @@ def test_a_model_s_config_and_files_without_g_idx(tmp_path):
     np.testing.assert_allclose(found.dequantize(), weights, rtol=1e-6)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataFormatError, match="describes the quantization, found None"):
+        pretrained.load_gptq(path)
+
+
+@pytest.mark.parametrize(
+    "said", [{"format": "gptq_v2"}, {"checkpoint_format": "gptq_v2"}]
+)
+def test_newer_writers_have_other_names(tmp_path, said):
+    path = tmp_path / "model.safetensors"
+    weights = by_hand(path, 4, less=0, method="gptq", **said)
+    found = pretrained.load_gptq(path)["a.b"]
+    np.testing.assert_allclose(found.dequantize(), weights, rtol=1e-6)
+
+
+def test_two_files_that_say_different_things_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    by_hand(path, 4, less=0, checkpoint_format="gptq_v2")
+    said = json.loads((tmp_path / "quantize_config.json").read_text())
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps({"quantization_config": {**said, "sym": False}}))
+    assert pretrained.load_gptq(path)
+    for key, value in (("checkpoint_format", "gptq"), ("bits", 8), ("desc_act", True)):
+        model.write_text(json.dumps({"quantization_config": {**said, key: value}}))
+        with pytest.raises(
+            DataFormatError, match=rf"config.json differ in \['{key}'\]"
+        ):
+            pretrained.load_gptq(path)
+    model.write_text("{}")
+    assert pretrained.load_gptq(path)
+
+
+def test_inputs_in_another_order_need_their_groups(tmp_path):
+    path = tmp_path / "model.safetensors"
+    by_hand(path, 4, sort=True, desc_act=True)
+    assert pretrained.load_gptq(path)["a.b"].order is not None
+    tensors = safetensors.numpy.load_file(path)
+    del tensors["a.b.g_idx"]
+    safetensors.numpy.save_file(tensors, path)
+    with pytest.raises(DataFormatError, match=r"expected .*g_idx.* found"):
         pretrained.load_gptq(path)

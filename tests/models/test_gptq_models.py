@@ -12,10 +12,16 @@ import safetensors.numpy
 
 from hpcjax import compress, kernels, models
 from hpcjax.compress import GptqOptions, GridSpec
-from hpcjax.core import ConfigError, DataFormatError, UnsupportedOp, trees
+from hpcjax.core import (
+    ConfigError,
+    DataFormatError,
+    DiskFull,
+    UnsupportedOp,
+    trees,
+)
 from hpcjax.models import pretrained
 
-VOCABULARY, CONTEXT = 53, 24
+VOCABULARY, CONTEXT = 64, 24
 FAMILIES = {"gpt2": models.GPT2, "opt": models.OPT, "llama": models.LLAMA}
 TOKENS = jax.random.randint(jax.random.key(0), (2, 11), 3, VOCABULARY)
 
@@ -256,13 +262,71 @@ def test_what_cannot_be_read_is_refused_by_name(folder, tmp_path):
             found[f"model.embed_tokens.{part}"] = found[f"{QUERY}.{part}"]
         return found
 
-    with pytest.raises((UnsupportedOp, DataFormatError), match="embed_tokens"):
+    with pytest.raises(UnsupportedOp, match=r"only kernels .* 'embed_tokens.weight'"):
         pretrained.load(changed(folder, tmp_path, table))
+
+    def both(found):
+        return found | {f"{QUERY}.weight": np.zeros((64, 64), np.float32)}
+
+    with pytest.raises(DataFormatError, match=r"packed and plain: .*q_proj.weight"):
+        pretrained.load(changed(folder, tmp_path, both))
+    stray = {"model.layers.1.self_attn.more_proj.scales": np.ones((1, 64), np.float16)}
+    with pytest.raises(DataFormatError, match=r"unexpected .*more_proj.scales"):
+        pretrained.load(changed(folder, tmp_path, lambda found: found | stray))
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "llama"} | SIZES_WITHOUT_A_WORD)
     )
     with pytest.raises(DataFormatError, match="describes the quantization, found None"):
         pretrained.load(tmp_path)
+
+
+def test_a_packed_head_is_no_copy_of_the_table(folder, tmp_path):
+    def head(found):
+        del found["lm_head.weight"]
+        for part in pretrained.PARTS:
+            found[f"lm_head.{part}"] = found[f"{QUERY}.{part}"]
+        return found
+
+    loaded = pretrained.load(changed(folder, tmp_path, head))
+    query = pretrained.load(folder).params["blocks"]["attention"]["query"]["kernel"]
+    np.testing.assert_array_equal(
+        loaded.params["head"]["kernel"].dequantize(), query.dequantize()[1]
+    )
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["tie_word_embeddings"] = True
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(DataFormatError, match=r"unexpected \['lm_head.weight'\]"):
+        pretrained.load(tmp_path)
+
+
+def test_the_format_can_be_said(folder, tmp_path):
+    wrong = changed(folder, tmp_path, dict, checkpoint_format="gptq")
+    assert not np.allclose(
+        logits(pretrained.load(wrong)), logits(pretrained.load(folder))
+    )
+    right = pretrained.load(wrong, checkpoint_format="gptq_v2")
+    np.testing.assert_array_equal(logits(right), logits(pretrained.load(folder)))
+    with pytest.raises(ConfigError, match="did you mean 'gptq_v2'"):
+        pretrained.load(wrong, checkpoint_format="gptq_v3")
+
+
+def logits(loaded):
+    return loaded.model.apply(loaded.params, {}, TOKENS, train=False)[0]
+
+
+def test_a_full_disk_leaves_a_folder_as_it_was(folder, tmp_path, monkeypatch):
+    loaded = pretrained.load(folder)
+    pretrained.save(tmp_path, loaded)
+    (tmp_path / "quantize_config.json").write_text("{}")
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    with pytest.raises(DiskFull):
+        pretrained.save(tmp_path, loaded)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 SIZES_WITHOUT_A_WORD = {
@@ -302,7 +366,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_removed(tmp_path):
         pretrained.save(tmp_path, with_query(plain))
     order = query["kernel"].order[:, ::-1]
     turned = {**query, "kernel": dataclasses.replace(query["kernel"], order=order)}
-    with pytest.raises(ConfigError, match="rows in one order"):
+    with pytest.raises(ConfigError, match=r"c_attn.weight'.* rows in one order"):
         pretrained.save(tmp_path, with_query(turned))
     with pytest.raises(ConfigError, match="did you mean 'gptq'"):
         pretrained.save(tmp_path, model, checkpoint_format="gtpq")

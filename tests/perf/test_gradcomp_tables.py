@@ -258,6 +258,11 @@ def test_a_claim_on_crossovers_that_nobody_sees_fails():
     assert np.isnan(found["crossover"].ours)
     assert not found["crossover"].holds
     assert found["median"].holds
+    # One says that it always pays, the other that it never does.
+    run["measured"][:, :, :, 1] *= 100
+    table = tables.VALIDATION.reduce({"all": run})
+    found = verdicts(tables.VALIDATION, table, "cpu")
+    assert found["crossover"].ours == pytest.approx(400 / 50)
 
 
 def test_steps_are_predicted_from_their_parts():

@@ -251,6 +251,13 @@ def test_the_times_of_a_benchmark_are_compared_by_factors():
         "z.plain",
         "z.timed",
     ]
+    for odd, old_word in ((math.nan, "nan"), (math.inf, "inf")):
+        now = made.assign(plain=("row", [10.0, odd, 10.0]))
+        assert len(build.compare(now, old, table)) == 1
+        changed = old | {"y.plain": old_word}
+        assert build.compare(now, changed, table) == ()
+        assert len(build.compare(made, changed, table)) == 1
+    assert len(build.compare(made.assign(plain=("row", [10, 99, 9])), old, table)) == 1
     # Where nothing is measured every digit counts, but for seconds.
     exact = dataclasses.replace(table, benchmark=False)
     assert len(build.compare(made.assign(plain=made.plain + 1e-4), old, exact)) == 3

@@ -336,6 +336,22 @@ def test_bench(root, monkeypatch, capsys):
     assert cli.main(["bench"]) == 0
     assert seen[0] == ("mine/fails", True)
     assert ("mine/fails", True) in seen[1:]
+    # What has no record is not measured to be compared with it.
+    seen.clear()
+    monkeypatch.setattr(build, "committed_cells", lambda *_: {})
+    assert cli.main(["bench", "--check"]) == 0
+    assert len(seen) > 10
+    assert ("mine/fails", True) not in seen
+    told = capsys.readouterr().err
+    assert "nothing is committed of" in told
+    assert "mine/fails" in told
+    monkeypatch.undo()
+
+
+def test_nothing_is_measured_if_one_table_cannot_be_compared(root, monkeypatch, capsys):
+    monkeypatch.setattr(build, "build_table", lambda *_, **__: pytest.fail("measured"))
+    assert cli.main(["bench", "loop/overhead", "mine/fails", "--check"]) == 2
+    assert "no committed result" in capsys.readouterr().err
 
 
 def test_report(root, monkeypatch, capsys):

@@ -167,6 +167,7 @@ def test_dry_run_prints_the_plan(root, capsys):
 @pytest.mark.parametrize("table_id", discover.find_tables(REPOSITORY))
 def test_every_run_of_a_table_is_a_config_that_loads(table_id):
     table = discover.find_tables(REPOSITORY)[table_id]
+    assert table.times or not table.benchmark
     for name, tier in table.tiers.items():
         assert tier.claims
         assert build.committed_path(table, name, REPOSITORY).parent.name == "results"

@@ -58,7 +58,7 @@ def read_params(
     }
     _check_names(family, set(wanted), found, source)
     for name, line in wanted.items():
-        shape = _shape(line, flat[line.path].shape, _in_parts(found[name]))
+        shape = _shape(line, flat[line.path].shape, _is_packed(found[name]))
         if found[name].shape != shape:
             raise DataFormatError(
                 f"{source}: tensor {name!r} should have shape {shape}, as the config "
@@ -68,7 +68,7 @@ def read_params(
     for line in lines:
         shape, dtype = flat[line.path].shape, flat[line.path].dtype
         layers = [found[name] for name in _names(line, shape)]
-        if any(map(_in_parts, layers)):
+        if any(map(_is_packed, layers)):
             leaves[line.path] = _our_matrix(line, layers, source)
             continue
         # One parameter at a time: the host holds no second copy of the model.
@@ -121,10 +121,19 @@ def write_tensors(family: Family, params: Any) -> Written:
         if any(map(is_packed, each)):
             if not all(map(is_packed, each)):
                 raise ConfigError(f"the parts of {name!r} must be packed, all or none")
-            written.packed[name.removesuffix(".weight")] = join_outputs(each)
+            written.packed[name.removesuffix(".weight")] = _joined(name, each)
         else:
             written.tensors[name] = np.concatenate(each, axis=-1)
     return written
+
+
+def _joined(name: str, thirds: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    if len(thirds) == 1:
+        return thirds[0]
+    try:
+        return join_outputs(thirds)
+    except ConfigError as error:
+        raise ConfigError(f"{name!r}: {error}") from error
 
 
 def is_packed(leaf: Any) -> bool:
@@ -162,7 +171,7 @@ def _ours(
 
 def _our_matrix(line: Name, layers: Sequence[Stored], source: str) -> QuantizedMatrix:
     """Returns our packed parameter, of all layers."""
-    packed = sum(map(_in_parts, layers))
+    packed = sum(map(_is_packed, layers))
     if packed < len(layers):
         raise UnsupportedOp(
             f"{source}: {line.name!r} must be packed in all layers or in none: got "
@@ -180,7 +189,7 @@ def _our_matrix(line: Name, layers: Sequence[Stored], source: str) -> QuantizedM
     return stack_matrices(matrices) if _STACKED in line.name else matrices[0]
 
 
-def _in_parts(stored: Stored) -> bool:
+def _is_packed(stored: Stored) -> bool:
     """Says whether a tensor of the file is a packed matrix."""
     return stored.kind == PACKED
 
@@ -204,8 +213,7 @@ def _check_names(
     unexpected = sorted(
         name
         for name in found.keys() - wanted
-        if not any(re.fullmatch(pattern, name) for pattern in family.harmless)
-        and not _idle_bias(name, found)
+        if not _harmless(family, name, found[name]) and not _idle_bias(name, found)
     )
     if missing or unexpected:
         raise DataFormatError(
@@ -214,9 +222,16 @@ def _check_names(
         )
 
 
+def _harmless(family: Family, name: str, stored: Stored) -> bool:
+    # A packed head is no copy of the table.
+    return not _is_packed(stored) and any(
+        re.fullmatch(pattern, name) for pattern in family.harmless
+    )
+
+
 def _idle_bias(name: str, found: Mapping[str, Stored]) -> bool:
     """Says whether it is the bias of zeros that some writers give a packed matrix."""
     weight = found.get(f"{name.removesuffix('.bias')}.weight")
-    if not name.endswith(".bias") or weight is None or not _in_parts(weight):
+    if not name.endswith(".bias") or weight is None or not _is_packed(weight):
         return False
     return not found[name].read().any()

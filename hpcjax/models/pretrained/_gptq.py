@@ -8,6 +8,7 @@ int32 `[inputs]`, the group of each input. `quantize_config.json` beside it, or 
 of two formats: "gptq" stores zero − 1, "gptq_v2" zero.
 """
 
+import functools
 import json
 import logging
 import os
@@ -18,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 
 from hpcjax import kernels
 from hpcjax.core import files
@@ -30,12 +30,12 @@ from hpcjax.core.errors import (
     nearest,
 )
 from hpcjax.kernels import BITS, QuantizedMatrix
-from hpcjax.models.pretrained._safetensors import read_file
+from hpcjax.models.pretrained._safetensors import read_file, save_tensors
 from hpcjax.models.pretrained.stored import PACKED, PARTS, Stored
 
 log = logging.getLogger(__name__)
 
-CONFIG = "quantize_config.json"
+QUANTIZE_CONFIG = "quantize_config.json"
 # What is taken off a zero point before it is stored.
 FORMATS: Mapping[str, int] = {"gptq": 1, "gptq_v2": 0}
 _KINDS = {
@@ -81,10 +81,10 @@ def save_gptq(
     config = described(layers, checkpoint_format)
     path = pathlib.Path(path)
     with (
-        files.replacing(path.with_name(CONFIG)) as beside,
+        files.replacing(path.with_name(QUANTIZE_CONFIG)) as beside,
         files.replacing(path) as temporary,
     ):
-        safetensors.numpy.save_file(tensors, temporary, metadata={"format": "pt"})
+        save_tensors(temporary, tensors)
         beside.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -136,28 +136,26 @@ def packed_weights(
 
     Args:
       stored: the tensors of a file or a model.
-      path: of the file, or of one in the model's folder.
+      path: of the file, or the model's folder.
       checkpoint_format: see `load_gptq`.
 
     Raises:
       DataMissing, DataFormatError, UnsupportedOp, ConfigError: as `load_gptq`.
     """
     names = [key.removesuffix(".qweight") for key in stored if key.endswith(".qweight")]
-    rest = {
-        name: each
-        for name, each in stored.items()
-        if name.rpartition(".")[2] not in PARTS
-    }
     if not names:
-        return rest
+        return dict(stored)
+    own = {f"{name}.{part}" for name in names for part in PARTS}
+    rest = {name: each for name, each in stored.items() if name not in own}
+    twice = sorted(rest.keys() & {f"{name}.weight" for name in names})
+    if twice:
+        raise DataFormatError(f"{path}: both packed and plain: {twice}")
     config, where = _config(path)
-    bits, size = config.get("bits"), config.get("group_size", -1)
-    if bits not in BITS or not isinstance(size, int) or size == 0 or size < -1:
-        raise DataFormatError(
-            f"{where}: expected bits from {BITS} and a group_size of -1 or at least 1, "
-            f"found bits={bits!r}, group_size={size!r}"
-        )
-    parts = {name: _parts(path, name, stored, bits, size) for name in names}
+    bits, size = config["bits"], config["group_size"]
+    parts = {
+        name: _parts(path, name, stored, bits, size, config["desc_act"])
+        for name in names
+    }
     zeros = {
         name: _unpacked(each["qzeros"].read().T, bits, each["scales"].shape[1]).T
         for name, each in parts.items()
@@ -167,9 +165,12 @@ def packed_weights(
     less = FORMATS[_format(checkpoint_format)]
 
     def weight(name: str) -> Stored:
-        zero = (zeros[name].astype(int) + less) % 2**bits
+        # uint8: 255 + 1 is 0, as in every other width.
+        zero = (zeros[name] + np.uint8(less)) & np.uint8(2**bits - 1)
         rows, outputs = parts[name]["qweight"].shape
 
+        # The thirds of a tensor read it three times.
+        @functools.lru_cache(maxsize=1)
         def read() -> QuantizedMatrix:
             return _matrix(path, name, parts[name], zero, bits, size)
 
@@ -207,7 +208,7 @@ def matrix_tensors(
     """
     less = FORMATS[_format(checkpoint_format)]
     return {
-        f"{name}.{part}": np.ascontiguousarray(value)
+        f"{name}.{part}": value
         for name, matrix in layers.items()
         for part, value in _tensors(name, matrix, less).items()
     }
@@ -273,25 +274,75 @@ def _tensors(name: str, matrix: QuantizedMatrix, less: int) -> dict[str, np.ndar
 
 
 def _config(path: pathlib.Path) -> tuple[Mapping[str, Any], pathlib.Path]:
-    """Returns the config of quantization and the file it stands in."""
-    own, of_model = path.with_name(CONFIG), path.with_name("config.json")
-    where = own if own.is_file() else of_model
-    if not where.is_file():
-        raise DataMissing(f"no {CONFIG} and no config.json beside {path}")
-    content = files.read_object(where)
-    if where == of_model:
-        content = content.get("quantization_config")
+    """Returns what is said of the quantization, under one name each, and where.
+
+    Raises:
+      DataMissing: nothing is there.
+      DataFormatError: nothing is said, something of the wrong type, or two files say
+        different things.
+      UnsupportedOp: another method, or a format of which nothing is known.
+    """
+    folder = path if path.is_dir() else path.parent
+    own, of_model = folder / QUANTIZE_CONFIG, folder / "config.json"
+    said: dict[pathlib.Path, Any] = {}
+    if own.is_file():
+        said[own] = files.read_object(own)
+    if of_model.is_file():
+        content = files.read_object(of_model).get("quantization_config")
+        if content is not None or not said:
+            said[of_model] = content
+    if not said:
+        raise DataMissing(f"no {QUANTIZE_CONFIG} and no config.json in {folder}")
+    read = {where: _read_config(content, where) for where, content in said.items()}
+    (where, config), *others = read.items()
+    for other, also in others:
+        differing = sorted(key for key in config if config[key] != also[key])
+        if differing:
+            raise DataFormatError(
+                f"{where} and {other} differ in {differing}: one of them is not of "
+                "these tensors"
+            )
+    return config, where
+
+
+def _read_config(content: Any, where: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataFormatError(
             f"{where}: expected an object that describes the quantization, found "
             f"{content!r:.60}"
         )
-    if content.get("quant_method", "gptq") != "gptq":
-        raise UnsupportedOp(
-            f"{where}: only quant_method='gptq' is implemented: got "
-            f"{content['quant_method']!r}"
+
+    def said(key: str, alias: str, default: Any) -> Any:
+        # Newer writers have other names, and both for a while.
+        return content.get(key, content.get(alias, default))
+
+    found = {
+        "bits": content.get("bits"),
+        "group_size": content.get("group_size", -1),
+        "desc_act": content.get("desc_act", False),
+        "sym": content.get("sym", False),
+        "quant_method": said("quant_method", "method", "gptq"),
+        "checkpoint_format": said("checkpoint_format", "format", "gptq"),
+    }
+    bits, size = found["bits"], found["group_size"]
+    whole = all(type(each) is int for each in (bits, size))
+    if not whole or bits not in BITS or size == 0 or size < -1:
+        raise DataFormatError(
+            f"{where}: expected bits from {BITS} and a group_size of -1 or at least 1, "
+            f"found bits={bits!r}, group_size={size!r}"
         )
-    return content, where
+    for key in ("desc_act", "sym"):
+        if not isinstance(found[key], bool):
+            raise DataFormatError(
+                f"{where}: expected true or false as {key!r}, found {found[key]!r}"
+            )
+    for key, known in (("quant_method", ("gptq",)), ("checkpoint_format", FORMATS)):
+        if found[key] not in tuple(known):
+            raise UnsupportedOp(
+                f"{where}: only {key}={' or '.join(map(repr, known))} is implemented: "
+                f"got {found[key]!r}"
+            )
+    return found
 
 
 def _parts(
@@ -300,8 +351,19 @@ def _parts(
     stored: Mapping[str, Stored],
     bits: int,
     size: int,
+    sorted_: bool,
 ) -> dict[str, Stored]:
-    """Returns the parts of a layer, having checked number formats and shapes."""
+    """Returns the parts of a layer, having checked number formats and shapes.
+
+    Args:
+      path: the file, for errors.
+      name: the layer.
+      stored: all tensors.
+      bits: of a weight.
+      size: inputs of a group; -1 for all.
+      sorted_: whether inputs may be in the order of their weight (`desc_act`), so that
+        nothing but `g_idx` can tell their groups.
+    """
     found = {
         part: stored[f"{name}.{part}"] for part in PARTS if f"{name}.{part}" in stored
     }
@@ -320,10 +382,11 @@ def _parts(
         "g_idx": (inputs,),
     }
     # Without it, groups are of neighbouring inputs.
+    needless = "g_idx" not in found and (groups == 1 or not sorted_)
     expected = {
         part: [f"{kind}{list(shape)}" for kind in _KINDS[part]]
         for part, shape in wanted.items()
-        if part in found or part != "g_idx"
+        if part != "g_idx" or not needless
     }
     heads = _heads(found)
     good = heads.keys() == expected.keys() and all(
@@ -353,13 +416,8 @@ def _found_format(
     stored: Iterable[np.ndarray],
     bits: int,
 ) -> str:
-    said = config.get("checkpoint_format", "gptq")
-    if not isinstance(said, str) or said not in FORMATS:
-        raise DataFormatError(
-            f"{where}: expected a checkpoint_format from {', '.join(FORMATS)}, found "
-            f"{said!r}"
-        )
-    if not config.get("sym", False):
+    said = config["checkpoint_format"]
+    if not config["sym"]:
         return said
     values = {int(value) for zeros in stored for value in np.unique(zeros)}
     for name, less in FORMATS.items():
@@ -393,7 +451,7 @@ def _matrix(
         return kernels.quantized_matrix(
             jnp.asarray(_unpacked(read["qweight"], bits, inputs)),
             jnp.asarray(scale),
-            jnp.asarray(zero, scale.dtype),
+            jnp.asarray(zero.astype(scale.dtype)),
             bits=bits,
             group=group,
             group_size=_size(size, inputs),

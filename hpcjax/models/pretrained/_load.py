@@ -18,9 +18,17 @@ from hpcjax.models.pretrained import _architecture, names
 from hpcjax.models.pretrained._architecture import Architecture, FamilyName
 from hpcjax.models.pretrained._convert import is_packed, read_params, write_tensors
 from hpcjax.models.pretrained._gguf import read_gguf
-from hpcjax.models.pretrained._gptq import CONFIG as QUANTIZED
-from hpcjax.models.pretrained._gptq import described, matrix_tensors, packed_weights
-from hpcjax.models.pretrained._safetensors import read_safetensors, write_safetensors
+from hpcjax.models.pretrained._gptq import (
+    QUANTIZE_CONFIG,
+    described,
+    matrix_tensors,
+    packed_weights,
+)
+from hpcjax.models.pretrained._safetensors import (
+    SINGLE,
+    read_safetensors,
+    save_tensors,
+)
 
 CONFIG = "config.json"
 # What generation needs of the tokenizer: our name, and GGUF's.
@@ -71,7 +79,12 @@ class Pretrained:
         return _architecture.family_of(self.config)
 
 
-def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrained:
+def load(
+    source: str | pathlib.Path,
+    *,
+    policy: Policy | None = None,
+    checkpoint_format: str | None = None,
+) -> Pretrained:
     """Loads GPT-2, OPT, LLaMA or BERT; matrices packed by GPTQ stay packed.
 
     Args:
@@ -79,6 +92,8 @@ def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrai
         their index; or a GGUF file of llama's architecture.
       policy: dtypes of the model; parameters are converted to `policy.param`, but for
         packed matrices.
+      checkpoint_format: of packed matrices, "gptq" or "gptq_v2", whatever tensors and
+        config say; see `load_gptq`.
 
     Returns:
       The model with its parameters, on the default device.
@@ -89,14 +104,14 @@ def load(source: str | pathlib.Path, *, policy: Policy | None = None) -> Pretrai
         its config asks for: names missing and unexpected, shapes got and wanted.
       UnsupportedOp: an architecture, an option or a number format that is not
         implemented.
-      ConfigError: sizes that do not divide.
+      ConfigError: sizes that do not divide, another checkpoint_format.
     """
     path = pathlib.Path(source)
     if not path.exists():
         raise DataMissing(f"no folder and no file {path}")
     if path.is_dir():
         metadata = files.read_object(path / CONFIG)
-        stored = packed_weights(read_safetensors(path), path / CONFIG)
+        stored = packed_weights(read_safetensors(path), path, checkpoint_format)
         found = _architecture.from_json(metadata, stored, str(path / CONFIG))
         family = names.FAMILIES[found.family]
     else:
@@ -131,8 +146,8 @@ def save(
     """Writes `model.safetensors` and `config.json`, which `transformers` reads.
 
     Packed matrices are written in GPTQ's layout, of which `config.json` then speaks;
-    their scales become float16. It is removed first and written last: a folder that was
-    left half written lacks it and is not loaded.
+    their scales become float16. Both files are written before either takes its place;
+    a folder that was left between the two lacks `config.json` and is not loaded.
 
     Args:
       folder: made if it is not there; other files in it are kept.
@@ -143,7 +158,7 @@ def save(
       ConfigError: no family's `config.json` can express the model, its parameters are
         not those of its config, or packed ones do not fit the layout (see
         `save_gptq`).
-      DiskFull: no space is left.
+      DiskFull: no space is left; what was there is untouched.
     """
     folder, family = pathlib.Path(folder), pretrained.family
     _check_params(pretrained)
@@ -160,11 +175,15 @@ def save(
     if written.packed:
         packed = matrix_tensors(written.packed, checkpoint_format)
         content["quantization_config"] = described(written.packed, checkpoint_format)
-    # An older file there would speak of other matrices.
-    for stale in (CONFIG, QUANTIZED):
-        (folder / stale).unlink(missing_ok=True)
-    write_safetensors(folder, written.tensors | packed)
-    files.write_json(folder / CONFIG, content)
+    with (
+        files.replacing(folder / CONFIG) as described_in,
+        files.replacing(folder / SINGLE) as stored_in,
+    ):
+        save_tensors(stored_in, written.tensors | packed)
+        files.write_json(described_in, content)
+        # The old ones would speak of other tensors.
+        (folder / QUANTIZE_CONFIG).unlink(missing_ok=True)
+        (folder / CONFIG).unlink(missing_ok=True)
 
 
 def _like(pretrained: Pretrained) -> Any:

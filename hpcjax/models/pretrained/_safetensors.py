@@ -98,6 +98,11 @@ def write_safetensors(folder: pathlib.Path, tensors: Mapping[str, np.ndarray]) -
     Raises:
       DiskFull: no space is left.
     """
-    whole = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
     with files.replacing(folder / SINGLE) as temporary:
-        safetensors.numpy.save_file(whole, temporary, metadata={"format": "pt"})
+        save_tensors(temporary, tensors)
+
+
+def save_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a file as `transformers` expects it; see `files.replacing`."""
+    whole = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
+    safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
