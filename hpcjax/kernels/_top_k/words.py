@@ -16,8 +16,8 @@ def flags(mask: Bool[Array, " n"]) -> UInt32[Array, " words"]:
     """Returns bit b of word w for place 32 w + b; the last word may be empty.
 
     Examples:
-      >>> flags(jnp.arange(40) % 3 == 0)
-      Array([1227133513,         73], dtype=uint32)
+      >>> [bin(word) for word in flags(jnp.arange(35) == 33).tolist()]
+      ['0b0', '0b10']
     """
     # Padded as a whole, the comparison would not be part of the same loop.
     whole = len(mask) // _BITS * _BITS
