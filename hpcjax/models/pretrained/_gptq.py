@@ -8,7 +8,6 @@ int32 `[inputs]`, the group of each input. `quantize_config.json` beside it, or 
 of two formats: "gptq" stores zero − 1, "gptq_v2" zero.
 """
 
-import functools
 import json
 import logging
 import os
@@ -169,8 +168,6 @@ def packed_weights(
         zero = (zeros[name] + np.uint8(less)) & np.uint8(2**bits - 1)
         rows, outputs = parts[name]["qweight"].shape
 
-        # The thirds of a tensor read it three times.
-        @functools.lru_cache(maxsize=1)
         def read() -> QuantizedMatrix:
             return _matrix(path, name, parts[name], zero, bits, size)
 
