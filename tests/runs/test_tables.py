@@ -151,28 +151,26 @@ def test_an_interval_is_shown_where_there_is_one(low, high, shown):
     assert next(csv.reader(printed[1:2]))[1] == shown
 
 
-def test_comparison_with_a_committed_result(tmp_path):
+def test_comparison_with_a_committed_result():
     old = values(ratio=[0.5, 1.0], ratio_low=[0.4, 1.0], ratio_high=[0.6, 1.0])
     result = table_of(old.assign(count=("row", [1, 2])), {})
-    path = tmp_path / "t.cpu.json"
-    build.write_json(path, build.to_json(result))
-    assert build.compare(result.dataset, path) == ()
-    inside = result.dataset.assign(ratio=("row", [0.55, 1.0]))
-    assert build.compare(inside, path) == ()
-    outside = result.dataset.assign(ratio=("row", [0.7, 1.0]))
-    assert build.compare(outside, path) == ("a.ratio: 0.7 outside [0.4, 0.6]",)
-    other = result.dataset.assign(count=("row", [1, 3]))
-    assert build.compare(other, path) == ("b.count: 3 instead of 2",)
-    with pytest.raises(ConfigError, match="no committed result"):
-        build.compare(old, tmp_path / "absent.json")
+    cells = build.to_json(result)["cells"]
+
+    def compared(**columns):
+        made = result.dataset.assign({k: ("row", v) for k, v in columns.items()})
+        return build.compare(made, cells, result.table)
+
+    assert compared() == ()
+    assert compared(ratio=[0.55, 1.0]) == ()
+    assert compared(ratio=[0.7, 1.0]) == ("a.ratio: 0.7 outside [0.4, 0.6]",)
+    assert compared(count=[1, 3]) == ("b.count: 3 instead of 2",)
 
 
-def test_a_committed_missed_target_is_compared_as_a_word(tmp_path):
+def test_a_committed_missed_target_is_compared_as_a_word():
     result = table_of(values(ratio=[math.inf, 1.0]), {})
-    path = tmp_path / "t.cpu.json"
-    build.write_json(path, build.to_json(result))
-    assert build.compare(result.dataset, path) == ()
-    assert build.compare(values(ratio=[2.0, 1.0]), path) == (
+    cells = build.to_json(result)["cells"]
+    assert build.compare(result.dataset, cells, result.table) == ()
+    assert build.compare(values(ratio=[2.0, 1.0]), cells, result.table) == (
         "a.ratio: 2.0 instead of inf",
     )
 
