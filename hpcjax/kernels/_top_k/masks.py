@@ -13,7 +13,7 @@ from hpcjax.kernels._top_k import words
 def count(mask: Bool[Array, " n"]) -> Int[Array, ""]:
     """Returns how often a mask holds, int32.
 
-    On a CPU ten times faster than `jnp.sum`, see `words`.
+    On a CPU by words of flags, see `words`.
 
     Examples:
       >>> int(count(jnp.array([True, False, True])))

@@ -8,7 +8,6 @@ int32 `[inputs]`, the group of each input. `quantize_config.json` beside it, or 
 of two formats: "gptq" stores zero − 1, "gptq_v2" zero.
 """
 
-import json
 import logging
 import os
 import pathlib
@@ -84,7 +83,7 @@ def save_gptq(
         files.replacing(path) as temporary,
     ):
         save_tensors(temporary, tensors)
-        beside.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        files.write_json(beside, config)
 
 
 def load_gptq(
