@@ -24,6 +24,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
 
 # Examples compile: the first one takes longer than any sensible deadline.
@@ -31,6 +32,21 @@ hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
+
+
+def _shaped() -> list[str]:
+    """Names of the modules that state the shapes of arrays."""
+    return [
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        for path in sorted((REPOSITORY / "hpcjax").rglob("*.py"))
+        if "from jaxtyping import" in path.read_text()
+    ]
+
+
+# Types are checked there when tests run. Modules that state no shapes are left to
+# pyrefly: a check takes tens of microseconds a call, most of the time of some tests.
+jaxtyping.install_import_hook(_shaped(), "beartype.beartype")
+
 CACHE = REPOSITORY / ".cache" / "jax"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
@@ -63,7 +79,7 @@ def _modules_of_the_repository():
     Such a root makes the process forget the repository's modules; other files hold what
     they imported of them before, and a module imported anew holds other objects.
     """
-    # Not at the top: typechecking hooks into hpcjax after this file is read.
+    # Not at the top: the import hook comes first.
     from hpcjax.runs import discover
 
     before = _modules()
