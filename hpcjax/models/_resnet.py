@@ -7,9 +7,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax import lax
 
 from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
@@ -140,18 +138,6 @@ class _Stage(nnx.Module):
         return x
 
 
-def _max_pool(x: jax.Array) -> jax.Array:
-    """3×3 maxima at stride 2, one pixel of −∞ around the image."""
-    return lax.reduce_window(
-        x,
-        np.array(-np.inf, x.dtype),  # a traced start would hide the maximum's gradient
-        lax.max,
-        window_dimensions=(1, 3, 3, 1),
-        window_strides=(1, 2, 2, 1),
-        padding=((0, 0), (1, 1), (1, 1), (0, 0)),
-    )
-
-
 class _ResNet(nnx.Module):
     def __init__(
         self,
@@ -200,7 +186,7 @@ class _ResNet(nnx.Module):
         del key
         x = jax.nn.relu(self.norm_in(self.conv_in(x), train=train))
         if not self.small_images:
-            x = _max_pool(x)
+            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for index in range(self.stages):
             x = getattr(self, f"stage_{index}")(x, train=train)
         pooled = jnp.mean(x.astype(jnp.float32), axis=(1, 2))

@@ -42,13 +42,6 @@ class _Up(nnx.Module):
         return self.double(jnp.concatenate([skip, up], axis=-1), train=train)
 
 
-def _halve(x: jax.Array) -> jax.Array:
-    """Returns the maxima of 2×2 pixels."""
-    batch, height, width, channels = x.shape
-    split = x.reshape(batch, height // 2, 2, width // 2, 2, channels)
-    return jnp.max(split, axis=(2, 4))
-
-
 class _UNet(nnx.Module):
     def __init__(
         self, channels: int, outputs: int, depth: int, width: int, policy: Policy
@@ -70,7 +63,9 @@ class _UNet(nnx.Module):
         skips = []
         for level in range(self.depth):
             skips.append(getattr(self, f"down_{level}")(x, train=train))
-            x = _halve(skips[-1])
+            # Not jnp.max: its gradient divides by how many equal the maximum, which are
+            # none where XLA computes a pixel twice and rounds it in two ways.
+            x = nnx.max_pool(skips[-1], (2, 2), strides=(2, 2))
         x = getattr(self, f"down_{self.depth}")(x, train=train)
         for level in reversed(range(self.depth)):
             x = getattr(self, f"up_{level}")(x, skips[level], train=train)

@@ -4,9 +4,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax import lax
 
 from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
@@ -43,7 +41,7 @@ class _Vgg(nnx.Module):
             x = getattr(self, f"conv_{index}")(x)
             x = jax.nn.relu(getattr(self, f"norm_{index}")(x, train=train))
             if index + 1 in self.ends:
-                x = _halve(x)
+                x = nnx.max_pool(x, (2, 2), strides=(2, 2))
         return self.head(jnp.mean(x.astype(jnp.float32), axis=(1, 2)))
 
 
@@ -93,9 +91,3 @@ def vgg(
             f"got inputs={inputs}"
         )
     return from_nnx(lambda: _Vgg(inputs[-1], outputs, depth, width, policy))
-
-
-def _halve(x: jax.Array) -> jax.Array:
-    """2×2 maxima at stride 2."""
-    window, start = (1, 2, 2, 1), np.array(-np.inf, x.dtype)
-    return lax.reduce_window(x, start, lax.max, window, window, "VALID")
