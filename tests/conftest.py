@@ -93,6 +93,9 @@ def _modules_of_the_repository():
     discover.activate(REPOSITORY)
     for name in set(_modules()) - set(before):
         del sys.modules[name]
+        parent, _, child = name.rpartition(".")
+        if parent in before:  # else `from parent import child` would still find it
+            vars(before[parent]).pop(child, None)
     for name, module in before.items():
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
