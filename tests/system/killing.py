@@ -19,12 +19,24 @@ sys.exit(main())
 PATIENCE = 240
 
 
+def environment() -> dict[str, str]:
+    """Returns one to run a command in: it compiles as the suite, says its devices."""
+    flags = os.environ["XLA_FLAGS"].split()
+    return {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
+        "JAX_COMPILATION_CACHE_DIR": str(REPOSITORY / ".cache" / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
+
+
 class Command:
     """`hpcjax run` of one config in its own process, eight simulated devices."""
 
     def __init__(self, root, config, overrides=(), *flags):
         self.root = root
-        cache = REPOSITORY / ".cache" / "jax"
         options = ["--devices", "8", "--root", str(root), *flags]
         self.process = subprocess.Popen(
             [sys.executable, "-c", MAIN, "run", config, *overrides, *options],
@@ -32,14 +44,7 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
             cwd=root,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": "",
-                "JAX_COMPILATION_CACHE_DIR": str(cache),
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-            },
+            env=environment(),
         )
 
     def finish(self) -> tuple[int, str]:

@@ -115,21 +115,11 @@ def wait_until_idle(folder):
     raise AssertionError("\n".join(logs))
 
 
-def environment():
-    return {
-        **os.environ,
-        "PYTHONPATH": str(killing.REPOSITORY),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",
-        "JAX_COMPILATION_CACHE_DIR": str(killing.REPOSITORY / ".cache" / "jax"),
-    }
-
-
 def check_run_of_two(root, *launcher):
     done = subprocess.run(
         [*launcher, sys.executable, "-c", killing.MAIN, *RUN],
         cwd=root,
-        env=environment(),
+        env=killing.environment(),
         capture_output=True,
         text=True,
         timeout=killing.PATIENCE,
@@ -173,7 +163,7 @@ def test_the_batch_script_of_the_docs(slurm, tmp_path):
     script.write_text(text)
     done = subprocess.run(
         ["sbatch", "--wait", f"--chdir={tmp_path}", str(script)],
-        env=environment(),
+        env=killing.environment(),
         capture_output=True,
         text=True,
         timeout=killing.PATIENCE,
@@ -206,7 +196,7 @@ def shells(command, root, named):
         subprocess.Popen(
             ["bash", "-ec", command],
             cwd=root,
-            env={**environment(), **named(index)},
+            env={**killing.environment(), **named(index)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

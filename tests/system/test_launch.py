@@ -97,12 +97,7 @@ def command(root, *args):
         stderr=subprocess.PIPE,
         text=True,
         cwd=root,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(killing.REPOSITORY),
-            "XLA_FLAGS": "",
-            "JAX_COMPILATION_CACHE_DIR": str(killing.REPOSITORY / ".cache" / "jax"),
-        },
+        env=killing.environment(),
     )
 
 
