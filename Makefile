@@ -6,16 +6,13 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 DEV := $(VENV)/.dev
 
-.PHONY: quickstart test coverage check docs clean
+.PHONY: quickstart test check docs clean
 
 quickstart: $(BASE)
 	$(BIN)/hpcjax table jorge/quickstart
 	$(BIN)/hpcjax report jorge/quickstart
 
 test: $(DEV)
-	$(BIN)/pytest -n 2 --dist loadfile
-
-coverage: $(DEV)
 	$(BIN)/pytest -n 2 --dist loadfile --cov=hpcjax --cov-report=term:skip-covered --cov-fail-under=90
 
 check: $(DEV)

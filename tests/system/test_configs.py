@@ -32,11 +32,6 @@ SMALL = {
     for name in entry.variants
     for small in [discover.load(f"{entry.name}:{name}", entry.smoke, REPOSITORY)]
 }
-BASES = [
-    name
-    for name in TRAINING
-    if name in {f"{entry.name}:{entry.base}" for entry in ENTRIES}
-]
 
 
 def entry_of(name):
@@ -142,7 +137,7 @@ def check_origin(folder, name):
     assert origin["started"].endswith("+00:00")
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", TRAINING)
 def test_a_small_plan_has_figures(name, root):
     planned = plan.plan_run(name, entry_of(name).smoke, root=root)
     assert planned.name == name
