@@ -1,4 +1,5 @@
 from . import core as core
+from . import cost as cost
 from . import data as data
 from . import hostcomm as hostcomm
 from . import layers as layers

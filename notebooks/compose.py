@@ -45,7 +45,7 @@ def _(mo):
 
 @app.cell
 def _(data, jax, models, np):
-    digits = data.load_digits()
+    digits = data.DigitsConfig().load()
     images, held_out = (
         part.gather(np.arange(len(part))) for part in (digits.train, digits.validation)
     )

@@ -184,7 +184,7 @@ def _(data, jax, lion, models, optim, sharding, train):
             return 0.0
 
     def validation_errors(tx):
-        digits = data.load_digits()
+        digits = data.DigitsConfig().load()
         model = models.mlp(digits.inputs, digits.outputs, widths=(64,))
         records = Kept()
         train.fit(

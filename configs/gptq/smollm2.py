@@ -9,7 +9,7 @@ Expect: perplexity 19.9 of the model itself, 35.5 by rounding, 25.7 by GPTQ
 import dataclasses
 
 from experiments.gptq.experiment import Config
-from hpcjax.compress.config import GptqOptions
+from hpcjax.compress import GptqOptions
 
 needs = ("smollm2", "kjv")
 

@@ -7,7 +7,7 @@ do not differ beyond three seeds' spread (`hpcjax table jorge/ablation`).
 import dataclasses
 
 from configs.jorge import digits
-from hpcjax.optim.config import JorgeConfig, StepDecayConfig
+from hpcjax.optim import JorgeConfig, StepDecayConfig
 
 sgd = digits.sgd
 jorge = dataclasses.replace(

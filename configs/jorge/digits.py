@@ -6,18 +6,18 @@ median of three seeds (`jorge/quickstart`). With SGD tuned: `jorge/steps`.
 
 import dataclasses
 
-from experiments.jorge.experiment import Config
-from hpcjax.data.config import DigitsConfig
-from hpcjax.models.config import ResNetConfig
-from hpcjax.optim.config import (
+from hpcjax.data import DigitsConfig
+from hpcjax.models import ResNetConfig
+from hpcjax.optim import (
     AdamWConfig,
     JorgeFromSgdConfig,
     SgdConfig,
     ShampooConfig,
 )
+from hpcjax.runs.training import TrainingConfig
 from hpcjax.train.config import TrainConfig
 
-sgd = Config(
+sgd = TrainingConfig(
     dataset=DigitsConfig(),
     model=ResNetConfig(depth=8, width=8),
     optimizer=SgdConfig(lr=0.1, momentum=0.9, weight_decay=1e-4),

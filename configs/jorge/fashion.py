@@ -7,7 +7,7 @@ Expect: see `hpcjax table jorge/steps`.
 import dataclasses
 
 from configs.jorge import digits
-from hpcjax.data.config import FashionMnistConfig
+from hpcjax.data import FashionMnistConfig
 from hpcjax.train.config import TrainConfig
 
 needs = ("fashion-mnist",)

@@ -6,7 +6,7 @@ bar is 1.10 at k = 50, not measured yet (`hpcjax table jorge/step-cost`).
 """
 
 from experiments.jorge.step_cost import Config
-from hpcjax.models.config import ResNetConfig
+from hpcjax.models import ResNetConfig
 
 cpu = Config(model=ResNetConfig(depth=20), inputs=(32, 32, 3), batch_size=128)
 gpu = Config(

@@ -7,8 +7,8 @@ Expect: see `hpcjax table jorge/steps`.
 import dataclasses
 
 from configs.jorge import digits
-from hpcjax.data.config import CharTextConfig
-from hpcjax.models.config import CausalLmConfig
+from hpcjax.data import CharTextConfig
+from hpcjax.models import CausalLmConfig
 from hpcjax.train.config import TrainConfig
 
 needs = ("kjv",)

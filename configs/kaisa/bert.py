@@ -9,10 +9,10 @@ recorded.
 import dataclasses
 
 from configs.kaisa import digits
-from hpcjax.data.config import MaskedTextConfig
-from hpcjax.models.config import BertConfig
-from hpcjax.optim.config import AdamWConfig, CosineConfig, LambConfig
-from hpcjax.optim.kfac.config import SKIP
+from hpcjax.data import MaskedTextConfig
+from hpcjax.models import BertConfig
+from hpcjax.optim import AdamWConfig, CosineConfig, LambConfig
+from hpcjax.optim.kfac import SKIP
 from hpcjax.train.config import TrainConfig
 
 needs = ("kjv",)

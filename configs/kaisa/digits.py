@@ -6,15 +6,15 @@ loss in three of five seeds; four are claimed (`hpcjax table kaisa/steps`).
 
 import dataclasses
 
-from experiments.kaisa.experiment import Config
-from hpcjax.data.config import DigitsConfig
-from hpcjax.models.config import ResNetConfig
-from hpcjax.optim.config import AdamWConfig, CosineConfig, SgdConfig
-from hpcjax.optim.kfac.config import KfacConfig
+from hpcjax.data import DigitsConfig
+from hpcjax.models import ResNetConfig
+from hpcjax.optim import AdamWConfig, CosineConfig, SgdConfig
+from hpcjax.optim.kfac import KfacConfig
+from hpcjax.runs.training import TrainingConfig
 from hpcjax.train.config import TrainConfig
 
 SGD = SgdConfig(lr=0.1, momentum=0.9, schedule=CosineConfig())
-sgd = Config(
+sgd = TrainingConfig(
     dataset=DigitsConfig(),
     # Group norm: what one device computes, eight compute too.
     model=ResNetConfig(depth=8, width=8, norm="group"),

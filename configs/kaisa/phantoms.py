@@ -7,9 +7,9 @@ Expect: see `hpcjax table kaisa/steps`.
 import dataclasses
 
 from configs.kaisa import digits
-from hpcjax.data.config import PhantomsConfig
-from hpcjax.models.config import UNetConfig
-from hpcjax.optim.config import AdamWConfig, CosineConfig
+from hpcjax.data import PhantomsConfig
+from hpcjax.models import UNetConfig
+from hpcjax.optim import AdamWConfig, CosineConfig
 from hpcjax.train.config import TrainConfig
 
 adamw = dataclasses.replace(

@@ -5,7 +5,7 @@ not measured yet (`hpcjax table kaisa/step-cost`).
 """
 
 from experiments.kaisa.step_cost import Config
-from hpcjax.models.config import ResNetConfig
+from hpcjax.models import ResNetConfig
 
 cpu = Config()
 gpu = Config(

@@ -7,7 +7,7 @@ Expect: English that goes on with the prompt, about 40 tokens a second on 2 core
 import dataclasses
 
 from experiments.lm.generate import Config
-from hpcjax.inference.config import Sampler
+from hpcjax.inference import Sampler
 
 needs = ("smollm2",)
 

@@ -10,9 +10,9 @@ Expect: `small` comes from 7.6 to 5.7 nats a token of held-out texts in 400 step
 import dataclasses
 
 from experiments.lm.train import Config
-from hpcjax.data.config import TokenTextConfig
-from hpcjax.models.config import CausalLmConfig
-from hpcjax.optim.config import AdamWConfig, CosineConfig
+from hpcjax.data import TokenTextConfig
+from hpcjax.models import CausalLmConfig
+from hpcjax.optim import AdamWConfig, CosineConfig
 from hpcjax.train.config import TrainConfig
 
 needs = ("kjv",)

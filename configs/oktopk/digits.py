@@ -9,20 +9,20 @@ three seeds (`oktopk/accuracy`).
 
 import dataclasses
 
-from experiments.oktopk.training import Config
-from hpcjax.collectives.config import (
+from hpcjax.collectives import (
     DenseConfig,
     GaussianKConfig,
     GTopkConfig,
     OkTopkConfig,
     TopKConfig,
 )
-from hpcjax.data.config import DigitsConfig
-from hpcjax.models.config import VggConfig
-from hpcjax.optim.config import CosineConfig, SgdConfig
+from hpcjax.data import DigitsConfig
+from hpcjax.models import VggConfig
+from hpcjax.optim import CosineConfig, SgdConfig
+from hpcjax.runs.training import TrainingConfig
 from hpcjax.train.config import TrainConfig
 
-dense = Config(
+dense = TrainingConfig(
     dataset=DigitsConfig(scale=4),
     model=VggConfig(depth=16, width=8),
     optimizer=SgdConfig(

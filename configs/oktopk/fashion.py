@@ -9,7 +9,7 @@ Expect: the accuracy of Ok-Topk is within one point of the dense exchange's
 import dataclasses
 
 from configs.oktopk import digits
-from hpcjax.data.config import FashionMnistConfig
+from hpcjax.data import FashionMnistConfig
 from hpcjax.train.config import TrainConfig
 
 needs = ("fashion-mnist",)

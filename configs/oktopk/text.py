@@ -9,9 +9,9 @@ which 400 steps do not reach: 10 % above.
 import dataclasses
 
 from configs.oktopk import digits
-from hpcjax.data.config import CharTextConfig
-from hpcjax.models.config import CausalLmConfig
-from hpcjax.optim.config import AdamWConfig, CosineConfig
+from hpcjax.data import CharTextConfig
+from hpcjax.models import CausalLmConfig
+from hpcjax.optim import AdamWConfig, CosineConfig
 from hpcjax.train.config import TrainConfig
 
 needs = ("kjv",)

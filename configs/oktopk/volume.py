@@ -8,7 +8,7 @@ entries lie (`oktopk/balance`).
 import dataclasses
 
 from experiments.oktopk.volume import Config
-from hpcjax.collectives.config import (
+from hpcjax.collectives import (
     GaussianKConfig,
     GTopkConfig,
     OkTopkConfig,

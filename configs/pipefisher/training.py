@@ -9,16 +9,17 @@ steps of inverses that are never late (`hpcjax table pipefisher/training`).
 import dataclasses
 
 from configs.jorge import text
-from experiments.pipefisher.training import Config, PipeFisherConfig
-from hpcjax.data.config import CharTextConfig
-from hpcjax.models.config import CausalLmConfig
-from hpcjax.optim.config import CosineConfig, LambConfig
+from experiments.pipefisher.training import PipeFisherConfig
+from hpcjax.data import CharTextConfig
+from hpcjax.models import CausalLmConfig
+from hpcjax.optim import CosineConfig, LambConfig
+from hpcjax.runs.training import TrainingConfig
 
 needs = ("kjv",)
 
 # NVLAMB: the gradient is clipped to norm one first.
 LAMB = LambConfig(lr=1e-2, clip_norm=1.0, stacked=text.BLOCKS, schedule=CosineConfig())
-lamb = Config(
+lamb = TrainingConfig(
     dataset=CharTextConfig(corpus="kjv", context=64, validation=0.02),
     model=CausalLmConfig(depth=2, width=64, heads=2),
     optimizer=LAMB,

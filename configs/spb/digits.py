@@ -6,25 +6,29 @@ three seeds, at equal steps (`hpcjax table spb/quality`).
 
 import dataclasses
 
-from experiments.spb.experiment import Config
-from hpcjax.models.config import ResNetConfig
-from hpcjax.optim.config import SgdConfig
+from hpcjax.models import ResNetConfig
+from hpcjax.optim import PartialBackwardConfig, RandomFreezingConfig, SgdConfig
+from hpcjax.runs.training import TrainingConfig
 from hpcjax.train.config import TrainConfig
 
-base = Config(
+SPB = PartialBackwardConfig(k=4, workers=8)
+base = TrainingConfig(
     model=ResNetConfig(depth=8, width=8),
     optimizer=SgdConfig(lr=0.1, momentum=0.9, weight_decay=1e-4),
-    k=4,
-    workers=8,
+    backward=SPB,
     train=TrainConfig(steps=300, batch_size=128, eval_every=50),
 )
-full = dataclasses.replace(base, k=1)
-fixed = dataclasses.replace(base, rotation="fixed")
-wrong_divisor = dataclasses.replace(base, method="wrong_divisor")
-random_freezing = dataclasses.replace(base, method="random_freezing")
+full = dataclasses.replace(base, backward=dataclasses.replace(SPB, k=1))
+fixed = dataclasses.replace(base, backward=dataclasses.replace(SPB, rotation="fixed"))
+wrong_divisor = dataclasses.replace(
+    base, backward=dataclasses.replace(SPB, divisor="workers")
+)
+random_freezing = dataclasses.replace(
+    base, backward=RandomFreezingConfig(k=4, workers=8)
+)
 smoke = {
     "train.steps": "2",
     "train.batch_size": "16",
     "model.width": "2",
-    "workers": "4",
+    "backward.workers": "4",
 }

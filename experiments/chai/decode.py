@@ -4,15 +4,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcjax.core import checks
+from hpcjax import inference, kernels, perf, runs
+from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
     import jax
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
 
 CLUSTERED = "clusters"
 OWN = "kernel, k = H"
@@ -20,7 +17,7 @@ _FLOATS = ("query", "keys", "kept", "values")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A cache, and how attention over it is measured.
 
     Attributes:
@@ -37,22 +34,20 @@ class Config:
       seed: of all numbers.
     """
 
-    batch: int = 16
-    tokens: int = 8192
+    batch: config.Size = 16
+    tokens: config.Size = 8192
     heads: int = 32
     clusters: int = 4
     head_dim: int = 128
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     implementation: Literal["pallas", "reference"] = "pallas"
     dense: tuple[Literal["xla", "cudnn"], ...] = ("xla", "cudnn")
-    inner: int = 20
-    repetitions: int = 30
-    seed: int = 0
+    inner: config.Size = 20
+    repetitions: config.Several = 30
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, batch=self.batch, tokens=self.tokens, inner=self.inner)
-        checks.require_count(2, repetitions=self.repetitions)
+        super().__post_init__()
         if not 1 <= self.clusters <= self.heads:
             raise ConfigError(
                 f"clusters must be in [1, heads]: got clusters={self.clusters}, "
@@ -60,7 +55,7 @@ class Config:
             )
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times attention in turns in one process.
 
     Returns:
@@ -68,11 +63,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       and values that it has to read; `error`, the largest difference of the clusters'
       result to that of float32 in plain operations, for the first request.
     """
-    import xarray as xr
-
-    from hpcjax import perf
-
-    del ctx
     given = problem(cfg)
     measured = perf.compare(
         candidates(cfg, given), CLUSTERED, repetitions=cfg.repetitions, warmup=2
@@ -81,7 +71,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     dense = given["keys"].nbytes + given["values"].nbytes
     own = given["kept"].nbytes + given["values"].nbytes
     size = [own if name == CLUSTERED else dense for name in names]
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "seconds": measured["seconds"] / cfg.inner,
             "bytes": ("candidate", size),
@@ -94,8 +84,6 @@ def problem(cfg: Config) -> "dict[str, jax.Array]":
     """Returns queries, keys and values of unit variance, and random clusters."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import inference
 
     first, second, third, fourth = jax.random.split(jax.random.key(cfg.seed), 4)
     cache = (cfg.batch, cfg.tokens, cfg.heads, cfg.head_dim)
@@ -125,8 +113,6 @@ def clustered(
     """Returns attention by clusters, `[batch, 1, heads, head_dim]`."""
     import jax.numpy as jnp
 
-    from hpcjax import kernels
-
     return kernels.clustered_attention(
         jnp.take_along_axis(given["query"], given["rep"][:, None, :, None], axis=2),
         given["kept"],
@@ -142,8 +128,12 @@ def candidates(
     cfg: Config, given: "Mapping[str, jax.Array]"
 ) -> dict[str, Callable[[], Any]]:
     """Returns thunks of `cfg.inner` attentions each."""
+
+    def asking(attend: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda query, given, _: attend({**given, "query": query})
+
     return {
-        name: _repeated(attend, given, cfg.inner)
+        name: perf.chain_calls(asking(attend), given["query"], given, cfg.inner)
         for name, attend in attentions(cfg).items()
     }
 
@@ -153,8 +143,6 @@ def attentions(cfg: Config) -> dict[str, Callable[..., Any]]:
     import functools
 
     import jax
-
-    from hpcjax import kernels
 
     def by_clusters(given: Mapping[str, Any]) -> Any:
         return clustered(cfg, given, cfg.implementation)
@@ -197,20 +185,3 @@ def error_of(cfg: Config, given: "Mapping[str, jax.Array]") -> float:
         expected = clustered(cfg, wide, "reference")
     found = clustered(cfg, one, cfg.implementation, "float32")
     return float(jnp.max(jnp.abs(found - expected)))
-
-
-def _repeated(
-    attend: Callable[..., Any], given: "Mapping[str, jax.Array]", inner: int
-) -> Callable[[], Any]:
-    """Returns a thunk of one program; each attention has to wait for the one before."""
-    import jax
-
-    @jax.jit
-    def program(given: Mapping[str, Any]) -> Any:
-        query = given["query"]
-        for _ in range(inner):
-            found = jax.lax.optimization_barrier(attend({**given, "query": query}))
-            query = query + (1e-30 * found).astype(query.dtype)
-        return query
-
-    return lambda: program(given)

@@ -1,22 +1,17 @@
 """How many clusters of heads a layer needs: the elbow of k-means' error."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from experiments.chai.methods import BATCH
 from experiments.chai.texts import documents
-from hpcjax.core import checks
-from hpcjax.core.errors import ConfigError
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from hpcjax import core, inference, runs
+from hpcjax.core import config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model and the texts of the offline phase.
 
     Attributes:
@@ -30,20 +25,13 @@ class Config:
 
     model: str = "smollm2"
     corpus: str = "kjv"
-    texts: int = 32
-    time: int = 64
-    tau: float = 0.05
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, texts=self.texts)
-        checks.require_count(2, time=self.time)
-        if not 0 <= self.tau < 1:
-            raise ConfigError(f"tau must be in [0, 1): got tau={self.tau}")
+    texts: config.Size = 32
+    time: config.Several = 64
+    tau: config.Decay = 0.05
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Clusters every text's maps for every k, and writes the plan `plan.json`.
 
     Returns:
@@ -52,14 +40,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """
     import jax
     import jax.numpy as jnp
-    import numpy as np
-    import xarray as xr
 
-    from hpcjax import inference
-    from hpcjax.core.keys import derive
-    from hpcjax.runs.language_models import load_language_model
-
-    loaded, tokenizer = load_language_model(cfg.model, ctx.data_root)
+    loaded, tokenizer = inference.load_language_model(cfg.model, ctx.data_root)
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
     texts = documents(
         tokenizer,
@@ -75,7 +57,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         part = jnp.asarray(texts[start : start + BATCH])
         maps, _ = inference.probe(speaker, part, maps_only=True)
         features = jnp.swapaxes(maps, 0, 1)[..., past[0], past[1]]
-        own = derive(key, "texts", start)
+        own = core.derive(key, "texts", start)
         found = np.asarray(inference.clustering_errors(features, key=own), np.float64)
         errors.append(found)
         ctx.record(start // BATCH + 1, error=float(found.sum()))
@@ -84,7 +66,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     plan.save(ctx.directory.path / "plan.json")
     knee = inference.choose_clusters(total, rule="knee")
     first = np.where(total[:, :1] > 0, total[:, :1], 1)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "error": (("layer", "count"), total / first),
             "threshold": ("layer", list(plan.clusters)),

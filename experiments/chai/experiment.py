@@ -4,30 +4,23 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from experiments.chai import methods, texts
-from hpcjax.core import checks
+from hpcjax import core, cost, data, inference, models, runs
+from hpcjax.core import checks, config
 from hpcjax.core.errors import ConfigError
-from hpcjax.inference.config import Clustering
-from hpcjax.runs.config import check_seed
+from hpcjax.inference import Clustering
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable
 
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import inference, perf
-    from hpcjax.core.model import Decoder
-    from hpcjax.data import Coder
-    from hpcjax.runs.context import Context
-    from hpcjax.runs.language_models import Speaking
-
 CLUSTERED = ("online", "static", "random")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pruning:
+class Pruning(config.Config):
     """What the baselines need to leave heads out.
 
     Attributes:
@@ -37,18 +30,13 @@ class Pruning:
       steps: of their fit.
     """
 
-    tokens: float = 0.9
-    hidden: int = 128
-    steps: int = 500
-
-    def __post_init__(self) -> None:
-        in_range = 0 < self.tokens <= 1
-        checks.require(in_range, "tokens must be in (0, 1]", tokens=self.tokens)
-        checks.require_count(1, hidden=self.hidden, steps=self.steps)
+    tokens: config.Fraction = 0.9
+    hidden: config.Size = 128
+    steps: config.Size = 500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model, what becomes of its heads, and the texts.
 
     Attributes:
@@ -78,30 +66,24 @@ class Config:
     """
 
     model: str = "smollm2"
-    dense_layers: int = 15
-    clusters: int = 6
+    dense_layers: config.Count = 15
+    clusters: config.Size = 6
     method: Literal[
         "online", "static", "random", "spatten", "dejavu", "oracle", "dense"
     ] = "online"
     calibration: str = "kjv"
-    calibration_texts: int = 32
-    calibration_time: int = 64
+    calibration_texts: config.Size = 32
+    calibration_time: config.Size = 64
     clustering: Clustering = Clustering(mode="expand")
     pruning: Pruning = Pruning()
-    passages: int = 32
+    passages: config.Size = 32
     time: int = 96
-    questions: int = 32
+    questions: config.Count = 32
     question_time: int = 64
-    seed: int = 0
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(
-            0, dense_layers=self.dense_layers, questions=self.questions
-        )
-        checks.require_count(1, clusters=self.clusters, passages=self.passages)
-        checks.require_count(1, calibration_texts=self.calibration_texts)
-        checks.require_count(1, calibration_time=self.calibration_time)
+        super().__post_init__()
         checks.require_count(self.window + 2, question_time=self.question_time)
         if self.time < self.window + 2:
             raise ConfigError(
@@ -114,15 +96,13 @@ class Config:
         """The first tokens of a text, which are read with all heads."""
         return self.clustering.window
 
-    def plan(self, decoder: "Decoder") -> "inference.ChaiPlan":
+    def plan(self, decoder: "core.Decoder") -> "inference.ChaiPlan":
         """Returns the clusters of each layer, see `counts`; all heads without."""
-        from hpcjax import inference
-
         clustered = self.method in CLUSTERED
         every = (decoder.heads,) * decoder.depth
         return inference.ChaiPlan(self.counts(decoder) if clustered else every)
 
-    def counts(self, decoder: "Decoder") -> tuple[int, ...]:
+    def counts(self, decoder: "core.Decoder") -> tuple[int, ...]:
         """Returns k of each layer; a ConfigError where the model has fewer layers."""
         if self.method == "dense":
             return (decoder.heads,) * decoder.depth
@@ -144,30 +124,27 @@ class Config:
         return (1.0,) * self.dense_layers + falling
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Foretells the passages; see `measure`."""
-    from hpcjax.runs.language_models import load_language_model
+    return measure(
+        cfg, inference.load_language_model(cfg.model, ctx.data_root), ctx.data_root
+    )
 
-    return measure(cfg, load_language_model(cfg.model, ctx.data_root), ctx.data_root)
 
-
-def measure(cfg: Config, speaking: "Speaking", root: "pathlib.Path") -> "xr.Dataset":
+def measure(
+    cfg: Config, speaking: "inference.TextModel", root: "pathlib.Path"
+) -> "runs.Dataset":
     """Foretells the passages and answers the questions.
 
     Returns:
       `loss` [place], mean −log p of the passages' tokens at each place behind the
       window; `perplexity` of all of them; `accuracy` and `normalized`, see
-      `inference.Answered`, unless no questions are asked; `share`, Σk / (layers ·
+      `inference.ChoiceAccuracy`, unless no questions are asked; `share`, Σk / (layers ·
       heads); bytes of a passage's keys and values: `bytes` as they were in memory,
       `formula`, those `dense` of all heads, those `native` to the model, and by
       formula those that its last token must `read`.
     """
     import jax
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import inference, models
-    from hpcjax.core.keys import derive
 
     loaded, tokenizer = speaking
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
@@ -175,16 +152,16 @@ def measure(cfg: Config, speaking: "Speaking", root: "pathlib.Path") -> "xr.Data
     plan, key = cfg.plan(decoder), jax.random.key(cfg.seed)
     plan.check(decoder.depth, decoder.heads)
     tokens = texts.passages(tokenizer, root, cfg.passages, cfg.time)
-    learned = methods.learn(cfg, speaker, tokenizer, root, derive(key, "given"))
+    learned = methods.learn(cfg, speaker, tokenizer, root, core.derive(key, "given"))
     losses = functools.partial(methods.losses, cfg, speaker, learned)
     found = [
-        losses(tokens[at : at + methods.BATCH], key=derive(key, "passages", at))
+        losses(tokens[at : at + methods.BATCH], key=core.derive(key, "passages", at))
         for at in range(0, len(tokens), methods.BATCH)
     ]
     loss = np.concatenate(found).astype(np.float64).mean(axis=0)
-    given, own = learned.memberships, derive(key, "passages")
-    told = functools.partial(losses, key=derive(key, "questions"))
-    return xr.Dataset(
+    given, own = learned.memberships, core.derive(key, "passages")
+    told = functools.partial(losses, key=core.derive(key, "questions"))
+    return runs.Dataset(
         {
             "loss": ("place", loss),
             "perplexity": np.exp(loss.mean()),
@@ -199,21 +176,17 @@ def measure(cfg: Config, speaking: "Speaking", root: "pathlib.Path") -> "xr.Data
 def answers(
     cfg: Config,
     told: "Callable[[np.ndarray], np.ndarray]",
-    tokenizer: "Coder",
+    tokenizer: "data.Coder",
     root: "pathlib.Path",
 ) -> dict[str, float]:
     """Returns the shares of questions that are answered well; nothing without any."""
-    import numpy as np
-
-    from hpcjax import inference
-
     asked = texts.questions(
         tokenizer, root, cfg.questions, time=cfg.question_time, window=cfg.window
     )
     if not asked:
         return {}
 
-    def losses(rows: "np.ndarray") -> "np.ndarray":
+    def losses(rows: np.ndarray) -> np.ndarray:
         # Those of the window, which is part of every context, are not counted.
         return np.pad(told(rows), ((0, 0), (cfg.window, 0)))
 
@@ -225,14 +198,12 @@ def cache_sizes(
     cfg: Config,
     speaker: "inference.LanguageModel",
     plan: "inference.ChaiPlan",
-    tokens: "np.ndarray",
+    tokens: np.ndarray,
     given: "tuple[inference.Membership, ...] | None",
     key: Any,
 ) -> dict[str, int]:
     """Returns bytes of one passage's cache, see `measure`."""
     import jax.numpy as jnp
-
-    from hpcjax import inference, models
 
     decoder = models.decoder_of(speaker.model)
     first = jnp.asarray(tokens[:, : cfg.clustering.window])
@@ -264,12 +235,10 @@ def cache_sizes(
 
 
 def accounting(
-    plan: "inference.ChaiPlan", decoder: "Decoder", mode: str | None
-) -> "perf.ClusteredHeads":
+    plan: "inference.ChaiPlan", decoder: "core.Decoder", mode: str | None
+) -> "cost.ClusteredHeads":
     """Returns the formulas of a model's clusters."""
-    from hpcjax import perf
-
-    return perf.ClusteredHeads(
+    return cost.ClusteredHeads(
         clusters=plan.clusters,
         heads=decoder.heads,
         head_dim=decoder.head_dim,

@@ -1,20 +1,15 @@
 """Bytes of the caches that published plans leave, as they lie in memory."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpcjax import core, cost, inference, models, runs
+from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax import perf
-    from hpcjax.runs.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model's heads, in clusters.
 
     Attributes:
@@ -23,7 +18,7 @@ class Config:
       head_dim: features of a head.
       layers: how many neighbouring layers have the same k.
       clusters: that k, of each run of layers.
-      mode: what is done where heads share keys, see `perf.ClusteredHeads`.
+      mode: what is done where heads share keys, see `cost.ClusteredHeads`.
       tokens: of the cache that is measured.
       window: tokens that all heads' keys are kept of before.
       seed: of random memberships; they change no byte that is allocated.
@@ -37,10 +32,10 @@ class Config:
     mode: Literal["within_group", "cross_group", "expand"] | None = None
     tokens: int = 64
     window: int = 5
-    seed: int = 0
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        super().__post_init__()
         if not 1 <= self.window <= self.tokens:
             raise ConfigError(
                 f"window must be in [1, tokens]: got window={self.window}, "
@@ -58,11 +53,9 @@ class Config:
         runs = zip(self.layers, self.clusters, strict=True)
         return tuple(k for layers, k in runs for _ in range(layers))
 
-    def accounting(self) -> "perf.ClusteredHeads":
+    def accounting(self) -> "cost.ClusteredHeads":
         """Returns the formulas of these clusters."""
-        from hpcjax import perf
-
-        return perf.ClusteredHeads(
+        return cost.ClusteredHeads(
             clusters=self.plan,
             heads=self.heads,
             head_dim=self.head_dim,
@@ -71,7 +64,7 @@ class Config:
         )
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Compacts a cache of zeros, as the inference does, and counts its bytes.
 
     Returns:
@@ -79,25 +72,18 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       "expand" repeated; `native`, those the model has without clusters; `share`,
       Σk / (layers · heads); `used`, the share of `bytes` that these memberships read.
     """
-    del ctx
     import jax
     import jax.numpy as jnp
-    import xarray as xr
-
-    from hpcjax import inference, models
-    from hpcjax.core.keys import derive
-    from hpcjax.core.model import Decoder
-    from hpcjax.inference.config import Clustering
 
     formulas, depth = cfg.accounting(), len(cfg.plan)
-    decoder = Decoder(
+    decoder = core.Decoder(
         depth, cfg.heads, cfg.kv_heads, cfg.head_dim, 1, cfg.tokens, "float16"
     )
     key = jax.random.key(cfg.seed)
     groups = cfg.kv_heads if cfg.mode == "within_group" else 1
     memberships = [
         inference.random_membership(
-            derive(key, "layer", layer), 1, cfg.heads, clusters, groups=groups
+            core.derive(key, "layer", layer), 1, cfg.heads, clusters, groups=groups
         )
         for layer, clusters in enumerate(cfg.plan)
     ]
@@ -106,7 +92,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         keys=jnp.zeros(shape, "float16"), values=jnp.zeros(shape, "float16")
     )
     cache = models.Cache(runs=(whole,), length=jnp.full(1, cfg.window))
-    options = Clustering(window=cfg.window, mode=cfg.mode)
+    options = inference.Clustering(window=cfg.window, mode=cfg.mode)
     made = inference.compact(cache, memberships, decoder, options, cfg.tokens)
     sizes = (1, cfg.tokens, 2)
     formula = read = formulas.kv_cache_bytes(*sizes)
@@ -116,7 +102,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
             for each in memberships
         ]
         read = formulas.kv_cache_bytes(*sizes, [each.used.item() for each in slots])
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "bytes": inference.cache_bytes(made),
             "formula": formula,

@@ -3,18 +3,17 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from experiments.chai import texts
+from hpcjax import core, data, inference, models
 
 if TYPE_CHECKING:
     import pathlib
 
     import jax
-    import numpy as np
 
     from experiments.chai.experiment import Config
-    from hpcjax import inference
-    from hpcjax.core.model import Decoder
-    from hpcjax.data import Coder
 
 BATCH = 8
 
@@ -35,13 +34,11 @@ class Learned:
 def learn(
     cfg: "Config",
     speaker: "inference.LanguageModel",
-    tokenizer: "Coder",
+    tokenizer: "data.Coder",
     root: "pathlib.Path",
     key: Any,
 ) -> Learned:
     """Returns what a method learns beforehand, from texts of a calibration or none."""
-    from hpcjax import models
-
     decoder = models.decoder_of(speaker.model)
     if cfg.method == "random":
         return Learned(memberships=drawn(cfg, decoder, key))
@@ -58,14 +55,11 @@ def losses(
     cfg: "Config",
     speaker: "inference.LanguageModel",
     learned: Learned,
-    tokens: "np.ndarray",
+    tokens: np.ndarray,
     key: Any,
-) -> "np.ndarray":
+) -> np.ndarray:
     """Returns −log p of the tokens behind the window and one, [batch, places]."""
     import jax.numpy as jnp
-    import numpy as np
-
-    from hpcjax import inference, models
 
     decoder = models.decoder_of(speaker.model)
     rows, counts, window = jnp.asarray(tokens), cfg.counts(decoder), cfg.window
@@ -96,7 +90,7 @@ def losses(
 
 
 def calibration(
-    cfg: "Config", tokenizer: "Coder", root: "pathlib.Path"
+    cfg: "Config", tokenizer: "data.Coder", root: "pathlib.Path"
 ) -> "list[np.ndarray]":
     """Returns batches of the texts that are learned from."""
     found = texts.documents(
@@ -114,14 +108,12 @@ def static(
     cfg: "Config",
     speaker: "inference.LanguageModel",
     given: "list[np.ndarray]",
-    decoder: "Decoder",
+    decoder: "core.Decoder",
     key: Any,
 ) -> "tuple[inference.Membership, ...]":
     """Returns clusters of mean maps."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import inference
 
     sums = [
         inference.probe(speaker, jnp.asarray(part), maps_only=True)[0].sum(1)
@@ -138,16 +130,13 @@ def static(
 
 
 def drawn(
-    cfg: "Config", decoder: "Decoder", key: Any
+    cfg: "Config", decoder: "core.Decoder", key: Any
 ) -> "tuple[inference.Membership, ...]":
     """Returns clusters that nothing speaks for."""
-    from hpcjax import inference
-    from hpcjax.core.keys import derive
-
     grouped = cfg.clustering.mode == "within_group"
     return tuple(
         inference.random_membership(
-            derive(key, "layer", layer),
+            core.derive(key, "layer", layer),
             1,
             decoder.heads,
             clusters,
@@ -161,15 +150,12 @@ def fit(
     cfg: "Config",
     speaker: "inference.LanguageModel",
     given: "list[np.ndarray]",
-    decoder: "Decoder",
+    decoder: "core.Decoder",
     key: Any,
 ) -> "dict[str, jax.Array]":
     """Returns predictors of the heads of the largest outputs in texts."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import inference
-    from hpcjax.core.keys import derive
 
     counts = cfg.counts(decoder)
     seen = [
@@ -178,7 +164,7 @@ def fit(
     observed = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *seen)
     return inference.fit_predictors(
         observed,
-        key=derive(key, "predictors"),
+        key=core.derive(key, "predictors"),
         hidden=cfg.pruning.hidden,
         steps=cfg.pruning.steps,
     )

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
-from experiments.chai.decode import CLUSTERED
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from experiments.chai.decode import CLUSTERED, OWN
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Claim, Runs, Table, on_cpu, on_gpu
 
 SEEDS = (0, 1, 2)
 DRAWS = (0, 1, 2, 3, 4)
@@ -43,37 +44,22 @@ def _runs() -> dict[str, Runs]:
     return found
 
 
-def _quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.by_row
+def _quality(row: xr.Dataset) -> reduce.Cells:
     """Returns perplexities and accuracies, means over the seeds, and what is kept."""
-    table = {}
-    for name, row in rows.items():
-        first = row.isel(seed=0)
-        late = row["loss"].sel(place=slice(LONGEST + 1, None)).mean("place")
-        cells = {
-            "perplexity": float(row["perplexity"].mean()),
-            "perplexity_low": float(row["perplexity"].min()),
-            "perplexity_high": float(row["perplexity"].max()),
-            "late": float(np.exp(late).mean()),
-            "accuracy": float(row["accuracy"].mean()),
-            "normalized": float(row["normalized"].mean()),
-            "share": float(first["share"]),
-            "kept": float(first["bytes"] / first["dense"]),
-            "native": float(first["bytes"] / first["native"]),
-            "read": float(first["read"] / first["dense"]),
-            "off": float(abs(row["bytes"] - row["formula"]).max()),
-        }
-        table[name] = cells
-    columns = {
-        column: ("row", [cells[column] for cells in table.values()])
-        for column in next(iter(table.values()))
+    run = reduce.first(row)
+    late = row["loss"].sel(place=slice(LONGEST + 1, None)).mean("place")
+    return {
+        **reduce.extent(row["perplexity"], "perplexity"),
+        "late": np.exp(late).mean(),
+        "accuracy": row["accuracy"].mean(),
+        "normalized": row["normalized"].mean(),
+        "share": run["share"],
+        "kept": run["bytes"] / run["dense"],
+        "native": run["bytes"] / run["native"],
+        "read": run["read"] / run["dense"],
+        "off": abs(row["bytes"] - row["formula"]).max(),
     }
-    return xr.Dataset(columns, coords={"row": list(table)})
-
-
-def _over(table: xr.Dataset, row: str, other: str) -> float:
-    """Returns a row's perplexity over another's."""
-    of = table["perplexity"]
-    return float(of.sel(row=row) / of.sel(row=other))
 
 
 QUALITY = Table(
@@ -110,34 +96,24 @@ QUALITY = Table(
         "read": "KV bytes read / dense",
     },
     reduce=_quality,
-    tiers={
-        "cpu": Tier(
-            minutes=16.0,
-            runs=_runs(),
-            claims={
-                "close": Claim(
-                    relation="k = 6, online: perplexity over the dense model's",
-                    ours=lambda t: _over(t, "k = 6, online", "dense"),
-                    at_most=1.35,
-                ),
-                "four": Claim(
-                    relation="k = 4: perplexity online over that of random clusters",
-                    ours=lambda t: _over(t, "k = 4, online", "k = 4, random"),
-                    at_most=0.9,
-                ),
-                "six": Claim(
-                    relation="k = 6: perplexity online over that of random clusters",
-                    ours=lambda t: _over(t, "k = 6, online", "k = 6, random"),
-                    at_most=1.0,
-                ),
-                "bytes": Claim(
-                    relation="bytes of keys and values beside the formula's, most off",
-                    ours=lambda t: float(t["off"].max()),
-                    at_most=0.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=16.0,
+        runs=_runs(),
+        claims={
+            "close": reduce.over("perplexity", "k = 6, online", "dense").at_most(
+                1.35, "k = 6, online: perplexity over the dense model's"
+            ),
+            "four": reduce.over("perplexity", "k = 4, online", "k = 4, random").at_most(
+                0.9, "k = 4: perplexity online over that of random clusters"
+            ),
+            "six": reduce.over("perplexity", "k = 6, online", "k = 6, random").at_most(
+                1.0, "k = 6: perplexity online over that of random clusters"
+            ),
+            "bytes": reduce.most("off").at_most(
+                0.0, "bytes of keys and values beside the formula's, most off"
+            ),
+        },
+    ),
 )
 
 # (row, config, whether the authors have published its list)
@@ -162,10 +138,7 @@ def _caches() -> dict[str, Runs]:
 
 def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns bytes and the shares that are saved of them."""
-    run = xr.concat(
-        [row.isel(seed=0, drop=True) for row in rows.values()],
-        dim=xr.Variable("row", list(rows)),
-    )
+    run = reduce.by_run(rows)
     return run[["bytes", "formula", "share"]].assign(
         saved=1 - run["bytes"] / run["dense"],
         native=run["bytes"] / run["native"],
@@ -173,11 +146,14 @@ def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     )
 
 
+def _apart(one: str, other: str) -> reduce.Number:
+    """Returns the largest difference of two columns."""
+    return abs(reduce.of(one) - reduce.of(other)).largest()
+
+
 def _saving(row: str, name: str, figure: float) -> Claim:
-    return Claim(
-        relation=f"{name}: how far the saving is from the formula's {figure:.2%}",
-        ours=lambda table: abs(float(table["saved"].sel(row=row)) - figure),
-        at_most=5e-5,
+    return abs(reduce.cell("saved", row) - figure).at_most(
+        5e-5, f"{name}: how far the saving is from the formula's {figure:.2%}"
     )
 
 
@@ -203,22 +179,18 @@ MEMORY = Table(
         "native": "bytes / native",
     },
     reduce=_memory,
-    tiers={
-        "cpu": Tier(
-            minutes=0.5,
-            runs=_caches(),
-            claims={
-                "formula": Claim(
-                    relation="bytes in memory and by formula, the largest difference",
-                    ours=lambda t: float(abs(t["bytes"] - t["formula"]).max()),
-                    at_most=0.0,
-                ),
-                "seven": _saving(_CACHES[0][0], "params7b", 0.1914),
-                "thirty": _saving(_CACHES[1][0], "params33b", 0.2647),
-                "patch": _saving(_CACHES[2][0], "default of the patch", 0.3164),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=0.5,
+        runs=_caches(),
+        claims={
+            "formula": _apart("bytes", "formula").at_most(
+                0.0, "bytes in memory and by formula, the largest difference"
+            ),
+            "seven": _saving(_CACHES[0][0], "params7b", 0.1914),
+            "thirty": _saving(_CACHES[1][0], "params33b", 0.2647),
+            "patch": _saving(_CACHES[2][0], "default of the patch", 0.3164),
+        },
+    ),
 )
 
 # Of 9 heads, as many as the table of perplexities has.
@@ -227,19 +199,18 @@ _COUNTS = (2, 4, 6)
 
 def _elbow(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns a row for each layer."""
-    run = rows["kjv"].isel(seed=0, drop=True)
-    other = rows["python"].isel(seed=0, drop=True)
+    run, other = (reduce.first(rows[text]) for text in ("kjv", "python"))
     columns = {f"error_{k}": run["error"].sel(count=k, drop=True) for k in _COUNTS}
     found = run[["threshold", "knee"]].assign({**columns, "other": other["threshold"]})
     names = [f"layer {layer}" for layer in range(run.sizes["layer"])]
     return found.rename(layer="row").assign_coords(row=names)
 
 
-def _halves(table: xr.Dataset, column: str) -> float:
-    """Returns the mean of the later half of the layers over that of the earlier."""
-    half = table.sizes["row"] // 2
-    of = table[column]
-    return float(of[-half:].mean() / of[:half].mean())
+@reduce.Number
+def _later_half(table: xr.Dataset) -> float:
+    """Returns the mean error of the later half of the layers over the earlier's."""
+    half, error = table.sizes["row"] // 2, table["error_4"]
+    return float(error[-half:].mean() / error[:half].mean())
 
 
 ELBOW = Table(
@@ -260,27 +231,21 @@ ELBOW = Table(
         "other": "k, threshold, Python",
     },
     reduce=_elbow,
-    tiers={
-        "cpu": Tier(
-            minutes=3.0,
-            runs={
-                "kjv": Runs(config="chai/elbow:kjv"),
-                "python": Runs(config="chai/elbow:python"),
-            },
-            claims={
-                "late": Claim(
-                    relation="error with 4 clusters, later half of layers / earlier",
-                    ours=lambda t: _halves(t, "error_4"),
-                    at_most=1.0,
-                ),
-                "texts": Claim(
-                    relation="threshold's k on Python and on the Bible, most apart",
-                    ours=lambda t: float(abs(t["other"] - t["threshold"]).max()),
-                    at_most=2.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=3.0,
+        runs={
+            "kjv": Runs(config="chai/elbow:kjv"),
+            "python": Runs(config="chai/elbow:python"),
+        },
+        claims={
+            "late": _later_half.at_most(
+                1.0, "error with 4 clusters, later half of layers / earlier"
+            ),
+            "texts": _apart("other", "threshold").at_most(
+                2.0, "threshold's k on Python and on the Bible, most apart"
+            ),
+        },
+    ),
 )
 
 # Of an H200, in bytes a second.
@@ -289,7 +254,7 @@ BANDWIDTH = 4.3e12
 
 def _decode(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns times, and each over that of clusters."""
-    run = rows["all"].isel(seed=0, drop=True)
+    run = reduce.single(rows)
     median = run["seconds"].median("repetition")
     own = run["seconds"].sel(candidate=CLUSTERED, drop=True)
     return xr.Dataset(
@@ -319,29 +284,19 @@ DECODE = Table(
         "rate": "GB/s",
     },
     reduce=_decode,
-    tiers={
-        "gpu": Tier(
-            minutes=1.0,
-            runs={"all": Runs(config="chai/decode")},
-            claims={
-                "faster": Claim(
-                    relation="the fastest attention of all heads over that of clusters",
-                    ours=lambda t: float(t["ratio"].drop_sel(row=CLUSTERED).min()),
-                    at_least=1.3,
-                ),
-                "bandwidth": Claim(
-                    relation="clusters: share of 4.3 TB/s on the bytes they read",
-                    ours=lambda t: float(
-                        1e9 * t["rate"].sel(row=CLUSTERED) / BANDWIDTH
-                    ),
-                    at_least=0.5,
-                ),
-                "error": Claim(
-                    relation="clusters: largest difference to float32",
-                    ours=lambda t: float(t["error"].max()),
-                    at_most=2e-3,
-                ),
-            },
-        )
-    },
+    tiers=on_gpu(
+        minutes=1.0,
+        runs={"all": Runs(config="chai/decode")},
+        claims={
+            "faster": reduce.least("ratio", OWN, "xla", "cudnn").at_least(
+                1.3, "the fastest attention of all heads over that of clusters"
+            ),
+            "bandwidth": (reduce.cell("rate", CLUSTERED) / (BANDWIDTH / 1e9)).at_least(
+                0.5, "clusters: share of 4.3 TB/s on the bytes they read"
+            ),
+            "error": reduce.most("error").at_most(
+                2e-3, "clusters: largest difference to float32"
+            ),
+        },
+    ),
 )

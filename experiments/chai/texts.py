@@ -2,30 +2,28 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from hpcjax import data
 from hpcjax.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import pathlib
 
-    import numpy as np
-
-    from hpcjax.data import Coder
 
 # Tokens of a context and of each of its endings, and the place of the right one.
 Question = tuple[list[int], list[list[int]], int]
 
 
 def passages(
-    tokenizer: "Coder", root: "pathlib.Path", count: int, time: int
-) -> "np.ndarray":
+    tokenizer: "data.Coder", root: "pathlib.Path", count: int, time: int
+) -> np.ndarray:
     """Returns pieces of held-out chapters, evenly spread, `[count, time]`.
 
     Raises:
       DataMissing: the King James Bible is not here.
       ConfigError: the text is shorter.
     """
-    from hpcjax import data
-
     text = "".join(data.read_part(root, "kjv", "validation"))
     found = data.windows(tokenizer.encode(text), time)
     if len(found) < count:
@@ -36,24 +34,20 @@ def passages(
 
 
 def documents(
-    tokenizer: "Coder",
+    tokenizer: "data.Coder",
     root: "pathlib.Path",
     corpus: str,
     *,
     count: int,
     time: int,
     seed: int,
-) -> "np.ndarray":
+) -> np.ndarray:
     """Returns the first tokens of documents drawn from "train", `[count, time]`.
 
     Raises:
       DataMissing: the corpus is not here.
       ConfigError: too few of its documents are long enough.
     """
-    import numpy as np
-
-    from hpcjax import data
-
     texts = data.read_part(root, corpus, "train")
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(texts))
     found = []
@@ -70,7 +64,7 @@ def documents(
 
 
 def questions(
-    tokenizer: "Coder", root: "pathlib.Path", count: int, *, time: int, window: int
+    tokenizer: "data.Coder", root: "pathlib.Path", count: int, *, time: int, window: int
 ) -> list[Question]:
     """Returns questions which verse of four comes next; always the same ones.
 
@@ -85,8 +79,6 @@ def questions(
       DataMissing: the King James Bible is not here.
       ConfigError: too few of its verses fit.
     """
-    from hpcjax import data
-
     found: list[Question] = []
     if not count:
         return found

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcjax.core import checks
+from hpcjax.core import checks, config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hyperplane:
+class Hyperplane(config.Config):
     """y = a x + c + noise, with x from a normal and a, c from a uniform distribution.
 
     Attributes:
@@ -20,14 +20,10 @@ class Hyperplane:
       noise: standard deviation in y.
     """
 
-    dims: int = 8192
-    points: int = 32768
-    batch: int = 2048
-    noise: float = 0.1
-
-    def __post_init__(self) -> None:
-        checks.require_count(1, dims=self.dims, points=self.points, batch=self.batch)
-        checks.require_finite(0.0, noise=self.noise)
+    dims: config.Size = 8192
+    points: config.Size = 32768
+    batch: config.Size = 2048
+    noise: config.NotNegative = 0.1
 
     def truth(self, seed: int) -> np.ndarray:
         """Returns a and behind it c, `[dims + 1]`."""

@@ -1,22 +1,18 @@
 """How long a round takes whose workers arrive one after the other, by its size."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+import time
+from typing import Any
 
 import numpy as np
 
-from experiments.eager.throughput import ROOT
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from experiments.eager.scaling import MODES
+from hpcjax import hostcomm, runs
+from hpcjax.core import checks, config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """Processes and their messages.
 
     Attributes:
@@ -28,50 +24,27 @@ class Config:
       seed: of the initiators.
     """
 
-    processes: int = 8
+    processes: config.Several = 8
     bytes: tuple[int, ...] = (64, 1024, 16_384, 262_144, 4_194_304)
-    skew: float = 0.001
-    rounds: int = 64
-    patience: float = 60.0
-    seed: int = 0
+    skew: config.NotNegative = 0.001
+    rounds: config.Size = 64
+    patience: config.Positive = 60.0
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(2, processes=self.processes)
-        checks.require_count(1, rounds=self.rounds)
+        super().__post_init__()
         checks.require_count(4, bytes=min(self.bytes, default=0))
-        checks.require_finite(0.0, skew=self.skew)
-        checks.require_positive(patience=self.patience)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures from each worker's arrival to its result, the mean over all.
 
     Returns:
       Seconds `latency`, and `fresh`, contributions of the round's own step, [mode,
       bytes]; `ping`, seconds of one message [bytes].
     """
-    import xarray as xr
-
-    from experiments.eager import processes
-    from hpcjax import hostcomm
-
-    del ctx
-    given = {
-        "bytes": list(cfg.bytes),
-        "sleeps": hostcomm.inject_delays(
-            "linear_skew", cfg.rounds, cfg.processes, delay=cfg.skew
-        ),
-        "seed": cfg.seed,
-    }
-    told = hostcomm.launch(
-        processes.latencies,
-        cfg.processes,
-        arguments=(given,),
-        patience=cfg.patience,
-        folder=ROOT,
-    )
-    return xr.Dataset(
+    told = runs.in_processes(work, cfg, cfg.processes, patience=cfg.patience)
+    return runs.Dataset(
         {
             "latency": (
                 ("mode", "bytes"),
@@ -80,5 +53,38 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
             "fresh": (("mode", "bytes"), told[0]["fresh"]),
             "ping": ("bytes", told[0]["ping"]),
         },
-        coords={"mode": list(processes.MODES), "bytes": list(cfg.bytes)},
+        coords={"mode": list(MODES), "bytes": list(cfg.bytes)},
     )
+
+
+def work(transport: "hostcomm.Transport", cfg: Config) -> dict[str, Any]:
+    """Measures from arrival to result, all arriving one after the other.
+
+    Returns:
+      `ping`, seconds of a message of each size; `latency` and `fresh`, means over
+      rounds, [mode, size].
+    """
+    skewed = hostcomm.inject_delays(
+        "linear_skew", cfg.rounds, transport.size, delay=cfg.skew
+    )
+    shape = len(MODES), len(cfg.bytes)
+    latency, fresh = np.zeros(shape), np.zeros(shape)
+    for row, mode in enumerate(MODES):
+        for column, count in enumerate(cfg.bytes):
+            size = count // 4
+            partial = hostcomm.PartialAllreduce(
+                transport, size, mode=mode, limiter=0, seed=cfg.seed
+            )
+            gradient, spent = np.ones(size, np.float32), []
+            for step, seconds in enumerate(skewed[:, transport.rank]):
+                hostcomm.barrier(transport, tag=hostcomm.Tag("together", step))
+                time.sleep(seconds)
+                begin = time.monotonic()
+                partial.post(step, gradient)
+                partial.result(step)
+                spent.append(time.monotonic() - begin)
+            partial.finish()
+            latency[row, column] = np.mean(spent)
+            fresh[row, column] = np.mean(partial.stats().fresh)
+    ping = hostcomm.ping_pong(transport, list(cfg.bytes))
+    return {"ping": ping, "latency": latency, "fresh": fresh}

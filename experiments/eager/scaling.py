@@ -1,24 +1,18 @@
 """Throughput of many processes, by the event model alone: nothing is measured."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcjax.core import checks
+from hpcjax import cost, hostcomm, runs
+from hpcjax.core import config
 from hpcjax.hostcomm.imbalance import Pattern
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
 
 MODES = ("sync", "majority", "solo")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """What the event model is given.
 
     Attributes:
@@ -35,45 +29,33 @@ class Config:
       seed: of the first one's draws.
     """
 
-    processes: int = 64
-    steps: int = 200
-    base: float = 0.02
-    jitter: float = 0.1
+    processes: config.Several = 64
+    steps: config.Size = 200
+    base: config.NotNegative = 0.02
+    jitter: config.NotNegative = 0.1
     pattern: Pattern = "random_one"
-    delay: float = 0.2
-    numbers: int = 250_000
-    alpha: float = 8e-5
-    beta: float = 3e-10
-    runs: int = 20
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(2, processes=self.processes)
-        checks.require_count(1, steps=self.steps, numbers=self.numbers, runs=self.runs)
-        checks.require_finite(0.0, base=self.base, jitter=self.jitter, delay=self.delay)
-        checks.require_finite(0.0, alpha=self.alpha, beta=self.beta)
+    delay: config.NotNegative = 0.2
+    numbers: config.Size = 250_000
+    alpha: config.NotNegative = 8e-5
+    beta: config.NotNegative = 3e-10
+    runs: config.Size = 20
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Follows the clocks of all workers.
 
     Returns:
       `total` seconds and `fresh` contributions of a round, [mode, repetition].
     """
-    import xarray as xr
-
-    from hpcjax import hostcomm, perf
-
-    del ctx
     compute = draw(cfg)
-    cost = hostcomm.MessageCost(cfg.alpha, cfg.beta)
-    seconds = perf.round_seconds(cost, cfg.numbers, cfg.processes)
+    message = hostcomm.MessageCost(cfg.alpha, cfg.beta)
+    seconds = cost.round_seconds(message, cfg.numbers, cfg.processes)
     times = [
-        perf.simulate_rounds(compute, mode=mode, seconds=seconds, seed=cfg.seed)
+        cost.simulate_rounds(compute, mode=mode, seconds=seconds, seed=cfg.seed)
         for mode in MODES
     ]
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "total": (("mode", "repetition"), [each.total() for each in times]),
             "fresh": (
@@ -88,8 +70,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
 def draw(cfg: Config) -> np.ndarray:
     """Returns seconds of all steps, delays included, `[runs, steps, processes]`."""
-    from hpcjax import hostcomm
-
     rng = np.random.Generator(np.random.Philox(key=[cfg.seed, 2]))
     delays = [
         hostcomm.inject_delays(

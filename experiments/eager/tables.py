@@ -1,85 +1,50 @@
 """eager-SGD's tables: throughput, latency of a round, loss under imbalance."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
 
-from hpcjax.perf.intervals import bootstrap_median
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from experiments.eager.scaling import MODES
+from hpcjax.runs import reduce
+from hpcjax.runs.reduce import Cells, above, cell, interval, of
+from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 from hpcjax.runs.targets import first_at_most
 
 PAPER = "eager-SGD, PPoPP 2020"
-MODES = ("sync", "majority", "solo")
 DELAYS = {
     "no delay": {"pattern": "none"},
     "one 200 ms": {"pattern": "random_one", "delay": "0.2"},
     "one 300 ms": {"pattern": "random_one", "delay": "0.3"},
     "one 400 ms": {"pattern": "random_one", "delay": "0.4"},
-    "all 50 to 400 ms": {"pattern": "linear_skew", "delay": "0.05"},
+    # A mean over rounds of uniform ranks from 1 to 8: 100 keep it within 3 sigma.
+    "all 50 to 400 ms": {
+        "pattern": "linear_skew",
+        "delay": "0.05",
+        "steps": "100",
+        "repetitions": "1",
+    },
 }
-# A mean over rounds of uniform ranks from 1 to 8: 100 rounds keep it within 3 sigma.
-_ROUNDS = {"all 50 to 400 ms": {"steps": "100", "repetitions": "1"}}
 
 
-def summary(values: xr.DataArray, name: str) -> dict[str, float]:
-    """Returns the median as a column of that name, and its interval."""
-    low, high = bootstrap_median(values.values)
-    return {name: float(values.median()), f"{name}_low": low, f"{name}_high": high}
-
-
-def table_of(found: Mapping[str, Mapping[str, float]]) -> xr.Dataset:
-    """Returns a table from the columns of each row."""
-    columns = next(iter(found.values()))
-    return xr.Dataset(
-        {name: ("row", [each[name] for each in found.values()]) for name in columns},
-        coords={"row": list(found)},
-    )
-
-
-def _by_mode(
-    rows: Mapping[str, xr.Dataset],
-    figures: Callable[[xr.Dataset, str], Mapping[str, float]],
-) -> xr.Dataset:
-    """Returns a row for each run and mode, with what `figures` says of them."""
-    found = {
-        f"{name}, {mode}": figures(row.isel(seed=0, drop=True), mode)
-        for name, row in rows.items()
-        for mode in MODES
-    }
-    return table_of(found)
-
-
-def throughput(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.along("mode")
+def throughput(row: xr.Dataset, mode: str) -> Cells:
     """Returns medians over repetitions; speed-ups over the sync of the same turn."""
-
-    def figures(run: xr.Dataset, mode: str) -> dict[str, float]:
-        own, sync = run.sel(mode=mode), run.sel(mode="sync")
-        seconds = float(own["total"].median())
-        return {
-            "seconds": seconds,
-            **summary(sync["total"] / own["total"], "faster"),
-            "foretold": float(sync["foretold"] / own["foretold"]),
-            "model": float(own["foretold"]) / seconds,
-            "fresh": float(own["fresh"].mean()),
-            "contributors": float(own["contributors"].mean()),
-            "staleness": float(own["staleness"].max()),
-            "round": 1e3 * float(run["round"]),
-            "ping": 1e3 * float(run["ping"]),
-            "pong": 1e3 * float(run["pong"]),
-        }
-
-    return _by_mode(rows, figures)
-
-
-def cell(column: str, row: str) -> Callable[[xr.Dataset], float]:
-    """Returns what reads a cell of a table."""
-    return lambda table: float(table[column].sel(row=row))
-
-
-def _model_error(table: xr.Dataset) -> float:
-    ratios = [table["model"].sel(row=f"one 200 ms, {mode}") for mode in MODES]
-    return float(np.max(np.abs(np.array(ratios) - 1)))
+    run = reduce.first(row)
+    own, sync = run.sel(mode=mode), run.sel(mode="sync")
+    seconds = float(own["total"].median())
+    return {
+        "seconds": seconds,
+        **interval(sync["total"] / own["total"], "faster"),
+        "foretold": sync["foretold"] / own["foretold"],
+        "model": float(own["foretold"]) / seconds,
+        "fresh": own["fresh"].mean(),
+        "contributors": own["contributors"].mean(),
+        "staleness": own["staleness"].max(),
+        "round": 1e3 * float(run["round"]),
+        "ping": 1e3 * float(run["ping"]),
+        "pong": 1e3 * float(run["pong"]),
+    }
 
 
 SMALL = slice(0, 16_384)  # bytes of messages that take less time than the skew
@@ -113,50 +78,30 @@ THROUGHPUT = Table(
         "pong": "1 MB, ms",
     },
     reduce=throughput,
-    tiers={
-        "cpu": Tier(
-            minutes=5.0,
-            runs={
-                name: Runs(
-                    config="eager/throughput",
-                    overrides={**overrides, **_ROUNDS.get(name, {})},
-                )
-                for name, overrides in DELAYS.items()
-            },
-            claims={
-                "solo": Claim(
-                    relation="solo is faster than sync, one process 200 ms late",
-                    ours=cell("faster", "one 200 ms, solo"),
-                    at_least=2.0,
-                ),
-                "majority": Claim(
-                    relation="majority is faster than sync, one process 200 ms late",
-                    ours=cell("faster", "one 200 ms, majority"),
-                    at_least=1.4,
-                ),
-                "no delay": Claim(
-                    relation="solo without delays, of sync's speed",
-                    ours=cell("faster", "no delay, solo"),
-                    at_least=0.8,
-                ),
-                "model": Claim(
-                    relation="the event model's worst error, one process 200 ms late",
-                    ours=_model_error,
-                    at_most=0.2,
-                ),
-                "fresh least": Claim(
-                    relation="fresh contributions to a majority's round, all delayed",
-                    ours=cell("fresh", _SKEWED),
-                    at_least=3.8,
-                ),
-                "fresh most": Claim(
-                    relation="fresh contributions to a majority's round, all delayed",
-                    ours=cell("fresh", _SKEWED),
-                    at_most=5.7,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=5.0,
+        runs=grid("eager/throughput", DELAYS),
+        claims={
+            "solo": cell("faster", "one 200 ms, solo").at_least(
+                2.0, "solo is faster than sync, one process 200 ms late"
+            ),
+            "majority": cell("faster", "one 200 ms, majority").at_least(
+                1.4, "majority is faster than sync, one process 200 ms late"
+            ),
+            "no delay": cell("faster", "no delay, solo").at_least(
+                0.8, "solo without delays, of sync's speed"
+            ),
+            "model": abs(of("model", "one 200 ms") - 1)
+            .largest()
+            .at_most(0.2, "the event model's worst error, one process 200 ms late"),
+            "fresh least": cell("fresh", _SKEWED).at_least(
+                3.8, "fresh contributions to a majority's round, all delayed"
+            ),
+            "fresh most": cell("fresh", _SKEWED).at_most(
+                5.7, "fresh contributions to a majority's round, all delayed"
+            ),
+        },
+    ),
 )
 
 
@@ -165,19 +110,19 @@ def sleeper(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
     def figures(mode: str) -> dict[str, float]:
         awake, asleep = (
-            rows[name]["others"].isel(seed=0, drop=True).sel(mode=mode)
-            for name in _SLEEP
+            reduce.first(rows[name])["others"].sel(mode=mode) for name in _SLEEP
         )
         seconds = {
             f"{name}_seconds": float(values.median())
             for name, values in (("awake", awake), ("asleep", asleep))
         }
-        return seconds | summary(awake.median() / asleep, "left")
+        return seconds | interval(awake.median() / asleep, "left")
 
-    return table_of({mode: figures(mode) for mode in MODES})
+    return reduce.from_cells({mode: figures(mode) for mode in MODES})
 
 
-_SLEEP = {"awake": {}, "asleep": {"asleep": "5.0"}}
+_FOUR = {"processes": "4", "steps": "50", "pattern": "none"}
+_SLEEP = {"awake": _FOUR, "asleep": {**_FOUR, "asleep": "5.0"}}
 SLEEPER = Table(
     id="eager/sleeper",
     title="Time of 3 processes' steps while a fourth sleeps for 5 s",
@@ -194,36 +139,21 @@ SLEEPER = Table(
         "left": "speed left",
     },
     reduce=sleeper,
-    tiers={
-        "cpu": Tier(
-            minutes=1.5,
-            runs={
-                name: Runs(
-                    config="eager/throughput",
-                    overrides={
-                        "processes": "4",
-                        "steps": "50",
-                        "pattern": "none",
-                        **more,
-                    },
-                )
-                for name, more in _SLEEP.items()
-            },
-            claims={
-                "solo": Claim(
-                    relation="the others' speed in solo rounds while one sleeps",
-                    ours=lambda table: float(table["left"].sel(row="solo")),
-                    at_least=0.9,
-                )
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=1.5,
+        runs=grid("eager/throughput", _SLEEP),
+        claims={
+            "solo": cell("left", "solo").at_least(
+                0.9, "the others' speed in solo rounds while one sleeps"
+            )
+        },
+    ),
 )
 
 
 def latency(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns a row for each size."""
-    run = rows["all"].isel(seed=0, drop=True)
+    run = reduce.single(rows)
     columns = {"ping": 1e3 * run["ping"]}
     for mode in MODES:
         columns[mode] = 1e3 * run["latency"].sel(mode=mode, drop=True)
@@ -231,8 +161,9 @@ def latency(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return xr.Dataset(columns).rename(bytes="row")
 
 
-def _worst(one: str, other: str) -> Callable[[xr.Dataset], float]:
-    return lambda table: float((table[one] / table[other]).sel(row=SMALL).max())
+def _worst(one: str, other: str) -> reduce.Number:
+    """Returns the largest ratio of two modes at small messages."""
+    return reduce.Number(lambda t: (t[one] / t[other]).sel(row=SMALL).max())
 
 
 LATENCY = Table(
@@ -253,53 +184,40 @@ LATENCY = Table(
         "ping": "message, ms",
     },
     reduce=latency,
-    tiers={
-        "cpu": Tier(
-            minutes=1.0,
-            runs={"all": Runs(config="eager/latency")},
-            claims={
-                "solo": Claim(
-                    relation="solo's latency over majority's, at the worst small size",
-                    ours=_worst("solo", "majority"),
-                    at_most=1.0,
-                ),
-                "majority": Claim(
-                    relation="majority's latency over sync's, at the worst small size",
-                    ours=_worst("majority", "sync"),
-                    at_most=1.0,
-                ),
-                "fresh": Claim(
-                    relation="fresh contributions to a solo round of 64 bytes",
-                    ours=lambda table: float(table["solo fresh"][0]),
-                    at_most=3.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={"all": Runs(config="eager/latency")},
+        claims={
+            "solo": _worst("solo", "majority").at_most(
+                1.0, "solo's latency over majority's, at the worst small size"
+            ),
+            "majority": _worst("majority", "sync").at_most(
+                1.0, "majority's latency over sync's, at the worst small size"
+            ),
+            "fresh": of("solo fresh")
+            .then(lambda fresh: fresh[0])
+            .at_most(3.0, "fresh contributions to a solo round of 64 bytes"),
+        },
+    ),
 )
 
 
-def hyperplane(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.along("mode")
+def hyperplane(run: xr.Dataset, mode: str) -> Cells:
     """Compares, seed by seed, every mode with the sync of the same run."""
-    found: dict[str, dict[str, float]] = {}
-    for name, run in rows.items():
-        sync = run.sel(mode="sync")
-        target = 2 * sync["loss"].isel(step=-1)
-        for mode in MODES:
-            own = run.sel(mode=mode)
-            steps = first_at_most(own["loss"], target, "step")
-            there = _seconds_at(own["seconds"], steps)
-            base = _seconds_at(
-                sync["seconds"], first_at_most(sync["loss"], target, "step")
-            )
-            found[f"{name}, {mode}"] = {
-                "loss": float(own["loss"].isel(step=-1).median()),
-                **summary(own["loss"].isel(step=-1) / (target / 2), "over"),
-                "seconds": float(own["total"].median()),
-                **summary(there / base, "sooner"),
-                "staleness": float(own["staleness"].median()),
-            }
-    return table_of(found)
+    own, sync = run.sel(mode=mode), run.sel(mode="sync")
+    target = 2 * sync["loss"].isel(step=-1)
+    there, base = (
+        _seconds_at(each["seconds"], first_at_most(each["loss"], target, "step"))
+        for each in (own, sync)
+    )
+    return {
+        "loss": own["loss"].isel(step=-1).median(),
+        **interval(own["loss"].isel(step=-1) / (target / 2), "over"),
+        "seconds": own["total"].median(),
+        **interval(there / base, "sooner"),
+        "staleness": own["staleness"].median(),
+    }
 
 
 def _seconds_at(seconds: xr.DataArray, steps: xr.DataArray) -> xr.DataArray:
@@ -307,11 +225,6 @@ def _seconds_at(seconds: xr.DataArray, steps: xr.DataArray) -> xr.DataArray:
     reached = np.isfinite(steps)
     place = steps.where(reached, 0).astype(int)
     return seconds.isel(step=place).where(reached, np.inf)
-
-
-def _spread(table: xr.Dataset) -> float:
-    spread = table["staleness"]
-    return float(spread.sel(row="all, solo") - spread.sel(row="all, majority"))
 
 
 HYPERPLANE = Table(
@@ -334,57 +247,41 @@ HYPERPLANE = Table(
         "staleness": "staleness, s.d.",
     },
     reduce=hyperplane,
-    tiers={
-        "cpu": Tier(
-            minutes=12.0,
-            runs={
-                "all": Runs(config="eager/training", seeds=(0, 1, 2)),
-                "newest": Runs(config="eager/training:newest", seeds=(0, 1, 2)),
-            },
-            claims={
-                "loss": Claim(
-                    relation="final loss of majority over sync's",
-                    ours=cell("over", "all, majority"),
-                    at_most=1.02,
-                ),
-                "sooner": Claim(
-                    relation="majority's time to twice sync's final loss, of sync's",
-                    ours=cell("sooner", "all, majority"),
-                    at_most=1.0,
-                ),
-                "staleness": Claim(
-                    relation="solo's spread of staleness beyond majority's, rounds",
-                    ours=_spread,
-                    at_least=0.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=12.0,
+        runs={
+            "all": Runs(config="eager/training", seeds=(0, 1, 2)),
+            "newest": Runs(config="eager/training:newest", seeds=(0, 1, 2)),
+        },
+        claims={
+            "loss": cell("over", "all, majority").at_most(
+                1.02, "final loss of majority over sync's"
+            ),
+            "sooner": cell("sooner", "all, majority").at_most(
+                1.0, "majority's time to twice sync's final loss, of sync's"
+            ),
+            "staleness": above("staleness", "all, solo", "all, majority").at_least(
+                0.0, "solo's spread of staleness beyond majority's, rounds"
+            ),
+        },
+    ),
 )
 
 
-def scaling(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.along("mode")
+def scaling(row: xr.Dataset, mode: str) -> Cells:
     """Returns medians over runs of the model."""
-
-    def figures(run: xr.Dataset, mode: str) -> dict[str, float]:
-        own, sync = run.sel(mode=mode), run.sel(mode="sync")
-        return {
-            "seconds": float(own["total"].median()),
-            **summary(sync["total"] / own["total"], "faster"),
-            "fresh": float(own["fresh"].mean()),
-        }
-
-    return _by_mode(rows, figures)
+    run = reduce.first(row)
+    own, sync = run.sel(mode=mode), run.sel(mode="sync")
+    return {
+        "seconds": own["total"].median(),
+        **interval(sync["total"] / own["total"], "faster"),
+        "fresh": own["fresh"].mean(),
+    }
 
 
 SIZES = (8, 64, 1024)
-
-
-def _majorities(table: xr.Dataset) -> float:
-    shares = [
-        float(table["fresh"].sel(row=f"P={p}, majority")) / ((p + 1) / 2) for p in SIZES
-    ]
-    return float(np.max(np.abs(np.array(shares) - 1)))
+_HALVES = np.array([(p + 1) / 2 for p in SIZES])
 
 
 SCALING = Table(
@@ -398,25 +295,16 @@ SCALING = Table(
     ),
     columns={"seconds": "seconds", "faster": "faster than sync", "fresh": "fresh"},
     reduce=scaling,
-    tiers={
-        "model": Tier(
-            minutes=0.5,
-            runs={
-                f"P={p}": Runs(config="eager/scaling", overrides={"processes": str(p)})
-                for p in SIZES
-            },
-            claims={
-                "solo": Claim(
-                    relation="solo is faster than sync with 1024 processes",
-                    ours=cell("faster", "P=1024, solo"),
-                    at_least=2.0,
-                ),
-                "fresh": Claim(
-                    relation="fresh contributions of majority, off (P + 1) / 2",
-                    ours=_majorities,
-                    at_most=0.05,
-                ),
-            },
-        )
-    },
+    tiers=by_model(
+        minutes=0.5,
+        runs=grid("eager/scaling", {f"P={p}": {"processes": str(p)} for p in SIZES}),
+        claims={
+            "solo": cell("faster", "P=1024, solo").at_least(
+                2.0, "solo is faster than sync with 1024 processes"
+            ),
+            "fresh": abs(of("fresh", "majority") / _HALVES - 1)
+            .largest()
+            .at_most(0.05, "fresh contributions of majority, off (P + 1) / 2"),
+        },
+    ),
 )

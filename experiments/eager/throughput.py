@@ -1,11 +1,13 @@
 """Steps that sleep in real processes, some of them late, beside the event model."""
 
 import dataclasses
-import pathlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.eager.scaling import MODES
+from hpcjax import hostcomm
 from hpcjax.core import checks
 from hpcjax.hostcomm.imbalance import Pattern
 from hpcjax.runs.config import check_seed
@@ -13,9 +15,8 @@ from hpcjax.runs.config import check_seed
 if TYPE_CHECKING:
     import xarray as xr
 
+    from hpcjax.hostcomm import Transport
     from hpcjax.runs.context import Context
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +76,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """
     import xarray as xr
 
-    from experiments.eager import processes
-    from hpcjax import hostcomm, perf
+    from hpcjax import cost
+    from hpcjax.runs.processes import in_processes
 
     del ctx
     sleeps = cfg.base + hostcomm.inject_delays(
@@ -85,46 +86,31 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     if cfg.asleep:
         sleeps[:, -1] = 0
         sleeps[0, -1] = cfg.asleep
-    given = {
-        "sleeps": sleeps,
-        "numbers": cfg.numbers,
-        "repetitions": cfg.repetitions,
-        "base": cfg.base,
-        "calibration": cfg.calibration,
-        "limiter": cfg.limiter,
-        "seed": cfg.seed,
-    }
-    told = hostcomm.launch(
-        processes.steps,
-        cfg.processes,
-        arguments=(given,),
-        patience=cfg.patience,
-        folder=ROOT,
+    told = in_processes(
+        work, cfg, cfg.processes, given=(sleeps,), patience=cfg.patience
     )
-    cost = max(0.0, float(np.median([each["round"] for each in told])))
+    seconds = max(0.0, float(np.median([each["round"] for each in told])))
     foretold = [
-        perf.simulate_rounds(
-            sleeps, mode=mode, seconds=cost, limiter=cfg.limiter, seed=cfg.seed
+        cost.simulate_rounds(
+            sleeps, mode=mode, seconds=seconds, limiter=cfg.limiter, seed=cfg.seed
         ).total()
-        for mode in processes.MODES
+        for mode in MODES
     ]
     ping, pong = told[0]["ping"]
     return xr.Dataset(
         {
             **_figures(told),
             "foretold": ("mode", np.array(foretold)),
-            "round": cost,
+            "round": seconds,
             "ping": float(ping),
             "pong": float(pong),
         },
-        coords={"mode": list(processes.MODES)},
+        coords={"mode": list(MODES)},
     )
 
 
 def _figures(told: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns what the runs have shown, of all ranks' answers."""
-    from hpcjax import hostcomm
-
     begin = np.min([each["begin"] for each in told], axis=0)
     end = np.array([each["end"] for each in told])
     repetitions, modes = begin.shape
@@ -145,3 +131,53 @@ def _figures(told: list[dict[str, Any]]) -> dict[str, Any]:
         "contributors": told[0]["contributors"],
     }
     return {name: (("repetition", "mode"), values) for name, values in found.items()}
+
+
+def work(transport: "Transport", cfg: Config, sleeps: np.ndarray) -> dict[str, Any]:
+    """Runs all modes in turns with the same delays, after a warm-up.
+
+    Args:
+      transport: ours.
+      cfg: the sizes.
+      sleeps: seconds of each step [step, rank].
+
+    Returns:
+      `ping`, seconds of a small message and of one of the size; `round`, seconds of a
+      synchronous round of all; `begin` and `end` [repetition, mode]; and `traces` and
+      `contributors`, by repetition and mode.
+    """
+    own = sleeps[:, transport.rank]
+    ping = hostcomm.ping_pong(transport, [4, 4 * cfg.numbers])
+    alone = np.full(cfg.calibration, cfg.base)
+    _, seconds, _ = _run(transport, alone, cfg.numbers, {"mode": "sync"})
+    settings = {"limiter": cfg.limiter, "seed": cfg.seed}
+    runs = [
+        [_run(transport, own, cfg.numbers, settings | {"mode": mode}) for mode in MODES]
+        for _ in range(cfg.repetitions)
+    ]
+    return {
+        "ping": ping,
+        "round": float(np.median(np.diff(seconds)) - cfg.base),
+        "begin": np.array([[run[1][0] for run in row] for row in runs]),
+        "end": np.array([[run[1][-1] for run in row] for row in runs]),
+        "traces": [[tuple(run[0]) for run in row] for row in runs],
+        "contributors": np.array([[run[2] for run in row] for row in runs]),
+    }
+
+
+def _run(
+    transport: "Transport", sleeps: np.ndarray, size: int, settings: dict[str, Any]
+) -> tuple[hostcomm.PartialTrace, np.ndarray, float]:
+    """Returns the trace, when each step began and the last ended, and contributors."""
+    partial = hostcomm.PartialAllreduce(transport, size, **settings)
+    gradient = np.ones(size, np.float32)
+    contributors = []
+    hostcomm.barrier(transport)
+    times = [time.monotonic()]
+    for step, seconds in enumerate(sleeps):
+        time.sleep(seconds)
+        partial.post(step, gradient)
+        contributors += [each.contributors for each in partial.result(step)]
+        times.append(time.monotonic())
+    partial.finish()
+    return partial.trace(), np.array(times), float(np.mean(contributors))

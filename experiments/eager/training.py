@@ -1,12 +1,14 @@
 """A hyperplane learned by real processes, one of which is late in every step."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+import time
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from experiments.eager.hyperplane import Hyperplane
-from experiments.eager.throughput import ROOT
+from experiments.eager.scaling import MODES
+from hpcjax import hostcomm
 from hpcjax.core import checks
 from hpcjax.hostcomm.imbalance import Pattern
 from hpcjax.runs.config import check_seed
@@ -14,6 +16,7 @@ from hpcjax.runs.config import check_seed
 if TYPE_CHECKING:
     import xarray as xr
 
+    from hpcjax.hostcomm import Transport
     from hpcjax.runs.context import Context
 
 
@@ -71,30 +74,10 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """
     import xarray as xr
 
-    from experiments.eager import processes
-    from hpcjax import hostcomm
+    from hpcjax.runs.processes import in_processes
 
     del ctx
-    count = cfg.epochs * cfg.task.points // cfg.task.batch
-    given = {
-        "task": dataclasses.asdict(cfg.task),
-        "sleeps": cfg.base
-        + hostcomm.inject_delays(
-            cfg.pattern, count, cfg.processes, delay=cfg.delay, seed=cfg.seed
-        ),
-        "lr": cfg.lr,
-        "limiter": cfg.limiter,
-        "missed": cfg.missed,
-        "sync_models_every": cfg.sync_models_every,
-        "seed": cfg.seed,
-    }
-    told = hostcomm.launch(
-        processes.train,
-        cfg.processes,
-        arguments=(given,),
-        patience=cfg.patience,
-        folder=ROOT,
-    )
+    told = in_processes(work, cfg, cfg.processes, patience=cfg.patience)
     loss, seconds = (
         np.array([each[name] for each in told]) for name in ("loss", "seconds")
     )
@@ -102,7 +85,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         hostcomm.join_traces(
             [hostcomm.PartialTrace(*each["traces"][row]) for each in told]
         )
-        for row in range(len(processes.MODES))
+        for row in range(len(MODES))
     ]
     return xr.Dataset(
         {
@@ -111,5 +94,61 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
             "total": ("mode", seconds[..., -1].max(0)),
             "staleness": ("mode", [trace.staleness().std() for trace in traces]),
         },
-        coords={"mode": list(processes.MODES)},
+        coords={"mode": list(MODES)},
     )
+
+
+def work(transport: "Transport", cfg: Config) -> dict[str, Any]:
+    """Learns a hyperplane from this process's shard, with each mode.
+
+    Returns:
+      `loss` of the parameters at each step's begin and at the end, and `seconds` at
+      which they were there, [mode, step + 1]; `traces`, by mode.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from hpcjax import averaging
+
+    task, seed = cfg.task, cfg.seed
+    steps = cfg.epochs * task.points // task.batch
+    sleeps = cfg.base + hostcomm.inject_delays(
+        cfg.pattern, steps, transport.size, delay=cfg.delay, seed=seed
+    )
+    x, y = map(jnp.asarray, task.shard(seed, transport.rank, transport.size))
+    gradient = jax.jit(task.gradient(transport.size))
+    excess = jax.jit(task.excess(seed))
+    found: dict[str, list[Any]] = {"loss": [], "seconds": [], "traces": []}
+    for mode in MODES:
+        worker = averaging.eager_sgd(
+            transport,
+            optax.sgd(cfg.lr),
+            mode=mode,
+            limiter=cfg.limiter,
+            missed=cfg.missed,
+            seed=seed,
+            sync_models_every=cfg.sync_models_every,
+        )
+        params = jnp.zeros(task.dims + 1)
+        state = worker.init(params)
+        jax.block_until_ready((gradient(params, x, y, 0), excess(params)))
+        hostcomm.barrier(transport, tag=hostcomm.Tag("together"))
+        begin, losses, times = time.monotonic(), [], []
+        for step, pause in enumerate(sleeps[:, transport.rank]):
+            losses.append(excess(params))
+            times.append(time.monotonic() - begin)
+            time.sleep(pause)
+            _, grads = gradient(params, x, y, step)
+            params, state = worker.step(grads, state, params)
+        times.append(time.monotonic() - begin)
+        params, state = worker.finish(state, params)
+        losses.append(excess(params))
+        found["loss"].append(np.array(losses))
+        found["seconds"].append(np.array(times))
+        found["traces"].append(tuple(worker.trace() or ()))
+    return {
+        **found,
+        "loss": np.array(found["loss"]),
+        "seconds": np.array(found["seconds"]),
+    }

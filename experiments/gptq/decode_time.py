@@ -2,25 +2,20 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from hpcjax.core import checks
-from hpcjax.models.config import LLAMA, CausalLmConfig
-from hpcjax.runs.config import check_seed
+from hpcjax import core, inference, kernels, perf, runs
+from hpcjax.core import config
+from hpcjax.models import LLAMA, CausalLmConfig
 
 if TYPE_CHECKING:
     import jax
-    import xarray as xr
-
-    from hpcjax.inference import LanguageModel
-    from hpcjax.kernels import QuantizedMatrix
-    from hpcjax.runs.context import Context
 
 BASELINE = "bfloat16"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model with random weights, and how much it writes.
 
     Attributes:
@@ -39,25 +34,17 @@ class Config:
     model: CausalLmConfig = CausalLmConfig(
         depth=32, width=4096, heads=32, mlp_width=11008, options=LLAMA
     )
-    vocabulary: int = 32000
+    vocabulary: config.Size = 32000
     compute: str = "bfloat16"
-    bits: tuple[int, ...] = (4, 3)
-    group_size: int = 128
-    prompt: int = 16
-    tokens: int = 64
-    repetitions: int = 20
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, vocabulary=self.vocabulary, prompt=self.prompt)
-        checks.require_count(1, group_size=self.group_size)
-        checks.require_count(2, tokens=self.tokens, repetitions=self.repetitions)
-        rule = "bits must be of 2, 3, 4 and 8"
-        checks.require({2, 3, 4, 8}.issuperset(self.bits), rule, bits=self.bits)
+    bits: tuple[Literal[2, 3, 4, 8], ...] = (4, 3)
+    group_size: config.Size = 128
+    prompt: config.Size = 16
+    tokens: config.Several = 64
+    repetitions: config.Several = 20
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Writes with each, in turns.
 
     Returns:
@@ -67,9 +54,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     import jax
     import xarray as xr
 
-    from hpcjax import inference, perf
-
-    del ctx
     speakers = candidates(cfg)
     options = [
         inference.Continuation(
@@ -99,7 +83,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         for name in speakers
     ]
     each = xr.concat(behind, dim="candidate") / (cfg.tokens - 1)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "seconds": each.assign_coords(candidate=list(speakers)),
             "bytes": ("candidate", [read_bytes(one) for one in speakers.values()]),
@@ -107,11 +91,10 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     )
 
 
-def candidates(cfg: Config) -> "dict[str, LanguageModel]":
+def candidates(cfg: Config) -> "dict[str, inference.LanguageModel]":
     """Returns the model with dense and with packed blocks."""
     import jax
 
-    from hpcjax import core, inference
     from hpcjax.core import trees
 
     policy = core.Policy(param=cfg.compute, compute=cfg.compute)
@@ -133,13 +116,10 @@ def candidates(cfg: Config) -> "dict[str, LanguageModel]":
 
 def random_matrices(
     key: "jax.Array", shape: tuple[int, ...], cfg: Config, bits: int
-) -> "QuantizedMatrix":
+) -> "kernels.QuantizedMatrix":
     """Returns a stack of matrices of random integers, as large as drawn weights."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import kernels
-    from hpcjax.core import derive
 
     depth, inputs, outputs = shape
     size = math.gcd(cfg.group_size, inputs)
@@ -147,7 +127,7 @@ def random_matrices(
     words = depth, kernels.packed_rows(inputs, bits), outputs
     spread = (2**bits - 1) / math.sqrt(12)
     return kernels.QuantizedMatrix(
-        words=jax.random.bits(derive(key, "words"), words, jnp.uint32),
+        words=jax.random.bits(core.derive(key, "words"), words, jnp.uint32),
         scale=jnp.full(groups, 0.02 / spread, jnp.float16),
         zero=jnp.full(groups, 2 ** (bits - 1), jnp.float16),
         bits=bits,
@@ -156,7 +136,7 @@ def random_matrices(
     )
 
 
-def read_bytes(speaker: "LanguageModel") -> int:
+def read_bytes(speaker: "inference.LanguageModel") -> int:
     """Returns the bytes of parameters that one token has to read: all but one table."""
     import jax
 

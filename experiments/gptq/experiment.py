@@ -5,27 +5,23 @@ import functools
 import pathlib
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from hpcjax.compress.config import GptqOptions, GridSpec, PruneOptions
-from hpcjax.core import checks
+import numpy as np
+
+from hpcjax import compress, data, inference, runs
+from hpcjax.compress import GptqOptions, GridSpec, PruneOptions
+from hpcjax.core import checks, config
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs.config import check_seed
-from hpcjax.runs.language_models import corpus_tokens, load_language_model
+from hpcjax.inference import corpus_tokens, load_language_model
 
 if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax.compress import Compressed, LayerReport
     from hpcjax.models.pretrained import Pretrained
-    from hpcjax.runs.context import Context
-
 
 Method = Literal["none", "rtn", "gptq", "sparsegpt"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model, what is done to its blocks, and the texts.
 
     Attributes:
@@ -45,25 +41,20 @@ class Config:
     """
 
     model: str = "smollm2"
-    blocks: int | None = 6
+    blocks: config.Size | None = 6
     method: Method = "gptq"
     grid: GridSpec = GridSpec(bits=3)
     gptq: GptqOptions = GptqOptions()
     pruning: PruneOptions = PruneOptions()
     true_sequential: bool = True
     corpus: str = "kjv"
-    sequences: int = 16
-    time: int = 256
-    windows: int = 16
-    seed: int = 0
+    sequences: config.Size = 16
+    time: config.Several = 256
+    windows: config.Size = 16
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_choice("method", self.method, METHODS)
-        checks.require_count(1, sequences=self.sequences, windows=self.windows)
-        checks.require_count(2, time=self.time)
-        if self.blocks is not None:
-            checks.require_count(1, blocks=self.blocks)
+        super().__post_init__()
         rule = "ternary weights cannot be packed"
         packed = self.method in ("rtn", "gptq")
         checks.require(not (packed and self.grid.ternary), rule, method=self.method)
@@ -72,21 +63,17 @@ class Config:
 class Texts(NamedTuple):
     """Tokens: `[sequences, time]` for the calibration, `[tokens]` to evaluate."""
 
-    calibration: "np.ndarray"
-    evaluation: "np.ndarray"
+    calibration: np.ndarray
+    evaluation: np.ndarray
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Quantizes, and evaluates the whole model.
 
     Returns:
       `perplexity` and its logarithm `loss` on the evaluation's text; with GPTQ also
       `objective` and `rounded` [matrix], the errors tr(ΔᵀHΔ) of GPTQ and of rounding.
     """
-    import xarray as xr
-
-    from hpcjax import inference
-
     model = load(cfg, ctx.data_root)
     texts = read_texts(cfg, ctx.data_root)
     params, reports = compressed(cfg, model, texts.calibration, ctx)
@@ -99,7 +86,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         window=cfg.time,
     )
     figures = {"perplexity": found.perplexity, "loss": found.loss}
-    dataset = xr.Dataset(figures)
+    dataset = runs.Dataset(figures)
     if cfg.method != "gptq":
         return dataset
     columns = {
@@ -132,8 +119,6 @@ def read_texts(cfg: Config, root: pathlib.Path) -> Texts:
       DataMissing: the corpus is not here.
       ConfigError: the evaluation's text is shorter than asked for.
     """
-    from hpcjax import data
-
     evaluation = corpus_tokens(cfg.model, cfg.corpus, "validation", root)
     wanted = cfg.windows * cfg.time
     if len(evaluation) < wanted:
@@ -147,13 +132,11 @@ def read_texts(cfg: Config, root: pathlib.Path) -> Texts:
 
 
 def compressed(
-    cfg: Config, model: "Pretrained", calibration: "np.ndarray", ctx: "Context"
-) -> "tuple[Any, tuple[LayerReport, ...]]":
+    cfg: Config, model: "Pretrained", calibration: np.ndarray, ctx: "runs.Context"
+) -> "tuple[Any, tuple[compress.LayerReport, ...]]":
     """Returns the model's parameters with the first blocks compressed, and reports."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import compress
 
     if cfg.method == "none":
         return model.params, ()
@@ -170,22 +153,20 @@ def compressed(
         done, reports = made.params, made.reports
     blocks = jax.tree.map(
         lambda new, all_: jnp.concatenate([new, all_[len(new) :]]),
-        compress.dequantized(done),
+        compress.dequantize_params(done),
         whole,
     )
     return {**model.params, "blocks": blocks}, reports
 
 
 def _walked(
-    cfg: Config, model: "Pretrained", first: Any, inputs: Any, ctx: "Context"
-) -> "Compressed":
+    cfg: Config, model: "Pretrained", first: Any, inputs: Any, ctx: "runs.Context"
+) -> "compress.Compressed":
     import itertools
-
-    from hpcjax import compress
 
     count = itertools.count(1)
 
-    def report(found: "LayerReport") -> None:
+    def report(found: "compress.LayerReport") -> None:
         ctx.record(next(count), loss=found.loss, damping=found.damping)
 
     given = model.parts.block, first, inputs, model.parts.groups

@@ -4,22 +4,20 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcjax.compress.config import GridSpec
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
+import numpy as np
+
+from hpcjax import kernels, perf, runs
+from hpcjax.compress import GridSpec
+from hpcjax.core import checks, config
 
 if TYPE_CHECKING:
     import jax
-    import xarray as xr
-
-    from hpcjax.kernels import QuantizedMatrix
-    from hpcjax.runs.context import Context
 
 BASELINES = ("bfloat16", "bfloat16 of 8 rows", "bfloat16, transposed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A matrix, and how its product is measured.
 
     Attributes:
@@ -35,20 +33,18 @@ class Config:
       seed: of all numbers.
     """
 
-    inputs: int = 12288
-    outputs: int = 49152
-    group_size: int = 128
-    rows: int = 1
+    inputs: config.Size = 12288
+    outputs: config.Size = 49152
+    group_size: config.Size = 128
+    rows: config.Size = 1
     bits: tuple[int, ...] = (4, 3)
-    inner: int = 20
-    repetitions: int = 30
+    inner: config.Size = 20
+    repetitions: config.Size = 30
     interpret: bool = False
-    seed: int = 0
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("inputs", "outputs", "group_size", "rows", "inner", "repetitions"):
-            checks.require_count(1, **{name: getattr(self, name)})
+        super().__post_init__()
         # It checks bits and groups.
         for bits in self.bits:
             GridSpec(bits=bits, group_size=self.group_size).groups(self.inputs)
@@ -57,7 +53,7 @@ class Config:
         checks.require(good, rule, bits=self.bits)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times products in turns in one process, beside a copy of the dense matrix.
 
     Returns:
@@ -68,9 +64,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     import jax
     import xarray as xr
 
-    from hpcjax import perf
-
-    del ctx
     first, dense, *keys = jax.random.split(jax.random.key(cfg.seed), 2 + len(cfg.bits))
     x = jax.random.normal(first, (cfg.rows, cfg.inputs), "float16")
     quantized = {
@@ -82,7 +75,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     measured = perf.compare(thunks, BASELINES[0], repetitions=cfg.repetitions, warmup=2)
     inner = xr.ones_like(measured["candidate"], dtype=int) * cfg.inner
     inner.loc["copy"] = 1
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "seconds": measured["seconds"] / inner,
             "bytes": ("candidate", [size[name] for name in thunks]),
@@ -92,12 +85,12 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     )
 
 
-def random_matrix(key: "jax.Array", cfg: Config, bits: int) -> "QuantizedMatrix":
+def random_matrix(
+    key: "jax.Array", cfg: Config, bits: int
+) -> "kernels.QuantizedMatrix":
     """Returns a matrix of random words, which are random integers packed already."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import kernels
 
     words, scale, zero = jax.random.split(key, 3)
     shape = cfg.inputs // cfg.group_size, cfg.outputs
@@ -112,10 +105,10 @@ def random_matrix(key: "jax.Array", cfg: Config, bits: int) -> "QuantizedMatrix"
     )
 
 
-def product(x: "jax.Array", matrix: "QuantizedMatrix", cfg: Config) -> "jax.Array":
+def product(
+    x: "jax.Array", matrix: "kernels.QuantizedMatrix", cfg: Config
+) -> "jax.Array":
     """Returns the kernel's product, float32."""
-    from hpcjax import kernels
-
     return kernels.quantized_matmul(
         x,
         matrix,
@@ -125,10 +118,9 @@ def product(x: "jax.Array", matrix: "QuantizedMatrix", cfg: Config) -> "jax.Arra
     )
 
 
-def error_of(x: "jax.Array", matrix: "QuantizedMatrix", cfg: Config) -> float:
+def error_of(x: "jax.Array", matrix: "kernels.QuantizedMatrix", cfg: Config) -> float:
     """Returns how far the first 64 outputs are off, relative to ‖w‖‖x‖."""
     import jax
-    import numpy as np
 
     some = jax.jit(lambda matrix: matrix.dequantize()[:, :64])(matrix)
     weights, wide = np.asarray(some, np.float64), np.asarray(x, np.float64)
@@ -139,7 +131,7 @@ def error_of(x: "jax.Array", matrix: "QuantizedMatrix", cfg: Config) -> float:
 
 def candidates(
     x: "jax.Array",
-    quantized: "Mapping[int, Sequence[QuantizedMatrix]]",
+    quantized: "Mapping[int, Sequence[kernels.QuantizedMatrix]]",
     cfg: Config,
     key: "jax.Array",
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
@@ -148,6 +140,9 @@ def candidates(
 
     import jax
     import jax.numpy as jnp
+
+    def in_turns(multiply: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, matrices, n: multiply(x, matrices[n % len(matrices)])
 
     wide = {"preferred_element_type": jnp.float32}
     shape = cfg.inputs, cfg.outputs
@@ -168,7 +163,8 @@ def candidates(
     }
     copy = jax.jit(jnp.negative)
     thunks = {
-        name: _repeated(*problem, cfg.inner) for name, problem in problems.items()
+        name: perf.chain_calls(in_turns(multiply), given, matrices, cfg.inner)
+        for name, (multiply, given, matrices) in problems.items()
     }
     size = {name: _bytes(problem[2][0]) for name, problem in problems.items()}
     thunks["copy"], size["copy"] = lambda: copy(dense[0]), 2 * dense[0].nbytes
@@ -179,21 +175,3 @@ def _bytes(matrix: Any) -> int:
     import jax
 
     return sum(leaf.nbytes for leaf in jax.tree.leaves(matrix))
-
-
-def _repeated(
-    multiply: Callable[..., Any], x: Any, matrices: Sequence[Any], inner: int
-) -> Callable[[], Any]:
-    """Returns a thunk of one program; each product has to wait for the one before."""
-    import jax
-
-    @jax.jit
-    def program(x: Any, matrices: Sequence[Any]) -> Any:
-        for number in range(inner):
-            y = multiply(x, matrices[number % len(matrices)])
-            # Keeps the slice out of the product, and with it all outputs in.
-            y = jax.lax.optimization_barrier(y)
-            x = x + (1e-30 * y[:, :1]).astype(x.dtype)
-        return x
-
-    return lambda: program(x, matrices)

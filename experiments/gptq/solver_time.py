@@ -2,21 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcjax.compress.config import GridSpec
-from hpcjax.core import checks
-from hpcjax.models.config import LLAMA, CausalLmConfig
-from hpcjax.runs.config import check_seed
+import numpy as np
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from hpcjax import compress, perf, runs
+from hpcjax.compress import GridSpec
+from hpcjax.core import config
+from hpcjax.models import LLAMA, CausalLmConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A block of LLaMA's architecture and its calibration, both random.
 
     Attributes:
@@ -36,17 +33,15 @@ class Config:
     heads: int = 9
     kv_heads: int = 3
     mlp_width: int = 1536
-    sequences: int = 16
-    time: int = 256
+    sequences: config.Size = 16
+    time: config.Size = 256
     bits: int = 3
-    batch: int = 8
-    repetitions: int = 20
-    seed: int = 0
+    batch: config.Size = 8
+    repetitions: config.Size = 20
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("sequences", "time", "batch", "repetitions"):
-            checks.require_count(1, **{name: getattr(self, name)})
+        super().__post_init__()
         # They check sizes and bits.
         self.model()
         GridSpec(bits=self.bits)
@@ -63,7 +58,7 @@ class Config:
         )
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Quantizes the same block on both sides, then times both in turns.
 
     Returns:
@@ -75,7 +70,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     import xarray as xr
 
     from experiments.gptq import torch_side
-    from hpcjax import perf
     from hpcjax.core.errors import ConfigError
 
     if jax.default_backend() != "cpu":
@@ -91,7 +85,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         for thunks in stages.values()
     ]
     seconds = xr.concat([each["seconds"] for each in measured], dim="stage")
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "seconds": seconds.assign_coords(stage=list(stages)),
             "loss": xr.DataArray(
@@ -107,7 +101,6 @@ class Sides:
 
     def __init__(self, cfg: Config, side: Any) -> None:
         import jax
-        import numpy as np
 
         from hpcjax.core import trees
         from hpcjax.models.parts import causal_lm_parts
@@ -136,8 +129,6 @@ class Sides:
     def ours(self) -> Any:
         """Returns our quantized block."""
         import jax.numpy as jnp
-
-        from hpcjax import compress
 
         return compress.quantize_blocks(
             self.one,
@@ -179,8 +170,6 @@ class Sides:
     def matrices(self) -> dict[str, Callable[[], Any]]:
         """Returns thunks that quantize its matrices, given their Hessians."""
         import jax.numpy as jnp
-
-        from hpcjax import compress
 
         side, bits = self.side, self.cfg.bits
         _, hessians, _ = self.theirs()

@@ -8,13 +8,13 @@ import xarray as xr
 
 from experiments.gptq import decode_time
 from experiments.gptq.kernel_time import BASELINES
-from hpcjax import perf
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Claim, Runs, Table, on_cpu, on_gpu
 
 SEEDS = (0, 1, 2)
 BITS = (4, 3, 2)
 # What a bar is set for: the model's own weights have 4 bits.
-JUDGED = (3, 2)
+JUDGED = ("3 bits, GPTQ", "2 bits, GPTQ")
 _GROUPS = {"grid.group_size": "64"}
 _ORDER = {"gptq.act_order": "true"}
 
@@ -49,49 +49,28 @@ def _quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns perplexities, means over the seeds, and what GPTQ makes of them."""
     mean = {name: float(row["perplexity"].mean()) for name, row in rows.items()}
     whole = mean["fp32"]
-    table = {}
+    found = {}
     for name, row in rows.items():
-        cells = dict.fromkeys(
-            ("perplexity_low", "perplexity_high", "closed", "gaps", "least", "typical"),
-            math.nan,
-        )
-        cells["perplexity"] = mean[name]
-        if row.sizes["seed"] > 1:
-            cells["perplexity_low"] = float(row["perplexity"].min())
-            cells["perplexity_high"] = float(row["perplexity"].max())
+        many = row.sizes["seed"] > 1
+        cells = reduce.extent(row["perplexity"], "perplexity") if many else {}
+        found[name] = {**cells, "perplexity": mean[name]}
         if "GPTQ" in name:
             rounded = mean[_baseline(name)]
-            cells["closed"] = (rounded - mean[name]) / (rounded - whole)
-            cells["gaps"] = math.log(rounded / whole) / math.log(mean[name] / whole)
             ratio = row["rounded"] / row["objective"]
-            cells["least"] = float(ratio.min())
-            cells["typical"] = float(np.exp(np.log(ratio).mean()))
-        table[name] = cells
-    columns = {
-        column: ("row", [cells[column] for cells in table.values()])
-        for column in next(iter(table.values()))
-    }
-    return xr.Dataset(columns, coords={"row": list(table)})
+            found[name] |= {
+                "closed": (rounded - mean[name]) / (rounded - whole),
+                "gaps": math.log(rounded / whole) / math.log(mean[name] / whole),
+                "least": float(ratio.min()),
+                "typical": float(np.exp(np.log(ratio).mean())),
+            }
+    return reduce.from_cells(found)
 
 
-def _judged(table: xr.Dataset, column: str) -> np.ndarray:
-    """Returns a column's values in the rows of GPTQ that a bar is set for."""
-    rows = [
-        row
-        for row in table["row"].values
-        if "GPTQ" in row and row.startswith(tuple(f"{bits} " for bits in JUDGED))
-    ]
-    return table[column].sel(row=rows).values
-
-
+@reduce.Number
 def _act_order(table: xr.Dataset) -> float:
     """Returns the largest perplexity with act-order over that without."""
-    of = table["perplexity"]
-    return max(
-        float(of.sel(row=f"{bits} bits, GPTQ, act-order"))
-        / float(of.sel(row=f"{bits} bits, GPTQ"))
-        for bits in JUDGED
-    )
+    pairs = [reduce.over("perplexity", f"{row}, act-order", row) for row in JUDGED]
+    return max(pair(table) for pair in pairs)
 
 
 QUALITY = Table(
@@ -116,50 +95,37 @@ QUALITY = Table(
         "typical": "objective, geometric mean",
     },
     reduce=_quality,
-    tiers={
-        "cpu": Tier(
-            minutes=20.0,
-            runs=_runs(),
-            claims={
-                "closed": Claim(
-                    relation="3 bits: GPTQ closes half of rounding's perplexity gap",
-                    ours=lambda t: float(t["closed"].sel(row="3 bits, GPTQ")),
-                    at_least=0.5,
-                ),
-                "gaps": Claim(
-                    relation="2 bits: rounding's gap in log perplexity over GPTQ's",
-                    ours=lambda t: float(t["gaps"].sel(row="2 bits, GPTQ")),
-                    at_least=1.5,
-                ),
-                "act_order": Claim(
-                    relation="3 and 2 bits: act-order is at most 5 % worse",
-                    ours=_act_order,
-                    at_most=1.05,
-                ),
-                "every_matrix": Claim(
-                    relation="3 and 2 bits: GPTQ's objective is smaller, every matrix",
-                    ours=lambda t: float(_judged(t, "least").min()),
-                    at_least=1.0,
-                ),
-                "objective": Claim(
-                    relation="3 and 2 bits: the same, geometric mean of each row",
-                    ours=lambda t: float(_judged(t, "typical").min()),
-                    at_least=1.5,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=20.0,
+        runs=_runs(),
+        claims={
+            "closed": reduce.cell("closed", "3 bits, GPTQ").at_least(
+                0.5, "3 bits: GPTQ closes half of rounding's perplexity gap"
+            ),
+            "gaps": reduce.cell("gaps", "2 bits, GPTQ").at_least(
+                1.5, "2 bits: rounding's gap in log perplexity over GPTQ's"
+            ),
+            "act_order": _act_order.at_most(
+                1.05, "3 and 2 bits: act-order is at most 5 % worse"
+            ),
+            "every_matrix": reduce.least("least", *JUDGED).at_least(
+                1.0, "3 and 2 bits: GPTQ's objective is smaller, every matrix"
+            ),
+            "objective": reduce.least("typical", *JUDGED).at_least(
+                1.5, "3 and 2 bits: the same, geometric mean of each row"
+            ),
+        },
+    ),
 )
 
 
 def _solver(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns PyTorch's time over ours for each stage, and the largest loss ratio."""
-    run = rows["all"].isel(seed=0, drop=True)
+    run = reduce.single(rows)
     loss = float(np.max(np.abs(run["loss"] - 1)))
     made = []
     for stage in run["stage"].values:
-        seconds = run["seconds"].sel(stage=stage, drop=True).to_dataset(name="seconds")
-        found = perf.ratio_table(seconds.assign_attrs(baseline="hpcjax"))
+        found = reduce.ratios(run["seconds"].sel(stage=stage, drop=True), "hpcjax")
         torch = found.sel(row="torch", drop=True)
         ours = found["milliseconds"].sel(row="hpcjax", drop=True)
         made.append(torch.assign(ours=ours, loss=loss))
@@ -167,10 +133,8 @@ def _solver(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 def _faster(stage: str, what: str) -> Claim:
-    return Claim(
-        relation=f"PyTorch's time over ours, {what}",
-        ours=lambda table: float(table["ratio"].sel(row=stage)),
-        at_least=2.0,
+    return reduce.cell("ratio", stage).at_least(
+        2.0, f"PyTorch's time over ours, {what}"
     )
 
 
@@ -195,21 +159,17 @@ SOLVER = Table(
         "loss": "largest difference of the loss",
     },
     reduce=_solver,
-    tiers={
-        "cpu": Tier(
-            minutes=3.0,
-            runs={"all": Runs(config="gptq/solver_time")},
-            claims={
-                "block": _faster("block", "a whole block"),
-                "matrices": _faster("matrices", "its matrices alone"),
-                "loss": Claim(
-                    relation="the loss of every matrix is the same to 1 %",
-                    ours=lambda table: float(table["loss"].max()),
-                    at_most=0.01,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=3.0,
+        runs={"all": Runs(config="gptq/solver_time")},
+        claims={
+            "block": _faster("block", "a whole block"),
+            "matrices": _faster("matrices", "its matrices alone"),
+            "loss": reduce.most("loss").at_most(
+                0.01, "the loss of every matrix is the same to 1 %"
+            ),
+        },
+    ),
 )
 
 # Of an H200. A baseline that does not reach its share of it is taken as if it did.
@@ -218,7 +178,7 @@ BANDWIDTH, REACHED = 4.3e12, 0.7
 
 def _kernel(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns times, and the faster bfloat16 product's over each."""
-    run = rows["all"].isel(seed=0, drop=True)
+    run = reduce.single(rows)
     median = run["seconds"].median("repetition")
     dense = [name for name in BASELINES if name in median["candidate"].values]
     limit = float(run["bytes"].sel(candidate=BASELINES[0])) / BANDWIDTH / REACHED
@@ -239,10 +199,8 @@ def _kernel(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 def _speed(bits: int) -> Claim:
-    return Claim(
-        relation=f"{bits} bits: times as fast as the faster product in bfloat16",
-        ours=lambda table: float(table["ratio"].sel(row=f"{bits} bits")),
-        at_least=3.0,
+    return reduce.cell("ratio", f"{bits} bits").at_least(
+        3.0, f"{bits} bits: times as fast as the faster product in bfloat16"
     )
 
 
@@ -264,27 +222,23 @@ KERNEL = Table(
         "error": "error",
     },
     reduce=_kernel,
-    tiers={
-        "gpu": Tier(
-            minutes=1.0,
-            runs={"all": Runs(config="gptq/kernel_time")},
-            claims={
-                "four": _speed(4),
-                "three": _speed(3),
-                "error": Claim(
-                    relation="errors relative to ‖w‖‖x‖, the largest",
-                    ours=lambda table: float(table["error"].max()),
-                    at_most=1e-3,
-                ),
-            },
-        )
-    },
+    tiers=on_gpu(
+        minutes=1.0,
+        runs={"all": Runs(config="gptq/kernel_time")},
+        claims={
+            "four": _speed(4),
+            "three": _speed(3),
+            "error": reduce.most("error", "bits").at_most(
+                1e-3, "errors relative to ‖w‖‖x‖, the largest"
+            ),
+        },
+    ),
 )
 
 
 def _decode(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns tokens a second, and the seconds of bfloat16 over each."""
-    run = rows["all"].isel(seed=0, drop=True)
+    run = reduce.single(rows)
     seconds = run["seconds"]
     ratio = seconds.sel(candidate=decode_time.BASELINE, drop=True) / seconds
     median = seconds.median("repetition")
@@ -315,17 +269,13 @@ DECODE = Table(
         "rate": "GB/s",
     },
     reduce=_decode,
-    tiers={
-        "gpu": Tier(
-            minutes=3.0,
-            runs={"all": Runs(config="gptq/decode_time")},
-            claims={
-                "four": Claim(
-                    relation="4 bits: time of bfloat16 over that of packed weights",
-                    ours=lambda table: float(table["ratio"].sel(row="4 bits")),
-                    at_least=2.0,
-                ),
-            },
-        )
-    },
+    tiers=on_gpu(
+        minutes=3.0,
+        runs={"all": Runs(config="gptq/decode_time")},
+        claims={
+            "four": reduce.cell("ratio", "4 bits").at_least(
+                2.0, "4 bits: time of bfloat16 over that of packed weights"
+            ),
+        },
+    ),
 )

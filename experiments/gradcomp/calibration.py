@@ -3,22 +3,21 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from experiments.gradcomp.methods import CONFIGS, METHODS
+from experiments.gradcomp.methods import CONFIGS
 from experiments.gradcomp.networks import NETWORKS
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
+from hpcjax import collectives, hostcomm, perf, runs
+from hpcjax.core import checks, config
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from hpcjax import perf
-    from hpcjax.runs.context import Context
-
 FILE = "calibration.json"
+# More workers are more to decode.
+GATHERED = collectives.TopKConfig, collectives.MsTopKConfig, collectives.SignConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """What is measured.
 
     Attributes:
@@ -31,32 +30,27 @@ class Config:
     """
 
     models: tuple[str, ...] = ("resnet50", "resnet101", "bert_base")
-    batches: tuple[int, ...] = (16, 32, 64)
+    batches: tuple[config.Size, ...] = (16, 32, 64)
     methods: tuple[str, ...] = tuple(CONFIGS)
-    processes: tuple[int, ...] = (8, 16, 32, 64, 96)
-    repetitions: int = 20
-    seed: int = 0
+    processes: tuple[config.Size, ...] = (8, 16, 32, 64, 96)
+    repetitions: config.Size = 20
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        super().__post_init__()
         for name in self.models:
             checks.require_choice("models", name, tuple(NETWORKS))
         for label in self.methods:
             checks.require_choice("methods", label, tuple(CONFIGS))
-        for count in (*self.batches, *self.processes, self.repetitions):
-            checks.require_count(1, counts=count)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures, and leaves the calibration as `calibration.json` in the run's folder.
 
     Returns:
       Seconds `forward` and `backward` [model, batch], and `encode_decode` [model,
       method, processes].
     """
-    import xarray as xr
-
-    from hpcjax import hostcomm, perf
     from hpcjax.core import provenance
 
     (alone,) = hostcomm.connected(1)
@@ -70,7 +64,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         compute=tuple(compute),
         encoding=tuple(encoding),
     ).save(ctx.directory.path / FILE)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "forward": _grid(compute, ("model", "batch"), "forward_s"),
             "backward": _grid(compute, ("model", "batch"), "backward_s"),
@@ -84,12 +78,11 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 def passes(cfg: Config, alone: Any, model: str) -> "list[perf.ComputeTime]":
     """Returns seconds of a model's passes, for each batch."""
     from experiments.gradcomp import networks
-    from hpcjax import perf
 
     rows = []
     for batch in cfg.batches:
         forward, both = (
-            perf.together(alone, thunk, repetitions=cfg.repetitions)
+            perf.time_together(alone, thunk, repetitions=cfg.repetitions)
             for thunk in networks.passes(model, batch, cfg.seed)
         )
         # A difference of medians of what is short can be anything.
@@ -106,17 +99,15 @@ def encoded(cfg: Config, alone: Any, model: str) -> "list[perf.EncodeTime]":
     """
     import jax
 
-    from hpcjax import perf
-
     grads = gradients(model, cfg.seed)
     rows = []
     for label in cfg.methods:
-        gathered = isinstance(METHODS[label], perf.TopK | perf.SignSgd)
+        gathered = isinstance(CONFIGS[label], GATHERED)
         seconds = None
         for processes in cfg.processes:
             if gathered or seconds is None:
                 thunk = perf.encode_decode(CONFIGS[label].make(), grads, processes)
-                seconds = perf.together(alone, thunk, repetitions=cfg.repetitions)
+                seconds = perf.time_together(alone, thunk, repetitions=cfg.repetitions)
                 jax.clear_caches()  # programs for 96 workers are large
             rows.append(perf.EncodeTime(model, label, processes, seconds))
     return rows

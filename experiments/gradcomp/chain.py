@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcjax.core import checks
+from hpcjax.core import config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChainConfig:
+class ChainConfig(config.Config):
     """The sizes of a chain.
 
     Attributes:
@@ -18,13 +18,9 @@ class ChainConfig:
       rows: examples on each worker.
     """
 
-    width: int = 1024
-    layers: int = 4
-    rows: int = 1024
-
-    def __post_init__(self) -> None:
-        checks.require_count(1, width=self.width, rows=self.rows)
-        checks.require_count(2, layers=self.layers)
+    width: config.Size = 1024
+    layers: config.Several = 4
+    rows: config.Size = 1024
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

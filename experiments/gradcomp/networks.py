@@ -4,9 +4,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpcjax import core, models
+
 if TYPE_CHECKING:
-    from hpcjax.core import Model
-    from hpcjax.perf.exchange_methods import Shapes
+    from hpcjax.cost.exchange_methods import Shape
 
 IMAGE, CLASSES = (224, 224, 3), 1000
 BLOCKS = "blocks/"
@@ -16,23 +17,19 @@ PLACES = 128
 class Network(NamedTuple):
     """A model, the shape of one example, and its classes or words."""
 
-    make: Callable[[], "Model"]
+    make: Callable[[], "core.Model"]
     example: tuple[int, ...]
     outputs: int
 
 
 def _resnet(inputs: tuple[int, ...], classes: int, depth: int) -> Network:
-    def make() -> "Model":
-        from hpcjax import models
-
+    def make() -> "core.Model":
         return models.resnet(inputs, classes, depth=depth)
 
     return Network(make, inputs, classes)
 
 
-def _bert_base() -> "Model":
-    from hpcjax import models
-
+def _bert_base() -> "core.Model":
     config, context, vocabulary = models.preset("bert-base")
     return models.bert(
         (context,),
@@ -53,7 +50,7 @@ NETWORKS = {"resnet8": _resnet((16, 16, 3), 10, 8), **PUBLISHED}
 
 
 @functools.cache
-def shapes_of(name: str) -> "Shapes":
+def shapes_of(name: str) -> "tuple[Shape, ...]":
     """Returns the shapes of a network's gradients, blocks that are stacked apart."""
     import jax
 
@@ -83,12 +80,10 @@ def passes(
     import jax
     import jax.numpy as jnp
 
-    from hpcjax.core import derive
-
     network, key = NETWORKS[name], jax.random.key(seed)
     model = network.make()
-    params, state = jax.jit(model.init)(derive(key, "init"))
-    shape, drawn = (batch, *network.example), derive(key, "batch")
+    params, state = jax.jit(model.init)(core.derive(key, "init"))
+    shape, drawn = (batch, *network.example), core.derive(key, "batch")
     words = len(network.example) == 1
     if words:
         x = jax.random.randint(drawn, shape, 0, network.outputs)

@@ -3,18 +3,22 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from experiments.gradcomp import chain
 from experiments.gradcomp.methods import CONFIGS, HALF
-from hpcjax import collectives, hostcomm, perf, sharding
+from hpcjax import collectives, cost, hostcomm, perf, sharding
 from hpcjax.hostcomm import Agent, Tag, Transport
 
+if TYPE_CHECKING:
+    from experiments.gradcomp.overlap import Config as OverlapConfig
+    from experiments.gradcomp.validation import Config as ValidationConfig
+
 SIZES = (4, 2**17, 2**20, 2**22)  # links are slow
-DENSE = perf.Dense().label
+DENSE = cost.Dense().label
 HOST_CONFIGS = {**CONFIGS, HALF.label: collectives.HalfConfig()}
 
 
@@ -23,16 +27,16 @@ class Worker:
 
     Args:
       transport: ours.
-      sizes: fields of a `ChainConfig`, and `seed`.
+      sizes: of the chain.
+      seed: of parameters and data.
     """
 
-    def __init__(self, transport: Transport, sizes: Mapping[str, int]) -> None:
-        own = dict(sizes)
-        seed = own.pop("seed")
-        self.cfg = chain.ChainConfig(**own)
-        self.transport = transport
-        self.params = jax.device_put(chain.parameters(self.cfg, seed))
-        self.data = jax.device_put(chain.batch(self.cfg, seed, transport.rank))
+    def __init__(
+        self, transport: Transport, sizes: chain.ChainConfig, seed: int
+    ) -> None:
+        self.cfg, self.transport = sizes, transport
+        self.params = jax.device_put(chain.parameters(sizes, seed))
+        self.data = jax.device_put(chain.batch(sizes, seed, transport.rank))
         segments = [chain.layer] * self.cfg.layers
         self.staged = sharding.staged_value_and_grad(segments, chain.loss)
         self.segments = segments
@@ -85,33 +89,37 @@ class Worker:
 
     def slowdown(self, repetitions: int) -> float:
         """Returns how much longer the passes take while as much is sent beside them."""
-        times: dict[bool, list[float]] = {False: [], True: []}
-        for turn in range(2 * (1 + repetitions)):
-            beside = turn % 2 == 1
-            hostcomm.barrier(self.transport, tag=Tag("slowdown"))
-            with Agent() as agent:
-                begin = time.perf_counter()
-                if beside:
-                    agent.submit(self.send)
-                self.compute()
-                times[beside].append(time.perf_counter() - begin)
-        with_it, without = (np.median(times[beside][1:]) for beside in (True, False))
-        ratio = np.array([with_it / without])
-        tag = Tag("slowdown", 1)
-        most = hostcomm.allreduce(self.transport, ratio, operation=np.maximum, tag=tag)
+        thunks = {"alone": lambda: None, "sending": self.send}
+        seconds = perf.compare(
+            thunks, "alone", repetitions=repetitions, warmup=1, take=self._passes_beside
+        )["seconds"].median("repetition")
+        ratio = seconds.sel(candidate=["sending"]) / seconds.sel(candidate="alone")
+        most = hostcomm.allreduce(
+            self.transport,
+            ratio.values,
+            operation=np.maximum,
+            tag=Tag("slowdown", 1),
+        )
         return max(1.0, float(most[0]))
+
+    def _passes_beside(self, other: Callable[[], Any]) -> float:
+        """Returns seconds of the passes while a thread does something else."""
+        hostcomm.barrier(self.transport, tag=Tag("slowdown"))
+        with Agent() as agent:
+            begin = time.perf_counter()
+            agent.submit(other)
+            self.compute()
+            return time.perf_counter() - begin
 
 
 def _ignore(number: int, grads: Any) -> None:
     del number, grads
 
 
-def passes(
-    transport: Transport, sizes: Mapping[str, int], repetitions: int
-) -> dict[str, float]:
+def passes(transport: Transport, cfg: "OverlapConfig") -> dict[str, float]:
     """Returns seconds of the forward and of the backward pass, of all ranks at once."""
-    worker = Worker(transport, sizes)
-    measure = functools.partial(perf.together, transport, repetitions=repetitions)
+    worker = Worker(transport, cfg.chain, cfg.seed)
+    measure = functools.partial(perf.time_together, transport, repetitions=cfg.rounds)
     return split(measure(worker.forward), measure(worker.compute))
 
 
@@ -124,31 +132,28 @@ def split(forward: float, both: float) -> dict[str, float]:
     return {"forward_s": forward, "backward_s": max(both - forward, both / 3)}
 
 
-def overlap(
-    transport: Transport, sizes: Mapping[str, int], rounds: int
-) -> dict[str, list[float]]:
+def overlap(transport: Transport, cfg: "OverlapConfig") -> dict[str, Any]:
     """Returns seconds without sending, of sending alone and of both, by round."""
-    worker = Worker(transport, sizes)
+    worker = Worker(transport, cfg.chain, cfg.seed)
     with Agent() as agent:
         thunks = {
             "computing": worker.compute,
             "sending": worker.send,
             "both": worker.averaged(agent),
         }
-        return in_turns(transport, thunks, rounds)
+        return in_turns(transport, thunks, cfg.rounds)
 
 
-def measure(
-    transport: Transport, sizes: Mapping[str, int], labels: list[str], rounds: int
-) -> dict[str, Any]:
+def measure(transport: Transport, cfg: "ValidationConfig") -> dict[str, Any]:
     """Calibrates a link and this machine, and measures steps by every method.
 
     Returns:
       `alpha_s`, `bytes_per_s`, `slowdown`; medians of `forward_s`, `backward_s` and, by
       label, of `encode_decode_s` and `step_s`.
     """
-    worker = Worker(transport, sizes)
-    system = perf.calibrate(transport, SIZES, repetitions=3)
+    worker = Worker(transport, cfg.chain, cfg.seed)
+    labels, rounds = cfg.methods, cfg.repetitions
+    link = perf.calibrate(transport, SIZES, repetitions=3).link
     grads = worker.compute()
     with Agent() as agent:
         thunks = {"forward": worker.forward, "both": worker.compute}
@@ -166,8 +171,8 @@ def measure(
             for name, taken in in_turns(transport, thunks, rounds).items()
         }
     return {
-        "alpha_s": system.alpha_s,
-        "bytes_per_s": system.bytes_per_s,
+        "alpha_s": link.alpha,
+        "bytes_per_s": link.bytes_per_s,
         "slowdown": worker.slowdown(rounds),
         **split(seconds["forward"], seconds["both"]),
         "encode_decode_s": {x: seconds.get(f"encode {x}", 0.0) for x in labels},
@@ -177,14 +182,10 @@ def measure(
 
 def in_turns(
     transport: Transport, thunks: Mapping[str, Callable[[], Any]], rounds: int
-) -> dict[str, list[float]]:
-    """Returns seconds by round, of all ranks at once; a round before does not count.
-
-    In turns, so that a slow moment meets all of them.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in thunks}
-    for _ in range(1 + rounds):
-        for name, thunk in thunks.items():
-            seconds = perf.together(transport, thunk, repetitions=1, warmup=0)
-            taken[name].append(seconds)
-    return {name: seconds[1:] for name, seconds in taken.items()}
+) -> dict[str, np.ndarray]:
+    """Returns seconds by round, of all ranks at once; a round before does not count."""
+    once = functools.partial(perf.time_together, transport, repetitions=1, warmup=0)
+    seconds = perf.compare(
+        thunks, next(iter(thunks)), repetitions=rounds, warmup=1, take=once
+    )["seconds"]
+    return {name: seconds.sel(candidate=name).values for name in thunks}

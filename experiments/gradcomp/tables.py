@@ -7,8 +7,9 @@ import numpy as np
 import xarray as xr
 
 from experiments.gradcomp.utility import ALWAYS, PAYS
-from hpcjax.perf.intervals import bootstrap_median
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.runs import reduce
+from hpcjax.runs.reduce import of
+from hpcjax.runs.tables import Runs, Table, Tier, by_model, on_cpu
 
 PAPER = "Agarwal et al., On the Utility of Gradient Compression, MLSys 2022"
 TEN = 10.0  # Gbit/s, the links of the paper
@@ -18,13 +19,9 @@ MODELLED = (
 )
 
 
-def _only(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    return next(iter(rows.values())).isel(seed=0, drop=True)
-
-
 def by_bandwidth(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns, for each bandwidth, in how many setups compression pays."""
-    run = _only(rows)
+    run = reduce.single(rows)
     counted = run.isel(setup=run["counted"].values.astype(bool))
     wins = counted["speedup"] > 1
     now = wins.sel(compute_speed=1.0)
@@ -58,10 +55,12 @@ def _others(wins: xr.DataArray, run: xr.Dataset) -> xr.DataArray:
     return wins.isel(setup=~np.array(named)).sum("setup")
 
 
-def _rise(values: xr.DataArray, dim: str) -> float:
-    return float(values.diff(dim).max())
+def _rise(column: reduce.Number, axis: int) -> reduce.Number:
+    """Returns the most by which a column rises along an axis."""
+    return column.then(lambda values: np.diff(values, axis=axis).max())
 
 
+@reduce.Number
 def _at_the_top(table: xr.Dataset) -> float:
     """Counts the others at the highest bandwidth at which anything pays."""
     some = np.flatnonzero(table["wins"].values)
@@ -85,63 +84,50 @@ UTILITY = Table(
         "threshold": "Gbit/s for < 3 %",
     },
     reduce=by_bandwidth,
-    tiers={
-        "model": Tier(
-            minutes=1.0,
-            runs={"all": Runs(config="gradcomp/utility")},
-            claims={
-                "bandwidth": Claim(
-                    relation="the share rises nowhere with the bandwidth",
-                    ours=lambda table: _rise(table["shares"], "row"),
-                    at_most=0.0,
-                ),
-                "compute": Claim(
-                    relation="the share falls nowhere with the speed of compute",
-                    ours=lambda table: _rise(-table["shares"], "compute_speed"),
-                    at_most=0.0,
-                ),
-                "sparse": Claim(
-                    relation="setups in which MSTop-k 10 % pays",
-                    ours=lambda table: float(table["sparse"].sum()),
-                    at_most=0.0,
-                ),
-                "winners": Claim(
-                    relation=(
-                        "winners at the highest bandwidth that has any which are "
-                        "neither PowerSGD nor signSGD"
-                    ),
-                    ours=_at_the_top,
-                    at_most=0.0,
-                ),
-            },
-        )
-    },
+    tiers=by_model(
+        minutes=1.0,
+        runs={"all": Runs(config="gradcomp/utility")},
+        claims={
+            "bandwidth": _rise(of("shares"), axis=0).at_most(
+                0.0, "the share rises nowhere with the bandwidth"
+            ),
+            "compute": _rise(of("shares") * -1, axis=1).at_most(
+                0.0, "the share falls nowhere with the speed of compute"
+            ),
+            "sparse": of("sparse")
+            .sum()
+            .at_most(0.0, "setups in which MSTop-k 10 % pays"),
+            "winners": _at_the_top.at_most(
+                0.0,
+                "winners at the highest bandwidth that has any which are "
+                "neither PowerSGD nor signSGD",
+            ),
+        },
+    ),
 )
 
 
 def by_method(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns, for each method, where it ceases to pay and what changes that."""
-    run = _only(rows)
+    run = reduce.single(rows)
     first = run["speedup"].isel(gbit_per_s=0)
     now, fast = first.isel(compute_speed=0), first.isel(compute_speed=-1)
-    found: dict[str, list[float]] = {
-        name: [] for name in ("low", "high", "now", "fast", "lost", "endless", "batch")
-    }
-    labels = list(dict.fromkeys(run["method"].values.tolist()))
-    for label in labels:
+    found = {}
+    for label in dict.fromkeys(run["method"].values.tolist()):
         own = run["method"].values == label
         edges = run["pays_below"].values[own]
         costly = run["costly"].values[own].astype(bool)
-        found["low"].append(float(edges.min()))
-        found["high"].append(float(edges.max()))
-        found["now"].append(float(now[own].median()))
-        found["fast"].append(float(fast[own].median()))
         lost = (now - fast).values[own & (fast.values > 1)]
-        found["lost"].append(float(lost.max(initial=-1.0)))
-        found["endless"].append(float((edges[costly] >= ALWAYS).sum()))
-        found["batch"].append(_gained_by_batch(run.isel(setup=own)))
-    columns = {name: ("row", values) for name, values in found.items()}
-    return xr.Dataset(columns, coords={"row": labels})
+        found[label] = {
+            "low": edges.min(),
+            "high": edges.max(),
+            "now": now[own].median(),
+            "fast": fast[own].median(),
+            "lost": lost.max(initial=-1.0),
+            "endless": float((edges[costly] >= ALWAYS).sum()),
+            "batch": _gained_by_batch(run.isel(setup=own)),
+        }
+    return reduce.from_cells(found)
 
 
 def _gained_by_batch(run: xr.Dataset) -> float:
@@ -173,35 +159,27 @@ SWEEPS = Table(
         "fast": "speed-up, 4 times the compute speed",
     },
     reduce=by_method,
-    tiers={
-        "model": Tier(
-            minutes=1.0,
-            runs={"all": Runs(config="gradcomp/utility")},
-            claims={
-                "crossover": Claim(
-                    relation="setups that pay at any bandwidth, of those that must not",
-                    ours=lambda table: float(table["endless"].sum()),
-                    at_most=0.0,
-                ),
-                "batch": Claim(
-                    relation="what a speed-up above 1 gains by a larger batch, at most",
-                    ours=lambda table: float(table["batch"].max()),
-                    at_most=0.0,
-                ),
-                "compute": Claim(
-                    relation="what four times the compute speed costs who then pays",
-                    ours=lambda table: float(table["lost"].max()),
-                    at_most=0.0,
-                ),
-            },
-        )
-    },
+    tiers=by_model(
+        minutes=1.0,
+        runs={"all": Runs(config="gradcomp/utility")},
+        claims={
+            "crossover": of("endless")
+            .sum()
+            .at_most(0.0, "setups that pay at any bandwidth, of those that must not"),
+            "batch": reduce.most("batch").at_most(
+                0.0, "what a speed-up above 1 gains by a larger batch, at most"
+            ),
+            "compute": reduce.most("lost").at_most(
+                0.0, "what four times the compute speed costs who then pays"
+            ),
+        },
+    ),
 )
 
 
 def ratios(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns the compression that hides an all-reduce, by model and batch."""
-    run = _only(rows).sel(gbit_per_s=TEN)
+    run = reduce.single(rows).sel(gbit_per_s=TEN)
     frame = run[["model", "batch", "processes", "required_ratio"]].to_dataframe()
     most = frame.groupby(["model", "batch"], sort=False)["required_ratio"].max()
     labels = [f"{model}, {batch} examples" for model, batch in most.index]
@@ -212,6 +190,7 @@ def ratios(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 _RATIO = ("model", "batch", "required_ratio")
 
 
+@reduce.Number
 def _of_large_batches(table: xr.Dataset) -> float:
     """Returns the highest ratio of any model at its largest batch."""
     frame = table.to_dataframe().sort_values("batch")
@@ -225,29 +204,26 @@ RATIOS = Table(
     caption=f"{MODELLED} At 10 Gbit/s, of the most workers.",
     columns={"required_ratio": "times"},
     reduce=ratios,
-    tiers={
-        "model": Tier(
-            minutes=1.0,
-            runs={"all": Runs(config="gradcomp/utility")},
-            claims={
-                "small": Claim(
-                    relation="the largest batch of every model needs single digits",
-                    ours=_of_large_batches,
-                    at_most=10.0,
-                )
-            },
-        )
-    },
+    tiers=by_model(
+        minutes=1.0,
+        runs={"all": Runs(config="gradcomp/utility")},
+        claims={
+            "small": _of_large_batches.at_most(
+                10.0, "the largest batch of every model needs single digits"
+            )
+        },
+    ),
 )
 
 
 def encoding(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns milliseconds by method, for ResNet-50 and the most workers."""
-    run = _only(rows).sel(model="resnet50").isel(processes=-1)
+    run = reduce.single(rows).sel(model="resnet50").isel(processes=-1)
     table = xr.Dataset({"milliseconds": 1e3 * run["encode_decode"]})
     return table.rename(method="row")
 
 
+@reduce.Number
 def _slowest(table: xr.Dataset) -> float:
     """Returns the least time of exact Top-k over the longest of all others."""
     times = table["milliseconds"]
@@ -255,6 +231,7 @@ def _slowest(table: xr.Dataset) -> float:
     return float(times[exact].min() / times[~np.array(exact)].max())
 
 
+@reduce.Number
 def _ranks(table: xr.Dataset) -> float:
     times = table["milliseconds"].sel(row=[f"PowerSGD r={r}" for r in (4, 8, 16)])
     return float((times.values[1:] / times.values[:-1]).min())
@@ -271,36 +248,26 @@ ENCODING = Table(
     benchmark=True,
     columns={"milliseconds": "ms"},
     reduce=encoding,
-    tiers={
-        "cpu": Tier(
-            minutes=10.0,
-            runs={"all": Runs(config="gradcomp/calibration:cpu")},
-            claims={
-                "top_k": Claim(
-                    relation="exact Top-k over the slowest of the others",
-                    ours=_slowest,
-                    at_least=1.0,
-                ),
-                "ranks": Claim(
-                    relation="PowerSGD of twice the rank over one",
-                    ours=_ranks,
-                    at_least=1.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=10.0,
+        runs={"all": Runs(config="gradcomp/calibration:cpu")},
+        claims={
+            "top_k": _slowest.at_least(
+                1.0, "exact Top-k over the slowest of the others"
+            ),
+            "ranks": _ranks.at_least(1.0, "PowerSGD of twice the rank over one"),
+        },
+    ),
 )
 
 
 def overlapped(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns medians of milliseconds, and the share of communication that is seen."""
-    run = _only(rows)
-    shares = ((run["both"] - run["computing"]) / run["sending"]).values
-    found = {name: 1e3 * run[name].median("round") for name in _PARTS}
-    table = xr.Dataset(found)
-    table["exposed"] = float(np.median(shares))
-    table["exposed_low"], table["exposed_high"] = bootstrap_median(shares)
-    return table.expand_dims(row=["4 buckets, 2 processes"])
+    run = reduce.single(rows)
+    exposed = (run["both"] - run["computing"]) / run["sending"]
+    cells = {name: 1e3 * float(run[name].median("round")) for name in _PARTS}
+    cells |= reduce.interval(exposed, "exposed")
+    return reduce.from_cells({"4 buckets, 2 processes": cells})
 
 
 _PARTS = ("computing", "sending", "both")
@@ -321,25 +288,21 @@ OVERLAP = Table(
         "exposed": "exposed",
     },
     reduce=overlapped,
-    tiers={
-        "cpu": Tier(
-            minutes=1.0,
-            runs={"all": Runs(config="gradcomp/overlap")},
-            claims={
-                "exposed": Claim(
-                    relation="share of the communication that a step is longer by",
-                    ours=lambda table: table["exposed"].item(),
-                    at_most=0.6,
-                )
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={"all": Runs(config="gradcomp/overlap")},
+        claims={
+            "exposed": reduce.most("exposed").at_most(
+                0.6, "share of the communication that a step is longer by"
+            )
+        },
+    ),
 )
 
 
 def validated(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns measured and predicted milliseconds, a row for each setup and method."""
-    run = _only(rows)
+    run = reduce.single(rows)
     table = 1e3 * run[["measured", "predicted"]]
     table["error"] = run["predicted"] / run["measured"] - 1
     for gain, seconds in (("gain", "measured"), ("foretold", "predicted")):
@@ -379,6 +342,7 @@ def crossings(table: xr.Dataset, column: str) -> dict[tuple[int, str], float]:
     return found
 
 
+@reduce.Number
 def _crossing_error(table: xr.Dataset) -> float:
     """Returns the largest ratio of measured and modelled crossovers, or its inverse.
 
@@ -398,20 +362,14 @@ def _validation(config: str, minutes: float) -> Tier:
         minutes=minutes,
         runs={"all": Runs(config=config)},
         claims={
-            "median": Claim(
-                relation="median error of what is predicted",
-                ours=lambda table: float(abs(table["error"]).median()),
-                at_most=0.15,
-            ),
-            "worst": Claim(
-                relation="largest error of what is predicted",
-                ours=lambda table: float(abs(table["error"]).max()),
-                at_most=0.35,
-            ),
-            "crossover": Claim(
-                relation="measured over modelled crossover, or the inverse, at most",
-                ours=_crossing_error,
-                at_most=1.5,
+            "median": abs(of("error"))
+            .median()
+            .at_most(0.15, "median error of what is predicted"),
+            "worst": abs(of("error"))
+            .largest()
+            .at_most(0.35, "largest error of what is predicted"),
+            "crossover": _crossing_error.at_most(
+                1.5, "measured over modelled crossover, or the inverse, at most"
             ),
         },
     )

@@ -6,17 +6,12 @@ import io
 import itertools
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import perf
-    from hpcjax.runs.context import Context
+from hpcjax import cost, hostcomm, perf, runs
+from hpcjax.core import config
 
 CALIBRATIONS = pathlib.Path(__file__).parent / "calibrations"
 GBIT = 1e9 / 8
@@ -38,7 +33,7 @@ FIELDS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """Setups that are compared; models, batches and workers are the calibration's.
 
     Attributes:
@@ -55,41 +50,34 @@ class Config:
 
     calibration: str = "cpu"
     any_device: bool = True
-    gbit_per_s: tuple[float, ...] = (10.0, 25.0, 100.0, 200.0, 400.0)
-    alpha_s: float = 1e-5
+    gbit_per_s: tuple[config.Positive, ...] = (10.0, 25.0, 100.0, 200.0, 400.0)
+    alpha_s: config.NotNegative = 1e-5
     topology: Literal["ring", "tree"] = "ring"
-    slowdown: float = 1.0
+    slowdown: Annotated[float, config.AtLeast(1.0)] = 1.0
     bucket_bytes: int = 25 * 2**20
-    compute_speed: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_finite(1.0, slowdown=self.slowdown)
-        checks.require_finite(0.0, alpha_s=self.alpha_s)
-        for value in (*self.gbit_per_s, *self.compute_speed):
-            checks.require_positive(values=value)
+    compute_speed: tuple[config.Positive, ...] = (1.0, 2.0, 3.0, 4.0)
+    seed: config.Seed = 0
 
 
 class Setup(NamedTuple):
     """A method and where it is used."""
 
     model: str
-    method: "perf.Method"
-    workload: "perf.Workload"
-    system: "perf.System"
+    method: "cost.Method"
+    workload: "cost.Workload"
+    system: "cost.System"
 
     def at(self, bytes_per_s: float, speed: float = 1.0) -> "Setup":
         """Returns it with another bandwidth, on a device so many times as fast."""
         encode = self.method.encode_decode_s or 0.0
         return self._replace(
             method=dataclasses.replace(self.method, encode_decode_s=encode / speed),
-            workload=self.workload.faster(speed),
-            system=dataclasses.replace(self.system, bytes_per_s=bytes_per_s),
+            workload=self.workload.with_speed(speed),
+            system=self.system.with_bandwidth(bytes_per_s),
         )
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Predicts every setup; leaves all of them as `utility.csv` in the run's folder.
 
     Returns:
@@ -106,7 +94,6 @@ def setups(cfg: Config) -> Iterator[Setup]:
     """Yields every setup of the calibration, at the first bandwidth."""
     from experiments.gradcomp.methods import METHODS
     from experiments.gradcomp.networks import shapes_of
-    from hpcjax import perf
 
     known = calibration(cfg)
     workers = sorted({row.processes for row in known.encoding})
@@ -114,21 +101,18 @@ def setups(cfg: Config) -> Iterator[Setup]:
         options = {"slowdown": cfg.slowdown, "bucket_bytes": cfg.bucket_bytes}
         shapes = shapes_of(row.model)
         work = known.workload(row.model, row.batch, shapes, **options)
-        system = perf.System(
+        system = cost.System(
             processes=processes,
-            bytes_per_s=cfg.gbit_per_s[0] * GBIT,
-            alpha_s=cfg.alpha_s,
+            link=hostcomm.MessageCost.of_rate(cfg.gbit_per_s[0] * GBIT, cfg.alpha_s),
             topology=cfg.topology,
         )
         for method in METHODS.values():
-            timed = known.timed(method, row.model, processes)
+            timed = known.add_encode_time(method, row.model, processes)
             yield Setup(row.model, timed, work, system)
 
 
 def calibration(cfg: Config) -> "perf.Calibration":
     """Returns the calibration that the config names."""
-    from hpcjax import perf
-
     named = CALIBRATIONS / f"{cfg.calibration}.json"
     path = named if named.exists() else pathlib.Path(cfg.calibration)
     return perf.load_calibration(path, force=cfg.any_device)
@@ -136,29 +120,25 @@ def calibration(cfg: Config) -> "perf.Calibration":
 
 def speedup(setup: Setup) -> float:
     """Returns how many times as fast as synchronous SGD in buckets it is."""
-    from hpcjax import perf
-
-    return perf.speedup(setup.method, setup.workload, setup.system).value
+    return cost.speedup(setup.method, setup.workload, setup.system).value
 
 
 def as_csv(cfg: Config, made: list[Setup]) -> str:
     """Returns all setups at all bandwidths, units in the second line."""
-    from hpcjax import perf
-
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(FIELDS)
     lines.writerow(FIELDS.values())
     for setup, gbit in itertools.product(made, cfg.gbit_per_s):
         own = setup.at(gbit * GBIT)
-        parts = perf.predict(own.method, own.workload, own.system)
+        parts = cost.predict(own.method, own.workload, own.system)
         times = [f"{value:.6g}" for value in (*parts, parts.total_s, speedup(own))]
         name = own.model, own.workload.batch, own.method.label, own.system.processes
         lines.writerow([*name, f"{gbit:g}", *times])
     return text.getvalue()
 
 
-def figures(cfg: Config, made: list[Setup]) -> "xr.Dataset":
+def figures(cfg: Config, made: list[Setup]) -> "runs.Dataset":
     """Returns what is read off the setups.
 
     Returns:
@@ -170,11 +150,7 @@ def figures(cfg: Config, made: list[Setup]) -> "xr.Dataset":
       would save. The `share` [gbit_per_s] of those counted that pay, and `threshold`,
       the Gbit/s from which on fewer than 3 % do.
     """
-    import numpy as np
-    import xarray as xr
-
     from experiments.gradcomp.methods import HALF
-    from hpcjax import perf
 
     gains = np.array(
         [
@@ -188,13 +164,13 @@ def figures(cfg: Config, made: list[Setup]) -> "xr.Dataset":
     encode = np.array([s.method.encode_decode_s for s in made])
     ratios = [
         [
-            perf.required_ratio(own.workload, own.system)
+            cost.required_ratio(own.workload, own.system)
             for own in (s.at(gbit * GBIT) for gbit in cfg.gbit_per_s)
         ]
         for s in made
     ]
     known = calibration(cfg)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "speedup": (("setup", "gbit_per_s", "compute_speed"), gains),
             "required_ratio": (("setup", "gbit_per_s"), ratios),
@@ -222,9 +198,7 @@ def figures(cfg: Config, made: list[Setup]) -> "xr.Dataset":
 
 def pays_below(setup: Setup) -> float:
     """Returns the Gbit/s above which a setup never pays; 0 if it pays nowhere."""
-    from hpcjax import perf
-
-    edges = perf.crossover(setup.method, setup.workload, setup.system)
+    edges = cost.crossover(setup.method, setup.workload, setup.system)
     if not edges:
         return ALWAYS if speedup(setup) > 1 else 0.0
     return edges[-1].value / GBIT if edges[-1].pays == "below" else ALWAYS
@@ -232,8 +206,6 @@ def pays_below(setup: Setup) -> float:
 
 def threshold(below: "np.ndarray[Any, Any]") -> float:
     """Returns the least Gbit/s from which on fewer than 3 % of setups pay."""
-    import numpy as np
-
     ordered = np.sort(below)[::-1]
     # This many may still pay.
     allowed = int(np.ceil(PAYS * len(ordered))) - 1

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import xarray as xr
 
-from hpcjax import perf
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
-from hpcjax.runs.targets import time_to_target
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Claim, Runs, Table, grid, on_cpu, on_gpu
+from hpcjax.runs.targets import time_to_target, time_to_targets
 
 PAPER = (
     "arXiv 2310.12298: time to target and maximum accuracy of SGD, Shampoo and Jorge"
@@ -38,35 +38,38 @@ QUICKSTART = Table(
     ),
     columns={**COLUMNS, "best": "best validation error"},
     reduce=lambda rows: time_to_target(rows, "sgd", metric="val_error", target=0.03),
-    tiers={
-        "cpu": Tier(
-            minutes=1.0,
-            runs={
-                "sgd": Runs(
-                    config="jorge/digits:sgd", overrides=_FIRST_LOOK, seeds=(0, 1, 2)
-                ),
-                "adamw": Runs(
-                    config="jorge/digits:adamw",
-                    overrides={**_FIRST_LOOK, "optimizer.lr": "0.003"},
-                ),
-                "shampoo": Runs(
-                    config="jorge/digits:shampoo",
-                    overrides={**_FIRST_LOOK, "optimizer.roots_every": "10"},
-                ),
-                "jorge": Runs(
-                    config="jorge/digits:jorge", overrides=_FIRST_LOOK, seeds=(0, 1, 2)
-                ),
-            },
-            claims={
-                "fewer_steps": Claim(
-                    relation="Jorge needs fewer steps than SGD (median of 3 seeds)",
-                    ours=lambda table: table["ratio"].sel(row="jorge").item(),
-                    at_most=0.95,
-                )
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={
+            "sgd": Runs(
+                config="jorge/digits:sgd", overrides=_FIRST_LOOK, seeds=(0, 1, 2)
+            ),
+            "adamw": Runs(
+                config="jorge/digits:adamw",
+                overrides={**_FIRST_LOOK, "optimizer.lr": "0.003"},
+            ),
+            "shampoo": Runs(
+                config="jorge/digits:shampoo",
+                overrides={**_FIRST_LOOK, "optimizer.roots_every": "10"},
+            ),
+            "jorge": Runs(
+                config="jorge/digits:jorge", overrides=_FIRST_LOOK, seeds=(0, 1, 2)
+            ),
+        },
+        claims={
+            "fewer_steps": reduce.cell("ratio", "jorge").at_most(
+                0.95, "Jorge needs fewer steps than SGD (median of 3 seeds)"
+            )
+        },
+    ),
 )
+
+
+_RATES = {
+    "digits": ("0.03", "0.1", "0.3", "1.0"),
+    "fashion": ("0.03", "0.1", "0.3", "1.0"),
+    "text": ("0.01", "0.03", "0.1", "0.3"),
+}
 
 
 def _against_tuned_sgd(task: str, rates: tuple[str, ...]) -> dict[str, Runs]:
@@ -89,21 +92,7 @@ def _against_tuned_sgd(task: str, rates: tuple[str, ...]) -> dict[str, Runs]:
     }
 
 
-def _steps(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Compares the rows of each task with that task's tuned SGD."""
-    tasks = dict.fromkeys(row.split("/")[0] for row in rows)
-    compared = []
-    for task in tasks:
-        own = {name: row for name, row in rows.items() if name.startswith(f"{task}/")}
-        table = time_to_target(own, f"{task}/sgd")
-        target = table["target"].expand_dims(row=table["row"])
-        compared.append(table.assign(target=target))
-    return xr.concat(compared, dim="row", join="outer")
-
-
-def _tasks_won(table: xr.Dataset) -> float:
-    jorge = [row for row in table["row"].values if row.endswith("/jorge")]
-    return float((table["ratio"].sel(row=jorge) <= 0.85).sum())
+_TASKS_WON = reduce.of("ratio", "/jorge").then(lambda ratio: (ratio <= 0.85).sum())
 
 
 STEPS = Table(
@@ -117,55 +106,37 @@ STEPS = Table(
         "sgd-step and shampoo: the same rate and Jorge's schedule."
     ),
     columns={**COLUMNS, "target": "target loss"},
-    reduce=_steps,
-    tiers={
-        "cpu": Tier(
-            minutes=60.0,
-            runs={
-                **_against_tuned_sgd("digits", ("0.03", "0.1", "0.3", "1.0")),
-                **_against_tuned_sgd("fashion", ("0.03", "0.1", "0.3", "1.0")),
-                **_against_tuned_sgd("text", ("0.01", "0.03", "0.1", "0.3")),
-            },
-            claims={
-                "fewer_steps": Claim(
-                    relation=(
-                        "tasks of three on which Jorge needs ≤ 0.85 of SGD's steps"
-                    ),
-                    ours=_tasks_won,
-                    at_least=2.0,
-                )
-            },
-        )
-    },
+    reduce=lambda rows: time_to_targets(rows, dict.fromkeys(_RATES, "sgd")),
+    tiers=on_cpu(
+        minutes=60.0,
+        runs={
+            name: runs
+            for task, rates in _RATES.items()
+            for name, runs in _against_tuned_sgd(task, rates).items()
+        },
+        claims={
+            "fewer_steps": _TASKS_WON.at_least(
+                2.0, "tasks of three on which Jorge needs ≤ 0.85 of SGD's steps"
+            )
+        },
+    ),
 )
 
 
 def _costs(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Ratios of steps to SGD's, and of single preconditioners to the eigh root's."""
-    run = rows["all"].isel(seed=0, drop=True)
-    steps = run["step"].rename(row="candidate").to_dataset(name="seconds")
-    factors = run["factor"].rename(method="candidate").to_dataset(name="seconds")
-    factors = factors.assign_coords(
-        candidate=[f"factor: {name}" for name in factors["candidate"].values]
+    run = reduce.single(rows)
+    factors = reduce.stack(
+        {"factor": reduce.ratios(run["factor"], "eigh")}, between=": "
     )
-    return xr.concat(
-        [
-            perf.ratio_table(steps.assign_attrs(baseline="sgd")),
-            perf.ratio_table(factors.assign_attrs(baseline="factor: eigh")),
-        ],
-        dim="row",
-    )
-
-
-def _ratio(row: str, table: xr.Dataset) -> float:
-    return table["ratio"].sel(row=row).item()
+    return xr.concat([reduce.ratios(run["step"], "sgd"), factors], dim="row")
 
 
 def _factor(times: float) -> Claim:
-    return Claim(
-        relation=f"updating a 1024x1024 factor is > {times:g} times as fast as by eigh",
-        ours=lambda table: 1 / _ratio("factor: jorge", table),
-        at_least=times,
+    return reduce.Number(
+        lambda table: 1 / reduce.cell("ratio", "factor: jorge")(table)
+    ).at_least(
+        times, f"updating a 1024x1024 factor is > {times:g} times as fast as by eigh"
     )
 
 
@@ -181,35 +152,26 @@ STEP_COST = Table(
     benchmark=True,
     columns={"milliseconds": "ms", "ratio": "ratio"},
     reduce=_costs,
-    tiers={
-        "cpu": Tier(
-            minutes=6.0,
-            runs={"all": Runs(config="jorge/step_cost:cpu")},
-            claims={
-                "below_shampoo": Claim(
-                    relation="a step that updates costs less than Shampoo's (eigh)",
-                    ours=lambda table: (
-                        _ratio("jorge, k = 1", table)
-                        / _ratio("shampoo-eigh, k = 1", table)
-                    ),
-                    at_most=1.0,
-                ),
-                "factor": _factor(1.0),
-            },
-        ),
-        "gpu": Tier(
-            minutes=5.0,
-            runs={"all": Runs(config="jorge/step_cost:gpu")},
-            claims={
-                "close_to_sgd": Claim(
-                    relation="Jorge's step costs at most 1.10 of SGD's",
-                    ours=lambda table: _ratio("jorge", table),
-                    at_most=1.10,
-                ),
-                "factor": _factor(5.0),
-            },
-        ),
-    },
+    tiers=on_cpu(
+        minutes=6.0,
+        runs={"all": Runs(config="jorge/step_cost:cpu")},
+        claims={
+            "below_shampoo": reduce.over(
+                "ratio", "jorge, k = 1", "shampoo-eigh, k = 1"
+            ).at_most(1.0, "a step that updates costs less than Shampoo's (eigh)"),
+            "factor": _factor(1.0),
+        },
+    )
+    | on_gpu(
+        minutes=5.0,
+        runs={"all": Runs(config="jorge/step_cost:gpu")},
+        claims={
+            "close_to_sgd": reduce.cell("ratio", "jorge").at_most(
+                1.10, "Jorge's step costs at most 1.10 of SGD's"
+            ),
+            "factor": _factor(5.0),
+        },
+    ),
 )
 
 _ABLATED = {
@@ -235,34 +197,20 @@ ABLATION = Table(
     ),
     columns=COLUMNS,
     reduce=lambda rows: time_to_target(rows, "sgd"),
-    tiers={
-        "cpu": Tier(
-            minutes=8.0,
-            runs={
-                "sgd": Runs(
-                    config="jorge/ablation:sgd",
-                    overrides={"optimizer.schedule": "stepdecay"},
-                    seeds=(0, 1, 2),
-                ),
-                **{
-                    row: Runs(
-                        config="jorge/ablation:jorge",
-                        overrides=changed,
-                        seeds=(0, 1, 2),
-                    )
-                    for row, changed in _ABLATED.items()
-                },
-            },
-            claims={
-                "grafting": Claim(
-                    relation="without grafting the target takes more steps",
-                    ours=lambda table: (
-                        table["ratio"].sel(row="no grafting").item()
-                        / table["ratio"].sel(row="jorge").item()
-                    ),
-                    at_least=1.0,
-                )
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=8.0,
+        runs={
+            "sgd": Runs(
+                config="jorge/ablation:sgd",
+                overrides={"optimizer.schedule": "stepdecay"},
+                seeds=(0, 1, 2),
+            ),
+            **grid("jorge/ablation:jorge", _ABLATED, seeds=(0, 1, 2)),
+        },
+        claims={
+            "grafting": reduce.over("ratio", "no grafting", "jorge").at_least(
+                1.0, "without grafting the target takes more steps"
+            )
+        },
+    ),
 )

@@ -22,20 +22,17 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from experiments.kaisa.peers import process
-from hpcjax.core import checks
+from hpcjax import core, perf, runs
+from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
-from hpcjax.optim.config import SgdConfig
-from hpcjax.optim.kfac.config import KfacConfig
-from hpcjax.runs.config import check_seed
+from hpcjax.optim import SgdConfig
+from hpcjax.optim.kfac import KfacConfig
 
 if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
     from experiments.kaisa.peer_side import Side
-    from hpcjax.core import Model
-    from hpcjax.runs.context import Context
 
     Arrays = Mapping[str, np.ndarray]
 
@@ -48,7 +45,7 @@ MODES = {"empirical": "fisher_empirical", "exact": "fisher_exact"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A network, a batch and how both are measured.
 
     Attributes:
@@ -72,22 +69,19 @@ class Config:
     widths: tuple[int, ...] = (256, 128)
     inputs: tuple[int, int, int] = (28, 28, 1)
     classes: int = 10
-    batch_size: int = 128
+    batch_size: config.Size = 128
     method: Literal["eigen", "inverse"] = "eigen"
     fisher: Literal["empirical", "exact"] = "empirical"
     damping: float = 0.03
     lr: float = 1e-4
     factor_update_steps: int = 10
     inv_update_steps: int = 100
-    repetitions: int = 10
+    repetitions: config.Several = 10
     python: str = ""
-    seed: int = 0
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_choice("problem", self.problem, ("mlp", "conv"))
-        checks.require_count(1, batch_size=self.batch_size)
-        checks.require_count(2, repetitions=self.repetitions)
+        super().__post_init__()
         self.optimizer()
 
     def optimizer(self) -> KfacConfig:
@@ -109,7 +103,7 @@ class Config:
         """By how much kfac-jax's G is smaller than ours."""
         return self.batch_size if self.fisher == "empirical" else 1
 
-    def request(self, model: "Model") -> dict[str, Any]:
+    def request(self, model: "core.Model") -> dict[str, Any]:
         """Returns what the peer must know to set up the same problem."""
         kept = ("strides", "padding")
         return {
@@ -128,7 +122,7 @@ class Config:
         }
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Compares matrices and steps, then times both in turns.
 
     A block of the peer's steps is timed from here, so that a message and its answer are
@@ -143,7 +137,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     import xarray as xr
 
     from experiments.kaisa.peer_side import Side
-    from hpcjax import perf
 
     if jax.default_backend() != "cpu":
         raise ConfigError(
@@ -152,13 +145,13 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         )
     count = cfg.inv_update_steps
     with process.start(pathlib.Path(cfg.python or PYTHON), WORKER, COMMAND) as peer:
-        versions = peer.ask("versions").options
+        versions = peer.ask("versions")
         side = Side(cfg)
         peer.ask("problem", cfg.request(side.model), side.arrays())
         found = compare(side, peer, cfg)
 
         def theirs() -> None:
-            peer.ask("steps", {"count": count})
+            peer.ask("steps", count)
 
         measured = perf.compare(
             {
@@ -173,7 +166,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     difference = xr.DataArray(
         list(found.values()), dims="quantity", coords={"quantity": list(found)}
     )
-    return xr.Dataset(
+    return runs.Dataset(
         {"difference": difference, "seconds": measured["seconds"] / count},
         attrs={"peer": ", ".join(f"{name} {v}" for name, v in versions.items())},
     )
@@ -186,8 +179,8 @@ def compare(side: "Side", peer: process.Peer, cfg: Config) -> dict[str, float]:
     the first `inv_update_steps` steps add to the parameters.
     """
     count = cfg.inv_update_steps
-    theirs = peer.ask("curvature").arrays
-    change = peer.ask("change", {"count": count}).arrays
+    theirs = peer.ask("curvature")
+    change = peer.ask("change", count)
     return differences(
         {**side.curvature(), **side.change(count)},
         {**in_our_terms(theirs, cfg.divisor), **change},
@@ -221,8 +214,6 @@ def differences(ours: "Arrays", theirs: "Arrays") -> dict[str, float]:
     Raises:
       ValueError: they are not the same arrays.
     """
-    import numpy as np
-
     if set(ours) != set(theirs):
         raise ValueError(f"only on one side: {sorted(set(ours) ^ set(theirs))}")
     found: dict[str, float] = {}

@@ -62,10 +62,14 @@ class Side:
         self.batch = dataset.train.gather(np.arange(cfg.batch_size))
         self.model = network(cfg)
         self._mesh = sharding.data_mesh(1)
-        optimizer, curvature = self.config.make(cfg.inv_update_steps, self.model)
-        self._task = train.supervised(
-            self.model, optimizer, dataset, curvature=curvature
+        method = train.compose(
+            self.model,
+            dataset,
+            self.config,
+            batch_size=cfg.batch_size,
+            steps=cfg.inv_update_steps,
         )
+        self._task = train.supervised(self.model, method, dataset)
         self._state = train.init_state(self._task, cfg.seed, self._mesh)
         self.params = jax.device_get(self._state.params)
 

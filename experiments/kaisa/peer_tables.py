@@ -1,50 +1,37 @@
 """The table that compares our K-FAC with kfac-jax."""
 
-import itertools
 from collections.abc import Mapping
 
-import numpy as np
 import xarray as xr
 
-from hpcjax import perf
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Claim, Table, grid, on_cpu
 
-_WAYS = (("mlp", "conv"), ("eigen", "inverse"), ("empirical", "exact"))
-_RUNS = {
-    f"{problem}, {method}, {fisher}": Runs(
-        config=f"kaisa/kfac_jax:{problem}",
-        overrides={"method": method, "fisher": fisher},
-    )
-    for problem, method, fisher in itertools.product(*_WAYS)
-}
+_RUNS = grid(
+    "kaisa/kfac_jax:{0}",
+    {"mlp": {}, "conv": {}},
+    {method: {"method": method} for method in ("eigen", "inverse")},
+    {fisher: {"fisher": fisher} for fisher in ("empirical", "exact")},
+)
 
 
 def _table(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns differences, and our step's time over kfac-jax's, a row for each run."""
     made = []
-    for row in rows.values():
-        run = row.isel(seed=0, drop=True)
-        timed = perf.ratio_table(run[["seconds"]].assign_attrs(baseline="kfac-jax"))
+    for row in map(reduce.first, rows.values()):
+        timed = reduce.ratios(row["seconds"], "kfac-jax")
         plain = timed.sel(row="hpcjax", drop=True)
         checked = timed.sel(row="hpcjax, checked", drop=True).drop_vars("milliseconds")
         checked = checked.rename({name: f"checked_{name}" for name in checked})
         made.append(
-            xr.merge([run["difference"].to_dataset("quantity"), plain, checked])
+            xr.merge([row["difference"].to_dataset("quantity"), plain, checked])
         )
     return xr.concat(made, dim="row").assign_coords(row=list(rows))
 
 
-def _worst(column: str, rows: str, table: xr.Dataset) -> float:
-    """Returns the largest value of the rows whose name begins so; NaN stays NaN."""
-    chosen = [row for row in table["row"].values if row.startswith(rows)]
-    return float(np.max(table[column].sel(row=chosen).values))
-
-
 def _faster(problem: str, what: str) -> Claim:
-    return Claim(
-        relation=f"our step on {what} takes at most 0.8 of kfac-jax's, in every row",
-        ours=lambda table: _worst("ratio", problem, table),
-        at_most=0.8,
+    return reduce.most("ratio", problem).at_most(
+        0.8, f"our step on {what} takes at most 0.8 of kfac-jax's, in every row"
     )
 
 
@@ -73,24 +60,18 @@ KFAC_JAX = Table(
         "checked_ratio": "checked / kfac-jax's",
     },
     reduce=_table,
-    tiers={
-        "cpu": Tier(
-            minutes=25.0,
-            runs=_RUNS,
-            claims={
-                "agree": Claim(
-                    relation="preconditioned gradients differ by at most 1e-4",
-                    ours=lambda table: _worst("preconditioned", "", table),
-                    at_most=1e-4,
-                ),
-                "same_steps": Claim(
-                    relation="100 steps change parameters by the same, to 1e-4",
-                    ours=lambda table: _worst("change", "", table),
-                    at_most=1e-4,
-                ),
-                "mlp": _faster("mlp", "the MLP"),
-                "conv": _faster("conv", "the convolutions"),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=25.0,
+        runs=_RUNS,
+        claims={
+            "agree": reduce.most("preconditioned").at_most(
+                1e-4, "preconditioned gradients differ by at most 1e-4"
+            ),
+            "same_steps": reduce.most("change").at_most(
+                1e-4, "100 steps change parameters by the same, to 1e-4"
+            ),
+            "mlp": _faster("mlp", "the MLP"),
+            "conv": _faster("conv", "the convolutions"),
+        },
+    ),
 )

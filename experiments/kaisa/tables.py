@@ -6,9 +6,9 @@ import numpy as np
 import xarray as xr
 
 from experiments.kaisa import peer_tables
-from hpcjax import perf
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
-from hpcjax.runs.targets import time_to_target
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Claim, Runs, Table, Tier, grid, on_cpu
+from hpcjax.runs.targets import time_to_targets
 
 KFAC_JAX = peer_tables.KFAC_JAX
 SEEDS = (0, 1, 2, 3, 4)
@@ -37,24 +37,17 @@ def _task(task: str, names: tuple[str, ...], rates: tuple[str, str]) -> dict[str
 
 def _steps(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Compares the rows of each task with that task's tuned baseline."""
-    compared = []
-    for task in dict.fromkeys(row.split("/")[0] for row in rows):
-        baseline = BASELINES[task]
-        own = {name: row for name, row in rows.items() if name.startswith(f"{task}/")}
-        table = time_to_target(own, f"{task}/{baseline}")
-        by_seed = table["steps_by_seed"]
-        wins = by_seed <= 0.75 * by_seed.sel(row=f"{task}/{baseline}")
-        target = table["target"].expand_dims(row=table["row"])
-        compared.append(table.assign(target=target, wins=wins.sum("seed")))
-    return xr.concat(compared, dim="row", join="outer")
+    tasks = [row.partition("/")[0] for row in rows]
+    table = time_to_targets(rows, {task: BASELINES[task] for task in tasks})
+    steps = table["steps_by_seed"]
+    base = steps.sel(row=[f"{task}/{BASELINES[task]}" for task in tasks]).values
+    return table.assign(wins=(steps <= 0.75 * base).sum("seed"))
 
 
 def _wins(task: str) -> Claim:
     baseline = BASELINES[task]
-    return Claim(
-        relation=f"{task}: seeds of 5 with K-FAC at ≤ 0.75 of the tuned {baseline}",
-        ours=lambda table: float(table["wins"].sel(row=f"{task}/kfac")),
-        at_least=4.0,
+    return reduce.cell("wins", f"{task}/kfac").at_least(
+        4.0, f"{task}: seeds of 5 with K-FAC at ≤ 0.75 of the tuned {baseline}"
     )
 
 
@@ -81,16 +74,14 @@ STEPS = Table(
     ),
     columns=COLUMNS,
     reduce=_steps,
-    tiers={
-        "cpu": Tier(
-            minutes=25.0,
-            runs={
-                **_task("digits", ("sgd", "adamw"), ("0.1", "0.3")),
-                **_task("phantoms", ("adamw",), ("0.1", "0.3")),
-            },
-            claims={f"{task}_wins": _wins(task) for task in ("digits", "phantoms")},
-        )
-    },
+    tiers=on_cpu(
+        minutes=25.0,
+        runs={
+            **_task("digits", ("sgd", "adamw"), ("0.1", "0.3")),
+            **_task("phantoms", ("adamw",), ("0.1", "0.3")),
+        },
+        claims={f"{task}_wins": _wins(task) for task in ("digits", "phantoms")},
+    ),
 )
 
 BERT = Table(
@@ -103,45 +94,28 @@ BERT = Table(
     ),
     columns=COLUMNS,
     reduce=_steps,
-    tiers={
-        "cpu": Tier(
-            minutes=30.0,
-            runs=_task("bert", ("lamb",), ("0.01", "0.03")),
-            claims={"bert_wins": _wins("bert")},
-        )
-    },
+    tiers=on_cpu(
+        minutes=30.0,
+        runs=_task("bert", ("lamb",), ("0.01", "0.03")),
+        claims={"bert_wins": _wins("bert")},
+    ),
 )
 
 
-def _sharing(cost: str) -> dict[str, Runs]:
-    return {
-        f"{cost} {name}": Runs(
-            config="kaisa/sharing",
-            overrides={"grad_worker_fraction": text, "cost": cost},
-        )
-        for name, text in FRACTIONS.items()
-    }
-
-
-def _columns(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Puts the rows' single figures below one another."""
-    each = [row.isel(seed=0, drop=True) for row in rows.values()]
-    return xr.concat(each, dim="row").assign_coords(row=list(rows))
+def _sharing(*costs: str) -> dict[str, Runs]:
+    shares = {name: {"grad_worker_fraction": text} for name, text in FRACTIONS.items()}
+    balanced = {cost: {"cost": cost} for cost in costs}
+    return grid("kaisa/sharing", balanced, shares, between=" ")
 
 
 def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    table = _columns(rows)
-    overhead = table["factors"] + table["decompositions"]
-    return xr.Dataset(
-        {
-            "factors": table["factors"] / 1e6,
-            "decompositions": table["decompositions"] / 1e6,
-            "overhead": overhead / 1e6,
-            "imbalance": table["imbalance"],
-        }
-    )
+    table = reduce.by_run(rows)
+    kept = table[["factors", "decompositions"]] / 1e6
+    overhead = (table["factors"] + table["decompositions"]) / 1e6
+    return kept.assign(overhead=overhead, imbalance=table["imbalance"])
 
 
+@reduce.Number
 def _linear(table: xr.Dataset) -> float:
     """Returns R² of the overhead against the fraction, balanced by memory."""
     rows = [f"memory {name}" for name in FRACTIONS]
@@ -150,10 +124,7 @@ def _linear(table: xr.Dataset) -> float:
     return float(np.corrcoef(x, y)[0, 1] ** 2)
 
 
-def _of(column: str, row: str, other: str, table: xr.Dataset) -> float:
-    return float(table[column].sel(row=row) / table[column].sel(row=other))
-
-
+_LARGEST = reduce.over("overhead", "memory 1", "memory 1/8")
 MEMORY = Table(
     id="kaisa/memory",
     title="Bytes that K-FAC keeps on each of 8 devices, ResNet-50",
@@ -173,41 +144,27 @@ MEMORY = Table(
         "imbalance": "longest column / mean",
     },
     reduce=_memory,
-    tiers={
-        "cpu": Tier(
-            minutes=8.0,
-            runs={**_sharing("memory"), **_sharing("compute")},
-            claims={
-                "linear": Claim(
-                    relation="the overhead is linear in the fraction: R²",
-                    ours=_linear,
-                    at_least=0.99,
-                ),
-                "most": Claim(
-                    relation="largest overhead over smallest, at most",
-                    ours=lambda t: _of("overhead", "memory 1", "memory 1/8", t),
-                    at_most=2.9,
-                ),
-                "least": Claim(
-                    relation="largest overhead over smallest, at least",
-                    ours=lambda t: _of("overhead", "memory 1", "memory 1/8", t),
-                    at_least=1.5,
-                ),
-                "eighth": Claim(
-                    relation="decompositions at f = 1/8 over those at f = 1",
-                    ours=lambda t: _of("decompositions", "memory 1/8", "memory 1", t),
-                    at_most=0.15,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=8.0,
+        runs=_sharing("memory", "compute"),
+        claims={
+            "linear": _linear.at_least(
+                0.99, "the overhead is linear in the fraction: R²"
+            ),
+            "most": _LARGEST.at_most(2.9, "largest overhead over smallest, at most"),
+            "least": _LARGEST.at_least(1.5, "largest overhead over smallest, at least"),
+            "eighth": reduce.over("decompositions", "memory 1/8", "memory 1").at_most(
+                0.15, "decompositions at f = 1/8 over those at f = 1"
+            ),
+        },
+    ),
 )
 
 _PARTS = ("reduced", "broadcast", "decomposition_broadcast", "factors_reduced")
 
 
 def _bytes(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    table = _columns(rows)
+    table = reduce.by_run(rows)
     found = xr.concat([table[part] for part in _PARTS], dim="part")
     formula = xr.concat([table[f"{part}_formula"] for part in _PARTS], dim="part")
     # Nothing where nothing is to be is exact.
@@ -235,35 +192,19 @@ BYTES = Table(
         "most": "program / formula, most",
     },
     reduce=_bytes,
-    tiers={
-        "cpu": Tier(
-            minutes=4.0,
-            runs=_sharing("memory"),
-            claims={
-                "most": Claim(
-                    relation="bytes of the program over the formula, largest",
-                    ours=lambda table: float(table["most"].max()),
-                    at_most=1.01,
-                ),
-                "least": Claim(
-                    relation="bytes of the program over the formula, smallest",
-                    ours=lambda table: float(table["least"].min()),
-                    at_least=0.99,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=4.0,
+        runs=_sharing("memory"),
+        claims={
+            "most": reduce.most("most").at_most(
+                1.01, "bytes of the program over the formula, largest"
+            ),
+            "least": reduce.least("least").at_least(
+                0.99, "bytes of the program over the formula, smallest"
+            ),
+        },
+    ),
 )
-
-
-def _cost(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    run = rows["all"].isel(seed=0, drop=True)
-    seconds = run["seconds"].rename(row="candidate").to_dataset(name="seconds")
-    return perf.ratio_table(seconds.assign_attrs(baseline="sgd"))
-
-
-def _step_ratio(table: xr.Dataset) -> float:
-    return float(table["ratio"].sel(row="kfac"))
 
 
 _STEP = "a step at intervals of 10 and 100 costs at most 1.25 of SGD's"
@@ -279,12 +220,12 @@ STEP_COST = Table(
     ),
     benchmark=True,
     columns={"milliseconds": "ms", "ratio": "ratio"},
-    reduce=_cost,
+    reduce=lambda rows: reduce.ratios(reduce.single(rows)["seconds"], "sgd"),
     tiers={
         name: Tier(
             minutes=6.0,
             runs={"all": Runs(config=f"kaisa/step_cost:{name}")},
-            claims={"step": Claim(relation=_STEP, ours=_step_ratio, at_most=1.25)},
+            claims={"step": reduce.cell("ratio", "kfac").at_most(1.25, _STEP)},
         )
         for name in ("cpu", "gpu")
     },

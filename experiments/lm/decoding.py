@@ -5,20 +5,19 @@ import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from hpcjax import inference, perf, runs
+from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
-from hpcjax.inference.config import Continuation, Sampler
-from hpcjax.runs.config import check_seed
+from hpcjax.inference import Continuation, Sampler
 
 if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
     from hpcjax.models.pretrained import Pretrained
-    from hpcjax.runs.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model and how much it writes, always the most likely token.
 
     Attributes:
@@ -32,23 +31,15 @@ class Config:
     """
 
     model: str = "smollm2"
-    batch: int = 1
-    prompt: int = 16
-    tokens: int = 32
+    batch: config.Size = 1
+    prompt: config.Size = 16
+    tokens: config.Size = 32
     repetitions: int = 20
     peer: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("batch", "prompt", "tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} must be at least 1: got {name}={getattr(self, name)}"
-                )
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Writes with both, in turns.
 
     Returns:
@@ -56,12 +47,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       and the peer; `differing`, tokens of the peer's texts that are not ours.
     """
     import jax
-    import numpy as np
 
-    from hpcjax import inference, perf
-    from hpcjax.runs.language_models import load_language_model
-
-    loaded = load_language_model(cfg.model, ctx.data_root).pretrained
+    loaded = inference.load_language_model(cfg.model, ctx.data_root).pretrained
     rng = np.random.default_rng(cfg.seed)
     shape = (cfg.batch, cfg.prompt)
     tokens = rng.integers(3, loaded.vocabulary, shape).astype(np.int32)
@@ -91,7 +78,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
 
 def peer(
-    loaded: "Pretrained", prompts: "np.ndarray", tokens: int
+    loaded: "Pretrained", prompts: np.ndarray, tokens: int
 ) -> "Callable[[], np.ndarray]":
     """Returns a call of `transformers`' greedy generation with the same parameters.
 
@@ -113,7 +100,7 @@ def peer(
         model = transformers.AutoModelForCausalLM.from_pretrained(folder).train(False)
     given = torch.from_numpy(prompts).long()
 
-    def call() -> "np.ndarray":
+    def call() -> np.ndarray:
         with torch.inference_mode():
             made = model.generate(
                 given,

@@ -2,20 +2,17 @@
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from hpcjax import inference, runs
+from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
-from hpcjax.inference.config import Continuation, Sampler
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from hpcjax.inference import Continuation, Sampler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model, a text, and how it goes on.
 
     Attributes:
@@ -33,10 +30,10 @@ class Config:
     max_new_tokens: int = 48
     sampler: Sampler = Sampler(temperature=0.7, top_p=0.9)
     samples: int = 1
-    seed: int = 0
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        super().__post_init__()
         if not self.prompt or self.samples < 1:
             raise ConfigError(
                 "a prompt and at least one sample are needed: got "
@@ -51,7 +48,7 @@ class Config:
         )
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Continues the text, twice, so that the second time is without compiling.
 
     Returns:
@@ -59,13 +56,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       samples together, the prompt's reading included.
     """
     import jax
-    import numpy as np
-    import xarray as xr
 
-    from hpcjax import inference
-    from hpcjax.runs.language_models import load_language_model
-
-    speaking = load_language_model(cfg.model, ctx.data_root)
+    speaking = inference.load_language_model(cfg.model, ctx.data_root)
     loaded, tokenizer = speaking
     prompt = tokenizer.encode(cfg.prompt)
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
@@ -89,4 +81,4 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     # A record holds no NUL; U+2400 is the picture of one.
     kept = [text.replace("\0", "\u2400") for text in texts]
     columns = {"text": ("sample", kept), "tokens": ("sample", lengths)}
-    return xr.Dataset({**columns, "tokens_per_second": rate})
+    return runs.Dataset({**columns, "tokens_per_second": rate})

@@ -2,25 +2,21 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import xarray as xr
 
-from hpcjax import perf
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Runs, Table, on_cpu, on_gpu
 
 
 def _decoding(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Puts a row for each batch and implementation."""
-    parts = []
-    for batch, found in rows.items():
-        run = found.isel(seed=0, drop=True)
-        table = perf.ratio_table(run[["seconds"]].assign_attrs(baseline="transformers"))
+    parts = {}
+    for batch, row in rows.items():
+        run = reduce.first(row)
+        table = reduce.ratios(run["seconds"], "transformers")
         rate = run["tokens"].item() / (table["milliseconds"] / 1e3)
-        names = [f"{batch}/{row}" for row in table["row"].values]
-        parts.append(
-            table.assign(rate=rate, differing=run["differing"]).assign_coords(row=names)
-        )
-    return xr.concat(parts, dim="row", data_vars="all")
+        parts[batch] = table.assign(rate=rate, differing=run["differing"])
+    return reduce.stack(parts, between="/")
 
 
 DECODING = Table(
@@ -41,25 +37,19 @@ DECODING = Table(
         "differing": "differing",
     },
     reduce=_decoding,
-    tiers={
-        "cpu": Tier(
-            minutes=6.0,
-            runs={
-                "1": Runs(config="lm/decoding:one"),
-                "8": Runs(config="lm/decoding:eight"),
-            },
-            claims={
-                f"batch_{batch}": Claim(
-                    relation=f"batch {batch}: not slower than transformers",
-                    ours=lambda table, batch=batch: (
-                        table["ratio"].sel(row=f"{batch}/scanned").item()
-                    ),
-                    at_most=1.0,
-                )
-                for batch in (1, 8)
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=6.0,
+        runs={
+            "1": Runs(config="lm/decoding:one"),
+            "8": Runs(config="lm/decoding:eight"),
+        },
+        claims={
+            f"batch_{batch}": reduce.cell("ratio", f"{batch}/scanned").at_most(
+                1.0, f"batch {batch}: not slower than transformers"
+            )
+            for batch in (1, 8)
+        },
+    ),
 )
 
 # The data sheet's bfloat16 operations a second of an H200.
@@ -68,7 +58,7 @@ DATA_SHEET = 989e12
 
 def _training(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Puts a row for the step and each attention, and the profile's shares behind."""
-    run = rows["all"].isel(seed=0, drop=True)
+    run = reduce.single(rows)
     seconds = run["seconds"].median("repetition").to_series().to_dict()
     peak = float(run["peak"]) / seconds["product"]
     step = seconds["step"]
@@ -90,19 +80,7 @@ def _training(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
             cells[name] = {"milliseconds": 1e3 * own}
     for name, share in run["share"].to_series().items():
         cells[f"step: {name}"] = {"milliseconds": 1e3 * step * share, "time": share}
-    columns = ("milliseconds", "rate", "share", "sheet", "time")
-    return xr.Dataset(
-        {
-            column: ("row", [row.get(column, np.nan) for row in cells.values()])
-            for column in columns
-        },
-        coords={"row": list(cells)},
-    )
-
-
-def _attention(table: xr.Dataset) -> float:
-    of = table["milliseconds"]
-    return float(of.sel(row="attention, xla") / of.sel(row="attention, cudnn"))
+    return reduce.from_cells(cells)
 
 
 TRAINING = Table(
@@ -125,22 +103,16 @@ TRAINING = Table(
         "time": "of the step",
     },
     reduce=_training,
-    tiers={
-        "gpu": Tier(
-            minutes=2.0,
-            runs={"all": Runs(config="lm/training_speed")},
-            claims={
-                "step": Claim(
-                    relation="share of the measured peak that the step reaches",
-                    ours=lambda t: float(t["share"].sel(row="GPT-2 medium")),
-                    at_least=0.35,
-                ),
-                "attention": Claim(
-                    relation="XLA's attention over cuDNN's, forward and backward",
-                    ours=_attention,
-                    at_least=1.5,
-                ),
-            },
-        )
-    },
+    tiers=on_gpu(
+        minutes=2.0,
+        runs={"all": Runs(config="lm/training_speed")},
+        claims={
+            "step": reduce.cell("share", "GPT-2 medium").at_least(
+                0.35, "share of the measured peak that the step reaches"
+            ),
+            "attention": reduce.over(
+                "milliseconds", "attention, xla", "attention, cudnn"
+            ).at_least(1.5, "XLA's attention over cuDNN's, forward and backward"),
+        },
+    ),
 )

@@ -2,17 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hpcjax.core import checks
-from hpcjax.models.config import CausalLmConfig
-from hpcjax.optim.config import AdamWConfig
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from hpcjax import core, data, layers, models, perf, runs, train
+from hpcjax.core import config
+from hpcjax.models import CausalLmConfig
+from hpcjax.optim import AdamWConfig
 
 Implementation = Literal["xla", "cudnn", "reference"]
 # Of a step's time, what the profile's rows have to cover together.
@@ -20,7 +15,7 @@ COVERED = 0.9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model, a batch, and what its step is measured against.
 
     Attributes:
@@ -38,25 +33,23 @@ class Config:
     """
 
     model: CausalLmConfig = CausalLmConfig(depth=24, width=1024, heads=16)
-    context: int = 1024
-    vocabulary: int = 50257
-    batch: int = 16
+    context: config.Size = 1024
+    vocabulary: config.Size = 50257
+    batch: config.Size = 16
     compute: Literal["bfloat16", "float32"] = "bfloat16"
-    side: int = 8192
-    attention: tuple[int, int, int, int] = (4, 4096, 16, 64)
+    side: config.Size = 8192
+    attention: tuple[config.Size, config.Size, config.Size, config.Size] = (
+        4,
+        4096,
+        16,
+        64,
+    )
     implementations: tuple[Implementation, ...] = ("xla", "cudnn")
-    repetitions: int = 20
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, context=self.context, vocabulary=self.vocabulary)
-        checks.require_count(1, batch=self.batch, side=self.side)
-        checks.require_count(1, attention=min(self.attention))
-        checks.require_count(2, repetitions=self.repetitions)
+    repetitions: config.Several = 20
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times a training step, a product of matrices and attention, in turns.
 
     Returns:
@@ -65,10 +58,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       `share` [operation], of a profiled step the time of each kind of operation, until
       90 % are covered.
     """
-    import xarray as xr
-
-    from hpcjax import models, perf
-
     step = training_step(cfg, ctx.mesh.size)
     thunks = {"step": step, "product": product(cfg)}
     for name in cfg.implementations:
@@ -77,7 +66,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     shares = covering(perf.seconds_by_operation(step))
     tokens = cfg.batch * cfg.context
     flops = models.flops_per_token(cfg.model, cfg.context, cfg.vocabulary)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "seconds": measured["seconds"],
             "share": ("operation", list(shares.values())),
@@ -91,8 +80,6 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
 def training_step(cfg: Config, devices: int) -> Callable[[], Any]:
     """Returns a thunk of one step of AdamW."""
-    from hpcjax import core, data, train
-
     dataset = data.noise_tokens(cfg.batch, cfg.context, cfg.vocabulary, seed=cfg.seed)
     policy = core.Policy(compute=cfg.compute)
     model = cfg.model.make(dataset.inputs, dataset.outputs, policy)
@@ -116,8 +103,6 @@ def attention(cfg: Config, implementation: Implementation) -> Callable[[], Any]:
     """Returns a thunk of causal attention and its gradients."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import layers
 
     keys = jax.random.split(jax.random.key(cfg.seed), 3)
     heads = [jax.random.normal(key, cfg.attention, cfg.compute) for key in keys]

@@ -3,43 +3,29 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcjax.models.config import ResNetConfig
-from hpcjax.optim.config import SgdConfig
-from hpcjax.runs.config import check_seed
+import numpy as np
+
+from hpcjax import perf, runs, sharding, train
+from hpcjax.optim import SgdConfig
+from hpcjax.runs.metrics import NullRecorder
+from hpcjax.runs.training import StepConfig
 from hpcjax.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(StepConfig):
     """A model, a batch and how often it is measured.
 
     Attributes:
-      model: the network.
-      inputs: height, width and channels of the images, which are random.
-      classes: number of classes.
-      batch_size: images in a step.
       steps: steps in a measurement.
-      repetitions: rounds; in each, the loop and the bare step run once.
-      seed: of parameters and images.
     """
 
-    model: ResNetConfig = ResNetConfig(depth=20)
-    inputs: tuple[int, int, int] = (32, 32, 3)
-    classes: int = 10
-    batch_size: int = 128
     steps: int = 10
-    repetitions: int = 20
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        super().__post_init__()
         self.training()
 
     def training(self) -> TrainConfig:
@@ -51,7 +37,7 @@ class Config:
         )
 
 
-class Marks:
+class Marks(NullRecorder):
     """A recorder that keeps the training seconds at each step."""
 
     def __init__(self) -> None:
@@ -62,13 +48,8 @@ class Marks:
         if "loss" in record:
             self.seconds.append(record["seconds"])
 
-    def rewind(self, step: int) -> float:
-        """Starts at zero: nothing is resumed."""
-        del step
-        return 0.0
 
-
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures seconds per step of the loop and of a bare jitted step, in turns.
 
     The loop's figure is that of its own records from the first to the last step, so
@@ -77,35 +58,24 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     Returns:
       `seconds` [candidate, repetition].
     """
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import data, sharding, train
-
-    dataset = data.noise_images(
-        4 * cfg.batch_size, cfg.inputs, cfg.classes, seed=cfg.seed
-    )
-    model = cfg.model.make(cfg.inputs, cfg.classes)
-    optimizer = SgdConfig(lr=0.01).make(cfg.steps)
-    task = train.supervised(model, optimizer, dataset)
+    optimizer = SgdConfig(lr=0.01)
+    task = cfg.task(optimizer, devices=ctx.mesh.size, batches=4)
 
     def loop() -> float:
         marks = Marks()
         train.fit(task, cfg.training(), seed=cfg.seed, mesh=ctx.mesh, recorder=marks)
         return (marks.seconds[-1] - marks.seconds[0]) / cfg.steps
 
-    batch = sharding.place_batch(
-        dataset.train.gather(np.arange(cfg.batch_size)), ctx.mesh
-    )
-    bare = bare_step(model, optimizer, batch, cfg)
-    measurements = (bare, loop)
-    seconds = np.zeros((2, cfg.repetitions))
-    for number in range(-1, cfg.repetitions):  # the round before the first warms up
-        for row in (0, 1) if number % 2 else (1, 0):
-            seconds[row, max(number, 0)] = measurements[row]()
-    return xr.Dataset(
-        {"seconds": (("candidate", "repetition"), seconds)},
-        coords={"candidate": ["bare", "loop"]},
+    rows = task.dataset.train.gather(np.arange(cfg.batch_size))
+    batch = sharding.place_batch(rows, ctx.mesh)
+    bare = bare_step(task.model, optimizer.make(cfg.steps), batch, cfg)
+    # Both tell their seconds themselves.
+    return perf.compare(
+        {"bare": bare, "loop": loop},
+        "bare",
+        repetitions=cfg.repetitions,
+        warmup=1,
+        take=lambda measure: measure(),
     )
 
 

@@ -3,48 +3,29 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcjax.models.config import ResNetConfig
-from hpcjax.optim.config import SgdConfig
-from hpcjax.runs.config import check_seed
+import numpy as np
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax import train
-    from hpcjax.runs.context import Context
+from hpcjax import perf, runs, sharding, train
+from hpcjax.optim import SgdConfig
+from hpcjax.runs.training import StepConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(StepConfig):
     """A model, a batch and how often it is measured.
 
     Attributes:
-      model: the network.
-      inputs: height, width and channels of the images, which are random.
-      classes: number of classes.
-      batch_size: images in a step.
       every: steps between checkpoints, to which their cost is spread.
       after: steps during which a checkpoint is written in the background.
-      repetitions: rounds of the measurement.
-      seed: of parameters and images.
     """
 
-    model: ResNetConfig = ResNetConfig(depth=20)
-    inputs: tuple[int, int, int] = (32, 32, 3)
-    classes: int = 10
-    batch_size: int = 128
     every: int = 100
     after: int = 3
-    repetitions: int = 20
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times steps with and without the check, and with and without a save, in turns.
 
     The check is also timed alone: it is so short against a step that the difference of
@@ -56,16 +37,9 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """
     import tempfile
 
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import data, perf, sharding, train
-
-    dataset = data.noise_images(cfg.batch_size, cfg.inputs, cfg.classes, seed=cfg.seed)
-    model = cfg.model.make(cfg.inputs, cfg.classes)
-    task = train.supervised(model, SgdConfig(lr=0.01).make(cfg.every), dataset)
+    task = cfg.task(SgdConfig(lr=0.01), devices=ctx.mesh.size)
     state = train.init_state(task, cfg.seed, ctx.mesh)
-    rows = dataset.train.gather(np.arange(cfg.batch_size))
+    rows = task.dataset.train.gather(np.arange(cfg.batch_size))
     batch = sharding.place_batch(rows, ctx.mesh)
     steps = {
         name: perf.stepper(
@@ -94,17 +68,16 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         both = perf.compare(thunks, "steps", repetitions=cfg.repetitions)["seconds"]
     step = both.sel(candidate="steps", drop=True) / cfg.after
     added = both.sel(candidate="saving", drop=True) - cfg.after * step
-    save = xr.concat([step, step + added / cfg.every], dim="candidate")
-    save = save.assign_coords(candidate=["steps", "saving"])
-    return xr.Dataset(
+    save = runs.Dataset({"steps": step, "saving": step + added / cfg.every})
+    return runs.Dataset(
         {
             "check": check.rename(candidate="step"),
-            "save": save.rename(candidate="loop"),
+            "save": save.to_array("loop"),
         }
     )
 
 
-def _check_alone(state: "train.TrainState", ctx: "Context") -> Callable[[], Any]:
+def _check_alone(state: "train.TrainState", ctx: "runs.Context") -> Callable[[], Any]:
     """Returns a thunk of what the check adds to a step, fused with nothing."""
     import jax
     from jax.sharding import PartitionSpec

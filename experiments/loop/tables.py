@@ -4,14 +4,8 @@ from collections.abc import Mapping
 
 import xarray as xr
 
-from hpcjax import perf
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
-
-
-def _overhead(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    run = rows["all"].isel(seed=0, drop=True)
-    return perf.ratio_table(run.assign_attrs(baseline="bare"))
-
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Runs, Table, on_cpu
 
 OVERHEAD = Table(
     id="loop/overhead",
@@ -24,35 +18,23 @@ OVERHEAD = Table(
     ),
     benchmark=True,
     columns={"milliseconds": "ms per step", "ratio": "ratio"},
-    reduce=_overhead,
-    tiers={
-        "cpu": Tier(
-            minutes=6.0,
-            runs={"all": Runs(config="loop/overhead")},
-            claims={
-                "overhead": Claim(
-                    relation="the loop costs at most 3 % of a bare step",
-                    ours=lambda table: table["ratio"].sel(row="loop").item(),
-                    at_most=1.03,
-                )
-            },
-        )
-    },
+    reduce=lambda rows: reduce.ratios(reduce.single(rows)["seconds"], "bare"),
+    tiers=on_cpu(
+        minutes=6.0,
+        runs={"all": Runs(config="loop/overhead")},
+        claims={
+            "overhead": reduce.cell("ratio", "loop").at_most(
+                1.03, "the loop costs at most 3 % of a bare step"
+            )
+        },
+    ),
 )
 
 
 def _safety(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    run = rows["all"].isel(seed=0, drop=True)
-    parts = [("check", "step", "unchecked"), ("save", "loop", "steps")]
-    tables = [
-        perf.ratio_table(
-            run[name]
-            .rename({dim: "candidate"})
-            .to_dataset(name="seconds")
-            .assign_attrs(baseline=baseline)
-        )
-        for name, dim, baseline in parts
-    ]
+    run = reduce.single(rows)
+    baselines = {"check": "unchecked", "save": "steps"}
+    tables = [reduce.ratios(run[name], base) for name, base in baselines.items()]
     return xr.concat(tables, dim="row")
 
 
@@ -69,22 +51,16 @@ SAFETY = Table(
     benchmark=True,
     columns={"milliseconds": "ms per step", "ratio": "ratio"},
     reduce=_safety,
-    tiers={
-        "cpu": Tier(
-            minutes=4.0,
-            runs={"all": Runs(config="loop/safety")},
-            claims={
-                "check": Claim(
-                    relation="the check costs at most 1 % of a step",
-                    ours=lambda table: table["ratio"].sel(row="check alone").item(),
-                    at_most=0.01,
-                ),
-                "save": Claim(
-                    relation="a checkpoint every 100 steps costs at most 2 %",
-                    ours=lambda table: table["ratio"].sel(row="saving").item(),
-                    at_most=1.02,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=4.0,
+        runs={"all": Runs(config="loop/safety")},
+        claims={
+            "check": reduce.cell("ratio", "check alone").at_most(
+                0.01, "the check costs at most 1 % of a step"
+            ),
+            "save": reduce.cell("ratio", "saving").at_most(
+                1.02, "a checkpoint every 100 steps costs at most 2 %"
+            ),
+        },
+    ),
 )

@@ -1,31 +1,25 @@
 """Exchanges between processes over a slow link, in real time."""
 
 import dataclasses
-import pathlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcjax.collectives.config import (
-    AnyExchangeConfig,
+import numpy as np
+
+from hpcjax import collectives, hostcomm, runs
+from hpcjax.collectives import (
     DenseConfig,
+    ExchangeConfig,
     OkTopkConfig,
     TopKConfig,
 )
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed, from_json, to_json
+from hpcjax.core import config
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.hostcomm import Transport
-    from hpcjax.runs.context import Context
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PHASES = ("total", "communicating")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """Processes of this machine, and the link that each of them has.
 
     Attributes:
@@ -44,29 +38,20 @@ class Config:
       seed: of the gradients.
     """
 
-    processes: int = 4
-    numbers: int = 4_000_000
+    processes: config.Several = 4
+    numbers: config.Several = 4_000_000
     density: float = 0.01
-    bits_per_second: float = 100e6
-    latency: float = 0.0
-    dense_steps: int = 5
-    warm_up: int = 64
-    steps: int = 64
+    bits_per_second: config.NotNegative = 100e6
+    latency: config.NotNegative = 0.0
+    dense_steps: config.Size = 5
+    warm_up: config.Count = 64
+    steps: config.Size = 64
     tau: int = 64
     tau_prime: int = 32
-    patience: float = 60.0
-    seed: int = 0
+    patience: config.Positive = 60.0
+    seed: config.Seed = 0
 
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(2, processes=self.processes, numbers=self.numbers)
-        checks.require_count(1, dense_steps=self.dense_steps, steps=self.steps)
-        checks.require_count(0, warm_up=self.warm_up)
-        checks.require_finite(0.0, bits_per_second=self.bits_per_second)
-        checks.require_finite(0.0, latency=self.latency)
-        checks.require_positive(patience=self.patience)
-
-    def exchanges(self) -> dict[str, tuple[AnyExchangeConfig, int, int]]:
+    def exchanges(self) -> dict[str, tuple[ExchangeConfig, int, int]]:
         """Returns the exchanges, how often they are made before, and timed."""
         ok_topk = OkTopkConfig(
             density=self.density,
@@ -81,7 +66,7 @@ class Config:
         }
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times the exchanges, one after the other in the same processes.
 
     Returns:
@@ -90,22 +75,9 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       `words` [exchange, step], sent by the process that sends most. NaN where an
       exchange has fewer steps.
     """
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import hostcomm
-
-    del ctx
     rate = cfg.bits_per_second / 8
     link = hostcomm.Link(rate=rate, latency=cfg.latency) if rate else None
-    told = hostcomm.launch(
-        measure,
-        cfg.processes,
-        link=link,
-        arguments=(to_json(cfg),),
-        patience=cfg.patience,
-        folder=ROOT,
-    )
+    told = runs.in_processes(work, cfg, cfg.processes, link=link, patience=cfg.patience)
     names, most = list(cfg.exchanges()), max(cfg.steps, cfg.dense_steps)
     seconds = np.full((len(names), len(PHASES), most), np.nan)
     words = np.full((len(names), most), np.nan)
@@ -114,7 +86,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         slowest = of_all.max(axis=0)
         seconds[place, :, : len(slowest)] = slowest[:, :2].T
         words[place, : len(slowest)] = slowest[:, 2]
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "seconds": (("exchange", "phase", "step"), seconds),
             "words": (("exchange", "step"), words),
@@ -123,19 +95,13 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     )
 
 
-def measure(transport: "Transport", given: dict[str, Any]) -> dict[str, Any]:
+def work(transport: "hostcomm.Transport", cfg: Config) -> dict[str, Any]:
     """Returns (seconds, seconds of communication, words sent) of each step."""
-    import numpy as np
-
-    from hpcjax import hostcomm
-    from hpcjax.collectives import HostGroup
-
-    cfg = from_json(given, Config)
     draws = np.random.default_rng([cfg.seed, transport.rank])
     like = np.zeros(cfg.numbers, np.float32)
     found = {}
-    for name, (config, untimed, timed) in cfg.exchanges().items():
-        exchange, group = config.make(), HostGroup(transport)
+    for name, (chosen, untimed, timed) in cfg.exchanges().items():
+        exchange, group = chosen.make(), collectives.HostGroup(transport)
         state = exchange.init(like)
         rows = []
         for _ in range(untimed + timed):

@@ -1,19 +1,14 @@
 """How long finding the largest entries takes: a threshold, or an exact top-k."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from hpcjax import collectives, kernels, perf, runs
+from hpcjax.core import config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A vector of normal numbers, and how its selection is measured.
 
     Attributes:
@@ -23,19 +18,13 @@ class Config:
       seed: of the numbers.
     """
 
-    numbers: int = 14_728_266
-    density: float = 0.02
-    repetitions: int = 20
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, numbers=self.numbers, repetitions=self.repetitions)
-        good = 0 < self.density <= 1
-        checks.require(good, "density must be in (0, 1]", density=self.density)
+    numbers: config.Size = 14_728_266
+    density: config.Fraction = 0.02
+    repetitions: config.Size = 20
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times selections in turns in one process.
 
     Returns:
@@ -45,12 +34,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     import jax
     import jax.numpy as jnp
 
-    from hpcjax import kernels, perf
-    from hpcjax.collectives.config import entries_wanted
-
-    del ctx
     x = jax.random.normal(jax.random.key(cfg.seed), (cfg.numbers,))
-    k = entries_wanted(cfg.density, cfg.numbers)
+    k = collectives.entries_wanted(cfg.density, cfg.numbers)
     edge = jax.jit(lambda x: kernels.kth_magnitude(kernels.magnitudes(x), k))(x)
 
     @jax.jit

@@ -6,64 +6,45 @@ import numpy as np
 import xarray as xr
 
 from experiments.oktopk.volume import Config
-from hpcjax import perf
-from hpcjax.collectives.config import entries_wanted
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.core import parts
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Claim, Runs, Table, grid, on_cpu, on_gpu
 
 PAPER = "PPoPP 2022 (arXiv 2201.07598)"
 SEEDS = (0, 1, 2)
-# Ours by the names that `perf.comm_volume` has for them.
-FORMULAS = {
-    "top_k": "topk_a",
-    "topk_dsa": "topk_dsa",
-    "gtopk": "gtopk",
-    "gaussian_k": "gaussian_k",
-    "ok_topk": "ok_topk",
-}
+EXCHANGES = ("top_k", "topk_dsa", "gtopk", "gaussian_k", "ok_topk")
 MEMBERS = (4, 8, 16, 32, 64)
 COMPILED = 8
-_N, _K = Config().numbers, entries_wanted(0.01, Config().numbers)
-
-
-def _row(name: str, members: int) -> str:
-    return f"{name}, P={members}"
+_GIVEN = np.broadcast_to(np.float32(0), Config().numbers)
 
 
 def _volume(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns words a member sends: by formula, of real entries, and of buffers."""
-    columns: dict[str, list[float]] = {
-        name: [] for name in ("least", "most", "mean", "largest", "wire", "bound")
+    return reduce.from_cells({name: _words(name, run) for name, run in rows.items()})
+
+
+def _words(row: str, run: xr.Dataset) -> reduce.Cells:
+    name, _, members = row.partition(", P=")
+    p = int(members)
+    exchange = parts.classes("exchange")[name](density=0.01).make()
+    cells = {
+        "least": exchange.words(_GIVEN, p, place=0.0),
+        "most": exchange.words(_GIVEN, p, place=1.0),
+        "mean": run["sent"].mean(),
+        "largest": run["sent"].max(),
     }
-    for row, run in rows.items():
-        name, _, members = row.partition(", P=")
-        p = int(members)
-        formula = perf.comm_volume(FORMULAS[name], _N, _K, p)
+    if "wire" in run:
+        cells["wire"] = float(run["wire"].mean())
+    if name == "ok_topk":
         entries = np.maximum(run["selected"], run["kept"])
         bound = 6 * entries * (p - 1) / p + 128 + 8 * p
-        columns["least"].append(formula.least)
-        columns["most"].append(formula.most)
-        columns["mean"].append(float(run["sent"].mean()))
-        columns["largest"].append(float(run["sent"].max()))
-        columns["wire"].append(float(run.get("wire", np.array(np.nan)).mean()))
-        own = float((run["sent"] / bound).max()) if name == "ok_topk" else np.nan
-        columns["bound"].append(own)
-    made = {name: ("row", np.array(column)) for name, column in columns.items()}
-    return xr.Dataset(made, coords={"row": list(rows)})
+        cells["bound"] = float((run["sent"] / bound).max())
+    return cells
 
 
-def _growth(table: xr.Dataset) -> float:
-    """Returns how the ratio of TopkA's words to Ok-Topk's grows from 4 to 64."""
-    mean = table["mean"]
-
-    def ratio(members: int) -> float:
-        top_k, ok_topk = (_row(name, members) for name in ("top_k", "ok_topk"))
-        return float(mean.sel(row=top_k) / mean.sel(row=ok_topk))
-
-    return ratio(MEMBERS[-1]) / ratio(MEMBERS[0])
-
-
-def _own(table: xr.Dataset) -> list[str]:
-    return [row for row in table["row"].values.tolist() if row.startswith("ok_topk")]
+def _ratio_at(members: int) -> reduce.Number:
+    """Returns the ratio of TopkA's words to Ok-Topk's."""
+    return reduce.over("mean", f"top_k, P={members}", f"ok_topk, P={members}")
 
 
 VOLUME = Table(
@@ -85,35 +66,29 @@ VOLUME = Table(
         "bound": "largest / bound",
     },
     reduce=_volume,
-    tiers={
-        "cpu": Tier(
-            minutes=5.0,
-            devices=COMPILED,
-            runs={
-                _row(name, members): Runs(
-                    config=f"oktopk/volume:{name}",
-                    overrides={
-                        "members": str(members),
-                        "compiled": str(members == COMPILED).lower(),
-                    },
-                )
-                for name in FORMULAS
+    tiers=on_cpu(
+        minutes=5.0,
+        devices=COMPILED,
+        runs=grid(
+            "oktopk/volume:{0}",
+            EXCHANGES,
+            {
+                f"P={members}": {
+                    "members": str(members),
+                    "compiled": str(members == COMPILED).lower(),
+                }
                 for members in MEMBERS
             },
-            claims={
-                "bounded": Claim(
-                    relation="Ok-Topk's words over the bound of its entries, largest",
-                    ours=lambda table: float(table["bound"].sel(row=_own(table)).max()),
-                    at_most=1.0,
-                ),
-                "linear": Claim(
-                    relation="TopkA's words over Ok-Topk's: growth from P = 4 to 64",
-                    ours=_growth,
-                    at_least=8.0,
-                ),
-            },
-        )
-    },
+        ),
+        claims={
+            "bounded": reduce.most("bound", "ok_topk").at_most(
+                1.0, "Ok-Topk's words over the bound of its entries, largest"
+            ),
+            "linear": (_ratio_at(64) / _ratio_at(4)).at_least(
+                8.0, "TopkA's words over Ok-Topk's: growth from P = 4 to 64"
+            ),
+        },
+    ),
 )
 
 PLACES = {
@@ -124,29 +99,17 @@ PLACES = {
 CUTS = ("even", "mean", "pooled")
 
 
-def _balance(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.by_row
+def _balance(run: xr.Dataset) -> reduce.Cells:
     """Returns the most that a member gets in a step over what all get on average."""
-
-    def worst(run: xr.Dataset, name: str) -> float:
-        return float((run[name].max("member") / run[name].mean("member")).max())
-
-    made = {
-        name: ("row", [worst(run, name) for run in rows.values()])
-        for name in ("summed", "received")
-    }
-    return xr.Dataset(made, coords={"row": list(rows)})
+    counts = run[["summed", "received"]]
+    worst = (counts.max("member") / counts.mean("member")).max()
+    return {column: float(worst[column]) for column in ("summed", "received")}
 
 
 def _ratio(place: str, cuts: str) -> Claim:
-    def ours(table: xr.Dataset) -> float:
-        imbalance = table["summed"]
-        even, own = (float(imbalance.sel(row=f"{place}, {c}")) for c in ("even", cuts))
-        return even / own
-
-    return Claim(
-        relation=f"large entries {place}: even regions' imbalance over {cuts} cuts'",
-        ours=ours,
-        at_least=1.5,
+    return reduce.over("summed", f"{place}, even", f"{place}, {cuts}").at_least(
+        1.5, f"large entries {place}: even regions' imbalance over {cuts} cuts'"
     )
 
 
@@ -161,23 +124,18 @@ BALANCE = Table(
     ),
     columns={"summed": "added up, most / mean", "received": "all words received"},
     reduce=_balance,
-    tiers={
-        "cpu": Tier(
-            minutes=1.0,
-            runs={
-                f"{label}, {cuts}": Runs(
-                    config="oktopk/volume:balance",
-                    overrides={"inputs": place, "exchange.repartition": cuts},
-                )
-                for place, label in PLACES.items()
-                for cuts in CUTS
-            },
-            claims={
-                "one_place": _ratio(PLACES["clustered"], "mean"),
-                "two_places": _ratio(PLACES["halves"], "pooled"),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=1.0,
+        runs=grid(
+            "oktopk/volume:balance",
+            {label: {"inputs": place} for place, label in PLACES.items()},
+            {cuts: {"exchange.repartition": cuts} for cuts in CUTS},
+        ),
+        claims={
+            "one_place": _ratio(PLACES["clustered"], "mean"),
+            "two_places": _ratio(PLACES["halves"], "pooled"),
+        },
+    ),
 )
 
 METHODS = ("dense", "top_k", "gtopk", "gaussian_k", "ok_topk")
@@ -189,21 +147,17 @@ def _accuracy(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     final = {row: 100 * (1 - run["val_error"][..., -1]) for row, run in rows.items()}
     # It selects exactly k, once it is not dense any more.
     k = float(rows["top_k"]["selected_entries"][..., -1].max())
-    columns: dict[str, list[float]] = {
-        f"seed_{seed}": [float(values.sel(seed=seed)) for values in final.values()]
-        for seed in rows["dense"]["seed"].values
-    }
-    columns["mean"] = [float(values.mean()) for values in final.values()]
-    columns["lost"] = [columns["mean"][0] - mean for mean in columns["mean"]]
-    for name in ("selected", "kept"):
-        columns[name] = [
-            _off(run[f"{name}_entries"], k)
-            if row in ("gaussian_k", "ok_topk")
-            else np.nan
-            for row, run in rows.items()
-        ]
-    made = {name: ("row", np.array(column)) for name, column in columns.items()}
-    return xr.Dataset(made, coords={"row": list(rows)})
+    table = {}
+    for row, accuracy in final.items():
+        table[row] = {
+            **{f"seed_{own.seed:d}": float(own) for own in accuracy},
+            "mean": accuracy.mean(),
+            "lost": final["dense"].mean() - accuracy.mean(),
+        }
+        if row in ("gaussian_k", "ok_topk"):
+            for name in ("selected", "kept"):
+                table[row][name] = _off(rows[row][f"{name}_entries"], k)
+    return reduce.from_cells(table)
 
 
 def _off(counts: xr.DataArray, k: float) -> float:
@@ -213,11 +167,7 @@ def _off(counts: xr.DataArray, k: float) -> float:
 
 
 def _of_ok_topk(column: str, relation: str, bound: float) -> Claim:
-    return Claim(
-        relation=relation,
-        ours=lambda table: float(table[column].sel(row="ok_topk")),
-        at_most=bound,
-    )
+    return reduce.cell(column, "ok_topk").at_most(bound, relation)
 
 
 def _accuracy_table(
@@ -242,23 +192,16 @@ def _accuracy_table(
             "kept": "kept, off k",
         },
         reduce=_accuracy,
-        tiers={
-            "cpu": Tier(
-                minutes=minutes,
-                devices=8,
-                runs={
-                    method: Runs(config=f"{config}:{method}", seeds=seeds)
-                    for method in METHODS
-                },
-                claims={
-                    "accuracy": _of_ok_topk("lost", "Ok-Topk: points below dense", 1.0),
-                    "selected": _of_ok_topk(
-                        "selected", "Ok-Topk: selected, off k", 0.15
-                    ),
-                    "kept": _of_ok_topk("kept", "Ok-Topk: kept by all, off k", 0.15),
-                },
-            )
-        },
+        tiers=on_cpu(
+            minutes=minutes,
+            devices=8,
+            runs=grid(config + ":{0}", METHODS, seeds=seeds),
+            claims={
+                "accuracy": _of_ok_topk("lost", "Ok-Topk: points below dense", 1.0),
+                "selected": _of_ok_topk("selected", "Ok-Topk: selected, off k", 0.15),
+                "kept": _of_ok_topk("kept", "Ok-Topk: kept by all, off k", 0.15),
+            },
+        ),
     )
 
 
@@ -273,9 +216,8 @@ FASHION = _accuracy_table(
 def _text(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns validation losses, means over seeds, and their ratio to dense."""
     final = {row: float(run["val_loss"][..., -1].mean()) for row, run in rows.items()}
-    losses = np.array(list(final.values()))
-    made = {"loss": ("row", losses), "ratio": ("row", losses / final["dense"])}
-    return xr.Dataset(made, coords={"row": list(rows)})
+    table = reduce.from_cells({row: {"loss": loss} for row, loss in final.items()})
+    return table.assign(ratio=table["loss"] / final["dense"])
 
 
 TEXT = Table(
@@ -288,25 +230,20 @@ TEXT = Table(
     ),
     columns={"loss": "validation loss", "ratio": "over dense"},
     reduce=_text,
-    tiers={
-        "cpu": Tier(
-            minutes=10.0,
-            devices=8,
-            runs={
-                name: Runs(config=f"oktopk/text:{name}", seeds=SEEDS)
-                for name in METHODS
-            },
-            claims={
-                "ratio": _of_ok_topk("ratio", "Ok-Topk: loss over dense", 1.05),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=10.0,
+        devices=8,
+        runs=grid("oktopk/text:{0}", METHODS, seeds=SEEDS),
+        claims={
+            "ratio": _of_ok_topk("ratio", "Ok-Topk: loss over dense", 1.05),
+        },
+    ),
 )
 
 
 def _throughput(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns times of a step, over Ok-Topk's, and the words sent."""
-    run = rows["all"].isel(seed=0, drop=True).rename(exchange="row")
+    run = reduce.single(rows).rename(exchange="row")
     seconds = run["seconds"].mean("step")
     total = seconds.sel(phase="total", drop=True)
     talking = seconds.sel(phase="communicating", drop=True)
@@ -324,10 +261,8 @@ def _throughput(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 def _faster(row: str, column: str, bound: float) -> Claim:
     part = " in messages" if column == "over_talking" else ""
-    return Claim(
-        relation=f"{row}: its time{part} over Ok-Topk's",
-        ours=lambda table: float(table[column].sel(row=row)),
-        at_least=bound,
+    return reduce.cell(column, row).at_least(
+        bound, f"{row}: its time{part} over Ok-Topk's"
     )
 
 
@@ -351,40 +286,38 @@ THROUGHPUT = Table(
         "words": "words sent",
     },
     reduce=_throughput,
-    tiers={
-        "cpu": Tier(
-            minutes=1.5,
-            runs={"all": Runs(config="oktopk/link")},
-            claims={
-                "dense": _faster("dense", "over", 5.0),
-                "top_k": _faster("top_k", "over", 1.3),
-                "messages": _faster("top_k", "over_talking", 1.3),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=1.5,
+        runs={"all": Runs(config="oktopk/link")},
+        claims={
+            "dense": _faster("dense", "over", 5.0),
+            "top_k": _faster("top_k", "over", 1.3),
+            "messages": _faster("top_k", "over_talking", 1.3),
+        },
+    ),
 )
 
 
 def _selection(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns times, and how many times as fast as `lax.top_k` each is."""
-    made = []
+    made = {}
     for name, row in rows.items():
-        seconds = row["seconds"].isel(seed=0, drop=True)
+        seconds = reduce.first(row)["seconds"]
         median = seconds.median("repetition")
-        labels = [f"{name}, {each}" for each in seconds["candidate"].values]
-        ratio = (seconds.sel(candidate="lax.top_k") / seconds).median("repetition")
-        table = {"milliseconds": 1e3 * median, "faster": ratio}
-        copy = median.sel(candidate="copy", drop=True)
-        table["copies"] = median / copy
-        made.append(xr.Dataset(table).assign_coords(candidate=labels))
-    return xr.concat(made, "candidate").rename(candidate="row")
+        ratio = seconds.sel(candidate="lax.top_k") / seconds
+        made[name] = xr.Dataset(
+            {
+                "milliseconds": 1e3 * median,
+                "faster": ratio.median("repetition"),
+                "copies": median / median.sel(candidate="copy", drop=True),
+            }
+        )
+    return reduce.stack(made, "candidate")
 
 
 def _pass_faster(name: str) -> Claim:
-    return Claim(
-        relation=f"{name}: times as fast as lax.top_k, a threshold pass",
-        ours=lambda table: float(table["faster"].sel(row=f"{name}, threshold")),
-        at_least=5.0,
+    return reduce.cell("faster", f"{name}, threshold").at_least(
+        5.0, f"{name}: times as fast as lax.top_k, a threshold pass"
     )
 
 
@@ -403,19 +336,17 @@ SELECTION = Table(
         "copies": "over a copy's",
     },
     reduce=_selection,
-    tiers={
-        "gpu": Tier(
-            minutes=2.0,
-            runs={
-                "VGG-16": Runs(config="oktopk/selection:vgg"),
-                "BERT": Runs(config="oktopk/selection:bert"),
-            },
-            claims={name: _pass_faster(name) for name in ("VGG-16", "BERT")},
-        ),
-        "cpu": Tier(
-            minutes=3.0,
-            runs={"VGG-16": Runs(config="oktopk/selection:vgg")},
-            claims={"VGG-16": _pass_faster("VGG-16")},
-        ),
-    },
+    tiers=on_gpu(
+        minutes=2.0,
+        runs={
+            "VGG-16": Runs(config="oktopk/selection:vgg"),
+            "BERT": Runs(config="oktopk/selection:bert"),
+        },
+        claims={name: _pass_faster(name) for name in ("VGG-16", "BERT")},
+    )
+    | on_cpu(
+        minutes=3.0,
+        runs={"VGG-16": Runs(config="oktopk/selection:vgg")},
+        claims={"VGG-16": _pass_faster("VGG-16")},
+    ),
 )

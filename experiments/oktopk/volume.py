@@ -1,38 +1,23 @@
 """Words that exchanges send: real entries, padded buffers, and the formulas."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hpcjax.collectives.config import (
-    AnyExchangeConfig,
-    GaussianKConfig,
-    GTopkConfig,
-    OkTopkConfig,
-    TopKConfig,
-    TopkDsaConfig,
-)
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
+import numpy as np
+
+from hpcjax import collectives, optim, perf, runs, sharding
+from hpcjax.collectives import OkTopkConfig
+from hpcjax.core import config
+from hpcjax.core.parts import Part
 
 if TYPE_CHECKING:
     import jax
-    import numpy as np
-    import xarray as xr
 
-    from hpcjax.runs.context import Context
-
-EXCHANGES: dict[str, type[AnyExchangeConfig]] = {
-    "top_k": TopKConfig,
-    "regional": TopkDsaConfig,
-    "global": GTopkConfig,
-    "gaussian_k": GaussianKConfig,
-    "ok_topk": OkTopkConfig,
-}
 Inputs = Literal["gaussian", "clustered", "halves"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """An exchange of vectors that nobody trains with.
 
     Attributes:
@@ -47,21 +32,16 @@ class Config:
       seed: of the vectors.
     """
 
-    exchange: AnyExchangeConfig = OkTopkConfig(density=0.01)
-    members: int = 8
-    numbers: int = 100_000
+    exchange: Annotated[Any, Part("exchange")] = OkTopkConfig(density=0.01)
+    members: config.Several = 8
+    numbers: config.Several = 100_000
     inputs: Inputs = "gaussian"
-    steps: int = 40
+    steps: config.Size = 40
     compiled: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(2, members=self.members, numbers=self.numbers)
-        checks.require_count(1, steps=self.steps)
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Averages random vectors of members that are a mapped axis of one program.
 
     Returns:
@@ -71,17 +51,13 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """
     import jax
     import jax.numpy as jnp
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax.collectives import MeshGroup
 
     exchange, group = cfg.exchange.make(), "members"
     first = exchange.init(jax.ShapeDtypeStruct((cfg.numbers,), jnp.float32))
     states = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * cfg.members), first)
 
     def step(x: Any, state: Any) -> Any:
-        return exchange.average(MeshGroup(group), x, state)[1]
+        return exchange.average(collectives.MeshGroup(group), x, state)[1]
 
     average = jax.jit(jax.vmap(step, axis_name=group))
     stats = []
@@ -98,14 +74,12 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
             ("summed", "summed"),
         )
     }
-    dataset = xr.Dataset(found, attrs={"source": "simulated"})
+    dataset = runs.Dataset(found, attrs={"source": "simulated"})
     return dataset.assign(wire=words_on_the_wire(cfg)) if cfg.compiled else dataset
 
 
-def vectors(cfg: Config, step: int) -> "np.ndarray":
+def vectors(cfg: Config, step: int) -> np.ndarray:
     """Returns the members' vectors of a step, [P, n]."""
-    import numpy as np
-
     draws = np.random.default_rng([cfg.seed, step])
     made = draws.normal(size=(cfg.members, cfg.numbers)).astype(np.float32)
     part = max(1, cfg.numbers // 20)
@@ -122,8 +96,6 @@ def words_on_the_wire(cfg: Config) -> float:
 
     Both branches of a conditional are counted, and buffers with all their padding.
     """
-    from hpcjax import perf
-
     return perf.ring_bytes(_program(cfg), cfg.members) / 4
 
 
@@ -132,7 +104,6 @@ def _program(cfg: Config) -> "jax.stages.Compiled":
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec
 
-    from hpcjax import optim, sharding
     from hpcjax.core import per_device
 
     mesh = sharding.data_mesh(cfg.members)

@@ -3,23 +3,18 @@
 import csv
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpcjax import cost, runs, sharding
+from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax import perf, sharding
-    from hpcjax.runs.context import Context
 
 PROFILE = pathlib.Path(__file__).parent / "p100.csv"
 WIDTHS = {"base": 768, "large": 1024}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A pipeline, what its stages cost, and how its bubbles are filled.
 
     Attributes:
@@ -31,7 +26,7 @@ class Config:
       micro_batches: N, in a step; None for D.
       chunks: stages of a device, where the schedule is interleaved.
       recompute: backward passes repeat the forward pass.
-      gate: what an inversion waits for; see `perf.assign`.
+      gate: what an inversion waits for; see `cost.assign`.
       panel: longest piece of an inversion, in forward passes of a stage; None for any.
       margin: share of its time that a task needs besides.
       seed: for the form only, nothing is drawn.
@@ -43,19 +38,14 @@ class Config:
     model: Literal["base", "large"] = "base"
     micro_batch: Literal[8, 16, 32] = 32
     stages: int = 4
-    blocks: int = 3
+    blocks: config.Size = 3
     micro_batches: int | None = None
     chunks: int = 2
     recompute: bool = False
     gate: Literal["device", "layer"] = "layer"
     panel: float | None = 0.25
     margin: float = 0.05
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        if self.blocks < 1:
-            raise ConfigError(f"a stage needs at least one block: got {self.blocks}")
+    seed: config.Seed = 0
 
 
 def profile(cfg: Config) -> dict[str, float]:
@@ -70,8 +60,6 @@ def profile(cfg: Config) -> dict[str, float]:
 
 def make_schedule(cfg: Config) -> "sharding.Schedule":
     """Returns the order of work that the config names."""
-    from hpcjax import sharding
-
     micro_batches = cfg.stages if cfg.micro_batches is None else cfg.micro_batches
     if cfg.schedule == "interleaved":
         return sharding.interleaved(cfg.stages, micro_batches, cfg.chunks)
@@ -84,71 +72,62 @@ def make_schedule(cfg: Config) -> "sharding.Schedule":
     return makers[cfg.schedule](cfg.stages, micro_batches)
 
 
-def simulate(cfg: Config) -> "perf.FilledSchedule":
+def simulate(cfg: Config) -> "cost.FilledSchedule":
     """Returns one refresh of K-FAC in the bubbles of the config's pipeline."""
-    from hpcjax import perf
-
     block = profile(cfg)
     t_f = cfg.blocks * block["time_f"]
-    costs = perf.StageCosts(
+    costs = cost.StageCosts(
         t_f=t_f, t_b=cfg.blocks * block["time_b"], recompute=cfg.recompute
     )
-    timeline = perf.simulate(make_schedule(cfg), costs)
-    layers = perf.transformer_block(WIDTHS[cfg.model]) * cfg.blocks
-    tasks = perf.kfac_tasks(timeline.schedule, [layers] * cfg.stages, kfac_costs(cfg))
+    timeline = cost.simulate(make_schedule(cfg), costs)
+    layers = cost.transformer_block(WIDTHS[cfg.model]) * cfg.blocks
+    tasks = cost.kfac_tasks(timeline.schedule, [layers] * cfg.stages, kfac_costs(cfg))
     panel = None if cfg.panel is None else cfg.panel * t_f
-    return perf.assign(timeline, tasks, margin=cfg.margin, gate=cfg.gate, panel=panel)
+    return cost.assign(timeline, tasks, margin=cfg.margin, gate=cfg.gate, panel=panel)
 
 
-def kfac_costs(cfg: Config) -> "perf.KfacCosts":
+def kfac_costs(cfg: Config) -> "cost.KfacCosts":
     """Returns what K-FAC costs at a stage."""
-    from hpcjax import perf
-
     block = profile(cfg)
-    return perf.KfacCosts(
+    return cost.KfacCosts(
         t_curv=cfg.blocks * block["time_kron"],
         t_inv=cfg.blocks * block["time_inv"],
         t_prec=cfg.blocks * block["time_prec"],
     )
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Simulates; leaves the refresh as `timeline.png` and, for Perfetto, as JSON.
 
     Returns:
       What `figures` does.
     """
-    from hpcjax import perf
     from hpcjax.core.files import write_json
     from hpcjax.runs import curves
 
     filled = simulate(cfg)
     pipe, found = filled.timeline, figures(cfg, filled)
-    bars = filled.bars(perf.preconditioning(pipe.schedule, kfac_costs(cfg)))
+    bars = filled.bars(cost.preconditioning(pipe.schedule, kfac_costs(cfg)))
     rows = {
         f"{cfg.schedule}: {found['utilization'].item():.1%} busy": pipe.bars(),
         f"with K-FAC: {found['filled'].item():.1%} busy": bars,
     }
-    curves.save(perf.draw_timelines(rows), ctx.directory.path / "timeline.png")
-    write_json(ctx.directory.path / "timeline.json", perf.chrome_trace(bars))
+    curves.save(cost.draw_timelines(rows), ctx.directory.path / "timeline.png")
+    write_json(ctx.directory.path / "timeline.json", cost.chrome_trace(bars))
     return found
 
 
-def figures(cfg: Config, filled: "perf.FilledSchedule") -> "xr.Dataset":
+def figures(cfg: Config, filled: "cost.FilledSchedule") -> "runs.Dataset":
     """Returns what is read off a refresh.
 
     Returns:
       Shares of time that are computed without and with filling, the period, `ratio` of
       K-FAC's work to a step's idle time, times in ms, memory in MB.
     """
-    import xarray as xr
-
-    from hpcjax import perf
-
     pipe = filled.timeline
-    prec = max(perf.preconditioning(pipe.schedule, kfac_costs(cfg)))
+    prec = max(cost.preconditioning(pipe.schedule, kfac_costs(cfg)))
     added = sum(filled.added) / filled.period
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "utilization": pipe.utilization,
             "filled": filled.utilization,
@@ -164,12 +143,10 @@ def figures(cfg: Config, filled: "perf.FilledSchedule") -> "xr.Dataset":
     )
 
 
-def memory(cfg: Config, filled: "perf.FilledSchedule") -> list[float]:
+def memory(cfg: Config, filled: "cost.FilledSchedule") -> list[float]:
     """Returns MB of each device by the paper's model."""
-    from hpcjax import perf
-
     block = {name: cfg.blocks * value for name, value in profile(cfg).items()}
-    parts = perf.StageMemory(
+    parts = cost.StageMemory(
         activations=block["mem_act"],
         peak_errors=block["mem_peak_err"],
         saved_errors=block["mem_save_err"],
@@ -178,7 +155,7 @@ def memory(cfg: Config, filled: "perf.FilledSchedule") -> list[float]:
     )
     schedule = filled.timeline.schedule
     return [
-        perf.pipeline_memory(
+        cost.pipeline_memory(
             parts,
             live_activations=filled.timeline.live_activations(device),
             live_errors=filled.live_errors(device),

@@ -2,9 +2,7 @@
 
 import functools
 import gc
-import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,18 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.pipefisher.two_processes import STAGES, Config, batch, initial
-from hpcjax.hostcomm import local_processes
-from hpcjax.hostcomm.channels import Message
-from hpcjax.optim import kfac
-from hpcjax.perf import Task
-from hpcjax.perf.host_pipeline import (
-    DeviceWork,
-    HostPipeline,
-    work_from_json,
-    work_to_json,
+from experiments.pipefisher.two_processes import (
+    MODES,
+    STAGES,
+    Config,
+    batch,
+    check_gradients,
+    check_inverses,
+    initial,
+    lengths,
+    plan,
+    rows_of,
 )
-from hpcjax.perf.kfac_work import side
+from hpcjax import hostcomm, perf
+from hpcjax.cost import FilledSchedule, Task
+from hpcjax.cost.kfac_work import side
+from hpcjax.hostcomm import Transport
+from hpcjax.optim import kfac
+from hpcjax.perf.host_pipeline import work_to_json
 from hpcjax.sharding import Op, gpipe
 from hpcjax.sharding.schedules import Kind
 
@@ -106,6 +110,8 @@ class Stage:
     """Parameters of a stage, its part of the data, and what K-FAC keeps of it."""
 
     def __init__(self, cfg: Config, stage: int) -> None:
+        # Ops run in the thread that calls them, so that they end when they seem to.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         self.cfg, self.stage = cfg, stage
         inputs, targets = batch(cfg)
         self.inputs = jax.device_put(inputs)
@@ -229,99 +235,106 @@ class Stage:
         return {name: np.asarray(array) for name, array in found.items()}
 
 
-class Answers:
-    """What the process does when it is asked."""
+def work(transport: Transport, cfg: Config) -> dict[str, Any]:
+    """Measures the ops of a stage, then runs both kinds in turns.
 
-    def __init__(self, member: local_processes.Member) -> None:
-        self.member = member
-        self._stage: Stage | None = None
+    Returns:
+      `seconds` of each kind of op and task, and `runs`: of each what `run` returns, by
+      mode.
+    """
+    stage = Stage(cfg, transport.rank)
+    own = measure(stage)
+    # All at once, as they will run: memory and caches are shared.
+    table = hostcomm.allgather(transport, np.array(list(own.values())))
+    filled = plan(cfg, [dict(zip(own, row, strict=True)) for row in table])
+    runs = [
+        {mode: run(transport, stage, filled, mode) for mode in MODES}
+        for _ in range(cfg.runs)
+    ]
+    return {"seconds": own, "runs": runs}
 
-    @property
-    def stage(self) -> Stage:
-        """The stage that was set up."""
-        if self._stage is None:
-            raise ValueError("there is no stage yet")
-        return self._stage
 
-    def set_up(self, options: Mapping[str, Any]) -> Message:
-        """Makes the stage and compiles what it does."""
-        cfg = Config(**json.loads(options["config"]))
-        self._stage = Stage(cfg, options["stage"])
-        return Message("done")
+def measure(stage: Stage) -> dict[str, float]:
+    """Returns median seconds of every kind of op and task, alone in this process."""
+    cfg, rank = stage.cfg, stage.stage
+    stage.begin(kfac=True)
+    stage.begin_refresh()
+    given = np.asarray(stage.inputs[0])
+    ends = {("F", 0), ("B", STAGES - 1)}
 
-    def measure(self, options: Mapping[str, Any]) -> Message:
-        """Times every kind of op and task, alone in this process."""
-        del options
-        stage = self.stage
-        cfg, rank = stage.cfg, stage.stage
-        stage.begin(kfac=True)
-        stage.begin_refresh()
-        given = np.asarray(stage.inputs[0])
-        ends = {("F", 0), ("B", STAGES - 1)}
+    def passing(kind: Kind) -> Callable[[], Any]:
+        received = None if (kind, rank) in ends else given
+        return lambda: stage.run_op(Op(rank, kind, rank, 0), received)
 
-        def passing(kind: Kind) -> Callable[[], Any]:
-            received = None if (kind, rank) in ends else given
-            return lambda: stage.run_op(Op(rank, kind, rank, 0), received)
+    forward, once = passing("F"), passing("B")
+    forward()
+    kept = dict(stage.kept)
 
-        # In this order: each needs what those before it have kept.
-        thunks: dict[str, Callable[[], Any]] = {"F": passing("F"), "B": passing("B")}
-        for kind in ("curvA", "curvB", "invA", "invB"):
-            for layer in range(cfg.layers):
-                task = Task(rank, kind, 0, rank, layer, 0, 0)
-                thunks[f"{kind} {layer}"] = functools.partial(stage.run_task, task)
-        seconds: dict[str, list[float]] = {}
-        for number in range(-1, cfg.repetitions):
-            for name, thunk in thunks.items():
-                start = time.perf_counter()
-                thunk()
-                if number >= 0:
-                    seconds.setdefault(name, []).append(time.perf_counter() - start)
-        found = {name: statistics.median(each) for name, each in seconds.items()}
-        return Message("done", found)
+    def back() -> Any:
+        stage.kept = dict(kept)  # the pass takes them away
+        return once()
 
-    def run(self, options: Mapping[str, Any]) -> Message:
-        """Takes steps from the first parameters on."""
-        stage, member = self.stage, self.member
-        rows = [[work_from_json(work) for work in row] for row in options["rows"]]
-        stage.begin(kfac=options["kfac"])
-        pipeline = HostPipeline(
-            gpipe(STAGES, stage.cfg.micro_batches),
-            stage.stage,
-            member.links,
-            DeviceWork(run_op=stage.run_op, run_task=stage.run_task, flush=stage.flush),
-        )
-        clocks = 0.0, 0.0
-        gc.collect()
-        gc.disable()
-        for number in range(options["steps"]):
-            if number == options["warmup"]:
-                clocks = time.process_time(), time.perf_counter()
-            if number % len(rows) == 0:
-                stage.begin_refresh()
-            pipeline.step(number, rows[number % len(rows)])
-        cpu = time.process_time() - clocks[0]
-        wall = time.perf_counter() - clocks[1]
-        gc.enable()
-        told = {
-            "ran": [[*each[:3], work_to_json(each.work)] for each in pipeline.ran],
-            "steps": pipeline.steps,
-            "cpu": cpu / wall,
-            "cores": cores_of_threads(),
-        }
-        return Message("done", told, stage.arrays())
+    back()  # leaves what the tasks need
+    thunks: dict[str, Callable[[], Any]] = {"F": forward, "B": back}
+    for kind in ("curvA", "curvB", "invA", "invB"):
+        for layer in range(cfg.layers):
+            task = Task(rank, kind, 0, rank, layer, 0, 0)
+            thunks[f"{kind} {layer}"] = functools.partial(stage.run_task, task)
+    measured = perf.compare(thunks, "F", repetitions=cfg.repetitions, warmup=1)
+    seconds = measured["seconds"].median("repetition")
+    return {name: float(seconds.sel(candidate=name)) for name in thunks}
+
+
+def run(
+    transport: Transport, stage: Stage, filled: FilledSchedule, mode: str
+) -> dict[str, Any]:
+    """Takes the steps of whole refreshes from the first parameters on.
+
+    What was done is compared with the schedule, gradients and inverses with numpy's.
+
+    Returns:
+      `ran`, ops and tasks with their times; `steps`, when each began and ended; `cpu`,
+      seconds of this process in a second; and `cores` of its threads.
+
+    Raises:
+      HpcjaxError: the work done was not the schedule's, or not right.
+    """
+    cfg, rows = stage.cfg, rows_of(filled, mode)[stage.stage]
+    warmup, steps = lengths(cfg, filled.period)
+    stage.begin(kfac=mode == "filled")
+    pipeline = perf.HostPipeline(
+        gpipe(STAGES, cfg.micro_batches),
+        transport,
+        perf.DeviceWork(
+            run_op=stage.run_op, run_task=stage.run_task, flush=stage.flush
+        ),
+    )
+    clocks = 0.0, 0.0
+    gc.collect()
+    gc.disable()
+    for number in range(steps):
+        if number == warmup:
+            clocks = time.process_time(), time.perf_counter()
+        if number % len(rows) == 0:
+            stage.begin_refresh()
+        pipeline.step(number, rows[number % len(rows)])
+    cpu = time.process_time() - clocks[0]
+    wall = time.perf_counter() - clocks[1]
+    gc.enable()
+    perf.check_work(pipeline.spans, rows, steps)
+    arrays = stage.arrays()
+    check_gradients(cfg, stage.stage, arrays)
+    if stage.kfac:
+        check_inverses(cfg, arrays)
+    return {
+        "ran": [[*each[:3], work_to_json(each.work)] for each in pipeline.spans],
+        "steps": pipeline.steps,
+        "cpu": cpu / wall,
+        "cores": cores_of_threads(),
+    }
 
 
 def cores_of_threads() -> list[list[int]]:
     """Returns the cores on which each thread of this process may run."""
     threads = map(int, os.listdir("/proc/self/task"))
     return [sorted(os.sched_getaffinity(thread)) for thread in threads]
-
-
-def serve(member: local_processes.Member) -> int:
-    """Answers requests until there are no more; returns the exit status."""
-    # Ops run in the thread that calls them, so that they end when they seem to.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    answers = Answers(member)
-    return member.serve(
-        {"stage": answers.set_up, "measure": answers.measure, "run": answers.run}
-    )

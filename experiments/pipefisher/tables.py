@@ -1,14 +1,12 @@
 """PipeFisher's tables: work against idle time, and how full bubbles become."""
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
 
-from hpcjax.perf.intervals import bootstrap_median, median
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 from hpcjax.runs.targets import first_at_most
 
 SCHEDULES = ("gpipe", "one_f_one_b", "chimera")
@@ -44,12 +42,7 @@ FIGURES = {
 _PRINTED = {"utilization": (100, 1), "ratio": (1, 2), "overhead": (100, 1)}
 
 
-def as_table(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Returns the runs' figures, a row for each run."""
-    runs = [row.isel(seed=0, drop=True) for row in rows.values()]
-    return xr.concat(runs, dim="row").assign_coords(row=list(rows))
-
-
+@reduce.Number
 def equal_cells(table: xr.Dataset) -> float:
     """Counts the cells that equal `FIGURES` to their last digit."""
     return float(
@@ -61,14 +54,6 @@ def equal_cells(table: xr.Dataset) -> float:
             )
             if figure
         )
-    )
-
-
-def _run_of(row: str) -> Runs:
-    model, schedule, depth = row.split()
-    return Runs(
-        config=f"pipefisher/bubble_fill:{schedule}",
-        overrides={"model": model, "stages": depth.removeprefix("D=")},
     )
 
 
@@ -86,30 +71,31 @@ BUBBLE_FILL = Table(
         "ratio": "K-FAC / idle",
         "overhead": "preconditioning / step",
     },
-    reduce=as_table,
-    tiers={
-        "model": Tier(
-            minutes=0.2,
-            runs={row: _run_of(row) for row in FIGURES},
-            claims={
-                "cells": Claim(
-                    relation="cells of 36 equal to the last digit",
-                    ours=equal_cells,
-                    at_least=36.0,
-                )
-            },
-        )
-    },
+    reduce=reduce.by_run,
+    tiers=by_model(
+        minutes=0.2,
+        runs=grid(
+            "pipefisher/bubble_fill:{1}",
+            {model: {"model": model} for model in ("base", "large")},
+            SCHEDULES,
+            {f"D={depth}": {"stages": str(depth)} for depth in DEPTHS},
+            between=" ",
+        ),
+        claims={
+            "cells": equal_cells.at_least(36.0, "cells of 36 equal to the last digit")
+        },
+    ),
 )
 
-_SPLIT = {
-    f"{model} {schedule}": Runs(
-        config=f"pipefisher/fill:{schedule}",
-        overrides={"model": model, "stages": stages},
-    )
-    for model, stages in (("base", "4"), ("large", "8"))
-    for schedule in (*SCHEDULES, "zero_bubble_h1")
-}
+_SPLIT = grid(
+    "pipefisher/fill:{1}",
+    {
+        "base": {"model": "base", "stages": "4"},
+        "large": {"model": "large", "stages": "8"},
+    },
+    (*SCHEDULES, "zero_bubble_h1"),
+    between=" ",
+)
 _WHOLE = {
     f"{row}, whole": Runs(
         config=runs.config,
@@ -121,18 +107,13 @@ _WHOLE = {
 CLAIMED = [row for row in _SPLIT if row.split()[1] in SCHEDULES]
 
 
-def _worst(
-    figure: Callable[[xr.Dataset], float], choose: Callable[..., float]
-) -> Callable[[xr.Dataset], float]:
-    return lambda table: choose(figure(table.sel(row=row)) for row in CLAIMED)
+def _of(column: str) -> reduce.Number:
+    """Returns a column of the rows that are claimed something of."""
+    return reduce.Number(lambda table: table[column].sel(row=CLAIMED).values)
 
 
-def _late(row: xr.Dataset) -> float:
-    return float(row["period"].item() - math.ceil(row["ratio"].item()))
-
-
-def _beyond(row: xr.Dataset) -> float:
-    return abs(row["t_step"].item() / row["t_pipe"].item() - 1 - row["overhead"].item())
+_BEYOND = abs(_of("t_step") / _of("t_pipe") - 1 - _of("overhead")).largest()
+_LATE = (_of("period") - _of("ratio").then(np.ceil)).largest()
 
 
 FILL = Table(
@@ -158,65 +139,40 @@ FILL = Table(
         "unplaced": "unplaced",
         "memory": "MB",
     },
-    reduce=as_table,
-    tiers={
-        "model": Tier(
-            minutes=0.2,
-            runs={**_SPLIT, **_WHOLE},
-            claims={
-                "utilization": Claim(
-                    relation="GPipe, 1F1B and Chimera are busy ≥ 85 % of the time",
-                    ours=_worst(lambda row: row["filled"].item(), min),
-                    at_least=0.85,
-                ),
-                "period": Claim(
-                    relation="steps of a refresh beyond ⌈ratio⌉",
-                    ours=_worst(_late, max),
-                    at_most=1.0,
-                ),
-                "placed": Claim(
-                    relation="tasks that fit into no bubble",
-                    ours=_worst(lambda row: float(row["unplaced"].item()), max),
-                    at_most=0.0,
-                ),
-                "step": Claim(
-                    relation="of a step beyond pipeline and preconditioning",
-                    ours=_worst(_beyond, max),
-                    at_most=1e-9,
-                ),
-            },
-        )
-    },
+    reduce=reduce.by_run,
+    tiers=by_model(
+        minutes=0.2,
+        runs={**_SPLIT, **_WHOLE},
+        claims={
+            "utilization": _of("filled")
+            .least()
+            .at_least(0.85, "GPipe, 1F1B and Chimera are busy ≥ 85 % of the time"),
+            "period": _LATE.at_most(1.0, "steps of a refresh beyond ⌈ratio⌉"),
+            "placed": _of("unplaced")
+            .largest()
+            .at_most(0.0, "tasks that fit into no bubble"),
+            "step": _BEYOND.at_most(
+                1e-9, "of a step beyond pipeline and preconditioning"
+            ),
+        },
+    ),
 )
 
 
 def medians(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns medians over the runs of both kinds, with their intervals."""
-    made = rows["all"].isel(seed=0, drop=True)
-    scaled = {
-        "utilization": made["utilization"],
-        "milliseconds": 1e3 * made["seconds"],
-        "cpu": made["cpu"],
-    }
-    table = {"units": made["units"].median("run")}
-    for name, values in scaled.items():
-        table[name] = values.median("run")
-        ends = [bootstrap_median(values.sel(row=r).values) for r in made["row"].values]
-        for end, column in zip(("low", "high"), np.transpose(ends), strict=True):
-            table[f"{name}_{end}"] = xr.DataArray(column, dims="row")
-    return xr.Dataset(table)
+    run = reduce.single(rows)
+    run = run.assign(milliseconds=1e3 * run["seconds"])
+    found = {}
+    for row in run["row"].values.tolist():
+        own = run.sel(row=row)
+        found[row] = {"units": float(own["units"].median())}
+        for name in ("utilization", "milliseconds", "cpu"):
+            found[row] |= reduce.interval(own[name], name)
+    return reduce.from_cells(found)
 
 
-def _gained(table: xr.Dataset) -> float:
-    shares = table["utilization"]
-    return 100 * (shares.sel(row="filled") - shares.sel(row="without")).item()
-
-
-def _longer(table: xr.Dataset) -> float:
-    times = table["milliseconds"]
-    return (times.sel(row="filled") / times.sel(row="without")).item()
-
-
+_GAINED = reduce.above("utilization", "filled", "without") * 100
 TWO_PROCESSES = Table(
     id="pipefisher/two-processes",
     title="GPipe of two processes, measured without and with K-FAC in its bubbles",
@@ -237,24 +193,16 @@ TWO_PROCESSES = Table(
         "cpu": "cpu",
     },
     reduce=medians,
-    tiers={
-        "cpu": Tier(
-            minutes=2.0,
-            runs={"all": Runs(config="pipefisher/two_processes")},
-            claims={
-                "points": Claim(
-                    relation="points of busy time that filling gains",
-                    ours=_gained,
-                    at_least=15.0,
-                ),
-                "step": Claim(
-                    relation="a step with K-FAC takes at most 1.2 of one without",
-                    ours=_longer,
-                    at_most=1.2,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=2.0,
+        runs={"all": Runs(config="pipefisher/two_processes")},
+        claims={
+            "points": _GAINED.at_least(15.0, "points of busy time that filling gains"),
+            "step": reduce.over("milliseconds", "filled", "without").at_most(
+                1.2, "a step with K-FAC takes at most 1.2 of one without"
+            ),
+        },
+    ),
 )
 
 
@@ -274,23 +222,20 @@ def training(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     losses = {name: _smooth(row) for name, row in rows.items()}
     target = losses["lamb"].isel(step=-1)
     whole = losses["lamb"].sizes["step"]
-    compared = []
-    for name, row in rows.items():
-        steps = first_at_most(losses[name], target, "step")
-        columns = {
-            "loss": losses[name].isel(step=-1),
-            "steps": steps,
-            "time": steps * row["step_time"] / whole,
+    steps = {n: first_at_most(each, target, "step") for n, each in losses.items()}
+    found = {
+        name: {
+            **reduce.interval(losses[name].isel(step=-1), "loss"),
+            **reduce.interval(steps[name], "steps"),
+            **reduce.interval(steps[name] * row.get("step_time", 1.0) / whole, "time"),
         }
-        figures: dict[str, Any] = {}
-        for column, values in columns.items():
-            figures[column] = float(median(values.values[None])[0])
-            ends = bootstrap_median(values.values)
-            figures[f"{column}_low"], figures[f"{column}_high"] = ends
-        compared.append(xr.Dataset(figures).assign(steps_by_seed=steps))
-    return xr.concat(compared, dim="row").assign_coords(row=list(rows))
+        for name, row in rows.items()
+    }
+    by_seed = xr.concat(list(steps.values()), dim="row")
+    return reduce.from_cells(found).assign(steps_by_seed=by_seed)
 
 
+@reduce.Number
 def _stale(table: xr.Dataset) -> float:
     steps = table["steps_by_seed"]
     return float((steps.sel(row="pipefisher") / steps.sel(row="fresh")).median())
@@ -320,37 +265,29 @@ TRAINING = Table(
         "time": "time / LAMB's, simulated",
     },
     reduce=training,
-    tiers={
-        "cpu": Tier(
-            minutes=20.0,
-            runs={
-                "lamb": Runs(
-                    config="pipefisher/training:lamb",
-                    seeds=_SEEDS,
-                    tune={"optimizer.lr": ("0.01", "0.03", "0.1", "0.3")},
-                ),
-                "pipefisher": Runs(
-                    config="pipefisher/training", seeds=_SEEDS, tune=_TUNED
-                ),
-                "fresh": Runs(
-                    config="pipefisher/training:fresh",
-                    seeds=_SEEDS,
-                    like="pipefisher",
-                    takes=tuple(_TUNED),
-                ),
-            },
-            claims={
-                "time": Claim(
-                    relation="simulated time to LAMB's final loss, of LAMB's",
-                    ours=lambda table: table["time"].sel(row="pipefisher").item(),
-                    at_most=0.8,
-                ),
-                "stale": Claim(
-                    relation="steps with late inverses over those with fresh ones",
-                    ours=_stale,
-                    at_most=1.05,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=20.0,
+        runs={
+            "lamb": Runs(
+                config="pipefisher/training:lamb",
+                seeds=_SEEDS,
+                tune={"optimizer.lr": ("0.01", "0.03", "0.1", "0.3")},
+            ),
+            "pipefisher": Runs(config="pipefisher/training", seeds=_SEEDS, tune=_TUNED),
+            "fresh": Runs(
+                config="pipefisher/training:fresh",
+                seeds=_SEEDS,
+                like="pipefisher",
+                takes=tuple(_TUNED),
+            ),
+        },
+        claims={
+            "time": reduce.cell("time", "pipefisher").at_most(
+                0.8, "simulated time to LAMB's final loss, of LAMB's"
+            ),
+            "stale": _stale.at_most(
+                1.05, "steps with late inverses over those with fresh ones"
+            ),
+        },
+    ),
 )

@@ -1,28 +1,20 @@
-"""Training a Transformer with inverses as old as PipeFisher's, on one device.
+"""PipeFisher as an optimizer: K-FAC with inverses as old as a pipeline makes them.
 
 What is trained is what a pipeline with K-FAC in its bubbles would compute; what a step
 would take there is simulated.
 """
 
 import dataclasses
-import pathlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from experiments.pipefisher import experiment
-from hpcjax import train
-from hpcjax.core.errors import ConfigError
-from hpcjax.data.config import CharTextConfig, MaskedTextConfig
-from hpcjax.models.config import BertConfig, CausalLmConfig
-from hpcjax.optim.config import LambConfig
-from hpcjax.optim.kfac.config import SKIP
-from hpcjax.runs.config import TrainingConfig
+from hpcjax import core
+from hpcjax.core import checks
+from hpcjax.core.config import Config, Patterns, Positive
+from hpcjax.optim import LambConfig
+from hpcjax.optim.kfac import SKIP
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
-
-# The order in which a block uses its matrices, as `perf.transformer_block` lists them.
+# The order in which a block uses its matrices, as `cost.transformer_block` lists them.
 FORWARDS = (
     *("attention/query", "attention/key", "attention/value", "attention/output"),
     *("mlp/up", "mlp/down"),
@@ -30,7 +22,7 @@ FORWARDS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PipeFisherConfig:
+class PipeFisherConfig(Config):
     """K-FAC with late inverses in front of LAMB.
 
     Attributes:
@@ -41,62 +33,45 @@ class PipeFisherConfig:
       fresh: inverts at every step instead, as if that took no time.
     """
 
+    claims: ClassVar[tuple[str, ...]] = ("gradients",)
+
     base: LambConfig = LambConfig()
-    skip: tuple[str, ...] = SKIP
-    damping: float = 1e-3
+    skip: Patterns = SKIP
+    damping: Positive = 1e-3
     pipeline: experiment.Config = experiment.Config(stages=2, blocks=1)
     fresh: bool = False
 
+    def build(self, setup: "core.Setup") -> "core.Optimization":
+        """Returns the optimizer, and the backward pass that it wants.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TrainingConfig):
-    """One training run.
+        Its fact `step_time` is what a step would take in the pipeline, over what it
+        takes there without K-FAC.
 
-    Attributes:
-      dataset: what is learned.
-      model: what learns it.
-      optimizer: LAMB, or K-FAC in front of it.
-    """
+        Raises:
+          ConfigError: the stages do not hold the model's blocks.
+        """
+        import optax
 
-    dataset: CharTextConfig | MaskedTextConfig = CharTextConfig()
-    model: CausalLmConfig | BertConfig = CausalLmConfig()
-    optimizer: LambConfig | PipeFisherConfig = LambConfig()
+        from hpcjax.optim import kfac
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.optimizer, PipeFisherConfig):
-            pipeline, depth = self.optimizer.pipeline, self.model.depth
-            if pipeline.stages * pipeline.blocks != depth:
-                raise ConfigError(
-                    "stages times blocks of optimizer.pipeline must be model.depth: "
-                    f"got {pipeline.stages}, {pipeline.blocks} and {depth}"
-                )
-
-
-def task(cfg: Config, data_root: pathlib.Path, devices: int = 1) -> "train.Task":
-    """Puts data, model and optimizer together."""
-    import optax
-
-    from hpcjax.optim import kfac
-
-    del devices
-    dataset = cfg.dataset.load(data_root)
-    model = cfg.model.make(dataset.inputs, dataset.outputs)
-    chosen, curvature = cfg.optimizer, None
-    if isinstance(chosen, PipeFisherConfig):
-        plan = kfac.plan(model, skip=chosen.skip)
+        plan = kfac.plan(setup.model, skip=self.skip)
+        depths = {block.depth for block in plan.blocks}
+        held = self.pipeline.stages * self.pipeline.blocks
+        rule = f"stages times blocks of a pipeline must be the model's depth, {depths}"
+        checks.require(depths == {held}, rule, stages_times_blocks=held)
         curvature = kfac.Curvature(plan)
         late = kfac.scale_by_pipefisher(
             plan,
-            visible(chosen, [block.path for block in plan.blocks]),
-            rows=[(0, stage) for stage in range(chosen.pipeline.stages)],
-            damping=chosen.damping,
+            visible(self, [block.path for block in plan.blocks]),
+            rows=[(0, stage) for stage in range(self.pipeline.stages)],
+            damping=self.damping,
             data_axis=curvature.data_axis,
         )
-        optimizer = optax.chain(late, chosen.base.make(cfg.train.steps))
-    else:
-        optimizer = chosen.make(cfg.train.steps)
-    return train.supervised(model, optimizer, dataset, curvature=curvature)
+        figures = experiment.figures(self.pipeline, experiment.simulate(self.pipeline))
+        step_time = figures["t_step"].item() / figures["t_pipe"].item()
+        tx = optax.chain(late, self.base.make(setup.steps))
+        made = kfac.optimization(tx, curvature)
+        return made._replace(facts={"step_time": step_time})
 
 
 def visible(
@@ -115,19 +90,3 @@ def visible(
             own = block * len(FORWARDS) + place[FORWARDS[within]]
             found[step].append((stage, own, side))
     return found
-
-
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
-    """Trains.
-
-    Returns:
-      The history, and `step_time`: what a step would take in the pipeline, over what
-      it takes there without K-FAC.
-    """
-    history = ctx.train(task(cfg, ctx.data_root), cfg.train, seed=cfg.seed)
-    added = 0.0
-    if isinstance(cfg.optimizer, PipeFisherConfig):
-        pipeline = cfg.optimizer.pipeline
-        figures = experiment.figures(pipeline, experiment.simulate(pipeline))
-        added = figures["t_step"].item() / figures["t_pipe"].item() - 1
-    return history.assign(step_time=1.0 + added)

@@ -5,36 +5,28 @@ squared error, summed over outputs, mean over rows.
 """
 
 import dataclasses
+import functools
 import itertools
-import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hpcjax.core import checks
+from hpcjax import cost, hostcomm, perf, runs, sharding
+from hpcjax.core import config
 from hpcjax.core.errors import HpcjaxError
-from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax import perf
-    from hpcjax.hostcomm.local_processes import LocalProcesses
-    from hpcjax.perf.host_pipeline import Ran, Row
-    from hpcjax.runs.context import Context
+    from hpcjax.perf.host_pipeline import Row
 
 STAGES = 2
 MODES = ("without", "filled")
-WORKER = "experiments.pipefisher.stage_process"
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Float32 against float64: what the two processes made against numpy.
 _GRADIENT, _INVERSE = 1e-4, 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A model in two stages, and how its steps are measured.
 
     Attributes:
@@ -42,7 +34,7 @@ class Config:
       layers: of each stage.
       rows: examples in a micro-batch.
       micro_batches: N, in a step.
-      gate: what an inversion waits for; see `perf.assign`.
+      gate: what an inversion waits for; see `cost.assign`.
       margin: share of its measured time that a task needs besides.
       damping: added to every factor.
       lr: learning rate of the steps.
@@ -54,27 +46,20 @@ class Config:
       seed: of parameters and data.
     """
 
-    width: int = 256
-    layers: int = 8
-    rows: int = 3072
-    micro_batches: int = 2
+    width: config.Size = 256
+    layers: config.Size = 8
+    rows: config.Size = 3072
+    micro_batches: config.Size = 2
     gate: Literal["device", "layer"] = "layer"
     margin: float = 0.05
-    damping: float = 0.03
+    damping: config.Positive = 0.03
     lr: float = 0.001
-    steps: int = 15
-    warmup: int = 2
-    runs: int = 5
-    repetitions: int = 9
-    patience: float = 60.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        sizes = ("width", "layers", "rows", "micro_batches", "steps", "warmup", "runs")
-        counts = {name: getattr(self, name) for name in (*sizes, "repetitions")}
-        checks.require_count(1, **counts)
-        checks.require_positive(damping=self.damping, patience=self.patience)
+    steps: config.Size = 15
+    warmup: config.Size = 2
+    runs: config.Size = 5
+    repetitions: config.Size = 9
+    patience: config.Positive = 60.0
+    seed: config.Seed = 0
 
 
 def initial(cfg: Config) -> list[np.ndarray]:
@@ -95,7 +80,7 @@ def batch(cfg: Config) -> tuple[np.ndarray, np.ndarray]:
     return inputs, np.tanh(rng.standard_normal(shape, np.float32))
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures ops, assigns K-FAC's work to the bubbles, then runs both kinds in turns.
 
     What the processes did is compared with the schedule, gradients and inverses with
@@ -114,44 +99,41 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """
     import xarray as xr
 
-    from hpcjax import perf
-    from hpcjax.hostcomm import local_processes
+    from experiments.pipefisher import stage
     from hpcjax.runs import curves
 
-    cores = local_processes.free_cores(STAGES)
-    with local_processes.start_processes(
-        WORKER, cores, folder=ROOT, patience=cfg.patience
-    ) as crew:
-        filled = plan(cfg, set_up(cfg, crew))
-        replies = [
-            {mode: measure(cfg, crew, filled, mode) for mode in MODES}
-            for _ in range(cfg.runs)
-        ]
-    found = {
-        mode: xr.concat([reply[mode].figures for reply in replies], dim="run")
+    found = runs.in_processes(
+        stage.work,
+        cfg,
+        STAGES,
+        cores=hostcomm.free_cores(STAGES),
+        patience=cfg.patience,
+    )
+    filled = plan(cfg, [own["seconds"] for own in found])
+    first, _ = lengths(cfg, filled.period)
+    told = {mode: [[r[mode] for r in own["runs"]] for own in found] for mode in MODES}
+    table = xr.concat(
+        [
+            xr.concat(
+                [figures_of(filled, each, first) for each in zip(*own, strict=True)],
+                dim="run",
+            )
+            for own in told.values()
+        ],
+        dim="row",
+    ).assign_coords(row=list(MODES))
+    busy = table["utilization"].median("run")
+    rows = {
+        f"{mode}: {busy.sel(row=mode).item():.1%} busy": last_bars(
+            filled, [own[-1] for own in told[mode]]
+        )
         for mode in MODES
     }
-    rows = {
-        f"{mode}: {found[mode]['utilization'].median().item():.1%} busy": reply.bars
-        for mode, reply in replies[-1].items()
-    }
-    curves.save(perf.draw_timelines(rows), ctx.directory.path / "timeline.png")
-    table = xr.concat(list(found.values()), dim="row").assign_coords(row=list(MODES))
+    curves.save(cost.draw_timelines(rows), ctx.directory.path / "timeline.png")
     return table.assign(period=filled.period, planned=filled.utilization)
 
 
-def set_up(cfg: Config, crew: "LocalProcesses") -> list[dict[str, float]]:
-    """Gives the processes their stages; returns the measured seconds of their ops."""
-    settings = [
-        {"config": json.dumps(dataclasses.asdict(cfg)), "stage": stage}
-        for stage in range(STAGES)
-    ]
-    crew.ask("stage", settings)
-    # All at once, as they will run: memory and caches are shared.
-    return [dict(reply.options) for reply in crew.ask("measure", [{}] * STAGES)]
-
-
-def plan(cfg: Config, measured: Sequence[Mapping[str, float]]) -> "perf.FilledSchedule":
+def plan(cfg: Config, measured: Sequence[Mapping[str, float]]) -> "cost.FilledSchedule":
     """Returns K-FAC's work in GPipe's bubbles by measured times.
 
     Args:
@@ -159,32 +141,27 @@ def plan(cfg: Config, measured: Sequence[Mapping[str, float]]) -> "perf.FilledSc
       measured: of each stage, seconds of `F`, `B` and, such as `curvA 0`, of a task of
         each kind and layer.
     """
-    from hpcjax import perf, sharding
-
     schedule = sharding.gpipe(STAGES, cfg.micro_batches)
-    costs = perf.StageCosts(
+    costs = cost.StageCosts(
         t_f=tuple(each["F"] for each in measured),
         t_b=tuple(each["B"] for each in measured),
     )
-    layers = [[perf.Layer(cfg.width + 1, cfg.width)] * cfg.layers] * STAGES
+    layers = [[cost.Layer(cfg.width + 1, cfg.width)] * cfg.layers] * STAGES
     tasks = [
         task._replace(duration=measured[task.stage][f"{task.kind} {task.layer}"])
-        for task in perf.kfac_tasks(schedule, layers, perf.KfacCosts(t_curv=1, t_inv=1))
+        for task in cost.kfac_tasks(schedule, layers, cost.KfacCosts(t_curv=1, t_inv=1))
     ]
-    timeline = perf.simulate(schedule, costs)
-    return perf.assign(timeline, tasks, margin=cfg.margin, gate=cfg.gate)
+    timeline = cost.simulate(schedule, costs)
+    return cost.assign(timeline, tasks, margin=cfg.margin, gate=cfg.gate)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What one run gives: its figures, its bars and what the processes hold."""
-
-    figures: "xr.Dataset"
-    bars: tuple["perf.timelines.Bar", ...]
-    arrays: tuple[Mapping[str, np.ndarray], ...]
+def lengths(cfg: Config, period: int) -> tuple[int, int]:
+    """Returns steps to warm up, and with those that are measured: whole refreshes."""
+    warmup, steps = (period * -(-least // period) for least in (cfg.warmup, cfg.steps))
+    return warmup, warmup + steps
 
 
-def rows_of(filled: "perf.FilledSchedule", mode: str) -> "list[list[Row]]":
+def rows_of(filled: "cost.FilledSchedule", mode: str) -> "list[list[Row]]":
     """Returns what each process does in each step of a refresh."""
     devices = range(STAGES)
     if mode == "filled":
@@ -192,74 +169,49 @@ def rows_of(filled: "perf.FilledSchedule", mode: str) -> "list[list[Row]]":
     return [[filled.timeline.schedule.orders[d]] * filled.period for d in devices]
 
 
-def measure(
-    cfg: Config, crew: "LocalProcesses", filled: "perf.FilledSchedule", mode: str
-) -> Measured:
-    """Runs whole refreshes from the first parameters on, and checks what was done."""
-    from hpcjax.perf import host_pipeline
+def ran_of(told: Mapping[str, Any], first: int) -> "list[perf.WorkSpan]":
+    """Returns what a process did from step `first` on."""
+    from hpcjax.perf.host_pipeline import work_from_json
 
-    period = filled.period
-    first, count = (period * -(-n // period) for n in (cfg.warmup, cfg.steps))
-    rows = rows_of(filled, mode)
-    asked = [
-        {
-            "rows": [[host_pipeline.work_to_json(w) for w in row] for row in own],
-            "kfac": mode == "filled",
-            "warmup": first,
-            "steps": first + count,
-        }
-        for own in rows
+    return [
+        perf.WorkSpan(step, start, end, work_from_json(work))
+        for step, start, end, work in told["ran"]
+        if step >= first
     ]
-    replies = crew.ask("run", asked)
-    arrays = tuple(reply.arrays for reply in replies)
-    ran = [
-        [
-            host_pipeline.Ran(step, start, end, host_pipeline.work_from_json(work))
-            for step, start, end, work in reply.options["ran"]
-        ]
-        for reply in replies
-    ]
-    for rank, own in enumerate(ran):
-        try:
-            host_pipeline.check_work(own, rows[rank], first + count)
-        except HpcjaxError as error:
-            raise HpcjaxError(f"rank {rank}: {error}") from error
-    check_gradients(cfg, arrays)
-    if mode == "filled":
-        check_inverses(cfg, arrays)
-    figures = figures_of(filled, ran, [reply.options for reply in replies], first)
-    last = [each for own in ran for each in own if each.step >= first + count - period]
-    bars = host_pipeline.ran_bars(last, min(each.start for each in last))
-    return Measured(figures, bars, arrays)
+
+
+def last_bars(
+    filled: "cost.FilledSchedule", told: Sequence[Mapping[str, Any]]
+) -> tuple["cost.Bar", ...]:
+    """Returns what is drawn of the last refresh; `told` as for `figures_of`."""
+    first = len(told[0]["steps"]) - filled.period
+    last = [each for own in told for each in ran_of(own, first)]
+    return perf.work_bars(last, min(each.start for each in last))
 
 
 def figures_of(
-    filled: "perf.FilledSchedule",
-    ran: "Sequence[Sequence[Ran]]",
-    replies: Sequence[Mapping[str, Any]],
-    first: int,
-) -> "xr.Dataset":
-    """Returns the figures of a run from step `first` on."""
-    import xarray as xr
+    filled: "cost.FilledSchedule", told: Sequence[Mapping[str, Any]], first: int
+) -> "runs.Dataset":
+    """Returns the figures of a run from step `first` on.
 
-    from hpcjax.perf import Task, host_pipeline
-
+    Args:
+      filled: the schedule.
+      told: what `stage.run` has returned in each process.
+      first: step, from 0.
+    """
+    check_one_thread(told)
     # A step begins where the last process ended the one before.
-    ends = np.max([[end for _, end in reply["steps"]] for reply in replies], axis=0)
-    measured = [[each for each in own if each.step >= first] for own in ran]
+    ends = np.max([[end for _, end in own["steps"]] for own in told], axis=0)
+    ran = [ran_of(own, first) for own in told]
     unplaced = [it.task for it in filled.unplaced]
-    share = host_pipeline.busy_share(
-        measured, ends[first - 1], ends[-1], without=unplaced
-    )
-    units = sum(isinstance(each.work, Task) for own in measured for each in own)
-    refreshes = (len(ends) - first) // filled.period
-    check_one_thread(replies)
-    return xr.Dataset(
+    share = perf.busy_share(ran, ends[first - 1], ends[-1], without=unplaced)
+    units = sum(isinstance(each.work, cost.Task) for own in ran for each in own)
+    return runs.Dataset(
         {
             "utilization": share,
             "seconds": np.median(np.diff(ends[first - 1 :])),
-            "cpu": max(reply["cpu"] for reply in replies),
-            "units": units / refreshes,
+            "cpu": max(own["cpu"] for own in told),
+            "units": units / ((len(ends) - first) // filled.period),
         }
     )
 
@@ -273,17 +225,19 @@ def check_one_thread(replies: Sequence[Mapping[str, Any]]) -> None:
         raise HpcjaxError(f"each process must have a core: got {cores}")
 
 
-def check_gradients(cfg: Config, arrays: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Compares the first step's gradients with those without a pipeline.
+def check_gradients(cfg: Config, stage: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Compares a stage's gradients of the first step with those without a pipeline.
 
     Raises:
       HpcjaxError: they differ.
     """
-    grads = [a[f"grad {layer}"] for a in arrays for layer in range(cfg.layers)]
-    for layer, (found, wanted) in enumerate(zip(grads, gradients(cfg), strict=True)):
-        _compare(f"gradient of layer {layer}", found, wanted, _GRADIENT)
+    wanted = gradients(cfg)[stage * cfg.layers :][: cfg.layers]
+    for layer, grad in enumerate(wanted):
+        name = f"gradient of layer {layer} of stage {stage}"
+        _compare(name, arrays[f"grad {layer}"], grad, _GRADIENT)
 
 
+@functools.cache
 def gradients(cfg: Config) -> list[np.ndarray]:
     """Returns gradients of the whole batch at the initial parameters, in float64."""
     kernels = [kernel.astype(np.float64) for kernel in initial(cfg)]
@@ -300,16 +254,16 @@ def gradients(cfg: Config) -> list[np.ndarray]:
     return found[::-1]
 
 
-def check_inverses(cfg: Config, arrays: Sequence[Mapping[str, np.ndarray]]) -> None:
+def check_inverses(cfg: Config, arrays: Mapping[str, np.ndarray]) -> None:
     """Compares the inverses in use with numpy's of the curvature that was accumulated.
 
     Raises:
       HpcjaxError: they differ.
     """
-    for own, side, layer in itertools.product(arrays, "AB", range(cfg.layers)):
-        factor = own[f"curvature {side} {layer}"].astype(np.float64)
+    for side, layer in itertools.product("AB", range(cfg.layers)):
+        factor = arrays[f"curvature {side} {layer}"].astype(np.float64)
         wanted = np.linalg.inv(factor + cfg.damping * np.eye(len(factor)))
-        found = own[f"inverse {side} {layer}"]
+        found = arrays[f"inverse {side} {layer}"]
         _compare(f"inverse of {side} of layer {layer}", found, wanted, _INVERSE)
 
 

@@ -1,25 +1,19 @@
 """Processes that each compile their own role: what they compute, keep and send."""
 
 import dataclasses
-import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hpcjax.core import checks
+import numpy as np
+
+from hpcjax import collectives, hostcomm, optim, perf, runs
+from hpcjax.core import config
 from hpcjax.core.errors import HpcjaxError
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax.hostcomm import Transport
-    from hpcjax.runs.context import Context
 
 PATIENCE = 120.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A chain of tanh layers, learned by processes of different roles.
 
     Attributes:
@@ -34,23 +28,18 @@ class Config:
       seed: of parameters and data.
     """
 
-    k: int = 4
-    layers: int = 2
-    width: int = 256
-    rows: int = 2048
+    k: config.Size = 4
+    layers: config.Size = 2
+    width: config.Size = 256
+    rows: config.Size = 2048
     lr: float = 0.1
-    steps: int = 8
+    steps: config.Size = 8
     rotation: Literal["rotate", "fixed"] = "fixed"
     mode: Literal["zeros", "contributors"] = "contributors"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        sizes = ("k", "layers", "width", "rows", "steps")
-        checks.require_count(1, **{name: getattr(self, name) for name in sizes})
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains in processes, which may share cores: nothing is timed.
 
     Returns:
@@ -60,13 +49,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     Raises:
       HpcjaxError: the processes have not all come to the same parameters.
     """
-    import xarray as xr
-
-    from hpcjax import hostcomm
-
-    del ctx
-    asked = json.dumps(dataclasses.asdict(cfg))
-    found = hostcomm.launch(work, cfg.k, arguments=(asked,), patience=PATIENCE)
+    found = runs.in_processes(work, cfg, cfg.k, patience=PATIENCE)
     ends = {each["digest"] for each in found}
     if len(ends) != 1:
         raise HpcjaxError(f"replicas differ after {cfg.steps} steps: {sorted(ends)}")
@@ -74,26 +57,21 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         name: ("process", [each[name] for each in found])
         for name in ("flops", "memory", "sent", "loss")
     }
-    return xr.Dataset(columns, coords={"process": list(range(cfg.k))})
+    return runs.Dataset(columns, coords={"process": list(range(cfg.k))})
 
 
-def work(transport: "Transport", asked: str) -> dict[str, Any]:
+def work(transport: "hostcomm.Transport", cfg: Config) -> dict[str, Any]:
     """Trains as one of the processes; returns its figures."""
     import hashlib
 
     import jax
-    import numpy as np
 
-    from hpcjax import optim, perf
-    from hpcjax.collectives import HostGroup
-
-    cfg = Config(**json.loads(asked))
     params, x, y = problem(cfg, transport.rank)
     names = sorted(params)
     blocks = optim.Blocks(
         tuple(tuple(names[j * cfg.layers : (j + 1) * cfg.layers]) for j in range(cfg.k))
     )
-    group, programs, losses = HostGroup(transport), {}, []
+    group, programs, losses = collectives.HostGroup(transport), {}, []
     for step in range(cfg.steps):
         roles = optim.roles(transport.size, cfg.k, step, cfg.rotation)
         role = roles[transport.rank]
@@ -121,8 +99,6 @@ def work(transport: "Transport", asked: str) -> dict[str, Any]:
 
 def problem(cfg: Config, rank: int) -> "tuple[dict[str, np.ndarray], Any, Any]":
     """Returns parameters, the same in all processes, and a process's own examples."""
-    import numpy as np
-
     rng = np.random.Generator(np.random.Philox(cfg.seed))
     shape = cfg.width, cfg.width
     params = {

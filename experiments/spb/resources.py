@@ -2,19 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from hpcjax import layers, optim, perf, runs
+from hpcjax.core import config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A network of equal layers, and how it is cut.
 
     Attributes:
@@ -29,25 +24,18 @@ class Config:
     """
 
     network: Literal["chain", "cnn"] = "chain"
-    k: int = 4
-    layers: int = 4
-    width: int = 256
-    size: int = 16
-    rows: int = 128
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        sizes = ("k", "layers", "width", "size", "rows")
-        checks.require_count(1, **{name: getattr(self, name) for name in sizes})
+    k: config.Size = 4
+    layers: config.Size = 4
+    width: config.Size = 256
+    size: config.Size = 16
+    rows: config.Size = 128
+    seed: config.Seed = 0
 
 
 def network(cfg: Config) -> tuple[Callable[..., Any], dict[str, Any], Any]:
     """Returns a loss, and the shapes of its parameters and of its batch."""
     import jax
     import jax.numpy as jnp
-
-    from hpcjax import layers
 
     def chain(x: Any, kernel: Any) -> Any:
         return jnp.tanh(x @ kernel)
@@ -82,7 +70,7 @@ def network(cfg: Config) -> tuple[Callable[..., Any], dict[str, Any], Any]:
     return loss, params, jax.ShapeDtypeStruct((cfg.rows, *image, cfg.width), "float32")
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Compiles the program of every role.
 
     Returns:
@@ -91,11 +79,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       sends with contributor averages, and `sent_zeros`, with zeros.
     """
     import jax
-    import xarray as xr
 
-    from hpcjax import optim, perf
-
-    del ctx
     loss, params, x = network(cfg)
     k, q = cfg.k, cfg.layers
     names = sorted(params)
@@ -120,7 +104,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         "sent_zeros": optim.contributor_bytes([size] * k, who, "zeros").total,
     }
     made = {name: ("role", list(values)) for name, values in columns.items()}
-    return xr.Dataset(
+    return runs.Dataset(
         made, coords={"role": list(roles)}, attrs={"source": "analytical"}
     )
 

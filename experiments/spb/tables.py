@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.runs import reduce
+from hpcjax.runs.reduce import of
+from hpcjax.runs.tables import Runs, Table, on_cpu
 
 PAPER = (
     "arXiv 2111.10672: little loss of quality [abstract]; its tables are not known, "
@@ -30,28 +32,23 @@ def quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
       backward pass that workers do; `full_loss`, of the whole backward pass once it has
       done as much; and `margin`, points of error above it.
     """
-    found = []
-    for row in rows.values():
+    found = {}
+    for name, row in rows.items():
         share = float(row["share"].mean())
-        errors = 100 * row["val_error"].isel(eval_step=-1)
         done = max(1, round(share * rows[FULL].sizes["step"]))
-        figures = {
-            "error": errors.mean(),
-            "error_low": errors.min(),
-            "error_high": errors.max(),
-            "loss": _last(row).mean(),
-            "loss_low": _last(row).min(),
-            "loss_high": _last(row).max(),
+        found[name] = {
+            **reduce.extent(100 * row["val_error"].isel(eval_step=-1), "error"),
+            **reduce.extent(_last(row), "loss"),
             "share": share,
             "full_loss": _last(rows[FULL], done).mean(),
         }
-        found.append(xr.Dataset({n: float(v) for n, v in figures.items()}))
-    table = xr.concat(found, dim="row").assign_coords(row=list(rows))
+    table = reduce.from_cells(found)
     return table.assign(margin=table["error"] - table["error"].sel(row=FULL))
 
 
-def _partial(k: int, **overrides: str) -> Runs:
-    return Runs(config="spb/digits", overrides={"k": str(k), **overrides}, seeds=SEEDS)
+def _partial(k: int, variant: str = "base") -> Runs:
+    config = f"spb/digits:{variant}"
+    return Runs(config=config, overrides={"backward.k": str(k)}, seeds=SEEDS)
 
 
 QUALITY = Table(
@@ -73,38 +70,28 @@ QUALITY = Table(
         "full_loss": "full's loss at as much",
     },
     reduce=quality,
-    tiers={
-        "cpu": Tier(
-            minutes=8.0,
-            runs={
-                FULL: _partial(1),
-                **{f"k = {k}": _partial(k) for k in (2, 4, 8)},
-                **{f"k = {k}, fixed": _partial(k, rotation="fixed") for k in (2, 4, 8)},
-                "k = 4, wrong divisor": _partial(4, method="wrong_divisor"),
-                "k = 4, random freezing": _partial(4, method="random_freezing"),
-            },
-            claims={
-                "quality": Claim(
-                    relation="points of error that k = 4 has above full",
-                    ours=lambda table: table["margin"].sel(row=QUARTERS).item(),
-                    at_most=1.0,
-                )
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=8.0,
+        runs={
+            FULL: _partial(1),
+            **{f"k = {k}": _partial(k) for k in (2, 4, 8)},
+            **{f"k = {k}, fixed": _partial(k, "fixed") for k in (2, 4, 8)},
+            "k = 4, wrong divisor": _partial(4, "wrong_divisor"),
+            "k = 4, random freezing": _partial(4, "random_freezing"),
+        },
+        claims={
+            "quality": reduce.cell("margin", QUARTERS).at_most(
+                1.0, "points of error that k = 4 has above full"
+            )
+        },
+    ),
 )
 
 
 def by_role(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns a row for each network and role; memory in MiB, bytes in KiB."""
-    runs = [row.isel(seed=0, drop=True) for row in rows.values()]
-    joined = xr.concat([run.drop_vars("role") for run in runs], dim="role")
-    names = [
-        f"{name}, role {role}"
-        for name, run in zip(rows, runs, strict=True)
-        for role in run["role"].values
-    ]
-    table = joined.rename(role="row").assign_coords(row=names)
+    runs = {f"{name}, role": reduce.first(row) for name, row in rows.items()}
+    table = reduce.stack(runs, "role", between=" ")
     return table.assign(
         memory=table["memory"] / 2**20,
         sent=table["sent"] / 2**10,
@@ -112,30 +99,12 @@ def by_role(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     )
 
 
-def _network(table: xr.Dataset, name: str) -> xr.Dataset:
-    return table.sel(row=[row for row in table["row"].values if row.startswith(name)])
-
-
-def _inexact(table: xr.Dataset) -> float:
-    chain = _network(table, "chain")
-    return float(abs(chain["flops"] / chain["exact"] - 1).max())
-
-
+@reduce.Number
 def _shrinking(table: xr.Dataset) -> float:
     """Returns how many roles need less memory than the next shorter one."""
     names = ("chain", "cnn")
-    steps = [np.diff(_network(table, name)["memory"].values) for name in names]
+    steps = [np.diff(reduce.rows_of(table, name)["memory"].values) for name in names]
     return float(sum((each < 0).sum() for each in steps))
-
-
-def _shortest(table: xr.Dataset) -> float:
-    memory = _network(table, "cnn")["memory"].values
-    return float(memory[0] / memory[-1])
-
-
-def _bytes(table: xr.Dataset) -> float:
-    chain = _network(table, "chain")
-    return float(chain["sent"].sum() / chain["sent_zeros"].sum())
 
 
 RESOURCES = Table(
@@ -159,61 +128,39 @@ RESOURCES = Table(
         "sent_zeros": "KiB sent with zeros",
     },
     reduce=by_role,
-    tiers={
-        "cpu": Tier(
-            minutes=0.5,
-            runs={
-                "chain": Runs(config="spb/resources"),
-                "cnn": Runs(config="spb/resources:cnn"),
-            },
-            claims={
-                "flops": Claim(
-                    relation="largest relative difference of FLOPs from the exact form",
-                    ours=_inexact,
-                    at_most=0.02,
-                ),
-                "monotone": Claim(
-                    relation="roles that need less memory than a shorter one",
-                    ours=_shrinking,
-                    at_most=0.0,
-                ),
-                "memory": Claim(
-                    relation="role 1's memory of role 8's, cnn",
-                    ours=_shortest,
-                    at_most=0.6,
-                ),
-                "bytes": Claim(
-                    relation="bytes of contributors over those of zeros, k = 4",
-                    ours=_bytes,
-                    at_most=0.78,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=0.5,
+        runs={
+            "chain": Runs(config="spb/resources"),
+            "cnn": Runs(config="spb/resources:cnn"),
+        },
+        claims={
+            "flops": abs(of("flops", "chain") / of("exact", "chain") - 1)
+            .largest()
+            .at_most(0.02, "largest relative difference of FLOPs from the exact form"),
+            "monotone": _shrinking.at_most(
+                0.0, "roles that need less memory than a shorter one"
+            ),
+            "memory": of("memory", "cnn")
+            .then(lambda memory: memory[0] / memory[-1])
+            .at_most(0.6, "role 1's memory of role 8's, cnn"),
+            "bytes": (
+                of("sent", "chain").sum() / of("sent_zeros", "chain").sum()
+            ).at_most(0.78, "bytes of contributors over those of zeros, k = 4"),
+        },
+    ),
 )
 
 
 def by_process(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns a row for each mode and process; MFLOP, MiB and KiB."""
-    runs = [row.isel(seed=0, drop=True) for row in rows.values()]
-    joined = xr.concat([run.drop_vars("process") for run in runs], dim="process")
-    names = [
-        f"{name}, process {number}"
-        for name, run in zip(rows, runs, strict=True)
-        for number in run["process"].values
-    ]
-    table = joined.rename(process="row").assign_coords(row=names)
+    runs = {f"{name}, process": reduce.first(row) for name, row in rows.items()}
+    table = reduce.stack(runs, "process", between=" ")
     return table.assign(
         flops=table["flops"] / 1e6,
         memory=table["memory"] / 2**20,
         sent=table["sent"] / 2**10,
     )
-
-
-def _sent(table: xr.Dataset) -> float:
-    modes = (_network(table, name)["sent"].sum() for name in ("contributors", "zeros"))
-    ours, zeros = modes
-    return float(ours / zeros)
 
 
 PROCESSES = Table(
@@ -232,20 +179,16 @@ PROCESSES = Table(
         "sent": "KiB sent a step",
     },
     reduce=by_process,
-    tiers={
-        "cpu": Tier(
-            minutes=1.0,
-            runs={
-                "contributors": Runs(config="spb/processes"),
-                "zeros": Runs(config="spb/processes:zeros"),
-            },
-            claims={
-                "bytes": Claim(
-                    relation="bytes of contributors over those of zeros",
-                    ours=_sent,
-                    at_most=0.78,
-                )
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={
+            "contributors": Runs(config="spb/processes"),
+            "zeros": Runs(config="spb/processes:zeros"),
+        },
+        claims={
+            "bytes": (
+                of("sent", "contributors").sum() / of("sent", "zeros").sum()
+            ).at_most(0.78, "bytes of contributors over those of zeros")
+        },
+    ),
 )

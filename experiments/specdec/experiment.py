@@ -1,25 +1,19 @@
 """A draft for a target: its training, and how often what it drafts is accepted."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from experiments.specdec import drafts
 from experiments.specdec.drafts import DraftConfig
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import inference
-    from hpcjax.runs.context import Context
+from hpcjax import cost, inference, runs
+from hpcjax.core import config
 
 TEMPERATURES = {"greedy": 0.0, "T = 1": 1.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A draft and the texts it is tried on.
 
     Attributes:
@@ -32,19 +26,14 @@ class Config:
     """
 
     draft: DraftConfig = DraftConfig()
-    ahead: int = 6
-    prompts: int = 8
-    length: int = 32
-    tokens: int = 48
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, ahead=self.ahead, prompts=self.prompts)
-        checks.require_count(1, length=self.length, tokens=self.tokens)
+    ahead: config.Size = 6
+    prompts: config.Size = 8
+    length: config.Size = 32
+    tokens: config.Size = 48
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Makes the draft, or reads it, and lets it draft.
 
     Returns:
@@ -52,13 +41,9 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       that came to a place the share that accepted there; `emitted` [sampling], tokens
       an iteration; `parameters` [part] of the draft.
     """
-    import xarray as xr
-
-    from hpcjax import inference, perf
     from hpcjax.core import trees
-    from hpcjax.runs.language_models import load_language_model
 
-    target = load_language_model(cfg.draft.target, ctx.data_root).pretrained
+    target = inference.load_language_model(cfg.draft.target, ctx.data_root).pretrained
     draft, losses = drafts.draft(cfg.draft, target, ctx.data_root)
     prompts = drafts.prompts(
         cfg.draft, ctx.data_root, count=cfg.prompts, length=cfg.length
@@ -75,11 +60,11 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     }
     blocks = trees.num_params(draft.params["blocks"])
     whole = trees.num_params(draft.params)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "loss": ("step", losses),
             "accepted": (("sampling", "place"), [shares(c) for c in found.values()]),
-            "emitted": ("sampling", [perf.tokens_of_counts(c) for c in found.values()]),
+            "emitted": ("sampling", [cost.tokens_of_counts(c) for c in found.values()]),
             "parameters": ("part", [blocks, whole - blocks]),
         },
         coords={
@@ -98,12 +83,9 @@ def counts(
     ahead: int,
     temperature: float,
     seed: int,
-) -> "np.ndarray":
+) -> np.ndarray:
     """Returns how many iterations accepted 0, 1, … γ drafts, as `speculate` does."""
     import jax
-    import numpy as np
-
-    from hpcjax import inference
 
     options = inference.Continuation(
         max_new_tokens=tokens, sampler=inference.Sampler(temperature=temperature)
@@ -114,7 +96,7 @@ def counts(
     return np.asarray(made.counts)
 
 
-def shares(counts: "np.ndarray") -> "np.ndarray":
+def shares(counts: np.ndarray) -> np.ndarray:
     """Returns a_i, of the iterations that came to place i the share that accepted.
 
     Where none came it is 0: nothing is known there, and nothing promised.
@@ -124,22 +106,7 @@ def shares(counts: "np.ndarray") -> "np.ndarray":
       >>> shares(np.array([1, 1, 2])).round(3).tolist()
       [0.75, 0.667]
     """
-    import numpy as np
-
     came = counts[::-1].cumsum()[::-1].astype(np.float64)
     return np.divide(
         came[1:], came[:-1], out=np.zeros(len(came) - 1), where=came[:-1] > 0
     )
-
-
-def expected_tokens(shares: "np.ndarray", ahead: int) -> float:
-    """Returns 1 + Σⱼ Πᵢ≤ⱼ aᵢ for γ = `ahead`, tokens an iteration.
-
-    Examples:
-      >>> import numpy as np
-      >>> expected_tokens(np.array([0.5, 0.5, 0.5]), 2)
-      1.75
-    """
-    import numpy as np
-
-    return float(1 + np.cumprod(shares[:ahead]).sum())

@@ -3,21 +3,16 @@
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hpcjax.core import checks
+from hpcjax import core, inference, perf, runs
+from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
-from hpcjax.models.config import LLAMA, CausalLmConfig
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.runs.context import Context
+from hpcjax.models import LLAMA, CausalLmConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A grid of drafts, and a line of equally many parameters.
 
     Attributes:
@@ -37,19 +32,17 @@ class Config:
     depths: tuple[int, ...] = (2, 4, 8, 16)
     widths: tuple[int, ...] = (64, 128, 256)
     head_dim: int = 16
-    parameters: int = 786_432
+    parameters: config.Size = 786_432
     vocabulary: int = 256
-    size: int = 128
+    size: config.Several = 128
     compute: Literal["float32", "bfloat16"] = "float32"
-    repetitions: int = 20
-    inner: int = 16
+    repetitions: config.Several = 20
+    inner: config.Size = 16
     unrolled: bool = False
-    seed: int = 0
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, parameters=self.parameters, inner=self.inner)
-        checks.require_count(2, repetitions=self.repetitions, size=self.size)
+        super().__post_init__()
         if len(set(self.depths)) < 4 or len(set(self.widths)) < 3:
             raise ConfigError(
                 "a fit needs at least 4 depths and 3 widths: got "
@@ -77,7 +70,7 @@ class Config:
         )
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times one step of each draft, interleaved, in this process.
 
     Returns:
@@ -86,10 +79,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       repetition].
     """
     import jax
-    import xarray as xr
 
     from experiments.specdec import timing
-    from hpcjax import core, inference, perf
     from hpcjax.core import trees
 
     grid = [(depth, width) for depth in cfg.depths for width in cfg.widths]
@@ -117,7 +108,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     measured = perf.compare(thunks, "0", repetitions=cfg.repetitions)
     seconds = (measured["seconds"] / cfg.inner).rename(candidate="point")
     depths, widths, lines = zip(*points, strict=True)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "seconds": seconds.assign_coords(point=range(len(points))),
             "depth": ("point", list(depths)),

@@ -6,23 +6,17 @@ draft steps, verification, the residual's draw, the caches.
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from hpcjax.core import checks
-from hpcjax.core.errors import ConfigError
-from hpcjax.models.config import LLAMA, CausalLmConfig
-from hpcjax.runs.config import check_seed
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax.inference import LanguageModel
-    from hpcjax.runs.context import Context
+from hpcjax import core, cost, inference, perf, runs
+from hpcjax.core import config
+from hpcjax.models import LLAMA, CausalLmConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """A target, its draft's depth, and how much is accepted.
 
     Attributes:
@@ -43,27 +37,20 @@ class Config:
     target: CausalLmConfig = CausalLmConfig(
         depth=32, width=4096, heads=32, mlp_width=11008, options=LLAMA
     )
-    layers: int = 2
+    layers: config.Size = 2
     vocabulary: int = 32_000
-    rates: tuple[float, ...] = (0.6, 0.7)
-    most: int = 8
+    rates: tuple[config.Share, ...] = (0.6, 0.7)
+    most: config.Size = 8
     length: int = 128
-    tokens: int = 256
+    tokens: config.Several = 256
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     unrolled: bool = False
-    repetitions: int = 20
-    inner: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, layers=self.layers, most=self.most, inner=self.inner)
-        checks.require_count(2, tokens=self.tokens, repetitions=self.repetitions)
-        if not all(0 < rate < 1 for rate in self.rates):
-            raise ConfigError(f"rates must be in (0, 1): got {self.rates}")
+    repetitions: config.Several = 20
+    inner: config.Size = 16
+    seed: config.Seed = 0
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times parts first, chooses γ by them, then times whole runs; all in this process.
 
     Returns:
@@ -72,16 +59,12 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       [repetition] a token, `step` of the draft, `verify` [pass], `other`.
     """
     import jax
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import perf
 
     target, draft = models(cfg)
     parts = times(cfg, target, draft)
     chosen = {
         # At least one: plain decoding is the other side of the comparison.
-        rate: max(1, perf.best_lookahead(parts, rate, cfg.most).ahead)
+        rate: max(1, cost.best_lookahead(parts, rate, cfg.most).ahead)
         for rate in cfg.rates
     }
     calls = Calls(cfg, target, draft)
@@ -103,7 +86,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         # Prompts are read by both models, by the draft in a small part of the time.
         own = seconds.sel(candidate=str(rate)) - reading
         columns["measured"].append((plain * cfg.tokens / own).values)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "ahead": ("rate", list(chosen.values())),
             "foretold": ("rate", columns["foretold"]),
@@ -118,29 +101,28 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     )
 
 
-def models(cfg: Config) -> "tuple[LanguageModel, LanguageModel]":
+def models(cfg: Config) -> "tuple[inference.LanguageModel, inference.LanguageModel]":
     """Draws target and draft."""
     import jax
 
-    from hpcjax import core, inference
-
     policy = core.Policy(param=cfg.compute, compute=cfg.compute)
     found = []
-    for number, config in enumerate(
+    for number, chosen in enumerate(
         (cfg.target, dataclasses.replace(cfg.target, depth=cfg.layers))
     ):
-        model = config.make((4096,), cfg.vocabulary, policy)
+        model = chosen.make((4096,), cfg.vocabulary, policy)
         params, _ = jax.jit(model.init)(jax.random.key(cfg.seed + number))
         found.append(inference.LanguageModel(model=model, params=params))
     return found[0], found[1]
 
 
-def times(cfg: Config, target: "LanguageModel", draft: "LanguageModel") -> Any:
-    """Returns the seconds of the parts, `perf.DecodingTimes`."""
+def times(
+    cfg: Config, target: "inference.LanguageModel", draft: "inference.LanguageModel"
+) -> Any:
+    """Returns the seconds of the parts, `cost.DecodingTimes`."""
     import jax
 
     from experiments.specdec import timing
-    from hpcjax import inference, perf
 
     sampler, key = inference.Sampler(), jax.random.key(cfg.seed)
     step = functools.partial(
@@ -165,17 +147,15 @@ def times(cfg: Config, target: "LanguageModel", draft: "LanguageModel") -> Any:
     )
     measured = perf.compare(thunks, "draft", repetitions=cfg.repetitions, warmup=2)
     seconds = timing.medians(measured, dict.fromkeys(thunks, cfg.inner))
-    return perf.DecodingTimes(
+    return cost.DecodingTimes(
         draft=seconds["draft"],
         verify={m: seconds[f"verify, {m}"] for m in passes},
         other=seconds["other"],
     )
 
 
-def accepted(cfg: Config, rate: float, ahead: int) -> "np.ndarray":
+def accepted(cfg: Config, rate: float, ahead: int) -> np.ndarray:
     """Returns which drafts count as accepted, `[1, iterations, ahead]`."""
-    import numpy as np
-
     rng = np.random.Generator(np.random.Philox(cfg.seed))
     return rng.random((1, cfg.tokens, ahead)) < rate
 
@@ -184,12 +164,12 @@ class Calls:
     """Whole runs over one prompt."""
 
     def __init__(
-        self, cfg: Config, target: "LanguageModel", draft: "LanguageModel"
+        self,
+        cfg: Config,
+        target: "inference.LanguageModel",
+        draft: "inference.LanguageModel",
     ) -> None:
         import jax
-        import numpy as np
-
-        from hpcjax import inference
 
         self.cfg, self.target, self.draft = cfg, target, draft
         rng = np.random.Generator(np.random.Philox(cfg.seed + 1))
@@ -208,15 +188,11 @@ class Calls:
 
     def plain(self) -> Any:
         """Continues it without a draft."""
-        from hpcjax import inference
-
         return inference.generate(self.target, self.prompts, self.options, key=self.key)
 
     def speculate(self, rate: float, ahead: int) -> Any:
         """Continues it with the draft, whose tokens are accepted at `rate`."""
         import jax.numpy as jnp
-
-        from hpcjax import inference
 
         return inference.speculate(
             self.target,

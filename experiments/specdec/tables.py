@@ -1,15 +1,15 @@
 """Tables of speculative decoding: model and measurement, depth and width, speed-up."""
 
-import functools
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
 
 from experiments.specdec import throughput
-from hpcjax import perf
-from hpcjax.perf.intervals import bootstrap_median
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax import cost
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Runs, Table, Tier, on_cpu, on_gpu
 
 PAPER = "arXiv 2402.01528"
 WITHIN = 0.15
@@ -17,35 +17,33 @@ WITHIN = 0.15
 
 def _foretold(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """A row for each draft, sampling and γ, and for plain decoding, γ = 0."""
-    run = rows["all"].isel(seed=0, drop=True)
-    found: dict[str, list] = {name: [] for name in ("row", "greedy", *_MODEL_COLUMNS)}
+    run = reduce.single(rows)
+    found: dict[str, dict[str, float]] = {}
 
     def add(name: str, sampling: str, *values: float) -> None:
-        columns = (f"{name}, {sampling}", sampling == "greedy", *values)
-        for column, value in zip(found, columns, strict=True):
-            found[column].append(value)
+        cells = dict(zip(_MODEL_COLUMNS, values, strict=True))
+        found[f"{name}, {sampling}"] = {"greedy": sampling == "greedy", **cells}
 
     for sampling in run["sampling"].values.tolist():
         plain = float(run["plain"].sel(sampling=sampling))
         alone = float(run["verify"].sel({"pass": 1}))
         rates = 1 / alone, plain, plain * alone
         add("plain", sampling, 0, 1.0, 1e3 * alone, *rates, 1.0)
-        for name in run["draft"].values.tolist():
-            for ahead in run["ahead"].values.tolist():
-                at = {"draft": name, "sampling": sampling, "ahead": ahead}
-                point = run.sel(at)
-                seconds = throughput.times(run, at).iteration(ahead)
-                tokens, ours = float(point["tokens"]), float(point["measured"])
-                foretold = tokens / seconds
-                beforehand = float(point["expected"]) / seconds * alone
-                add(
-                    f"{name}, {ahead} ahead",
-                    sampling,
-                    *(ahead, tokens, 1e3 * seconds, foretold, ours),
-                    *(ours / foretold, beforehand),
-                )
-    columns = {name: ("row", found[name]) for name in found if name != "row"}
-    return xr.Dataset(columns, coords={"row": found["row"]})
+        for name, ahead in itertools.product(
+            run["draft"].values.tolist(), run["ahead"].values.tolist()
+        ):
+            at = {"draft": name, "sampling": sampling, "ahead": ahead}
+            point = run.sel(at)
+            seconds = throughput.times(run, at).iteration(ahead)
+            tokens, ours = float(point["tokens"]), float(point["measured"])
+            foretold = tokens / seconds
+            add(
+                f"{name}, {ahead} ahead",
+                sampling,
+                *(ahead, tokens, 1e3 * seconds, foretold, ours),
+                *(ours / foretold, float(point["expected"]) / seconds * alone),
+            )
+    return reduce.from_cells(found)
 
 
 _MODEL_COLUMNS = {
@@ -59,11 +57,13 @@ _MODEL_COLUMNS = {
 }
 
 
+@reduce.Number
 def _share_within(table: xr.Dataset) -> float:
     own = table.isel(row=table["ahead"].values > 0)
     return float((abs(1 / own["ratio"] - 1) <= WITHIN).mean())
 
 
+@reduce.Number
 def _chosen(table: xr.Dataset) -> float:
     """The rate of what the model chooses over the best one's; the worse sampling."""
     found = []
@@ -88,56 +88,47 @@ MODEL = Table(
     benchmark=True,
     columns=_MODEL_COLUMNS,
     reduce=_foretold,
-    tiers={
-        "cpu": Tier(
-            minutes=25.0,
-            runs={"all": Runs(config="specdec/throughput:cpu")},
-            claims={
-                "foretold": Claim(
-                    relation="share of points that are foretold within 15 %",
-                    ours=_share_within,
-                    at_least=0.8,
-                ),
-                "chosen": Claim(
-                    relation="rate of the chosen draft and length over the best",
-                    ours=_chosen,
-                    at_least=0.95,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=25.0,
+        runs={"all": Runs(config="specdec/throughput:cpu")},
+        claims={
+            "foretold": _share_within.at_least(
+                0.8, "share of points that are foretold within 15 %"
+            ),
+            "chosen": _chosen.at_least(
+                0.95, "rate of the chosen draft and length over the best"
+            ),
+        },
+    ),
 )
 
 
 def _latencies(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    run = rows["all"].isel(seed=0, drop=True)
+    run = reduce.single(rows)
     seconds = run["seconds"].median("repetition")
     sizes = run[["depth", "width", "line", "layer_bytes", "head_bytes"]]
     table = sizes.assign(milliseconds=1e3 * seconds)
     fitted = _fit(table)
+    costs = (sizes[x].values for x in ("depth", "layer_bytes", "head_bytes"))
     estimate = [
         1e3 * fitted.seconds(int(depth), float(layer), float(head))
-        for depth, layer, head in zip(
-            *(sizes[name].values for name in ("depth", "layer_bytes", "head_bytes")),
-            strict=True,
-        )
+        for depth, layer, head in zip(*costs, strict=True)
     ]
+    shapes = zip(*(sizes[x].values for x in ("depth", "width", "line")), strict=True)
     names = [
         f"{'equal parameters: ' if line else ''}{depth} x {width}"
-        for depth, width, line in zip(
-            *(sizes[name].values for name in ("depth", "width", "line")), strict=True
-        )
+        for depth, width, line in shapes
     ]
     table = table.assign(estimate=("point", estimate))
     table["ratio"] = table["milliseconds"] / table["estimate"]
     return table.rename(point="row").assign_coords(row=names)
 
 
-def _fit(table: xr.Dataset) -> perf.DraftLatency:
+def _fit(table: xr.Dataset) -> cost.DraftLatency:
     """Fits the grid alone."""
     dim = table["depth"].dims[0]
     grid = table.isel({dim: ~table["line"].values.astype(bool)})
-    return perf.fit_draft_latency(
+    return cost.fit_draft_latency(
         grid["depth"].values,
         grid["layer_bytes"].values,
         grid["head_bytes"].values,
@@ -145,36 +136,30 @@ def _fit(table: xr.Dataset) -> perf.DraftLatency:
     )
 
 
-def _line(table: xr.Dataset) -> xr.Dataset:
-    return table.isel(row=table["line"].values.astype(bool)).sortby("depth")
+def _line(column: str) -> reduce.Number:
+    """Returns a column of the drafts with equally many parameters, by depth."""
+    return reduce.Number(
+        lambda table: (
+            table.isel(row=table["line"].values.astype(bool))
+            .sortby("depth")[column]
+            .values
+        )
+    )
 
 
 _LATENCY_CLAIMS = {
-    "layer": Claim(
-        relation="time of a layer whatever its width, fitted, us",
-        ours=lambda table: 1e6 * _fit(table).layer,
-        at_least=0.01,
+    "layer": reduce.Number(lambda table: 1e6 * _fit(table).layer).at_least(
+        0.01, "time of a layer whatever its width, fitted, us"
     ),
-    "r_squared": Claim(
-        relation="R² of the fit over the grid",
-        ours=lambda table: _fit(table).r_squared,
-        at_least=0.95,
+    "r_squared": reduce.Number(lambda table: _fit(table).r_squared).at_least(
+        0.95, "R² of the fit over the grid"
     ),
-    "monotone": Claim(
-        relation="of equal parameters, least latency of a draft over a shallower's",
-        ours=lambda table: float(
-            (
-                _line(table)["milliseconds"].values[1:]
-                / _line(table)["milliseconds"].values[:-1]
-            ).min()
-        ),
-        at_least=1.0,
-    ),
-    "line": Claim(
-        relation="of equal parameters, largest relative error of the fit",
-        ours=lambda table: float(abs(1 / _line(table)["ratio"] - 1).max()),
-        at_most=0.2,
-    ),
+    "monotone": _line("milliseconds")
+    .then(lambda ms: (ms[1:] / ms[:-1]).min())
+    .at_least(1.0, "of equal parameters, least latency of a draft over a shallower's"),
+    "line": abs(_line("ratio").then(np.reciprocal) - 1)
+    .largest()
+    .at_most(0.2, "of equal parameters, largest relative error of the fit"),
 }
 
 DEPTH_WIDTH = Table(
@@ -201,30 +186,23 @@ DEPTH_WIDTH = Table(
 
 
 def _speedups(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    run = rows["all"].isel(seed=0, drop=True)
-    measured = run["measured"].transpose("rate", "repetition").values
-    low, high = zip(*(bootstrap_median(row) for row in measured), strict=True)
+    run = reduce.single(rows)
     plain = 1e3 * float(run["plain"].median("repetition"))
-    own = np.median(measured, axis=1)
-    columns = {
-        "ahead": run["ahead"].values,
-        "tokens": run["tokens"].values,
-        "plain": np.full(len(own), plain),
-        "foretold": run["foretold"].values,
-        "measured": own,
-        "measured_low": list(low),
-        "measured_high": list(high),
-    }
-    return xr.Dataset(
-        {name: ("row", values) for name, values in columns.items()},
-        coords={"row": [f"{rate:g} accepted" for rate in run["rate"].values]},
-    )
+    found = {}
+    for rate in run["rate"].values:
+        own = run.sel(rate=rate)
+        found[f"{rate:g} accepted"] = {
+            "plain": plain,
+            **{name: own[name].item() for name in ("ahead", "tokens", "foretold")},
+            **reduce.interval(own["measured"], "measured"),
+        }
+    return reduce.from_cells(found)
 
 
-def _at(table: xr.Dataset, column: str) -> float:
-    return float(table[column].sel(row="0.7 accepted"))
+_RATE = "0.7 accepted"
 
 
+_ERROR = abs(reduce.cell("foretold", _RATE) / reduce.cell("measured", _RATE) - 1)
 SPEEDUP = Table(
     id="specdec/speedup",
     title="Speed-up over plain decoding with a draft of two layers, LLaMA-7B's shape",
@@ -243,29 +221,17 @@ SPEEDUP = Table(
         "measured": "speed-up",
     },
     reduce=_speedups,
-    tiers={
-        "gpu": Tier(
-            minutes=8.0,
-            runs={"all": Runs(config="specdec/speedup")},
-            claims={
-                "speedup": Claim(
-                    relation="speed-up where 0.7 of the drafts are accepted",
-                    ours=functools.partial(_at, column="measured"),
-                    at_least=1.5,
-                ),
-                "foretold": Claim(
-                    relation="relative error of the model there",
-                    ours=lambda table: abs(
-                        _at(table, "foretold") / _at(table, "measured") - 1
-                    ),
-                    at_most=WITHIN,
-                ),
-                "plain": Claim(
-                    relation="plain decoding, ms a token (60 % of its floor rate: 5.1)",
-                    ours=functools.partial(_at, column="plain"),
-                    at_most=5.1,
-                ),
-            },
-        )
-    },
+    tiers=on_gpu(
+        minutes=8.0,
+        runs={"all": Runs(config="specdec/speedup")},
+        claims={
+            "speedup": reduce.cell("measured", _RATE).at_least(
+                1.5, "speed-up where 0.7 of the drafts are accepted"
+            ),
+            "foretold": _ERROR.at_most(WITHIN, "relative error of the model there"),
+            "plain": reduce.cell("plain", _RATE).at_most(
+                5.1, "plain decoding, ms a token (60 % of its floor rate: 5.1)"
+            ),
+        },
+    ),
 )

@@ -3,25 +3,19 @@
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from experiments.specdec import drafts, experiment
 from experiments.specdec.drafts import DraftConfig
 from experiments.specdec.experiment import TEMPERATURES
-from hpcjax.core import checks
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-
-    from hpcjax import inference, perf
-    from hpcjax.inference import LanguageModel, Speculated
-    from hpcjax.runs.context import Context
+from hpcjax import cost, inference, perf, runs
+from hpcjax.core import config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """Drafts of one target, and where they are measured.
 
     Attributes:
@@ -40,19 +34,13 @@ class Config:
     first: DraftConfig = DraftConfig(layers=2)
     second: DraftConfig = DraftConfig(layers=4)
     third: DraftConfig = DraftConfig(layers=8, heads=3, kv_heads=3, mlp_width=768)
-    aheads: tuple[int, ...] = (1, 2, 4, 6)
-    prompts: int = 2
-    length: int = 16
-    tokens: int = 32
-    repetitions: int = 7
-    inner: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        checks.require_count(1, prompts=self.prompts, length=self.length)
-        checks.require_count(2, tokens=self.tokens, repetitions=self.repetitions)
-        checks.require_count(1, inner=self.inner, ahead=min(self.aheads))
+    aheads: tuple[config.Size, ...] = (1, 2, 4, 6)
+    prompts: config.Size = 2
+    length: config.Size = 16
+    tokens: config.Several = 32
+    repetitions: config.Several = 7
+    inner: config.Size = 16
+    seed: config.Seed = 0
 
     @property
     def drafts(self) -> dict[str, DraftConfig]:
@@ -64,7 +52,7 @@ class Config:
         return named
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times whole runs and parts, interleaved, in this process.
 
     Returns:
@@ -73,10 +61,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       second behind the prompts; `tokens`, those of an iteration; and `expected`, the
       same by the acceptance on other prompts. `plain` [sampling] is without a draft.
     """
-    import xarray as xr
-
     from experiments.specdec import timing
-    from hpcjax import perf
 
     names, aheads = list(cfg.drafts), list(cfg.aheads)
     bench = Bench(cfg, ctx)
@@ -94,7 +79,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     steps = [[seconds[f"draft, {n}, {s}"] for s in TEMPERATURES] for n in names]
     others = [[seconds[f"other, {s}, {a}"] for a in aheads] for s in TEMPERATURES]
     axes = ("draft", "sampling", "ahead")
-    return xr.Dataset(
+    return runs.Dataset(
         {
             **{name: (axes, each) for name, each in bench.rates(seconds).items()},
             "step": (axes[:2], steps),
@@ -111,12 +96,10 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     )
 
 
-def times(run: "xr.Dataset", point: dict[str, Any]) -> "perf.DecodingTimes":
+def times(run: "runs.Dataset", point: dict[str, Any]) -> "cost.DecodingTimes":
     """Returns the parts' seconds at a draft, a sampling and an ahead."""
-    from hpcjax import perf
-
     at = {name: point[name] for name in ("draft", "sampling")}
-    return perf.DecodingTimes(
+    return cost.DecodingTimes(
         draft=float(run["step"].sel(at)),
         verify={
             int(m): float(run["verify"].sel({"pass": m})) for m in run["pass"].values
@@ -128,13 +111,10 @@ def times(run: "xr.Dataset", point: dict[str, Any]) -> "perf.DecodingTimes":
 class Bench:
     """What is timed; models, prompts and their acceptance."""
 
-    def __init__(self, cfg: Config, ctx: "Context") -> None:
-        from hpcjax import inference
-        from hpcjax.runs.language_models import load_language_model
-
+    def __init__(self, cfg: Config, ctx: "runs.Context") -> None:
         self.cfg = cfg
         root = ctx.data_root
-        target = load_language_model(cfg.first.target, root).pretrained
+        target = inference.load_language_model(cfg.first.target, root).pretrained
         self.target = _speaker(target)
         self.vocabulary = target.vocabulary
         self.drafts = {
@@ -155,11 +135,9 @@ class Bench:
             for row in range(cfg.prompts)
         ]
         most = max(cfg.aheads)
-        self.shares = {
-            (name, sampling): experiment.shares(
-                experiment.counts(
-                    self.target, draft, others, cfg.tokens, most, temperature, cfg.seed
-                )
+        self.counts = {
+            (name, sampling): experiment.counts(
+                self.target, draft, others, cfg.tokens, most, temperature, cfg.seed
             )
             for name, draft in self.drafts.items()
             for sampling, temperature in TEMPERATURES.items()
@@ -175,8 +153,6 @@ class Bench:
 
     def rates(self, seconds: dict[str, float]) -> "dict[str, np.ndarray]":
         """Returns what each whole run shows, `[draft, sampling, ahead]`."""
-        import numpy as np
-
         shape = (len(self.drafts), len(TEMPERATURES), len(self.cfg.aheads))
         found = {key: np.empty(shape) for key in ("measured", "tokens", "expected")}
         for at, (name, sampling, ahead) in self.points():
@@ -185,10 +161,10 @@ class Bench:
             iterations = sum(int(each.iterations.sum()) for each in made)
             reading = seconds["prompt"] + seconds[f"prompt, {name}"]
             own = seconds[self.key(name, sampling, ahead)] - reading
-            shares = self.shares[name, sampling]
+            counts = self.counts[name, sampling]
             found["measured"][at] = emitted / own
             found["tokens"][at] = emitted / iterations
-            found["expected"][at] = experiment.expected_tokens(shares, ahead)
+            found["expected"][at] = cost.tokens_of_counts(counts, ahead)
         return found
 
     def key(self, name: str, sampling: str, ahead: int) -> str:
@@ -200,7 +176,6 @@ class Bench:
         import jax
 
         from experiments.specdec import timing
-        from hpcjax import inference
 
         cfg, key = self.cfg, jax.random.key(self.cfg.seed)
         known = cfg.length + cfg.tokens // 2
@@ -247,11 +222,11 @@ class Bench:
             )
         return found
 
-    def made(self, name: str, sampling: str, ahead: int) -> "list[Speculated]":
+    def made(
+        self, name: str, sampling: str, ahead: int
+    ) -> "list[inference.Speculated]":
         """Continues each prompt with a draft."""
         import jax
-
-        from hpcjax import inference
 
         return [
             inference.speculate(
@@ -268,29 +243,23 @@ class Bench:
     def _plain(self, sampling: str) -> Any:
         import jax
 
-        from hpcjax import inference
-
         options, key = self._options(sampling), jax.random.key(self.cfg.seed)
         return [
             inference.generate(self.target, prompt, options, key=key)
             for prompt in self.singles
         ]
 
-    def _read(self, speaker: "LanguageModel") -> Any:
+    def _read(self, speaker: "inference.LanguageModel") -> Any:
         from experiments.specdec import timing
 
         return [timing.read(speaker, prompt) for prompt in self.singles]
 
     def _options(self, sampling: str) -> "inference.Continuation":
-        from hpcjax import inference
-
         return inference.Continuation(
             max_new_tokens=self.cfg.tokens,
             sampler=inference.Sampler(temperature=TEMPERATURES[sampling]),
         )
 
 
-def _speaker(loaded: Any) -> "LanguageModel":
-    from hpcjax import inference
-
+def _speaker(loaded: Any) -> "inference.LanguageModel":
     return inference.LanguageModel(model=loaded.model, params=loaded.params)

@@ -7,16 +7,13 @@ a short one apart, and on a CPU products outside loops are faster than inside.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from hpcjax import inference, models
+from hpcjax import inference, models, runs
 from hpcjax.core import derive
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Thunk = Callable[[], Any]
 
@@ -56,7 +53,7 @@ def steps(
 
     def one(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
         said, cache = carry
-        x = models.Decoding(tokens=said, cache=inference.take_back(cache, length))
+        x = models.Decoding(tokens=said, cache=inference.truncate_cache(cache, length))
         logits, cache = speaker.decode(x)
         if tokens == 1:
             own = derive(key, "token", number)
@@ -102,7 +99,7 @@ def read(speaker: inference.LanguageModel, prompts: inference.Prompts) -> jax.Ar
     return inference.prefill(speaker, cache, prompts)[0]
 
 
-def medians(measured: "xr.Dataset", inner: Mapping[str, int]) -> dict[str, float]:
+def medians(measured: "runs.Dataset", inner: Mapping[str, int]) -> dict[str, float]:
     """Returns the median seconds of each candidate, of one of its `inner` passes."""
     seconds = measured["seconds"].median("repetition")
     return {

@@ -1,24 +1,18 @@
 """How far replicas drift apart on noisy quadratics, one per worker."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from hpcjax.core import checks
+from hpcjax import averaging, cost, hostcomm, runs
+from hpcjax.core import config
 from hpcjax.hostcomm.groups import require_sizes
 from hpcjax.hostcomm.imbalance import Pattern
-from hpcjax.runs.config import check_seed
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.hostcomm import GroupTrace
-    from hpcjax.runs.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(config.Config):
     """f_i = |x - a_i|^2 / 2 with noisy gradients, averaged in groups.
 
     Attributes:
@@ -39,28 +33,24 @@ class Config:
 
     workers: int = 8
     group_size: int = 4
-    tau: int = 10
+    tau: config.Count = 10
     groups: Literal["butterfly", "fixed"] = "butterfly"
     wait_avoiding: bool = False
-    dims: int = 50
-    noise: float = 1.0
-    lr: float = 0.1
-    steps: int = 400
-    base: float = 0.02
+    dims: config.Size = 50
+    noise: config.NotNegative = 1.0
+    lr: config.Positive = 0.1
+    steps: config.Size = 400
+    base: config.Positive = 0.02
     pattern: Pattern = "random_one"
-    delay: float = 0.2
-    seed: int = 0
+    delay: config.NotNegative = 0.2
+    seed: config.Seed = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        super().__post_init__()
         require_sizes(self.group_size, workers=self.workers)
-        checks.require_count(1, dims=self.dims, steps=self.steps)
-        checks.require_count(0, tau=self.tau)
-        checks.require_positive(lr=self.lr, base=self.base)
-        checks.require_finite(0.0, noise=self.noise, delay=self.delay)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Replays what the event model foretells, with every worker on one device.
 
     Returns:
@@ -70,13 +60,10 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       (without tau: 10); `late`, the share of models that were late; `staleness`, the
       largest; `total` seconds, simulated.
     """
-    import xarray as xr
-
-    del ctx
     models, goals, trace, total = _train(cfg)
     variance = models.var(0).mean(-1)
     error = ((models.mean(0) - goals.mean(0)) ** 2).mean(-1)
-    return xr.Dataset(
+    return runs.Dataset(
         {
             "variance": ("step", variance),
             "error": ("step", error),
@@ -96,13 +83,12 @@ def _after_partial(variance: np.ndarray, tau: int) -> float:
     return float(variance[kept[kept >= 0]].mean())
 
 
-def _train(cfg: Config) -> tuple[np.ndarray, np.ndarray, "GroupTrace", float]:
+def _train(cfg: Config) -> tuple[np.ndarray, np.ndarray, "hostcomm.GroupTrace", float]:
     """Returns models [worker, step, dims], goals, the trace and its seconds."""
     import jax
     import jax.numpy as jnp
     import optax
 
-    from hpcjax import hostcomm, optim, perf
     from hpcjax.core import keys
 
     rng = np.random.Generator(np.random.Philox(key=[cfg.seed, 2]))
@@ -110,7 +96,7 @@ def _train(cfg: Config) -> tuple[np.ndarray, np.ndarray, "GroupTrace", float]:
     compute = cfg.base * rng.lognormal(0.0, 0.1, shape) + hostcomm.inject_delays(
         cfg.pattern, *shape, delay=cfg.delay, seed=cfg.seed
     )
-    times = perf.simulate_groups(
+    times = cost.simulate_groups(
         compute,
         group_size=cfg.group_size,
         tau=cfg.tau or None,
@@ -127,7 +113,7 @@ def _train(cfg: Config) -> tuple[np.ndarray, np.ndarray, "GroupTrace", float]:
             drawn = jax.random.normal(jax.random.fold_in(own, step), params.shape)
             return params, params - goal + cfg.noise * drawn
 
-        return optim.wagma_replay(
+        return averaging.replay(
             times.trace(),
             jnp.zeros(cfg.dims),
             optax.sgd(cfg.lr),

@@ -1,19 +1,14 @@
 """Throughput of many processes, by the event model alone: nothing is measured."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments.eager import scaling
-from hpcjax.core import checks
+from hpcjax import cost, hostcomm, runs
+from hpcjax.core import config
 from hpcjax.hostcomm.groups import require_sizes
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from hpcjax.hostcomm import MessageCost
-    from hpcjax.runs.context import Context
 
 METHODS = (
     "allreduce", "local_sgd", "dpsgd", "adpsgd", "sgp", "eager", "waiting", "wagma"
@@ -31,29 +26,23 @@ class Config(scaling.Config):
     """
 
     group_size: int = 8
-    tau: int = 10
-    period: int = 1
+    tau: config.Size = 10
+    period: config.Size = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes(self.group_size, processes=self.processes)
-        checks.require_count(1, tau=self.tau, period=self.period)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Follows the clocks of all workers.
 
     Returns:
       `total` seconds [algorithm, repetition], and `words` sent in a step [algorithm].
     """
-    import xarray as xr
-
-    from hpcjax import hostcomm
-
-    del ctx
-    compute, cost = scaling.draw(cfg), hostcomm.MessageCost(cfg.alpha, cfg.beta)
-    found = [_one(cfg, method, compute, cost) for method in METHODS]
-    return xr.Dataset(
+    compute, message = scaling.draw(cfg), hostcomm.MessageCost(cfg.alpha, cfg.beta)
+    found = [_one(cfg, method, compute, message) for method in METHODS]
+    return runs.Dataset(
         {
             "total": (("algorithm", "repetition"), [total for total, _ in found]),
             "words": ("algorithm", [words for _, words in found]),
@@ -64,33 +53,31 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
 
 
 def _one(
-    cfg: Config, method: Any, compute: np.ndarray, cost: "MessageCost"
+    cfg: Config, method: Any, compute: np.ndarray, message: "hostcomm.MessageCost"
 ) -> tuple[np.ndarray, float]:
     """Returns seconds of all runs, and words of a step."""
-    from hpcjax import perf
-
     n, ranks = cfg.numbers, cfg.processes
     phases = ranks.bit_length() - 1
     if method == "eager":
-        seconds = perf.round_seconds(cost, n, ranks)
-        times = perf.simulate_rounds(compute, mode="solo", seconds=seconds)
+        seconds = cost.round_seconds(message, n, ranks)
+        times = cost.simulate_rounds(compute, mode="solo", seconds=seconds)
         return times.total(), float(n * phases)
     if method in ("wagma", "waiting"):
-        width, of_one = cfg.group_size.bit_length() - 1, cost.seconds(4.0 * n)
+        width, of_one = cfg.group_size.bit_length() - 1, message.seconds(4.0 * n)
         avoiding = method == "wagma"
-        total = perf.simulate_groups(
+        total = cost.simulate_groups(
             compute,
             group_size=cfg.group_size,
             tau=cfg.tau,
-            seconds=width * of_one + avoiding * phases * cost.alpha,
+            seconds=width * of_one + avoiding * phases * message.alpha,
             global_seconds=phases * of_one,
             wait_avoiding=avoiding,
         ).total()
         own = {"group_size": cfg.group_size, "tau": cfg.tau}
-        return total, perf.averaging_cost("wagma", n, ranks, **own).words
-    spent = perf.averaging_cost(method, n, ranks)
+        return total, cost.averaging_cost("wagma", n, ranks, **own).words
+    spent = cost.averaging_cost(method, n, ranks)
     period = cfg.period if method == "local_sgd" else 1
-    leave = perf.simulate_neighbours(
-        method, compute, seconds=spent.seconds(cost), period=period
+    leave = cost.simulate_neighbours(
+        method, compute, seconds=spent.seconds(message), period=period
     )
     return leave[..., -1, :].max(-1), spent.words / period

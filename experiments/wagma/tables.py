@@ -1,13 +1,12 @@
 """WAGMA-SGD's tables: throughput, drift of replicas, accuracy, many processes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import numpy as np
 import xarray as xr
 
-from experiments.eager.tables import cell, summary, table_of
-from experiments.wagma.scaling import METHODS
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
+from hpcjax.runs import reduce
+from hpcjax.runs.reduce import Cells, above, cell, interval, least, over
+from hpcjax.runs.tables import Table, by_model, grid, on_cpu
 
 PAPER = "WAGMA-SGD, TPDS 2021"
 DELAYS = {
@@ -20,44 +19,27 @@ DELAYS = {
 def _speed(run: xr.Dataset, algorithm: str) -> dict[str, float]:
     """Returns medians over repetitions; speed-ups over the same turn's allreduce."""
     own, base = (run["total"].sel(algorithm=name) for name in (algorithm, "allreduce"))
-    return {"seconds": float(own.median()), **summary(base / own, "faster")}
+    return {"seconds": float(own.median()), **interval(base / own, "faster")}
 
 
-def _over(column: str, row: str, base: str) -> Callable[[xr.Dataset], float]:
-    return lambda table: float(table[column].sel(row=row) / table[column].sel(row=base))
-
-
-def throughput(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.along("algorithm")
+def throughput(row: xr.Dataset, algorithm: str) -> Cells:
     """Returns a row for each delay and algorithm."""
-    found = {}
-    for name, row in rows.items():
-        run = row.isel(seed=0, drop=True)
-        waiting = run["total"].sel(algorithm="waiting")
-        for algorithm in METHODS:
-            late = algorithm == "wagma"
-            found[f"{name}, {algorithm}"] = {
-                **_speed(run, algorithm),
-                "waiting": float(
-                    (waiting / run["total"].sel(algorithm=algorithm)).median()
-                ),
-                "late": float(run["late"].mean()) if late else np.nan,
-                "staleness": float(run["staleness"].max()) if late else np.nan,
-                "copy": 1e3 * float(run["copy"]),
-            }
-    return table_of(found)
+    run = reduce.first(row)
+    total = run["total"]
+    gained = total.sel(algorithm="waiting") / total.sel(algorithm=algorithm)
+    found = {
+        **_speed(run, algorithm),
+        "waiting": gained.median(),
+        "copy": 1e3 * float(run["copy"]),
+    }
+    if algorithm == "wagma":
+        found["late"] = float(run["late"].mean())
+        found["staleness"] = float(run["staleness"].max())
+    return found
 
 
-def _least_over(others: tuple[str, ...]) -> Callable[[xr.Dataset], float]:
-    """Returns how much faster WAGMA is than the fastest of others, 200 ms."""
-
-    def ours(table: xr.Dataset) -> float:
-        seconds = table["seconds"]
-        best = min(float(seconds.sel(row=f"one 200 ms, {name}")) for name in others)
-        return best / float(seconds.sel(row="one 200 ms, wagma"))
-
-    return ours
-
-
+_GOSSIP = [f"one 200 ms, {name}" for name in ("sgp", "dpsgd", "local_sgd")]
 THROUGHPUT = Table(
     id="wagma/throughput",
     title="Time of 8 processes' steps, some of them late, with each algorithm",
@@ -82,32 +64,21 @@ THROUGHPUT = Table(
         "copy": "copy, ms",
     },
     reduce=throughput,
-    tiers={
-        "cpu": Tier(
-            minutes=8.0,
-            runs={
-                name: Runs(config="wagma/throughput", overrides=overrides)
-                for name, overrides in DELAYS.items()
-            },
-            claims={
-                "allreduce": Claim(
-                    relation="WAGMA is faster than allreduce, one process 200 ms late",
-                    ours=cell("faster", "one 200 ms, wagma"),
-                    at_least=1.5,
-                ),
-                "waiting": Claim(
-                    relation="WAGMA is faster than groups that wait, 200 ms",
-                    ours=cell("waiting", "one 200 ms, wagma"),
-                    at_least=1.15,
-                ),
-                "gossip": Claim(
-                    relation="WAGMA over the best of SGP, D-PSGD and local SGD, 200 ms",
-                    ours=_least_over(("sgp", "dpsgd", "local_sgd")),
-                    at_least=1.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=8.0,
+        runs=grid("wagma/throughput", DELAYS),
+        claims={
+            "allreduce": cell("faster", "one 200 ms, wagma").at_least(
+                1.5, "WAGMA is faster than allreduce, one process 200 ms late"
+            ),
+            "waiting": cell("waiting", "one 200 ms, wagma").at_least(
+                1.15, "WAGMA is faster than groups that wait, 200 ms"
+            ),
+            "gossip": (
+                least("seconds", *_GOSSIP) / cell("seconds", "one 200 ms, wagma")
+            ).at_least(1.0, "WAGMA over the best of SGP, D-PSGD and local SGD, 200 ms"),
+        },
+    ),
 )
 
 VARIANTS = {
@@ -122,21 +93,17 @@ VARIANTS = {
 }
 
 
-def drift(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.by_row
+def drift(run: xr.Dataset) -> Cells:
     """Returns medians over seeds."""
-    half = next(iter(rows.values())).sizes["step"] // 2
-    return table_of(
-        {
-            name: {
-                "partial": float(run["partial"].median()),
-                "error": float(run["error"].isel(step=slice(half, None)).mean()),
-                "late": float(run["late"].mean()),
-                "staleness": float(run["staleness"].max()),
-                "total": float(run["total"].median()),
-            }
-            for name, run in rows.items()
-        }
-    )
+    half = run.sizes["step"] // 2
+    return {
+        "partial": run["partial"].median(),
+        "error": run["error"].isel(step=slice(half, None)).mean(),
+        "late": run["late"].mean(),
+        "staleness": run["staleness"].max(),
+        "total": run["total"].median(),
+    }
 
 
 DRIFT = Table(
@@ -159,44 +126,27 @@ DRIFT = Table(
         "total": "seconds, simulated",
     },
     reduce=drift,
-    tiers={
-        "cpu": Tier(
-            minutes=2.0,
-            runs={
-                name: Runs(
-                    config="wagma/quadratic", overrides=overrides, seeds=(0, 1, 2)
-                )
-                for name, overrides in VARIANTS.items()
-            },
-            claims={
-                "fixed": Claim(
-                    relation="variance without global sync, fixed over changing groups",
-                    ours=_over("partial", "fixed, no global", "no global"),
-                    at_least=10.0,
-                ),
-                "dynamic": Claim(
-                    relation="variance of changing groups, without over with sync",
-                    ours=_over("partial", "no global", "S=4"),
-                    at_most=2.0,
-                ),
-                "fixed with sync": Claim(
-                    relation="variance with global sync, fixed over changing groups",
-                    ours=_over("partial", "fixed", "S=4"),
-                    at_least=1.0,
-                ),
-                "time": Claim(
-                    relation="seconds of waiting groups over wait-avoiding, simulated",
-                    ours=_over("total", "S=4", "wait-avoiding"),
-                    at_least=1.0,
-                ),
-                "error": Claim(
-                    relation="error of wait-avoiding groups over that of waiting ones",
-                    ours=_over("error", "wait-avoiding", "S=4"),
-                    at_most=2.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=2.0,
+        runs=grid("wagma/quadratic", VARIANTS, seeds=(0, 1, 2)),
+        claims={
+            "fixed": over("partial", "fixed, no global", "no global").at_least(
+                10.0, "variance without global sync, fixed over changing groups"
+            ),
+            "dynamic": over("partial", "no global", "S=4").at_most(
+                2.0, "variance of changing groups, without over with sync"
+            ),
+            "fixed with sync": over("partial", "fixed", "S=4").at_least(
+                1.0, "variance with global sync, fixed over changing groups"
+            ),
+            "time": over("total", "S=4", "wait-avoiding").at_least(
+                1.0, "seconds of waiting groups over wait-avoiding, simulated"
+            ),
+            "error": over("error", "wait-avoiding", "S=4").at_most(
+                2.0, "error of wait-avoiding groups over that of waiting ones"
+            ),
+        },
+    ),
 )
 
 TRAINED = ("allreduce", "local_sgd", "dpsgd", "sgp", "eager", "wagma")
@@ -205,22 +155,16 @@ TRAINED = ("allreduce", "local_sgd", "dpsgd", "sgp", "eager", "wagma")
 def accuracy(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Returns means over seeds, and the points below allreduce seed by seed."""
     base = rows["allreduce"]["accuracy"]
-    return table_of(
+    return reduce.from_cells(
         {
             name: {
-                "accuracy": float(run["accuracy"].mean()),
-                "least": float(run["accuracy"].min()),
-                "below": float((base - run["accuracy"]).mean()),
-                "alone": float(run["alone"].mean()),
+                "accuracy": run["accuracy"].mean(),
+                "least": run["accuracy"].min(),
+                "below": (base - run["accuracy"]).mean(),
+                "alone": run["alone"].mean(),
             }
             for name, run in rows.items()
         }
-    )
-
-
-def _lead(row: str, base: str) -> Callable[[xr.Dataset], float]:
-    return lambda table: float(
-        table["accuracy"].sel(row=row) - table["accuracy"].sel(row=base)
     )
 
 
@@ -229,7 +173,8 @@ ACCURACY = Table(
     title="Accuracy on digits after 300 steps of 8 workers",
     paper=f"{PAPER}: accuracy close to allreduce SGD's, gossip's lower; on ImageNet",
     caption=(
-        "scikit-learn digits, a hidden layer of 64, batches of 16 a worker, S = 4, "
+        "scikit-learn digits, a hidden layer of 64, batches of 16 a worker drawn from "
+        "all images, S = 4, "
         "tau = 10 (also local SGD's period). Late workers of WAGMA and eager-SGD "
         "(solo) are replayed from the event model: 20 ms a step (log-normal, 0.1), one "
         "of them 200 ms late. AD-PSGD has no replay. 359 held-out images: one is 0.28 "
@@ -242,43 +187,30 @@ ACCURACY = Table(
         "alone": "mean of the models' own, %",
     },
     reduce=accuracy,
-    tiers={
-        "cpu": Tier(
-            minutes=2.0,
-            runs={
-                name: Runs(
-                    config="wagma/digits", overrides={"method": name}, seeds=(0, 1, 2)
-                )
-                for name in TRAINED
-            },
-            claims={
-                "allreduce": Claim(
-                    relation="WAGMA's accuracy, points below allreduce's",
-                    ours=cell("below", "wagma"),
-                    at_most=1.0,
-                ),
-                "gossip": Claim(
-                    relation="WAGMA's accuracy above D-PSGD's, points",
-                    ours=_lead("wagma", "dpsgd"),
-                    at_least=0.0,
-                ),
-            },
-        )
-    },
+    tiers=on_cpu(
+        minutes=2.0,
+        devices=8,
+        runs=grid("wagma/digits:{0}", TRAINED, seeds=(0, 1, 2)),
+        claims={
+            "allreduce": cell("below", "wagma").at_most(
+                1.0, "WAGMA's accuracy, points below allreduce's"
+            ),
+            "gossip": above("accuracy", "wagma", "dpsgd").at_least(
+                0.0, "WAGMA's accuracy above D-PSGD's, points"
+            ),
+        },
+    ),
 )
 
 SIZES = {8: 4, 64: 8, 1024: 32}
 
 
-def scaling(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+@reduce.along("algorithm")
+def scaling(row: xr.Dataset, algorithm: str) -> Cells:
     """Returns medians over runs of the model."""
-    found = {}
-    for name, row in rows.items():
-        run = row.isel(seed=0, drop=True)
-        for algorithm in METHODS:
-            words = float(run["words"].sel(algorithm=algorithm))
-            found[f"{name}, {algorithm}"] = {**_speed(run, algorithm), "words": words}
-    return table_of(found)
+    run = reduce.first(row)
+    words = float(run["words"].sel(algorithm=algorithm))
+    return {**_speed(run, algorithm), "words": words}
 
 
 SCALING = Table(
@@ -300,33 +232,25 @@ SCALING = Table(
         "words": "numbers sent in a step",
     },
     reduce=scaling,
-    tiers={
-        "model": Tier(
-            minutes=0.5,
-            runs={
-                f"P={p}": Runs(
-                    config="wagma/scaling",
-                    overrides={"processes": str(p), "group_size": str(s)},
-                )
+    tiers=by_model(
+        minutes=0.5,
+        runs=grid(
+            "wagma/scaling",
+            {
+                f"P={p}": {"processes": str(p), "group_size": str(s)}
                 for p, s in SIZES.items()
             },
-            claims={
-                "allreduce": Claim(
-                    relation="WAGMA is faster than allreduce with 1024 processes",
-                    ours=cell("faster", "P=1024, wagma"),
-                    at_least=1.5,
-                ),
-                "waiting": Claim(
-                    relation="WAGMA is faster than groups that wait, 1024 processes",
-                    ours=_over("faster", "P=1024, wagma", "P=1024, waiting"),
-                    at_least=1.15,
-                ),
-                "volume": Claim(
-                    relation="WAGMA's numbers sent, 8 processes, of allreduce's",
-                    ours=_over("words", "P=8, wagma", "P=8, allreduce"),
-                    at_most=1.25,
-                ),
-            },
-        )
-    },
+        ),
+        claims={
+            "allreduce": cell("faster", "P=1024, wagma").at_least(
+                1.5, "WAGMA is faster than allreduce with 1024 processes"
+            ),
+            "waiting": over("faster", "P=1024, wagma", "P=1024, waiting").at_least(
+                1.15, "WAGMA is faster than groups that wait, 1024 processes"
+            ),
+            "volume": over("words", "P=8, wagma", "P=8, allreduce").at_most(
+                1.25, "WAGMA's numbers sent, 8 processes, of allreduce's"
+            ),
+        },
+    ),
 )

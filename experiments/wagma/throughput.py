@@ -1,11 +1,13 @@
 """Steps that sleep in real processes, some of them late, with each algorithm."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.eager.throughput import ROOT
+from experiments.wagma.scaling import METHODS
+from hpcjax import hostcomm
 from hpcjax.core import checks
 from hpcjax.hostcomm.groups import require_sizes
 from hpcjax.hostcomm.imbalance import Pattern
@@ -14,6 +16,7 @@ from hpcjax.runs.config import check_seed
 if TYPE_CHECKING:
     import xarray as xr
 
+    from hpcjax.hostcomm import Transport
     from hpcjax.runs.context import Context
 
 
@@ -73,25 +76,19 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     """
     import xarray as xr
 
-    from experiments.wagma import processes
-    from hpcjax import hostcomm
+    from hpcjax.runs.processes import in_processes
 
     del ctx
     sleeps = cfg.base + hostcomm.inject_delays(
         cfg.pattern, cfg.steps, cfg.processes, delay=cfg.delay, seed=cfg.seed
     )
-    names = ("numbers", "repetitions", "warm_up", "group_size", "tau", "period", "seed")
-    told = hostcomm.launch(
-        processes.steps,
-        cfg.processes,
-        arguments=({name: getattr(cfg, name) for name in names} | {"sleeps": sleeps},),
-        patience=cfg.patience,
-        folder=ROOT,
+    told = in_processes(
+        work, cfg, cfg.processes, given=(sleeps,), patience=cfg.patience
     )
     begin = np.min([each["begin"] for each in told], axis=0)
     end = np.max([each["end"] for each in told], axis=0)
     traces = [
-        hostcomm.join_group_traces([hostcomm.GroupTrace(*trace) for trace in turn])
+        hostcomm.join_traces([hostcomm.GroupTrace(*trace) for trace in turn])
         for turn in zip(*(each["traces"] for each in told), strict=True)
     ]
     late = [trace.late()[cfg.warm_up :].mean() for trace in traces]
@@ -103,5 +100,85 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
             "staleness": ("repetition", stale),
             "copy": float(np.median([each["copy"] for each in told])),
         },
-        coords={"algorithm": list(processes.METHODS)},
+        coords={"algorithm": list(METHODS)},
     )
+
+
+def work(transport: "Transport", cfg: Config, sleeps: np.ndarray) -> dict[str, Any]:
+    """Runs all methods in turns with the same delays, each after a warm-up.
+
+    Args:
+      transport: ours.
+      cfg: the sizes.
+      sleeps: seconds of each step [step, rank].
+
+    Returns:
+      `begin` and `end` [repetition, method]; `copy`, seconds to copy the model from the
+      device and back; `traces` of "wagma", by repetition.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    own = sleeps[:, transport.rank]
+    params = jnp.zeros(cfg.numbers)
+    begin = time.monotonic()
+    for _ in range(5):
+        copy = np.array(jax.block_until_ready(params + 1))
+        jax.block_until_ready(jnp.asarray(copy))
+    copied = (time.monotonic() - begin) / 5
+    found: dict[str, list[Any]] = {"begin": [], "end": [], "traces": []}
+    for _ in range(cfg.repetitions):
+        rows = []
+        for method in METHODS:
+            worker = _worker(method, transport, cfg)
+            rows.append(_run(transport, worker, own, params, cfg.warm_up))
+            if method == "wagma":
+                found["traces"].append(tuple(worker.trace()))
+        found["begin"].append([begin for begin, _ in rows])
+        found["end"].append([end for _, end in rows])
+    times = {name: np.array(found[name]) for name in ("begin", "end")}
+    return {**times, "traces": found["traces"], "copy": copied}
+
+
+def _worker(method: str, transport: "Transport", cfg: Config) -> Any:
+    import optax
+
+    from hpcjax import averaging
+
+    tx, size = optax.sgd(0.1), cfg.group_size
+    if method == "eager":
+        return averaging.eager_sgd(transport, tx, mode="solo", limiter=0)
+    if method in ("wagma", "waiting"):
+        avoiding = method == "wagma"
+        return averaging.wagma(
+            transport, tx, group_size=size, tau=cfg.tau, wait_avoiding=avoiding
+        )
+    return {
+        "allreduce": averaging.allreduce_sgd,
+        "local_sgd": lambda *own: averaging.local_sgd(*own, period=cfg.period),
+        "dpsgd": averaging.dpsgd,
+        "adpsgd": lambda *own: averaging.adpsgd(*own, seed=cfg.seed),
+        "sgp": averaging.sgp,
+    }[method](transport, tx)
+
+
+def _run(
+    transport: "Transport", worker: Any, sleeps: np.ndarray, params: Any, warm_up: int
+) -> tuple[float, float]:
+    """Returns when the steps after the warm-up began and when they had ended."""
+    import jax
+    import jax.numpy as jnp
+
+    grads = jnp.ones_like(params)
+    state = worker.init(params)
+    begin = time.monotonic()
+    for step, seconds in enumerate(np.append(np.zeros(warm_up), sleeps)):
+        if step == warm_up:
+            hostcomm.barrier(transport, tag=hostcomm.Tag("together"))
+            begin = time.monotonic()
+        time.sleep(seconds)
+        params, state = worker.step(grads, state, params)
+    jax.block_until_ready(params)
+    end = time.monotonic()
+    worker.finish(state, params)
+    return begin, end

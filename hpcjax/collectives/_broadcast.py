@@ -1,4 +1,4 @@
-"""One device's value on many devices, by a binomial tree."""
+"""Broadcast of one device's value to others, by a binomial tree."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ from hpcjax.core.varying import Axes, axis_names, vary
 def broadcast(
     x: Shaped[Array, "..."], axes: Axes, groups: Sequence[Sequence[int]]
 ) -> Shaped[Array, "..."]:
-    """Gives the value of the first device of each group to the rest of the group.
+    """Broadcasts the value of the first device of each group to the rest of the group.
 
-    A binomial tree: in round k the first 2ᵏ members send to the next 2ᵏ. A group of p
-    devices takes ⌈log₂ p⌉ rounds and moves p − 1 times the value, which is the least a
-    broadcast can move; an all-reduce of the value and zeros moves about twice that.
+    In round k of a binomial tree, the first 2ᵏ members send to the next 2ᵏ. A group of
+    p devices takes ⌈log₂ p⌉ rounds and moves p − 1 times the value, the least that a
+    broadcast can; an all-reduce of the value and zeros would move about twice that.
 
     Args:
-      x: the value; what the other members hold is replaced. A device in no group keeps
-        its own.
-      axes: the mesh axis, or axes; a device's number counts along them, last fastest.
+      x: the value of the first device of a group; that of others is replaced. A device
+        in no group keeps its own.
+      axes: mesh axis or axes; devices are numbered along them, the last one fastest.
       groups: disjoint lists of device numbers.
 
     Returns:
@@ -29,7 +29,7 @@ def broadcast(
       `axes`: see `core.assume_equal`.
 
     Raises:
-      ValueError: a device in two groups, or one that there is not.
+      ValueError: a device in two groups, or one that does not exist.
 
     Examples:
       >>> import jax

@@ -1,7 +1,7 @@
-"""Symmetric matrices in half as many words, to send or to keep.
+"""Packing of symmetric matrices into half as many words.
 
-The layout is LAPACK's rectangular full packed one: a rectangle that slices and masks
-make. Index lists, which row-by-row packing takes, would be as long as the matrix.
+The layout is LAPACK's rectangular full packed format, a rectangle that takes only
+slices and masks. Packing row by row would take lists of indices as long as the matrix.
 """
 
 import jax.numpy as jnp
@@ -11,11 +11,12 @@ from jaxtyping import Array, Bool, Shaped
 def pack_triangle(matrix: Shaped[Array, "*batch n n"]) -> Shaped[Array, "*batch m"]:
     """Returns the m = n(n+1)/2 words of a symmetric matrix.
 
-    With h = ⌊n/2⌋, the right columns h … n−1 down to the diagonal stay in their place,
-    and below them lies the transposed upper triangle of the first h rows and columns.
+    With h = ⌊n/2⌋, columns h … n−1 of the upper triangle stay in their rows. The part
+    of the rectangle below the diagonal holds the rest of the upper triangle, its first
+    h rows and columns, transposed.
 
     Args:
-      matrix: `[..., n, n]`; what is below the diagonal is not looked at.
+      matrix: `[..., n, n]`; only the upper triangle is read.
 
     References:
       Gustavson et al., Rectangular Full Packed Format for Cholesky's Algorithm, 2010.
@@ -26,6 +27,7 @@ def pack_triangle(matrix: Shaped[Array, "*batch n n"]) -> Shaped[Array, "*batch 
     """
     n = matrix.shape[-1]
     h, batch = n // 2, [(0, 0)] * (matrix.ndim - 2)
+    # The rectangle has n - h columns; n or n + 1 rows make n (n + 1) / 2 words.
     rows = n + 1 - n % 2
     right = jnp.pad(matrix[..., h:], [*batch, (0, rows - n), (0, 0)])
     corner = matrix[..., :h, :h].swapaxes(-1, -2)
@@ -55,6 +57,6 @@ def unpack_triangle(
 
 
 def _stays(n: int) -> Bool[Array, "rows columns"]:
-    """Says which words of the rectangle stand where they do in the matrix."""
+    """Returns a mask of the words that are in their row of the matrix."""
     h, rows = n // 2, n + 1 - n % 2
     return jnp.arange(rows)[:, None] <= h + jnp.arange(n - h)

@@ -1,8 +1,8 @@
-"""Averages of trees over a group: what every method of exchange has in common.
+"""Averages of trees over a group: what all methods of exchange have in common.
 
-A method says what is sent and what comes of it. Here is the rest, once for all: error
-feedback, steps that are averaged densely before it begins, gradients that are not
-finite, and how a tree becomes the vector, or the vectors, that a method takes.
+A method decides what is sent and computes the average of it. The rest is here: error
+feedback, the first steps with a dense average, the check for non-finite gradients, and
+the division of a tree into the vectors that most methods take.
 """
 
 import abc
@@ -13,25 +13,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hpcjax.collectives.config import dense_words
+from hpcjax.collectives.exchange_config import DenseConfig
 from hpcjax.collectives.group import Group, Scalar, Vector
-from hpcjax.core import trees
+from hpcjax.collectives.transfers import Transfer, all_reduce
+from hpcjax.core import checks, trees
 
 _MOST = 2**31 - 1
 
 
 class CommStats(NamedTuple):
-    """What one member did in one step; counts are int32, the largest one for more.
+    """Counts of one member's step, int32; larger ones are cut off at 2³¹ − 1.
 
     Attributes:
-      selected: entries of ours that we send, room permitting.
+      selected: entries of ours that were selected to be sent.
       kept: entries of the result.
       sent_words: 32-bit words of entries that went to others; a sparse entry has two.
-      received_words: that came from others.
+      received_words: 32-bit words of entries that came from others.
       summed: entries that came from others to be added up here.
-      overflow: entries held back because a buffer was full, or to stay at exactly k.
+      overflow: entries held back because a buffer was full, or to send exactly k.
       lost: entries that reached nobody and are in no residual.
-      nonfinite: 1 if a number of some member was not finite, and nothing changed.
+      nonfinite: 1 if a value of some member was not finite and the step was skipped.
     """
 
     selected: Scalar
@@ -45,23 +46,23 @@ class CommStats(NamedTuple):
 
     @classmethod
     def of(cls, group: Group, **counts: Any) -> "CommStats":
-        """Returns the given counts, rounded down, and zero for the rest."""
-        zeros = dict.fromkeys(cls._fields, 0) | counts
-        for name, count in zeros.items():
+        """Returns counts, rounded down; those that are not named are zero."""
+        every = dict.fromkeys(cls._fields, 0) | counts
+        for name, count in every.items():
             known = min(count, _MOST) if isinstance(count, int | float) else count
-            zeros[name] = group.xp.asarray(known, "int32")
-        return cls(**zeros)
+            every[name] = group.xp.asarray(known, "int32")
+        return cls(**every)
 
 
 class Outcome(NamedTuple):
-    """What a method made of the members' vectors, or trees.
+    """The result of a method for vectors or trees.
 
     Attributes:
-      mean: the average over members, or what stands for it; the same for all.
-      residual: what of ours has not reached the others.
-      own: the method's state that differs between members.
-      shared: the method's state that does not.
-      stats: what was done.
+      mean: the (approximate) average over members; the same for all members.
+      residual: the part of our vector or tree that is not in the mean.
+      own: state of the method that differs between members.
+      shared: state of the method that is the same for all members.
+      stats: counts of this step.
     """
 
     mean: Any
@@ -72,7 +73,7 @@ class Outcome(NamedTuple):
 
 
 class Method(abc.ABC):
-    """A way of averaging trees of float32."""
+    """A method of averaging trees of float32."""
 
     @abc.abstractmethod
     def init(self, tree: Any) -> tuple[Any, Any]:
@@ -80,11 +81,15 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def run(self, group: Group, tree: Any, own: Any, shared: Any) -> Outcome:
-        """Averages one tree."""
+        """Averages a tree; all members must call this."""
+
+    @abc.abstractmethod
+    def transfers(self, tree: Any, members: int, place: float) -> tuple[Transfer, ...]:
+        """Returns what `run` sends in order; see `Exchange.transfers`."""
 
 
 class VectorMethod(abc.ABC):
-    """A way of averaging vectors of float32."""
+    """A method of averaging vectors of float32."""
 
     def init(self, n: int) -> tuple[Any, Any]:
         """Returns the states `own` and `shared` for vectors of length n, in numpy."""
@@ -93,17 +98,25 @@ class VectorMethod(abc.ABC):
 
     @abc.abstractmethod
     def run(self, group: Group, x: Vector, own: Any, shared: Any) -> Outcome:
-        """Averages one vector."""
+        """Averages a vector; all members must call this."""
+
+    @abc.abstractmethod
+    def transfers(self, n: int, members: int, place: float) -> tuple[Transfer, ...]:
+        """Returns what `run` sends in order; see `Exchange.transfers`."""
+
+    def words(self, n: int, members: int) -> float:
+        """Returns the words that a method sends whose number is always the same."""
+        return sum(transfer.words for transfer in self.transfers(n, members, 1.0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat(Method):
-    """Takes a tree as one vector, or each leaf as one.
+    """Applies a method for vectors to a tree, as one vector or leaf by leaf.
 
     Attributes:
       method: for vectors.
-      by_leaf: each leaf by itself, with a state of its own.
-      min_size: by leaf, smaller ones are averaged as they are.
+      by_leaf: whether each leaf is a vector, with a state of its own.
+      min_size: with `by_leaf`, smaller leaves are averaged exactly.
     """
 
     method: VectorMethod
@@ -126,10 +139,11 @@ class Flat(Method):
         if not self.by_leaf:
             flat = [leaf.reshape(-1) for leaf in leaves]
             whole = flat[0] if len(flat) == 1 else group.xp.concatenate(flat)
-            made = self.method.run(group, whole, own, shared)
-            mean, residual = (_split(v, tree) for v in (made.mean, made.residual))
-            return made._replace(mean=mean, residual=residual)
-        large, made = self._large(tree), {}
+            outcome = self.method.run(group, whole, own, shared)
+            mean, residual = (_split(v, tree) for v in (outcome.mean, outcome.residual))
+            return outcome._replace(mean=mean, residual=residual)
+        # Every large leaf has a state of its own; small ones are averaged exactly.
+        large, outcomes = self._large(tree), {}
         if set(own) != set(large):
             differing = sorted(set(own) ^ set(large))[:5]
             raise ValueError(f"the tree is not like that of init at {differing}")
@@ -137,18 +151,30 @@ class Flat(Method):
             method = self.method if path in large else Dense()
             states = (own[path], shared[path]) if path in large else (None, None)
             outcome = method.run(group, leaf.reshape(-1), *states)
-            made[path] = outcome._replace(
+            outcomes[path] = outcome._replace(
                 mean=outcome.mean.reshape(leaf.shape),
                 residual=outcome.residual.reshape(leaf.shape),
             )
-        stats = [outcome.stats for outcome in made.values()]
+        stats = [outcome.stats for outcome in outcomes.values()]
         return Outcome(
-            structure.unflatten([outcome.mean for outcome in made.values()]),
-            structure.unflatten([outcome.residual for outcome in made.values()]),
-            {path: made[path].own for path in large},
-            {path: made[path].shared for path in large},
-            jax.tree.map(lambda *each: sum(each), *stats),
+            structure.unflatten([outcome.mean for outcome in outcomes.values()]),
+            structure.unflatten([outcome.residual for outcome in outcomes.values()]),
+            {path: outcomes[path].own for path in large},
+            {path: outcomes[path].shared for path in large},
+            jax.tree.map(lambda *counts: sum(counts), *stats),
         )
+
+    def transfers(self, tree: Any, members: int, place: float) -> tuple[Transfer, ...]:
+        if not self.by_leaf:
+            n = trees.num_params(tree)
+            return self.method.transfers(n, members, place) if n else ()
+        large, transfers = self._large(tree), []
+        for path, leaf in trees.flatten(tree).items():
+            if path in large:
+                transfers += self.method.transfers(leaf.size, members, place)
+            elif leaf.size:
+                transfers.append(all_reduce(leaf.size, members, early=True))
+        return tuple(transfers)
 
     def _large(self, tree: Any) -> dict[str, Any]:
         least = max(1, self.min_size)
@@ -157,21 +183,21 @@ class Flat(Method):
 
 
 def own_tree(tree: Any, by_path: dict[str, Any]) -> Any:
-    """Returns a state by path, or one empty array if the tree has no leaf.
-
-    So `optax.tree_map_params`, which asks for the state of no parameters, takes all of
-    it as not being parameters.
-    """
+    """Returns a state by path, or an empty array if the tree has no leaves."""
+    # `optax.tree_map_params` finds out which leaves of a state belong to parameters by
+    # an `init` without parameters: a dict that is empty then would be taken for them.
     return by_path if jax.tree.leaves(tree) else np.zeros(0, np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(VectorMethod):
-    """The mean of all numbers; see `DenseConfig`."""
+    """The exact mean; see `DenseConfig`."""
+
+    config: DenseConfig = DenseConfig()
 
     def run(self, group: Group, x: Vector, own: Any, shared: Any) -> Outcome:
         """Averages the vector."""
-        words, rest = dense_words(x.size, group.size), group.xp.zeros_like(x)
+        words, rest = self.words(x.size, group.size), group.xp.zeros_like(x)
         stats = CommStats.of(
             group, selected=x.size, kept=x.size, sent_words=words, received_words=words
         )
@@ -179,17 +205,21 @@ class Dense(VectorMethod):
             group.sum(x) / group.xp.float32(group.size), rest, own, shared, stats
         )
 
+    def transfers(self, n: int, members: int, place: float) -> tuple[Transfer, ...]:
+        return (all_reduce(n, members),)
+
 
 class ExchangeState(NamedTuple):
-    """What an exchange remembers from step to step.
+    """State of an exchange between steps.
 
     Attributes:
-      residual: a tree like the one averaged, float32: what of ours has not reached the
-        others; None without error feedback.
-      own: differs between members; started again when their number changes.
-      shared: the same for all members.
-      step: int32, averages made.
-      stats: of the last one.
+      residual: the part of our trees that is not in any mean yet, float32, of the shape
+        of the tree; None without error feedback.
+      own: state of the method that differs between members; it is initialized again
+        when their number changes.
+      shared: state of the method that is the same for all members.
+      step: int32, number of averages so far.
+      stats: counts of the last one.
     """
 
     residual: Any
@@ -201,15 +231,15 @@ class ExchangeState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """A method with error feedback: what is not sent is added to the next tree.
+    """A method with error feedback: what was not sent is added to the next tree.
 
-    With residual r and tree g, a = r + g is exchanged, and what of a has not reached
-    the others is the next r.
+    With residual r and tree g, the method averages a = r + g, and the part of a that is
+    not in the mean is the next r.
 
     Attributes:
-      method: what is sent.
-      error_feedback: False forgets what is not sent.
-      dense_steps: first averages that are exact, before the method begins.
+      method: averages trees.
+      error_feedback: False drops what was not sent.
+      dense_steps: number of first averages that are exact.
     """
 
     method: Method
@@ -217,7 +247,7 @@ class Exchange:
     dense_steps: int = 0
 
     def init(self, tree: Any) -> ExchangeState:
-        """Returns the state before the first average, of numpy arrays.
+        """Returns the state in front of the first average, in numpy arrays.
 
         Args:
           tree: arrays or shapes like those to average.
@@ -236,65 +266,104 @@ class Exchange:
     def average(
         self, group: Group, tree: Any, state: ExchangeState
     ) -> tuple[Any, ExchangeState]:
-        """Returns the average over the group, in the tree's dtypes, and the new state.
+        """Averages a tree over the group; all members must call this.
 
-        Where a number of any member is not finite all get zeros, and the states stay as
-        they are but for `stats`.
+        If a value of any member is not finite, all members get zeros, and of the state
+        only `stats` changes.
 
         Args:
-          group: its members.
+          group: the members.
           tree: ours.
           state: ours.
+
+        Returns:
+          The average, in the tree's dtypes, and the new state.
 
         Raises:
           TypeError: a leaf is not floating; names its path.
           ValueError: the tree is not like that of `init`, as far as the state tells.
         """
         _check_floating(tree)
-        given = jax.tree.map(lambda leaf: _cast(leaf, "float32"), tree)
+        total = jax.tree.map(lambda leaf: _cast(leaf, "float32"), tree)
         if self.error_feedback:
-            _check_alike(state.residual, given)
-            given = jax.tree.map(lambda r, g: r + g, state.residual, given)
-        bad = group.sum(_not_finite(group, given)) > 0
+            _check_alike(state.residual, total)
+            total = jax.tree.map(lambda r, g: r + g, state.residual, total)
+        bad = group.sum(_flag_not_finite(group, total)) > 0
 
         def skip() -> Outcome:
-            zeros = jax.tree.map(group.xp.zeros_like, given)
+            zeros = jax.tree.map(group.xp.zeros_like, total)
             stats = CommStats.of(group, nonfinite=1)
             return Outcome(zeros, state.residual, state.own, state.shared, stats)
 
         def dense() -> Outcome:
-            made = Flat(Dense()).run(group, given, state.own, state.shared)
-            return made._replace(residual=self._kept(made.residual))
+            outcome = Flat(Dense()).run(group, total, state.own, state.shared)
+            return outcome._replace(residual=self._keep_residual(outcome.residual))
 
         def sparse() -> Outcome:
-            made = self.method.run(group, given, state.own, state.shared)
-            return made._replace(residual=self._kept(made.residual))
+            outcome = self.method.run(group, total, state.own, state.shared)
+            return outcome._replace(residual=self._keep_residual(outcome.residual))
 
-        def go() -> Outcome:
+        def exchange() -> Outcome:
             if not self.dense_steps:
                 return sparse()
             return group.cond(state.step < self.dense_steps, dense, sparse)
 
-        made = group.cond(bad, skip, go)
-        # Finite numbers can have sums, or products, that are not.
-        # All see it in the mean, which is the same for all.
-        spilled = _not_finite(group, made.mean) > 0
-        made = group.cond(spilled, skip, lambda: made)
-        step = state.step + group.xp.asarray(~(bad | spilled), "int32")
-        mean = jax.tree.map(lambda m, leaf: _cast(m, leaf.dtype), made.mean, tree)
+        outcome = group.cond(bad, skip, exchange)
+        # Finite values can have infinite sums or products. Here nothing has to be
+        # communicated, since all members have the same mean.
+        overflowed = _flag_not_finite(group, outcome.mean) > 0
+        outcome = group.cond(overflowed, skip, lambda: outcome)
+        step = state.step + group.xp.asarray(~(bad | overflowed), "int32")
+        mean = jax.tree.map(lambda m, leaf: _cast(m, leaf.dtype), outcome.mean, tree)
         if self.error_feedback:
-            # What the tree's dtype does not hold is not lost either.
-            rounded = jax.tree.map(_with_rounding, made.residual, made.mean, mean)
-            made = made._replace(residual=rounded)
-        new = ExchangeState(made.residual, made.own, made.shared, step, made.stats)
+            # What the cast to the tree's dtype rounds off goes into the residual, too.
+            rounded = jax.tree.map(_add_rounding, outcome.residual, outcome.mean, mean)
+            outcome = outcome._replace(residual=rounded)
+        new = ExchangeState(
+            outcome.residual, outcome.own, outcome.shared, step, outcome.stats
+        )
         return mean, new
 
-    def _kept(self, residual: Any) -> Any:
+    def transfers(
+        self, tree: Any, members: int, place: float = 1.0
+    ) -> tuple[Transfer, ...]:
+        """Returns what one average sends, in order, after the dense steps.
+
+        Entries, values and bits are counted; thresholds, counts of entries and flags, a
+        few words of each member, are not. Sparse methods are taken to select exactly k
+        entries that are not zero, as with exact thresholds; GaussianK nearly does.
+
+        Args:
+          tree: arrays or shapes like those to average.
+          members: P.
+          place: for methods with regions, whose words depend on where the large entries
+            are: 0 for the fewest words, 1 for the most, or in between.
+
+        Raises:
+          ConfigError: `place` outside of [0, 1], or fewer than one member.
+        """
+        checks.require_count(1, members=members)
+        checks.require(0 <= place <= 1, "place must be in [0, 1]", place=place)
+        return self.method.transfers(tree, members, place) if members > 1 else ()
+
+    def words(self, tree: Any, members: int, place: float = 1.0) -> float:
+        """Returns the 32-bit words that pass a member's link in all `transfers`.
+
+        Examples:
+          >>> from hpcjax.collectives import OkTopkConfig, TopKConfig
+          >>> x = np.zeros(1000)
+          >>> [c(density=0.01).make().words(x, 4) for c in (TopKConfig, OkTopkConfig)]
+          [60.0, 45.0]
+        """
+        transfers = self.transfers(tree, members, place)
+        return float(sum(transfer.words for transfer in transfers))
+
+    def _keep_residual(self, residual: Any) -> Any:
         return residual if self.error_feedback else None
 
 
 def _split(whole: Vector, tree: Any) -> Any:
-    """Returns a vector's parts in the structure and shapes of a tree."""
+    """Divides a vector into the shapes and structure of a tree."""
     leaves, structure = jax.tree.flatten(tree)
     parts, start = [], 0
     for leaf in leaves:
@@ -307,9 +376,11 @@ def _cast(leaf: Vector, dtype: Any) -> Vector:
     return leaf if leaf.dtype == dtype else leaf.astype(dtype)
 
 
-def _with_rounding(residual: Vector, mean: Vector, cast: Vector) -> Vector:
+def _add_rounding(residual: Vector, mean: Vector, cast: Vector) -> Vector:
     if cast.dtype == mean.dtype:
         return residual
+    # Every member adds the rounding error of the mean: it is P times in the sum of the
+    # residuals, and once in their mean.
     return residual + (mean - cast.astype(mean.dtype))
 
 
@@ -321,8 +392,10 @@ def _check_floating(tree: Any) -> None:
             )
 
 
-def _not_finite(group: Group, tree: Any) -> Scalar:
-    """Returns 1 if a number is not finite; extremes tell, without a mask in memory."""
+def _flag_not_finite(group: Group, tree: Any) -> Scalar:
+    """Returns 1 if a value is not finite, else 0."""
+    # A NaN or an infinity shows in the maximum or the minimum; this needs no mask of
+    # the leaf's size in memory.
     xp, bad = group.xp, False
     for leaf in jax.tree.leaves(tree):
         if leaf.size:

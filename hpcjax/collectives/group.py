@@ -18,9 +18,10 @@ class Entries(NamedTuple):
     """Entries of a vector of length n, by ascending index.
 
     Attributes:
-      indices: int32; n where a place holds none, behind those that do or between them.
-      values: float32; 0 there.
-      count: int32, how many there are.
+      indices: int32; n at places of a padded buffer that hold no entry, which may be
+        behind the entries or between them.
+      values: float32; 0 at places that hold no entry.
+      count: int32, number of entries.
     """
 
     indices: Vector
@@ -29,13 +30,13 @@ class Entries(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What `Group.exchange` has done.
+    """The result of `Group.exchange`.
 
     Attributes:
-      received: the sums of what came for our region, one entry for each index.
-      taken: bool, for each place of the given entries, whether it was sent.
-      sent: int32, entries that went to others.
-      arrived: int32, entries that came from others.
+      received: sums of the entries of our region, one for each index.
+      taken: bool, whether the entry at each place of the arguments was sent.
+      sent: int32, number of entries that went to other members.
+      arrived: int32, number of entries that came from other members.
     """
 
     received: Entries
@@ -60,7 +61,7 @@ class Group(abc.ABC):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """The number of members, P."""
+        """P, the number of members."""
 
     @property
     @abc.abstractmethod
@@ -69,57 +70,60 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def sum(self, x: Any) -> Any:
-        """Returns the sum over members of an array, or of each of a tree."""
+        """Returns the sum over members of an array, or of each array of a tree."""
 
     @abc.abstractmethod
     def all_gather(self, x: Vector) -> Vector:
-        """Returns `[P, ...]`: the arrays of all members, which have one shape."""
+        """Returns the arrays of all members, which have one shape, as `[P, ...]`."""
 
     @abc.abstractmethod
     def broadcast(self, x: Any) -> Any:
-        """Returns the tree that member 0 has."""
+        """Returns the tree of member 0."""
 
     @abc.abstractmethod
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-        """Returns what the source of our (source, target) pair has; zeros if none."""
+        """Sends `x` along (source, target) pairs; returns zeros to who is no target."""
 
     @abc.abstractmethod
-    def exchange(self, given: Entries, starts: Vector, slots: int) -> Sent:
-        """Sends every entry to the owner of its region, who adds up what it gets.
+    def exchange(self, entries: Entries, starts: Vector, slots: int) -> Sent:
+        """Sends every entry to the owner of its region, who adds up entries by index.
 
-        Sums are made in the order of ranks. Member i sends to i + 1 first, then to
-        i + 2 and so on, so that no receiver is hit by all at once.
+        Sums are in the order of ranks. Member i sends to i + 1 first, then to i + 2 and
+        so on, so that no receiver gets messages of all members at once.
 
         Args:
-          given: without repetitions.
+          entries: ours, without repeated indices.
           starts: int32 [P + 1], from 0 to n: region r begins at `starts[r]`.
-          slots: entries of one member for another that a padded buffer holds; the
-            largest are sent. Not looked at where buffers are not padded.
+          slots: size of the padded buffer from one member to another; if there are more
+            entries, the largest are sent. Ignored if buffers are not padded.
         """
 
     @abc.abstractmethod
-    def balance(self, given: Entries, counts: Vector, slots: int, n: int) -> Entries:
-        """Spreads entries that ascend over ranks evenly, in the same order.
+    def balance(self, entries: Entries, counts: Vector, slots: int, n: int) -> Entries:
+        """Redistributes entries such that all members have equally many.
+
+        The entries ascend over ranks, before and after.
 
         Args:
-          given: ours.
-          counts: int32 [P], how many each member has, g in all.
-          slots: room for a member's share, at least g / P rounded up.
+          entries: ours.
+          counts: int32 [P], number of entries of each member, g in all.
+          slots: size of the padded buffer for a member's share, at least ⌈g / P⌉.
           n: length of the vector.
         """
 
     @abc.abstractmethod
-    def gather(self, given: Entries, slots: int) -> tuple[Entries, Vector]:
-        """Gathers the entries of all members, by rank.
+    def gather(self, entries: Entries, slots: int) -> tuple[Entries, Vector]:
+        """Gathers the entries of all members, ordered by rank.
 
-        Around a ring a member passes on all of them but those of the next one.
+        Around a ring, a member sends all entries but those of the next member.
 
         Args:
-          given: ours.
-          slots: room for one member's; what is beyond it must not hold any.
+          entries: ours.
+          slots: size of the padded buffer of a member; places of `entries` behind it
+            must hold none.
 
         Returns:
-          The entries, and int32 [P], how many of them each member had.
+          The entries, and the number of entries of each member, int32 [P].
         """
 
     @abc.abstractmethod
@@ -128,14 +132,17 @@ class Group(abc.ABC):
     ) -> Any:
         """Returns `yes()` or `no()`, which may communicate.
 
-        The predicate must be the same for all members.
+        The predicate must be the same for all members, so that all take part.
         """
 
     @abc.abstractmethod
     def choose(
         self, predicate: Scalar, yes: Callable[[], Any], no: Callable[[], Any]
     ) -> Any:
-        """Returns `yes()` or `no()`, which may not communicate, as each decides."""
+        """Returns `yes()` or `no()`, which must not communicate.
+
+        Every member may have another predicate.
+        """
 
     @abc.abstractmethod
     def repeat(
@@ -145,131 +152,140 @@ class Group(abc.ABC):
         body: Callable[[Any], Any],
         start: Any,
     ) -> Any:
-        """Applies `body` while `going`, at most so often; nothing may communicate."""
+        """Applies `body` while `going`, at most `times`; neither may communicate."""
 
     @abc.abstractmethod
     def magnitudes(self, x: Vector) -> Vector:
-        """Returns int32 that are ordered as |x|; see `kernels.magnitudes`."""
+        """Returns int32 in the order of |x|; see `kernels.magnitudes`."""
 
     @abc.abstractmethod
     def kth(self, order: Vector, k: int) -> Scalar:
-        """Returns the k-th largest of our `magnitudes`, 0 if there are fewer."""
+        """Returns the k-th largest of our `magnitudes`; 0 if there are fewer."""
 
     @abc.abstractmethod
     def kth_of_all(self, order: Vector, k: int) -> Scalar:
-        """Returns the k-th largest of all members' `magnitudes`, 0 if fewer."""
+        """Returns the k-th largest of all members' `magnitudes`; 0 if fewer."""
 
     @abc.abstractmethod
-    def reaching(self, order: Vector, magnitude: Scalar) -> Vector:
-        """Returns `magnitudes` that hold all that reach one, for counts above it."""
+    def keep_reaching(self, order: Vector, magnitude: Scalar) -> Vector:
+        """Drops `magnitudes` below one; counts of larger ones do not change.
+
+        This makes repeated counts cheaper. A padded group returns all of them, since
+        the size of the result must be static.
+        """
 
     @abc.abstractmethod
     def number_of(self, magnitude: Scalar) -> Scalar:
-        """Returns the float32 whose magnitude it is."""
+        """Returns the positive float32 of a magnitude."""
 
     @abc.abstractmethod
     def nonzero(self, mask: Vector, capacity: int) -> Vector:
-        """Returns the indices where it holds, ascending, as `Entries.indices`.
+        """Returns the indices of true entries, ascending, as `Entries.indices`.
 
-        A padded buffer holds the first `capacity`; others are as long as need be.
+        A padded buffer holds the first `capacity`; others hold all.
         """
 
     @abc.abstractmethod
     def select(
         self, x: Vector, order: Vector, magnitude: Scalar, capacity: int
     ) -> Entries:
-        """Selects what is not zero and reaches a magnitude.
+        """Selects entries that are not zero and have at least a magnitude.
 
         Args:
-          x: numbers.
+          x: values.
           order: their `magnitudes`.
-          magnitude: to reach.
-          capacity: a padded buffer holds the first ones; `count` may be larger.
+          magnitude: the least one to select.
+          capacity: size of a padded buffer, which holds the first entries; `count` may
+            be larger.
         """
 
     @abc.abstractmethod
     def take(self, x: Vector, indices: Vector) -> Vector:
-        """Returns `x` at indices, 0 where they are its size."""
+        """Returns `x` at indices; 0 at indices that equal its size."""
 
     @abc.abstractmethod
     def scatter(self, n: int, indices: Vector, values: Vector) -> Vector:
-        """Returns the vector of length n with the sums of values at indices."""
+        """Returns a vector of length n to which values are added at indices."""
 
     @abc.abstractmethod
     def clear(self, x: Vector, indices: Vector) -> Vector:
-        """Returns `x` with zeros at indices; those that are its size are left out."""
+        """Returns `x` with zeros at indices; those that equal its size are ignored."""
 
     @abc.abstractmethod
     def merge(self, indices: Vector, values: Vector, n: int | Scalar) -> Entries:
-        """Returns the sums of the values that have one index, in the order given."""
+        """Adds up values with the same index, in the order of the arguments."""
 
     @abc.abstractmethod
     def count(self, mask: Vector) -> Scalar:
-        """Returns how often it holds, int32."""
+        """Counts the true entries, int32."""
 
     @abc.abstractmethod
     def draw(
         self, seed: int, step: Scalar, name: str, make: Callable[[Any], Any]
     ) -> Any:
-        """Returns `make(key)` as arrays of ours, with a key of the seed and the step.
+        """Returns `make(key)`, as arrays of `xp`, with a key of the other arguments.
 
         Args:
-          seed: the same for all members gives the same key.
+          seed: the key's seed; members with the same arguments get the same key.
           step: number of the draw.
-          name: what is drawn.
-          make: JAX code.
-
-        Returns:
-          What `make` returns.
+          name: of what is drawn.
+          make: maps a JAX key to arrays.
         """
 
 
-def passed_on(group: Group, counts: Vector) -> tuple[Scalar, Scalar]:
-    """Returns how many entries we send in `Group.gather`, and how many come."""
+def count_passed_on(group: Group, counts: Vector) -> tuple[Scalar, Scalar]:
+    """Returns the numbers of entries that we send and receive in `Group.gather`."""
     total = group.xp.sum(counts, dtype="int32")
     return total - counts[(group.rank + 1) % group.size], total - counts[group.rank]
 
 
-def entries_at(group: Group, x: Vector, mask: Vector, capacity: int) -> Entries:
-    """Returns the entries of `x` where a mask holds, at most `capacity` of them."""
+def select_masked(group: Group, x: Vector, mask: Vector, capacity: int) -> Entries:
+    """Returns the entries of `x` where a mask is true, at most `capacity` of them."""
     indices = group.nonzero(mask, capacity)
     count = group.count(indices < x.size)
     return Entries(indices, group.take(x, indices), count)
 
 
-def packed(group: Group, found: Entries, mask: Vector, n: int, size: int) -> Entries:
-    """Returns the entries where a mask holds, in a buffer with room for `size`.
+def keep_entries(
+    group: Group, entries: Entries, mask: Vector, n: int, size: int
+) -> Entries:
+    """Returns the entries whose mask is true, in a buffer of `size` places.
 
     Args:
-      group: whose arrays these are.
-      found: entries of a vector of length n.
-      mask: of each place; where there is no entry it must not hold.
+      group: the kind of arrays; nothing is communicated.
+      entries: of a vector of length n.
+      mask: of each place; must be false where there is no entry.
       n: length of the vector.
-      size: places of the new buffer, if it is padded.
+      size: of the new buffer, if it is padded.
     """
-    capacity = found.indices.size
+    capacity = entries.indices.size
     places = group.nonzero(mask, size)
     real = places < capacity
-    indices = group.xp.where(real, group.take(found.indices, places), n)
-    values = group.take(found.values, places)
+    # `take` returns 0 for places without an entry, which is a valid index.
+    indices = group.xp.where(real, group.take(entries.indices, places), n)
+    values = group.take(entries.values, places)
     return Entries(indices.astype("int32"), values, group.count(real))
 
 
-def is_largest(group: Group, order: Vector, k: int) -> Vector:
-    """Says which are the k largest `magnitudes`; zeros never are.
+def mask_largest(group: Group, order: Vector, k: int) -> Vector:
+    """Returns a mask of the k largest `magnitudes`; zeros are never among them.
 
-    All above the k-th, then those equal to it by ascending index, so that there are
-    exactly k if so many are not zero.
+    It selects all above the k-th, and of those equal to it the first by index, so that
+    there are exactly k if as many are not zero.
     """
     xp, edge = group.xp, group.kth(order, k)
     above, ties = order > edge, (order == edge) & (order > 0)
     room = k - group.count(above)
     places = group.nonzero(ties, k).astype("int32")
+    # The first `room` ties are taken: those up to the place of the last of them, which
+    # is -1 if there is no room.
     ends = xp.concatenate([xp.full(1, -1, "int32"), places])
     last = ends[xp.minimum(room, ends.size - 1)]
     return above | (ties & (xp.arange(order.size, dtype="int32") <= last))
 
 
-def largest(group: Group, x: Vector, order: Vector, k: int, capacity: int) -> Entries:
-    """Returns the k entries of `x` whose magnitude is largest, see `is_largest`."""
-    return entries_at(group, x, is_largest(group, order, k), capacity)
+def select_largest(
+    group: Group, x: Vector, order: Vector, k: int, capacity: int
+) -> Entries:
+    """Returns the k entries of `x` with the largest magnitudes, see `mask_largest`."""
+    return select_masked(group, x, mask_largest(group, order, k), capacity)

@@ -1,4 +1,4 @@
-"""Processes that send each other numpy arrays; every message is as long as need be."""
+"""Groups of processes that send each other numpy arrays, of any length."""
 
 import itertools
 import time
@@ -17,13 +17,13 @@ _SIGN = np.int32(0x7FFFFFFF)
 
 
 class HostGroup(Group):
-    """The members are the ranks of a transport.
+    """A group whose members are the ranks of a transport.
 
     Args:
       transport: ours; nothing else may use it with tags of kind "exchange".
 
     Attributes:
-      seconds: in which messages were sent and waited for, until now.
+      seconds: time spent in communication so far.
     """
 
     xp = np
@@ -45,15 +45,15 @@ class HostGroup(Group):
         leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, x))
         if len(leaves) == 1:
             return jax.tree.unflatten(structure, [self._total(leaves[0])])
-        # What has one dtype travels as one message.
-        made = list(leaves)
+        # All leaves of one dtype go into one message.
+        sums = list(leaves)
         for dtype in {leaf.dtype: None for leaf in leaves}:
             places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
             total = self._total(np.concatenate([leaves[i].ravel() for i in places]))
             ends = np.cumsum([leaves[i].size for i in places])[:-1]
             for i, part in zip(places, np.split(total, ends), strict=True):
-                made[i] = part.reshape(leaves[i].shape)
-        return jax.tree.unflatten(structure, made)
+                sums[i] = part.reshape(leaves[i].shape)
+        return jax.tree.unflatten(structure, sums)
 
     def all_gather(self, x: Vector) -> Vector:
         return self._call(hostcomm.allgather, np.asarray(x))
@@ -74,41 +74,42 @@ class HostGroup(Group):
 
         return jax.tree.map(lambda leaf: self._call(move, leaf), x)
 
-    def exchange(self, given: Entries, starts: Vector, slots: int) -> Sent:
-        edges = np.searchsorted(given.indices, starts)
+    def exchange(self, entries: Entries, starts: Vector, slots: int) -> Sent:
+        # Indices ascend: the entries of a region are a slice.
+        edges = np.searchsorted(entries.indices, starts)
         parts = [
-            _packed(given.indices[a:b], given.values[a:b])
+            _pack_entries(entries.indices[a:b], entries.values[a:b])
             for a, b in itertools.pairwise(edges)
         ]
-        came = self._call(hostcomm.alltoallv, parts)
-        received = self.merge(*_unpacked(came), n=starts[-1])
+        received_parts = self._call(hostcomm.alltoallv, parts)
+        received = self.merge(*_unpack_entries(received_parts), n=starts[-1])
         own = edges[self.rank + 1] - edges[self.rank]
-        arrived = sum(part.shape[1] for part in came) - own
-        everything = np.ones(len(given.indices), bool)
+        arrived = sum(part.shape[1] for part in received_parts) - own
+        everything = np.ones(len(entries.indices), bool)
         return Sent(
             received,
             everything,
-            np.int32(given.count - own),
+            np.int32(entries.count - own),
             np.int32(arrived),
         )
 
-    def balance(self, given: Entries, counts: Vector, slots: int, n: int) -> Entries:
+    def balance(self, entries: Entries, counts: Vector, slots: int, n: int) -> Entries:
         share, rest = divmod(int(np.sum(counts)), self.size)
         sizes = [share + (rank < rest) for rank in range(self.size)]
+        # The ends of all shares, counted from our first entry.
         ends = np.cumsum(sizes) - int(np.sum(counts[: self.rank]))
-        edges = [0, *np.clip(ends, 0, len(given.indices))]
+        edges = [0, *np.clip(ends, 0, len(entries.indices))]
         parts = [
-            _packed(given.indices[a:b], given.values[a:b])
+            _pack_entries(entries.indices[a:b], entries.values[a:b])
             for a, b in itertools.pairwise(edges)
         ]
-        came = self._call(hostcomm.alltoallv, parts)
-        indices, values = _unpacked(came)
+        indices, values = _unpack_entries(self._call(hostcomm.alltoallv, parts))
         return Entries(indices, values, np.int32(len(indices)))
 
-    def gather(self, given: Entries, slots: int) -> tuple[Entries, Vector]:
-        own = _packed(given.indices, given.values)
+    def gather(self, entries: Entries, slots: int) -> tuple[Entries, Vector]:
+        own = _pack_entries(entries.indices, entries.values)
         parts = self._call(hostcomm.allgatherv, own)
-        indices, values = _unpacked(parts)
+        indices, values = _unpack_entries(parts)
         counts = np.array([part.shape[1] for part in parts], np.int32)
         return Entries(indices, values, np.int32(len(indices))), counts
 
@@ -141,14 +142,15 @@ class HostGroup(Group):
         return np.partition(order, order.size - k)[order.size - k]
 
     def kth_of_all(self, order: Vector, k: int) -> Scalar:
-        found = 0
+        # As `kernels.kth_magnitude`: the largest magnitude that k values reach.
+        kth = 0
         for bit in reversed(range(31)):
-            tried = found | 1 << bit
+            tried = kth | 1 << bit
             if self.sum(self.count(order >= tried)) >= k:
-                found = tried
-        return np.int32(found)
+                kth = tried
+        return np.int32(kth)
 
-    def reaching(self, order: Vector, magnitude: Scalar) -> Vector:
+    def keep_reaching(self, order: Vector, magnitude: Scalar) -> Vector:
         return order[order >= magnitude]
 
     def number_of(self, magnitude: Scalar) -> Scalar:
@@ -164,28 +166,29 @@ class HostGroup(Group):
         return Entries(indices, x[indices], np.int32(len(indices)))
 
     def take(self, x: Vector, indices: Vector) -> Vector:
-        made = np.zeros(indices.shape, x.dtype)
+        values = np.zeros(indices.shape, x.dtype)
         real = indices < x.size
-        made[real] = x[indices[real]]
-        return made
+        values[real] = x[indices[real]]
+        return values
 
     def scatter(self, n: int, indices: Vector, values: Vector) -> Vector:
-        made = np.zeros(n, values.dtype)
+        total = np.zeros(n, values.dtype)
         real = indices < n
-        np.add.at(made, indices[real], values[real])
-        return made
+        # Not `total[indices] += values`, which adds only once at a repeated index.
+        np.add.at(total, indices[real], values[real])
+        return total
 
     def clear(self, x: Vector, indices: Vector) -> Vector:
-        made = np.array(x)
-        made[indices[indices < x.size]] = 0
-        return made
+        cleared = np.array(x)
+        cleared[indices[indices < x.size]] = 0
+        return cleared
 
     def merge(self, indices: Vector, values: Vector, n: int | Scalar) -> Entries:
         real = indices < n
-        found, place = np.unique(indices[real], return_inverse=True)
-        sums = np.zeros(len(found), np.float32)
+        unique, place = np.unique(indices[real], return_inverse=True)
+        sums = np.zeros(len(unique), np.float32)
         np.add.at(sums, place, values[real])
-        return Entries(found, sums, np.int32(len(found)))
+        return Entries(unique, sums, np.int32(len(unique)))
 
     def count(self, mask: Vector) -> Scalar:
         return np.int32(np.count_nonzero(mask))
@@ -193,26 +196,27 @@ class HostGroup(Group):
     def draw(
         self, seed: int, step: Scalar, name: str, make: Callable[[Any], Any]
     ) -> Any:
-        made = make(derive(jax.random.key(seed), name, int(step)))
-        return jax.tree.map(np.asarray, made)
+        drawn = make(derive(jax.random.key(seed), name, int(step)))
+        return jax.tree.map(np.asarray, drawn)
 
     def _total(self, x: Vector) -> Vector:
-        with np.errstate(over="ignore"):  # what is not finite is looked for
+        with np.errstate(over="ignore"):  # `Exchange` checks for non-finite sums
             return self._call(hostcomm.allreduce, x)[()]
 
     def _call(self, collective: Callable[..., Any], array: Any) -> Any:
+        """Runs a collective under a tag that is the same in all members."""
         begin = time.perf_counter()
         tag = Tag("exchange", next(self._calls))
-        made = collective(self.transport, array, tag=tag)
+        result = collective(self.transport, array, tag=tag)
         self.seconds += time.perf_counter() - begin
-        return made
+        return result
 
 
-def _packed(indices: Vector, values: Vector) -> Vector:
-    """Returns int32 [2, count]: indices as they are, and the bits of the values."""
+def _pack_entries(indices: Vector, values: Vector) -> Vector:
+    """Returns one message, int32 [2, count]: indices and the bits of values."""
     return np.stack([indices, values.view(np.int32)])
 
 
-def _unpacked(parts: Sequence[Vector]) -> tuple[Vector, Vector]:
+def _unpack_entries(parts: Sequence[Vector]) -> tuple[Vector, Vector]:
     packed = np.concatenate(parts, axis=1)
     return packed[0], packed[1].view(np.float32)

@@ -1,4 +1,7 @@
-"""The devices along mesh axes, inside `shard_map`, or the members of a `vmap`."""
+"""Groups of the devices along mesh axes, inside `shard_map`, or of a `vmap`'s examples.
+
+Shapes are static here: buffers of entries are padded, with the index n and the value 0.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,11 +18,11 @@ from hpcjax.core.varying import Axes, assume_equal, axis_names, vary
 
 
 class MeshGroup(Group):
-    """The members are the devices along mesh axes; buffers have static sizes.
+    """A group whose members are the devices along mesh axes.
 
     Args:
-      axes: of the surrounding `shard_map`, or None: this device alone. The name of a
-        `vmap` makes its examples members, all on one device.
+      axes: of the surrounding `shard_map`; None for this device alone. With the name of
+        a `vmap`, its examples are the members, all on one device.
 
     Raises:
       NameError: outside a `shard_map`, or `vmap`, over the axes.
@@ -68,7 +71,7 @@ class MeshGroup(Group):
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         if not self._mapped:
             return jax.lax.ppermute(self._vary(x), self.axes, pairs)
-        # `vmap` permutes only if everybody sends.
+        # Under `vmap`, JAX supports only permutations in which every member sends.
         sources = {target: source for source, target in pairs}
         source = jnp.asarray([sources.get(rank, -1) for rank in range(self.size)])
         source = source[self.rank]
@@ -78,56 +81,63 @@ class MeshGroup(Group):
 
         return jax.tree.map(move, x)
 
-    def exchange(self, given: Entries, starts: Vector, slots: int) -> Sent:
+    def exchange(self, entries: Entries, starts: Vector, slots: int) -> Sent:
         n = starts[-1]
-        capacity = len(given.indices)
-        real = given.indices < n
-        owner = jnp.searchsorted(starts[1:-1], given.indices, side="right")
-        first = jnp.searchsorted(given.indices, starts).astype(jnp.int32)
+        capacity = len(entries.indices)
+        real = entries.indices < n
+        owner = jnp.searchsorted(starts[1:-1], entries.indices, side="right")
+        first = jnp.searchsorted(entries.indices, starts).astype(jnp.int32)
         crowded = jnp.max(first[1:] - first[:-1]) > slots
 
         def by_index() -> Vector:
             return jnp.arange(capacity, dtype=jnp.int32) - first[owner]
 
         def by_magnitude() -> Vector:
-            """The largest of a region come first: the first ones would starve it."""
+            # If the first entries of a region were sent in every step, the others would
+            # never be. Sorted by region and then by magnitude, the entries take the
+            # same places as in the order of indices, region by region.
             inside = jnp.where(real, owner, self.size)
-            order = jnp.lexsort((-self.magnitudes(given.values), inside))
-            place = by_index()  # a region's places, whoever takes them
-            return jnp.zeros(capacity, jnp.int32).at[order].set(place)
+            order = jnp.lexsort((-self.magnitudes(entries.values), inside))
+            return jnp.zeros(capacity, jnp.int32).at[order].set(by_index())
 
         place = self.choose(crowded, by_magnitude, by_index)
         taken = real & (place < slots)
-        # Places out of bounds are dropped.
+        # Place `slots` is out of bounds, and dropped.
         place = jnp.where(taken, place, slots)
-        sent = self._to_all(self._placed(given, owner, place, slots, n))
+        sent = self._to_all(self._place_entries(entries, owner, place, slots, n))
         indices, values = sent
         received = self.merge(indices.reshape(-1), values.reshape(-1), n)
         own = self.count(taken & (owner == self.rank))
-        came = self.count(indices < n) - own
-        return Sent(received, taken, self.count(taken) - own, came)
+        arrived = self.count(indices < n) - own
+        return Sent(received, taken, self.count(taken) - own, arrived)
 
-    def balance(self, given: Entries, counts: Vector, slots: int, n: int) -> Entries:
+    def balance(self, entries: Entries, counts: Vector, slots: int, n: int) -> Entries:
         total, before = jnp.sum(counts), jnp.cumsum(counts) - counts
         share, rest = total // self.size, total % self.size
-        real = given.indices < n
+        real = entries.indices < n
+        # The number of an entry among those of all members decides its owner. The first
+        # `rest` members own share + 1 entries each, the others share.
         number = before[self.rank] + jnp.cumsum(real, dtype=jnp.int32) - 1
-        early = number // (share + 1)  # the first shares have one more
+        early = number // (share + 1)
         late = rest + (number - rest * (share + 1)) // jnp.maximum(share, 1)
         owner = jnp.where(early < rest, early, late)
+        # `owner` members in front of it own owner * share + min(owner, rest) entries.
         place = number - owner * share - jnp.minimum(owner, rest)
         place = jnp.where(real, place, slots)
-        indices, values = self._to_all(self._placed(given, owner, place, slots, n))
-        # No two members fill the same place.
+        indices, values = self._to_all(
+            self._place_entries(entries, owner, place, slots, n)
+        )
+        # No two members fill the same place of a share: of each place, one member has
+        # sent the entry, the others the padding n and 0.
         mine = share + (self.rank < rest).astype(jnp.int32)
         return Entries(jnp.min(indices, axis=0), jnp.sum(values, axis=0), mine)
 
-    def gather(self, given: Entries, slots: int) -> tuple[Entries, Vector]:
-        indices, values = given.indices[:slots], given.values[:slots]
-        packed = jnp.stack([indices, _bits(values)])
+    def gather(self, entries: Entries, slots: int) -> tuple[Entries, Vector]:
+        indices, values = entries.indices[:slots], entries.values[:slots]
+        packed = jnp.stack([indices, _to_bits(values)])
         packed = self.all_gather(packed)
-        counts = self.all_gather(given.count)
-        indices, values = packed[:, 0].reshape(-1), _floats(packed[:, 1]).reshape(-1)
+        counts = self.all_gather(entries.count)
+        indices, values = packed[:, 0].reshape(-1), _from_bits(packed[:, 1]).reshape(-1)
         return Entries(indices, values, jnp.sum(counts, dtype=jnp.int32)), counts
 
     def cond(
@@ -167,11 +177,11 @@ class MeshGroup(Group):
     def kth_of_all(self, order: Vector, k: int) -> Scalar:
         return kernels.kth_magnitude(order, k, total=self.sum)
 
-    def reaching(self, order: Vector, magnitude: Scalar) -> Vector:
-        return order  # its number would have to be known
+    def keep_reaching(self, order: Vector, magnitude: Scalar) -> Vector:
+        return order  # a shorter array would have no static size
 
     def number_of(self, magnitude: Scalar) -> Scalar:
-        return _floats(magnitude)
+        return _from_bits(magnitude)
 
     def nonzero(self, mask: Vector, capacity: int) -> Vector:
         return kernels.nonzero(mask, capacity)[0]
@@ -193,12 +203,13 @@ class MeshGroup(Group):
     def merge(self, indices: Vector, values: Vector, n: int | Scalar) -> Entries:
         order = jnp.argsort(indices, stable=True)
         indices, values = indices[order], values[order]
+        # Equal indices are neighbours now, and share a place in the result.
         new = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
         place = jnp.cumsum(new, dtype=jnp.int32) - 1
         size = len(indices)
         sums = jnp.zeros(size, values.dtype).at[place].add(values)
-        found = jnp.full(size, n, jnp.int32).at[place].set(indices)
-        return Entries(found, sums, self.count(found < n))
+        merged = jnp.full(size, n, jnp.int32).at[place].set(indices)
+        return Entries(merged, sums, self.count(merged < n))
 
     def count(self, mask: Vector) -> Scalar:
         return kernels.count(mask.reshape(-1))
@@ -211,27 +222,27 @@ class MeshGroup(Group):
     def _vary(self, tree: Any) -> Any:
         return vary(tree, self.axes)
 
-    def _placed(
-        self, given: Entries, owner: Vector, place: Vector, slots: int, empty: Scalar
+    def _place_entries(
+        self, entries: Entries, owner: Vector, place: Vector, slots: int, empty: Scalar
     ) -> Vector:
-        """Returns int32 [P, 2, slots]: what goes to each member, values as bits."""
+        """Returns the buffers to each member, int32 [P, 2, slots]; values as bits."""
         shape = (self.size, slots)
         indices = jnp.full(shape, empty, jnp.int32)
-        indices = indices.at[owner, place].set(given.indices, mode="drop")
+        indices = indices.at[owner, place].set(entries.indices, mode="drop")
         values = jnp.zeros(shape, jnp.int32)
-        values = values.at[owner, place].set(_bits(given.values), mode="drop")
+        values = values.at[owner, place].set(_to_bits(entries.values), mode="drop")
         return jnp.stack([indices, values], axis=1)
 
     def _to_all(self, parts: Vector) -> tuple[Vector, Vector]:
-        """Returns indices and values [P, slots]: what came from each member."""
+        """Exchanges buffers; returns the indices and values of each, [P, slots]."""
         if self.axes:
             parts = jax.lax.all_to_all(self._vary(parts), self.axes, 0, 0)
-        return parts[:, 0], _floats(parts[:, 1])
+        return parts[:, 0], _from_bits(parts[:, 1])
 
 
-def _bits(values: Vector) -> Vector:
+def _to_bits(values: Vector) -> Vector:
     return jax.lax.bitcast_convert_type(values, jnp.int32)
 
 
-def _floats(bits: Vector) -> Vector:
+def _from_bits(bits: Vector) -> Vector:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)

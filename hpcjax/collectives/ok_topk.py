@@ -1,4 +1,12 @@
-"""Ok-Topk: a sparse all-reduce of at most 6k words for each member, k entries each."""
+"""Ok-Topk: a sparse all-reduce in which a member sends at most 6k words.
+
+Entries are summed by region, each by one member (split and reduce); about k of all sums
+are selected, balanced over members, and gathered.
+
+References:
+  Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
+  2022.
+"""
 
 import dataclasses
 import math
@@ -8,24 +16,33 @@ import jax
 import numpy as np
 
 from hpcjax.collectives import regions
-from hpcjax.collectives.config import OkTopkConfig, entries_wanted
+from hpcjax.collectives.amounts import entries_wanted
 from hpcjax.collectives.exchange import CommStats, Outcome, VectorMethod
-from hpcjax.collectives.group import Entries, Group, Scalar, Vector, packed, passed_on
+from hpcjax.collectives.group import (
+    Entries,
+    Group,
+    Scalar,
+    Vector,
+    count_passed_on,
+    keep_entries,
+)
+from hpcjax.collectives.ok_topk_config import OkTopkConfig
 from hpcjax.collectives.thresholds import (
     SEARCHES,
     Correction,
+    is_usable,
     select_joint,
     select_local,
-    usable,
 )
+from hpcjax.collectives.transfers import Transfer, between
 
 
 class OkTopkOwn(NamedTuple):
-    """What differs between members.
+    """State that differs between members.
 
     Attributes:
-      threshold: float32, of the next selection; 0: none yet.
-      start: int32, where the region of this member begins.
+      threshold: float32, for the next local selection; 0: none yet.
+      start: int32, the boundary at which the region of this member begins.
     """
 
     threshold: Scalar
@@ -33,12 +50,12 @@ class OkTopkOwn(NamedTuple):
 
 
 class OkTopkShared(NamedTuple):
-    """What is the same for all members.
+    """State that is the same for all members.
 
     Attributes:
-      threshold: float32, of the next joint selection; 0: none yet.
-      step: int32, averages made.
-      crowded: bool, whether too much did not fit into the last step's buffers.
+      threshold: float32, for the next joint selection; 0: none yet.
+      step: int32, number of averages so far.
+      crowded: bool, whether too many entries did not fit into the last step's buffers.
     """
 
     threshold: Scalar
@@ -50,12 +67,12 @@ class SparseSum(NamedTuple):
     """About k entries of the sum of the members' vectors.
 
     Attributes:
-      entries: by ascending index within each member's share; the same for all.
-      reached: int32, the indices of our entries that are part of it; n where a place
-        holds none. `x.at[reached].set(0, mode="drop")` is what is left of x. A sum of
-        which the P-th part is 0 in float32 counts as one that ours is not part of.
+      entries: the same for all members; in ascending order within each member's share.
+      reached: int32, indices of our entries that are part of the sum, padded with n.
+        `x.at[reached].set(0, mode="drop")` is the rest of x. Our entry is not counted
+        as part of a sum that becomes 0 in float32 when divided by P.
       state: for the next sum.
-      stats: what was done.
+      stats: counts of this step.
     """
 
     entries: Entries
@@ -70,18 +87,18 @@ def sparse_all_reduce(
     config: OkTopkConfig,
     state: tuple[OkTopkOwn, OkTopkShared] | None = None,
 ) -> SparseSum:
-    """Adds up the entries that are largest in the sum: Ok-Topk's collective alone.
+    """Returns the largest entries of the sum of vectors: Ok-Topk's collective alone.
 
-    Nothing is remembered of x: `config.make()` adds error feedback, the check of what
-    is not finite, and trees. All members call this with vectors of one length.
+    For error feedback, a check for non-finite values, and trees, use `config.make()`.
+    All members must call this, with vectors of one length.
 
     Args:
       group: the members.
-      x: ours, float32 [n]; finite.
-      config: density, thresholds, regions; what it says of trees, residuals and dense
-        steps does not matter here.
-      state: what the last sum of vectors of this length returned; None for the first
-        one. Its first part differs between members.
+      x: ours, float32 [n], finite.
+      config: density, thresholds and regions; its options for trees, residuals and
+        dense steps are ignored.
+      state: as returned for the last vectors of this length; None for the first ones.
+        Its first part differs between members.
 
     Raises:
       TypeError: x is not a float32 vector.
@@ -90,8 +107,8 @@ def sparse_all_reduce(
       >>> import jax.numpy as jnp
       >>> from hpcjax.collectives import MeshGroup, OkTopkConfig, sparse_all_reduce
       >>> x = jnp.array([0.0, 3.0, 1.0, -2.0])
-      >>> made = sparse_all_reduce(MeshGroup(None), x, OkTopkConfig(density=0.5))
-      >>> made.entries.indices[:2].tolist(), made.entries.values[:2].tolist()
+      >>> total = sparse_all_reduce(MeshGroup(None), x, OkTopkConfig(density=0.5))
+      >>> total.entries.indices[:2].tolist(), total.entries.values[:2].tolist()
       ([1, 3], [3.0, -2.0])
     """
     if x.ndim != 1 or x.dtype != "float32":
@@ -108,7 +125,7 @@ class OkTopk(VectorMethod):
     config: OkTopkConfig
 
     def init(self, n: int) -> tuple[OkTopkOwn, OkTopkShared]:
-        """Returns the states before the first average."""
+        """Returns the states in front of the first average."""
         real, whole = np.zeros((), np.float32), np.zeros((), np.int32)
         return OkTopkOwn(real, whole), OkTopkShared(real, whole, np.zeros((), bool))
 
@@ -116,8 +133,22 @@ class OkTopk(VectorMethod):
         self, group: Group, x: Vector, own: OkTopkOwn, shared: OkTopkShared
     ) -> Outcome:
         """Averages the entries that are largest in the sum."""
-        made, mean = self.sum(group, x, own, shared)
-        return Outcome(mean, group.clear(x, made.reached), *made.state, made.stats)
+        total, mean = self.sum(group, x, own, shared)
+        return Outcome(mean, group.clear(x, total.reached), *total.state, total.stats)
+
+    def transfers(self, n: int, members: int, place: float) -> tuple[Transfer, ...]:
+        """Returns what a member sends if it selects k entries and k survive jointly.
+
+        An entry is two words. Gathering the k survivors, a member sends (P − 1) / P of
+        them. At best that is all: the entries of each member are in its own region. At
+        worst, as many entries go to the owners of regions before, because regions split
+        a member's entries evenly, and as many survivors are moved to balance them,
+        because all are in one region. The exchanges with owners and for balance take P
+        messages each, and the gathers 2 log2 P.
+        """
+        part = entries_wanted(self.config.density, n) * (members - 1) / members
+        words = between(2 * part, 6 * part, place)
+        return (Transfer(words, messages=2 * members + 2 * math.log2(members)),)
 
     def sum(
         self, group: Group, x: Vector, own: OkTopkOwn, shared: OkTopkShared
@@ -128,20 +159,24 @@ class OkTopk(VectorMethod):
         room = min(n, math.ceil(config.capacity_factor * k))
         limit = k if config.strict_volume else room
         least = math.floor(k / config.capacity_factor)
+        # Every member knows where its own region begins; all of them need all.
         old = group.all_gather(own.start)
-        # After a change of the number of members nobody has a region, nor a threshold,
-        # and that of sums over other members means nothing.
-        fresh = old[-1] == 0 if group.size > 1 else ~usable(group, own.threshold)
+        # In the first step, and after a change of the number of members, `own` is zero.
+        # Then there are no regions, and no threshold of sums over these members.
+        fresh = old[-1] == 0 if group.size > 1 else ~is_usable(group, own.threshold)
         due = (shared.step % config.tau_prime == 0) | fresh
 
+        # Split and reduce: about k of our largest entries go to the owners of their
+        # regions, which add up entries with the same index.
         rule = Correction(*config.local_correction)
         local = select_local(
             group, x, k, own.threshold, due, least=least, limit=limit, correction=rule
         )
         new = (shared.step % config.tau == 0) | shared.crowded | fresh
-        starts = self._starts(group, local.entries, old, new, n)
+        starts = self._choose_regions(group, local.entries, old, new, n)
         slots = min(limit, math.ceil(config.capacity_factor * k / group.size))
         split = group.exchange(local.entries, starts, slots)
+        # About k of all sums survive. Each is in one member, the owner of its region.
         joint = select_joint(
             group,
             split.received,
@@ -154,18 +189,21 @@ class OkTopk(VectorMethod):
             correction=Correction(*config.joint_correction),
             search=SEARCHES[config.global_threshold],
         )
-        shares = self._balanced(group, joint.entries, joint.counts, n, room)
+        # The time of a gather is that of its largest contribution, hence the balance.
+        shares = self._balance(group, joint.entries, joint.counts, n, room)
         everything, counts = group.gather(shares.entries, shares.entries.indices.size)
-        passed, came = passed_on(group, counts)
+        passed, received = count_passed_on(group, counts)
 
-        mean, reached = _reached(group, everything, local.entries, split.taken, n)
+        mean, reached = _find_reached(group, everything, local.entries, split.taken, n)
         missed = group.count(~split.taken & (local.entries.indices < n))
         crowded = shared.crowded
         if group.padded:
-            full, found = group.sum((missed, local.entries.count))
-            crowded = full > found // 20
+            # The next step chooses new regions if 5 % of all entries did not fit into
+            # the buffers.
+            all_missed, selected = group.sum((missed, local.entries.count))
+            crowded = all_missed > selected // 20
         sent = split.sent + joint.sent + shares.sent + passed
-        arrived = split.arrived + joint.arrived + shares.arrived + came
+        arrived = split.arrived + joint.arrived + shares.arrived + received
         stats = CommStats.of(
             group,
             selected=local.entries.count,
@@ -176,63 +214,65 @@ class OkTopk(VectorMethod):
             overflow=local.overflow + joint.overflow + missed,
         )
         state = (
-            OkTopkOwn(local.threshold, regions.owned(group, starts, group.rank)),
+            OkTopkOwn(local.threshold, regions.region_start(group, starts, group.rank)),
             OkTopkShared(joint.threshold, shared.step + 1, crowded),
         )
         return SparseSum(everything, reached, state, stats), mean
 
-    def _starts(
-        self, group: Group, found: Entries, old: Vector, due: Scalar, n: int
+    def _choose_regions(
+        self, group: Group, entries: Entries, old: Vector, due: Scalar, n: int
     ) -> Vector:
-        """Returns the regions: those of the last step, or new ones when due."""
+        """Returns the regions of the last step, or new ones if `due`."""
         if group.size == 1:
             return regions.even_starts(group, n)
         make = regions.CUTS[self.config.repartition]
         ends = group.xp.asarray([n], "int32")
         return group.cond(
             due,
-            lambda: make(group, found, n),
+            lambda: make(group, entries, n),
             lambda: group.xp.concatenate([old, ends]),
         )
 
-    def _balanced(
-        self, group: Group, found: Entries, counts: Vector, n: int, room: int
+    def _balance(
+        self, group: Group, entries: Entries, counts: Vector, n: int, room: int
     ) -> "_Shares":
-        """Spreads survivors over members where one has far more than others.
+        """Redistributes survivors if one member has far more of them than others.
 
-        Padded buffers need it as soon as one member has more than its share of the
-        room, messages only where it pays: from four times the average on.
+        Padded buffers have `room` / P places, so that they need it once a member has
+        more. Messages of any length are balanced only where it pays: if a member has
+        more than four times the average.
         """
         xp, share = group.xp, -(-room // group.size)
         most, total = xp.max(counts), xp.sum(counts, dtype="int32")
 
-        def kept() -> _Shares:
-            room_here = found.indices.size if self.config.balance == "never" else share
-            own = packed(group, found, found.indices < n, n, room_here)
+        def keep_shares() -> _Shares:
+            never = self.config.balance == "never"
+            own_room = entries.indices.size if never else share
+            own = keep_entries(group, entries, entries.indices < n, n, own_room)
             return _Shares(own, xp.int32(0), xp.int32(0))
 
-        def spread() -> _Shares:
-            entries = group.balance(found, counts, share, n)
+        def redistribute() -> _Shares:
+            balanced = group.balance(entries, counts, share, n)
             member = xp.arange(group.size, dtype="int32")
             sizes = total // group.size + (member < total % group.size)
             stays = _overlap(group, counts, sizes)
-            return _Shares(entries, found.count - stays, entries.count - stays)
+            return _Shares(balanced, entries.count - stays, balanced.count - stays)
 
         if group.size == 1 or self.config.balance == "never":
-            return kept()
+            return keep_shares()
         if self.config.balance == "always":
-            return spread()
-        far = most > share if group.padded else most * group.size > 4 * total
-        return group.cond(far, spread, kept)
+            return redistribute()
+        uneven = most > share if group.padded else most * group.size > 4 * total
+        return group.cond(uneven, redistribute, keep_shares)
 
 
 class _Shares(NamedTuple):
-    """Survivors as they are gathered.
+    """Survivors as a member contributes them to the gather.
 
     Attributes:
       entries: ours.
-      sent: entries that went to others for it.
-      arrived: entries that came.
+      sent: number of entries that went to other members for balance.
+      arrived: number of entries that came from other members for balance.
     """
 
     entries: Entries
@@ -240,10 +280,10 @@ class _Shares(NamedTuple):
     arrived: Scalar
 
 
-def _reached(
+def _find_reached(
     group: Group, everything: Entries, own: Entries, taken: Vector, n: int
 ) -> tuple[Vector, Vector]:
-    """Returns the mean, and the indices of what of ours is in it; else n."""
+    """Returns the mean, and the indices of our entries in it, padded with n."""
     shares = everything.values / group.xp.float32(group.size)
     mean = group.scatter(n, everything.indices, shares)
     reached = group.magnitudes(group.take(mean, own.indices)) > 0
@@ -251,7 +291,8 @@ def _reached(
 
 
 def _overlap(group: Group, counts: Vector, sizes: Vector) -> Scalar:
-    """Returns how many of our entries are in our share before anything is sent."""
+    """Returns how many of our entries are in our own new share, and are not sent."""
+    # The overlap of two intervals of entry numbers: ours before and after.
     xp, rank = group.xp, group.rank
     ends, new = xp.cumsum(counts, dtype="int32"), xp.cumsum(sizes, dtype="int32")
     first = xp.maximum(ends[rank] - counts[rank], new[rank] - sizes[rank])

@@ -1,20 +1,22 @@
-"""Signs as bits: 32 numbers a word."""
+"""Exchange of signs as bits, 32 of them in a word."""
 
 import dataclasses
 from typing import Any
 
 from hpcjax.collectives.exchange import CommStats, Outcome, VectorMethod
 from hpcjax.collectives.group import Group, Vector
+from hpcjax.collectives.signs_config import SignConfig
+from hpcjax.collectives.transfers import Transfer, all_gather
 
 _BITS = 32
 
 
 def pack_signs(xp: Any, x: Vector) -> Vector:
-    """Returns uint32 [ceil(n / 32)]: bit i of word w says whether x[32 w + i] >= 0.
+    """Packs signs: bit i of word w is whether x[32 w + i] >= 0, uint32 [⌈n / 32⌉].
 
     Args:
       xp: `jax.numpy` or `numpy`.
-      x: numbers, [n].
+      x: values, [n].
 
     Examples:
       >>> import numpy
@@ -29,7 +31,7 @@ def pack_signs(xp: Any, x: Vector) -> Vector:
 
 
 def unpack_signs(xp: Any, words: Vector, n: int) -> Vector:
-    """Returns int8 [n], 1 and -1: what `pack_signs` has packed.
+    """Returns the signs that `pack_signs` packed, 1 and −1, as int8 [n].
 
     Examples:
       >>> import numpy
@@ -43,33 +45,37 @@ def unpack_signs(xp: Any, words: Vector, n: int) -> Vector:
 
 @dataclasses.dataclass(frozen=True)
 class Signs(VectorMethod):
-    """See `SignConfig`.
+    """See `SignConfig`."""
 
-    Attributes:
-      scaled: sends the mean magnitude with the signs and averages, instead of a vote.
-    """
-
-    scaled: bool = False
+    config: SignConfig
 
     def run(self, group: Group, x: Vector, own: Any, shared: Any) -> Outcome:
-        """Averages, or votes."""
-        xp, n = group.xp, x.size
+        """Averages scaled signs, or takes the sign of the majority."""
+        xp, n, scaled = group.xp, x.size, self.config.error_feedback
         packed = pack_signs(xp, x)
         everything = group.all_gather(packed)
-        scale = xp.mean(xp.abs(x)) if self.scaled else xp.float32(1)
-        scales = group.all_gather(scale) if self.scaled else [scale] * group.size
+        scale = xp.mean(xp.abs(x)) if scaled else xp.float32(1)
+        scales = group.all_gather(scale) if scaled else [scale] * group.size
+        # One member after the other: unpacked signs of all at once would take P times
+        # the memory of x.
         total = xp.zeros(n, "float32")
         for member in range(group.size):
             signs = unpack_signs(xp, everything[member], n)
             total = total + scales[member] * signs
-        words = packed.size + self.scaled
+        words = self.words(n, group.size)
         stats = CommStats.of(
             group,
             selected=n,
             kept=n,
-            sent_words=words * (group.size - 1),
-            received_words=words * (group.size - 1),
+            sent_words=words,
+            received_words=words,
         )
-        mean = total / xp.float32(group.size) if self.scaled else xp.sign(total)
+        mean = total / xp.float32(group.size) if scaled else xp.sign(total)
         rest = x - scale * unpack_signs(xp, packed, n)
         return Outcome(mean, rest, own, shared, stats)
+
+    def transfers(self, n: int, members: int, place: float) -> tuple[Transfer, ...]:
+        """Returns the gather of packed signs, and of scales with error feedback."""
+        signs = all_gather(-(-n // _BITS), members)
+        scaled = self.config.error_feedback
+        return (signs, all_gather(1, members)) if scaled else (signs,)

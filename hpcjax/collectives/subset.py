@@ -1,4 +1,4 @@
-"""Sums over some members of a group, and one member's value for others."""
+"""Sums over a subset of a group's members, and broadcasts inside of subsets."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from hpcjax.collectives.group import Group, Vector
 
 
 def subset_sum(group: Group, x: Vector, members: Sequence[int]) -> Vector:
-    """Returns to some members the sum over them; the others get what means nothing.
+    """Sums over some members of a group; the result of all others is meaningless.
 
-    A ring of the c members: a reduce-scatter and an all-gather, 2 (c - 1) messages of
-    ⌈n / c⌉ numbers from each of them and none from others. Every number is added up
-    once, so that all members get the same bits.
+    The c members form a ring for a reduce-scatter and an all-gather. Each of them sends
+    2 (c − 1) messages of ⌈n / c⌉ values, and the others none. Every value is added up
+    in one place only, so that all members get the same bits.
 
     Args:
-      group: all of it calls this.
-      x: ours, `[n]`; not looked at of others than `members`.
-      members: their numbers, none twice.
+      group: all its members must call this.
+      x: ours, `[n]`; that of non-members is not used.
+      members: ranks of the members, all different.
     """
     count, n = len(members), x.shape[0]
     if count < 2:
@@ -29,10 +29,14 @@ def subset_sum(group: Group, x: Vector, members: Sequence[int]) -> Vector:
     place = group.xp.asarray(places)[group.rank]
     ring = [(members[i], members[(i + 1) % count]) for i in range(count)]
 
-    made = parts[(place - 1) % count]
+    # Reduce-scatter: the partial sum of a part starts at the member behind its owner
+    # and travels around the ring. After step s, the member at `place` has that of part
+    # place - s - 2, so at the end (s = c - 2) the whole sum of part `place`.
+    total = parts[(place - 1) % count]
     for step in range(count - 1):
-        made = group.permute(made, ring) + parts[(place - step - 2) % count]
-    sums = [made]  # of the parts place, place - 1, …
+        total = group.permute(total, ring) + parts[(place - step - 2) % count]
+    # All-gather: the sums of parts place, place - 1, … arrive in this order.
+    sums = [total]
     for _ in range(count - 1):
         sums.append(group.permute(sums[-1], ring))
     order = (place - group.xp.arange(count)) % count
@@ -40,12 +44,13 @@ def subset_sum(group: Group, x: Vector, members: Sequence[int]) -> Vector:
 
 
 def spread(group: Group, x: Vector, groups: Sequence[Sequence[int]]) -> Vector:
-    """Returns in each of disjoint groups of members the value of its first one.
+    """Broadcasts the value of the first member of each of several disjoint groups.
 
-    By binomial trees: in round k the first 2ᵏ of a group send to the next 2ᵏ, (p - 1) n
-    numbers in a group of p. A member in no group keeps its own.
+    By binomial trees: in round k the first 2ᵏ members of a group send to the next 2ᵏ. A
+    group of p members sends (p − 1) n values in all. Members in no group keep their
+    own value.
     """
-    for pairs in _rounds(groups):
+    for pairs in _list_rounds(groups):
         receives = np.zeros(group.size, bool)
         receives[[target for _, target in pairs]] = True
         received = group.permute(x, pairs)
@@ -53,7 +58,7 @@ def spread(group: Group, x: Vector, groups: Sequence[Sequence[int]]) -> Vector:
     return x
 
 
-def _rounds(groups: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+def _list_rounds(groups: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
     """Returns the (source, target) pairs of each round."""
     rounds = []
     have, largest = 1, max((len(group) for group in groups), default=0)

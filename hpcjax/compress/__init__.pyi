@@ -1,9 +1,9 @@
 from .blocks import Compressed as Compressed
 from .blocks import LayerReport as LayerReport
-from .blocks import dequantized as dequantized
+from .blocks import dequantize_params as dequantize_params
 from .blocks import prune_blocks as prune_blocks
 from .blocks import quantize_blocks as quantize_blocks
-from .blocks import replaced as replaced
+from .blocks import replace_leaves as replace_leaves
 from .blocks import round_blocks as round_blocks
 from .config import GptqOptions as GptqOptions
 from .config import GridSpec as GridSpec
@@ -23,8 +23,8 @@ from .grids import quantize as quantize
 from .grids import round_to_nearest as round_to_nearest
 from .sparsegpt import Pruned as Pruned
 from .sparsegpt import prune as prune
-from .structured import by_angle as by_angle
-from .structured import ends as ends
+from .structured import keep_by_angle as keep_by_angle
+from .structured import keep_ends as keep_ends
 from .structured import prune_features as prune_features
 from .structured import prune_heads as prune_heads
 from .structured import prune_layers as prune_layers

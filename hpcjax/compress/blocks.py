@@ -1,7 +1,8 @@
-"""Through a stack of blocks, changing the matrices of each before the next is fed.
+"""Compresses the matrices of a stack of blocks, one block after the other.
 
-What a block is, is the caller's: a `core.Model` from `[batch, time, width]` to the same
-and its parameters, stacked along axis 0. Nothing here knows of language models.
+A block is any `core.Model` that maps `[batch, time, width]` to the same shape; the
+parameters of all blocks are stacked along axis 0. Nothing here is specific to language
+models.
 """
 
 import functools
@@ -18,9 +19,9 @@ from jaxtyping import Array, Float
 
 from hpcjax.compress import grids
 from hpcjax.compress.config import GptqOptions, GridSpec, PruneOptions
-from hpcjax.compress.elimination import factored
+from hpcjax.compress.elimination import factorize
 from hpcjax.compress.gptq import Hessian, hessian_init, hessian_update, solve
-from hpcjax.compress.sparsegpt import pruned
+from hpcjax.compress.sparsegpt import prune_factored
 from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import SEEN, Model, Tap, check_taps
@@ -31,8 +32,13 @@ log = logging.getLogger(__name__)
 Groups = Sequence[Sequence[str]]
 
 
-class _Made(NamedTuple):
-    """One matrix, compressed: its values, how they are stored, and its report."""
+class _CompressedMatrix(NamedTuple):
+    """One compressed matrix; see `LayerReport` for the last three.
+
+    Attributes:
+      values: the plain kernel, `[inputs, outputs]`.
+      stored: what takes its place in the parameters.
+    """
 
     values: jax.Array
     stored: Any
@@ -42,18 +48,20 @@ class _Made(NamedTuple):
 
 
 # (kernels with the same inputs, by path; their H; number of the block) -> by path
-_Compress = Callable[[Mapping[str, jax.Array], jax.Array, int], Mapping[str, _Made]]
+_Compress = Callable[
+    [Mapping[str, jax.Array], jax.Array, int], Mapping[str, _CompressedMatrix]
+]
 
 
 class LayerReport(NamedTuple):
-    """What became of one matrix.
+    """The error of one compressed matrix.
 
     Attributes:
       layer: number of the block.
       path: of the matrix in the block.
-      loss: tr((W − Ŵ)ᵀ H (W − Ŵ)) with the calibration's H, undamped.
-      rounded: the same for rounding to the nearest on the same grid; NaN for pruning.
-      damping: share of the mean diagonal of H that was needed.
+      loss: tr((W − Ŵ)ᵀ H (W − Ŵ)) with the undamped H of the calibration.
+      rounded: the loss of rounding to the nearest on the same grid; NaN for pruning.
+      damping: share of the mean diagonal that was added to H.
     """
 
     layer: int
@@ -64,12 +72,12 @@ class LayerReport(NamedTuple):
 
 
 class Compressed(NamedTuple):
-    """Blocks after compression.
+    """Compressed blocks.
 
     Attributes:
       params: the stacked parameters, with `QuantizedMatrix` or pruned kernels.
-      reports: one for each matrix, in the order of the work.
-      outputs: what the last compressed block gives for the calibration.
+      reports: one for each matrix, in the order of compression.
+      outputs: of the last compressed block for the calibration inputs.
     """
 
     params: Any
@@ -89,43 +97,45 @@ def quantize_blocks(
     batch: int = 8,
     report: Callable[[LayerReport], None] = lambda _: None,
 ) -> Compressed:
-    """Quantizes the matrices of every block by GPTQ.
+    """Quantizes the matrices of every block with GPTQ.
 
-    Block after block: the Hessians of its matrices come from the calibration's
-    sequences, as the quantized blocks before pass them on; the matrices are solved for;
-    the block, now quantized, is run again to feed the next.
+    The blocks are treated in order. The Hessians of a block's matrices come from the
+    calibration sequences that have passed the quantized blocks before it. Then the
+    matrices are quantized, and the quantized block computes the inputs of the next one.
 
     Args:
-      block: one block, `[batch, time, width]` to the same, with the state `{}`.
-      params: its parameters, stacked along axis 0; kernels may be lower than float32.
-      inputs: what the first block is given, `[sequences, time, width]`.
-      groups: paths of the matrices, those with one and the same input together, in the
-        order in which they run; they share a Hessian.
+      block: one block, from `[batch, time, width]` to the same shape, with state `{}`.
+      params: parameters of all blocks, stacked along axis 0, in any floating dtype.
+      inputs: calibration inputs of the first block, `[sequences, time, width]`.
+      groups: paths of the matrices, in the order in which they run; matrices with the
+        same input form a group and share a Hessian.
       spec: the grid; not a ternary one.
-      options: GPTQ's; None for the defaults.
-      true_sequential: whether a group sees what the quantized groups before it give.
-      batch: sequences at once.
+      options: of GPTQ; None for the defaults.
+      true_sequential: whether the Hessian of a group is that of the block with all
+        earlier groups quantized; else of the unquantized block.
+      batch: sequences in a forward pass.
       report: called after each matrix.
 
     Returns:
-      The parameters with a `QuantizedMatrix` for every kernel named, whose scales are
-      float32.
+      The parameters, with a `QuantizedMatrix` with float32 scales for every named
+      kernel.
 
     Raises:
-      ConfigError: before any work, a ternary grid, groups that do not divide the inputs
+      ConfigError: before any work: a ternary grid, groups that do not divide the inputs
         of a matrix, a path without a kernel or with one that is not finite.
-      ValueError: a path that is no layer of the block, or that is named twice; no
+      ValueError: a path that is not a layer of the block or is named twice; no
         sequences.
       numpy.linalg.LinAlgError: see `solve`; the message names block and path.
     """
     options = options or GptqOptions()
-    # Only then are groups not of neighbouring inputs.
+    # Only then is a group not of neighbouring inputs, and must be stored by input.
     scattered = options.act_order and not options.static_groups
 
     def compress(
         kernels: Mapping[str, jax.Array], hessian: jax.Array, layer: int
-    ) -> dict[str, _Made]:
-        # Outputs do not depend on each other: a group is one matrix.
+    ) -> dict[str, _CompressedMatrix]:
+        # Outputs are independent of each other, so that all matrices with one Hessian
+        # can be solved as one.
         ends = list(
             itertools.accumulate(kernel.shape[1] for kernel in kernels.values())
         )
@@ -143,7 +153,7 @@ def quantize_blocks(
         )
         group = solved.group if scattered and spec.group_size else None
         return {
-            path: _judged(
+            path: _report_matrix(
                 kernel,
                 quantized_matrix(*part, bits=spec.bits, group=group),
                 hessian,
@@ -160,47 +170,52 @@ def quantize_blocks(
     )
 
 
-def _judged(
+def _report_matrix(
     kernel: jax.Array,
     matrix: QuantizedMatrix,
     hessian: jax.Array,
     damping: float,
     *,
     spec: GridSpec,
-) -> _Made:
+) -> _CompressedMatrix:
     """Returns a matrix with its loss, and that of rounding to the nearest."""
-    values, loss, rounded = _compared(kernel, matrix, hessian, spec=spec)
-    return _Made(values, matrix, loss, rounded, damping)
+    values, loss, rounded = _compare_to_rounding(kernel, matrix, hessian, spec=spec)
+    return _CompressedMatrix(values, matrix, loss, rounded, damping)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def _compared(
+def _compare_to_rounding(
     kernel: jax.Array, matrix: QuantizedMatrix, hessian: jax.Array, *, spec: GridSpec
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     values = matrix.dequantize()
     integers, grid = grids.round_to_nearest(kernel, spec)
     rounded = grids.dequantize(integers, *grid.by_input(len(integers)), spec)
-    return values, _lost(kernel, values, hessian), _lost(kernel, rounded, hessian)
+    return (
+        values,
+        _quadratic_loss(kernel, values, hessian),
+        _quadratic_loss(kernel, rounded, hessian),
+    )
 
 
 def round_blocks(params: Any, paths: Sequence[str], spec: GridSpec) -> Any:
-    """Rounds the stacked kernels at `paths` to the nearest; needs no calibration.
+    """Rounds the stacked kernels at `paths` to the nearest, without calibration.
 
     Returns:
-      The parameters with a `QuantizedMatrix` for every kernel named.
+      The parameters, with a `QuantizedMatrix` for every named kernel.
 
     Raises:
-      ConfigError: as `quantize_blocks`.
+      ConfigError: as `quantize_blocks` does.
     """
     _check_kernels(params, [paths], functools.partial(_check_grid, spec))
 
-    def one(kernel: jax.Array) -> QuantizedMatrix:
+    def round_kernel(kernel: jax.Array) -> QuantizedMatrix:
         integers, grid = grids.round_to_nearest(kernel.astype(jnp.float32), spec)
         return quantized_matrix(integers, grid.scale, grid.zero, bits=spec.bits)
 
     flat = trees.flatten(params)
-    made = {f"{path}/kernel": jax.vmap(one)(flat[f"{path}/kernel"]) for path in paths}
-    return replaced(params, made)
+    kernels = [f"{path}/kernel" for path in paths]
+    rounded = {kernel: jax.vmap(round_kernel)(flat[kernel]) for kernel in kernels}
+    return replace_leaves(params, rounded)
 
 
 def prune_blocks(
@@ -214,20 +229,22 @@ def prune_blocks(
     batch: int = 8,
     report: Callable[[LayerReport], None] = lambda _: None,
 ) -> Compressed:
-    """Prunes the matrices of every block by SparseGPT; see `quantize_blocks`."""
+    """Prunes the matrices of every block with SparseGPT; see `quantize_blocks`."""
     options = options or PruneOptions()
 
     def compress(
         kernels: Mapping[str, jax.Array], hessian: jax.Array, layer: int
-    ) -> dict[str, _Made]:
+    ) -> dict[str, _CompressedMatrix]:
         name = f"block {layer}, {', '.join(kernels)}"
-        factor = factored(hessian, options.damping, name)
-        made = {}
+        factor = factorize(hessian, options.damping, name)
+        compressed = {}
         for path, kernel in kernels.items():
-            new = pruned(kernel, factor, options).kernel
-            lost = _lost(kernel, new, hessian)
-            made[path] = _Made(new, new, lost, float("nan"), factor.damping)
-        return made
+            new = prune_factored(kernel, factor, options).kernel
+            loss = _quadratic_loss(kernel, new, hessian)
+            compressed[path] = _CompressedMatrix(
+                new, new, loss, float("nan"), factor.damping
+            )
+        return compressed
 
     _check_groups(block, groups)
     _check_kernels(params, groups, options.check_inputs)
@@ -236,7 +253,7 @@ def prune_blocks(
     )
 
 
-def dequantized(params: Any, dtype: str = "float32") -> Any:
+def dequantize_params(params: Any, dtype: str = "float32") -> Any:
     """Returns parameters with plain kernels in place of every `QuantizedMatrix`."""
     return jax.tree.map(
         lambda leaf: leaf.dequantize(dtype) if _is_matrix(leaf) else leaf,
@@ -245,11 +262,11 @@ def dequantized(params: Any, dtype: str = "float32") -> Any:
     )
 
 
-def replaced(params: Any, leaves: Mapping[str, Any]) -> Any:
+def replace_leaves(params: Any, leaves: Mapping[str, Any]) -> Any:
     """Returns nested dicts with the leaves at some paths replaced.
 
     Examples:
-      >>> replaced({"a": {"b": 1, "c": 2}}, {"a/c": 3})
+      >>> replace_leaves({"a": {"b": 1, "c": 2}}, {"a/c": 3})
       {'a': {'b': 1, 'c': 3}}
     """
     return jax.tree_util.tree_map_with_path(
@@ -268,34 +285,35 @@ def _walk(
     report: Callable[[LayerReport], None],
 ) -> Compressed:
     depth = len(jax.tree.leaves(params)[0])
-    parts = _parts(inputs, batch)
+    parts = _split_batches(inputs, batch)
     done, reports = [], []
     for layer in range(depth):
         own = jax.tree.map(operator.itemgetter(layer), params)
         stored, before = {}, own
         for group in groups:
             seen = own if true_sequential else before
-            hessian = _gather(block, seen, parts, group[0])
+            hessian = _gather_hessian(block, seen, parts, group[0])
             flat = trees.flatten(own)
             kernels = {
                 path: flat[f"{path}/kernel"].astype(jnp.float32) for path in group
             }
-            for path, made in compress(kernels, hessian.matrix, layer).items():
-                own = replaced(own, {f"{path}/kernel": made.values})
-                stored[f"{path}/kernel"] = made.stored
-                lost = float(made.loss), float(made.rounded)
-                found = LayerReport(layer, path, *lost, made.damping)
-                reports.append(found)
-                report(found)
+            for path, matrix in compress(kernels, hessian.matrix, layer).items():
+                # The forward passes here use plain kernels; the stored form replaces
+                # them once the block is done.
+                own = replace_leaves(own, {f"{path}/kernel": matrix.values})
+                stored[f"{path}/kernel"] = matrix.stored
+                losses = float(matrix.loss), float(matrix.rounded)
+                reports.append(LayerReport(layer, path, *losses, matrix.damping))
+                report(reports[-1])
         parts = _advance(block, own, parts)
-        done.append(replaced(own, stored))
+        done.append(replace_leaves(own, stored))
         log.info("block %d of %d is compressed", layer + 1, depth)
-    params = jax.tree.map(_stacked, *done, is_leaf=_is_matrix)
+    params = jax.tree.map(_stack_leaves, *done, is_leaf=_is_matrix)
     return Compressed(params, tuple(reports), jnp.concatenate(parts))
 
 
-def _stacked(*leaves: Any) -> Any:
-    """Stacks what the blocks have."""
+def _stack_leaves(*leaves: Any) -> Any:
+    """Stacks the same leaf of all blocks."""
     if _is_matrix(leaves[0]):
         return stack_matrices(leaves)
     return jnp.stack(leaves)
@@ -310,7 +328,7 @@ def _check_grid(spec: GridSpec, inputs: int, name: str) -> None:
 def _check_kernels(
     params: Any, groups: Groups, check_inputs: Callable[[int, str], None]
 ) -> None:
-    """Raises ConfigError unless there are finite kernels that can be compressed."""
+    """Raises ConfigError unless all kernels exist, are finite and fit the options."""
     flat = trees.flatten(params, _is_matrix)
     kernels = {path: flat.get(f"{path}/kernel") for group in groups for path in group}
     for path, kernel in kernels.items():
@@ -324,6 +342,7 @@ def _check_kernels(
                 f"{kernel!r:.60}"
             )
         check_inputs(kernel.shape[1], path)
+    # Under `jit` the values are not known, and cannot be checked.
     if any(isinstance(kernel, jax.core.Tracer) for kernel in kernels.values()):
         return
     for path, finite in jax.device_get(_finite(kernels)).items():
@@ -347,8 +366,8 @@ def _check_groups(block: Model, groups: Groups) -> None:
         raise ValueError(f"every matrix must be in one group: got {groups}")
 
 
-def _parts(inputs: jax.Array, batch: int) -> list[jax.Array]:
-    """Returns the sequences in equal parts, and what is left."""
+def _split_batches(inputs: jax.Array, batch: int) -> list[jax.Array]:
+    """Splits the sequences into batches; the last one may be smaller."""
     if not len(inputs) or batch < 1:
         raise ValueError(
             "calibration needs sequences, and a batch of at least one: got "
@@ -357,26 +376,28 @@ def _parts(inputs: jax.Array, batch: int) -> list[jax.Array]:
     return [inputs[start : start + batch] for start in range(0, len(inputs), batch)]
 
 
-def _gather(
+def _gather_hessian(
     block: Model, params: Any, parts: Sequence[jax.Array], path: str
 ) -> Hessian:
     """Returns the Hessian of the layer at `path`, over all parts."""
-    found = hessian_init(trees.flatten(params)[f"{path}/kernel"].shape[0])
+    hessian = hessian_init(trees.flatten(params)[f"{path}/kernel"].shape[0])
     for part in parts:
-        found = _update(params, part, found, block=block, path=path)
-    return found
+        hessian = _update(params, part, hessian, block=block, path=path)
+    return hessian
 
 
 @functools.partial(jax.jit, static_argnames=("block", "path"))
 def _update(
-    params: Any, x: jax.Array, found: Hessian, *, block: Model, path: str
+    params: Any, x: jax.Array, hessian: Hessian, *, block: Model, path: str
 ) -> Hessian:
-    # What runs behind the layer is not asked for and not compiled.
-    _, state = block.apply(params, {}, x, train=False, taps={path: Tap(forward=_given)})
-    return hessian_update(found, state[SEEN][path].astype(jnp.float32))
+    # The block's output is not used, so that XLA drops all that runs behind the layer.
+    _, state = block.apply(
+        params, {}, x, train=False, taps={path: Tap(forward=_tap_input)}
+    )
+    return hessian_update(hessian, state[SEEN][path].astype(jnp.float32))
 
 
-def _given(x: jax.Array, y: jax.Array) -> jax.Array:
+def _tap_input(x: jax.Array, y: jax.Array) -> jax.Array:
     del y
     return x
 
@@ -391,9 +412,10 @@ def _apply(params: Any, x: jax.Array, *, block: Model) -> jax.Array:
 
 
 @jax.jit
-def _lost(kernel: jax.Array, made: jax.Array, hessian: jax.Array) -> jax.Array:
-    off = kernel - made
-    return jnp.sum(off * jnp.matmul(hessian, off, precision="highest"))
+def _quadratic_loss(kernel: jax.Array, new: jax.Array, hessian: jax.Array) -> jax.Array:
+    """Returns tr(Dᵀ H D) of the difference D = W − Ŵ, as Σ D ∘ (H D)."""
+    difference = kernel - new
+    return jnp.sum(difference * jnp.matmul(hessian, difference, precision="highest"))
 
 
 def _is_matrix(leaf: Any) -> bool:

@@ -1,57 +1,61 @@
-"""What quantization can be told; importing this module imports no JAX."""
+"""Configs of quantization and pruning; importing this module imports no JAX."""
 
 import dataclasses
+from typing import Annotated, Any
 
 from hpcjax.core import checks
+from hpcjax.core.config import Config, NotNegative, Size, Within
 from hpcjax.core.errors import ConfigError
 
 BITS = (2, 3, 4, 8)
 
 
+def _is_stored(name: str, value: Any) -> None:
+    checks.require(value in BITS, f"{name} must be one of {BITS}", **{name: value})
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GridSpec:
-    """The values that weights may take, 2^bits of them for each group of a column.
+class GridSpec(Config):
+    """The grid of values that weights may take, see `fit_grid`.
+
+    Every output has a grid of 2^bits values for each group of its inputs.
 
     Attributes:
       bits: 2, 3, 4 or 8.
-      symmetric: about zero; otherwise from the least to the largest weight, zero
-        always among the values.
-      group_size: inputs that share a scale and a zero point; None for all of them.
-      mse: shrinks each range to the one of 80 with the least Σ|w − q|^2.4.
-      ternary: least, zero and largest weight only; `bits` then says how they are
-        stored.
-      reference: the published code's symmetric range, which wastes half of it on a
-        column without negative weights.
+      symmetric: a grid symmetric about zero; otherwise it spans the smallest to the
+        largest weight. In either case, zero is one of the values.
+      group_size: number of neighbouring inputs that share a scale and a zero point;
+        None for all.
+      mse: shrinks the range, to the one of 80 candidates with the least Σ|w − q|^2.4.
+      ternary: only the smallest weight, zero and the largest weight; `bits` is then the
+        storage of each.
+      reference: uses the symmetric range of the published code, half of which is unused
+        for outputs without negative weights.
     """
 
-    bits: int = 4
+    bits: Annotated[int, _is_stored] = 4
     symmetric: bool = False
-    group_size: int | None = None
+    group_size: Size | None = None
     mse: bool = False
     ternary: bool = False
     reference: bool = False
 
     def __post_init__(self) -> None:
-        rule = f"bits must be one of {BITS}"
-        checks.require(self.bits in BITS, rule, bits=self.bits)
-        if self.group_size is not None:
-            checks.require_count(1, group_size=self.group_size)
-        if self.ternary and (self.mse or self.symmetric):
-            raise ConfigError(
-                "ternary takes neither mse nor symmetric: got "
-                f"mse={self.mse}, symmetric={self.symmetric}"
-            )
+        super().__post_init__()
+        plain = not (self.ternary and (self.mse or self.symmetric))
+        rule = "ternary takes neither mse nor symmetric"
+        checks.require(plain, rule, mse=self.mse, symmetric=self.symmetric)
 
     @property
     def levels(self) -> int:
-        """The largest integer."""
+        """The largest integer of the grid, from 0."""
         return 2 if self.ternary else 2**self.bits - 1
 
     def groups(self, inputs: int, name: str = "the kernel") -> int:
-        """Returns how many groups `inputs` inputs of a kernel have.
+        """Returns the number of groups of a kernel's inputs.
 
         Raises:
-          ConfigError: the groups do not divide them.
+          ConfigError: the group size does not divide the inputs.
         """
         size = self.group_size or inputs
         if inputs % size:
@@ -63,63 +67,50 @@ class GridSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GptqOptions:
+class GptqOptions(Config):
     """How GPTQ goes through the inputs of a matrix.
 
     Attributes:
-      damping: share of the Hessian's mean diagonal that is added to it.
-      act_order: takes inputs by falling diagonal of the Hessian.
-      static_groups: fits every group's grid to the weights as they are before the
-        first step, so that groups are of neighbouring inputs also with `act_order`.
-      block: inputs whose updates are applied to the rest at once; changes no result.
+      damping: this share of the Hessian's mean diagonal is added to its diagonal.
+      act_order: quantizes inputs in order of decreasing diagonal of the Hessian.
+      static_groups: fits the grids of all groups to the original weights, so that even
+        with `act_order` a group consists of neighbouring inputs.
+      block: number of inputs after which their updates are applied to all later inputs;
+        affects the time but not the result.
     """
 
-    damping: float = 0.01
+    damping: NotNegative = 0.01
     act_order: bool = False
     static_groups: bool = False
-    block: int = 128
-
-    def __post_init__(self) -> None:
-        _check_elimination(self)
+    block: Size = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PruneOptions:
+class PruneOptions(Config):
     """How many weights of a matrix SparseGPT sets to zero.
 
     Attributes:
       sparsity: share of the weights of each block of inputs.
-      pattern: (n, m) sets n of every m neighbouring inputs of an output to zero
-        instead.
-      damping: share of the Hessian's mean diagonal that is added to it.
-      block: inputs among which weights are chosen together.
+      pattern: (n, m): instead, n of every m neighbouring inputs of an output.
+      damping: this share of the Hessian's mean diagonal is added to its diagonal.
+      block: number of inputs among whose weights those to remove are chosen.
     """
 
-    sparsity: float = 0.5
-    pattern: tuple[int, int] | None = None
-    damping: float = 0.01
-    block: int = 128
+    sparsity: Annotated[float, Within("[0, 1)")] = 0.5
+    pattern: tuple[Size, Size] | None = None
+    damping: NotNegative = 0.01
+    block: Size = 128
 
     def __post_init__(self) -> None:
-        _check_elimination(self)
-        rule = "sparsity must be in [0, 1)"
-        checks.require(0 <= self.sparsity < 1, rule, sparsity=self.sparsity)
-        if self.pattern is not None:
-            good = isinstance(self.pattern, tuple) and len(self.pattern) == 2
-            good = good and all(isinstance(number, int) for number in self.pattern)
-            good = good and 0 < self.pattern[0] < self.pattern[1]
-            rule = "pattern must be two integers (n, m) with 0 < n < m"
-            checks.require(good, rule, pattern=self.pattern)
+        super().__post_init__()
+        rising = self.pattern is None or self.pattern[0] < self.pattern[1]
+        rule = "pattern must be two integers (n, m) with n < m"
+        checks.require(rising, rule, pattern=self.pattern)
 
     def check_inputs(self, inputs: int, name: str) -> None:
-        """Raises ConfigError if a pattern does not fit into so many inputs."""
+        """Raises ConfigError if the pattern's m does not divide `inputs`."""
         if self.pattern is not None and inputs % self.pattern[1]:
             raise ConfigError(
                 f"{name}: the pattern's m must divide the inputs: got "
                 f"pattern={self.pattern}, inputs={inputs}"
             )
-
-
-def _check_elimination(options: "GptqOptions | PruneOptions") -> None:
-    checks.require_finite(0.0, damping=options.damping)
-    checks.require_count(1, block=options.block)

@@ -1,8 +1,8 @@
-"""Training a small language model to give the distributions of a large one.
+"""Distillation: trains a small language model on the distributions of a large one.
 
 References:
   Hinton, Vinyals and Dean, arXiv 1503.02531; Zhou et al., DistillSpec, ICLR 2024, for
-  what an accepted draft asks for.
+  the divergences that suit draft models of speculative decoding.
 """
 
 import functools
@@ -25,11 +25,11 @@ Divergence = Literal["forward", "reverse", "total_variation"]
 
 
 class Distilled(NamedTuple):
-    """A student after distillation.
+    """A distilled student.
 
     Attributes:
-      params: its parameters.
-      losses: of each step, before its update.
+      params: of the student.
+      losses: the loss of each step, in front of its update.
     """
 
     params: Any
@@ -41,16 +41,19 @@ def distillation_loss(
     student_logits: Float[Array, "*batch vocabulary"],
     divergence: Divergence = "forward",
 ) -> Float[Array, "*batch"]:
-    """Returns how far the student's distribution is from the teacher's, at each place.
+    """Returns a divergence of the student's distribution from the teacher's.
 
-    With p the teacher's and q the student's softmax, in float32: Σ p log(p/q), which
-    covers all that the teacher may say; Σ q log(q/p), which avoids what it would not;
-    or ½ Σ |p − q|, which is one minus the probability that a draft is accepted.
+    With p the teacher's and q the student's softmax, in float32:
+
+    - "forward": Σ p log(p/q), large where q misses tokens that p makes likely;
+    - "reverse": Σ q log(q/p), large where q makes tokens likely that p does not;
+    - "total_variation": ½ Σ |p − q|, one minus the probability that a token drawn from
+      q is accepted in speculative decoding.
 
     Args:
       teacher_logits: `[..., vocabulary]`.
-      student_logits: the same.
-      divergence: "forward", "reverse" or "total_variation", in this order.
+      student_logits: `[..., vocabulary]`.
+      divergence: which of them.
 
     Raises:
       ConfigError: an unknown divergence.
@@ -89,35 +92,37 @@ def distil(
     divergence: Divergence = "forward",
     report: Callable[[int, float], None] = lambda *_: None,
 ) -> Distilled:
-    """Trains a student on a teacher's distributions, all places of a batch alike.
+    """Trains a student on a teacher's distributions.
+
+    The loss is the mean of `distillation_loss` over all positions of a batch.
 
     Args:
-      student: a model of tokens `[batch, time]` without a state of its own.
-      student_params: where it begins; left as they are.
+      student: a model of tokens `[batch, time]` without a state.
+      student_params: its initial parameters, which are not changed.
       teacher: a model with the same vocabulary.
-      teacher_params: its parameters.
-      batches: tokens, at least `steps` times.
-      optimizer: changes what is not frozen.
-      steps: how many.
+      teacher_params: parameters of the teacher.
+      batches: tokens; at least `steps` batches.
+      optimizer: updates the parameters that are not frozen.
+      steps: number of steps.
       frozen: regexes of paths that are not trained, such as `"^embed/"`.
       divergence: see `distillation_loss`.
-      report: called with the step, from 1 on, and its loss.
+      report: called with the number of each step, from 1, and its loss.
 
     Raises:
-      ConfigError: no steps, a regex that no path matches, everything frozen, or too few
-        batches, models of different vocabularies or with `loss_chunk`.
+      ConfigError: no steps, a regex that no path matches, everything frozen, too few
+        batches, or models with different vocabularies or with `loss_chunk`.
       Diverged: a loss that is not finite.
     """
     flat = trees.flatten(student_params)
-    trained, kept = _parted(flat, frozen)
+    trained, kept = _split_frozen(flat, frozen)
     if steps < 1:
         raise ConfigError(f"steps must be at least 1: got steps={steps}")
 
-    # What it donates must not be the caller's.
+    # A copy, since the steps donate these arrays, and the caller keeps its own.
     trained = jax.tree.map(jnp.copy, trained)
     state = optimizer.init(trained)
 
-    step = _step(student, student_params, teacher, optimizer, divergence)
+    step = _make_step(student, student_params, teacher, optimizer, divergence)
     losses: list[float] = []
     for number, x in zip(range(1, steps + 1), batches, strict=False):
         trained, state, loss = step(
@@ -133,32 +138,34 @@ def distil(
     return Distilled(params, np.array(losses))
 
 
-def _step(
+def _make_step(
     student: Model,
     like: Any,
     teacher: Model,
     optimizer: optax.GradientTransformation,
     divergence: Divergence,
 ) -> Callable[..., tuple[Any, Any, jax.Array]]:
-    """Returns a compiled step, which is given all parameters and donates what moves."""
-    # Else the caller's parameters would be kept by it.
+    """Returns a compiled step, which donates the trained parameters and the state."""
+    # Only shapes: the closure would keep the caller's parameters in memory.
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
 
     def loss_of(trained: Any, kept: Any, teacher_params: Any, x: jax.Array) -> Any:
         params = trees.unflatten(like, {**trained, **kept})
-        said, _ = teacher.apply(teacher_params, {}, x, train=False)
-        tried, _ = student.apply(params, {}, x, train=True)
-        shapes = [getattr(logits, "shape", None) for logits in (said, tried)]
+        teacher_logits, _ = teacher.apply(teacher_params, {}, x, train=False)
+        student_logits, _ = student.apply(params, {}, x, train=True)
+        both = teacher_logits, student_logits
+        shapes = [getattr(logits, "shape", None) for logits in both]
         if shapes[0] != shapes[1] or None in shapes:
             raise ConfigError(
                 "teacher and student must give logits of the same words, not in "
                 f"chunks (loss_chunk): got shapes {shapes[0]} and {shapes[1]}"
             )
-        # Formed again in the backward pass: no softmax is kept beside the logits.
+        # Recomputed in the backward pass, so that no softmax [batch, time, vocabulary]
+        # is stored besides the logits.
         loss = jax.checkpoint(
             functools.partial(distillation_loss, divergence=divergence)
         )
-        return jnp.mean(loss(jax.lax.stop_gradient(said), tried))
+        return jnp.mean(loss(jax.lax.stop_gradient(teacher_logits), student_logits))
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(
@@ -171,18 +178,18 @@ def _step(
     return step
 
 
-def _parted(
+def _split_frozen(
     flat: dict[str, Any], frozen: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what is trained and what is not, by path."""
+    """Returns the trained and the frozen parameters, by path."""
     check_patterns("frozen", frozen)
     for pattern in frozen:
         if not any(re.search(pattern, path) for path in flat):
             raise ConfigError(
                 f"frozen must match paths of {list(flat)}: got {pattern!r}"
             )
-    still = {path for path in flat if any(re.search(each, path) for each in frozen)}
-    if len(still) == len(flat):
+    fixed = {path for path in flat if any(re.search(regex, path) for regex in frozen)}
+    if len(fixed) == len(flat):
         raise ConfigError(f"frozen leaves nothing to train: got {tuple(frozen)}")
-    trained = {path: leaf for path, leaf in flat.items() if path not in still}
-    return trained, {path: flat[path] for path in still}
+    trained = {path: leaf for path, leaf in flat.items() if path not in fixed}
+    return trained, {path: flat[path] for path in fixed}

@@ -1,14 +1,15 @@
-"""Changing a matrix input after input while the inputs that follow make up for it.
+"""Changes a matrix input by input, while later inputs compensate for the error.
 
-With U the upper Cholesky factor of H⁻¹ = UᵀU and e = (w − w̃) / U_ii the error of input
-i, the rest becomes W_j ← W_j − U_ij e: the least of ½ tr((W − Ŵ)ᵀ H (W − Ŵ)) that the
-values chosen so far allow. What w̃ is makes the method: a rounded weight is GPTQ, a
-zero where a mask says so SparseGPT.
+Input i, a row w of the kernel W `[inputs, outputs]`, is replaced by w̃. With U the upper
+Cholesky factor of H⁻¹ = UᵀU and the error e = (w − w̃) / U_ii, later inputs become
+W_j ← W_j − U_ij e. This minimises ½ tr((W − Ŵ)ᵀ H (W − Ŵ)) given the values chosen so
+far. The choice of w̃ makes the method: rounded weights for GPTQ, zeros at masked weights
+for SparseGPT.
 
-No inverse is formed. R = U⁻¹ is the upper Cholesky factor of H = R Rᵀ, and W − Ŵ = UᵀE
-says E = Rᵀ(W − Ŵ): when input i is reached, earlier ones have added
-Σ_j (R_ji / R_ii) (W − Ŵ)_j to it. What inputs further on have become follows from
-E = 0 for them, a triangular system.
+No inverse is formed. R = U⁻¹ is the upper Cholesky factor of H = R Rᵀ. All updates
+together say W − Ŵ = UᵀE, hence E = Rᵀ(W − Ŵ): when input i is visited, earlier inputs
+j < i have added Σ_j (R_ji / R_ii) (W − Ŵ)_j to it. The present values of inputs that
+are not visited yet are those for which E would be 0, a triangular system.
 
 References:
   Frantar et al., GPTQ, ICLR 2023, §3; Frantar and Alistarh, SparseGPT, ICML 2023, §3.
@@ -23,40 +24,45 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+# Increases of the damping, and the first one above a damping of zero.
 _TRIES, _FIRST = 3, 1e-5
-# Inputs whose updates reach the rest of their block at once: as many as fit in a core's
-# cache, with a few hundred outputs.
+# Inputs after which their updates are applied to the rest of the block. So many rows of
+# a few hundred outputs fit in the cache of a core.
 _STEP = 16
 
 
 class Pending(NamedTuple):
-    """The inputs as they are in the middle of a block, whose updates are not applied.
+    """The inputs in the middle of a block, whose updates are not applied yet.
 
     Attributes:
-      given: W, `[inputs, outputs]`.
-      weights: the same with what the blocks before have added.
-      shares: R_ji / R_ii, `[inputs, inputs]`.
-      start: the block's place.
-      changes: W − Ŵ of the block's inputs so far, `[block, outputs]`; the others are
-        zero.
+      original: W, `[inputs, outputs]`.
+      weights: W with the updates of the blocks before, `[inputs, outputs]`.
+      shares: R_ji / R_ii in row j and column i, `[inputs, inputs]`.
+      start: number of the block's first input.
+      changes: W − Ŵ of the block's inputs so far, `[block, outputs]`; 0 for inputs that
+        are not visited.
     """
 
-    given: jax.Array
+    original: jax.Array
     weights: jax.Array
     shares: jax.Array
     start: jax.Array
     changes: jax.Array
 
     def rows(self, place: jax.Array, count: int) -> jax.Array:
-        """Returns what `count` inputs from `place` on have become.
+        """Returns the present values of `count` inputs from `place` on.
 
         Args:
-          place: of the first; those before it are done.
-          count: how many.
+          place: number of the first one; all inputs before it have been visited.
+          count: number of inputs.
         """
+        # The values x of inputs i >= place have E_i = 0. With s_ji = R_ji / R_ii and
+        # d = x - W this reads
+        #   d_i + Σ_{place <= j < i} s_ji d_j = Σ_{j < place} s_ji (W - Ŵ)_j,
+        # a unit lower triangular system for d.
         first, own = (
             jax.lax.dynamic_slice_in_dim(array, place, count)
-            for array in (self.given, self.weights)
+            for array in (self.original, self.weights)
         )
         ahead = jax.lax.dynamic_slice_in_dim(self.shares, place, count, axis=1)
         square = jax.lax.dynamic_slice_in_dim(ahead, place, count)
@@ -67,10 +73,10 @@ class Pending(NamedTuple):
         )
 
 
-# (place, row, made, pending) -> (value, made): what input `place`, now `row` [outputs],
-# becomes, and what the visits before made, with this one's.
+# (place, row, state, pending) -> (value, state): replaces `row` [outputs], the present
+# value of input `place`, by `value`. The state is passed on from visit to visit.
 Visit = Callable[[jax.Array, jax.Array, Any, Pending], tuple[jax.Array, Any]]
-# What the visits made, W − Ŵ of the block so far, and ½ Σ e² of each output.
+# The state of visits, W − Ŵ of the block so far, and ½ Σ e² of each output.
 _Carry = tuple[Any, jax.Array, jax.Array]
 
 
@@ -78,41 +84,45 @@ def eliminate(
     weights: Float[Array, "inputs outputs"],
     factor: Float[Array, "inputs inputs"],
     visit: Visit,
-    made: Any,
+    state: Any,
     *,
     block: int,
     begin: Callable[[jax.Array, Any, Pending], Any] | None = None,
 ) -> tuple[Any, Float[Array, " outputs"]]:
-    """Visits the inputs in order; those that follow make up for every change.
+    """Visits the inputs in order; later inputs compensate for every change.
 
     Args:
       weights: W.
       factor: R.
-      visit: what an input becomes, see `Visit`.
-      made: given to the first visit.
-      block: inputs whose updates reach the rest at once; changes no result.
-      begin: `(place, made, pending) -> made` before each block. The last block is
-        filled up with inputs of zeros.
+      visit: replaces an input, see `Visit`.
+      state: of the first visit.
+      block: inputs whose updates are applied together to later blocks; affects the time
+        but not the result.
+      begin: `(place, state, pending) -> state`, called before each block. The last
+        block is padded with inputs of zeros.
 
     Returns:
-      What the visits made, and ½ Σ e² for each output.
+      The state after the last visit, and ½ Σ e² of each output.
     """
     inputs = len(weights)
     block = min(block, inputs)
-    given, factor = _filled_up(weights, factor, -inputs % block)
+    original, factor = _pad_inputs(weights, factor, -inputs % block)
     scale = jnp.diagonal(factor)
-    shares, count = factor / scale, len(given) // block
+    # Column i divided by R_ii.
+    shares, count = factor / scale, len(original) // block
 
     def outer(number: jax.Array, carry: tuple) -> tuple:
-        weights, made, loss = carry
+        weights, state, loss = carry
         start = number * block
-        none = jnp.zeros_like(given[:block])
-        pending = Pending(given, weights, shares, start, none)
+        none = jnp.zeros_like(original[:block])
+        pending = Pending(original, weights, shares, start, none)
         if begin is not None:
-            made = begin(start, made, pending)
-        # The inputs that fill up the last block are not visited.
+            state = begin(start, state, pending)
+        # The inputs that pad the last block are not visited.
         real = jnp.minimum(block, inputs - start)
-        made, changes, loss = _within(real, scale, pending, visit, (made, none, loss))
+        state, changes, loss = _visit_block(
+            real, scale, pending, visit, (state, none, loss)
+        )
         rows = jax.lax.dynamic_slice_in_dim(shares, start, block)
 
         def update(other: jax.Array, weights: jax.Array) -> jax.Array:
@@ -123,22 +133,24 @@ def eliminate(
                 weights, later, other * block, axis=0
             )
 
-        return jax.lax.fori_loop(number + 1, count, update, weights), made, loss
+        # Only later blocks are updated; R is upper triangular, so that half of the
+        # products are left out.
+        return jax.lax.fori_loop(number + 1, count, update, weights), state, loss
 
-    carry = given, made, jnp.zeros_like(given[0])
-    _, made, loss = jax.lax.fori_loop(0, count, outer, carry)
-    return made, loss
+    carry = original, state, jnp.zeros_like(original[0])
+    _, state, loss = jax.lax.fori_loop(0, count, outer, carry)
+    return state, loss
 
 
-def _within(
+def _visit_block(
     count: jax.Array, scale: jax.Array, pending: Pending, visit: Visit, carry: _Carry
 ) -> _Carry:
-    """Visits `count` inputs of a block, in groups of `_STEP` or a little less.
+    """Visits the first `count` inputs of a block, in groups of at most `_STEP`.
 
     Args:
-      count: inputs to visit.
+      count: number of inputs to visit.
       scale: R_ii.
-      pending: before the first visit.
+      pending: the inputs before the first visit.
       visit: see `eliminate`.
       carry: see `_Carry`.
     """
@@ -146,7 +158,7 @@ def _within(
     size = next(size for size in range(_STEP, 0, -1) if block % size == 0)
     first, before, shares = (
         jax.lax.dynamic_slice_in_dim(array, start, block)
-        for array in (pending.given, pending.weights, pending.shares)
+        for array in (pending.original, pending.weights, pending.shares)
     )
     square = jax.lax.dynamic_slice_in_dim(shares, start, block, axis=1)
 
@@ -154,19 +166,23 @@ def _within(
         begin = number * size
         ahead = jax.lax.dynamic_slice_in_dim(square, begin, size, axis=1)
         own = jax.lax.dynamic_slice_in_dim(before, begin, size)
+        # The updates of all groups before; changes of later inputs are still 0.
         own += _product(ahead.T, carry[1])
         ahead = jax.lax.dynamic_slice_in_dim(ahead, begin, size)
 
         def step(number: jax.Array, carry: tuple) -> tuple:
-            own, made, changes, loss = carry
+            own, state, changes, loss = carry
             place = begin + number
             row = own[number]
             now = pending._replace(changes=changes)
-            value, made = visit(start + place, row, made, now)
+            value, state = visit(start + place, row, state, now)
+            # W - Ŵ is relative to the original W, the error e to the present row:
+            # e = (row - value) / U_ii = R_ii (row - value).
             change = first[place] - value
             loss += (scale[start + place] * (row - value)) ** 2 / 2
             changes = jax.lax.dynamic_update_index_in_dim(changes, change, place, 0)
-            return own + ahead[number][:, None] * change, made, changes, loss
+            # Rows of visited inputs change, too, but are not read again.
+            return own + ahead[number][:, None] * change, state, changes, loss
 
         visits = jnp.clip(count - begin, 0, size)
         return jax.lax.fori_loop(0, visits, step, (own, *carry))[1:]
@@ -174,23 +190,23 @@ def _within(
     return jax.lax.fori_loop(0, block // size, group, carry)
 
 
-def _filled_up(
+def _pad_inputs(
     weights: jax.Array, factor: jax.Array, more: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Adds inputs of zeros, which change nothing."""
+    """Appends inputs of zeros, with an identity block in R, that change nothing."""
     ends = jnp.arange(len(weights), len(weights) + more)
     factor = jnp.pad(factor, ((0, more), (0, more))).at[ends, ends].set(1)
     return jnp.pad(weights, ((0, more), (0, 0))), factor
 
 
 class Factored(NamedTuple):
-    """A Hessian, ready to be used.
+    """A factored Hessian.
 
     Attributes:
       factor: R, upper triangular, of the damped and ordered H = R Rᵀ.
-      order: the order of inputs that R is of.
-      alive: inputs that were not always zero. The others cost nothing: their weights
-        are to be dropped, and H is one on their diagonal.
+      order: the order of inputs in R.
+      alive: mask of the inputs that were not always zero. Weights of the other inputs
+        have no effect and should be set to 0; H has a 1 on their diagonal.
       damping: share of the mean diagonal that was added to H.
     """
 
@@ -218,35 +234,35 @@ def check_problem(kernel: jax.Array, hessian: jax.Array, name: str) -> None:
             f"{name}: the Hessian must be [inputs, inputs] for a kernel [inputs, "
             f"outputs]: got {types[1]} for {types[0]}"
         )
-    if not _finite(kernel):
+    if not _is_finite(kernel):
         raise ValueError(f"{name}: the kernel is not finite")
 
 
-def factored(
+def factorize(
     hessian: Float[Array, "inputs inputs"],
     damping: float,
     name: str,
     *,
     ordered: bool = False,
 ) -> Factored:
-    """Returns the factor of H + share · mean diagonal · I.
+    """Returns the upper Cholesky factor of H + share · mean diagonal · I.
 
-    The share is `damping`, or ten times as much, up to three times, until H has a
-    Cholesky factor.
+    The share is `damping`; if there is no factor, it is increased tenfold, up to three
+    times.
 
     Args:
       hessian: H.
       damping: the first share.
       name: of the layer, for errors.
-      ordered: by falling diagonal of H.
+      ordered: sorts the inputs by decreasing diagonal of H.
 
     Raises:
       ValueError: H is not symmetric or not finite.
-      numpy.linalg.LinAlgError: it never has a factor; the message names the layer.
+      numpy.linalg.LinAlgError: no share gives a factor; the message names the layer.
     """
     share = damping
     for _ in range(_TRIES + 1):
-        factor, order, alive, facts = _factored(
+        factor, order, alive, facts = _factorize(
             hessian, jnp.asarray(share, hessian.dtype), ordered=ordered
         )
         finite, symmetric, definite = np.asarray(facts)
@@ -264,28 +280,30 @@ def factored(
 
 
 @functools.partial(jax.jit, static_argnames="ordered")
-def _factored(hessian: jax.Array, share: jax.Array, *, ordered: bool) -> tuple:
+def _factorize(hessian: jax.Array, share: jax.Array, *, ordered: bool) -> tuple:
     diagonal = jnp.diagonal(hessian)
     alive = diagonal != 0
     diagonal = jnp.where(alive, diagonal, 1)
-    size = jnp.max(jnp.abs(hessian))
-    far = jnp.max(jnp.abs(hessian - hessian.T))
-    more = share * jnp.mean(diagonal) + ~alive
-    damped = hessian + jnp.diag(more)
+    largest = jnp.max(jnp.abs(hessian))
+    asymmetry = jnp.max(jnp.abs(hessian - hessian.T))
+    damped = hessian + jnp.diag(share * jnp.mean(diagonal) + ~alive)
     order = jnp.arange(len(hessian))
     if ordered:
         order = jnp.argsort(-diagonal, stable=True)
         damped = damped[order][:, order]
-    # An upper factor is the lower one of H back to front, back to front.
+    # With J the reversal of rows, J H J = L Lᵀ gives H = (J L J)(J L J)ᵀ, and J L J is
+    # upper triangular.
     with jax.default_matmul_precision("highest"):
         lower = jax.lax.linalg.cholesky(damped[::-1, ::-1], symmetrize_input=False)
     factor = lower[::-1, ::-1]
-    facts = jnp.isfinite(size), far <= 1e-3 * size, jnp.isfinite(factor).all()
-    return factor, order, alive, jnp.stack(facts)
+    # Without a factor, `cholesky` returns NaN.
+    finite, definite = jnp.isfinite(largest), jnp.isfinite(factor).all()
+    symmetric = asymmetry <= 1e-3 * largest
+    return factor, order, alive, jnp.stack((finite, symmetric, definite))
 
 
 @jax.jit
-def _finite(kernel: jax.Array) -> jax.Array:
+def _is_finite(kernel: jax.Array) -> jax.Array:
     return jnp.isfinite(kernel).all()
 
 

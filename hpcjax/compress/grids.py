@@ -1,4 +1,4 @@
-"""Grids of values that weights are rounded to, and rounding to the nearest."""
+"""Grids of quantized values, and rounding of weights to the nearest one."""
 
 import jax
 import jax.numpy as jnp
@@ -7,39 +7,42 @@ from jaxtyping import Array, Float, Shaped, UInt8
 from hpcjax.compress.config import GridSpec
 from hpcjax.core.structs import pytree
 
+# Of the search over ranges, as in the published code of GPTQ.
 _SHRINKS, _NORM = 80, 2.4
 
 
 @pytree
 class Grid:
-    """Values scale · (q − zero) of integers q, for each group of inputs and output.
+    """Grids with the values scale · (q − zero) for integers q.
 
-    A ternary grid has the values `zero`, 0 and `scale` instead.
+    There is one for each group of inputs and each output. A ternary grid has the values
+    `zero`, 0 and `scale` instead.
 
     Attributes:
       scale: `[groups, outputs]`, positive.
-      zero: the same, integers as floats.
+      zero: the zero point, an integer as a float, `[groups, outputs]`.
     """
 
     scale: Float[Array, "groups outputs"]
     zero: Float[Array, "groups outputs"]
 
     def by_input(self, inputs: int) -> tuple[jax.Array, jax.Array]:
-        """Returns scale and zero of each input, groups being of neighbouring ones."""
+        """Returns scale and zero of each input, for groups of neighbouring inputs."""
         size = inputs // len(self.scale)
         return jnp.repeat(self.scale, size, axis=0), jnp.repeat(self.zero, size, axis=0)
 
 
 def fit_grid(kernel: Float[Array, "inputs outputs"], spec: GridSpec) -> Grid:
-    """Fits a grid to the weights of each output, group by group.
+    """Fits a grid to the weights of each group and output.
 
-    With a = min(0, least weight) and b = max(0, largest), scale = (b − a)/(2^bits − 1)
-    and zero = round(−a / scale); symmetric: b = max(−a, b), a = −b, zero = 2^(bits−1).
-    Weights that are all zero get the range (−1, 1).
+    With a = min(0, smallest weight) and b = max(0, largest weight), scale =
+    (b − a) / (2^bits − 1) and zero = round(−a / scale). A symmetric grid has
+    b = max(−a, b), a = −b and zero = 2^(bits−1). If all weights are zero, the range is
+    (−1, 1).
 
     Args:
       kernel: weights, `[inputs, outputs]`.
-      spec: which grid.
+      spec: the kind of grid.
 
     Raises:
       ConfigError: the groups do not divide the inputs.
@@ -54,8 +57,11 @@ def fit_grid(kernel: Float[Array, "inputs outputs"], spec: GridSpec) -> Grid:
     """
     groups = spec.groups(kernel.shape[0])
     split = kernel.reshape(groups, -1, kernel.shape[1])
+    # Zero is inside the range, so that it can be a value of the grid.
     low = jnp.minimum(split.min(1), 0)
     high = jnp.maximum(split.max(1), 0)
+    # The published code leaves low at 0 for outputs without negative weights; half of
+    # the symmetric grid is then never used.
     if spec.symmetric:
         high = jnp.maximum(-low, high)
         low = jnp.where(low < 0, -high, low) if spec.reference else -high
@@ -63,34 +69,37 @@ def fit_grid(kernel: Float[Array, "inputs outputs"], spec: GridSpec) -> Grid:
     low, high = jnp.where(empty, -1, low), jnp.where(empty, 1, high)
     if spec.ternary:
         return Grid(scale=high, zero=low)
-    grid = _of_range(low, high, spec)
+    grid = _range_grid(low, high, spec)
     if not spec.mse:
         return grid
 
     def shrink(
-        number: jax.Array, kept: tuple[Grid, jax.Array]
+        number: jax.Array, so_far: tuple[Grid, jax.Array]
     ) -> tuple[Grid, jax.Array]:
-        best, least = kept
+        best, least = so_far
         share = (1 - number / 100).astype(low.dtype)
-        tried = _of_range(share * low, share * high, spec)
-        lost = _lost(split, tried, spec)
-        chosen = jax.tree.map(lambda t, b: jnp.where(lost < least, t, b), tried, best)
-        return chosen, jnp.minimum(lost, least)
+        tried = _range_grid(share * low, share * high, spec)
+        error = _norm_error(split, tried, spec)
+        chosen = jax.tree.map(lambda t, b: jnp.where(error < least, t, b), tried, best)
+        return chosen, jnp.minimum(error, least)
 
-    return jax.lax.fori_loop(1, _SHRINKS, shrink, (grid, _lost(split, grid, spec)))[0]
+    # The full range is candidate 0.
+    return jax.lax.fori_loop(
+        1, _SHRINKS, shrink, (grid, _norm_error(split, grid, spec))
+    )[0]
 
 
-def _of_range(low: jax.Array, high: jax.Array, spec: GridSpec) -> Grid:
+def _range_grid(low: jax.Array, high: jax.Array, spec: GridSpec) -> Grid:
     scale = (high - low) / spec.levels
     middle = jnp.full_like(scale, (spec.levels + 1) / 2)
     return Grid(scale=scale, zero=middle if spec.symmetric else jnp.round(-low / scale))
 
 
-def _lost(split: jax.Array, grid: Grid, spec: GridSpec) -> jax.Array:
-    """Returns Σ|w − q|^2.4 of each group and output."""
+def _norm_error(split: jax.Array, grid: Grid, spec: GridSpec) -> jax.Array:
+    """Returns Σ|w − ŵ|^2.4 of each group and output, `[groups, outputs]`."""
     q = jnp.round(split / grid.scale[:, None]) + grid.zero[:, None]
-    made = (jnp.clip(q, 0, spec.levels) - grid.zero[:, None]) * grid.scale[:, None]
-    return jnp.sum(jnp.abs(split - made) ** _NORM, axis=1)
+    values = (jnp.clip(q, 0, spec.levels) - grid.zero[:, None]) * grid.scale[:, None]
+    return jnp.sum(jnp.abs(split - values) ** _NORM, axis=1)
 
 
 def quantize(
@@ -101,16 +110,17 @@ def quantize(
 ) -> UInt8[Array, "... outputs"]:
     """Returns the integers of the nearest values, clip(round(w / scale) + zero).
 
-    Halves go to the even integer. Ternary: 0, 1 or 2 for the least value, nothing and
-    the largest, with thresholds half-way.
+    Halves are rounded to the even integer. In a ternary grid, 0, 1 and 2 stand for the
+    smallest value, 0 and the largest value, with thresholds half-way between them.
 
     Args:
-      weights: one input's, or several inputs'.
-      scale: of the same inputs, or broadcast against them; see `Grid`.
-      zero: the same.
+      weights: of one or more inputs.
+      scale: see `Grid`; of the same inputs, or broadcast to them.
+      zero: see `Grid`; likewise.
       spec: of the grid.
     """
     if spec.ternary:
+        # 1, plus 1 above half of the largest value, minus 1 below half of the smallest.
         q = 1 + (weights > scale / 2).astype(jnp.int32) - (weights < zero / 2)
         return q.astype(jnp.uint8)
     q = jnp.round(weights / scale) + zero
@@ -123,7 +133,7 @@ def dequantize(
     zero: Float[Array, "... outputs"],
     spec: GridSpec,
 ) -> Float[Array, "... outputs"]:
-    """Returns the values of integers; arguments as in `quantize`."""
+    """Returns the values that integers stand for; arguments as in `quantize`."""
     if spec.ternary:
         return jnp.where(integers == 2, scale, jnp.where(integers == 0, zero, 0))
     return scale * (integers.astype(scale.dtype) - zero)
@@ -132,16 +142,16 @@ def dequantize(
 def round_to_nearest(
     kernel: Float[Array, "inputs outputs"], spec: GridSpec
 ) -> tuple[UInt8[Array, "inputs outputs"], Grid]:
-    """Rounds every weight to the nearest value of its group's grid.
+    """Rounds every weight to the nearest value of its grid.
 
-    The baseline of every better method, on the same grid.
+    This is the baseline for GPTQ on the same grid.
 
     Args:
       kernel: weights, `[inputs, outputs]`.
-      spec: which grid.
+      spec: the kind of grid.
 
     Returns:
-      Integers and grid.
+      The integers and the grid.
 
     Examples:
       >>> kernel = jnp.array([[-1.0], [0.4], [2.0]])

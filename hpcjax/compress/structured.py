@@ -1,8 +1,7 @@
-"""Whole layers, heads and features taken out of a trained model.
+"""Structured pruning: removes whole layers, heads and features of a trained model.
 
-Parameters are those of a stack of blocks, layers along axis 0 of every leaf. Which of
-them go is decided by what they do to activations; fine-tuning afterwards is left to
-`distil`.
+Parameters are those of a stack of blocks, with the layers along axis 0 of every leaf.
+The choice depends on activations; fine-tuning is left to `distil`.
 
 References:
   Yan, Agarwal and Venkataraman, Decoding Speculative Decoding, NAACL 2025; for the
@@ -19,19 +18,19 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from hpcjax.core.errors import ConfigError
 
-# How heads lie in kernels [layers, inputs, outputs]: along inputs or along outputs.
+# The axis of a kernel [layers, inputs, outputs] from which features are taken.
 _OUTPUTS, _INPUTS = -1, -2
 
 
 def prune_layers(stacked: Any, keep: Sequence[int]) -> Any:
-    """Returns a stack of some of the layers, in the order of `keep`.
+    """Returns the stack of the layers in `keep`, in that order.
 
     Args:
       stacked: a tree whose leaves have layers along axis 0.
-      keep: which layers; none twice.
+      keep: numbers of the layers, all different.
 
     Raises:
-      ConfigError: none, one twice, or one that is not there.
+      ConfigError: no layers, a repeated one, or one that does not exist.
 
     Examples:
       >>> prune_layers({"kernel": jnp.arange(5)}, (0, 3, 4))["kernel"].tolist()
@@ -42,14 +41,14 @@ def prune_layers(stacked: Any, keep: Sequence[int]) -> Any:
     return jax.tree.map(lambda leaf: leaf[jnp.asarray(keep)], stacked)
 
 
-def ends(depth: int, count: int) -> tuple[int, ...]:
-    """Returns the first ⌈count/2⌉ and the last ⌊count/2⌋ of `depth` layers.
+def keep_ends(depth: int, count: int) -> tuple[int, ...]:
+    """Returns the numbers of the first ⌈count/2⌉ and last ⌊count/2⌋ of `depth` layers.
 
     Raises:
       ConfigError: count is not in [1, depth].
 
     Examples:
-      >>> ends(30, 5)
+      >>> keep_ends(30, 5)
       (0, 1, 2, 28, 29)
     """
     if not 1 <= count <= depth:
@@ -58,22 +57,26 @@ def ends(depth: int, count: int) -> tuple[int, ...]:
     return (*range(first), *range(depth - count + first, depth))
 
 
-def by_angle(
+def keep_by_angle(
     hidden: Float[Array, "layers_and_1 *places width"], count: int
 ) -> tuple[int, ...]:
-    """Returns the layers that turn the residual stream most, in their order.
+    """Returns the numbers of the layers that turn the residual stream most.
 
-    The angle between what a layer is given and what it gives, on average over places.
+    The measure is the angle between a layer's input and output, averaged over
+    positions.
 
     Args:
-      hidden: the residual stream before each layer and after the last.
-      count: how many layers.
+      hidden: the residual stream in front of each layer and behind the last.
+      count: number of layers.
+
+    Returns:
+      `count` numbers in ascending order.
 
     Raises:
       ConfigError: count is not in [1, layers].
 
     Examples:
-      >>> by_angle(jnp.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 1.0]]), 2)
+      >>> keep_by_angle(jnp.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 1.0]]), 2)
       (1, 2)
     """
     depth = len(hidden) - 1
@@ -81,31 +84,32 @@ def by_angle(
         raise ConfigError(f"count must be in [1, {depth}]: got count={count}")
     wide = hidden.astype(jnp.float32)
     unit = wide / jnp.maximum(jnp.linalg.norm(wide, axis=-1, keepdims=True), 1e-30)
-    # Not by the cosine, which in float32 is 1 up to angles of 3e-4.
+    # The chord between unit vectors at an angle t is 2 sin(t / 2). It resolves small
+    # angles, while cos t in float32 is 1 up to angles of 3e-4.
     chord = jnp.minimum(jnp.linalg.norm(unit[1:] - unit[:-1], axis=-1), 2)
     angle = 2 * jnp.arcsin(chord / 2)
-    turned = np.asarray(jnp.mean(angle.reshape(depth, -1), axis=1))
-    return tuple(sorted(np.argsort(-turned, kind="stable")[:count].tolist()))
+    mean_angle = np.asarray(jnp.mean(angle.reshape(depth, -1), axis=1))
+    return tuple(sorted(np.argsort(-mean_angle, kind="stable")[:count].tolist()))
 
 
 def prune_features(
     mlp: Mapping[str, Any], norms: Float[Array, "layers features"], count: int
 ) -> dict[str, Any]:
-    """Returns a stack of feed-forward parts with the strongest inner features.
+    """Returns a stack of MLPs with the hidden features of the largest norms.
 
     Args:
       mlp: `up`, `down` and, when gated, `gate`, each with `kernel` and maybe `bias`.
-      norms: of each feature, what `down` is given.
-      count: features left of each layer.
+      norms: norm of each hidden feature, an input of `down`.
+      count: number of features that each layer keeps.
 
     Raises:
-      ConfigError: count is not in [1, features], or norms of another shape.
+      ConfigError: count is not in [1, features], or norms have a wrong shape.
     """
     layers, features = mlp["up"]["kernel"].shape[0], mlp["up"]["kernel"].shape[-1]
     _check_norms(norms, (layers, features))
-    kept = _strongest(norms, count, "features")
+    kept = _find_strongest(norms, count, "features")
     return {
-        name: _taken(part, kept, _INPUTS if name == "down" else _OUTPUTS)
+        name: _take_features(part, kept, _INPUTS if name == "down" else _OUTPUTS)
         for name, part in mlp.items()
     }
 
@@ -119,24 +123,25 @@ def prune_heads(
     count: int,
     kv_count: int | None = None,
 ) -> dict[str, Any]:
-    """Returns a stack of attentions with the strongest heads.
+    """Returns a stack of attention layers with the heads of the largest norms.
 
-    Query heads that share keys and values stay together: first whole groups are left
-    out, the weakest, then as many heads of each group that is left. The size of a head
-    stays, so that a model of them needs `head_dim`.
+    Query heads that share keys and values form a group. The weakest groups are removed
+    first; then equally many heads of each remaining group. The size of a head does not
+    change, so that the config of the pruned model must state `head_dim`.
 
     Args:
       attention: `query`, `key`, `value` and `output`, each with `kernel` and maybe
-        `bias`; heads lie one behind the other.
-      norms: of each feature of the heads, what `output` is given.
-      heads: query heads there are.
-      kv_heads: key and value heads there are; None means as many.
-      count: query heads left.
-      kv_count: groups left; None means all, or `count` where each head has its own.
+        `bias`; features are ordered by head.
+      norms: norm of each feature of the heads, an input of `output`.
+      heads: number of query heads.
+      kv_heads: number of key and value heads; None for `heads`.
+      count: number of query heads to keep.
+      kv_count: number of groups to keep; None keeps all groups, or `count` of them if
+        every query head has its own keys.
 
     Raises:
-      ConfigError: numbers that do not divide, or more than there are; norms of another
-        shape.
+      ConfigError: numbers that do not divide each other or exceed those of the model;
+        norms of a wrong shape.
     """
     kv_heads = kv_heads or heads
     kv_count = kv_count or (count if kv_heads == heads else kv_heads)
@@ -147,14 +152,16 @@ def prune_heads(
     strength = jnp.sum(
         norms.astype(jnp.float32).reshape(layers, kv_heads, per_group, -1) ** 2, axis=-1
     )
-    groups = _strongest(jnp.sum(strength, axis=-1), kv_count, "groups")
+    # `strength` is [layers, kv_heads, per_group], the squared norm of each query head.
+    groups = _find_strongest(jnp.sum(strength, axis=-1), kv_count, "groups")
     inside = jnp.take_along_axis(strength, groups[:, :, None], axis=1)
-    own = _strongest(inside, count // kv_count, "heads")
+    own = _find_strongest(inside, count // kv_count, "heads")
+    # Query head j of group g is number g · per_group + j of the model.
     queries = (groups[:, :, None] * per_group + own).reshape(layers, -1)
     size = inner // heads
-    kept, shared = _features_of(queries, size), _features_of(groups, size)
+    kept, shared = _head_features(queries, size), _head_features(groups, size)
     return {
-        name: _taken(
+        name: _take_features(
             part,
             shared if name in ("key", "value") else kept,
             _INPUTS if name == "output" else _OUTPUTS,
@@ -163,16 +170,17 @@ def prune_heads(
     }
 
 
-def _features_of(
+def _head_features(
     heads: Int[Array, "layers heads"], size: int
 ) -> Int[Array, "layers features"]:
+    """Returns the features of heads of `size` features each."""
     return (heads[..., None] * size + jnp.arange(size)).reshape(len(heads), -1)
 
 
-def _strongest(
+def _find_strongest(
     norms: Float[Array, "*axes all"], count: int, what: str
 ) -> Int[Array, "*axes kept"]:
-    """Returns the places of the largest, in their order; of equal ones the first."""
+    """Returns the indices of the largest, in ascending order; of equals, the first."""
     if not 1 <= count <= norms.shape[-1]:
         raise ConfigError(
             f"count must be in [1, {norms.shape[-1]}] {what}: got count={count}"
@@ -181,13 +189,13 @@ def _strongest(
     return jnp.sort(order[..., :count], axis=-1)
 
 
-def _taken(
+def _take_features(
     part: Mapping[str, Any], kept: Int[Array, "layers kept"], axis: int
 ) -> dict[str, Any]:
-    """Returns one matrix with some of its inputs or outputs, others in each layer."""
+    """Returns a linear layer with the kept inputs or outputs, by layer of the stack."""
 
     def take(name: str, leaf: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-        # A bias belongs to outputs.
+        # A bias has a value for each output, and none for inputs.
         if name == "bias":
             return jnp.take_along_axis(leaf, kept, 1) if axis == _OUTPUTS else leaf
         index = kept[:, None, :] if axis == _OUTPUTS else kept[:, :, None]

@@ -1,4 +1,4 @@
-"""Longest-processing-time assignment: work to the least loaded place, largest first."""
+"""Longest-processing-time assignment: largest item first, to the least loaded."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -7,12 +7,12 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 
 
 class Assignment(NamedTuple):
-    """Who does what.
+    """The workers that items and their parts are assigned to.
 
     Attributes:
-      group: the number of the group of each item.
+      group: the number of each item's group of workers.
       owner: the worker of each part of each item.
-      loads: the total cost at each worker, by its number.
+      loads: the total cost of each worker, in order.
     """
 
     group: dict[Hashable, int]
@@ -28,11 +28,12 @@ def assign_longest_first(
 ) -> Assignment:
     """Spreads items over groups of workers, and the parts of an item over its group.
 
-    Items are taken by falling total cost, equal ones in their order. Each goes to the
-    group of the least load, the first of equals; its parts go together to the least
-    loaded worker of the group or, with `colocate=False`, each by falling (cost, name)
-    to the one least loaded at that moment. With groups of one worker this is Graham's
-    rule, whose largest load is at most 4/3 of the least possible.
+    Items are taken in order of decreasing total cost, ties in their given order. Each
+    goes to the group with the least load, ties to the first. All its parts go to the
+    least loaded worker of that group or, with `colocate=False`, one after another in
+    decreasing (cost, name), each to the worker that is the least loaded by then. With
+    groups of one worker this is Graham's rule, whose largest load is at most 4/3 of the
+    least possible.
 
     Args:
       work: the cost of each part of each item.

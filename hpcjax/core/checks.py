@@ -5,7 +5,8 @@ from typing import Any
 
 from hpcjax.core.errors import ConfigError, nearest
 
-# Counters of steps are int32 and learning rates float32 on the devices.
+# On devices, counters of steps are int32 and learning rates float32. SMALLEST is the
+# least normal float32; devices may flush smaller numbers to zero.
 MOST_STEPS = 2**31 - 1
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
@@ -33,7 +34,7 @@ def require_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 def require_finite(minimum: float = -math.inf, **values: Any) -> None:
     """Raises ConfigError unless every value is finite and at least `minimum`.
 
-    Traced values, which `optax.inject_hyperparams` passes, are not looked at.
+    Traced values, which `optax.inject_hyperparams` passes, are not checked.
     """
     for name, value in values.items():
         if isinstance(value, int | float):
@@ -61,8 +62,8 @@ def require_count(minimum: int, **values: Any) -> None:
 def require_float32(**values: Any) -> None:
     """Raises ConfigError unless every value is zero or a positive float32.
 
-    One that float32 would turn into zero or infinity is none. Traced values are not
-    looked at.
+    Other values below the least normal float32, or above the largest, are refused.
+    Traced values are not checked.
     """
     for name, value in values.items():
         if isinstance(value, int | float):

@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from hpcjax.core.errors import ConfigError
 
@@ -70,6 +71,20 @@ def backends_initialized() -> bool:
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()
+
+
+def quick_compilation(platform: str) -> dict[str, Any]:
+    """Returns `compiler_options` for a program that is read and not run.
+
+    XLA then optimizes, schedules and places in memory as always, and writes machine
+    code in its plainest way, which on a CPU is most of the work.
+    """
+    if platform != "cpu":
+        return {}
+    # Up to here an emitter of its own makes each kernel; later ones do not know it.
+    old = _parse(version("jaxlib") or "0") < (0, 11)
+    emitters = {"xla_cpu_use_fusion_emitters": False} if old else {}
+    return {"xla_backend_optimization_level": 0, **emitters}
 
 
 def _parse(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The environment of processes that we start: imports, devices, and who is who."""
+"""Environment variables of the processes we start: imports, devices and their ranks."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ _DEVICES = "--xla_force_host_platform_device_count"
 
 
 def child(**changes: str) -> dict[str, str]:
-    """Returns ours for a child, which is to import what this process can import."""
+    """Returns this environment with a PYTHONPATH of all that is importable here."""
     places = [place for place in sys.path if place]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **changes}
 
 
 def portable() -> dict[str, str]:
-    """Returns what a process on another machine needs of a child's, and no secrets."""
+    """Returns only what a process on another machine needs: no secrets are sent."""
     taken = ("PYTHONPATH", "HPCJAX_DATA", "XLA_FLAGS")
     return {
         name: value
@@ -30,23 +30,28 @@ def member(address: str, count: int, index: int) -> dict[str, str]:
 
     Args:
       address: `host:port` of process 0.
-      count: of processes.
-      index: which one it is.
+      count: number of processes.
+      index: rank of this process.
     """
     return {ADDRESS: address, COUNT: str(count), INDEX: str(index)}
 
 
-def simulated(devices: int) -> dict[str, str]:
-    """Returns `XLA_FLAGS` as it is, with so many devices of a CPU; the last one counts.
+def simulated(devices: int, flags: str | None = None) -> dict[str, str]:
+    """Returns `XLA_FLAGS` that simulate several devices on a CPU.
+
+    Args:
+      devices: number of devices; it is appended, since XLA takes the last one given.
+      flags: other flags; None for those of this process.
 
     Examples:
       >>> simulated(4)["XLA_FLAGS"].split()[-1]
       '--xla_force_host_platform_device_count=4'
     """
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}={devices}"
-    return {"XLA_FLAGS": flags.strip()}
+    if flags is None:
+        flags = os.environ.get("XLA_FLAGS", "")
+    return {"XLA_FLAGS": f"{flags} {_DEVICES}={devices}".strip()}
 
 
 def simulates() -> bool:
-    """Says whether `XLA_FLAGS` already gives the number of a CPU's devices."""
+    """Says whether `XLA_FLAGS` already sets a number of simulated devices."""
     return _DEVICES in os.environ.get("XLA_FLAGS", "")

@@ -54,7 +54,7 @@ class RunBusy(HpcjaxError):
 
 
 class ProcessLost(HpcjaxError, RuntimeError):
-    """A process of the run died, or stood still; the run can be resumed."""
+    """A process of the run died or made no progress; the run can be resumed."""
 
     exit_code = 7
 
@@ -72,12 +72,12 @@ class Interrupted(Preempted):
 
 
 def stopped_by(number: int) -> type[Preempted]:
-    """Returns the error with which a run ends that a signal has stopped."""
+    """Returns the error class of a run that was stopped by signal `number`."""
     return Interrupted if number == signal.SIGINT else Preempted
 
 
 class UnsupportedOp(HpcjaxError, NotImplementedError):
-    """An operation has no implementation for what was asked."""
+    """An operation has no implementation for the given arguments."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -1,10 +1,10 @@
-"""What a model is to the rest of the project, and how a layer is observed.
+"""The interface of a model, and how statistics of its layers are collected.
 
 A `Model` is a pair of pure functions. A `Tap` asks one layer y = f(x) for a record of
-its forward pass, or for a statistic of its backward pass. The latter comes back as the
-*gradient of a slot*: a zero argument that the layer carries along and whose cotangent
-is defined to be `backward(x, ∂L/∂y)`. K-FAC's factors are so formed inside the backward
-pass and neither activations nor output gradients are kept.
+its forward pass, or for a statistic of its backward pass. The statistic comes back as
+the *gradient of a slot*: an extra argument, all zeros, whose cotangent is defined to be
+`backward(x, ∂L/∂y)`. K-FAC computes its factors in this way inside the backward pass,
+so that neither activations nor output gradients outlive it.
 """
 
 import functools
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from hpcjax.core import trees
 from hpcjax.core.errors import nearest
 from hpcjax.core.structs import pytree, static
 from hpcjax.core.varying import vary_like
@@ -37,11 +38,35 @@ class LayerSpec(NamedTuple):
     options: Mapping[str, Any]
 
 
+def dense_layers(params: Any) -> tuple[LayerSpec, ...]:
+    """Lists the dense layers of a tree: one for every matrix that is named `kernel`.
+
+    Args:
+      params: nested dicts of arrays, or of their shapes; a `bias` next to a kernel
+        belongs to the same layer.
+
+    Examples:
+      >>> params = {"head": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}}
+      >>> [(spec.path, spec.options) for spec in dense_layers(params)]
+      [('head', {'inputs': 3, 'outputs': 2, 'use_bias': True})]
+    """
+    leaves = trees.flatten(params)
+    layers = []
+    for path, leaf in leaves.items():
+        parent, _, name = path.rpartition("/")
+        if name == "kernel" and len(leaf.shape) == 2:
+            inputs, outputs = leaf.shape
+            use_bias = f"{parent}/bias" in leaves
+            options = {"inputs": inputs, "outputs": outputs, "use_bias": use_bias}
+            layers.append(LayerSpec(parent, "dense", options))
+    return tuple(layers)
+
+
 class Init(Protocol):
     """`init(key) -> (params, state)`, both nested dicts of arrays."""
 
     def __call__(self, key: jax.Array) -> tuple[Any, Any]:
-        """Makes parameters and state (running statistics; often empty)."""
+        """Draws the parameters and makes the state (running statistics, or empty)."""
         ...
 
 
@@ -58,9 +83,12 @@ class Apply(Protocol):
         key: jax.Array | None = None,
         taps: Mapping[str, "Tap"] | None = None,
     ) -> tuple[Any, Any]:
-        """Computes outputs and new state; forward records are in `state["seen"]`.
+        """Computes outputs and new state.
 
-        What layers add to the objective is in `state["losses"]`, see
+        If the network returns the records of its taps' `forward` functions, they are in
+        `state["seen"]`. Backward statistics, such as K-FAC's, need no such record.
+
+        Terms that layers add to the objective are in `state["losses"]`, see
         `core.added_loss`.
         """
         ...
@@ -77,8 +105,8 @@ class Decoder(NamedTuple):
       vocabulary: tokens that the model gives logits for.
       context: rows of the table of positions; None where positions have no limit.
       dtype: of keys and values.
-      crowded: whether tokens compete for places, so that what is said of one depends on
-        its neighbours in the batch: experts of a limited capacity.
+      crowded: whether tokens compete for places in experts of limited capacity, so
+        that the logits of one sequence depend on the others in its batch.
     """
 
     depth: int
@@ -97,8 +125,8 @@ class Model(NamedTuple):
     Attributes:
       init: makes parameters and state.
       apply: computes outputs.
-      layers: those that can be observed.
-      decoder: what a causal language model is; None for other networks.
+      layers: the layers that can be observed.
+      decoder: sizes of a causal language model; None for other networks.
     """
 
     init: Init
@@ -107,7 +135,7 @@ class Model(NamedTuple):
     decoder: Decoder | None = None
 
     def __hash__(self) -> int:
-        """Lets a model be a static argument; options of layers have no hash."""
+        """Makes a model usable as a static argument: `layers` cannot be hashed."""
         return hash((self.init, self.apply))
 
 
@@ -118,11 +146,11 @@ class Tap:
     Attributes:
       slot: zeros shaped like `backward(x, g)`; its gradient is that statistic.
       forward: `(x, y) -> record`, needs no backward pass.
-      backward: `(x, g) -> statistic`. Static: use one module-level function, since a
-        fresh lambda at each step compiles again.
-      active: scalar, zero where this pass need not compute the backward statistic and
-        the slot's gradient is to be zero; None means always. A float, so that one may
-        differentiate in the whole tap.
+      backward: `(x, g) -> statistic`. It is static: pass one module-level function,
+        since a new lambda at each step would compile the step again.
+      active: scalar; where it is zero the statistic is not computed and the slot's
+        gradient is zero. None: always computed. It is a float, not a boolean, so that
+        `jax.grad` accepts the whole tap as its argument.
     """
 
     slot: Any = None
@@ -135,6 +163,8 @@ class Tap:
 def _observe(
     backward: Callable[[Any, Any], Any], x: Any, y: Any, slot: Any, active: Any
 ) -> Any:
+    # The identity in y. The other arguments are here for the backward pass only: x as
+    # a residual, `slot` to have a gradient that can carry the statistic out of it.
     del backward, x, slot, active
     return y
 
@@ -149,10 +179,14 @@ def _observe_forward(
 def _observe_backward(
     backward: Callable[[Any, Any], Any], kept: tuple[Any, Any], g: Any
 ) -> tuple[Any, Any, Any, Any]:
+    # y passes through, hence its cotangent is g. x does not enter the value, hence the
+    # zeros; its true cotangent arrives through the layer f that computed y from it.
     x, active = kept
     if active is None:
         return jnp.zeros_like(x), g, backward(x, g), None
 
+    # Both branches of `cond` must have one type, and inside `shard_map` that includes
+    # the mesh axes along which it varies: plain zeros would vary along none.
     def skip(x: Any, g: Any) -> Any:
         shapes = jax.eval_shape(backward, x, g)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -169,7 +203,11 @@ _observe.defvjp(_observe_forward, _observe_backward)
 
 
 def observe(tap: Tap | None, x: Any, y: Any) -> tuple[Any, Any]:
-    """Returns `(y, forward record or None)`; with `tap=None` nothing is traced."""
+    """Returns `(y, forward record or None)`; without a tap, adds no operation.
+
+    A layer must use the returned y in place of its own: only gradients that pass
+    through it reach the slot.
+    """
     if tap is None:
         return y, None
     if tap.backward is not None and tap.slot is not None:
@@ -188,10 +226,10 @@ def check_taps(model: Model, taps: Mapping[str, Any]) -> None:
 
 
 def added_loss(state: Mapping[str, Any]) -> jax.Array | None:
-    """Returns what a model's layers add to the objective; None if nothing.
+    """Returns the sum of the terms that layers add to the objective; None without any.
 
-    It is the sum of all numbers in `state["losses"]`, which are weighted already. They
-    are of the pass in training that returned `state`; evaluation leaves them.
+    Layers have multiplied the numbers in `state["losses"]` by their weights. The terms
+    belong to the training pass that returned `state`; evaluation leaves them unchanged.
 
     Args:
       state: what `apply` returned.
@@ -204,56 +242,10 @@ def added_loss(state: Mapping[str, Any]) -> jax.Array | None:
     return functools.reduce(operator.add, map(jnp.sum, terms)) if terms else None
 
 
-def make_slots(
-    model: Model,
-    backward: Mapping[str, Callable[[Any, Any], Any]],
-    params: Any,
-    state: Any,
-    x: Any,
-    *,
-    active: Any = None,
-) -> dict[str, Tap]:
-    """Returns taps with zero slots of the right shape for each path in `backward`.
-
-    The shapes come from evaluating `backward(x, y)` abstractly, since the output
-    gradient has the shape and dtype of the output.
-
-    Args:
-      model: whose layers are observed.
-      backward: the statistic `(x, g) -> tree` of each layer, by path.
-      params: parameters, or their shapes.
-      state: state, or its shapes.
-      x: a batch of inputs, or its shapes.
-      active: a scalar for all taps, may be traced; see `Tap`.
-
-    Raises:
-      ValueError: a path that is no layer of `model`.
-    """
-    check_taps(model, backward)
-    probes = {path: Tap(forward=function) for path, function in backward.items()}
-
-    def records(params: Any, state: Any, x: Any) -> Any:
-        return model.apply(params, state, x, train=True, taps=probes)[1].get(SEEN, {})
-
-    shapes = jax.eval_shape(records, params, state, x)
-    unseen = [path for path in backward if path not in shapes]
-    if unseen:
-        raise ValueError(f"layers that the model lists but never observes: {unseen}")
-    depths = {spec.path: spec.options.get("depth") for spec in model.layers}
-
-    def stacked(depth: int | None) -> Any:
-        """Returns one flag for each layer of a scanned stack."""
-        if active is None or depth is None:
-            return None if active is None else jnp.asarray(active, jnp.float32)
-        return jnp.full((depth,), active, jnp.float32)
-
-    taps = {
-        path: Tap(
-            slot=jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[path]),
-            backward=function,
-            active=stacked(depths[path]),
-        )
-        for path, function in backward.items()
-    }
-    # A gradient must have the type of what it is taken of, also inside `shard_map`.
-    return vary_like(taps, (params, state, x))
+def reuse_error(path: str) -> ValueError:
+    """Returns the error for a layer that is observed more than once in a pass."""
+    return ValueError(
+        f"layer {path!r} is used again in the same pass: a forward record, and so a "
+        "plan of K-FAC, needs a layer that is used once; leave it out (skip=), or "
+        "observe it by a backward statistic that may add up"
+    )

@@ -1,4 +1,4 @@
-"""Regular expressions over paths, refused before anything is matched with them."""
+"""Checks of regular expressions over paths, before anything is matched with them."""
 
 import re
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ def check_patterns(name: str, patterns: Iterable[str]) -> None:
 
     Args:
       name: the field they come from, used in the message.
-      patterns: the regexes; a bare string, whose letters would be taken for regexes,
-        is refused.
+      patterns: the regexes; a single string is refused, since each of its letters
+        would be taken for a regex.
 
     Examples:
       >>> check_patterns("stacked", ("^blocks/", "bias$"))
@@ -31,7 +31,7 @@ def check_patterns(name: str, patterns: Iterable[str]) -> None:
 def check_stacked(stacked: tuple[str, ...], paths: Iterable[str]) -> None:
     """Raises ConfigError unless each of `stacked` is found in one of the paths.
 
-    Without parameters there is nothing to match: so calls `optax.tree_map_params`.
+    An empty tree is accepted: `optax.tree_map_params` calls `init` without parameters.
     """
     names = list(paths)
     idle = [rule for rule in stacked if not any(re.search(rule, p) for p in names)]

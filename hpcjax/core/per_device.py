@@ -1,12 +1,14 @@
 """State whose value differs from device to device along a mesh axis.
 
-A transform wraps such a part of its state in `PerDevice` and otherwise sees plain
-shapes. Whoever runs the transform inside `shard_map` calls `specs` for the in and out
-specifications, `enter` on the first line of the body and `leave` on the last; outside,
-every leaf below a `PerDevice` has one leading dimension of the size of the axis.
-Chains, masks, checkpoints and `jax.tree` functions need to know nothing of it.
+A transform wraps such a part of its state in `PerDevice` and works with the shapes of
+one device. Code that runs the transform inside `shard_map` takes the in and out
+specifications from `specs`, calls `enter` on the first line of the body and `leave` on
+the last. Outside, every leaf below a `PerDevice` has one leading dimension, of the size
+of the axis. Chains, masks, checkpoints and `jax.tree` functions need no special case.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,6 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from hpcjax.core import trees
 from hpcjax.core.structs import pytree, static
+from hpcjax.core.varying import axis_names, vary
 
 Resize = Literal["mean", "reset", "refuse"]
 
@@ -28,9 +31,10 @@ class PerDevice:
     Attributes:
       value: the subtree, with the shapes of one device.
       axis: the mesh axis, or axes, along which it differs.
-      resize: on another device count `"mean"` keeps the mean over devices (residuals;
-        a leaf that is not floating must be the same on all), `"reset"` starts again
-        from zero (caches), `"refuse"` is an error.
+      resize: what happens when a checkpoint continues on another number of devices:
+        `"mean"` keeps the mean over devices (residuals; leaves that are not floating
+        must be equal on all), `"reset"` starts again from zeros (caches), `"refuse"`
+        is an error.
     """
 
     value: Any
@@ -48,7 +52,7 @@ def wrap(
 
 
 def unwrap(part: Any) -> Any:
-    """Returns what `wrap` was given."""
+    """Returns the value in a `PerDevice`; anything else unchanged."""
     return part.value if isinstance(part, PerDevice) else part
 
 
@@ -57,18 +61,72 @@ def map_per_device(
     tree: Any,
     other: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> Any:
-    """Maps `function(node, leaf, path)` in a `PerDevice`, `other(leaf)` elsewhere."""
+    """Maps `function(node, leaf, path)` in a `PerDevice`, `other(leaf)` elsewhere.
 
-    def visit(place: tuple[Any, ...], node: Any) -> Any:
+    A `PerDevice` inside another one differs along the axes of both. `function` is then
+    given the inner node with the axes of both, the outer ones first.
+    """
+
+    def visit(outer: tuple[str, ...], place: tuple[Any, ...], node: Any) -> Any:
         if not isinstance(node, PerDevice):
             return other(node)
+        # `fromkeys` removes repeated axes and keeps their order.
+        axes = tuple(dict.fromkeys((*outer, *axis_names(node.axis))))
+        joint = dataclasses.replace(node, axis=axes if outer else node.axis)
+
+        def inside(path: tuple[Any, ...], leaf: Any) -> Any:
+            if isinstance(leaf, PerDevice):
+                return visit(axes, place + path, leaf)
+            return function(joint, leaf, trees.path_of(place + path))
+
+        # `node` is itself a `PerDevice` and must be entered; only those inside it stop
+        # the traversal.
         return jax.tree.map_with_path(
-            lambda path, leaf: function(node, leaf, trees.path_of(place + path)), node
+            inside,
+            node,
+            is_leaf=lambda part: isinstance(part, PerDevice) and part is not node,
         )
 
     return jax.tree.map_with_path(
-        visit, tree, is_leaf=lambda node: isinstance(node, PerDevice)
+        functools.partial(visit, ()),
+        tree,
+        is_leaf=lambda part: isinstance(part, PerDevice),
     )
+
+
+def agree(tree: Any) -> Any:
+    """Replaces each `PerDevice` by the mean over its devices; inside `shard_map`.
+
+    Sums are formed in float32 or wider; results are replicated along the axes.
+    """
+    return _agree(tree, lambda leaf, axis: jax.lax.pmean(vary(leaf, axis), axis))
+
+
+def agree_outside(tree: Any) -> Any:
+    """Does the same as `agree` outside `shard_map`, where device dimensions lead."""
+    return _agree(tree, lambda leaf, _: leaf.mean(axis=0))
+
+
+def _agree(tree: Any, mean: Callable[[Any, Any], Any]) -> Any:
+    def fit(node: PerDevice, leaf: Any, _: str) -> Any:
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        return mean(wide, node.axis).astype(leaf.dtype)
+
+    return bare(map_per_device(fit, tree))
+
+
+def bare(tree: Any) -> Any:
+    """Replaces each `PerDevice` in a tree by its value, nested ones too."""
+    # One pass removes the outermost of nested ones only.
+    while any(isinstance(part, PerDevice) for part in _parts(tree)):
+        tree = jax.tree.map(
+            unwrap, tree, is_leaf=lambda part: isinstance(part, PerDevice)
+        )
+    return tree
+
+
+def _parts(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, PerDevice))
 
 
 def specs(state: Any) -> Any:
@@ -100,7 +158,7 @@ def axis_size(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
 
 
 def expand(state: Any, mesh: Mesh) -> Any:
-    """Repeats freshly initialised per-device leaves along the devices of `mesh`."""
+    """Adds the device dimension to fresh per-device leaves, by repeating them."""
 
     def repeat(node: PerDevice, leaf: Any, _: str) -> Any:
         return jnp.broadcast_to(leaf, (axis_size(mesh, node.axis), *leaf.shape))
@@ -111,15 +169,16 @@ def expand(state: Any, mesh: Mesh) -> Any:
 def resize(state: Any, mesh: Mesh, like: Any = None) -> Any:
     """Fits restored per-device leaves to the device count of `mesh`.
 
-    Going down averages groups of neighbours, going up repeats, so that the mean over
-    devices is unchanged; the trajectory of a non-linear method is not. Integers,
-    booleans and random keys have no mean: what all devices agree on is kept.
+    Fewer devices take the averages of groups of neighbours, more devices take copies.
+    Either keeps the mean over devices, but a non-linear method continues on another
+    trajectory. Integers, booleans and random keys have no mean: they are kept if they
+    are equal on all devices.
 
     Args:
-      state: as it was restored.
-      mesh: to go on with.
-      like: the state to go on with, or its shapes; what `"reset"` starts again takes
-        its shape, which may depend on the mesh. None for the shapes of `state`.
+      state: the restored state.
+      mesh: the mesh to continue on.
+      like: a state made for `mesh`, or its shapes: leaves with `"reset"` may have
+        shapes that depend on the mesh. None for the shapes of `state`.
 
     Raises:
       ValueError: neither count divides the other, the state refuses, or devices hold
@@ -146,11 +205,14 @@ def resize(state: Any, mesh: Mesh, like: Any = None) -> Any:
                     f"between the {old} devices it was saved on: it cannot continue on "
                     f"{new}"
                 )
+            # Indexing works for random keys, too; all rows are equal to row 0.
             return leaf[np.zeros(new, int)]
         if new > old:
+            # Device d continues from old device ⌊d · old / new⌋: 0 0 1 1 for 2 to 4.
             return leaf[np.arange(new) // (new // old)]
         groups = leaf.reshape(new, old // new, *leaf.shape[1:])
-        # numpy would add up a half precision in itself.
+        # Restored leaves may be NumPy arrays, whose mean accumulates in their own
+        # dtype.
         wide = jnp.promote_types(leaf.dtype, jnp.float32)
         return groups.mean(1, dtype=wide).astype(leaf.dtype)
 

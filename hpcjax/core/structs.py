@@ -29,9 +29,9 @@ def pytree(cls: type[T]) -> type[T]:
       >>> jax.tree.leaves(Pair(left=3))
       [3]
     """
-    made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    fields = dataclasses.fields(made)  # pyrefly: ignore[bad-argument-type]
+    struct = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    fields = dataclasses.fields(struct)  # pyrefly: ignore[bad-argument-type]
     meta = [field.name for field in fields if field.metadata.get("static")]
     data = [field.name for field in fields if field.name not in meta]
-    jax.tree_util.register_dataclass(made, data_fields=data, meta_fields=meta)
-    return made
+    jax.tree_util.register_dataclass(struct, data_fields=data, meta_fields=meta)
+    return struct

@@ -1,4 +1,4 @@
-"""Opens safetensors files, saying of a damaged one how many bytes are missing."""
+"""Opens safetensors files; for a damaged one the error says how many bytes miss."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ import safetensors
 
 from hpcjax.core.errors import DataFormatError, DataMissing
 
-# What a head that is not as it should be makes of reading it.
+# The errors that reading a malformed header can raise.
 _DAMAGED = (
     ValueError,
     KeyError,
@@ -21,7 +21,7 @@ _DAMAGED = (
 
 
 def open_safetensors(path: pathlib.Path) -> Any:
-    """Opens a file, of which only the head is read, with tensors in numpy's terms.
+    """Opens a file and reads its header only; tensors come as NumPy arrays.
 
     Raises:
       DataMissing: no such file.
@@ -32,11 +32,13 @@ def open_safetensors(path: pathlib.Path) -> Any:
     try:
         return safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:
-        raise DataFormatError(f"{path}: {_lacking(path)}{error}") from error
+        raise DataFormatError(f"{path}: {_describe_damage(path)}{error}") from error
 
 
-def _lacking(path: pathlib.Path) -> str:
-    """Says how many bytes are missing, as far as the head of the file tells."""
+def _describe_damage(path: pathlib.Path) -> str:
+    """Says how many bytes are missing, as far as the header of the file tells."""
+    # The format: 8 bytes with the header's length (little endian), the header in JSON,
+    # then the tensors; `data_offsets` are [begin, end) from the end of the header.
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

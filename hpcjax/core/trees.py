@@ -15,16 +15,62 @@ SEPARATOR = "/"
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Returns `{path: leaf}` in the tree's order, paths such as `"block/0/kernel"`.
 
+    An array in a box of flax (a variable of `flax.nnx`, a value with metadata of
+    `flax.linen`) has the path of the box. So the paths are the same in `init`, which
+    `nnx.Optimizer` calls with variables, and in `update`, called with their values.
+
     Args:
       tree: any tree.
-      is_leaf: says of a node whether it is not to be entered.
+      is_leaf: says whether a node is a leaf although it has children.
 
     Examples:
       >>> flatten({"dense": {"kernel": 1, "bias": 2}})
       {'dense/bias': 2, 'dense/kernel': 1}
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    return {path_of(path): leaf for path, leaf in leaves}
+
+    def is_whole(node: Any) -> bool:
+        return is_leaf is not None and is_leaf(node)
+
+    def stops(node: Any) -> bool:
+        return is_whole(node) or _is_box(node)
+
+    leaves = {}
+    for place, node in _with_keys(tree, stops):
+        entered = _is_box(node) and not is_whole(node)
+        for keys, leaf in _with_keys(node, None) if entered else [((), node)]:
+            # The first key is the box's own, `value`.
+            leaves[path_of((*place, *keys[1:]))] = leaf
+    return leaves
+
+
+def paths(tree: Any) -> list[str]:
+    """Returns the paths of leaves and of those that `optax.masked` has removed.
+
+    Rules are checked against these paths. So the same rules are valid for a whole tree
+    and for each of the parts that `optax.partition` makes of it.
+
+    Examples:
+      >>> import optax
+      >>> paths({"bias": optax.MaskedNode(), "kernel": 1})
+      ['bias', 'kernel']
+    """
+    return list(flatten(tree, _is_masked))
+
+
+def _with_keys(
+    tree: Any, is_leaf: Callable[[Any], bool] | None
+) -> list[tuple[tuple[Any, ...], Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+
+
+def _is_box(node: Any) -> bool:
+    """Says whether a node is a box of flax, by its methods: flax is not imported."""
+    return hasattr(type(node), "get_value") or hasattr(type(node), "unbox")
+
+
+def _is_masked(node: Any) -> bool:
+    """Says whether a node is an `optax.MaskedNode`: a named tuple without fields."""
+    return isinstance(node, tuple) and getattr(node, "_fields", None) == ()
 
 
 def path_of(keys: Iterable[Any]) -> str:
@@ -48,14 +94,18 @@ def unflatten(like: Any, leaves: dict[str, Any]) -> Any:
 
 
 def choose(
-    rules: Sequence[tuple[str, Any]], names: Iterable[str], what: str = "parameter"
+    rules: Sequence[tuple[str, Any]],
+    names: Iterable[str],
+    what: str = "parameter",
+    others: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Returns `{name: value}` by the first rule whose regex is found in the name.
 
     Args:
       rules: `(regex, value)` pairs, matched with `re.search`, first match wins.
       names: the paths to cover.
-      what: what a name stands for, used in messages.
+      what: word for a name in messages.
+      others: further names that make a rule valid; they get no value.
 
     Raises:
       ConfigError: a rule that is no regex or matches no name, or a name that no rule
@@ -74,10 +124,11 @@ def choose(
                 chosen[name] = value
                 used.add(number)
                 break
+    known = [*names, *others]
     idle = [
         rule[0]
         for number, rule in enumerate(rules)
-        if number not in used and not any(re.search(rule[0], name) for name in names)
+        if number not in used and not any(re.search(rule[0], name) for name in known)
     ]
     if idle:
         raise ConfigError(f"rules that match no {what}: {idle}; {what}s: {names}")
@@ -88,8 +139,11 @@ def choose(
 
 
 def choose_tree(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
-    """Returns a tree like `tree` whose leaves are the values the rules choose."""
-    return unflatten(tree, choose(rules, flatten(tree)))
+    """Returns a tree like `tree` whose leaves are the values the rules choose.
+
+    A rule may match only leaves that `optax.masked` has removed.
+    """
+    return unflatten(tree, choose(rules, flatten(tree), others=paths(tree)))
 
 
 def num_params(tree: Any) -> int:

@@ -1,8 +1,9 @@
-"""On which mesh axes a value may differ, inside `shard_map`.
+"""The mesh axes along which a value may differ between devices, inside `shard_map`.
 
-With `check_vma=True` JAX follows this in the types of values and refuses a result that
-may differ where a replicated one was promised. Without it every type says nothing, and
-the functions here change nothing.
+With `check_vma=True` JAX tracks these axes in the types of values ("varying manual
+axes", vma) and refuses a result that may differ where the out specification promises a
+replicated one. With `check_vma=False` no type carries them, and these functions change
+nothing.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ def varying_axes(leaf: Any) -> frozenset[str]:
 def vary(tree: Any, axes: Axes) -> Any:
     """Marks every leaf as differing along `axes`; values are unchanged.
 
-    Names of `jax.vmap` are left out: their types say nothing.
+    Axis names of `jax.vmap` are ignored: they are not part of a value's type.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     named = [axis for axis in axis_names(axes) if axis in manual]
@@ -54,9 +55,9 @@ def vary_like(tree: Any, example: Any) -> Any:
 def assume_equal(tree: Any, axes: Axes) -> Any:
     """Marks every leaf as equal along `axes`, which nobody checks; moves no data.
 
-    For values that are equal by construction where the type cannot know it, such as
-    those a broadcast by `ppermute` has brought to all devices. Wrong use lets
-    replicated values drift apart silently.
+    For values that are equal by construction although their type says otherwise, such
+    as the result of a broadcast by `ppermute`. If they are not equal, replicated values
+    drift apart without any error.
     """
 
     def mark(leaf: Any) -> Any:
@@ -66,6 +67,9 @@ def assume_equal(tree: Any, axes: Axes) -> Any:
     return jax.tree.map(mark, tree)
 
 
+# JAX has no operation from varying to replicated that moves no data: `pcast` goes the
+# other way and `psum` communicates. This primitive changes the type alone; it lowers to
+# its operand.
 _equal = Primitive("assume_equal")
 
 

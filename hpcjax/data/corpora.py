@@ -1,4 +1,4 @@
-"""Texts for language models, in the parts train, validation and test."""
+"""Texts for language models, split into training, validation and test parts."""
 
 import hashlib
 import itertools
@@ -20,7 +20,7 @@ from hpcjax.data.records import field, read_lines, read_records
 
 Part = Literal["train", "validation", "test"]
 PARTS = get_args(Part)
-# Those without a split of their own, and those with one.
+# Corpora that are split here by the names of documents, and those published in parts.
 _WHOLE = (*text.CORPORA, "python-library", "kernel-docs", "wordnet")
 _PARTED = ("wikitext-2", "ptb", "c4")
 NAMES = (*_WHOLE, *_PARTED)
@@ -40,9 +40,10 @@ _NO_LIBRARY = {
 
 
 def part_of(name: str) -> Part:
-    """Returns the part of a document, which depends on nothing but its name.
+    """Returns the part that a document belongs to, which depends on its name alone.
 
-    Of the SHA-1 of the name, modulo 100: below 5 validation, below 10 test.
+    The SHA-1 digest of the name modulo 100 is below 5 for validation, and from 5 to 9
+    for test. Adding documents to a corpus moves no other document.
 
     Examples:
       >>> [part_of(name) for name in ("Genesis 1", "Genesis 20", "Psalms 6")]
@@ -73,14 +74,14 @@ def read_part(root: pathlib.Path, corpus: str, part: Part = "train") -> list[str
 def read_parts(root: pathlib.Path, corpus: str, *parts: Part) -> list[list[str]]:
     """Returns the documents of parts of a corpus, which is read once.
 
-    "wikitext-2", "ptb" and "c4" come in parts, of the first two each one document;
-    documents of the others are shared out by `part_of` of their names.
+    "wikitext-2", "ptb" and "c4" are published in parts; a part of the first two is a
+    single document. Documents of other corpora are split by `part_of` of their names.
 
     Args:
       root: the data root.
       corpus: one of `NAMES`, or a UTF-8 file `<root>/text/<name>.txt` with blank lines
         between documents.
-      *parts: which.
+      *parts: names of the parts.
 
     Raises:
       ConfigError: no such corpus, or it has no such part.
@@ -90,14 +91,14 @@ def read_parts(root: pathlib.Path, corpus: str, *parts: Part) -> list[list[str]]
     check_name(corpus)
     if corpus in _PARTED:
         return [_read_parted(root, corpus, part) for part in parts]
-    found: dict[Part, list[str]] = {part: [] for part in PARTS}
+    documents: dict[Part, list[str]] = {part: [] for part in PARTS}
     for name, document in read_documents(root, corpus).items():
-        found[part_of(name)].append(document)
-    return [found[part] for part in parts]
+        documents[part_of(name)].append(document)
+    return [documents[part] for part in parts]
 
 
 def read_documents(root: pathlib.Path, corpus: str) -> Mapping[str, str]:
-    """Returns the documents of a corpus without parts, by names that stay the same.
+    """Returns the documents of a corpus without parts, by stable names.
 
     Documents are chapters of "kjv" (a verse alone would lack its context), topics of
     "python-reference", files of "python-library" and "kernel-docs", glosses of
@@ -124,14 +125,17 @@ def read_documents(root: pathlib.Path, corpus: str) -> Mapping[str, str]:
     if corpus == "wordnet":
         return {each.name: each.gloss for each in wordnet.read_all(root)}
     text.check_corpus(corpus)
-    found = text.read_paragraphs(text.own_text(root, corpus))
-    return {f"{corpus}:{number}": document for number, document in enumerate(found)}
+    paragraphs = text.read_paragraphs(text.own_text(root, corpus))
+    return {
+        f"{corpus}:{number}": document for number, document in enumerate(paragraphs)
+    }
 
 
 def read_wikitext(path: pathlib.Path) -> str:
-    """Reads a raw WikiText file as its perplexity is measured.
+    """Reads a raw WikiText file in the form for which perplexities are published.
 
-    There are two newlines between lines; each keeps its own end, a blank one is empty.
+    That joins lines, which keep their own newline, by two more newlines; blank lines
+    become empty.
 
     Raises:
       DataFormatError: no regular file, or not UTF-8.
@@ -141,7 +145,7 @@ def read_wikitext(path: pathlib.Path) -> str:
 
 
 def read_ptb(path: pathlib.Path) -> list[str]:
-    """Reads the sentences of a file of the Penn Treebank, one a line.
+    """Reads the sentences of a Penn Treebank file, one from each line.
 
     Raises:
       DataMissing: no such file.
@@ -155,7 +159,7 @@ def read_c4(path: pathlib.Path, limit: int | None = None) -> list[str]:
 
     Args:
       path: such as `c4-train.00000-of-01024.json.gz`.
-      limit: read no more than this many.
+      limit: largest number of texts to read; None reads all.
 
     Raises:
       DataMissing: no such file.
@@ -168,7 +172,7 @@ def read_c4(path: pathlib.Path, limit: int | None = None) -> list[str]:
 def windows(
     tokens: Int32[np.ndarray, " tokens"], size: int
 ) -> Int32[np.ndarray, "windows size"]:
-    """Cuts tokens into windows that do not overlap; the rest is dropped.
+    """Cuts tokens into windows without overlap; an incomplete last one is dropped.
 
     Raises:
       DataFormatError: not enough tokens for one window.
@@ -185,7 +189,7 @@ def windows(
 def random_windows(
     tokens: Int32[np.ndarray, " tokens"], count: int, size: int, seed: int
 ) -> Int32[np.ndarray, "count size"]:
-    """Draws windows of tokens with any beginning, such as a set for calibration.
+    """Draws windows that begin at random tokens, such as a calibration set.
 
     Raises:
       DataFormatError: not enough tokens for one window.
@@ -234,14 +238,14 @@ def _library() -> dict[str, str]:
         inner[:] = set(inner) - _NO_LIBRARY
         place = pathlib.Path(folder).relative_to(library)
         names += ((place / name).as_posix() for name in here if name.endswith(".py"))
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for name in sorted(names):
         try:
-            # It heeds a line that names another encoding.
+            # `tokenize.open` heeds the encoding that a source file declares.
             with tokenize.open(library / name) as file:
-                found[name] = file.read()
+                modules[name] = file.read()
         except (SyntaxError, UnicodeDecodeError) as error:
             raise DataFormatError(f"{library / name}: no source: {error}") from error
-    if not found:
+    if not modules:
         raise DataMissing(f"Python's standard library is not in {library} as files")
-    return found
+    return modules

@@ -1,59 +1,67 @@
-"""The handwritten digits that scikit-learn ships."""
+"""The handwritten digits that are part of scikit-learn."""
 
+import dataclasses
+import importlib.util
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int, Int32
 
+from hpcjax.core.config import Config, Count, Share, Size
 from hpcjax.data.source import Dataset, images_dataset
 
 CLASSES = 10
 
 
-def load_digits(
-    root: pathlib.Path | None = None,
-    *,
-    validation: float = 0.2,
-    split_seed: int = 0,
-    limit: int | None = None,
-    scale: int = 1,
-) -> Dataset:
-    """Returns the 1 797 images of 8x8 in two parts with equal shares of each class.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DigitsConfig(Config):
+    """Handwritten digits, 1 797 images of 8x8x1 in 10 classes, part of scikit-learn.
 
-    Args:
-      root: unused: the data set is part of an installed package.
+    Attributes:
       validation: share of each class that is held out, rounded to whole images.
-      split_seed: chooses which; it is apart from the seed of a run, so that every seed
-        is judged on the same images.
+      split_seed: chooses which images; it is not the seed of the run, so that all seeds
+        are validated on the same images.
       limit: at most this many training examples, the first after a fixed shuffle.
-      scale: pixels become squares of so many pixels a side; 4 gives images of 32x32.
-
-    Examples:
-      >>> digits = load_digits()
-      >>> len(digits.train), len(digits.validation), digits.inputs
-      (1438, 359, (8, 8, 1))
+      scale: factor of nearest-neighbour upsampling; 4 gives images of 32x32.
     """
-    del root
-    from sklearn import datasets
 
-    bunch: Any = datasets.load_digits()
-    images = bunch.images.astype(np.uint8)[..., None]
-    images = images.repeat(scale, axis=1).repeat(scale, axis=2)
-    labels = bunch.target.astype(np.int32)
-    train, held_out = split_by_class(labels, validation, split_seed)
-    return images_dataset(
-        (images[train], labels[train]),
-        (images[held_out], labels[held_out]),
-        outputs=CLASSES,
-        limit=limit,
-    )
+    kind: ClassVar[str] = "classification"
+
+    validation: Share = 0.2
+    split_seed: Count = 0
+    limit: Size | None = None
+    scale: Size = 1
+
+    def load(self, root: pathlib.Path | None = None) -> Dataset:
+        """Returns two parts with equal shares of each class; `root` is not used.
+
+        Examples:
+          >>> digits = DigitsConfig().load()
+          >>> len(digits.train), len(digits.validation), digits.inputs
+          (1438, 359, (8, 8, 1))
+        """
+        del root
+        # Read where it lies: to import scikit-learn takes longer than most of the rest.
+        spec: Any = importlib.util.find_spec("sklearn")
+        data = pathlib.Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        table = np.loadtxt(data, np.int32, delimiter=",")
+        images = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8, 1)
+        images = images.repeat(self.scale, axis=1).repeat(self.scale, axis=2)
+        labels = table[:, -1]
+        train, held_out = split_by_class(labels, self.validation, self.split_seed)
+        return images_dataset(
+            (images[train], labels[train]),
+            (images[held_out], labels[held_out]),
+            outputs=CLASSES,
+            limit=self.limit,
+        )
 
 
 def split_by_class(
     labels: Int32[np.ndarray, " n"], share: float, seed: int
 ) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " held_out"]]:
-    """Splits the numbers 0..n-1 so that each class gives `share` to the second part.
+    """Splits the numbers 0..n-1, with `share` of each class in the second part.
 
     Examples:
       >>> train, held_out = split_by_class(np.array([0, 0, 1, 1], np.int32), 0.5, 0)

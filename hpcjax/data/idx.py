@@ -1,18 +1,21 @@
 """The IDX format of MNIST and Fashion-MNIST, plain or gzipped.
 
-A file is two zero bytes, one byte for the type of the values, one for the number of
-dimensions, each dimension as a big-endian 32-bit integer, then the values in C order.
-Only unsigned bytes (type 0x08) are read: all files of both data sets hold these.
+A file has two zero bytes, a byte for the type of its values, a byte for the number of
+dimensions, each dimension as a big-endian 32-bit integer, and the values in C order.
+Only unsigned bytes (type 0x08) can be read; all files of both data sets have that type.
 """
 
+import dataclasses
 import gzip
 import io
 import pathlib
 import zlib
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from hpcjax.core.config import Config, Count, Size
 from hpcjax.core.errors import DataFormatError
 from hpcjax.data import catalog
 from hpcjax.data.source import Dataset, images_dataset
@@ -23,41 +26,62 @@ SIDE = 28
 _MOST_BYTES = 1 << 31
 
 
-def load_idx(
-    root: pathlib.Path,
-    *,
-    name: str,
-    limit: int | None = None,
-    validation_limit: int | None = None,
-    pad: int = 0,
-) -> Dataset:
-    """Reads the four files of `mnist` or `fashion-mnist` below `root/name`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IdxConfig(Config):
+    """Base of the configs of MNIST and Fashion-MNIST.
 
-    Args:
-      root: the data root.
-      name: the data set.
+    Attributes:
+      folder: where the files are below the data root.
       limit: at most this many training examples, the first after a fixed shuffle.
       validation_limit: at most this many validation examples, chosen likewise.
       pad: zero pixels added on each side; 2 gives 32x32.
-
-    Raises:
-      DataMissing: a file is absent.
-      DataFormatError: a file is not what its header, or the data set, says.
     """
-    paths = catalog.locate(name, root)
-    parts = [
-        _pair(paths[f"{part}-images-idx3-ubyte"], paths[f"{part}-labels-idx1-ubyte"])
-        for part in ("train", "t10k")
-    ]
-    return images_dataset(
-        parts[0],
-        parts[1],
-        outputs=CLASSES,
-        limit=limit,
-        validation_limit=validation_limit,
-        pad=pad,
-        path=paths["train-images-idx3-ubyte"],
-    )
+
+    kind: ClassVar[str] = "classification"
+
+    folder: ClassVar[str]
+
+    limit: Size | None = None
+    validation_limit: Size | None = None
+    pad: Count = 0
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Reads the four files, plain or gzipped.
+
+        Raises:
+          DataMissing: a file is absent; the message has the command to get it.
+          DataFormatError: a file is not what its header, or the data set, says.
+        """
+        paths = catalog.locate(self.folder, root)
+        train, validation = (
+            _pair(
+                paths[f"{part}-images-idx3-ubyte"], paths[f"{part}-labels-idx1-ubyte"]
+            )
+            for part in ("train", "t10k")
+        )
+        return images_dataset(
+            train,
+            validation,
+            outputs=CLASSES,
+            limit=self.limit,
+            validation_limit=self.validation_limit,
+            pad=self.pad,
+            path=paths["train-images-idx3-ubyte"],
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MnistConfig(IdxConfig):
+    """MNIST, 60 000 + 10 000 images of 28x28x1 in 10 classes, below `<root>/mnist`."""
+
+    folder: ClassVar[str] = "mnist"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FashionMnistConfig(IdxConfig):
+    """Fashion-MNIST, the same sizes as MNIST, below `<root>/fashion-mnist`."""
+
+    folder: ClassVar[str] = "fashion-mnist"
 
 
 def _pair(
@@ -89,9 +113,9 @@ def check_labels(
 
     Args:
       labels: one byte per example.
-      classes: how many there are.
-      path: the file they come from.
-      offset: where in it the first label lies.
+      classes: number of classes.
+      path: the file they come from, for the message.
+      offset: position of the first label in the file.
       stride: bytes from one label to the next.
 
     Raises:
@@ -113,7 +137,7 @@ def read_idx(path: pathlib.Path, ndim: int) -> np.ndarray:
 
     Args:
       path: the file.
-      ndim: how many dimensions it must have.
+      ndim: the number of dimensions that it must have.
 
     Returns:
       uint8 array with `ndim` dimensions.
@@ -155,6 +179,7 @@ def _read(
         raise DataFormatError(
             f"{path}: offset 4: expected 1 to {_MOST_BYTES} values, found shape {shape}"
         )
+    # One byte more, to notice a file that is too long.
     data = file.read(size + 1)
     if len(data) != size:
         found = "more" if len(data) > size else f"the end of the file after {len(data)}"

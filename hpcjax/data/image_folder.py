@@ -1,13 +1,14 @@
-"""Trees of pictures, one folder per class, as ImageNet is kept on disks."""
+"""Pictures in a folder for each class, the usual form of ImageNet on disk."""
 
+import dataclasses
 import pathlib
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32, UInt8
-from PIL import Image
 
-from hpcjax.core import files
+from hpcjax.core import checks, files
+from hpcjax.core.config import Config, FileName, Positive, Size
 from hpcjax.core.errors import DataFormatError
 from hpcjax.data import catalog
 from hpcjax.data.source import Batch, Dataset, check_indices, subset
@@ -24,7 +25,7 @@ class Listing(NamedTuple):
 
 
 class FolderSource:
-    """Pictures decoded when they are gathered.
+    """Pictures that are decoded when they are gathered.
 
     x = (byte / 255 − mean) / std, after a resize of the shorter side and a centre crop.
     """
@@ -62,63 +63,81 @@ class FolderSource:
         return {"x": x, "y": self.labels[indices]}
 
 
-def load_image_folder(
-    root: pathlib.Path,
-    *,
-    name: str = "image-folder",
-    size: int = 224,
-    resize: int = 256,
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225),
-    limit: int | None = None,
-) -> Dataset:
-    """Lists `root/name/{train,val}/<class>/*.jpg|jpeg|png`; pictures are read later.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageFolderConfig(Config):
+    """Pictures in `<root>/<name>/{train,val}/<class>/*.jpg|jpeg|png`, such as ImageNet.
 
-    Args:
-      root: the data root.
+    Attributes:
       name: the folder of the data set.
       size: side of the centre crop.
-      resize: length the shorter side is brought to before the crop.
+      resize: length to which the shorter side is resized before the crop.
       mean: per channel, of values in [0, 1]; the default is that of ImageNet.
       std: likewise.
       limit: at most this many training examples, the first after a fixed shuffle.
-
-    Raises:
-      ConfigError: a symbolic link out of `root`.
-      DataMissing: no such folder.
-      DataFormatError: an empty class, a file of another type, or classes in `val` that
-        are not those of `train`.
     """
-    folder = files.inside(root, name)
-    parts = []
-    for split in ("train", "val"):
-        place = files.inside(root, name, split)
-        if not place.is_dir():
-            raise catalog.missing_error(catalog.entry("image-folder"), place)
-        parts.append(list_images(place, root))
-    train, validation = parts
-    if train.classes != validation.classes:
-        odd = sorted(set(train.classes) ^ set(validation.classes))
-        raise DataFormatError(
-            f"{folder / 'val'}: expected the {len(train.classes)} classes of train, "
-            f"found {len(validation.classes)}; not in both: {odd[:5]}"
+
+    kind: ClassVar[str] = "classification"
+
+    name: FileName = "image-folder"
+    size: Size = 224
+    resize: Size = 256
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    limit: Size | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "resize must be at least size"
+        checks.require(
+            self.resize >= self.size, rule, resize=self.resize, size=self.size
         )
-    kept = subset(len(train.paths), limit)
-    sources = [
-        FolderSource(paths, labels, size=size, resize=resize, mean=mean, std=std)
-        for paths, labels in (
-            ([train.paths[i] for i in kept], train.labels[kept]),
-            (validation.paths, validation.labels),
-        )
-    ]
-    outputs = len(train.classes)
-    return Dataset(sources[0], sources[1], (size, size, 3), outputs, "classification")
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Lists the pictures; they are decoded when a batch needs them.
+
+        Raises:
+          ConfigError: a symbolic link out of `root`.
+          DataMissing: no such folder.
+          DataFormatError: an empty class, a file of another type, or classes in `val`
+            that are not those of `train`.
+        """
+        folder = files.inside(root, self.name)
+        parts = []
+        for split in ("train", "val"):
+            place = files.inside(root, self.name, split)
+            if not place.is_dir():
+                raise catalog.missing_error(catalog.entry("image-folder"), place)
+            parts.append(list_images(place, root))
+        train, validation = parts
+        if train.classes != validation.classes:
+            odd = sorted(set(train.classes) ^ set(validation.classes))
+            raise DataFormatError(
+                f"{folder / 'val'}: expected the {len(train.classes)} classes of "
+                f"train, found {len(validation.classes)}; not in both: {odd[:5]}"
+            )
+        kept = subset(len(train.paths), self.limit)
+        sources = [
+            FolderSource(
+                paths,
+                labels,
+                size=self.size,
+                resize=self.resize,
+                mean=self.mean,
+                std=self.std,
+            )
+            for paths, labels in (
+                ([train.paths[i] for i in kept], train.labels[kept]),
+                (validation.paths, validation.labels),
+            )
+        ]
+        inputs, outputs = (self.size, self.size, 3), len(train.classes)
+        return Dataset(sources[0], sources[1], inputs, outputs, "classification")
 
 
 def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:
     """Lists the pictures of one split; classes and files are sorted by name.
 
-    Hidden files are passed over.
+    Hidden files are ignored.
 
     Args:
       folder: the split.
@@ -128,13 +147,15 @@ def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:
       ConfigError: a symbolic link out of `root`.
       DataFormatError: no class, an empty class, or a file that is no picture.
     """
-    classes = [path.name for path in catalog.visible(folder, root) if path.is_dir()]
+    classes = [
+        path.name for path in catalog.list_visible(folder, root) if path.is_dir()
+    ]
     if not classes:
         raise DataFormatError(f"{folder}: expected one folder per class, found none")
     paths: list[pathlib.Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        members = catalog.visible(folder / name, root)
+        members = catalog.list_visible(folder / name, root)
         for path in members:
             if path.suffix.lower() not in SUFFIXES:
                 raise DataFormatError(
@@ -151,13 +172,15 @@ def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:
 def read_image(
     path: pathlib.Path, resize: int, size: int
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """Decodes one JPEG or PNG, brings its shorter side to `resize`, crops the centre.
+    """Decodes a JPEG or PNG, resizes its shorter side to `resize`, crops the centre.
 
-    Only the crop is computed, so that a long and thin picture needs no more memory.
+    Only the crop is resampled, so that a long and thin picture needs little memory.
 
     Raises:
       DataFormatError: the file is absent, no JPEG or PNG, or ends early.
     """
+    from PIL import Image
+
     try:
         with Image.open(path, formats=("JPEG", "PNG")) as picture:
             image = picture.convert("RGB")
@@ -174,6 +197,9 @@ def read_image(
 
 
 def _middle(side: int, resized: int, size: int) -> tuple[float, float]:
-    """Returns the ends, on `side`, of the middle `size` of `resized` pixels."""
+    """Returns both ends of the crop along one side, in pixels of the original.
+
+    The side is resized to `resized` pixels, of which the middle `size` are the crop.
+    """
     start = (resized - size) // 2
     return start * side / resized, (start + size) * side / resized

@@ -1,13 +1,14 @@
-"""Slices of scans with masks, one folder per patient, as the LGG data set is kept."""
+"""Slices of scans with masks in a folder for each patient, as in the LGG data set."""
 
+import dataclasses
 import pathlib
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32, UInt8
-from PIL import Image
 
 from hpcjax.core import files
+from hpcjax.core.config import Config, Count, FileName, Positive, Share, Size
 from hpcjax.core.errors import DataFormatError
 from hpcjax.data import catalog
 from hpcjax.data.source import Batch, Dataset, check_indices, split
@@ -24,7 +25,7 @@ class Slice(NamedTuple):
 
 
 class SliceSource:
-    """Slices decoded when they are gathered: x = (byte / 255 − mean) / std."""
+    """Slices that are decoded when gathered: x = (byte / 255 − mean) / std."""
 
     def __init__(
         self,
@@ -58,71 +59,76 @@ class SliceSource:
         return {"x": x, "y": y}
 
 
-def load_mri_slices(
-    root: pathlib.Path,
-    *,
-    name: str = "lgg",
-    size: int = 256,
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0),
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0),
-    validation: float = 0.09,
-    split_seed: int = 0,
-) -> Dataset:
-    """Lists `root/name/<patient>/*.tif` and `*_mask.tif`; they are read later.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MriSlicesConfig(Config):
+    """Slices `<root>/<name>/<patient>/*.tif` with masks `*_mask.tif`, such as LGG.
 
-    All slices of a patient are in one part. The defaults are those of LGG, 110 patients
-    of whom 10 are held out.
-
-    Args:
-      root: the data root.
+    Attributes:
       name: the folder of the data set.
-      size: height and width the slices are brought to.
+      size: height and width to which slices are resized.
       mean: per channel, of values in [0, 1].
       std: likewise.
       validation: share of the patients held out, at least one.
-      split_seed: chooses which; not the seed of the run.
-
-    Raises:
-      ConfigError: a symbolic link out of `root`.
-      DataMissing: no such folder.
-      DataFormatError: a file of another type, a slice without its mask or the reverse,
-        or fewer than two patients.
+      split_seed: chooses which patients; it is not the seed of the run.
     """
-    folder = files.inside(root, name)
-    if not folder.is_dir():
-        raise catalog.missing_error(catalog.entry("lgg"), folder)
-    found = [
-        list_slices(path, root)
-        for path in catalog.visible(folder, root)
-        if path.is_dir()
-    ]
-    patients = [slices for slices in found if slices]
-    if len(patients) < 2:
-        raise DataFormatError(
-            f"{folder}: expected a folder for each of two patients or more, found "
-            f"{len(patients)} with slices"
-        )
-    sources = [
-        SliceSource(
-            [one for number in numbers for one in patients[number]],
-            size=size,
-            mean=mean,
-            std=std,
-        )
-        for numbers in split(len(patients), validation, split_seed)
-    ]
-    return Dataset(sources[0], sources[1], (size, size, 3), CLASSES, "segmentation")
+
+    kind: ClassVar[str] = "segmentation"
+
+    name: FileName = "lgg"
+    size: Size = 256
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
+    validation: Share = 0.09
+    split_seed: Count = 0
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Lists the slices; they are decoded when a batch needs them.
+
+        All slices of a patient are in one part. The defaults are those of LGG, 110
+        patients of whom 10 are held out.
+
+        Raises:
+          ConfigError: a symbolic link out of `root`.
+          DataMissing: no such folder.
+          DataFormatError: a file of another type, a slice without its mask or the
+            reverse, or fewer than two patients.
+        """
+        folder = files.inside(root, self.name)
+        if not folder.is_dir():
+            raise catalog.missing_error(catalog.entry("lgg"), folder)
+        folders = [
+            list_slices(path, root)
+            for path in catalog.list_visible(folder, root)
+            if path.is_dir()
+        ]
+        patients = [slices for slices in folders if slices]
+        if len(patients) < 2:
+            raise DataFormatError(
+                f"{folder}: expected a folder for each of two patients or more, found "
+                f"{len(patients)} with slices"
+            )
+        sources = [
+            SliceSource(
+                [one for number in numbers for one in patients[number]],
+                size=self.size,
+                mean=self.mean,
+                std=self.std,
+            )
+            for numbers in split(len(patients), self.validation, self.split_seed)
+        ]
+        inputs = (self.size, self.size, 3)
+        return Dataset(sources[0], sources[1], inputs, CLASSES, "segmentation")
 
 
 def list_slices(folder: pathlib.Path, root: pathlib.Path) -> list[Slice]:
-    """Lists the slices of one patient, sorted by name; hidden files are passed over.
+    """Lists the slices of one patient, sorted by name, without hidden files.
 
     Raises:
       ConfigError: a symbolic link out of `root`.
       DataFormatError: a file of another type, or a slice without its mask or the
         reverse.
     """
-    paths = catalog.visible(folder, root)
+    paths = catalog.list_visible(folder, root)
     for path in paths:
         if path.suffix != SUFFIX:
             raise DataFormatError(
@@ -131,6 +137,7 @@ def list_slices(folder: pathlib.Path, root: pathlib.Path) -> list[Slice]:
     names = {path.name for path in paths}
     images = sorted(name for name in names if not name.endswith(MASK))
     masks = [name.removesuffix(SUFFIX) + MASK for name in images]
+    # Images and the masks they should have, against what is there, in both directions.
     odd = sorted(names ^ {*images, *masks})
     if odd:
         raise DataFormatError(
@@ -149,6 +156,8 @@ def read_slice(
     Raises:
       DataFormatError: the file is absent, no TIFF, or ends early.
     """
+    from PIL import Image
+
     try:
         with Image.open(path, formats=("TIFF",)) as picture:
             image = picture.convert(mode)
@@ -156,6 +165,6 @@ def read_slice(
         raise DataFormatError(
             f"{path}: expected a whole TIFF, found: {error}"
         ) from error
-    # A mask has two values, between which there is nothing.
+    # Interpolating a mask of two values would make values between them.
     how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
     return np.asarray(image.resize((size, size), how))

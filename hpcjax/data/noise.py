@@ -1,4 +1,4 @@
-"""Examples that mean nothing, for measurements that only need their shapes."""
+"""Random examples, for measurements that depend on their shapes only."""
 
 import numpy as np
 
@@ -12,9 +12,9 @@ def noise_images(
     """Returns a data set of uniform random bytes with random labels.
 
     Args:
-      count: training images; validation has one.
+      count: number of training images; the validation part has one.
       inputs: height, width and channels.
-      classes: labels are uniform below it.
+      classes: number of classes, from which labels are drawn uniformly.
       seed: of the draws.
 
     Examples:
@@ -35,9 +35,9 @@ def noise_tokens(
     """Returns a data set of windows of uniform random tokens.
 
     Args:
-      count: training windows; validation has one.
+      count: number of training windows; the validation part has one.
       context: length of x and y.
-      vocabulary: tokens are uniform below it.
+      vocabulary: number of tokens, which are drawn uniformly.
       seed: of the draws.
 
     Examples:

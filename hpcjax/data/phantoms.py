@@ -1,60 +1,71 @@
-"""Heads made of ellipsoids, slice by slice, with masks of their lesions."""
+"""Synthetic scans of heads made of ellipsoids, with masks of their lesions."""
 
+import dataclasses
 import pathlib
+from typing import Annotated, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
+from hpcjax.core.config import AtLeast, Config, Count, NotNegative, Share, Size
 from hpcjax.data.source import Dataset, images_dataset, split
 
 CLASSES = 2
 AIR, TISSUE, VENTRICLE, LESION = 20.0, 100.0, 50.0, 150.0
-# Without noise tissue is darker and a lesion brighter, whatever the field is.
+# A threshold between the two: without noise tissue is below and lesions are above it,
+# as the bias field changes grey levels by 10 % at most.
 BETWEEN = (TISSUE + LESION) / 2
+# Amplitude of a linear bias field, as the coils of a scanner have.
 FIELD = 0.1
 
 
-def load_phantoms(
-    root: pathlib.Path | None = None,
-    *,
-    patients: int = 24,
-    slices: int = 8,
-    size: int = 32,
-    noise: float = 20.0,
-    validation: float = 0.25,
-    draw_seed: int = 0,
-) -> Dataset:
-    """Returns slices of phantoms and the masks of their lesions, split by patient.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhantomsConfig(Config):
+    """Slices of synthetic heads made of ellipsoids, with masks of their lesions.
 
-    Without noise a threshold finds every mask, so the Dice score's ceiling is 1; with
-    it a threshold finds some of it, and the rest is told by shape.
-
-    Args:
-      root: unused: nothing is read.
-      patients: how many volumes; every other number of them has the same first ones.
-      slices: of each volume.
+    Attributes:
+      patients: number of volumes; volume n is the same for every number of them.
+      slices: number of slices of each volume.
       size: height and width of a slice.
       noise: standard deviation of Gaussian noise, in grey levels of 255; lesions are
         50 brighter than what is around them.
       validation: share of the patients held out, at least one.
-      draw_seed: chooses phantoms and split; it is apart from the seed of a run.
-
-    Examples:
-      >>> phantoms = load_phantoms(patients=4)
-      >>> len(phantoms.train), len(phantoms.validation), phantoms.inputs
-      (24, 8, (32, 32, 1))
+      draw_seed: chooses phantoms and split; it is not the seed of the run.
     """
-    del root
-    parts = []
-    for numbers in split(patients, validation, draw_seed):
-        volumes = [
-            phantom(int(number), slices, size, noise, draw_seed) for number in numbers
-        ]
-        images, masks = (np.concatenate(part) for part in zip(*volumes, strict=True))
-        parts.append((images[..., None], masks.astype(np.int32)))
-    return images_dataset(
-        parts[0], parts[1], outputs=CLASSES, limit=None, kind="segmentation"
-    )
+
+    kind: ClassVar[str] = "segmentation"
+
+    patients: Annotated[int, AtLeast(2)] = 24
+    slices: Size = 8
+    size: Size = 32
+    noise: NotNegative = 20.0
+    validation: Share = 0.25
+    draw_seed: Count = 0
+
+    def load(self, root: pathlib.Path | None = None) -> Dataset:
+        """Returns slices and the masks of their lesions, split by patient.
+
+        Without noise a threshold separates the lesions, so a Dice score of 1 can be
+        reached; with noise it does so in part, and shapes tell the rest. `root` is not
+        used.
+
+        Examples:
+          >>> phantoms = PhantomsConfig(patients=4).load()
+          >>> len(phantoms.train), len(phantoms.validation), phantoms.inputs
+          (24, 8, (32, 32, 1))
+        """
+        del root
+        parts = []
+        for numbers in split(self.patients, self.validation, self.draw_seed):
+            volumes = [
+                phantom(int(n), self.slices, self.size, self.noise, self.draw_seed)
+                for n in numbers
+            ]
+            images, masks = (np.concatenate(p) for p in zip(*volumes, strict=True))
+            parts.append((images[..., None], masks.astype(np.int32)))
+        return images_dataset(
+            parts[0], parts[1], outputs=CLASSES, limit=None, kind="segmentation"
+        )
 
 
 def phantom(

@@ -1,4 +1,4 @@
-"""Shuffled, endless batches whose whole position is one integer."""
+"""Endless, shuffled batches, the position in which is one integer."""
 
 import collections
 import math
@@ -24,27 +24,27 @@ def batches(
 ) -> "Batches":
     """Returns the endless, shuffled sequence of batches of `source`.
 
-    Batch i is a pure function of the arguments and i: asking for it costs the same for
-    every i, and gives what an iteration up to it would have given. Every epoch is a new
-    permutation of all examples. Epochs are joined before they are cut into batches, so
-    a batch may hold the end of one and the beginning of the next, and no example is
-    dropped.
+    Batch i is a pure function of the arguments and i. Access costs the same for every
+    i, and returns what an iteration up to it would have. Every epoch is a new
+    permutation of all examples. Epochs are concatenated before they are cut into
+    batches, so that a batch may hold the end of one and the beginning of the next, and
+    no example is dropped.
 
     Args:
       source: the examples.
-      batch_size: examples of one global batch.
+      batch_size: number of examples in a global batch.
       seed: chooses order and augmentation, `0 <= seed < 2**32`.
       augment: `augment(batch, rng)`, see `augment.example_rng`.
-      shard: `(index, count)`: this process gets the index-th of `count` equal runs of
-        rows of the same global batch.
+      shard: `(index, count)`: this process gets the index-th of `count` equal parts of
+        the rows of each global batch.
 
     Raises:
       ConfigError: an empty source, a batch size that `count` does not divide, or an
         index or seed out of its range.
 
     Examples:
-      >>> from hpcjax.data.digits import load_digits
-      >>> stream = batches(load_digits().train, 32, seed=0)
+      >>> from hpcjax.data import DigitsConfig
+      >>> stream = batches(DigitsConfig().load().train, 32, seed=0)
       >>> stream[1000]["x"].shape
       (32, 8, 8, 1)
     """
@@ -76,7 +76,7 @@ class Batches:
         self._order = examples.repeat().batch(batch_size)
 
     def indices(self, number: int) -> Int[np.ndarray, " batch_size"]:
-        """Returns which examples global batch `number` holds, for all shards.
+        """Returns the numbers of the examples in global batch `number`, of all shards.
 
         Raises:
           IndexError: `number` is negative.
@@ -98,22 +98,22 @@ class Batches:
     def iterate(
         self, start: int = 0, *, threads: int = 1, ahead: int = 2
     ) -> "BatchIterator":
-        """Returns an iterator from batch `start` that works ahead in the background.
+        """Returns an iterator from batch `start`, which prefetches in the background.
 
         Args:
           start: number of the first batch.
-          threads: how many make batches at once; the order does not depend on it.
-          ahead: how many batches are in the making or ready.
+          threads: number of threads that make batches; the order does not depend on it.
+          ahead: number of batches that are being made or are ready.
         """
         return BatchIterator(self, start, threads=threads, ahead=ahead)
 
 
 class BatchIterator(Iterator[Batch]):
-    """Goes through batches in order while threads prepare the next ones.
+    """Iterates over batches in order while threads prepare the next ones.
 
-    An exception in a thread is raised by the `next` that should have returned the
-    batch; the position stays, so that a further `next` tries the same batch again.
-    `close`, or leaving the `with` block, ends the threads.
+    An exception in a thread is raised by the `next` that should have returned its
+    batch. The position does not change, so that another `next` tries the same batch
+    again. `close`, or leaving the `with` block, ends the threads.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class BatchIterator(Iterator[Batch]):
         return {"next_index": self.position}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Moves to a position; what was prepared for another one is thrown away.
+        """Moves to a position; batches prepared for another one are discarded.
 
         Raises:
           ConfigError: the position is negative.
@@ -163,7 +163,7 @@ class BatchIterator(Iterator[Batch]):
         self.position = position
 
     def close(self) -> None:
-        """Ends the threads; batches not yet begun are not made."""
+        """Ends the threads after the batches that they are making."""
         self._closed = True
         self._drop()
         self._pool.shutdown(wait=True)
@@ -180,8 +180,8 @@ class BatchIterator(Iterator[Batch]):
         self.close()
 
 
-class Whole:
-    """One ordered pass over a source; made by `whole`."""
+class EvaluationBatches:
+    """One ordered pass over a source; made by `evaluation_batches`."""
 
     def __init__(
         self, source: Source, batch_size: int, shard: tuple[int, int] = (0, 1)
@@ -197,6 +197,7 @@ class Whole:
         if not 0 <= number < len(self):
             raise IndexError(f"batch number must be in [0, {len(self)}): got {number}")
         places = number * self.batch_size + np.arange(self.batch_size)[self._rows]
+        # Rows beyond the end are filled with example 0, at weight 0.
         real = places < len(self.source)
         batch = self.source.gather(np.where(real, places, 0))
         return {**batch, "weight": real.astype(np.float32)}
@@ -205,12 +206,14 @@ class Whole:
         return (self[number] for number in range(len(self)))
 
 
-def whole(source: Source, batch_size: int, shard: tuple[int, int] = (0, 1)) -> Whole:
+def evaluation_batches(
+    source: Source, batch_size: int, shard: tuple[int, int] = (0, 1)
+) -> EvaluationBatches:
     """Returns one pass over `source` in its own order, for evaluation.
 
-    All batches have `batch_size` rows, so that a compiled function sees one shape: the
-    last is filled up with example 0. Key "weight" (float32 [batch]) is 1 for the rows
-    that count and 0 for the filling.
+    All batches have `batch_size` rows, so that a compiled function sees a single shape;
+    the last batch is filled up with example 0. The key "weight", float32 [batch], is 1
+    for rows that count and 0 for the filling.
 
     Args:
       source: the examples.
@@ -221,16 +224,17 @@ def whole(source: Source, batch_size: int, shard: tuple[int, int] = (0, 1)) -> W
       ConfigError: `count` does not divide the batch size, or an index out of range.
 
     Examples:
-      >>> from hpcjax.data.digits import load_digits
-      >>> held_out = load_digits().validation
-      >>> sum(float(batch["weight"].sum()) for batch in whole(held_out, 50))
+      >>> from hpcjax.data import DigitsConfig
+      >>> held_out = DigitsConfig().load().validation
+      >>> passes = evaluation_batches(held_out, 50)
+      >>> sum(float(batch["weight"].sum()) for batch in passes)
       359.0
     """
-    return Whole(source, batch_size, shard)
+    return EvaluationBatches(source, batch_size, shard)
 
 
 def shard_rows(batch_size: int, shard: tuple[int, int]) -> slice:
-    """Returns which rows of a global batch belong to `shard = (index, count)`.
+    """Returns the rows of a global batch that belong to `shard = (index, count)`.
 
     Raises:
       ConfigError: `count` does not divide the batch size, or an index out of range.

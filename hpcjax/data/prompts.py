@@ -1,4 +1,4 @@
-"""Prompts of speculative decoding, and what a target model has said to them."""
+"""Prompts for speculative decoding, and a target model's recorded continuations."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from hpcjax.core.errors import DataFormatError, DataMissing
 from hpcjax.data.records import field, read_records
 from hpcjax.data.text import read_utf8
 
-# The brackets, then what torch prints behind them: dtype, device.
+# Nested brackets, followed by what torch prints after them: dtype and device.
 _BLOCK = re.compile(r"\s*tensor\((?P<values>\[[^a-z()]*\])(,\s*\w+=[^(),]+)*\)")
 _LARGEST = 2**31 - 1
 
@@ -27,29 +27,28 @@ def read_prompts(path: pathlib.Path) -> list[str]:
 
 
 def read_token_blocks(path: pathlib.Path) -> list[Int32[np.ndarray, "..."]]:
-    """Reads tokens that were written as torch prints them: `tensor([[1, 2], [3, 4]])`.
+    """Reads tokens as printed by torch, such as `tensor([[1, 2], [3, 4]])`.
 
-    A block may run over several lines and name a dtype or a device.
+    A block may extend over several lines and name a dtype or a device.
 
     Returns:
       The array of each block, usually [prompts, tokens], in the order of the file.
 
     Raises:
       DataMissing: no such file.
-      DataFormatError: something else is between the blocks, numbers were left out by
-        printing ("..."), rows are of unequal length, or a number is no int32 of at
-        least 0.
+      DataFormatError: there is other text between the blocks, printing has abbreviated
+        them ("..."), rows differ in length, or a number is not a non-negative int32.
     """
     if not path.exists():
         raise DataMissing(f"no file {path}")
     content = read_utf8(path)
-    at, end, found = 0, len(content.rstrip()), []
+    at, end, blocks = 0, len(content.rstrip()), []
     while at < end:
         block = _BLOCK.match(content, at)
         try:
             if block is None:
                 raise ValueError("expected tensor([[…]])")
-            found.append(_values(block["values"]))
+            blocks.append(_values(block["values"]))
         except ValueError as error:
             rest = content[at:].lstrip()
             line = 1 + content.count("\n", 0, len(content) - len(rest))
@@ -57,11 +56,11 @@ def read_token_blocks(path: pathlib.Path) -> list[Int32[np.ndarray, "..."]]:
                 f"{path}: line {line}: {error}, found {rest[:40]!r}"
             ) from error
         at = block.end()
-    return found
+    return blocks
 
 
 def _values(brackets: str) -> Int32[np.ndarray, "..."]:
-    """Returns the array; a ValueError says what was expected."""
+    """Returns the array of a block; raises ValueError with what was expected."""
     if "..." in brackets:
         raise ValueError("expected all numbers, some were left out by printing")
     try:

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, plain or gzipped, with checked fields."""
+"""Files of JSON lines, plain or gzipped, with checks of their fields."""
 
 import gzip
 import json
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def read_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Yields place, for messages, and text of each line; gzipped where named ".gz".
+    """Yields (place, text) of each line of a file, without the end of the line.
 
-    The end of a line is not part of it.
+    The place is for error messages. A file named "….gz" is decompressed.
 
     Raises:
       DataMissing: no such file.
@@ -43,7 +43,7 @@ def read_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 
 def read_records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields place, for messages, and object of each line of a JSON lines file.
+    """Yields (place, object) of each line of a JSON lines file.
 
     Raises:
       DataMissing: no such file.
@@ -64,11 +64,11 @@ def read_records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def field(record: Any, name: str, kind: type[T], place: str) -> T:
-    """Returns a field of an object.
+    """Returns a field of an object, after checking its type.
 
     Raises:
-      DataFormatError: no object, no such field, or it is of another type or holds a
-        lone surrogate, half a character of UTF-16.
+      DataFormatError: not an object, no such field, a value of another type, or text
+        with a lone surrogate, half a character of UTF-16.
 
     Examples:
       >>> field({"goal": "sit down"}, "goal", str, "valid.jsonl: line 1")
@@ -78,12 +78,12 @@ def field(record: Any, name: str, kind: type[T], place: str) -> T:
         raise DataFormatError(
             f"{place}: expected an object with {name!r}, found {str(record)[:40]!r}"
         )
-    found = record.get(name)
-    if not isinstance(found, kind):
+    value = record.get(name)
+    if not isinstance(value, kind):
         raise DataFormatError(
             f"{place}: expected {name!r} to be a {kind.__name__}, found "
-            f"{str(found)[:40]!r}"
+            f"{str(value)[:40]!r}"
         )
-    if isinstance(found, str):
-        check_characters(found, f"{place}: {name!r}")
-    return found
+    if isinstance(value, str):
+        check_characters(value, f"{place}: {name!r}")
+    return value

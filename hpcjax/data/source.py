@@ -1,4 +1,4 @@
-"""What a data set is: two sources of examples, and the shapes a model needs."""
+"""Data sets: a training and a validation source of examples, with their shapes."""
 
 import pathlib
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ Kind = Literal["classification", "language", "masked", "segmentation"]
 
 @runtime_checkable
 class Source(Protocol):
-    """Examples addressed by number; gathering the same numbers gives the same bytes."""
+    """Examples addressed by number, which are the same bytes at every access."""
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -38,13 +38,13 @@ class Dataset(NamedTuple):
     """A training and a validation source with the shapes they have in common.
 
     Attributes:
-      train: what is trained on.
-      validation: what is never trained on.
+      train: the training examples.
+      validation: examples that are never trained on.
       inputs: shape of one "x": `(height, width, channels)`, `(context,)` for text, or
         `(context, 3)` for masked text.
       outputs: number of classes, or size of the vocabulary.
-      kind: how an example is to be read.
-      coder: of a text, how its tokens are written; None where that is not known.
+      kind: the kind of task, which tells how to interpret examples.
+      coder: the tokenizer of a text; None for other data and unknown tokenizers.
     """
 
     train: Source
@@ -58,7 +58,7 @@ class Dataset(NamedTuple):
 def check_indices(indices: np.ndarray, size: int) -> None:
     """Raises IndexError unless every index is in `0 <= index < size`.
 
-    Numpy would quietly count a negative index from the end.
+    NumPy would take negative indices from the end without an error.
     """
     if indices.size and not 0 <= indices.min() <= indices.max() < size:
         raise IndexError(
@@ -109,9 +109,9 @@ def statistics(
     images: UInt8[np.ndarray, "n height width channels"],
     path: pathlib.Path = pathlib.Path("images"),
 ) -> tuple[Float[np.ndarray, " channels"], Float[np.ndarray, " channels"]]:
-    """Returns mean and standard deviation per channel, exact in float64.
+    """Returns mean and standard deviation of each channel, in float64.
 
-    They come from the histogram of the byte values, which is the same in any order.
+    Computed from the histogram of byte values, they do not depend on the images' order.
 
     Args:
       images: bytes of the training part.
@@ -138,8 +138,9 @@ def statistics(
 def subset(size: int, limit: int | None) -> Int[np.ndarray, " kept"]:
     """Returns the numbers of the examples kept by `limit`, all when it is None.
 
-    The examples are shuffled once, by a draw that depends on nothing but `size`, and
-    the first `limit` are kept: a smaller subset is always part of a larger one.
+    The examples are shuffled by a permutation that depends on `size` only, and the
+    first `limit` are kept, so that a smaller subset is always contained in a larger
+    one.
 
     Examples:
       >>> set(subset(100, 10)) <= set(subset(100, 20))
@@ -155,7 +156,7 @@ def split(
 ) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " held_out"]]:
     """Splits the numbers 0..size-1 so that `share` of them is in the second part.
 
-    Each part has at least one, if there are two; both are in order.
+    Each part has at least one number, if there are two; both are sorted.
 
     Examples:
       >>> train, held_out = split(10, 0.2, seed=0)
@@ -178,10 +179,10 @@ def images_dataset(
     kind: Kind = "classification",
     path: pathlib.Path = pathlib.Path("images"),
 ) -> Dataset:
-    """Makes the data set of two pairs (uint8 images, int32 labels).
+    """Returns a data set from two pairs (uint8 images, int32 labels).
 
-    Mean and standard deviation are those of all unpadded training images, so they do
-    not move with `limit`; `pad` adds a border of zero bytes on each side.
+    Mean and standard deviation are those of all training images before padding, so that
+    they do not depend on `limit`; `pad` adds a border of zero bytes on each side.
     """
     mean, std = statistics(train[0], path)
     border = ((0, 0), (pad, pad), (pad, pad), (0, 0))

@@ -1,14 +1,17 @@
 """Plain text as sequences of characters."""
 
+import dataclasses
 import importlib
 import json
 import pathlib
 import re
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int, Int32
 
 from hpcjax.core import files
+from hpcjax.core.config import Config, FileName, Share, Size
 from hpcjax.core.errors import ConfigError, DataFormatError, nearest
 from hpcjax.data import catalog
 from hpcjax.data.source import Batch, Dataset, check_indices
@@ -42,43 +45,52 @@ class TextSource:
         return {"x": windows[:, :-1], "y": windows[:, 1:]}
 
 
-def load_text(
-    root: pathlib.Path,
-    *,
-    corpus: str = "python-reference",
-    context: int = 256,
-    validation: float = 0.1,
-) -> Dataset:
-    """Cuts a text in two contiguous parts and codes its characters.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CharTextConfig(Config):
+    """Characters of a text, in windows of `context` that do not overlap.
 
-    The last share `validation` of the characters is held out. Code 0 stands for every
-    character that does not occur in the training part, 1, 2, … for those that do, by
-    code point; so the vocabulary knows nothing of the held-out part.
-
-    Args:
-      root: the data root.
-      corpus: "python-reference", whose text differs between Python versions; "kjv"; or
-        the name of a UTF-8 file `<root>/text/<name>.txt`.
+    Attributes:
+      corpus: "python-reference" (ships with Python; its text differs between versions),
+        "kjv" (the King James Bible), or a UTF-8 file `<root>/text/<name>.txt`.
       context: length of x and y.
-      validation: share of the characters held out.
-
-    Raises:
-      ConfigError: no such corpus, or a name that is no plain file name.
-      DataMissing: the corpus is not below `root`.
-      DataFormatError: the text is not UTF-8, or too short for one window in each part.
+      validation: share of the characters, at the end of the text, that is held out.
     """
-    text = read_corpus(root, corpus)
-    cut = len(text) - round(validation * len(text))
-    for part, length in (("training", cut), ("validation", len(text) - cut)):
-        if length <= context:
-            raise DataFormatError(
-                f"corpus {corpus!r}: expected more than context={context} characters "
-                f"in the {part} part, found {length} of {len(text)}"
-            )
-    vocabulary = sorted(set(text[:cut]))
-    codes = encode(text, vocabulary)
-    train, held_out = TextSource(codes[:cut], context), TextSource(codes[cut:], context)
-    return Dataset(train, held_out, (context,), 1 + len(vocabulary), "language")
+
+    kind: ClassVar[str] = "language"
+
+    corpus: FileName = "python-reference"
+    context: Size = 256
+    validation: Share = 0.1
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Cuts a text into two contiguous parts and encodes its characters.
+
+        The last share `validation` of the characters is held out. Codes 1, 2, … are the
+        characters of the training part in order of code points, and 0 is any other
+        character, so that the vocabulary depends on the training part only.
+
+        Raises:
+          ConfigError: no such corpus.
+          DataMissing: the corpus is not below `root`.
+          DataFormatError: the text is not UTF-8, or a part too short for a window.
+        """
+        text = read_corpus(root, self.corpus)
+        cut = len(text) - round(self.validation * len(text))
+        for part, length in (("training", cut), ("validation", len(text) - cut)):
+            if length <= self.context:
+                raise DataFormatError(
+                    f"corpus {self.corpus!r}: expected more than context={self.context}"
+                    f" characters in the {part} part, found {length} of {len(text)}"
+                )
+        vocabulary = sorted(set(text[:cut]))
+        codes = encode(text, vocabulary)
+        train, held_out = (
+            TextSource(codes[:cut], self.context),
+            TextSource(codes[cut:], self.context),
+        )
+        return Dataset(
+            train, held_out, (self.context,), 1 + len(vocabulary), "language"
+        )
 
 
 def encode(text: str, vocabulary: list[str]) -> Int32[np.ndarray, " characters"]:
@@ -93,7 +105,7 @@ def encode(text: str, vocabulary: list[str]) -> Int32[np.ndarray, " characters"]
     """
     check_characters(text, "text")
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    # The last one is no character, so that every place is inside.
+    # The last entry is no code point, so that `searchsorted` never returns the end.
     known = np.array([*map(ord, vocabulary), 2**32 - 1], np.uint32)
     places = np.searchsorted(known, points)
     return np.where(known[places] == points, places + 1, UNKNOWN).astype(np.int32)
@@ -174,7 +186,9 @@ def read_chapters(root: pathlib.Path) -> dict[str, list[str]]:
 
 
 def read_paragraphs(path: pathlib.Path) -> list[str]:
-    """Returns what is between blank lines of a file, without space around its lines.
+    """Returns the paragraphs of a file, which blank lines separate.
+
+    Spaces at both ends of lines are removed.
 
     Raises:
       DataFormatError: no regular file, or not UTF-8.
@@ -184,7 +198,7 @@ def read_paragraphs(path: pathlib.Path) -> list[str]:
 
 
 def own_text(root: pathlib.Path, name: str) -> pathlib.Path:
-    """Returns the path of a file of the user's below `root/text`.
+    """Returns the path of a user's file below `root/text`.
 
     Raises:
       ConfigError: no plain file name, or a link out of `root`.
@@ -198,7 +212,7 @@ def own_text(root: pathlib.Path, name: str) -> pathlib.Path:
 
 def topics_text() -> dict[str, str]:
     """Returns the texts of Python's `help()`, by topic."""
-    # Named at run time since the standard library's stubs leave it out.
+    # Imported by name, because the type stubs of the standard library do not have it.
     return importlib.import_module("pydoc_data.topics").topics
 
 

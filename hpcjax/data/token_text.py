@@ -1,13 +1,16 @@
-"""Texts as windows of byte-pair tokens, for training language models."""
+"""Texts as windows of byte-pair tokens, to train language models on."""
 
+import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import numpy as np
 from jaxtyping import Int32
 
-from hpcjax.core import files
+from hpcjax.core import checks, files
+from hpcjax.core.config import AtLeast, Config, FileName, Size
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.data import corpora as texts
 from hpcjax.data.corpora import Part
@@ -24,55 +27,68 @@ from hpcjax.data.tokenizer import (
 FOLDER = "tokenizers"
 
 
-def load_token_text(
-    root: pathlib.Path,
-    *,
-    corpora: tuple[str, ...] = ("python-reference",),
-    context: int = 256,
-    vocabulary: int = 4096,
-    limit: int | None = None,
-) -> Dataset:
-    """Reads texts, makes a byte-pair vocabulary of them, and cuts tokens in windows.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenTextConfig(Config):
+    """Byte-pair tokens of texts, in windows of `context` that do not overlap.
 
-    Vocabulary and training windows are of the parts "train" of the corpora, validation
-    windows of their parts "validation"; "test" is not read. Each document is followed
-    by the token that ends a text. The vocabulary is kept below `root`, by what it was
-    made of.
-
-    Args:
-      root: the data root.
-      corpora: names as in `read_part`.
+    Attributes:
+      corpora: each one of "kjv", "python-reference", "python-library", "kernel-docs",
+        "wordnet", "wikitext-2", "ptb", "c4", or a UTF-8 file `<root>/text/<name>.txt`
+        with blank lines between documents. Documents are held out by their names.
       context: length of x and y.
-      vocabulary: most tokens, at least 257.
-      limit: at most this many documents of each corpus to train on, the first after a
-        fixed shuffle.
-
-    Raises:
-      ConfigError: no such corpus, or the package `tokenizers` is not installed.
-      DataMissing: a corpus is not below `root`.
-      DataFormatError: a file is damaged, or a part is too short for one window.
+      vocabulary: largest size of the vocabulary, which is made of the training part.
+      limit: largest number of training documents of each corpus, the first after a
+        fixed shuffle; None takes all.
     """
-    training: list[str] = []
-    held_out: list[str] = []
-    for corpus in corpora:
-        train, validation = texts.read_parts(root, corpus, "train", "validation")
-        training += (train[number] for number in subset(len(train), limit))
-        held_out += validation
-    coder = cached_byte_pairs(root, training, vocabulary)
-    sources = [
-        _source(coder, documents, context, part)
-        for documents, part in ((training, "train"), (held_out, "validation"))
-    ]
-    return Dataset(sources[0], sources[1], (context,), len(coder), "language", coder)
+
+    kind: ClassVar[str] = "language"
+
+    corpora: tuple[FileName, ...] = ("python-reference",)
+    context: Size = 256
+    vocabulary: Annotated[int, AtLeast(257)] = 4096
+    limit: Size | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "corpora must name at least one"
+        checks.require(bool(self.corpora), rule, corpora=self.corpora)
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Reads texts, trains a byte-pair vocabulary, and cuts the tokens into windows.
+
+        Vocabulary and training windows are from the parts "train" of the corpora,
+        validation windows from their parts "validation"; "test" is not read. Each
+        document is followed by the token that ends a text. The vocabulary is stored
+        below `root`, see `cached_byte_pairs`.
+
+        Raises:
+          ConfigError: no such corpus, or the package `tokenizers` is not installed.
+          DataMissing: a corpus is not below `root`.
+          DataFormatError: a file is damaged, or a part is too short for one window.
+        """
+        training: list[str] = []
+        held_out: list[str] = []
+        for corpus in self.corpora:
+            train, validation = texts.read_parts(root, corpus, "train", "validation")
+            training += (train[number] for number in subset(len(train), self.limit))
+            held_out += validation
+        coder = cached_byte_pairs(root, training, self.vocabulary)
+        sources = [
+            _source(coder, documents, self.context, part)
+            for documents, part in ((training, "train"), (held_out, "validation"))
+        ]
+        return Dataset(
+            sources[0], sources[1], (self.context,), len(coder), "language", coder
+        )
 
 
 def cached_byte_pairs(
     root: pathlib.Path, documents: Sequence[str], size: int
 ) -> Tokenizer:
-    """Returns `train_byte_pairs(documents, size)`, read if it was made before.
+    """Returns `train_byte_pairs(documents, size)`, from a file if there is one.
 
-    It is kept as `<root>/tokenizers/<digest>.json`, the digest being that of the
-    documents, the size and the version of `tokenizers`.
+    The file is `<root>/tokenizers/<digest>.json`, with the digest of the documents, the
+    size and the version of `tokenizers`.
 
     Raises:
       ConfigError: `size` is too small, or `tokenizers` is not installed.
@@ -81,13 +97,13 @@ def cached_byte_pairs(
     """
     path = files.inside(root, FOLDER, f"{fingerprint(documents, size)}.json")
     if not path.exists():
-        made = train_byte_pairs(documents, size)
-        files.write_atomic(path, made.inner.to_str())
+        trained = train_byte_pairs(documents, size)
+        files.write_atomic(path, trained.inner.to_str())
     return read_tokenizer(path, eos=END)
 
 
 def fingerprint(documents: Sequence[str], size: int) -> str:
-    """Returns 32 hexadecimal digits of what a vocabulary is made of.
+    """Returns a digest of everything on which a vocabulary depends, 32 hex digits.
 
     Raises:
       ConfigError: `tokenizers` is not installed.
@@ -96,6 +112,7 @@ def fingerprint(documents: Sequence[str], size: int) -> str:
     digest = hashlib.sha256(f"byte pairs 1, {version}, {size}".encode())
     for document in documents:
         coded = document.encode()
+        # The length keeps apart documents that are the same only when joined.
         digest.update(f"\n{len(coded)}\n".encode())
         digest.update(coded)
     return digest.hexdigest()[:32]
@@ -104,7 +121,7 @@ def fingerprint(documents: Sequence[str], size: int) -> str:
 def encode_documents(
     coder: Tokenizer, documents: Sequence[str]
 ) -> Int32[np.ndarray, " tokens"]:
-    """Returns the tokens of documents in a row, each followed by `coder.eos`.
+    """Returns the tokens of all documents, each followed by `coder.eos`.
 
     Raises:
       ConfigError: the tokenizer has no token that ends a text.

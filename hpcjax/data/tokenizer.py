@@ -1,6 +1,6 @@
-"""Text to codes and back: `tokenizer.json`, `vocab.txt` and byte-pair vocabularies.
+"""Tokenizers: from `tokenizer.json` or `vocab.txt`, from GGUF, or trained on texts.
 
-They need the package `tokenizers`, but for `vocab.txt`.
+All but `vocab.txt` need the package `tokenizers`.
 """
 
 import importlib
@@ -27,15 +27,15 @@ from hpcjax.data.wordpiece import WordPiece, read_vocabulary
 
 END = "<|endoftext|>"
 _BATCH = 256
-# What GGUF calls a token that is not made of merges: control and user defined.
+# GGUF's types of tokens that do not result from merges: control and user defined.
 _SPECIAL = (3, 4)
-# Whether digits stand alone, by what GGUF calls the splitting of text into words.
+# For GGUF's names of how text is split into words: whether each digit is a word.
 _SINGLE_DIGITS = {"gpt-2": False, "smollm": True}
 
 
 @runtime_checkable
 class Coder(Protocol):
-    """Text to codes and back, as `Tokenizer` and `WordPiece` do it."""
+    """Anything that encodes text and decodes tokens: `Tokenizer` and `WordPiece`."""
 
     def __len__(self) -> int:
         """Returns the size of the vocabulary."""
@@ -51,15 +51,15 @@ class Coder(Protocol):
 
 
 class Tokenizer:
-    """A tokenizer of the package `tokenizers`, in numpy's terms.
+    """A tokenizer of the package `tokenizers` with numpy arrays as codes.
 
-    Nothing is put before or behind a text, and none is cut or padded, whatever the file
-    says about that. A special token written out in a text becomes its code.
+    It adds no special tokens to a text and neither truncates nor pads it, whatever its
+    file says. A special token that is written out in a text becomes its code.
 
     Args:
-      inner: a `tokenizers.Tokenizer`; its truncation and padding are taken off.
-      bos: the token that begins a text, or its code, if any.
-      eos: the token that ends a text, or its code, if any.
+      inner: a `tokenizers.Tokenizer`, whose truncation and padding are switched off.
+      bos: the token that begins a text, or its code; None if there is none.
+      eos: the token that ends a text, or its code; None if there is none.
 
     Attributes:
       vocabulary: the token of each code; "" where a code has none.
@@ -110,19 +110,19 @@ class Tokenizer:
         Raises:
           DataFormatError: a lone surrogate, which is half a character of UTF-16.
         """
-        numbered, found = enumerate(texts), []
-        # What the package returns is many times as large as the codes.
+        numbered, codes = enumerate(texts), []
+        # In batches, since the package's results are many times as large as the codes.
         while batch := list(itertools.islice(numbered, _BATCH)):
             for number, text in batch:
                 check_characters(text, f"text {number}")
             encoded = self.inner.encode_batch_fast(
                 [text for _, text in batch], add_special_tokens=False
             )
-            found += (np.array(each.ids, np.int32) for each in encoded)
-        return found
+            codes += (np.array(each.ids, np.int32) for each in encoded)
+        return codes
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes `tokenizer.json`, whole or not at all."""
+        """Writes `tokenizer.json`, completely or not at all."""
         files.write_atomic(path, self.inner.to_str())
 
     def decode(
@@ -132,7 +132,7 @@ class Tokenizer:
 
         Args:
           tokens: codes.
-          special: write special tokens too.
+          special: whether special tokens are written too.
 
         Raises:
           IndexError: a code outside the vocabulary.
@@ -148,9 +148,9 @@ def load_tokenizer(
 
     Args:
       path: the file; one that ends in ".txt" is a vocabulary of WordPiece.
-      bos: the token of a `tokenizer.json` that begins a text, which is not in the file,
-        or its code.
-      eos: the one that ends a text.
+      bos: the token that begins a text, or its code, which a `tokenizer.json` does not
+        tell.
+      eos: the token that ends a text, or its code, likewise.
 
     Raises:
       DataMissing: no such file.
@@ -190,27 +190,27 @@ def byte_pair_tokenizer(
     eos: int | None = None,
     unknown: int | None = None,
 ) -> Tokenizer:
-    """Makes a byte-level byte-pair tokenizer of its vocabulary and merges.
+    """Returns a byte-level byte-pair tokenizer with a given vocabulary and merges.
 
-    Text is split into words, signs and white space; the UTF-8 bytes of each are written
-    as printable characters, and the earliest merge of `merges` that fits is applied
-    until none does.
+    Text is split into words, punctuation and white space. The UTF-8 bytes of each are
+    written as printable characters, and the first merge in `merges` that applies is
+    applied until none does.
 
     Args:
-      tokens: the token of each code, its bytes as GPT-2 writes them.
-      merges: "left right", in order.
-      pre: "gpt-2", or "smollm", where each digit stands alone.
-      types: of each token, as in GGUF: 3 (control) and 4 (user defined) are special and
-        never part of a word. Without them none is special.
+      tokens: the token of each code, with bytes written as GPT-2 does.
+      merges: pairs "left right", in order of priority.
+      pre: how text is split: "gpt-2", or "smollm", which makes each digit a word.
+      types: GGUF's type of each token. Those of type 3 (control) and 4 (user defined)
+        are special and never part of a word. Empty if no token is special.
       bos: code of the token that begins a text.
-      eos: code of the one that ends it.
-      unknown: code that a byte without a token becomes; None leaves it out, as
+      eos: code of the token that ends a text.
+      unknown: code for bytes without a token; None leaves such bytes out, as
         transformers and llama.cpp do.
 
     Raises:
       UnsupportedOp: no such `pre`.
-      DataFormatError: a token is there twice, a merge is not of two tokens or makes
-        none, or a code is outside the vocabulary.
+      DataFormatError: a token occurs twice, a merge is not of two tokens or does not
+        make one, or a code is outside the vocabulary.
       ConfigError: `tokenizers` is not installed.
 
     References:
@@ -260,14 +260,14 @@ def byte_pair_tokenizer(
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Makes the tokenizer that the metadata of a GGUF file describes.
+    """Returns the tokenizer that the metadata of a GGUF file describes.
 
     Args:
       metadata: values by key, as GGUF readers return them; "tokenizer.ggml.tokens",
         "merges", "token_type", "pre", "bos_token_id" and "eos_token_id" are used.
 
     Raises:
-      UnsupportedOp: it is not a byte-pair one, or its way of splitting is not known.
+      UnsupportedOp: it is not a byte-pair tokenizer, or splits text in an unknown way.
       DataFormatError: tokens or merges are absent, do not fit together, or a value is
         of another type.
       ConfigError: `tokenizers` is not installed.
@@ -302,14 +302,14 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
 
 
 def train_byte_pairs(texts: Iterable[str], size: int) -> Tokenizer:
-    """Makes a byte-level byte-pair tokenizer whose token 0 ends a text.
+    """Trains a byte-level byte-pair tokenizer, whose token 0 ends a text.
 
-    The vocabulary is `END`, the 256 bytes, then merges from the most frequent pair on
-    until it is full or no pair occurs twice. Any text can be coded and comes back.
+    The vocabulary is `END`, the 256 bytes, and merges of the most frequent pairs, until
+    it is full or no pair occurs twice. Any text can be encoded, and is decoded exactly.
 
     Args:
-      texts: what is read.
-      size: most tokens.
+      texts: the training texts.
+      size: largest size of the vocabulary.
 
     Raises:
       ConfigError: `size` does not hold `END` and the bytes, or `tokenizers` is not
@@ -328,7 +328,7 @@ def train_byte_pairs(texts: Iterable[str], size: int) -> Tokenizer:
         vocab_size=size,
         min_frequency=2,
         special_tokens=[END],
-        # The alphabet comes in the order of a hash table.
+        # Sorted, since the package returns the alphabet in the order of a hash table.
         initial_alphabet=sorted(parts.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -351,6 +351,7 @@ def package() -> Any:
 
 
 def _codes(tokens: Sequence[str]) -> dict[str, int]:
+    """Returns `{token: code}`; raises DataFormatError if a token occurs twice."""
     codes: dict[str, int] = {}
     for code, token in enumerate(tokens):
         if codes.setdefault(token, code) != code:
@@ -361,6 +362,7 @@ def _codes(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def _merges(merges: Sequence[str], codes: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Returns merges as pairs of tokens, after checking them."""
     pairs = []
     for number, merge in enumerate(merges):
         left, _, right = merge.partition(" ")

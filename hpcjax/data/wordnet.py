@@ -1,4 +1,4 @@
-"""WordNet's data files: sets of synonyms and what they mean."""
+"""Reading WordNet's data files: sets of synonyms with their glosses."""
 
 import pathlib
 from typing import Literal, NamedTuple, get_args
@@ -11,12 +11,12 @@ Speech = Literal["noun", "verb", "adj", "adv"]
 
 
 class Synset(NamedTuple):
-    """Words that mean one thing.
+    """A set of synonyms.
 
     Attributes:
       name: part of speech and offset in its file, such as "noun:00001740".
-      words: with spaces between the parts of a compound.
-      gloss: what they mean, then examples in quotes.
+      words: the synonyms, compounds with spaces between their parts.
+      gloss: their definition, followed by examples in quotes.
     """
 
     name: str
@@ -37,7 +37,7 @@ def read_wordnet(root: pathlib.Path, speech: Speech) -> list[Synset]:
       DataFormatError: a line is not in the form of `wndb(5)`.
     """
     path = catalog.locate("wordnet", root)[f"data.{speech}"]
-    # What begins with a space is the licence.
+    # The licence at the beginning is indented.
     return [
         _synset(line, speech, place)
         for place, line in read_lines(path)
@@ -46,6 +46,7 @@ def read_wordnet(root: pathlib.Path, speech: Speech) -> list[Synset]:
 
 
 def _synset(line: str, speech: Speech, place: str) -> Synset:
+    """Parses a line: offset, file, type, hexadecimal count, then (word, id) pairs."""
     head, bar, gloss = line.partition(" | ")
     parts = head.split(" ")
     try:
@@ -57,7 +58,7 @@ def _synset(line: str, speech: Speech, place: str) -> Synset:
         raise DataFormatError(
             f"{place}: expected offset, words and a gloss, found {line[:40]!r}"
         ) from error
-    # Adjectives may end in a mark of where they stand, such as "(p)".
+    # Adjectives may end in a syntactic marker, such as "(p)" for predicative.
     plain = tuple(word.partition("(")[0].replace("_", " ") for word in words)
     return Synset(f"{speech}:{offset}", plain, gloss.strip())
 

@@ -1,4 +1,4 @@
-"""WordPiece: BERT's vocabulary of words and pieces of words, read, applied and made."""
+"""WordPiece, BERT's tokenizer: reading a vocabulary, applying it, training one."""
 
 import collections
 import heapq
@@ -29,8 +29,8 @@ _CJK = (
 )
 
 
-class _Cleaned(dict[int, str]):
-    """What becomes of a character: control is dropped, ideographs stand alone."""
+class _CleanTable(dict[int, str]):
+    """Translation table: drops control characters, makes ideographs words."""
 
     def __missing__(self, point: int) -> str:
         character = chr(point)
@@ -46,8 +46,8 @@ class _Cleaned(dict[int, str]):
         return self[point]
 
 
-class _Split(dict[int, str]):
-    """What becomes of a character: punctuation stands alone, accents are dropped."""
+class _SplitTable(dict[int, str]):
+    """Translation table: makes punctuation words, drops accents unless `accents`."""
 
     def __init__(self, accents: bool) -> None:
         super().__init__()
@@ -64,31 +64,37 @@ class _Split(dict[int, str]):
         return self[point]
 
 
-_CLEANED, _LOWER, _CASED = _Cleaned(), _Split(accents=False), _Split(accents=True)
+_CLEAN, _LOWER, _CASED = (
+    _CleanTable(),
+    _SplitTable(accents=False),
+    _SplitTable(accents=True),
+)
 
 
 def split_words(text: str, lowercase: bool = True) -> list[str]:
-    """Splits text into words and signs, as BERT's basic tokenizer does.
+    """Splits text into words and punctuation, as BERT's basic tokenizer does.
 
     Args:
       text: any text.
-      lowercase: also puts letters in lower case and drops their accents.
+      lowercase: whether to put text in lower case and remove accents.
 
     Examples:
       >>> split_words("Größe: don't!")
       ['große', ':', 'don', "'", 't', '!']
     """
-    text = text.translate(_CLEANED)
+    text = text.translate(_CLEAN)
     if lowercase:
+        # NFD writes an accent as a character of its own (category Mn), to be dropped.
         text = unicodedata.normalize("NFD", text.lower())
     return text.translate(_LOWER if lowercase else _CASED).split()
 
 
 class WordPiece:
-    """Codes of text in a vocabulary of pieces.
+    """A tokenizer with a vocabulary of words and word pieces.
 
-    A word becomes the longest piece that it starts with, then the longest piece "##…"
-    that the rest starts with, and so on; [UNK] where there is none.
+    A word is split greedily: into the longest piece with which it starts, then the
+    longest piece "##…" with which the rest starts, and so on. A word for which this
+    fails is [UNK].
 
     Examples:
       >>> coder = WordPiece([*SPECIAL, "bird", "##s", "s", "ing"])
@@ -118,7 +124,7 @@ class WordPiece:
         return np.array(codes, np.int32)
 
     def decode(self, tokens: Int[np.ndarray, " tokens"]) -> str:
-        """Returns the words of codes with a space between; spacing and case are lost.
+        """Returns the words of codes, separated by spaces; spacing and case are lost.
 
         Raises:
           IndexError: a code outside the vocabulary.
@@ -145,11 +151,11 @@ class WordPiece:
 
 
 def read_vocabulary(path: pathlib.Path) -> list[str]:
-    """Reads a `vocab.txt`: one piece a line, whose number is its code.
+    """Reads a `vocab.txt` with a piece on each line; the line number is the code.
 
     Raises:
-      DataFormatError: no regular file, not UTF-8, a piece that is empty or there twice,
-        or a special one that is not there.
+      DataFormatError: not a regular file, not UTF-8, a piece that is empty or occurs
+        twice, or a special piece is missing.
     """
     pieces = read_utf8(path).removesuffix("\n").split("\n")
     seen: set[str] = set()
@@ -171,16 +177,16 @@ def read_vocabulary(path: pathlib.Path) -> list[str]:
 def train_vocabulary(
     texts: Iterable[str], size: int, *, lowercase: bool = True
 ) -> list[str]:
-    """Makes a vocabulary: characters, then pieces merged from the most frequent pairs.
+    """Trains a vocabulary by merging the most frequent pairs of pieces.
 
-    Words begin as characters, inner ones written "##c". Again and again the two
-    neighbouring pieces that occur together most often become one, until the vocabulary
-    is full or no pair occurs twice. Of pairs equally frequent the first in the alphabet
-    is taken: so the result depends on nothing but how often each word occurs.
+    Words start as characters, inner ones written "##c". The two neighbouring pieces
+    that occur together most often are merged, again and again, until the vocabulary is
+    full or no pair occurs twice. Of equally frequent pairs the alphabetically first is
+    taken, so that the result depends on the counts of words only.
 
     Args:
-      texts: what is read.
-      size: most pieces, with the special ones.
+      texts: the training texts.
+      size: largest number of pieces, including the special ones.
       lowercase: as in `split_words`.
 
     Returns:
@@ -215,11 +221,15 @@ def train_vocabulary(
 def _merge(
     words: list[list[str]], counts: list[int], vocabulary: dict[str, None], size: int
 ) -> None:
-    """Adds merged pieces to the vocabulary; `words` are merged in place."""
+    """Adds merged pieces to the vocabulary; merges `words` in place.
+
+    Counts of pairs and the words that contain each are updated incrementally: a merge
+    changes only the words that contain its pair.
+    """
     often: collections.Counter[tuple[str, str]] = collections.Counter()
     places: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
     for number, word in enumerate(words):
-        often.update(_times(_pairs(word), counts[number]))
+        often.update(_scale(_pairs(word), counts[number]))
         for pair in _pairs(word):
             places[pair].add(number)
     heap = [(-count, pair) for pair, count in often.items()]
@@ -227,17 +237,19 @@ def _merge(
     while heap and len(vocabulary) < size:
         count, pair = heapq.heappop(heap)
         if -count != often[pair]:
-            continue  # has changed since: its new count is in the heap as well
+            # A stale entry: when a count changes, its new value is pushed, and the old
+            # one is left in the heap until it is popped.
+            continue
         if -count < 2:
             return
-        vocabulary[_joined(*pair)] = None
+        vocabulary[_join(*pair)] = None
         changed: set[tuple[str, str]] = set()
         for number in places.pop(pair):
             before = _pairs(words[number])
-            words[number] = _with_pair_joined(words[number], pair)
+            words[number] = _merge_pair(words[number], pair)
             after = _pairs(words[number])
-            often.subtract(_times(before, counts[number]))
-            often.update(_times(after, counts[number]))
+            often.subtract(_scale(before, counts[number]))
+            often.update(_scale(after, counts[number]))
             changed |= before.keys() | after.keys()
             for other in after:
                 places[other].add(number)
@@ -250,21 +262,21 @@ def _pairs(word: list[str]) -> collections.Counter[tuple[str, str]]:
     return collections.Counter(itertools.pairwise(word))
 
 
-def _times(
+def _scale(
     pairs: Mapping[tuple[str, str], int], count: int
 ) -> dict[tuple[str, str], int]:
     return {pair: count * number for pair, number in pairs.items()}
 
 
-def _joined(left: str, right: str) -> str:
+def _join(left: str, right: str) -> str:
     return left + right.removeprefix(INNER)
 
 
-def _with_pair_joined(word: list[str], pair: tuple[str, str]) -> list[str]:
+def _merge_pair(word: list[str], pair: tuple[str, str]) -> list[str]:
     result, at = [], 0
     while at < len(word):
         if tuple(word[at : at + 2]) == pair:
-            result.append(_joined(*pair))
+            result.append(_join(*pair))
             at += 2
         else:
             result.append(word[at])

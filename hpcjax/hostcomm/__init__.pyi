@@ -1,3 +1,4 @@
+from ._launch import importable_name as importable_name
 from ._launch import launch as launch
 from .activation import RoundAgent as RoundAgent
 from .activation import initiators as initiators
@@ -23,9 +24,6 @@ from .gossip import PushSum as PushSum
 from .gossip import exponential_offsets as exponential_offsets
 from .gossip import neighbour_mean as neighbour_mean
 from .gossip import ring_neighbours as ring_neighbours
-from .group_trace import GroupTrace as GroupTrace
-from .group_trace import join_group_traces as join_group_traces
-from .group_trace import load_group_trace as load_group_trace
 from .groups import GroupAllreduce as GroupAllreduce
 from .groups import GroupResult as GroupResult
 from .groups import butterfly_groups as butterfly_groups
@@ -45,12 +43,15 @@ from .mpi import MpiTransport as MpiTransport
 from .partial import PartialAllreduce as PartialAllreduce
 from .partial import PartialStats as PartialStats
 from .partial import RoundResult as RoundResult
-from .partial_trace import PartialTrace as PartialTrace
-from .partial_trace import join_traces as join_traces
-from .partial_trace import load_trace as load_trace
 from .rendezvous import connect as connect
 from .tcp import TcpTransport as TcpTransport
 from .tcp import connected as connected
+from .trace import GroupTrace as GroupTrace
+from .trace import PartialTrace as PartialTrace
+from .trace import Trace as Trace
+from .trace import join_traces as join_traces
+from .trace import load_trace as load_trace
+from .trace import save_trace as save_trace
 from .transport import Counters as Counters
 from .transport import Traffic as Traffic
 from .transport import Transport as Transport

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import importlib
 import math
-import operator
-import pathlib
+import pkgutil
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +27,8 @@ def launch(
     arguments: Sequence[Any] = (),
     patience: float = PATIENCE,
     limit: float = math.inf,
-    folder: pathlib.Path | None = None,
+    devices: int = 1,
+    cores: Sequence[int] | None = None,
 ) -> list[Any]:
     """Runs a function in new processes that are connected, and returns its results.
 
@@ -44,7 +43,8 @@ def launch(
       arguments: the same for all.
       patience: seconds in which all must have met, and to wait for a silent rank.
       limit: seconds that the whole may take.
-      folder: from which the function's module can be imported; None: this process's.
+      devices: simulated devices of each process, as JAX sees its CPU.
+      cores: one for each process, to which it is pinned; None: any.
 
     Returns:
       What each rank has returned.
@@ -54,11 +54,11 @@ def launch(
       HpcjaxError: a rank has failed; with its traceback.
       ProcessLost: a rank has died, or hangs; says which.
     """
-    checks.require_count(1, processes=processes)
+    checks.require_count(1, processes=processes, devices=devices)
     checks.require(
         patience > 0 and limit > 0, "must be > 0", patience=patience, limit=limit
     )
-    name = _name(function)
+    name = importable_name(function)
     with contextlib.ExitStack() as stack:
         listeners = [
             stack.enter_context(listen(backlog=processes)) for _ in range(processes)
@@ -71,32 +71,36 @@ def launch(
             "link": None if link is None else dataclasses.asdict(link),
             "patience": patience,
         }
-        request = pack(name[1], asked)
+        request = pack(name.partition(":")[2], asked)
         crew = stack.enter_context(
             start_processes(
                 _MODULE,
-                [None] * processes,
+                cores or [None] * processes,
                 patience=patience,
                 answer_patience=limit,
                 grace=min(GRACE, patience),
                 listeners=listeners,
-                folder=folder,
+                devices=devices,
             )
         )
         return [unpack(reply) for reply in crew.request([request] * processes)]
 
 
-def _name(function: Callable[..., Any]) -> tuple[str, str]:
-    """Returns module and name by which a process can find a function."""
+def importable_name(function: Callable[..., Any]) -> str:
+    """Returns `module:name`, by which another process can find a function.
+
+    Raises:
+      ConfigError: it is no function of a module that can be imported.
+    """
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", "")
     try:
-        found = operator.attrgetter(name)(importlib.import_module(module))
-    except (ImportError, AttributeError):
+        found = pkgutil.resolve_name(f"{module}:{name}")
+    except (ImportError, AttributeError, ValueError):
         found = None
     if found is not function or module == "__main__":
         raise ConfigError(
             f"the processes must be able to import the function: got {name!r} of "
             f"{module!r}; write it as a function of a module"
         )
-    return module, name
+    return f"{module}:{name}"

@@ -1,36 +1,55 @@
 """What a transport costs: alpha seconds for a message, beta seconds for each byte."""
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from hpcjax.core import checks
+from hpcjax.core.least_squares import fit_costs
 from hpcjax.hostcomm.collectives import broadcast
 from hpcjax.hostcomm.mailbox import Tag
 from hpcjax.hostcomm.transport import Transport
 
 
-class MessageCost(NamedTuple):
-    """The seconds of a message of n bytes: alpha + beta n.
+@dataclasses.dataclass(frozen=True)
+class MessageCost:
+    """The α–β model: m messages of n bytes in all take alpha m + beta n seconds.
 
     Attributes:
-      alpha: seconds.
-      beta: seconds per byte; its inverse is the bandwidth.
+      alpha: latency, seconds for each message.
+      beta: seconds for each byte; its inverse is the bandwidth.
     """
 
     alpha: float
     beta: float
 
-    def seconds(self, count: float) -> float:
-        """Returns those of a message of `count` bytes.
+    def __post_init__(self) -> None:
+        checks.require_finite(0.0, alpha=self.alpha, beta=self.beta)
+
+    @classmethod
+    def of_rate(cls, bytes_per_s: float, alpha: float = 0.0) -> "MessageCost":
+        """Returns that of a bandwidth, which may be infinite."""
+        checks.require(
+            bytes_per_s > 0, "bytes_per_s must be > 0", bytes_per_s=bytes_per_s
+        )
+        return cls(alpha, 1 / bytes_per_s)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The bandwidth."""
+        return 1 / self.beta if self.beta else np.inf
+
+    def seconds(self, count: float, messages: float = 1.0) -> float:
+        """Returns those of `count` bytes in so many messages, one after the other.
 
         Examples:
           >>> MessageCost(alpha=1e-4, beta=1e-9).seconds(1e6)
           0.0011
         """
-        return self.alpha + self.beta * count
+        return self.alpha * messages + self.beta * count
 
 
 def ping_pong(
@@ -77,34 +96,41 @@ def ping_pong(
     return broadcast(transport, np.median(times, axis=1), tag=Tag("ping_pong", -1))
 
 
-def fit_cost(sizes: Sequence[int], seconds: Sequence[float]) -> MessageCost:
-    """Fits alpha and beta by least squares of the relative errors.
-
-    Of the absolute errors the largest messages would be all that counts, and alpha
-    would be their noise.
+def fit_cost(
+    sizes: Sequence[float],
+    seconds: Sequence[float],
+    messages: Sequence[float] | None = None,
+) -> MessageCost:
+    """Fits alpha and beta, neither negative, by least squares of the relative errors.
 
     Args:
-      sizes: bytes; at least two different ones.
+      sizes: bytes of each measurement.
       seconds: what was measured, > 0.
+      messages: that followed one another in each; None: a single one.
 
     Raises:
-      ConfigError: too few sizes, or times that are none.
+      ConfigError: what was measured does not tell alpha from beta, such as a single
+        size, or took no time.
 
     Examples:
       >>> cost = fit_cost([0, 1000, 10**6], [1e-4, 1.01e-4, 1.1e-3])
       >>> f"{cost.alpha:.1e} {cost.beta:.1e}"
       '1.0e-04 1.0e-09'
     """
-    n, measured = np.asarray(sizes, float), np.asarray(seconds, float)
+    counted = [1.0] * len(sizes) if messages is None else messages
     checks.require(
-        n.shape == measured.shape and len(set(n.tolist())) > 1,
-        "there must be two different sizes, and a time for each",
-        sizes=n.tolist(),
+        len(sizes) == len(seconds) == len(counted),
+        "sizes, seconds and messages must be alike in number",
+        got=(len(sizes), len(seconds), len(counted)),
     )
+    for took in seconds:
+        checks.require_positive(seconds=took)
+    rows = np.array([counted, sizes], float).T
+    # Some row must be no multiple of another one, whatever the units are.
     checks.require(
-        bool(np.all(measured > 0)), "times must be > 0", seconds=measured.tolist()
+        any(a * d != b * c for (a, b), (c, d) in itertools.combinations(rows, 2)),
+        "sizes and messages must tell alpha from beta, as two different sizes do",
+        sizes=list(sizes),
+        messages=list(counted),
     )
-    scale = max(n.max(), 1.0)
-    terms = np.stack([np.ones_like(n), n / scale], axis=1) / measured[:, None]
-    (alpha, beta), *_ = np.linalg.lstsq(terms, np.ones_like(n), rcond=None)
-    return MessageCost(float(alpha), float(beta / scale))
+    return MessageCost(*fit_costs(rows, np.asarray(seconds, float)).tolist())

@@ -180,13 +180,21 @@ class PairAverages:
       ([1.0, 1.0], [1.0, 1.0])
     """
 
-    def __init__(self, transport: Transport, model: np.ndarray, seed: int = 0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        model: np.ndarray,
+        seed: int = 0,
+        *,
+        first: int = 0,
+    ) -> None:
         """Starts the thread; all ranks make theirs in the same order.
 
         Args:
           transport: ours.
           model: at the start; it is copied.
           seed: of who is asked.
+          first: how often something was added before; each has draws of its own.
         """
         self._transport, self._model = transport, model.copy()
         self._lock, self._agent = threading.Lock(), Agent("pairs")
@@ -195,7 +203,8 @@ class PairAverages:
             f"{kind} {what}" for what in ("ask", "answer", "end")
         )
         self._last = Tag(f"{kind} last")
-        self._draws = np.random.Generator(np.random.Philox(key=[seed, transport.rank]))
+        bits = np.random.Philox(key=[seed, transport.rank], counter=[0, 0, 0, first])
+        self._draws = np.random.Generator(bits)
         self.added = self._asked = 0
         self._asks = transport.rank % 2 == 0
         self._work: Work | None = None

@@ -15,9 +15,9 @@ from hpcjax.core.errors import HpcjaxError
 from hpcjax.hostcomm.activation import RoundAgent
 from hpcjax.hostcomm.agreement import fingerprint, require_same
 from hpcjax.hostcomm.collectives import add_by_halves, add_over_masks, barrier
-from hpcjax.hostcomm.group_trace import GroupTrace
 from hpcjax.hostcomm.link import Clock
 from hpcjax.hostcomm.mailbox import Tag
+from hpcjax.hostcomm.trace import GroupTrace
 from hpcjax.hostcomm.transport import Transport
 
 LateRule = Literal["conditional", "always"]
@@ -153,6 +153,7 @@ class GroupAllreduce:
         groups: Literal["butterfly", "fixed"] = "butterfly",
         method: Literal["doubling", "halving"] = "doubling",
         ring: int | None = None,
+        first: int = 0,
         clock: Clock | None = None,
     ) -> None:
         """All ranks make theirs in the same order; `start` begins.
@@ -168,6 +169,7 @@ class GroupAllreduce:
             2 n (S - 1) / S in twice as many: for large models.
           ring: how many results a late worker may miss, more are an error; None: as
             many as there can be, and without tau 64.
+          first: rounds that were before; groups and rounds of all go on from there.
           clock: by which arrivals are noted.
 
         Raises:
@@ -180,7 +182,7 @@ class GroupAllreduce:
         checks.require_count(1, ring=1 if ring is None else ring)
         self.transport, self.size, self.group_size = transport, size, group_size
         self.tau, self.groups, self.wait_avoiding = tau, groups, wait_avoiding
-        self.method = method
+        self.method, self._first = method, first
         self._ring = ring or tau or RING
         self._clock = clock or Clock()
         self._arrivals: list[float] = []
@@ -226,7 +228,7 @@ class GroupAllreduce:
 
     def is_global(self, number: int) -> bool:
         """Says whether a round is of all ranks and waits for them."""
-        return self.tau is not None and (number + 1) % self.tau == 0
+        return self.tau is not None and (self._first + number + 1) % self.tau == 0
 
     def post(self, step: int, model: np.ndarray) -> None:
         """Makes a model the one to be averaged from now on; returns at once.
@@ -289,6 +291,7 @@ class GroupAllreduce:
             self.group_size,
             self.tau or 0,
             self.groups,
+            self._first,
         )
 
     def _started(self) -> RoundAgent:
@@ -305,7 +308,7 @@ class GroupAllreduce:
         ranks = self.transport.size
         if self.is_global(number):
             return butterfly_masks(ranks, ranks, 0)
-        number = 0 if self.groups == "fixed" else number
+        number = 0 if self.groups == "fixed" else self._first + number
         return butterfly_masks(ranks, self.group_size, number)
 
     def _frames(self, number: int) -> list[Tag]:

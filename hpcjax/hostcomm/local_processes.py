@@ -20,23 +20,24 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from hpcjax.core import environment
+from hpcjax.core import environment, errors
 from hpcjax.core.errors import ConfigError, HpcjaxError, ProcessLost
 from hpcjax.hostcomm.channels import PATIENCE, Channel, Message
 
 # By the name of the request, given its options; or one for all, given the request.
 Answers = Mapping[str, Callable[[Mapping[str, Any]], Message]]
 Answer = Callable[[Message], Message]
-# By rank: whether it has lost another one, and its words.
-_Failed = dict[int, tuple[bool, str]]
+# By rank: the name of its error's class, and its words.
+_Failed = dict[int, tuple[str, str]]
+_LOST = ProcessLost.__name__
 _FAILED = "failed"
 _LINES = 20
 _POLL = 0.05  # seconds between looks: few enough not to disturb
 GRACE = 5.0
 # One core, one thread: libraries that bring threads along are told so.
+_ONE_THREAD_FLAGS = "--xla_cpu_multi_thread_eigen=false"
 _ONE_THREAD = {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
@@ -97,9 +98,10 @@ class Member:
                     else answers[request.name](request.options)
                 )
             except Exception as error:
-                lost = isinstance(error, ProcessLost)
-                said = str(error) if lost else traceback.format_exc()
-                self.control.send(Message(_FAILED, {"said": said, "lost": lost}))
+                known = isinstance(error, HpcjaxError)
+                said = str(error) if known else traceback.format_exc()
+                kind = type(error).__name__ if known else HpcjaxError.__name__
+                self.control.send(Message(_FAILED, {"said": said, "kind": kind}))
                 return error.exit_code if isinstance(error, HpcjaxError) else 1
             self.control.send(reply)
 
@@ -165,9 +167,10 @@ class LocalProcesses:
             with _noting(rank, failed):
                 self._controls[rank].send(message)
         replies = self._replies(name, failed)
-        for rank, (lost, said) in failed.items():
-            if not lost:
-                raise HpcjaxError(f"rank {rank} failed at {name!r}:\n{said}")
+        for rank, (kind, said) in failed.items():
+            if kind != _LOST:
+                error = getattr(errors, kind, HpcjaxError)
+                raise error(f"rank {rank} failed at {name!r}:\n{said}")
         if failed:
             words = "; ".join(f"rank {rank}: {s}" for rank, (_, s) in failed.items())
             raise ProcessLost(f"{words}{self._killed()}{self._last()}")
@@ -189,9 +192,9 @@ class LocalProcesses:
                     with _noting(rank, failed):
                         reply = replies[rank] = control.receive(f"answer to {name!r}")
                         if reply.name == _FAILED:
-                            failed[rank] = reply.options["lost"], reply.options["said"]
+                            failed[rank] = reply.options["kind"], reply.options["said"]
                 elif late:
-                    failed[rank] = True, f"no answer to {name!r}: it is dead or hangs"
+                    failed[rank] = _LOST, f"no answer to {name!r}: it is dead or hangs"
             waiting -= replies.keys() | failed.keys()
             if failed:
                 limit = min(limit, time.monotonic() + self._grace)
@@ -217,7 +220,7 @@ def _noting(rank: int, failed: _Failed) -> Iterator[None]:
     try:
         yield
     except ProcessLost as error:
-        failed[rank] = True, str(error)
+        failed[rank] = _LOST, str(error)
 
 
 @contextlib.contextmanager
@@ -230,6 +233,7 @@ def start_processes(
     answer_patience: float = 10 * PATIENCE,
     grace: float = GRACE,
     listeners: Sequence[socket.socket] | None = None,
+    devices: int = 1,
 ) -> Iterator[LocalProcesses]:
     """Starts `python -m module` once for each rank, and ends all of them afterwards.
 
@@ -242,11 +246,13 @@ def start_processes(
       grace: seconds that we wait for the others' once one has failed.
       listeners: a listening socket for each rank, which is closed here, in place of
         connections between all.
+      devices: simulated devices of each rank, as JAX sees its CPU.
 
     Yields:
       Them, to be asked.
     """
     ranks = range(len(cores))
+    flags = environment.simulated(devices, _ONE_THREAD_FLAGS)["XLA_FLAGS"]
     ends: list[dict[int, socket.socket]] = [{} for _ in ranks]
     for a, b in itertools.combinations(ranks, 2) if listeners is None else ():
         ends[a][b], ends[b][a] = socket.socketpair()
@@ -267,7 +273,7 @@ def start_processes(
             }
             process = subprocess.Popen(
                 [sys.executable, "-m", module, json.dumps(given)],
-                env=environment.child(**_ONE_THREAD),
+                env=environment.child(**_ONE_THREAD, XLA_FLAGS=flags),
                 cwd=folder,
                 pass_fds=[end.fileno() for end in handed],
                 stdout=words,

@@ -19,7 +19,7 @@ from hpcjax.hostcomm.agreement import require_same
 from hpcjax.hostcomm.collectives import allreduce
 from hpcjax.hostcomm.link import Clock
 from hpcjax.hostcomm.mailbox import Tag
-from hpcjax.hostcomm.partial_trace import PartialTrace
+from hpcjax.hostcomm.trace import PartialTrace
 from hpcjax.hostcomm.transport import Transport
 
 Mode = Literal["solo", "majority", "sync"] | int
@@ -91,6 +91,7 @@ class PartialAllreduce:
         missed: Literal["apply_all", "newest"] = "apply_all",
         ring: int | None = None,
         stale: Literal["accumulate", "drop"] = "accumulate",
+        first: int = 0,
         clock: Clock | None = None,
     ) -> None:
         """Starts the agent; all ranks make theirs in the same order.
@@ -108,6 +109,7 @@ class PartialAllreduce:
             more waits for it. None: enough for the limiter, and without one 64.
           stale: whether a gradient is added to those before that were in no round
             yet, or, as in the authors' code for ImageNet, replaces them.
+          first: rounds that were before; who starts a round is drawn from there on.
           clock: by which arrivals are noted.
 
         Raises:
@@ -121,6 +123,7 @@ class PartialAllreduce:
             "missed": missed,
             "ring": ring or (limiter + 2 if limiter else RING),
             "stale": stale,
+            "first": first,
         }
         _check(settings, ring, transport.size)
         self.transport, self.size, self.missed = transport, size, missed
@@ -131,6 +134,7 @@ class PartialAllreduce:
         self._waited = 0.0
         self._buffer = _SendBuffer(size, stale)
         self._results = _Results(newest=missed == "newest")
+        self._first = first
         self._drawn = initiators(seed, transport.size, _BLOCK)
         kind = transport.new_kind("partial")
         self._partial, self._sync = kind, f"{kind} sync"
@@ -249,9 +253,10 @@ class PartialAllreduce:
     def _starter(self, number: int) -> int | None:
         if self._mode != "majority":
             return None
-        if number >= len(self._drawn):
-            self._drawn = initiators(self._seed, self.transport.size, 2 * number)
-        return int(self._drawn[number])
+        place = self._first + number
+        if place >= len(self._drawn):
+            self._drawn = initiators(self._seed, self.transport.size, 2 * place)
+        return int(self._drawn[place])
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -339,4 +344,5 @@ def _check(settings: Mapping[str, Any], ring: int | None, ranks: int) -> None:
     checks.require_choice("missed", settings["missed"], ("apply_all", "newest"))
     checks.require_choice("stale", settings["stale"], ("accumulate", "drop"))
     checks.require_count(1, size=settings["size"], ring=RING if ring is None else ring)
-    checks.require_count(0, limiter=settings["limiter"], seed=settings["seed"])
+    counts = {name: settings[name] for name in ("limiter", "seed", "first")}
+    checks.require_count(0, **counts)

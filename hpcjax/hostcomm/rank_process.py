@@ -1,8 +1,7 @@
 """A process that `launch` has started: connects with the others, does one thing."""
 
-import importlib
-import operator
 import os
+import pkgutil
 import sys
 import threading
 from typing import Any
@@ -27,8 +26,7 @@ def _answer(member: Member, request: Message) -> Message:
     asked = unpack(request)
     transport = _transport(member, asked)
     try:
-        module, name = asked["function"]
-        function = operator.attrgetter(name)(importlib.import_module(module))
+        function = pkgutil.resolve_name(asked["function"])
         made = pack("done", function(transport, *asked["arguments"]))
     except BaseException as error:
         transport.abort(error)

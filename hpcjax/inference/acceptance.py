@@ -1,4 +1,8 @@
-"""Which of a draft's tokens a target model takes, and the one it adds.
+"""Acceptance rules of speculative decoding.
+
+A draft model proposes γ tokens. A rule accepts the first few of them and adds one token
+of the target model, in such a way that the emitted tokens are distributed as if the
+target had drawn them.
 
 References:
   Leviathan, Kalman and Matias, ICML 2023; Chen et al., arXiv 2302.01318.
@@ -12,15 +16,15 @@ from jaxtyping import Array, Float, Int
 
 from hpcjax.core.keys import derive
 
-# Below this the residual is rounding: p and q are equal.
-_LEAST = 1e-9
+# A residual with a smaller sum consists of rounding errors: p and q are equal.
+_LEAST_RESIDUAL = 1e-9
 
 
 class Accepted(NamedTuple):
-    """What an iteration emits: the first `count` tokens of the draft, and `token`.
+    """What an iteration emits: the first `count` draft tokens, then `token`.
 
     Attributes:
-      count: accepted tokens of the draft, 0 to γ.
+      count: number of accepted draft tokens, 0 to γ.
       token: the target's own token behind them.
     """
 
@@ -34,22 +38,22 @@ def accept(
     draft: Int[Array, "batch ahead"],
     key: jax.Array,
 ) -> Accepted:
-    """Accepts draft tokens so that what is emitted is distributed as the target's.
+    """Accepts draft tokens such that emitted tokens have the target's distribution.
 
-    Token x̃ᵢ, drawn from qᵢ, is accepted while u qᵢ(x̃ᵢ) < pᵢ(x̃ᵢ) with u uniform in
-    [0, 1): with probability min(1, p/q), and never where p is zero. At the first
-    rejection a token is drawn from max(0, pᵢ − qᵢ), normalised; behind the last one
-    from p.
+    Token x̃ᵢ, drawn from qᵢ, is accepted if u qᵢ(x̃ᵢ) < pᵢ(x̃ᵢ) with u uniform in
+    [0, 1), so with probability min(1, p/q). At the first rejection, a token is drawn
+    from the residual max(0, pᵢ − qᵢ), normalised. If all are accepted, a token is drawn
+    from p at the position behind them.
 
     Args:
-      p: the target's probabilities at the draft's places and the one behind them,
-        float32, after the same temperature and cuts as `q`.
-      q: the draft's, exactly those that its tokens were drawn from.
+      p: probabilities of the target at the draft's positions and the one behind them,
+        float32, with the same temperature and cuts as `q`.
+      q: the probabilities from which the draft tokens were drawn.
       draft: x̃, γ tokens.
       key: must not have been used to draw the draft.
 
     Raises:
-      ValueError: shapes that do not fit.
+      ValueError: shapes that do not fit together.
 
     Examples:
       >>> p = jnp.array([[[0.0, 1.0], [1.0, 0.0]]])
@@ -59,28 +63,35 @@ def accept(
     """
     _check(p, q, draft)
     uniform = jax.random.uniform(derive(key, "accept"), draft.shape, p.dtype)
-    asked, given = _at(p[:, :-1], draft), _at(q, draft)
-    count = _leading(uniform * given < asked)
-    # Nothing was drafted behind the last place: what is left there is p itself.
-    behind = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
-    target = _place(p, count)
-    residual = jnp.maximum(target - _place(behind, count), 0)
-    usable = jnp.sum(residual, axis=-1, keepdims=True) >= _LEAST
-    left = jnp.where(usable, residual, target)
-    token = jax.random.categorical(derive(key, "residual"), jnp.log(left))
+    p_draft, q_draft = _pick_tokens(p[:, :-1], draft), _pick_tokens(q, draft)
+    # Without a division, as q may be tiny. Strictly less: u can be 0, and with ≤ would
+    # then accept a token to which the target gives probability 0.
+    count = _count_leading(uniform * q_draft < p_draft)
+    # A token v is emitted here with probability q(v) min(1, p(v)/q(v)) = min(p, q)(v)
+    # by acceptance and (1 − α) r(v) after a rejection, with α = Σ min(p, q). For the
+    # sum to be p(v), the residual must be r = max(0, p − q) / (1 − α).
+    # With q = 0 behind the draft, the residual there is p itself.
+    q_and_zero = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+    target = _pick_position(p, count)
+    residual = jnp.maximum(target - _pick_position(q_and_zero, count), 0)
+    usable = jnp.sum(residual, axis=-1, keepdims=True) >= _LEAST_RESIDUAL
+    # `categorical` normalises.
+    weights = jnp.where(usable, residual, target)
+    token = jax.random.categorical(derive(key, "residual"), jnp.log(weights))
     return Accepted(count, token.astype(draft.dtype))
 
 
 def accept_greedy(
     p: Float[Array, "batch ahead_and_1 vocabulary"], draft: Int[Array, "batch ahead"]
 ) -> Accepted:
-    """Accepts draft tokens while they are the target's most likely ones.
+    """Accepts draft tokens while they are the target's most likely tokens.
 
-    The limit of `accept` for a falling temperature, without a division by it.
+    This is the limit of `accept` as the temperature goes to 0.
 
     Args:
-      p: the target's probabilities or logits; of equal ones the first counts.
-      draft: γ tokens, such as the draft's most likely ones.
+      p: probabilities or logits of the target, as for `accept`; of equal ones, the
+        first is the most likely.
+      draft: γ tokens, usually the most likely ones of the draft model.
 
     Examples:
       >>> p = jnp.array([[[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]])
@@ -89,7 +100,7 @@ def accept_greedy(
       (1, 0)
     """
     _check(p, p[:, :-1], draft)
-    return _while_equal(jnp.argmax(p, axis=-1).astype(draft.dtype), draft)
+    return _accept_equal(jnp.argmax(p, axis=-1).astype(draft.dtype), draft)
 
 
 def accept_matching(
@@ -99,23 +110,23 @@ def accept_matching(
 ) -> Accepted:
     """Accepts draft tokens while they equal fresh samples of the target.
 
-    What is emitted is the target's, too, but a token is accepted with probability
-    Σ p q only, which is less than `accept`'s.
+    The emitted tokens are these samples, so that their distribution is the target's. A
+    draft token is accepted with probability Σ p q, at most the Σ min(p, q) of `accept`.
 
     Args:
-      p: the target's probabilities, as for `accept`.
+      p: probabilities of the target, as for `accept`.
       draft: γ tokens.
       key: must not have been used to draw the draft.
     """
     _check(p, p[:, :-1], draft)
     sampled = jax.random.categorical(derive(key, "match"), jnp.log(p))
-    return _while_equal(sampled.astype(draft.dtype), draft)
+    return _accept_equal(sampled.astype(draft.dtype), draft)
 
 
 def acceptance_rate(
     p: Float[Array, "*batch vocabulary"], q: Float[Array, "*batch vocabulary"]
 ) -> Float[Array, "*batch"]:
-    """Returns α = Σ min(p, q), the probability that a token drawn from q is taken.
+    """Returns α = Σ min(p, q), the probability that `accept` accepts a token.
 
     Examples:
       >>> acceptance_rate(jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])).item()
@@ -139,21 +150,23 @@ def _check(p: jax.Array, q: jax.Array, draft: jax.Array) -> None:
         )
 
 
-def _at(probabilities: jax.Array, tokens: jax.Array) -> jax.Array:
+def _pick_tokens(probabilities: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Returns the probability of each token, `[batch, ahead]`."""
     return jnp.take_along_axis(probabilities, tokens[..., None], axis=-1)[..., 0]
 
 
-def _place(values: jax.Array, place: jax.Array) -> jax.Array:
-    """Returns `values[b, place[b]]`."""
-    index = place.reshape(-1, *[1] * (values.ndim - 1))
+def _pick_position(values: jax.Array, position: jax.Array) -> jax.Array:
+    """Returns `values[b, position[b]]`."""
+    index = position.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.take_along_axis(values, index, axis=1)[:, 0]
 
 
-def _leading(accepted: jax.Array) -> jax.Array:
-    """Returns how many are accepted before the first that is not."""
+def _count_leading(accepted: jax.Array) -> jax.Array:
+    """Counts the accepted tokens of each row before the first rejection."""
+    # The running product is 1 up to the first rejection and 0 from there on.
     return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32), axis=1), axis=1)
 
 
-def _while_equal(wanted: jax.Array, draft: jax.Array) -> Accepted:
-    count = _leading(wanted[:, :-1] == draft)
-    return Accepted(count, _place(wanted, count))
+def _accept_equal(wanted: jax.Array, draft: jax.Array) -> Accepted:
+    count = _count_leading(wanted[:, :-1] == draft)
+    return Accepted(count, _pick_position(wanted, count))

@@ -1,82 +1,66 @@
-"""How tokens are chosen; importing this module imports no JAX."""
+"""Configs of decoding; importing this module imports no JAX."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
-from hpcjax.core import checks
+from hpcjax.core.config import Config, Float32, Size, Within
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampler:
+class Sampler(Config):
     """How the next token is drawn from logits.
 
     Attributes:
-      temperature: logits are divided by it; 0 takes the most likely token.
-      top_k: how many of the most likely tokens are left; None for all.
-      top_p: the most likely tokens are left that have this probability together.
+      temperature: divides the logits; 0 takes the most likely token.
+      top_k: keeps this many of the most likely tokens; None keeps all.
+      top_p: keeps the fewest most likely tokens whose probabilities add up to this.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.require_float32(temperature=self.temperature)
-        if self.top_k is not None:
-            checks.require_count(1, top_k=self.top_k)
-        checks.require(0 < self.top_p <= 1, "top_p must be in (0, 1]", top_p=self.top_p)
+    temperature: Float32 = 1.0
+    top_k: Size | None = None
+    top_p: Annotated[float, Within("(0, 1]")] = 1.0
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether the most likely token is taken, so that nothing is random."""
         return self.temperature == 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Continuation:
+class Continuation(Config):
     """How texts are continued.
 
     Attributes:
-      max_new_tokens: at most.
+      max_new_tokens: largest number of tokens to add.
       sampler: how tokens are drawn.
-      end: the token that ends a text; None for no such.
-      unrolled: compiles each layer by itself, see `models.empty_cache`.
+      end: the token that ends a text; None if no token does.
+      unrolled: compiles every layer by itself, see `models.empty_cache`.
     """
 
-    max_new_tokens: int = 64
+    max_new_tokens: Size = 64
     sampler: Sampler = Sampler()
     end: int | None = None
     unrolled: bool = False
 
-    def __post_init__(self) -> None:
-        checks.require_count(1, max_new_tokens=self.max_new_tokens)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Clustering:
-    """How CHAI clusters a request's heads and what it keeps of its cache.
+class Clustering(Config):
+    """How CHAI clusters a request's heads, and what it keeps of the cache.
 
     Attributes:
-      window: tokens that are read with all heads, by which these are clustered.
-      method: how; agglomerative with average linkage of cosine distances.
-      representative: the head that speaks for a cluster.
-      mode: what is done where heads share keys, see `perf.ClusteredHeads`; needed if
-        and only if some do.
-      share_values: lets a cluster also share its representative's values, the ablation
-        that the paper calls CHAI-QKV.
+      window: number of first tokens that are read with all heads; their attention maps
+        decide the clusters.
+      method: of clustering; "agglomerative" uses average linkage of cosine distances.
+      representative: the head whose queries and keys a cluster uses, see
+        `cluster_heads`.
+      mode: how to cluster grouped-query attention, see `cost.ClusteredHeads`; None if
+        and only if every query head has a key head of its own.
+      share_values: makes a cluster also share the values of its representative, the
+        ablation that the paper calls CHAI-QKV.
     """
 
-    window: int = 5
+    window: Size = 5
     method: Literal["kmeans", "agglomerative"] = "kmeans"
     representative: Literal["lowest", "medoid"] = "lowest"
     mode: Literal["within_group", "cross_group", "expand"] | None = None
     share_values: bool = False
-
-    def __post_init__(self) -> None:
-        checks.require_count(1, window=self.window)
-        checks.require_choice("method", self.method, ("kmeans", "agglomerative"))
-        known = ("lowest", "medoid")
-        checks.require_choice("representative", self.representative, known)
-        if self.mode is not None:
-            known = ("within_group", "cross_group", "expand")
-            checks.require_choice("mode", self.mode, known)

@@ -1,4 +1,4 @@
-"""Continuing texts, one token after another, in one compiled loop."""
+"""Autoregressive decoding in one compiled loop."""
 
 import functools
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class LanguageModel:
     model: Model = static()
 
     def decode(self, x: models.Decoding) -> tuple[jax.Array, models.Cache]:
-        """Returns logits and the new cache."""
+        """Reads the tokens of `x`; returns their logits and the new cache."""
         return self.model.apply(self.params, {}, x, train=False)[0]
 
 
@@ -40,8 +40,8 @@ class Prompts(NamedTuple):
     """Texts to continue.
 
     Attributes:
-      tokens: `[batch, time]`, filled up on the right with anything.
-      lengths: how many tokens of each count, at least 1.
+      tokens: `[batch, time]`, padded on the right with any tokens.
+      lengths: number of tokens of each prompt without the padding, at least 1.
     """
 
     tokens: Int[Array, "batch time"]
@@ -49,11 +49,11 @@ class Prompts(NamedTuple):
 
 
 class Generated(NamedTuple):
-    """What follows the prompts.
+    """Continuations of prompts.
 
     Attributes:
-      tokens: `[batch, max_new_tokens]`; behind `lengths` padding of 0.
-      lengths: how many of them count, up to and with the end token.
+      tokens: the new tokens, `[batch, max_new_tokens]`, padded with 0.
+      lengths: number of new tokens without the padding, the end token included.
     """
 
     tokens: Int[Array, "batch time"]
@@ -63,13 +63,13 @@ class Generated(NamedTuple):
 def pad_prompts(
     prompts: Sequence[Sequence[int] | np.ndarray], *, least: int = 16
 ) -> Prompts:
-    """Returns prompts filled up on the right to a power of two.
+    """Pads prompts on the right to a power of two.
 
-    Few different times mean few compilations.
+    `generate` is compiled once for each length, so that few lengths save time.
 
     Args:
-      prompts: tokens of each.
-      least: the smallest time.
+      prompts: tokens of each prompt.
+      least: smallest padded length.
 
     Raises:
       ConfigError: no prompt, or an empty one.
@@ -82,6 +82,7 @@ def pad_prompts(
     lengths = [len(prompt) for prompt in prompts]
     if not lengths or min(lengths) < 1:
         raise ConfigError(f"a prompt needs at least one token: got lengths {lengths}")
+    # The next power of two: n - 1 has as many bits as 2^k - 1 for 2^(k-1) < n <= 2^k.
     time = max(least, 1 << (max(lengths) - 1).bit_length())
     tokens = np.zeros((len(lengths), time), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -98,40 +99,47 @@ def generate(
 ) -> Generated:
     """Continues each prompt until its end token or for `max_new_tokens`.
 
-    The prompts are read in one pass, which leaves their keys and values in a cache;
-    then one token is read and one drawn at a time. Compiled once for prompts of a
-    shape.
+    The prompts are read in one pass, which stores their keys and values in a cache.
+    Then one token at a time is drawn and read. The program is compiled once for each
+    shape of prompts.
 
     Args:
       language_model: the model with its parameters.
       prompts: see `pad_prompts`.
-      options: how many tokens, and how they are drawn; None for the defaults.
+      options: how many tokens to add and how to draw them; None for the defaults.
       key: of the draws.
 
     Raises:
-      ConfigError: no causal language model, a prompt that is empty or longer than
-        its row, tokens that the model does not know, or more of them than it has
-        positions for.
+      ConfigError: not a causal language model, a prompt that is empty or longer than
+        its row, tokens outside of the vocabulary, or more tokens than the model has
+        positions.
     """
     options = options or Continuation()
-    prompts = checked_prompts(language_model, prompts, options)
+    prompts = prepare_prompts(language_model, prompts, options)
     return _generate(language_model, prompts, key, options=options)
 
 
-def checked_prompts(
+def prepare_prompts(
     language_model: LanguageModel,
     prompts: Prompts,
     options: Continuation,
     *,
     ahead: int = 0,
 ) -> Prompts:
-    """Returns the prompts filled up with token 0, cut to the model's positions.
+    """Checks prompts; returns them padded with 0 and cut to the model's positions.
+
+    Args:
+      language_model: the model that reads them.
+      prompts: see `pad_prompts`.
+      options: their continuation.
+      ahead: tokens that are read beyond `max_new_tokens`, such as draft tokens.
 
     Raises:
-      ConfigError: what cannot be continued by `max_new_tokens` + `ahead` tokens.
+      ConfigError: prompts that the model cannot continue by `max_new_tokens` + `ahead`
+        tokens.
     """
     decoder = models.decoder_of(language_model.model)
-    # Said to be wanted here, for those who forbid transfers that are not.
+    # An explicit transfer, which `jax.transfer_guard("disallow")` lets pass.
     tokens, lengths = jax.device_get((prompts.tokens, prompts.lengths))
     if tokens.ndim != 2 or lengths.shape != tokens.shape[:1]:
         raise ConfigError(
@@ -163,7 +171,7 @@ def checked_prompts(
 def cache_for(
     language_model: LanguageModel, batch: int, size: int, options: Continuation
 ) -> models.Cache:
-    """Returns an empty cache of `size` tokens, of fewer where positions end before."""
+    """Returns an empty cache of `size` tokens, at most the model's positions."""
     model = language_model.model
     context = models.decoder_of(model).context
     size = size if context is None else min(size, context)
@@ -176,18 +184,22 @@ def prefill(
     """Reads prompts of different lengths into an empty cache.
 
     Returns:
-      Logits of what follows the last token of each, `[batch, vocabulary]`, and the
-      cache, whose lengths are those of the prompts.
+      Logits of the token behind the last one of each prompt, `[batch, vocabulary]`, and
+      the cache, whose lengths are those of the prompts.
     """
     last = prompts.lengths[:, None] - 1
     logits, cache = language_model.decode(
         models.Decoding(tokens=prompts.tokens, cache=cache, at=last)
     )
-    return logits[:, 0], take_back(cache, prompts.lengths)
+    # The padding was read, too. With the smaller length, it is masked and overwritten.
+    return logits[:, 0], truncate_cache(cache, prompts.lengths)
 
 
-def take_back(cache: models.Cache, lengths: Int[Array, " batch"]) -> models.Cache:
-    """Returns the cache of the first `lengths` tokens; copies nothing."""
+def truncate_cache(cache: models.Cache, lengths: Int[Array, " batch"]) -> models.Cache:
+    """Returns a cache of its first `lengths` tokens, without a copy.
+
+    What lies behind the lengths stays in memory; it is masked, and later overwritten.
+    """
     return models.Cache(runs=cache.runs, length=lengths)
 
 
@@ -202,10 +214,10 @@ def _generate(
     batch, time = prompts.tokens.shape
     cache = cache_for(language_model, batch, time + options.max_new_tokens, options)
     logits, cache = prefill(language_model, cache, prompts)
-    return follow(language_model, cache, logits, options, key)
+    return continue_tokens(language_model, cache, logits, options, key)
 
 
-def follow(
+def continue_tokens(
     language_model: LanguageModel,
     cache: models.Cache,
     logits: Float[Array, "batch vocabulary"],
@@ -213,20 +225,20 @@ def follow(
     key: jax.Array,
     attend: models.Attend = models.attend_cached,
 ) -> Generated:
-    """Draws tokens and reads them, one after another; to be traced.
+    """Draws tokens and reads them, one at a time; to be called under `jit`.
 
     Args:
       language_model: the model with its parameters.
-      cache: what came before, with room for what comes.
-      logits: of the first token to be drawn.
-      options: how many tokens, and how they are drawn.
+      cache: of the tokens so far, with room for the new ones.
+      logits: from which the first token is drawn.
+      options: how many tokens to draw, and how.
       key: of the draws.
-      attend: see `models.Decoding`.
+      attend: the attention of the layers, see `models.Decoding`.
     """
     batch, sampler, end = len(logits), options.sampler, options.end
     steps = options.max_new_tokens
-    drawn = next_token(logits, sampler, derive(key, "token", 0))
-    tokens = jnp.zeros((batch, steps), drawn.dtype)
+    first = next_token(logits, sampler, derive(key, "token", 0))
+    tokens = jnp.zeros((batch, steps), first.dtype)
 
     def ended(token: jax.Array) -> jax.Array:
         return jnp.zeros(batch, bool) if end is None else token == end
@@ -240,16 +252,18 @@ def follow(
         x = models.Decoding(tokens=token[:, None], cache=cache, attend=attend)
         logits, cache = language_model.decode(x)
         token = next_token(logits[:, 0], sampler, derive(key, "token", step))
+        # Sequences that are done are still read, since shapes are static, but their
+        # tokens are dropped.
         tokens = tokens.at[:, step].set(jnp.where(done, 0, token))
         return step + 1, token, cache, tokens, counts + ~done, done | ended(token)
 
     carry = (
         jnp.int32(1),
-        drawn,
+        first,
         cache,
-        tokens.at[:, 0].set(drawn),
+        tokens.at[:, 0].set(first),
         jnp.ones(batch, jnp.int32),
-        ended(drawn),
+        ended(first),
     )
     *_, tokens, counts, _ = jax.lax.while_loop(more, advance, carry)
     return Generated(tokens, counts)

@@ -1,7 +1,7 @@
-"""Leaving heads and tokens out: what clusters of heads are compared with.
+"""Choice of the heads and tokens that SpAtten and Deja Vu prune, as masks.
 
-Masks say what is kept; `pruned` has the attention that goes by them. They are causal:
-what is left out for a query depends on tokens up to its own.
+These are the baselines of clustered heads; `pruned_heads` has their attention. All
+masks are causal: what is pruned for a query depends on the tokens up to its own only.
 
 References:
   Wang, Zhang and Han, SpAtten: Efficient Sparse Attention Architecture with Cascade
@@ -25,14 +25,14 @@ from hpcjax.core.keys import derive
 def top_heads(
     importance: Float[Array, "*batch heads"], keep: int | Int[Array, "..."]
 ) -> Bool[Array, "*batch heads"]:
-    """Returns a mask of the `keep` most important; of equal ones the first count.
+    """Returns a mask of the `keep` most important heads; of equal ones, the first.
 
     Args:
-      importance: of heads, or of anything else along the last axis.
-      keep: how many; an array is one for each row of `importance`.
+      importance: of heads, or of tokens, along the last axis.
+      keep: number of heads to keep; an array has one number for each row.
 
     Raises:
-      ConfigError: keep is an int not in [0, heads].
+      ConfigError: keep is an int outside of [0, heads].
 
     Examples:
       >>> top_heads(jnp.array([1.0, 3.0, 2.0, 3.0]), 2).tolist()
@@ -42,6 +42,7 @@ def top_heads(
     if isinstance(keep, int) and not 0 <= keep <= heads:
         raise ConfigError(f"keep must be in [0, {heads}]: got keep={keep}")
     order = jnp.argsort(importance, axis=-1, stable=True, descending=True)
+    # The argsort of the order is the rank of each head.
     return jnp.argsort(order, axis=-1) < jnp.asarray(keep)[..., None]
 
 
@@ -49,11 +50,11 @@ def kept_counts(total: int, ratios: Sequence[float]) -> tuple[int, ...]:
     """Returns ⌈ratio · total⌉ for each layer, the schedule of a cascade.
 
     Args:
-      total: heads or tokens.
-      ratios: shares that are kept, in (0, 1] and never more than in the layer before.
+      total: number of heads or tokens.
+      ratios: share that each layer keeps, in (0, 1], never more than the layer before.
 
     Raises:
-      ConfigError: other ratios.
+      ConfigError: invalid ratios.
 
     Examples:
       >>> kept_counts(9, [1.0, 0.7, 0.5])
@@ -67,16 +68,17 @@ def kept_counts(total: int, ratios: Sequence[float]) -> tuple[int, ...]:
                 f"pruned stays so: got {ratio}"
             )
         before = ratio
-    # 0.7 · 10 is 7.000000000000001.
+    # 0.7 * 10 is 7.000000000000001, whose ceiling would be 8.
     return tuple(max(1, math.ceil(ratio * total - 1e-9)) for ratio in ratios)
 
 
 class Importance(NamedTuple):
-    """How much heads put out and how much attention tokens were paid.
+    """Importance of heads and tokens, as SpAtten measures it.
 
     Attributes:
-      heads: Σ |output| over layers, and over queries where it says so.
-      tokens: Σ of the attention paid to each, over heads and layers.
+      heads: Σ |output| of each head over layers and, if accumulated, queries.
+      tokens: Σ of the attention probabilities of each token over heads, layers and, if
+        accumulated, queries.
     """
 
     heads: Float[Array, "*rows heads"]
@@ -84,12 +86,12 @@ class Importance(NamedTuple):
 
 
 class Cascade(NamedTuple):
-    """What is left for each query at a layer, and what it has shown so far.
+    """The heads and tokens that each query still has at a layer.
 
     Attributes:
-      heads: those kept.
-      tokens: those kept; never one behind the query.
-      shown: importance by this query alone, over the layers so far, float32.
+      heads: mask of the kept heads.
+      tokens: mask of the kept tokens; never one behind the query.
+      shown: importance measured by this query alone in the layers so far, float32.
     """
 
     heads: Bool[Array, "batch time heads"]
@@ -100,12 +102,12 @@ class Cascade(NamedTuple):
 def start_cascade(
     positions: Int[Array, "batch time"], heads: int, tokens: int
 ) -> Cascade:
-    """Keeps all heads, and the tokens up to each query's own.
+    """Returns the cascade in front of the first layer: nothing is pruned.
 
     Args:
-      positions: of the queries.
-      heads: how many there are.
-      tokens: how many there is room for.
+      positions: of the queries; each has the tokens up to its own.
+      heads: number of heads.
+      tokens: size of the cache.
 
     Examples:
       >>> cascade = start_cascade(jnp.array([[1, 2]]), heads=2, tokens=3)
@@ -128,33 +130,34 @@ def observe_layer(
     outputs: Float[Array, "batch time heads head_dim"],
     maps: Float[Array, "batch heads time tokens"],
 ) -> Cascade:
-    """Adds what a layer shows to the importance of heads and tokens.
+    """Adds a layer's outputs and attention to the importance of heads and tokens.
 
-    Heads that are pruned show nothing.
+    Pruned heads add nothing.
 
     Args:
-      cascade: what was left in the layer.
-      outputs: of each head, before they are mixed.
-      maps: softmaxed attention to the tokens that are left.
+      cascade: the heads and tokens kept in the layer.
+      outputs: of each head, before the output projection.
+      maps: softmaxed attention to the kept tokens.
     """
-    put_out = jnp.sum(jnp.abs(outputs.astype(jnp.float32)), axis=-1)
-    left = cascade.heads.astype(jnp.float32)
-    paid = jnp.einsum("bhts,bth->bts", maps.astype(jnp.float32), left)
+    magnitude = jnp.sum(jnp.abs(outputs.astype(jnp.float32)), axis=-1)
+    kept = cascade.heads.astype(jnp.float32)
+    received = jnp.einsum("bhts,bth->bts", maps.astype(jnp.float32), kept)
     shown = Importance(
-        heads=cascade.shown.heads + left * put_out,
-        tokens=cascade.shown.tokens + jnp.where(cascade.tokens, paid, 0),
+        heads=cascade.shown.heads + kept * magnitude,
+        tokens=cascade.shown.tokens + jnp.where(cascade.tokens, received, 0),
     )
     return cascade._replace(shown=shown)
 
 
 def gather_importance(earlier: Importance, shown: Importance) -> Importance:
-    """Returns the importance that each query knows of: its own and that before it.
+    """Returns the importance measured by each query and all queries before it.
 
-    So no query knows what a later one shows.
+    The cumulative sum keeps the pruning causal: tokens that are read together get the
+    same masks as one after another.
 
     Args:
-      earlier: by all queries before these, `[batch, …]`.
-      shown: by each of these, `[batch, time, …]`.
+      earlier: importance by all queries before these, `[batch, …]`.
+      shown: importance by each of these alone, `[batch, time, …]`.
 
     Examples:
       >>> earlier = Importance(heads=jnp.array([[1.0, 0.0]]), tokens=jnp.zeros((1, 1)))
@@ -167,7 +170,7 @@ def gather_importance(earlier: Importance, shown: Importance) -> Importance:
     )
 
 
-def prune(
+def prune_heads_and_tokens(
     cascade: Cascade,
     known: Importance,
     positions: Int[Array, "batch time"],
@@ -175,55 +178,62 @@ def prune(
     keep_heads: int | Int[Array, "batch time"],
     keep_tokens: int | Int[Array, "batch time"],
 ) -> Cascade:
-    """Keeps the most important of the heads and tokens that are left for a query.
+    """Keeps the most important ones of the heads and tokens that a query still has.
 
-    What is pruned stays pruned in deeper layers; where fewer are left than shall be
-    kept, all stay. A query's own token is among those that stay.
+    What was pruned in an earlier layer stays pruned. If fewer are left than should be
+    kept, all of these are. A query's own token is always kept.
 
     Args:
       cascade: of the layer before.
       known: importance of each head and token, see `gather_importance`.
       positions: of the queries.
-      keep_heads: how many heads, such as by `kept_counts`.
-      keep_tokens: how many tokens, at least 1.
+      keep_heads: number of heads, such as by `kept_counts`.
+      keep_tokens: number of tokens, at least 1.
 
     Examples:
       >>> positions = jnp.array([[2]])
       >>> cascade = start_cascade(positions, heads=2, tokens=3)
       >>> known = Importance(jnp.array([[[1.0, 5.0]]]), jnp.array([[[0.2, 0.7, 0.1]]]))
-      >>> left = prune(cascade, known, positions, keep_heads=1, keep_tokens=2)
+      >>> left = prune_heads_and_tokens(
+      ...     cascade, known, positions, keep_heads=1, keep_tokens=2
+      ... )
       >>> left.heads.tolist(), left.tokens.tolist()
       ([[[False, True]]], [[[False, True, True]]])
     """
+    # Infinite importance keeps the query's own token.
     own = jnp.arange(known.tokens.shape[-1]) == positions[..., None]
     tokens = jnp.where(own, jnp.inf, known.tokens)
     return cascade._replace(
-        heads=_keep(cascade.heads, known.heads, keep_heads),
-        tokens=_keep(cascade.tokens, tokens, keep_tokens),
+        heads=_keep_top(cascade.heads, known.heads, keep_heads),
+        tokens=_keep_top(cascade.tokens, tokens, keep_tokens),
     )
 
 
-def _keep(
+def _keep_top(
     left: Bool[Array, "batch time n"],
     importance: Float[Array, "batch time n"],
     keep: int | Int[Array, "batch time"],
 ) -> Bool[Array, "batch time n"]:
+    # Pruned ones rank last, but may be among the first `keep` if fewer are left.
     return left & top_heads(jnp.where(left, importance, -jnp.inf), keep)
 
 
 def output_labels(
     outputs: Float[Array, "*batch heads head_dim"], keep: int | Int[Array, "..."]
 ) -> Bool[Array, "*batch heads"]:
-    """Returns the `keep` heads of the largest norm of output: what an oracle keeps.
+    """Returns a mask of the `keep` heads whose outputs have the largest norms.
+
+    These are the labels that predictors learn, and what an oracle keeps.
 
     Args:
-      outputs: of each head, before they are mixed.
-      keep: how many, see `top_heads`.
+      outputs: of each head, before the output projection.
+      keep: number of heads, see `top_heads`.
 
     Examples:
       >>> output_labels(jnp.array([[3.0, 4.0], [6.0, 0.0]]), 1).tolist()
       [False, True]
     """
+    # The order of norms is that of their squares.
     squares = jnp.sum(jnp.square(outputs.astype(jnp.float32)), axis=-1)
     return top_heads(squares, keep)
 
@@ -231,13 +241,13 @@ def output_labels(
 def init_predictor(
     key: jax.Array, width: int, hidden: int, heads: int
 ) -> dict[str, jax.Array]:
-    """Draws a predictor of two layers, `width` → `hidden` → `heads`.
+    """Draws the parameters of a two-layer perceptron, `width` → `hidden` → `heads`.
 
     Args:
-      key: of the weights, normal with variance 1 / inputs; biases are 0.
-      width: of the hidden state that it reads.
-      hidden: its own width.
-      heads: H.
+      key: of the weights, truncated normal with variance 1 / inputs; biases are 0.
+      width: of the model's hidden state, its input.
+      hidden: of its hidden layer.
+      heads: H, its outputs.
     """
     normal = jax.nn.initializers.lecun_normal()
     return {
@@ -251,11 +261,13 @@ def init_predictor(
 def predict_heads(
     params: dict[str, jax.Array], state: Float[Array, "*batch width"]
 ) -> Float[Array, "*batch heads"]:
-    """Returns a logit for each head that it matters: relu(x W₁ + b₁) W₂ + b₂, float32.
+    """Returns a logit for each head that it should be kept.
+
+    The logits are relu(x W₁ + b₁) W₂ + b₂, in float32.
 
     Args:
-      params: those of `init_predictor`.
-      state: a token's hidden state in front of an earlier layer.
+      params: as from `init_predictor`.
+      state: x, the residual stream in front of an earlier layer.
 
     Examples:
       >>> params = init_predictor(jax.random.key(0), 8, 4, 3)
@@ -267,8 +279,13 @@ def predict_heads(
     return x @ params["out"] + params["out_bias"]
 
 
-class Fitted(NamedTuple):
-    """A predictor, and the loss at each step before it was taken."""
+class FittedPredictor(NamedTuple):
+    """A fitted predictor.
+
+    Attributes:
+      params: see `init_predictor`.
+      losses: the loss in front of each step.
+    """
 
     params: dict[str, jax.Array]
     losses: Float[Array, " steps"]
@@ -283,16 +300,16 @@ def fit_predictor(
     steps: int = 500,
     batch: int = 256,
     lr: float = 1e-3,
-) -> Fitted:
-    """Fits a predictor by Adam to the mean binary cross-entropy of batches.
+) -> FittedPredictor:
+    """Fits a predictor with Adam to the binary cross-entropy, averaged over a batch.
 
     Args:
-      params: where it begins.
-      states: the hidden state of each token.
-      labels: the heads that matter for it, such as by `output_labels`.
+      params: initial parameters.
+      states: hidden states of tokens.
+      labels: heads to keep for each token, such as from `output_labels`.
       key: draws the batches, with replacement.
-      steps: how many.
-      batch: tokens in each.
+      steps: number of steps.
+      batch: tokens of a batch.
       lr: learning rate.
 
     Raises:
@@ -328,4 +345,4 @@ def fit_predictor(
     (params, _), losses = jax.lax.scan(
         step, (params, tx.init(params)), jnp.arange(steps)
     )
-    return Fitted(params, losses)
+    return FittedPredictor(params, losses)

@@ -1,4 +1,4 @@
-"""From logits to probabilities and tokens."""
+"""Sampling of the next token from logits."""
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ from hpcjax.inference.config import Sampler
 def probabilities(
     logits: Float[Array, "*batch vocabulary"], sampler: Sampler
 ) -> Float[Array, "*batch vocabulary"]:
-    """Returns what `sampler` draws from, in float32.
+    """Returns the distribution from which `sampler` draws, in float32.
 
-    softmax(logits / temperature), of which the `top_k` largest are left and then the
-    fewest that have `top_p` together, normalised again. Of equal ones the first count
-    as larger.
+    It is softmax(logits / temperature), restricted to the `top_k` largest logits, then
+    to the fewest tokens whose probabilities add up to `top_p`, and normalised. Among
+    equal logits, earlier tokens count as larger.
 
     Raises:
-      ConfigError: a temperature of zero, which draws nothing.
+      ConfigError: a temperature of zero.
 
     Examples:
       >>> probabilities(jnp.array([0.0, 1.0, 1.0]), Sampler(top_k=2)).tolist()
@@ -26,8 +26,8 @@ def probabilities(
     """
     if sampler.greedy:
         raise ConfigError("a temperature of 0 draws nothing: take the largest logit")
-    # The largest taken off first: divided by a small temperature the logits themselves
-    # would overflow.
+    # The largest logit becomes 0 before the division: logits over a small temperature
+    # could overflow to infinity, and inf - inf inside the softmax is NaN.
     logits = logits.astype(jnp.float32)
     largest = jnp.max(logits, axis=-1, keepdims=True)
     logits = (logits - largest) / sampler.temperature
@@ -36,20 +36,21 @@ def probabilities(
         return jax.nn.softmax(logits)
     order = jnp.argsort(-logits, axis=-1, stable=True)
     sorted_logits = jnp.take_along_axis(logits, order, axis=-1)
-    kept = jnp.arange(size) < (sampler.top_k or size)
-    found = jax.nn.softmax(jnp.where(kept, sorted_logits, -jnp.inf))
-    # A token is left if those before it have less than top_p; the first always is.
-    before = jnp.cumsum(found, axis=-1) - found
-    left = jnp.where(before < sampler.top_p, found, 0)
-    left = left / jnp.sum(left, axis=-1, keepdims=True)
-    place = jnp.argsort(order, axis=-1)
-    return jnp.take_along_axis(left, place, axis=-1)
+    in_top_k = jnp.arange(size) < (sampler.top_k or size)
+    sorted_p = jax.nn.softmax(jnp.where(in_top_k, sorted_logits, -jnp.inf))
+    # A token stays if the tokens before it have less than top_p; so the first one does,
+    # and the one with which the sum reaches top_p.
+    before = jnp.cumsum(sorted_p, axis=-1) - sorted_p
+    in_top_p = jnp.where(before < sampler.top_p, sorted_p, 0)
+    in_top_p = in_top_p / jnp.sum(in_top_p, axis=-1, keepdims=True)
+    # The argsort of a permutation is its inverse.
+    return jnp.take_along_axis(in_top_p, jnp.argsort(order, axis=-1), axis=-1)
 
 
 def next_token(
     logits: Float[Array, "*batch vocabulary"], sampler: Sampler, key: jax.Array
 ) -> Int[Array, "*batch"]:
-    """Draws a token, or takes the most likely one.
+    """Draws a token; with a temperature of 0, returns the most likely one.
 
     Examples:
       >>> next_token(jnp.array([0.0, 3.0]), Sampler(temperature=0.0), jax.random.key(0))

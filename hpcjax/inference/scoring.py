@@ -1,4 +1,4 @@
-"""How well a language model foretells a text."""
+"""Perplexity and multiple-choice accuracy of language models."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,13 +17,13 @@ Losses = Callable[[Any], Any]
 
 
 class Perplexity(NamedTuple):
-    """How a text was foretold.
+    """Perplexity of a text.
 
     Attributes:
       perplexity: exp of `loss`.
-      loss: mean over the windows of the mean −log p of a token, in nats.
-      windows: how many there were.
-      left: tokens behind the last whole window, which do not count.
+      loss: mean over windows of the mean −log p of their tokens, in nats.
+      windows: number of windows.
+      left: number of tokens behind the last whole window, which are not scored.
     """
 
     perplexity: float
@@ -36,7 +36,7 @@ class Perplexity(NamedTuple):
 def token_losses(
     language_model: LanguageModel, tokens: Int[Array, "batch time"]
 ) -> Float[Array, "batch ahead"]:
-    """Returns −log p(token | those before it) of every token but the first.
+    """Returns −log p(token | tokens before it) of every token but the first.
 
     Args:
       language_model: the model with its parameters.
@@ -47,6 +47,8 @@ def token_losses(
     """
     model, params = language_model.model, language_model.params
     logits, _ = model.apply(params, {}, tokens[:, :-1], train=False)
+    # Models with `loss_chunk` return logits that are computed chunk by chunk, since all
+    # at once, `[batch, time, vocabulary]`, may not fit in memory.
     if isinstance(logits, models.ChunkedLogits):
         return logits.each(metrics.token_cross_entropy, tokens[:, 1:])
     return metrics.token_cross_entropy(logits, tokens[:, 1:])
@@ -61,13 +63,15 @@ def perplexity(
 ) -> Perplexity:
     """Returns the perplexity of a text, cut into windows that do not overlap.
 
-    Every window is foretold by itself; its first token is not counted.
+    Tokens are predicted from earlier ones of their window only; the first token of a
+    window has none, and is not scored.
 
     Args:
-      losses: of a model, such as `token_losses` with the model bound.
+      losses: maps tokens `[batch, time]` to −log p `[batch, time − 1]`, such as
+        `token_losses` with a model bound.
       tokens: the text.
       window: tokens of a window, at least 2.
-      batch: windows at once.
+      batch: windows per call of `losses`.
 
     Raises:
       ConfigError: a window of less than two tokens, or a text shorter than a window.
@@ -84,14 +88,14 @@ def perplexity(
     rows = np.asarray(tokens[: count * window], np.int32).reshape(count, window)
     total = 0.0
     for start in range(0, count, batch):
-        found = np.asarray(losses(rows[start : start + batch]), np.float64)
-        total += float(np.sum(np.mean(found, axis=1)))
+        window_losses = np.asarray(losses(rows[start : start + batch]), np.float64)
+        total += float(np.sum(np.mean(window_losses, axis=1)))
     loss = total / count
     return Perplexity(math.exp(loss), loss, count, len(tokens) - count * window)
 
 
 def check_text(time: int, window: int) -> None:
-    """Raises ConfigError for texts with nothing to foretell behind the window."""
+    """Raises ConfigError for texts in which no token behind the window is predicted."""
     if time < window + 2:
         raise ConfigError(
             f"a text must have at least {window + 2} tokens, two more than the window: "
@@ -105,27 +109,27 @@ def decoded_losses(
     x: models.Decoding,
     following: Int[Array, "batch places"],
 ) -> Float[Array, "batch places"]:
-    """Returns −log p of what follows the tokens of a `Decoding`.
+    """Returns −log p of the tokens that follow those of a `Decoding`.
 
     Args:
       language_model: the model with its parameters.
-      x: what is read; of its tokens those that logits are wanted for.
-      following: the token behind each of these.
+      x: tokens to read, and the positions at which to compute logits.
+      following: the true token behind each of these positions.
 
     Returns:
-      As many, float32, in nats.
+      `[batch, places]`, float32, in nats.
     """
     logits, _ = language_model.decode(x)
     return metrics.token_cross_entropy(logits, following)
 
 
-class Answered(NamedTuple):
-    """How questions of multiple choice were answered.
+class ChoiceAccuracy(NamedTuple):
+    """Accuracy on multiple-choice questions.
 
     Attributes:
-      accuracy: share whose true ending had the largest Σ log p.
-      normalized: the same for Σ log p divided by the number of tokens.
-      count: questions.
+      accuracy: share of questions whose true ending had the largest Σ log p.
+      normalized: likewise, with Σ log p divided by the ending's number of tokens.
+      count: number of questions.
     """
 
     accuracy: float
@@ -138,39 +142,41 @@ def answer_choices(
     questions: Iterable[tuple[list[int], list[list[int]], int]],
     *,
     time: int,
-) -> Answered:
-    """Answers questions by the ending that the model finds most likely.
+) -> ChoiceAccuracy:
+    """Answers each question with the ending that the model finds most likely.
 
     Args:
-      losses: of a model, as for `perplexity`.
-      questions: tokens of the context, at least one, and of each ending, and which one
-        is true.
-      time: tokens that contexts with endings are filled up to; longer contexts lose
-        their beginning.
+      losses: as for `perplexity`.
+      questions: tokens of the context, tokens of each ending, and the index of the true
+        ending.
+      time: length to which context and ending are padded or cut; of too long ones, the
+        beginning of the context is cut.
 
     Raises:
-      ConfigError: no question, an empty context or ending, an ending of `time` and
-        more tokens, or none of the endings said to be true.
+      ConfigError: no question, an empty context or ending, an ending of `time` or more
+        tokens, or an invalid index.
     """
-    first = second = count = 0
+    correct = correct_normalized = count = 0
     for context, endings, true in questions:
         lengths = [len(ending) for ending in endings]
-        whole = context and lengths and min(lengths) > 0 and max(lengths) < time
-        if not (whole and 0 <= true < len(endings)):
+        valid = context and lengths and min(lengths) > 0 and max(lengths) < time
+        if not (valid and 0 <= true < len(endings)):
             raise ConfigError(
                 f"a question needs a context, endings of 1 … {time - 1} tokens, and "
                 f"which is true: got {len(context)} tokens, {lengths} and {true}"
             )
         rows = np.zeros((len(endings), time), np.int32)
-        counted = np.zeros((len(endings), time - 1), bool)
-        for row, real, ending in zip(rows, counted, endings, strict=True):
-            whole = [*context, *ending][-time:]
-            row[: len(whole)] = whole
-            real[len(whole) - 1 - len(ending) : len(whole) - 1] = True
-        sums = -np.sum(np.asarray(losses(rows), np.float64), axis=1, where=counted)
-        first += int(np.argmax(sums) == true)
-        second += int(np.argmax(sums / lengths) == true)
+        scored = np.zeros((len(endings), time - 1), bool)
+        for row, in_ending, ending in zip(rows, scored, endings, strict=True):
+            text = [*context, *ending][-time:]
+            row[: len(text)] = text
+            # Entry j of the losses is that of token j + 1. Padding on the right changes
+            # none of them, as attention is causal.
+            in_ending[len(text) - 1 - len(ending) : len(text) - 1] = True
+        sums = -np.sum(np.asarray(losses(rows), np.float64), axis=1, where=scored)
+        correct += int(np.argmax(sums) == true)
+        correct_normalized += int(np.argmax(sums / lengths) == true)
         count += 1
     if not count:
         raise ConfigError("there are no questions")
-    return Answered(first / count, second / count, count)
+    return ChoiceAccuracy(correct / count, correct_normalized / count, count)

@@ -1,4 +1,4 @@
-"""Speculative decoding: a small model drafts tokens, a large one reads them at once.
+"""Speculative decoding: a small model drafts tokens, a large one verifies them.
 
 References:
   Leviathan, Kalman and Matias, ICML 2023; Yan, Agarwal and Venkataraman, Decoding
@@ -23,9 +23,9 @@ from hpcjax.inference.generation import (
     LanguageModel,
     Prompts,
     cache_for,
-    checked_prompts,
     prefill,
-    take_back,
+    prepare_prompts,
+    truncate_cache,
 )
 from hpcjax.inference.sampling import next_token, probabilities
 
@@ -34,14 +34,14 @@ RULES: tuple[Rule, ...] = ("rejection", "greedy", "matching")
 
 
 class Speculated(NamedTuple):
-    """What follows the prompts, and how it came about.
+    """Continuations of prompts, with statistics of acceptance.
 
     Attributes:
-      tokens: `[batch, max_new_tokens]`; behind `lengths` padding of 0.
-      lengths: how many of them count, up to and with the end token.
-      iterations: of each sequence, until it was done.
-      counts: how many iterations, of all sequences, accepted 0, 1, … γ drafts; also
-        those that an end token or `max_new_tokens` cut.
+      tokens: the new tokens, `[batch, max_new_tokens]`, padded with 0.
+      lengths: number of new tokens without the padding, the end token included.
+      iterations: of each sequence until its end.
+      counts: how many iterations of all sequences accepted 0, 1, … γ draft tokens,
+        before an end token or `max_new_tokens` cut them.
     """
 
     tokens: Int[Array, "batch time"]
@@ -51,7 +51,18 @@ class Speculated(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What an iteration hands on; `known` counts a sequence's tokens so far."""
+    """The state between iterations.
+
+    Attributes:
+      step: number of the iteration.
+      tokens: prompts and new tokens, `[batch, size]`.
+      known: number of tokens of each sequence so far.
+      target: the target's cache, of all known tokens but the last.
+      draft: the draft's cache.
+      done: which sequences have ended.
+      iterations: see `Speculated`.
+      counts: see `Speculated`.
+    """
 
     step: jax.Array
     tokens: jax.Array
@@ -74,32 +85,33 @@ def speculate(
     rule: Rule | None = None,
     forced: Bool[Array, "batch iterations ahead"] | None = None,
 ) -> Speculated:
-    """Continues prompts as `generate` does, by a draft model's help.
+    """Continues prompts as `generate` does, with the help of a draft model.
 
-    In an iteration the draft adds γ tokens one by one, the target reads them in one
-    pass, and so many are kept that what is emitted is distributed as the target's own
-    tokens; see `accept`. Of what was rejected the caches forget by a smaller length.
-    The draft begins an iteration with the last two tokens, since the last one of a
-    draft that was accepted whole is not in its cache.
+    In an iteration, the draft model adds γ tokens one by one, and the target model
+    reads them in one pass. The acceptance rule keeps some of them and adds a token, so
+    that the result is distributed as the target's own tokens, see `accept`. Rejected
+    tokens are removed from the caches by a smaller length.
 
     Args:
-      target: the model whose texts are wanted.
-      draft: a cheaper one with the same vocabulary.
+      target: the model whose continuations are wanted.
+      draft: a cheaper model with the same vocabulary.
       prompts: see `pad_prompts`.
-      options: how many tokens, and how both models' are drawn; None for the defaults.
+      options: how many tokens, and how both models draw them; None for the defaults.
       ahead: γ, at least 1.
       key: of the draws.
-      rule: "rejection", `accept`; "greedy", `accept_greedy`, the only one at
-        temperature 0; "matching", `accept_matching`. None: the first that fits.
-      forced: for measurements only: which drafts count as accepted, instead of the
-        rule; everything else is done as ever. Behind its iterations all are rejected.
+      rule: "rejection" for `accept`, "matching" for `accept_matching`, "greedy" for
+        `accept_greedy`, which is the only one at temperature 0. None takes "greedy" or
+        "rejection", depending on the temperature.
+      forced: for measurements only: whether each draft token counts as accepted,
+        instead of the rule's answer. All other work is done as usual. In iterations
+        behind the array's, all are rejected.
 
     Raises:
-      ConfigError: vocabularies that differ, a rule that does not go with the sampler, a
-        `forced` of another shape, and what `generate` refuses.
+      ConfigError: different vocabularies, a rule that does not fit the temperature, a
+        `forced` of another shape, and whatever `generate` raises.
     """
     options = options or Continuation()
-    rule = _rule(rule, options.sampler)
+    rule = _choose_rule(rule, options.sampler)
     sizes = [models.decoder_of(one.model).vocabulary for one in (target, draft)]
     if sizes[0] != sizes[1]:
         raise ConfigError(
@@ -109,7 +121,7 @@ def speculate(
     if ahead < 1:
         raise ConfigError(f"ahead must be at least 1: got ahead={ahead}")
     for one in (target, draft):
-        prompts = checked_prompts(one, prompts, options, ahead=ahead)
+        prompts = prepare_prompts(one, prompts, options, ahead=ahead)
     if forced is not None:
         batch, shape = len(prompts.tokens), forced.shape
         good = len(shape) == 3 and shape[::2] == (batch, ahead) and shape[1] > 0
@@ -120,7 +132,7 @@ def speculate(
     )
 
 
-def _rule(rule: Rule | None, sampler: Sampler) -> Rule:
+def _choose_rule(rule: Rule | None, sampler: Sampler) -> Rule:
     chosen = rule or ("greedy" if sampler.greedy else "rejection")
     if chosen not in RULES:
         raise ConfigError(f"unknown rule: got {rule!r}{nearest(chosen, RULES)}")
@@ -151,47 +163,51 @@ def _speculate(
         return ~jnp.all(carry.done)
 
     def iterate(carry: _Carry) -> _Carry:
+        # Acceptance must be independent of the draft's draws, hence two keys.
         drawing, judging = (derive(key, name, carry.step) for name in ("draw", "judge"))
         drafted, q, draft_cache = _draft(
             draft, carry, ahead=ahead, sampler=sampler, key=drawing
         )
-        p, target_cache = _read(target, carry, drafted)
-        accepted = _judge(p, q, drafted, sampler, rule, judging)
+        logits, target_cache = _verify(target, carry, drafted)
+        accepted = _judge(logits, q, drafted, sampler, rule, judging)
         if forced is not None:
-            accepted = _forced(forced, carry.step, accepted)
-        told = _emitted(accepted, drafted)
-        tokens, known, ended = _grown(
-            carry, told, accepted.count + 1, lengths + steps, end
+            accepted = _force_counts(forced, carry.step, accepted)
+        emitted = _join_token(accepted, drafted)
+        tokens, known, ended = _append_tokens(
+            carry, emitted, accepted.count + 1, lengths + steps, end
         )
         running = ~carry.done
+        # The target has not read the last known token, which it drew itself. The
+        # draft's next iteration reads the last two again, see `_draft`.
         return _Carry(
             carry.step + 1,
             tokens,
             known,
-            take_back(target_cache, known - 1),
-            take_back(draft_cache, known),
+            truncate_cache(target_cache, known - 1),
+            truncate_cache(draft_cache, known),
             carry.done | ended,
             carry.iterations + running,
             carry.counts.at[accepted.count].add(running.astype(jnp.int32)),
         )
 
     carry = jax.lax.while_loop(
-        more, iterate, _begun(target, draft, prompts, ahead, options)
+        more, iterate, _start(target, draft, prompts, ahead, options)
     )
-    made = carry.known - lengths
-    tokens = _behind(carry.tokens, lengths, made, steps)
-    return Speculated(tokens, made, carry.iterations, carry.counts)
+    new_lengths = carry.known - lengths
+    tokens = _cut_continuations(carry.tokens, lengths, new_lengths, steps)
+    return Speculated(tokens, new_lengths, carry.iterations, carry.counts)
 
 
-def _begun(
+def _start(
     target: LanguageModel,
     draft: LanguageModel,
     prompts: Prompts,
     ahead: int,
     options: Continuation,
 ) -> _Carry:
-    """Returns what the first iteration is given: both models have read the prompts."""
+    """Returns the first iteration's state: both models have read the prompts."""
     batch, time = prompts.tokens.shape
+    # An iteration may read γ tokens beyond the last one that is kept.
     size = time + options.max_new_tokens + ahead
 
     def read(one: LanguageModel) -> models.Cache:
@@ -213,13 +229,22 @@ def _begun(
 def _draft(
     draft: LanguageModel, carry: _Carry, *, ahead: int, sampler: Sampler, key: jax.Array
 ) -> tuple[jax.Array, jax.Array | None, models.Cache]:
-    """Returns γ tokens `[batch, γ]`, what they were drawn from, and the cache."""
-    # The last two tokens; of a text of one token that one, and one that is forgotten.
+    """Drafts γ tokens.
+
+    Returns:
+      The tokens `[batch, γ]`, the probabilities `[batch, γ, vocabulary]` from which
+      they were drawn (None if greedy), and the cache.
+    """
+    # The first step reads the last two known tokens, n - 2 and n - 1. The last draft
+    # token of an iteration is drawn but not read: if it was accepted, it is token n - 2
+    # now, and not in the cache. Otherwise reading it again changes nothing. A text of
+    # one token has no other: then tokens 0 and 1 are read, and the logits are those at
+    # token 0. The cache is truncated to n tokens in either case.
     start = jnp.maximum(carry.known - 2, 0)
     two = jnp.take_along_axis(carry.tokens, start[:, None] + jnp.arange(2), axis=1)
     x = models.Decoding(
         tokens=two,
-        cache=take_back(carry.draft, start),
+        cache=truncate_cache(carry.draft, start),
         at=(carry.known - 1 - start)[:, None],
     )
 
@@ -245,7 +270,7 @@ def _draft(
 
     numbers = jnp.arange(1, ahead)
     (_, cache), (others, q_others) = jax.lax.scan(
-        one, (first, take_back(cache, carry.known)), numbers
+        one, (first, truncate_cache(cache, carry.known)), numbers
     )
     tokens = jnp.concatenate([first[None], others]).T
     if q_first is None:
@@ -253,14 +278,19 @@ def _draft(
     return tokens, jnp.moveaxis(jnp.concatenate([q_first[None], q_others]), 0, 1), cache
 
 
-def _read(
+def _verify(
     target: LanguageModel, carry: _Carry, drafted: jax.Array
 ) -> tuple[jax.Array, models.Cache]:
-    """Returns the target's logits at the draft's places and behind, and the cache."""
-    last = _at(carry.tokens, carry.known - 1)
+    """Reads a draft with the target.
+
+    Returns:
+      Logits `[batch, γ + 1, vocabulary]` at the draft's positions and the one behind
+      them, and the cache.
+    """
+    last = _pick_place(carry.tokens, carry.known - 1)
     x = models.Decoding(
         tokens=jnp.concatenate([last[:, None], drafted], axis=1),
-        cache=take_back(carry.target, carry.known - 1),
+        cache=truncate_cache(carry.target, carry.known - 1),
     )
     return target.decode(x)
 
@@ -281,74 +311,79 @@ def _judge(
     return acceptance.accept(p, q, drafted, key)
 
 
-def _forced(forced: jax.Array, step: jax.Array, accepted: Accepted) -> Accepted:
-    """Returns so many accepted as the table says, with the token that was drawn."""
+def _force_counts(forced: jax.Array, step: jax.Array, accepted: Accepted) -> Accepted:
+    """Replaces the count by that of the table; the token stays."""
     inside = step < forced.shape[1]
     row = forced[:, jnp.minimum(step, forced.shape[1] - 1)] & inside
     count = jnp.sum(jnp.cumprod(row.astype(jnp.int32), axis=1), axis=1)
     return Accepted(count, accepted.token)
 
 
-def _emitted(accepted: Accepted, drafted: jax.Array) -> jax.Array:
-    """Returns `[batch, γ + 1]`: the accepted drafts, and the token behind them."""
-    told = jnp.pad(drafted, ((0, 0), (0, 1)))
-    places = jnp.arange(told.shape[1])
-    return jnp.where(places == accepted.count[:, None], accepted.token[:, None], told)
+def _join_token(accepted: Accepted, drafted: jax.Array) -> jax.Array:
+    """Returns the accepted draft tokens and the token behind them, `[batch, γ + 1]`."""
+    emitted = jnp.pad(drafted, ((0, 0), (0, 1)))
+    places = jnp.arange(emitted.shape[1])
+    here = places == accepted.count[:, None]
+    return jnp.where(here, accepted.token[:, None], emitted)
 
 
-def _grown(
+def _append_tokens(
     carry: _Carry,
-    told: jax.Array,
+    emitted: jax.Array,
     count: jax.Array,
     most: jax.Array,
     end: int | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the texts with what they are told, their lengths, and whether they end.
+    """Appends emitted tokens to the sequences that are not done.
 
     Args:
-      carry: before; a text that is done gets nothing.
-      told: `[batch, γ + 1]`, of which the first `count` count.
-      count: cut where a text would be longer than `most` and behind its end.
-      most: tokens of each text.
-      end: the token that ends a text.
+      carry: the state before.
+      emitted: `[batch, γ + 1]`, of which the first `count` are appended.
+      count: `[batch]`; fewer are appended behind an end token, or beyond `most`.
+      most: largest number of tokens of each sequence.
+      end: the token that ends a sequence.
+
+    Returns:
+      The tokens, their number, and which sequences end here.
     """
-    emitted = jnp.minimum(_until_end(told, count, end), most - carry.known)
-    emitted = jnp.where(carry.done, 0, emitted)
-    known = carry.known + emitted
-    tokens = _written(carry.tokens, told, carry.known, emitted)
+    added = jnp.minimum(_count_until_end(emitted, count, end), most - carry.known)
+    added = jnp.where(carry.done, 0, added)
+    known = carry.known + added
+    tokens = _write_tokens(carry.tokens, emitted, carry.known, added)
     ended = known >= most
     if end is not None:
-        ended |= (emitted > 0) & (_at(tokens, known - 1) == end)
+        ended |= (added > 0) & (_pick_place(tokens, known - 1) == end)
     return tokens, known, ended
 
 
-def _until_end(told: jax.Array, count: jax.Array, end: int | None) -> jax.Array:
-    """Returns how many of the first `count` tokens come up to and with the end."""
+def _count_until_end(emitted: jax.Array, count: jax.Array, end: int | None) -> Array:
+    """Counts the first `count` tokens up to an end token, which is included."""
     if end is None:
         return count
-    ends = told == end
+    ends = emitted == end
     first = jnp.where(jnp.any(ends, axis=1), jnp.argmax(ends, axis=1) + 1, count)
     return jnp.minimum(first, count)
 
 
-def _written(
-    tokens: jax.Array, told: jax.Array, known: jax.Array, emitted: jax.Array
+def _write_tokens(
+    tokens: jax.Array, emitted: jax.Array, known: jax.Array, added: jax.Array
 ) -> jax.Array:
-    """Writes the first `emitted` tokens behind the `known` ones."""
-    places = jnp.arange(told.shape[1])
-    # Those that do not count are sent beyond the end, where nothing is written.
-    target = jnp.where(places < emitted[:, None], known[:, None] + places, 1 << 30)
-    return models.write_at(tokens, told, target)
+    """Writes the first `added` tokens behind the `known` ones."""
+    places = jnp.arange(emitted.shape[1])
+    # The others get an index out of bounds, at which nothing is written.
+    target = jnp.where(places < added[:, None], known[:, None] + places, 1 << 30)
+    return models.write_at(tokens, emitted, target)
 
 
-def _behind(
+def _cut_continuations(
     tokens: jax.Array, start: jax.Array, count: jax.Array, steps: int
 ) -> jax.Array:
-    """Returns `[batch, steps]`: the `count` tokens from `start` on, then zeros."""
+    """Returns `count` tokens from `start` on, padded with 0 to `[batch, steps]`."""
     places = jnp.arange(steps)
-    found = jnp.take_along_axis(tokens, start[:, None] + places, axis=1)
-    return jnp.where(places < count[:, None], found, 0)
+    rows = jnp.take_along_axis(tokens, start[:, None] + places, axis=1)
+    return jnp.where(places < count[:, None], rows, 0)
 
 
-def _at(tokens: jax.Array, place: jax.Array) -> jax.Array:
+def _pick_place(tokens: jax.Array, place: jax.Array) -> jax.Array:
+    """Returns `tokens[b, place[b]]`."""
     return jnp.take_along_axis(tokens, place[:, None], axis=1)[:, 0]

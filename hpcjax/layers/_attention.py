@@ -29,8 +29,8 @@ def attention(
 ) -> Float[Array, "batch q_time heads head_dim"]:
     """Computes softmax(q kᵀ / √head_dim) v for each head; the softmax is float32.
 
-    Head h reads key and value head ⌊h · kv_heads / heads⌋; keys are not repeated in
-    memory. Products run in the dtype of the operands and accumulate in float32.
+    Query head h uses key and value head ⌊h · kv_heads / heads⌋; keys are not repeated
+    in memory. Products take operands in the given dtype and accumulate in float32.
 
     Args:
       query: `[batch, q_time, heads, head_dim]`.
@@ -38,11 +38,11 @@ def attention(
       value: as `key`.
       causal: whether query i sees only the keys up to k_time − q_time + i, so that the
         last query sees all.
-      mask: `[batch, q_time, k_time]`, true where a query may look; a query that may
-        look nowhere gets the mean of all values.
-      implementation: "reference", what stands here; "xla" or "cudnn", those of
-        `jax.nn.dot_product_attention`, without a mask and, if causal, with as many
-        queries as keys; "auto" takes cuDNN's where it does all this, on a GPU and in
+      mask: `[batch, q_time, k_time]`, true where a query attends to a key; a query
+        whose row is all false gets the mean of all values.
+      implementation: "reference" is the code of this module. "xla" and "cudnn" are
+        those of `jax.nn.dot_product_attention`; they take no mask and, if causal, need
+        as many queries as keys. "auto" takes cuDNN's for such arguments on a GPU in
         half precision, else the reference.
 
     Returns:
@@ -50,7 +50,7 @@ def attention(
 
     Raises:
       ValueError: kv_heads does not divide heads, or an unknown implementation.
-      UnsupportedOp: a chosen implementation that cannot do what was asked.
+      UnsupportedOp: the chosen implementation cannot handle the arguments.
 
     Examples:
       >>> x = jnp.ones((1, 3, 2, 4))
@@ -68,6 +68,7 @@ def attention(
         return jax.nn.dot_product_attention(
             query, key, value, is_causal=causal, implementation=chosen
         )
+    # b batch, k key head, g query head in its group, t query, s key, d feature.
     maps = _grouped_maps(query, key, allowed_keys(q_time, k_time, causal, mask))
     y = _product("bkgts,bskd->btkgd", maps, value)
     return y.reshape(query.shape).astype(query.dtype)
@@ -78,12 +79,12 @@ def attention_maps(
     key: Float[Array, "batch k_time kv_heads head_dim"],
     mask: Bool[Array, "batch q_time k_time"],
 ) -> Float[Array, "batch heads q_time k_time"]:
-    """Returns softmax(q kᵀ / √head_dim) of each head, float32: what it attends to.
+    """Returns the attention weights softmax(q kᵀ / √head_dim) of each head, float32.
 
     Args:
       query: `[batch, q_time, heads, head_dim]`.
       key: `[batch, k_time, kv_heads, head_dim]`; kv_heads divides heads.
-      mask: true where a query may look; it must be so somewhere.
+      mask: true where a query attends to a key; at least one in each row.
 
     Examples:
       >>> x = jnp.ones((1, 2, 1, 4))
@@ -97,10 +98,15 @@ def attention_maps(
 def _grouped_maps(
     query: jax.Array, key: jax.Array, allowed: jax.Array | None
 ) -> jax.Array:
+    """Returns softmax weights `[batch, kv_heads, group, q_time, k_time]`, float32."""
     batch, time, _, head_dim = query.shape
+    # heads = kv_heads · group, the head of the group running fastest. One einsum then
+    # uses each key head for its whole group without repeating it.
     grouped = query.reshape(batch, time, key.shape[2], -1, head_dim)
     scores = _product("btkgd,bskd->bkgts", grouped, key) / math.sqrt(head_dim)
     if allowed is not None:
+        # The least finite number, not −∞: a row that is masked throughout gives uniform
+        # weights, where −∞ − (−∞) would give NaN in the values and in the gradient.
         scores = jnp.where(allowed, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores)
 
@@ -112,7 +118,7 @@ def _choose(
     causal: bool,
     mask: jax.Array | None,
 ) -> Literal["xla", "cudnn"] | None:
-    """Returns which of JAX's implementations is taken; None for the reference."""
+    """Returns which implementation of JAX to call; None for the reference."""
     allowed = ("auto", "reference", "xla", "cudnn")
     if implementation not in allowed:
         raise ValueError(
@@ -140,16 +146,17 @@ def _choose(
 
 @functools.cache
 def cudnn_works() -> bool:
-    """Says whether cuDNN's attention runs on the default device; asked once, logged."""
+    """Says whether cuDNN's attention runs on the default device; tried once, logged."""
     if jax.default_backend() != "gpu":
         return False
     x = jnp.ones((1, 128, 1, 64), "bfloat16")
     try:
+        # The first call may come while a caller is traced: this one must run at once.
         with jax.ensure_compile_time_eval():
-            made = jax.nn.dot_product_attention(
+            output = jax.nn.dot_product_attention(
                 x, x, x, is_causal=True, implementation="cudnn"
             )
-            jax.block_until_ready(made)
+            jax.block_until_ready(output)
     # Each version fails in its own way, from missing libraries to compiler errors.
     except Exception as error:
         log.warning("attention: cuDNN's does not work here (%s); XLA's is used", error)
@@ -173,7 +180,7 @@ def allowed_keys(
     causal: bool,
     mask: Bool[Array, "batch q_time k_time"] | None = None,
 ) -> Bool[Array, "..."] | None:
-    """Returns which scores `[batch, kv_heads, group, q_time, k_time]` count.
+    """Returns the mask of the scores `[batch, kv_heads, group, q_time, k_time]`.
 
     Args:
       q_time: number of queries.
@@ -182,10 +189,12 @@ def allowed_keys(
       mask: see `attention`.
 
     Returns:
-      A mask that broadcasts against the scores, or None if all count.
+      A mask that broadcasts against the scores, or None if nothing is masked.
     """
     allowed = None if mask is None else mask[:, None, None]
     if causal:
+        # The last query is aligned with the last key, as in decoding with a cache:
+        # query i stands at position k_time − q_time + i, hence the shifted diagonal.
         past = jnp.tril(jnp.ones((q_time, k_time), bool), k_time - q_time)
         allowed = past if allowed is None else allowed & past
     return allowed

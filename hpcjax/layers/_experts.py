@@ -13,19 +13,19 @@ from jaxtyping import Array, Float, Int
 from hpcjax.core.varying import vary_like
 from hpcjax.layers import _precision
 
-# (rows, kernel [experts, inputs, outputs], bias [experts, outputs] or None) -> rows,
-# each row by the matrix of its own expert.
+# (rows, kernel [experts, inputs, outputs], bias [experts, outputs] or None) -> rows;
+# each row is multiplied by the matrix of its own expert.
 ExpertDense = Callable[[jax.Array, jax.Array, jax.Array | None], jax.Array]
 ExpertFunction = Callable[[jax.Array, ExpertDense], jax.Array]
 
 
 class Routing(NamedTuple):
-    """Where tokens go.
+    """The router's choice of experts for each token.
 
     Attributes:
-      probabilities: of all experts, float32.
-      experts: the chosen ones, the most probable first.
-      gates: the weights with which their results are added.
+      probabilities: softmax over all experts, float32.
+      experts: numbers of the chosen experts, the most probable first.
+      gates: the weights of the chosen experts' results in the output.
     """
 
     probabilities: Float[Array, "tokens experts"]
@@ -36,12 +36,13 @@ class Routing(NamedTuple):
 def route(logits: Float[Array, "tokens experts"], top_k: int) -> Routing:
     """Chooses the `top_k` most probable experts of each token.
 
-    p = softmax(logits) in float32. The gate of a single choice is its p, so that the
-    router learns of it; several choices have p / Σ p over the chosen.
+    p = softmax(logits) in float32. With top_k = 1 the gate is p itself, through which
+    the router gets its gradient: p / p would be the constant 1. With several choices it
+    is p / Σ p over the chosen ones.
 
     Args:
-      logits: the router's, `[tokens, experts]`.
-      top_k: experts a token, at most as many as there are.
+      logits: the router's outputs, `[tokens, experts]`.
+      top_k: number of experts for each token.
 
     Raises:
       ValueError: `top_k` is not between 1 and the number of experts.
@@ -71,13 +72,14 @@ def load_balance_loss(
 ) -> Float[Array, ""]:
     """Returns E Σ_e f_e P_e over E experts.
 
-    f_e is the share of tokens whose first choice is e, P_e the mean probability of e.
-    It is 1 where both are uniform, and E where one expert gets everything for certain.
-    The gradient is that of P; f has none.
+    f_e is the fraction of tokens whose first choice is e, P_e the mean probability of
+    e. The loss is 1 if both are uniform and E if one expert gets every token with
+    probability 1. Only P has a gradient; f is piecewise constant.
 
     Args:
-      routing: of the tokens.
-      axis_name: a mesh axis over which f and P are averaged first; None: these tokens.
+      routing: the routing of this device's tokens.
+      axis_name: a mesh axis over which f and P are averaged before they are
+        multiplied; None: these tokens alone.
 
     References:
       Fedus et al., Switch Transformers, arXiv 2101.03961, Eq. 4.
@@ -95,7 +97,7 @@ def load_balance_loss(
 
 
 def router_z_loss(logits: Float[Array, "tokens experts"]) -> Float[Array, ""]:
-    """Returns the mean of (log Σ_e exp logit_e)², which keeps logits small.
+    """Returns the mean over tokens of (log Σ_e exp logit_e)²; it keeps logits small.
 
     References:
       Zoph et al., ST-MoE, arXiv 2202.08906, Eq. 5.
@@ -115,7 +117,7 @@ def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int
       >>> expert_capacity(6, 4, 1, 1.0), expert_capacity(6, 4, 2, 2.0)
       (2, 6)
     """
-    # Rounded first: 1.1 · 2 · 50 / 2 comes out above 55.
+    # Rounded before the ceiling: in floating point 1.1 · 2 · 50 / 2 exceeds 55.
     return min(math.ceil(round(factor * top_k * tokens / experts, 9)), tokens)
 
 
@@ -131,22 +133,23 @@ def experts(
     """Returns Σ_j gate_j · function_{e_j}(x) over each token's chosen experts e_j.
 
     Without a capacity no token is dropped: rows are sorted by expert and multiplied by
-    `jax.lax.ragged_dot`, which `vmap` takes over all operands or none. With one, every
-    expert takes `capacity` rows: all tokens' first choices in order of the tokens, then
-    the second ones. A choice that finds its expert full adds nothing. Both give the
-    same where nothing is dropped.
+    `jax.lax.ragged_dot` (which supports `vmap` over all operands or none). With one,
+    every expert takes at most `capacity` rows: first all tokens' first choices in order
+    of the tokens, then their second choices, and so on. A choice whose expert is full
+    is dropped and adds nothing. If nothing is dropped both give the same result.
 
     Args:
       x: one row for each token.
       routing: from `route`.
-      function: `(rows, dense) -> rows`, acts on each row alone; `dense(rows, kernel,
-        bias)` multiplies each by its expert's `kernel` [experts, inputs, outputs] and
-        adds its `bias` [experts, outputs], if any.
-      capacity: rows an expert takes, of each device; None: as many as come.
+      function: `(rows, dense) -> rows`, the network of an expert. It acts on each row
+        alone and applies weights by `dense(rows, kernel, bias)`, which multiplies each
+        row by its own expert's matrix in `kernel` [experts, inputs, outputs] and adds
+        its row of `bias` [experts, outputs], if any.
+      capacity: rows that an expert takes from each device; None: no limit.
       axis_name: with a capacity and inside `shard_map`: the mesh axis over which tokens
         and experts are split. Each of n devices holds its own tokens, routed among all
-        experts, and matrices `[experts / n, ...]` in the order of the axis; rows travel
-        by two `all_to_all` of `experts · capacity · width` numbers each.
+        experts, and matrices `[experts / n, ...]` in the order of the axis; two
+        `all_to_all` of `experts · capacity · width` numbers each move the rows.
       compute: dtype of the products' operands; they accumulate in float32.
 
     Returns:
@@ -197,6 +200,8 @@ def _dropless(
 ) -> jax.Array:
     """Returns the experts' results `[top_k, tokens, width]`."""
     tokens, top_k = routing.experts.shape
+    # Entry j · tokens + t is the j-th choice of token t. Sorted by expert, rows of one
+    # expert are contiguous, as `ragged_dot` needs; `sizes` are the lengths of the runs.
     chosen = routing.experts.T.reshape(-1)
     order = jnp.argsort(chosen, stable=True)
     sizes = jnp.bincount(chosen, length=count)
@@ -206,6 +211,7 @@ def _dropless(
         y = _precision.accumulate_float32(_ragged, rows, kernel, compute, sizes)
         return (y if bias is None else y + bias[own].astype(y.dtype)).astype(compute)
 
+    # The remainder recovers t; the argsort of a permutation is its inverse.
     y = function(x[order % tokens], dense)
     return y[jnp.argsort(order)].reshape(top_k, tokens, -1)
 
@@ -221,14 +227,19 @@ def _with_capacity(
     """Returns the experts' results `[top_k, tokens, width]`, zero where dropped."""
     count, capacity = sizes
     tokens, top_k = routing.experts.shape
+    # Entry j · tokens + t is the j-th choice of token t, so that the running count
+    # below serves all first choices before any second one. A choice's place is the
+    # number of earlier choices of the same expert. Rows lie at expert · capacity +
+    # place; a choice that is dropped points behind the end, where `set` and `get`
+    # ignore it.
     chosen = routing.experts.T.reshape(-1)
     taken = jnp.cumsum(jax.nn.one_hot(chosen, count, dtype=jnp.int32), axis=0)
     place = jnp.take_along_axis(taken, chosen[:, None], axis=1)[:, 0] - 1
     beyond = count * capacity
     slot = jnp.where(place < capacity, chosen * capacity + place, beyond)
-    given = jnp.tile(x, (top_k, 1))
-    empty = vary_like(jnp.zeros((beyond, x.shape[-1]), x.dtype), given)
-    rows = empty.at[slot].set(given, mode="drop").reshape(count, capacity, -1)
+    candidates = jnp.tile(x, (top_k, 1))
+    empty = vary_like(jnp.zeros((beyond, x.shape[-1]), x.dtype), candidates)
+    rows = empty.at[slot].set(candidates, mode="drop").reshape(count, capacity, -1)
 
     def dense(rows: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
         y = _precision.accumulate_float32(_batched, rows, kernel, compute)
@@ -245,6 +256,9 @@ def _with_capacity(
                 f"{devices} devices, {count} experts"
             )
         exchange = functools.partial(lax.all_to_all, axis_name=axis_name, tiled=True)
+        # [experts, capacity, width] on each device becomes [experts / n, n · capacity,
+        # width]: all rows of the experts it owns. The second exchange is the inverse
+        # and returns every row to its slot.
         rows = exchange(rows, split_axis=0, concat_axis=1)
         y = exchange(function(rows, dense), split_axis=1, concat_axis=0)
     y = y.reshape(beyond, -1).at[slot].get(mode="fill", fill_value=0)

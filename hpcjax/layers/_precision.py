@@ -29,8 +29,9 @@ def accumulate_float32(
         in kernel.
       x: left operand.
       kernel: right operand.
-      compute: dtype both are cast to.
-      *integers: what else the operation needs; it must not close over traced arrays.
+      compute: dtype to which both operands are cast.
+      *integers: further traced operands, without gradient; `operation` must not close
+        over traced arrays.
     """
     x, kernel = x.astype(compute), kernel.astype(compute)
     if jnp.dtype(compute).itemsize >= 4:
@@ -45,6 +46,8 @@ def accumulate_float32(
 
     def backward(operands: Any, g: jax.Array) -> tuple[Any, ...]:
         x, kernel, *integers = operands
+        # Without `preferred_element_type` the transposed products take both operands in
+        # `compute`, too.
         _, pull = jax.vjp(lambda x, k: operation(x, k, None, *integers), x, kernel)
         return (*pull(g.astype(compute)), *(None for _ in integers))
 

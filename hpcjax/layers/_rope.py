@@ -14,19 +14,20 @@ def rope(
     """Rotates the pairs (x_i, x_{i+d/2}) by the angle position · theta^(−2i/d).
 
     The scalar product of two rotated vectors depends on their positions only through
-    the difference. Angles are float32; the result has the dtype of x.
+    the difference of these. Angles are float32; the result has the dtype of x.
 
     Args:
       x: queries or keys, `[batch, time, heads, head_dim]`, head_dim = d even.
       positions: `[batch, time]`.
       theta: base of the geometric sequence of wavelengths.
-      frequencies: angles a position instead, such as `rope_frequencies` after a change.
+      frequencies: angle per position of each pair, `[head_dim / 2]`, in place of
+        theta^(−2i/d), for instance rescaled to longer contexts.
 
     Raises:
       ValueError: head_dim is odd.
 
     References:
-      Su et al.: RoFormer, 2021, §3.4.2, with halves instead of neighbours paired.
+      Su et al.: RoFormer, 2021, §3.4.2, which pairs neighbours (x_{2i}, x_{2i+1}).
 
     Examples:
       >>> x = jnp.ones((1, 1, 1, 2))
@@ -40,6 +41,7 @@ def rope(
         frequencies = rope_frequencies(head_dim, theta)
     angle = positions.astype(jnp.float32)[:, :, None, None] * frequencies
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    # [cos −sin; sin cos] applied to every pair at once, since pairs lie d/2 apart.
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

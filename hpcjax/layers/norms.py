@@ -82,6 +82,7 @@ def group_norm(
             f"groups must divide channels: got groups={groups}, channels={channels}"
         )
     split = x.astype(jnp.float32).reshape(*x.shape[:-1], groups, channels // groups)
+    # [batch, ..., groups, channels / groups]: all but the batch and the groups.
     axes = (*range(1, x.ndim - 1), x.ndim)
     centred = split - jnp.mean(split, axis=axes, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
@@ -91,7 +92,7 @@ def group_norm(
 
 
 class RunningStatistics(NamedTuple):
-    """What batch normalisation uses outside training, both `[channels]`, float32."""
+    """Statistics for batch normalisation in evaluation, each `[channels]`, float32."""
 
     mean: jax.Array
     variance: jax.Array
@@ -104,8 +105,8 @@ def batch_statistics(
 
     Args:
       x: `[..., channels]`.
-      axis_name: mesh axis over which the statistics are those of the whole batch
-        (devices must hold equally many examples); None means this device's part alone.
+      axis_name: mesh axis over which the batch is split, to get the statistics of the
+        whole batch (devices must hold equally many examples); None: this device's part.
     """
     wide = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))
@@ -139,9 +140,9 @@ def batch_norm(
       x: `[..., channels]`, any floating dtype; the result has the same.
       scale: `[channels]`.
       bias: `[channels]`.
-      running: statistics used, unchanged, when not training.
-      train: whether to use and accumulate the batch's statistics.
-      momentum: share of the old running statistics that is kept.
+      running: the running statistics; used, and left unchanged, in evaluation.
+      train: whether to normalise by the batch's statistics and to accumulate them.
+      momentum: weight of the old running statistics.
       eps: added to the variance.
       axis_name: mesh axis to take the batch's statistics over, see `batch_statistics`.
 
@@ -151,6 +152,7 @@ def batch_norm(
     """
     used = batch_statistics(x, axis_name) if train else running
     if train:
+        # The batch's statistics have a gradient in y; the running ones have none.
         running = RunningStatistics(
             *(
                 momentum * old + (1 - momentum) * lax.stop_gradient(new)

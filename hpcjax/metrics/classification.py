@@ -35,6 +35,8 @@ def token_cross_entropy(
             f"label_smoothing must be in [0, 1): got label_smoothing={label_smoothing}"
         )
     wide = logits.astype(jnp.float32)
+    # log softmax(z)_c = z_c − log Σ exp z, and Σ_c q_c = 1: the loss is
+    # log Σ exp z − Σ_c q_c z_c, without the [..., labels] array of log-probabilities.
     log_normaliser = jax.nn.logsumexp(wide, axis=-1)
     chosen = jnp.take_along_axis(wide, labels[..., None], axis=-1)[..., 0]
     target = (1 - label_smoothing) * chosen
@@ -48,7 +50,7 @@ def weighted_mean(
 ) -> Float[Array, ""]:
     """Returns Σ w v / Σ w in float32; NaN when every weight is zero.
 
-    An item of weight zero does not count even where its value is not finite.
+    An item of weight zero is ignored even if its value is not finite.
 
     Args:
       values: `[...]`.
@@ -62,6 +64,7 @@ def weighted_mean(
     if weights is None:
         return jnp.mean(wide)
     weights = weights.astype(jnp.float32)
+    # A product alone would let 0 · NaN and 0 · ∞ into the sum.
     scored = jnp.where(weights > 0, wide, 0.0)
     return jnp.sum(scored * weights) / jnp.sum(weights)
 
@@ -97,7 +100,7 @@ def accuracy(
     labels: Int[Array, "*batch"],
     weights: Float[Array, "*batch"] | None = None,
 ) -> Float[Array, ""]:
-    """Returns the share of items whose largest logit is the label's; ties: the first.
+    """Returns the share of items whose label has the largest logit; of ties, the first.
 
     Args:
       logits: `[..., labels]`.
@@ -135,8 +138,8 @@ def error(
 def perplexity(mean_cross_entropy: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Returns exp of a mean cross-entropy in nats.
 
-    Average the cross-entropy over all tokens first: the mean of perplexities of parts
-    is not the perplexity of the whole.
+    Average the cross-entropy over all tokens first: a mean of the perplexities of parts
+    is not the perplexity of their union.
 
     Args:
       mean_cross_entropy: nats per token.

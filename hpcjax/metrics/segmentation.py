@@ -41,4 +41,6 @@ def dice(
     space = tuple(range(1, p.ndim - 1))
     common = 2 * jnp.sum(p * t, axis=space) + smooth
     total = jnp.sum(p, axis=space) + jnp.sum(t, axis=space) + smooth
+    # The inner `where` keeps 0 / 0 out of the branch that is not taken: its NaN would
+    # otherwise reach the gradient.
     return jnp.where(total > 0, common / jnp.where(total > 0, total, 1), 1)

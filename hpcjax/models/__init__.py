@@ -3,3 +3,14 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+PARTS = {
+    "model": {
+        "mlp": "MlpConfig",
+        "resnet": "ResNetConfig",
+        "vgg": "VggConfig",
+        "unet": "UNetConfig",
+        "bert": "BertConfig",
+        "causal_lm": "CausalLmConfig",
+    }
+}

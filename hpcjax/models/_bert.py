@@ -1,4 +1,4 @@
-"""BERT: the encoder with the two heads it is pre-trained with."""
+"""BERT: the encoder, with or without the two heads of its pre-training."""
 
 import functools
 from typing import Literal, NamedTuple
@@ -12,10 +12,11 @@ from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
-from hpcjax.models.config import BERT, BertConfig
+from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.modules import FLOAT32, ZEROS, Dense, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
 from hpcjax.models.transformer import Block, Embedding, Norm, Sizes, check_time
+from hpcjax.models.transformer_config import BERT
 
 Head = Literal["pretraining", "masked_lm", "pooler", "none"]
 CHANNELS = 3
@@ -26,7 +27,7 @@ class BertOutputs(NamedTuple):
     """Logits of both heads.
 
     Attributes:
-      tokens: `[batch, time, vocabulary]`, for the word at each place.
+      tokens: `[batch, time, vocabulary]`, for the word at each position.
       order: `[batch, 2]`, whether the second sentence follows the first (0) or not (1).
     """
 
@@ -35,11 +36,12 @@ class BertOutputs(NamedTuple):
 
 
 class BertFeatures(NamedTuple):
-    """What the encoder gives without heads.
+    """Outputs of the encoder without heads.
 
     Attributes:
-      hidden: `[batch, time, width]`, what the last block gives.
-      pooled: `[batch, width]`, tanh of a dense layer of the first place; None without.
+      hidden: `[batch, time, width]`, the output of the last block.
+      pooled: `[batch, width]`, tanh(dense(hidden at the first position)); None without
+        a pooler.
     """
 
     hidden: jax.Array
@@ -47,6 +49,8 @@ class BertFeatures(NamedTuple):
 
 
 class _Bert(nnx.Module):
+    """The network of `bert`."""
+
     def __init__(
         self, context: int, vocabulary: int, config: BertConfig, policy: Policy
     ):
@@ -77,7 +81,7 @@ class _Bert(nnx.Module):
         self, x: jax.Array, *, train: bool, key: jax.Array | None
     ) -> BertOutputs | BertFeatures | jax.Array:
         del train, key
-        tokens, types, mask = _parts(x)
+        tokens, types, mask = _split_channels(x)
         check_time(tokens.shape[1], self.context)
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         y = self.embed(tokens) + self.position(places) + self.types(types)
@@ -91,6 +95,8 @@ class _Bert(nnx.Module):
         if self.transform is None:
             return BertFeatures(y, pooled)
         y = layers.activation(BERT.mlp, self.transform(y))
+        # The head is tied: its matrix is the transposed embedding table, without a
+        # slot.
         words = layers.dense(
             self.transform_norm(y),
             self.embed.table[...].T,
@@ -103,10 +109,11 @@ class _Bert(nnx.Module):
         return BertOutputs(words, self.order(pooled))
 
 
-def _parts(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns tokens, types, and which keys each query may see."""
+def _split_channels(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns tokens, token types, and the attention mask, None if all are visible."""
     if x.ndim == 2:
         return x, jnp.zeros_like(x), None
+    # The mask of attention, `[batch, query, key]`: no query sees a padding key.
     tokens, types, real = (x[..., channel] for channel in range(CHANNELS))
     shape = (*tokens.shape, tokens.shape[1])
     return tokens, types, jnp.broadcast_to(real[:, None] != 0, shape)
@@ -124,34 +131,35 @@ def bert(
     remat: Remat = "none",
     policy: Policy = FLOAT32,
 ) -> Model:
-    """Returns BERT, as it is pre-trained or in parts, without dropout.
+    """Returns BERT, with its pre-training heads or without, and without dropout.
 
-    Word, position and type vectors are added and normalised; then post-norm blocks with
-    attention in both directions. One head maps every place to logits of its word:
-    dense, gelu, LayerNorm, and the embedding table with a bias of its own. The other
-    maps the first place by dense, tanh and dense to the order of the two sentences.
-    Blocks are stacked along axis 0 below `blocks/` and run by one scan. Matrices and
-    tables are drawn from N(0, 0.02²), biases start at zero. The tied table is no layer
-    of its own and cannot be observed.
+    The sum of word, position and type embeddings is normalised and passes through
+    post-norm blocks with bidirectional attention. The masked-word head maps every
+    position to logits by dense, gelu, LayerNorm, and the transposed embedding table
+    with a bias. The sentence-order head maps the first position by dense, tanh and
+    dense to two logits. Blocks are stacked along axis 0 below `blocks/` and run by one
+    scan. Matrices and tables are drawn from N(0, 0.02²), biases are zero at the start.
+    The tied table is not a layer that can be observed.
 
     Args:
-      inputs: `(context,)` or `(context, 3)`, the context being the rows of the position
-        table.
+      inputs: `(context,)` or `(context, 3)`; the context is the number of rows of the
+        position table.
       outputs: size of the vocabulary.
       depth: number of blocks.
       width: features of a token.
       heads: query, key and value heads; width / heads features each.
       mlp_width: features inside the feed-forward part; None means 4 · width.
-      head: "pretraining", both heads; "masked_lm", that of the words; "pooler", none,
-        the first place passed through dense and tanh; "none", not even that.
+      head: "pretraining" for both heads, "masked_lm" for that of the words alone;
+        "pooler" for no head but the dense layer and tanh of the first position; "none"
+        for the encoder alone.
       remat: "none", "full", "dots" or "offload", see `models.scan_blocks`.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
 
     Returns:
-      A model whose `apply` takes ints `[batch, time, 3]`: token, type (0 or 1) and
-      whether the place is real (1) or padding (0), which is seen from nowhere; or
-      tokens `[batch, time]` alone, all real and of type 0. It gives `BertOutputs` in
-      `policy.output`, for "masked_lm" only their `tokens`; without heads it gives
+      A model whose `apply` takes ints `[batch, time, 3]`: token, type (0 or 1), and 1
+      for a real position or 0 for padding, which is never attended to. It also takes
+      tokens `[batch, time]` alone, all real and of type 0. It returns `BertOutputs` in
+      `policy.output`, for "masked_lm" their `tokens` only, and without heads
       `BertFeatures` in `policy.compute`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How large a language model is, by shapes alone."""
+"""Parameters and FLOPs of language models, counted from shapes alone."""
 
 import math
 
@@ -6,11 +6,12 @@ import jax
 
 from hpcjax.core import trees
 from hpcjax.core.model import Model
-from hpcjax.models.config import BertConfig, CausalLmConfig
+from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.transformer_config import CausalLmConfig
 
-# BERT's matrices that see one place of a sequence, not each.
-_ONCE = ("pooler", "order")
-_OF_EXPERTS = ("experts/up", "experts/gate", "experts/down")
+# BERT's matrices that are applied to one position of a sequence only.
+_FIRST_POSITION_ONLY = ("pooler", "order")
+_EXPERT_MATRICES = ("experts/up", "experts/gate", "experts/down")
 
 
 def num_params(model: Model) -> int:
@@ -29,17 +30,19 @@ def num_params(model: Model) -> int:
 def flops_per_token(
     config: CausalLmConfig | BertConfig, time: int, vocabulary: int
 ) -> int:
-    """Returns 6 N + 12 · depth · width · time, the operations of one training step.
+    """Returns 6 N + 12 · depth · width · time, the FLOPs of training on one token.
 
-    N counts the parameters of matrix products: the blocks' and the head's once, whether
-    tied or not, of experts those a token goes through; no tables, biases and norms.
-    Attention counts every pair of places, also those a causal mask hides; recomputation
-    does not count.
+    N is the number of parameters in matrix products: those of the blocks and of the
+    head, tied or not, and of mixtures of experts those that a token passes through.
+    Embedding lookups, biases and norms do not count. A multiply-add is 2 FLOPs, and the
+    backward pass costs twice the forward pass, hence 6. Attention forms QKᵀ and its
+    product with V, 2 · 2 · time · width FLOPs a token and layer in the forward pass;
+    all pairs count, also those that a causal mask hides. Recomputation does not count.
 
     Args:
       config: the model.
       time: tokens in a sequence.
-      vocabulary: words the head knows.
+      vocabulary: number of words.
 
     Examples:
       >>> from hpcjax import models
@@ -53,18 +56,23 @@ def flops_per_token(
     matrices = sum(
         math.prod(leaf.shape)
         for path, leaf in flat.items()
-        if path.endswith("kernel") and not path.startswith(_ONCE)
+        if path.endswith("kernel") and not path.startswith(_FIRST_POSITION_ONLY)
     )
     experts = config.options.experts if isinstance(config, CausalLmConfig) else None
     if experts is not None:
-        held = sum(math.prod(flat[p].shape) for p in flat if p.endswith(_OF_EXPERTS))
+        # A token passes through top_k of the experts.
+        held = sum(
+            math.prod(flat[p].shape) for p in flat if p.endswith(_EXPERT_MATRICES)
+        )
         matrices += held * experts.top_k // experts.count
-    if "head/kernel" not in flat and _gives_words(config):
+    # A tied head multiplies by the embedding table, which is no kernel.
+    if "head/kernel" not in flat and _predicts_words(config):
         matrices += math.prod(flat["embed/table"].shape)
     return 6 * matrices + 12 * config.depth * config.width * time
 
 
-def _gives_words(config: CausalLmConfig | BertConfig) -> bool:
+def _predicts_words(config: CausalLmConfig | BertConfig) -> bool:
+    """Returns whether the model has a head over the vocabulary."""
     if isinstance(config, CausalLmConfig):
         return True
     return config.head in ("pretraining", "masked_lm")

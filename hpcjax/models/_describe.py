@@ -1,4 +1,4 @@
-"""What a model consists of, without allocating it."""
+"""A table of a model's parameters, made without allocating them."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ class ParameterRow(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Parameters in path order, their number, and the outputs' shape and dtype."""
+    """Parameters in order of paths, their number, and shapes of the outputs."""
 
     parameters: tuple[ParameterRow, ...]
     num_params: int
@@ -41,7 +41,7 @@ class Description(NamedTuple):
 
 
 def describe(model: Model, inputs: Any) -> Description:
-    """Lists a model's parameters by path, shape and count; computes nothing.
+    """Returns a model's parameters by path, shape and count; computes nothing.
 
     Args:
       model: any model.

@@ -1,7 +1,8 @@
-"""From an NNX module to pure functions over nested dicts of arrays."""
+"""Turning an NNX module into pure functions of nested dicts of arrays."""
 
+import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -11,16 +12,17 @@ from flax import nnx
 from hpcjax.core import trees
 from hpcjax.core.keys import derive
 from hpcjax.core.model import LOSSES, SEEN, Decoder, LayerSpec, Model, Tap, check_taps
+from hpcjax.models._flax_layers import make_observable
 from hpcjax.models.modules import Loss, Observable, Observation
 
 VariableT = TypeVar("VariableT", bound=nnx.Variable)
 Flat = dict[str, nnx.Variable]
-# What the returned state holds of one pass alone, which the next is not given.
+# Entries of the returned state that describe one pass; the next pass is not given them.
 _RECORDS = (SEEN, LOSSES)
 
 
 def from_nnx(
-    build: Callable[[], nnx.Module],
+    build: Callable[..., nnx.Module],
     *,
     decoder: Decoder | None = None,
     call: Callable[..., Any] = operator.call,
@@ -28,41 +30,61 @@ def from_nnx(
     """Turns a network into a `Model` with plain parameters and state.
 
     The module is built once, abstractly, and split into a graph definition and nested
-    dicts; `apply` merges them while it is traced. Every parameter and statistic is
-    declared by `models.param` or `models.statistic` and drawn with the key
-    `core.derive(key, path)`: adding a layer changes no other parameter's draw.
+    dicts of arrays, which `apply` merges while it is traced. A parameter or statistic
+    that is declared by `models.param` or `models.statistic` is drawn with the key
+    `core.derive(key, path)`, so that adding a layer leaves the draws of others
+    unchanged. Variables of flax's own layers are drawn by flax, if `build` takes
+    `rngs`.
 
     Args:
-      build: returns the module, whose `__call__(x, *, train, key)` gives the outputs.
+      build: a class or function without arguments, or with the argument `rngs`, that
+        returns the module. Its `__call__(x, *, train, key)` returns the outputs.
       decoder: the sizes of a causal language model.
-      call: `(module, x, *, train, key) -> outputs`, if it is not the module's call.
+      call: `(module, x, *, train, key) -> outputs`; by default calls the module.
 
     Returns:
-      The model; `layers` lists every `models.Dense` and `models.Conv` by path.
+      The model; `layers` lists every `models.Dense`, `models.Conv`, `nnx.Linear` and
+      two-dimensional `nnx.Conv` by path.
 
     Raises:
-      ValueError: a variable that is neither a declared parameter nor a declared
-        statistic, such as a layer of `flax.nnx` with a random stream holds.
+      ValueError: a variable that is neither a parameter nor a statistic, such as the
+        random stream of a dropout layer, or one that is not declared although `build`
+        takes no `rngs`.
 
     Examples:
       >>> from hpcjax import core, models
       >>> model = from_nnx(lambda: models.Dense(2, 3, policy=core.Policy()))
       >>> jax.tree.map(lambda p: p.shape, model.init(jax.random.key(0))[0])
       {'bias': (3,), 'kernel': (2, 3)}
+      >>> from_nnx(lambda rngs: nnx.Linear(2, 3, rngs=rngs)).layers[0].kind
+      'dense'
     """
-    module = nnx.eval_shape(build)
-    graph, *split = nnx.split(module, nnx.Param, Loss, nnx.BatchStat, ...)
-    declared_params, losses, declared_state, rest = map(flatten, split)
-    _check_declared(declared_params | losses | declared_state, rest)
+    # The signature of a module's class itself is that of its metaclass.
+    builder = build.__init__ if inspect.isclass(build) else build
+    takes_rngs = "rngs" in inspect.signature(builder).parameters
+
+    def build_with(key: jax.Array) -> nnx.Module:
+        return build(rngs=nnx.Rngs(key)) if takes_rngs else build()
+
+    module = nnx.eval_shape(lambda: build_with(jax.random.key(0)))
+    make_observable(module)
+    graph, params_like, losses_like, state_like, other = nnx.split(
+        module, nnx.Param, Loss, nnx.BatchStat, ...
+    )
+    losses, rest = flatten(losses_like), flatten(other)
+    declared = flatten(params_like) | losses | flatten(state_like)
+    bare = [p for p, v in declared.items() if "initializer" not in v.get_metadata()]
+    _check_declared([] if takes_rngs else bare, rest)
     listed = tuple(
         LayerSpec(path, layer.kind, layer.options())
         for path, layer in observable_layers(module)
     )
 
     def init(key: jax.Array) -> tuple[Any, Any]:
-        state = _draw(declared_state, key)
-        zeros = {LOSSES: _draw(losses, key)} if losses else {}
-        return _draw(declared_params, key), state | zeros
+        by_flax = flatten(nnx.state(build_with(derive(key, "rngs")))) if bare else {}
+        state = _draw(flatten(state_like), key, by_flax)
+        zeros = {LOSSES: _draw(losses, key, by_flax)} if losses else {}
+        return _draw(flatten(params_like), key, by_flax), state | zeros
 
     def apply(
         params: Any,
@@ -76,31 +98,33 @@ def from_nnx(
         kept = {name: value for name, value in state.items() if name not in _RECORDS}
         network = nnx.merge(
             graph,
-            _fill(declared_params, params),
-            _fill(losses, _zeros(losses)),
-            _fill(declared_state, kept),
+            _fill(params_like, params),
+            _fill(losses_like, _make_zeros(losses)),
+            _fill(state_like, kept),
         )
         if taps is not None:
             check_taps(model, taps)
             set_taps(network, taps)
         y = call(network, x, train=train, key=key)
         added, new = nnx.state(network, Loss, nnx.BatchStat)
-        given = {name: state[name] for name in (LOSSES,) if name in state}
-        made = {LOSSES: _values(flatten(added))} if train and losses else given
+        # Evaluation returns the added losses that it was given, so that the structure
+        # of the state is the same in both modes.
+        old = {name: state[name] for name in (LOSSES,) if name in state}
+        added_losses = {LOSSES: _values(flatten(added))} if train and losses else old
         seen = records(network, taps or {})
-        return y, _values(flatten(new)) | made | ({SEEN: seen} if seen else {})
+        return y, _values(flatten(new)) | added_losses | ({SEEN: seen} if seen else {})
 
     model = Model(init, apply, listed, decoder)
     return model
 
 
 def flatten(state: Any) -> Flat:
-    """Returns `{path: variable}` of an NNX state, in order of path components."""
+    """Returns an NNX state as `{path: variable}`, sorted by path components."""
     return {"/".join(map(str, path)): v for path, v in nnx.to_flat_state(state)}
 
 
 def observable_layers(module: nnx.Module) -> Iterator[tuple[str, Observable]]:
-    """Yields path and layer of every layer below `module` that can be observed."""
+    """Yields (path, layer) of every layer of `module` that can be observed."""
     for path, node in nnx.iter_graph(module):
         if isinstance(node, Observable):
             yield "/".join(map(str, path)), node
@@ -110,14 +134,14 @@ def set_taps(module: nnx.Module, taps: Mapping[str, Tap]) -> None:
     """Gives every layer named in `taps` its tap."""
     for path, layer in observable_layers(module):
         if path in taps:
-            layer.tap = nnx.data(Observation(taps[path]))
+            layer.tap = nnx.data(Observation(taps[path], path=path))
 
 
 def records(module: nnx.Module, taps: Mapping[str, Tap]) -> dict[str, Any]:
-    """Returns the forward records that the taps asked for, by path."""
+    """Returns by path what the forward functions of the taps recorded."""
     asked = [path for path, tap in taps.items() if tap.forward is not None]
-    found = dict(observable_layers(module)) if asked else {}
-    seen = {path: found[path].record for path in asked}
+    layers = dict(observable_layers(module)) if asked else {}
+    seen = {path: layers[path].record for path in asked}
     unused = [path for path, record in seen.items() if record is None]
     if unused:
         raise ValueError(f"layers observed but not used in this pass: {unused}")
@@ -126,32 +150,36 @@ def records(module: nnx.Module, taps: Mapping[str, Tap]) -> dict[str, Any]:
     }
 
 
-def _check_declared(declared: Flat, rest: Flat) -> None:
-    bare = [
-        path for path, v in declared.items() if "initializer" not in v.get_metadata()
-    ]
+def _check_declared(bare: Iterable[str], rest: Iterable[str]) -> None:
+    """Raises ValueError if there are variables that `init` could not draw."""
     wrong = sorted([*bare, *rest])
     if wrong:
         raise ValueError(
-            "every variable must be declared by models.param or models.statistic: got "
+            "every variable must be declared by models.param or models.statistic, or "
+            "be a parameter or statistic of flax's layers and `build` take rngs: got "
             f"others at {wrong}"
         )
 
 
-def _draw(declared: Flat, key: jax.Array) -> dict[str, Any]:
+def _draw(declared: Flat, key: jax.Array, by_flax: Flat) -> dict[str, Any]:
+    """Draws variables by their initializers; those without one are taken from flax."""
     drawn = {}
     for path, variable in declared.items():
         like = variable.get_value()
-        initializer = variable.get_metadata()["initializer"]
-        drawn[path] = initializer(derive(key, path), like.shape, like.dtype)
-    return _nested(drawn)
+        initializer = variable.get_metadata().get("initializer")
+        if initializer is None:
+            drawn[path] = by_flax[path].get_value()
+        else:
+            drawn[path] = initializer(derive(key, path), like.shape, like.dtype)
+    return _nest(drawn)
 
 
-def _fill(declared: Flat, tree: Any) -> Any:
-    """Returns an NNX state of the declared variables with the leaves of `tree`.
+def _fill(like: Any, tree: Any) -> Any:
+    """Returns the NNX state `like` with the leaves of the nested dicts `tree`.
 
-    A leaf may be a tree itself, such as a quantized matrix in place of a kernel.
+    A leaf may be a pytree itself, such as a quantized matrix in place of a kernel.
     """
+    declared = flatten(like)
     leaves = trees.flatten(tree, is_leaf=lambda node: not isinstance(node, Mapping))
     if set(leaves) != set(declared):
         missing, extra = set(declared) - set(leaves), set(leaves) - set(declared)
@@ -159,24 +187,28 @@ def _fill(declared: Flat, tree: Any) -> Any:
             f"the model's tree differs: missing {sorted(missing)}, not in the model "
             f"{sorted(extra)}"
         )
+    # NNX numbers the items of a list with ints, and joined paths cannot tell 0 from
+    # "0": the keys are taken from `like` instead.
+    keys = [keys for keys, _ in nnx.to_flat_state(like)]
     return nnx.from_flat_state(
         [
-            (tuple(path.split("/")), variable.replace(leaves[path]))
-            for path, variable in declared.items()
+            (place, variable.replace(leaves[path]))
+            for place, (path, variable) in zip(keys, declared.items(), strict=True)
         ]
     )
 
 
-def _zeros(declared: Flat) -> dict[str, Any]:
+def _make_zeros(declared: Flat) -> dict[str, Any]:
     likes = {path: variable.get_value() for path, variable in declared.items()}
     return {path: jnp.zeros(like.shape, like.dtype) for path, like in likes.items()}
 
 
 def _values(flat: Flat) -> dict[str, Any]:
-    return _nested({path: variable.get_value() for path, variable in flat.items()})
+    """Returns the values of variables as nested dicts."""
+    return _nest({path: variable.get_value() for path, variable in flat.items()})
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested dicts from `{"a/b": value}`."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():

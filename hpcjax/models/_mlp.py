@@ -1,6 +1,7 @@
 """The multilayer perceptron."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -8,16 +9,20 @@ import jax
 from flax import nnx
 
 from hpcjax import layers
-from hpcjax.core import errors
+from hpcjax.core import checks
+from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
-from hpcjax.models.modules import FLOAT32, Dense, HeadInit, choice, head_initializer
+from hpcjax.models.mlp_config import MlpConfig
+from hpcjax.models.modules import FLOAT32, Dense, HeadInit, head_initializer
 
 Activation = Literal["relu", "tanh", "gelu_tanh"]
 
 
 class _Mlp(nnx.Module):
+    """The network of `mlp`."""
+
     def __init__(
         self,
         sizes: Sequence[int],
@@ -75,15 +80,11 @@ def mlp(
       >>> [spec.path for spec in mlp((8, 8, 1), 10, widths=(16,)).layers]
       ['dense_0', 'head']
     """
-    choice("activation", activation, layers.ACTIVATIONS)
-    size = 1
-    for axis in inputs:
-        size *= axis
-    if min((*widths, size, outputs)) < 1:
-        raise errors.ConfigError(
-            f"widths, inputs and outputs must be at least 1: got widths={widths}, "
-            f"inputs={inputs}, outputs={outputs}"
-        )
+    options = {"widths": widths, "activation": activation, "head_init": head_init}
+    check_fields(MlpConfig, **options)
+    size = math.prod(inputs)
+    rule = "inputs and outputs must be at least 1"
+    checks.require(min(size, outputs) >= 1, rule, inputs=inputs, outputs=outputs)
     return from_nnx(
         lambda: _Mlp((size, *widths), outputs, activation, head_init, policy)
     )

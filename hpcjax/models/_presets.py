@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hpcjax.core.errors import ConfigError, nearest
-from hpcjax.models.config import (
+from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.transformer_config import (
     LLAMA,
     OPT,
-    BertConfig,
     CausalLmConfig,
     TransformerOptions,
 )
 
-# The first LLaMA; later ones have 1e-5.
+# The first LLaMA models add 1e-6 to the variance in RMSNorm, later ones 1e-5.
 LLAMA_1 = dataclasses.replace(LLAMA, norm_eps=1e-6)
 SMOLLM2 = dataclasses.replace(LLAMA, rope_theta=1e5, tied_head=True)
 OPT_350M = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Residual networks for small and for full-size images."""
+"""Residual networks for small images (CIFAR) and for full-size ones (ImageNet)."""
 
 import functools
 import math
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hpcjax.core import errors
+from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
@@ -23,16 +24,16 @@ from hpcjax.models.modules import (
     GroupNorm,
     HeadInit,
     NormKind,
-    choice,
     head_initializer,
 )
+from hpcjax.models.resnet_config import ResNetConfig
 
 Shortcut = Literal["A", "B"]
 GROUP_SIZE = 16
 
 
 class _Form(NamedTuple):
-    """What the depth decides: blocks per stage, the block, the stem, the widths."""
+    """What follows from the depth: blocks per stage, block, stem, width, shortcut."""
 
     stages: tuple[int, ...]
     bottleneck: bool
@@ -52,7 +53,7 @@ FORMS = {
 
 
 class _Options(NamedTuple):
-    """What every block needs."""
+    """Settings that all blocks share."""
 
     norm: NormKind
     shortcut: Shortcut
@@ -62,6 +63,7 @@ class _Options(NamedTuple):
 
 
 def _norm(channels: int, options: _Options, *, last: bool = False) -> nnx.Module:
+    """Returns a norm; `last` is that in front of a block's addition."""
     scale_init = ZEROS if last and options.zero_init_residual else ONES
     if options.norm == "batch":
         return BatchNorm(
@@ -70,6 +72,7 @@ def _norm(channels: int, options: _Options, *, last: bool = False) -> nnx.Module
             sync_axis=options.sync_axis,
             scale_init=scale_init,
         )
+    # Groups of 16 channels, or of the largest power of two up to 16 that divides them.
     groups = channels // math.gcd(channels, GROUP_SIZE)
     return GroupNorm(
         channels, groups=groups, policy=options.policy, scale_init=scale_init
@@ -77,13 +80,17 @@ def _norm(channels: int, options: _Options, *, last: bool = False) -> nnx.Module
 
 
 def _pad_shortcut(x: jax.Array, channels: int, stride: int) -> jax.Array:
-    """Option A: drops pixels, appends zero channels; has no parameters."""
+    """Returns shortcut A: every `stride`-th pixel, with zero channels appended."""
     missing = channels - x.shape[-1]
     return jnp.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (0, missing)))
 
 
 class _Block(nnx.Module):
-    """Two 3×3 convolutions, or 1×1, 3×3 (strided), 1×1 with four times the width."""
+    """A residual block of two 3×3 convolutions, or a bottleneck of three.
+
+    A bottleneck has 1×1, strided 3×3 and 1×1 convolutions, the last with four times the
+    width.
+    """
 
     def __init__(
         self, inputs: int, width: int, stride: int, bottleneck: bool, options: _Options
@@ -127,6 +134,8 @@ class _Block(nnx.Module):
 
 
 class _Stage(nnx.Module):
+    """Blocks of one width; `block(index)` makes them."""
+
     def __init__(self, blocks: int, block: Callable[[int], _Block]):
         self.blocks = blocks
         for index in range(blocks):
@@ -139,6 +148,8 @@ class _Stage(nnx.Module):
 
 
 class _ResNet(nnx.Module):
+    """The network of `resnet`."""
+
     def __init__(
         self,
         channels: int,
@@ -189,6 +200,7 @@ class _ResNet(nnx.Module):
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for index in range(self.stages):
             x = getattr(self, f"stage_{index}")(x, train=train)
+        # Averaged in float32: bfloat16 sums of a full-size image lose digits.
         pooled = jnp.mean(x.astype(jnp.float32), axis=(1, 2))
         return self.head(pooled)
 
@@ -208,29 +220,32 @@ def resnet(
 ) -> Model:
     """Returns a residual network on images `[batch, height, width, channels]`.
 
-    Depth 8, 20 and 32 are the small-image form, 6n + 2 layers: a 3×3 stem and three
-    stages of n blocks with `width`, 2·`width` and 4·`width` channels. Depth 18, 50 and
-    101 are the full-size form: a 7×7 stem of stride 2, max-pooling, four stages; from
-    depth 50 on there are bottleneck blocks whose stride is in the 3×3 convolution.
-    Convolutions pad half a kernel on every side and are drawn from N(0, 2 / fan_out).
+    Depths 8, 20 and 32 are for small images. They have 6n + 2 layers: a 3×3 stem, three
+    stages of n blocks with `width`, 2·`width` and 4·`width` channels, and the head.
+    Depths 18, 50 and 101 are for full-size images: a 7×7 stem of stride 2, max-pooling,
+    and four stages, of bottleneck blocks from depth 50 on, whose stride is in the 3×3
+    convolution. Convolutions pad half a kernel on every side and are drawn from
+    N(0, 2 / fan_out).
 
     Args:
       inputs: (height, width, channels) of one image.
       outputs: number of classes.
       depth: 8, 20, 32, 18, 50 or 101.
       width: channels of the first stage; None means 16 (small images) or 64.
-      norm: "batch", or "group" with 16 channels a group, which has no state.
-      shortcut: where the shape changes, "A" drops pixels and appends zero channels
-        (small-image default), "B" is a strided 1×1 convolution and a norm (full size).
-      sync_axis: mesh axis over which batch statistics are taken; None means over the
-        examples of one device.
-      zero_init_residual: whether the last norm's scale of each block starts at zero.
+      norm: "batch", or "group" with 16 channels in a group, which has no state.
+      shortcut: the shortcut where the shape changes: "A" drops pixels and appends zero
+        channels (default for small images), "B" is a strided 1×1 convolution and a norm
+        (default for full-size images).
+      sync_axis: mesh axis over which batch statistics are averaged; None takes those of
+        one device's examples.
+      zero_init_residual: whether the scale of each block's last norm starts at zero, so
+        that every block starts as its shortcut.
       head_init: kernel of the last layer `head`: "lecun" or "zeros".
       policy: dtypes of parameters, products and logits; norms are float32 inside.
 
     Raises:
       ConfigError: an unknown depth, norm, shortcut or head_init, a width below 1, or
-        inputs that are no image shape.
+        inputs that are not the shape of an image.
 
     References:
       He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2016, §3.3, §4.
@@ -241,26 +256,18 @@ def resnet(
       >>> trees.num_params(jax.eval_shape(model.init, jax.random.key(0))[0])
       269722
     """
+    check_fields(ResNetConfig, depth=depth, width=width, norm=norm, shortcut=shortcut)
     form = _form(inputs, depth, width)
-    choice("norm", norm, {"batch": None, "group": None})
     chosen = shortcut or form.shortcut
-    choice("shortcut", chosen, {"A": None, "B": None})
     options = _Options(norm, chosen, sync_axis, zero_init_residual, policy)
     return from_nnx(lambda: _ResNet(inputs[-1], outputs, form, options, head_init))
 
 
 def _form(inputs: tuple[int, ...], depth: int, width: int | None) -> _Form:
+    """Returns the form of a network, after checking the shape of its inputs."""
     if len(inputs) != 3 or min(inputs) < 1:
         raise errors.ConfigError(
             f"inputs must be (height, width, channels): got inputs={inputs}"
         )
-    if depth not in FORMS:
-        raise errors.ConfigError(
-            f"depth must be one of {sorted(FORMS)}: got depth={depth}"
-        )
     form = FORMS[depth]
-    if width is None:
-        return form
-    if width < 1:
-        raise errors.ConfigError(f"width must be at least 1: got width={width}")
-    return form._replace(width=width)
+    return form if width is None else form._replace(width=width)

@@ -1,4 +1,4 @@
-"""The U-Net: from an image to logits for each of its pixels."""
+"""The U-Net, which maps an image to logits for each of its pixels."""
 
 import functools
 import math
@@ -8,11 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hpcjax.core import errors
+from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models._resnet import GROUP_SIZE
 from hpcjax.models.modules import FLOAT32, Conv, Dense, GroupNorm
+from hpcjax.models.unet_config import UNetConfig
 
 
 class _Double(nnx.Module):
@@ -31,7 +33,7 @@ class _Double(nnx.Module):
 
 
 class _Up(nnx.Module):
-    """Doubles height and width, halves the channels, joins what came down beside it."""
+    """Doubles height and width, halves the channels, joins the skip connection."""
 
     def __init__(self, inputs: int, policy: Policy):
         self.conv = Conv(inputs, inputs // 2, kernel_size=3, policy=policy)
@@ -43,6 +45,8 @@ class _Up(nnx.Module):
 
 
 class _UNet(nnx.Module):
+    """The network of `unet`."""
+
     def __init__(
         self, channels: int, outputs: int, depth: int, width: int, policy: Policy
     ):
@@ -63,8 +67,9 @@ class _UNet(nnx.Module):
         skips = []
         for level in range(self.depth):
             skips.append(getattr(self, f"down_{level}")(x, train=train))
-            # Not jnp.max: its gradient divides by how many equal the maximum, which are
-            # none where XLA computes a pixel twice and rounds it in two ways.
+            # Not `jnp.max`, whose gradient divides by the number of pixels that equal
+            # the maximum: XLA may recompute the pixels in the backward pass with
+            # another rounding, so that none does.
             x = nnx.max_pool(skips[-1], (2, 2), strides=(2, 2))
         x = getattr(self, f"down_{self.depth}")(x, train=train)
         for level in reversed(range(self.depth)):
@@ -82,12 +87,13 @@ def unet(
 ) -> Model:
     """Returns a U-Net on images `[batch, height, width, channels]`.
 
-    On the way down `depth` times: two 3×3 convolutions, then 2×2 maxima; the channels
-    are `width`, 2·`width`, …. On the way up: nearest-neighbour doubling, a convolution
-    that halves the channels, and two more over the result and what was beside it on the
-    way down. Every convolution but those after a doubling is followed by a group norm,
-    16 channels a group, and a ReLU; there is no state. The last layer `head` is dense
-    over the channels of each pixel.
+    The contracting path has `depth` levels of two 3×3 convolutions and 2×2 max-pooling,
+    with `width`, 2·`width`, … channels. Each level of the expanding path has
+    nearest-neighbour upsampling by 2, a convolution that halves the channels, and two
+    convolutions of the result concatenated with the features of the same level of the
+    contracting path. Every convolution except those after upsampling is followed by a
+    group norm with 16 channels in a group and a ReLU; there is no state. The last layer
+    `head` is dense over the channels of each pixel.
 
     Args:
       inputs: (height, width, channels) of one image; 2^depth divides both sides.
@@ -100,8 +106,8 @@ def unet(
       A model whose `apply` gives logits `[batch, height, width, outputs]`.
 
     Raises:
-      ConfigError: a depth or width below 1, or inputs that are no image shape or cannot
-        be halved so often.
+      ConfigError: a depth or width below 1, or inputs that are not an image's shape or
+        cannot be halved so often.
 
     References:
       Ronneberger, Fischer, Brox: U-Net, 2015, with padded convolutions, group norms,
@@ -119,10 +125,7 @@ def unet(
             "inputs must be (height, width, channels) and outputs the number of "
             f"classes, at least 1: got inputs={inputs}, outputs={outputs}"
         )
-    if min(depth, width) < 1:
-        raise errors.ConfigError(
-            f"depth and width must be at least 1: got depth={depth}, width={width}"
-        )
+    check_fields(UNetConfig, depth=depth, width=width)
     if any(side % 2**depth for side in inputs[:2]):
         raise errors.ConfigError(
             f"2**depth must divide height and width: got depth={depth}, inputs={inputs}"

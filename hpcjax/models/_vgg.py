@@ -7,10 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hpcjax.core import errors
+from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.modules import FLOAT32, BatchNorm, Conv, Dense
+from hpcjax.models.vgg_config import VggConfig
 
 # Convolutions of each stage; stage i has width times 1, 2, 4, 8, 8 channels.
 STAGES = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
@@ -18,6 +20,8 @@ _GROWTH = (1, 2, 4, 8, 8)
 
 
 class _Vgg(nnx.Module):
+    """The network of `vgg`."""
+
     def __init__(
         self, inputs: int, outputs: int, depth: int, width: int, policy: Policy
     ):
@@ -55,15 +59,16 @@ def vgg(
 ) -> Model:
     """Returns a VGG network on images `[batch, height, width, channels]`.
 
-    Five stages of 3×3 convolutions with bias, each followed by a batch norm and a ReLU;
-    the image is halved after each stage, by the largest of 2×2 pixels, and one linear
-    layer takes the average of what is left. As trained on CIFAR-10.
+    Five stages of 3×3 convolutions with bias, each followed by a batch norm and a ReLU.
+    2×2 max-pooling halves the image after each stage, and one linear layer maps the
+    mean over the remaining pixels to logits. This is the form that is trained on
+    CIFAR-10.
 
     Args:
       inputs: (height, width, channels) of one image, sides of 32 at least.
       outputs: number of classes.
-      depth: 11 or 16 layers with weights, by the original names: their three dense
-        layers are one here.
+      depth: 11 or 16, the number of layers with weights in the original networks, which
+        have three dense layers in place of this one.
       width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
       policy: dtypes of parameters, products and logits; norms are float32 inside.
 
@@ -79,12 +84,7 @@ def vgg(
       >>> trees.num_params(jax.eval_shape(model.init, jax.random.key(0))[0])
       14728266
     """
-    if depth not in STAGES:
-        raise errors.ConfigError(
-            f"depth must be one of {sorted(STAGES)}: got depth={depth}"
-        )
-    if width < 1:
-        raise errors.ConfigError(f"width must be at least 1: got width={width}")
+    check_fields(VggConfig, depth=depth, width=width)
     if len(inputs) != 3 or min(inputs[:2]) < 32:
         raise errors.ConfigError(
             f"inputs must be (height, width, channels) with sides of at least 32: "

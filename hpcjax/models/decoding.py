@@ -1,8 +1,9 @@
-"""What a language model is given besides tokens: what it remembers of those before.
+"""Incremental decoding: the key-value cache of a language model and its use.
 
-A model maps tokens to logits, and a `Decoding` to logits and the new `Cache`. How its
-layers attend to what they remember is a function in the `Decoding`: `attend_cached`
-here, others elsewhere, such as those for clustered and for pruned heads.
+A causal language model maps tokens to logits, and a `Decoding`, which is tokens that
+follow those in a `Cache`, to logits and the new cache. How layers attend to the cache
+is a function in the `Decoding`. `attend_cached` is the plain one; those for clustered
+and for pruned heads are in `inference`.
 """
 
 from collections.abc import Callable
@@ -19,14 +20,15 @@ from hpcjax.core.structs import pytree, static
 
 
 class Heads(NamedTuple):
-    """What a layer has of a call's tokens.
+    """Queries, keys and values of the new tokens in one layer.
 
     Attributes:
-      query: `[batch, time, heads, head_dim]`, rotated if the model rotates.
-      key: the same with kv_heads.
-      value: as `key`, never rotated.
-      positions: of the tokens, `[batch, time]`.
-      hidden: the residual stream in front of the block, `[batch, time, width]`.
+      query: `[batch, time, heads, head_dim]`, after the rotary embedding if there is
+        one.
+      key: `[batch, time, kv_heads, head_dim]`, likewise.
+      value: of the shape of `key`.
+      positions: of the tokens in their sequence, `[batch, time]`.
+      hidden: the block's input, `[batch, time, width]`.
     """
 
     query: Float[Array, "batch time heads head_dim"]
@@ -36,20 +38,21 @@ class Heads(NamedTuple):
     hidden: Float[Array, "batch time width"]
 
 
-# (memory, shared, heads) -> (mixed, memory, shared), called once in each layer:
-# `memory` is the layer's own, `shared` is handed on from layer to layer; `mixed` has
-# the shape of query.
+# (memory, shared, heads) -> (mixed, memory, shared), called once in each layer.
+# `memory` is the layer's part of the cache, `shared` is passed on from layer to layer,
+# and `mixed`, the output of attention, has the shape of the query.
 Attend = Callable[[Any, Any, Heads], tuple[jax.Array, Any, Any]]
 
 
 @pytree
 class Cache:
-    """What a model remembers of the tokens it was given.
+    """The key-value cache of a batch of sequences.
 
     Attributes:
-      runs: memory of neighbouring layers of one shape, layers along axis 0, in order.
-      length: tokens so far of each sequence. What lies behind is garbage that will be
-        overwritten, so that a smaller length takes tokens back.
+      runs: memory of the layers, in order. A run holds consecutive layers whose memory
+        has the same shape, stacked along axis 0.
+      length: number of tokens in the cache for each sequence. Entries beyond it are
+        garbage that will be overwritten, so reducing the length removes tokens.
     """
 
     runs: tuple[Any, ...]
@@ -58,11 +61,11 @@ class Cache:
 
 @pytree
 class KeysValues:
-    """Keys and values of a run of layers.
+    """Keys and values of a run of layers, or without the first axis of one layer.
 
     Attributes:
-      keys: `[layers, batch, size, kv_heads, head_dim]`; without `layers` inside one.
-      values: the same, and as many heads unless fewer keys are kept.
+      keys: `[layers, batch, size, kv_heads, head_dim]`.
+      values: the same, except that clustered heads keep fewer keys than values.
     """
 
     keys: Float[Array, "*layers batch size kv_heads head_dim"]
@@ -72,14 +75,14 @@ class KeysValues:
 def attend_cached(
     memory: KeysValues, shared: Any, heads: Heads
 ) -> tuple[jax.Array, KeysValues, Any]:
-    """Writes keys and values at their positions and attends to all up to each query."""
+    """Writes keys and values to the cache, then attends causally to all in it."""
     memory = write_heads(memory, heads)
     past = jnp.arange(memory.keys.shape[1]) <= heads.positions[..., None]
     return attend_where(past, memory, heads.query), memory, shared
 
 
 def write_heads(memory: KeysValues, heads: Heads) -> KeysValues:
-    """Returns one layer's memory with the keys and values of a call's tokens."""
+    """Returns a layer's memory with the keys and values of the new tokens written."""
     return KeysValues(
         keys=write_at(memory.keys, heads.key, heads.positions),
         values=write_at(memory.values, heads.value, heads.positions),
@@ -91,7 +94,7 @@ def attend_where(
     memory: KeysValues,
     query: Float[Array, "batch time heads head_dim"],
 ) -> Float[Array, "batch time heads head_dim"]:
-    """Attends to what is remembered of the tokens that each query sees."""
+    """Returns attention to those cached tokens that `seen` lets each query see."""
     return layers.attention(
         query,
         memory.keys.astype(query.dtype),
@@ -106,22 +109,22 @@ def write_at(
     new: Shaped[Array, "batch time *shape"],
     positions: Int[Array, "batch time"],
 ) -> Shaped[Array, "batch size *shape"]:
-    """Returns `rows` with `new` at each sequence's positions, those beyond left out."""
+    """Returns `rows` with `new` at each sequence's positions, where these exist."""
     batch = jnp.arange(len(rows))[:, None]
     return rows.at[batch, positions].set(new.astype(rows.dtype), mode="drop")
 
 
 @pytree
 class Decoding:
-    """Tokens that follow those in a cache.
+    """New tokens that follow those in a cache.
 
     Attributes:
-      tokens: of each sequence, at the positions from its length on; those for which
-        the cache has no room are forgotten, and what follows them is wrong.
-      cache: what came before.
-      at: which of the tokens logits are wanted for; None means all.
-      shared: what the first layer is handed, if layers hand on anything.
-      attend: how layers use their memory.
+      tokens: of each sequence, at positions from its `length` on. Tokens for which the
+        cache has no room are not stored, so that logits after them are wrong.
+      cache: the tokens before.
+      at: indices of the new tokens whose logits are wanted; None means all.
+      shared: initial value of what layers pass on, see `Attend`.
+      attend: how layers use the cache, see `Attend`.
     """
 
     tokens: Int[Array, "batch time"]
@@ -139,18 +142,18 @@ def empty_cache(
     dtype: str | None = None,
     unrolled: bool = False,
 ) -> Cache:
-    """Returns the cache of no tokens.
+    """Returns an empty cache.
 
     Args:
       model: a causal language model.
-      batch: sequences.
-      size: tokens there is room for, of each.
+      batch: number of sequences.
+      size: number of tokens of each sequence that it has room for.
       dtype: of keys and values; None means the model's.
-      unrolled: a run for each layer instead of one for all: longer to compile.
+      unrolled: whether each layer is a run of its own, which takes longer to compile.
 
     Raises:
-      ConfigError: no language model, one whose experts have a capacity, sizes below 1,
-        or more tokens than the model has positions for.
+      ConfigError: not a causal language model, one whose experts have a capacity, sizes
+        below 1, or more tokens than the model has positions.
 
     Examples:
       >>> from hpcjax import models
@@ -184,7 +187,11 @@ def empty_cache(
 
 
 def decoder_of(model: Model) -> Decoder:
-    """Returns the sizes of a causal language model; a ConfigError for another."""
+    """Returns the sizes of a causal language model.
+
+    Raises:
+      ConfigError: the model is not one.
+    """
     if model.decoder is None:
         raise ConfigError("the model is no causal language model: it cannot decode")
     return model.decoder

@@ -1,4 +1,4 @@
-"""The mixture of experts in place of a block's feed-forward part."""
+"""A mixture of experts as the feed-forward part of a transformer block."""
 
 import jax
 import jax.numpy as jnp
@@ -6,15 +6,15 @@ from flax import nnx
 
 from hpcjax import layers
 from hpcjax.core.dtypes import Policy
-from hpcjax.models.config import TransformerOptions
 from hpcjax.models.modules import ZEROS, Dense, Initializer, Loss, loss, param
+from hpcjax.models.transformer_config import TransformerOptions
 
 
 class ExpertMatrices(nnx.Module):
-    """Feed-forward parts side by side: `up`, `down`, when gated `gate`, and biases.
+    """The parameters of all experts' feed-forward networks.
 
-    `up` and `gate` are [experts, width, mlp_width], `down` the other way round;
-    `up_bias` and so on are [experts, outputs].
+    `up` and, if gated, `gate` are [experts, width, mlp_width]; `down` is
+    [experts, mlp_width, width]; `up_bias` and so on are [experts, outputs].
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ExpertMatrices(nnx.Module):
             self.gate_bias = bias(mlp_width)
 
     def __call__(self, rows: jax.Array, dense: layers.ExpertDense) -> jax.Array:
-        """Maps rows, each by its own expert; see `layers.experts`."""
+        """Applies to each row the network of its expert, see `layers.experts`."""
 
         def apply(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None) -> jax.Array:
             return dense(x, kernel[...], None if bias is None else bias[...])
@@ -60,10 +60,9 @@ class ExpertMatrices(nnx.Module):
 
 
 class ExpertsFeedForward(nnx.Module):
-    """Σ_j gate_j · feed-forward_{e_j}(x) over the experts that `router` chooses.
+    """Σⱼ gateⱼ · expert_{eⱼ}(x), summed over the top-k experts that `router` chooses.
 
-    What it adds to the objective are the losses `balance` and `router_z`, see
-    `ExpertsConfig`.
+    It adds the losses `balance` and `router_z` to the objective, see `ExpertsConfig`.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class ExpertsFeedForward(nnx.Module):
         inner: Initializer,
         residual: Initializer,
     ):
-        """Declares `router` and `experts`; `residual` draws the experts' `down`."""
+        """Declares `router` and `experts`; `residual` is the initializer of `down`."""
         if options.experts is None:
             raise ValueError("the options name no experts")
         self.config = options.experts
@@ -96,7 +95,8 @@ class ExpertsFeedForward(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[batch, time, width]` to the same shape."""
         config, rows = self.config, x.reshape(-1, x.shape[-1])
-        # Observed as the rows of the other matrices are, `[batch, time, experts]`.
+        # The router sees `[batch, time, width]`, as the other matrices of the block do,
+        # so that its tap has statistics of the same form.
         logits = self.router(x).reshape(-1, config.count)
         routing = layers.route(logits, config.top_k)
         balance = layers.load_balance_loss(routing, axis_name=config.axis)

@@ -1,7 +1,7 @@
 """Building blocks of networks: NNX modules that hold parameters and call `layers`.
 
-Modules are built without arrays: a parameter is its shape, its dtype and the function
-that will draw it, so that the draw can be keyed by the parameter's path.
+Modules are built without arrays. A parameter is declared by its shape, dtype and
+initializer, and drawn later by `from_nnx` with a key derived from its path.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from hpcjax import layers
 from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.keys import derive
-from hpcjax.core.model import Tap, observe
+from hpcjax.core.model import Tap, observe, reuse_error
 from hpcjax.layers import Padding
 
 Initializer = Callable[..., jax.Array]
@@ -32,15 +32,15 @@ FLOAT32 = Policy()
 
 
 class Observation(nnx.Variable):
-    """The tap of a layer, set after `merge`; sliced with the parameters by a scan."""
+    """The tap of a layer, set after `merge`; a scan slices it like the parameters."""
 
 
 class Record(nnx.Variable):
-    """What the forward part of a layer's tap returned."""
+    """The value that the forward function of a layer's tap returned."""
 
 
 class Loss(nnx.BatchStat):
-    """What a layer adds to the objective, weighted; set anew in each pass."""
+    """A weighted loss that a layer adds to the objective; set anew in each pass."""
 
 
 def param(shape: tuple[int, ...], initializer: Initializer, dtype: str) -> nnx.Param:
@@ -49,22 +49,23 @@ def param(shape: tuple[int, ...], initializer: Initializer, dtype: str) -> nnx.P
 
 
 def statistic(shape: tuple[int, ...], initializer: Initializer) -> nnx.BatchStat:
-    """Declares a float32 running statistic that starts as `initializer` says."""
+    """Declares a float32 running statistic with the start value of `initializer`."""
     return nnx.BatchStat(
         jax.ShapeDtypeStruct(shape, "float32"), initializer=initializer
     )
 
 
 def loss() -> Loss:
-    """Declares a term that a layer adds to the objective, float32 []."""
+    """Declares a loss that a layer adds to the objective, a float32 scalar."""
     return Loss(jax.ShapeDtypeStruct((), "float32"), initializer=ZEROS)
 
 
 def head_initializer(head_init: HeadInit) -> Initializer:
     """Returns the initializer of a classification head's kernel.
 
-    "lecun" draws from N(0, 1/inputs); "zeros" makes the first loss exactly log(classes)
-    and the first gradient of everything below the head exactly zero.
+    "lecun" draws from a truncated normal distribution of variance 1/inputs. With
+    "zeros" the first loss is exactly log(classes), and the first gradients of all
+    layers below the head are exactly zero.
 
     Raises:
       ConfigError: an unknown name.
@@ -93,10 +94,10 @@ class Observable(nnx.Module):
     record: Record | None = None
 
     def options(self) -> dict[str, Any]:
-        """Returns what the layer's kind needs to form its statistics.
+        """Returns the sizes that are needed to compute the layer's statistics.
 
-        `depth` is the leading dimension of parameters and statistics in a scanned
-        stack, None outside one.
+        `depth` is the length of the leading axis of parameters and statistics in a
+        scanned stack, None outside one.
         """
         return {
             "inputs": self.inputs,
@@ -105,20 +106,23 @@ class Observable(nnx.Module):
             "depth": self.depth,
         }
 
-    def observed(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Returns y, seen by the layer's tap if it has one."""
+    def apply_tap(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Returns the output y, passed through the layer's tap if it has one.
+
+        Args:
+          x: inputs of the layer.
+          y: outputs of the layer.
+
+        Raises:
+          ValueError: the tap records the forward pass, and the layer is used twice.
+        """
         if self.tap is None:
             return y
         tap: Tap = self.tap.get_value()
         y, record = observe(tap, x, y)
         if tap.forward is not None:
             if self.record is not None:
-                raise ValueError(
-                    "a forward record, and so a plan of K-FAC, needs a layer that is "
-                    f"used once: this {self.kind} layer is used again in the same "
-                    "pass; leave it out (skip=), or observe it by a backward "
-                    "statistic that may add up"
-                )
+                raise reuse_error(self.tap.get_metadata()["path"])
             self.record = nnx.data(Record(record))
         return y
 
@@ -150,7 +154,7 @@ class Dense(Observable):
         bias = None if self.bias is None else self.bias[...]
         kernel = self.kernel.get_value()
         y = layers.dense(x, kernel, bias, compute=self.compute, output=self.output)
-        return self.observed(x, y)
+        return self.apply_tap(x, y)
 
 
 class Conv(Observable):
@@ -176,14 +180,15 @@ class Conv(Observable):
             (kernel_size, kernel_size, inputs, outputs), HE_FAN_OUT, policy.param
         )
         self.bias = param((outputs,), ZEROS, policy.param) if use_bias else None
-        # "SAME" would pad an even image on one side only when the stride is 2.
+        # For even sides and stride 2, "SAME" would pad on one side only; half a kernel
+        # on both is what PyTorch's networks have.
         self.padding = nnx.static(padding or ((half, half), (half, half)))
         self.strides, self.kernel_size = (stride, stride), (kernel_size, kernel_size)
         self.dilation, self.compute = (dilation, dilation), policy.compute
         self.inputs, self.outputs = inputs, outputs
 
     def options(self) -> dict[str, Any]:
-        """Returns the geometry, from which patches can be formed."""
+        """Returns the layer's sizes and geometry."""
         return super().options() | {
             "kernel_size": self.kernel_size,
             "strides": self.strides,
@@ -204,7 +209,7 @@ class Conv(Observable):
             dilation=self.dilation,
             compute=self.compute,
         )
-        return self.observed(x, y)
+        return self.apply_tap(x, y)
 
 
 class BatchNorm(nnx.Module):
@@ -265,9 +270,9 @@ class GroupNorm(nnx.Module):
 
 
 def stacked_initializer(initializer: Initializer, depth: int) -> Initializer:
-    """Returns an initializer for `[depth, ...]` that draws every slice by its number.
+    """Returns an initializer for `[depth, ...]` that draws slice i with key (key, i).
 
-    So a deeper stack starts with the same first layers as a shallower one.
+    A deeper stack therefore starts with the same first layers as a shallower one.
     """
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:

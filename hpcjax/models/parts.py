@@ -1,4 +1,4 @@
-"""A language model cut before and behind its blocks, to walk through it."""
+"""A language model in parts, for methods that go through it block by block."""
 
 from typing import Any, NamedTuple
 
@@ -8,11 +8,11 @@ from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import UnsupportedOp
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
-from hpcjax.models.config import CausalLmConfig
 from hpcjax.models.modules import FLOAT32
 from hpcjax.models.transformer import Block, CausalLm, Sizes, positions_of
+from hpcjax.models.transformer_config import CausalLmConfig
 
-# Layers of a block that are given the same thing, in the order in which they run.
+# The matrices of a block that have the same inputs.
 QKV = ("attention/query", "attention/key", "attention/value")
 UP = ("mlp/up",)
 GATED = ("mlp/gate", "mlp/up")
@@ -22,12 +22,12 @@ class Parts(NamedTuple):
     """A causal language model in three parts, each with the empty state `{}`.
 
     Attributes:
-      embed: tokens `[batch, time]` to the first block's `[batch, time, width]`; takes
-        the whole model's parameters.
-      block: one block; takes one layer's slice of `params["blocks"]`.
-      head: what the last block gives to logits; takes the whole model's parameters.
-      groups: paths of the block's matrices, those with the same inputs together, in the
-        order in which they run.
+      embed: maps tokens `[batch, time]` to the inputs `[batch, time, width]` of the
+        first block, with the whole model's parameters.
+      block: one block, with one layer's slice of `params["blocks"]`.
+      head: maps the last block's outputs to logits, with the whole model's parameters.
+      groups: paths of the matrices of a block, grouped by their inputs, in the order in
+        which they run.
     """
 
     embed: Model
@@ -44,11 +44,11 @@ def causal_lm_parts(
     Args:
       config: the model.
       context: rows of the position table.
-      vocabulary: words it knows.
-      policy: its dtypes.
+      vocabulary: number of words.
+      policy: dtypes of parameters and products.
 
     Raises:
-      UnsupportedOp: a model with experts, whose matrices have inputs of their own.
+      UnsupportedOp: a model with experts, each of which has inputs of its own.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -69,13 +69,13 @@ def causal_lm_parts(
         return CausalLm(context, vocabulary, config, policy)
 
     def embed(model: CausalLm, tokens: jax.Array, **_: Any) -> jax.Array:
-        return model.embedded(tokens, positions_of(tokens))
+        return model.embed_tokens(tokens, positions_of(tokens))
 
     def block(layer: Block, y: jax.Array, **_: Any) -> jax.Array:
         return layer(y, positions_of(y))
 
     def head(model: CausalLm, y: jax.Array, **_: Any) -> jax.Array:
-        return model.words(model.finished(y))
+        return model.to_logits(model.finish(y))
 
     mlp = GATED if config.options.mlp == "silu_gated" else UP
     return Parts(
@@ -87,7 +87,7 @@ def causal_lm_parts(
 
 
 class _Unrolled(CausalLm):
-    """`CausalLm` with each block's parameters of their own, from `block_0` on."""
+    """`CausalLm` with parameters `block_0`, `block_1`, … instead of a stack."""
 
     def __init__(
         self, context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
@@ -104,27 +104,28 @@ class _Unrolled(CausalLm):
     ) -> jax.Array:
         del train, key
         positions = positions_of(x)
-        y = self.embedded(x, positions)
+        y = self.embed_tokens(x, positions)
         for index in range(self.depth):
             y = getattr(self, f"block_{index}")(y, positions)
-        return self.words(self.finished(y))
+        return self.to_logits(self.finish(y))
 
 
 def unrolled_causal_lm(
     config: CausalLmConfig, context: int, vocabulary: int, policy: Policy = FLOAT32
 ) -> Model:
-    """Returns `models.causal_lm` without the scan: a block is a layer like others.
+    """Returns `models.causal_lm` with its blocks unrolled instead of scanned.
 
-    So that a gradient may stop between two blocks. The draws differ from the scan's.
+    A gradient can then stop between two blocks, which are separate layers. Parameters
+    are drawn differently from the scanned model's, as their paths differ.
 
     Args:
       config: the model.
       context: rows of the position table.
-      vocabulary: words it knows.
-      policy: its dtypes.
+      vocabulary: number of words.
+      policy: dtypes of parameters and products.
 
     Raises:
-      UnsupportedOp: rematerialized blocks, or logits in chunks.
+      UnsupportedOp: `remat` or `loss_chunk` is set.
 
     Examples:
       >>> model = unrolled_causal_lm(CausalLmConfig(width=4, heads=2), 8, 11)

@@ -3,20 +3,22 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from hpcjax.models import config
-from hpcjax.models.config import (
-    BertConfig,
+from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.mlp_config import MlpConfig
+from hpcjax.models.resnet_config import ResNetConfig
+from hpcjax.models.transformer_config import (
+    GPT2,
+    LLAMA,
+    OPT,
     CausalLmConfig,
     ExpertsConfig,
-    MlpConfig,
-    ResNetConfig,
-    UNetConfig,
-    VggConfig,
 )
+from hpcjax.models.unet_config import UNetConfig
+from hpcjax.models.vgg_config import VggConfig
 
 
 class Entry(NamedTuple):
-    """A config, the shape of one example, the number of outputs, the inputs' dtype."""
+    """A config, with the shape of one example, number of outputs and inputs' dtype."""
 
     config: Any
     inputs: tuple[int, ...]
@@ -48,29 +50,27 @@ REGISTRY: dict[str, Entry] = {
     ),
     "gpt2": _language(),
     "gpt2_remat": _language(remat="full"),
-    "opt": _language(options=config.OPT, depth=1, remat="dots"),
+    "opt": _language(options=OPT, depth=1, remat="dots"),
     "opt_350m": _language(
         options=dataclasses.replace(
-            config.OPT, norm_position="post", final_norm=False, embed_width=4
+            OPT, norm_position="post", final_norm=False, embed_width=4
         )
     ),
-    "llama": _language(options=config.LLAMA, heads=4, kv_heads=2, mlp_width=12),
+    "llama": _language(options=LLAMA, heads=4, kv_heads=2, mlp_width=12),
     "llama_heads": _language(
-        options=config.LLAMA, heads=3, kv_heads=1, head_dim=6, mlp_width=12
+        options=LLAMA, heads=3, kv_heads=1, head_dim=6, mlp_width=12
     ),
-    "moe": _language(
-        options=dataclasses.replace(config.GPT2, experts=ExpertsConfig(count=4))
-    ),
+    "moe": _language(options=dataclasses.replace(GPT2, experts=ExpertsConfig(count=4))),
     "moe_gated": _language(
         options=dataclasses.replace(
-            config.LLAMA, experts=ExpertsConfig(count=3, top_k=1, capacity_factor=3.0)
+            LLAMA, experts=ExpertsConfig(count=3, top_k=1, capacity_factor=3.0)
         ),
         remat="full",
         mlp_width=12,
     ),
     "post_norm": _language(
         options=dataclasses.replace(
-            config.GPT2, norm_position="post", final_norm=False, mlp="gelu_erf"
+            GPT2, norm_position="post", final_norm=False, mlp="gelu_erf"
         )
     ),
 }

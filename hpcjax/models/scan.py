@@ -1,4 +1,4 @@
-"""A stack of equal blocks: one block's code, parameters stacked along axis 0."""
+"""Stacks of equal blocks, with parameters stacked along axis 0, run by one scan."""
 
 import itertools
 import operator
@@ -23,7 +23,7 @@ from hpcjax.models.modules import (
 Remat = Literal["none", "full", "dots", "offload"]
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
-# What a block is given, as "offload" calls it.
+# The name under which "offload" finds the inputs of blocks.
 _INPUT = "block_input"
 POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
@@ -41,8 +41,8 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
 def stack(block: ModuleT, depth: int) -> ModuleT:
     """Returns `block` with every declared array stacked `depth` times along axis 0.
 
-    Slice i of a parameter is drawn with a key of its path and i. The result is not
-    called but given to `scan_blocks`.
+    Slice i of a parameter is drawn with a key of its path and i. The result is to be
+    passed to `scan_blocks` and not to be called. `block` itself is changed.
     """
     for variable in flatten(nnx.state(block)).values():
         like = variable.get_value()
@@ -63,16 +63,16 @@ def scan_blocks(
 ) -> Any:
     """Applies the blocks of a `stack` one after another, with one scan.
 
-    Compile time does not grow with depth. Taps work as elsewhere: slots, backward
-    statistics and forward records have a leading dimension `depth`.
+    Compile time does not grow with depth. Taps work as elsewhere; slots, backward
+    statistics and forward records have a leading axis `depth`.
 
     Args:
-      blocks: what `stack` returned, after merging.
-      x: the carry given to the first block, an array or a tree of arrays.
+      blocks: the result of `stack`, after merging.
+      x: the input of the first block, an array or a tree of arrays.
       call: `(block, x) -> x`, one block's forward pass.
-      remat: what the backward pass finds in memory: "none" recomputes nothing, "full"
-        keeps the carries only, "dots" keeps also the products without batch axes,
-        "offload" keeps the carries in the host's memory.
+      remat: what is stored for the backward pass, which recomputes the rest: "none"
+        stores everything, "full" only the inputs of blocks, "dots" also matrix products
+        without batch axes; "offload" is "full" with the inputs in the host's memory.
 
     Returns:
       The carry after the last block.
@@ -94,17 +94,17 @@ def scan_with_memory(
     *,
     remat: Remat = "none",
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Applies the blocks of a `stack`, each to the carry and to what it remembers.
+    """Applies the blocks of a `stack`, each with a memory of its own.
 
-    Neighbouring blocks whose memory has the same shapes are one *run*, one scan. A
-    stack in one run compiles fastest; runs of one block are an unrolled stack.
+    Consecutive blocks whose memory has the same shapes form a *run*, which is one scan.
+    A stack in one run compiles fastest; with runs of one block it is unrolled.
 
     Args:
-      blocks: what `stack` returned, after merging.
-      x: the carry given to the first block.
+      blocks: the result of `stack`, after merging.
+      x: the input of the first block.
       call: `(block, x, memory) -> (x, memory)`, one block's forward pass.
-      memory: for each run a tree whose leaves have its blocks along axis 0; a single
-        run may have none.
+      memory: for each run a tree of arrays with the run's blocks along axis 0; a single
+        run may have an empty tree.
       remat: see `scan_blocks`.
 
     Returns:
@@ -112,7 +112,7 @@ def scan_with_memory(
 
     Raises:
       ConfigError: an unknown `remat`.
-      ValueError: the runs are not together as long as the stack.
+      ValueError: the runs do not add up to the depth of the stack.
     """
     policy = choice("remat", remat, POLICIES)
     graph, *states = nnx.split(blocks, nnx.Param, nnx.BatchStat, Observation)
@@ -122,6 +122,8 @@ def scan_with_memory(
         carry = jax.tree.map(lambda leaf: checkpoint_name(leaf, _INPUT), carry)
         block = nnx.merge(graph, *states)
         carry, remembered = call(block, carry, remembered)
+        # The merged block is lost after the body: what it changed is returned as
+        # outputs of the scan, which stacks them.
         changed = nnx.state(block, nnx.BatchStat), nnx.state(block, Record)
         values = tuple(
             {path: variable.get_value() for path, variable in flatten(state).items()}
@@ -130,19 +132,21 @@ def scan_with_memory(
         return carry, (*values, remembered)
 
     if policy is not None:
+        # Inside a scan XLA cannot merge the recomputation with the forward pass, so the
+        # barriers against that, which cost time, are not needed.
         body = jax.checkpoint(body, policy=policy, prevent_cse=False)
     depth = _depth(states)
     ends = list(itertools.accumulate(_depth(run) or depth for run in memory))
     if not ends or ends[-1] != depth:
         raise ValueError(f"the memory must be of {depth} blocks: got {ends[-1:]}")
-    made, start = [], 0
+    outputs, start = [], 0
     for run, end in zip(memory, ends, strict=True):
         part = jax.tree.map(operator.itemgetter(slice(start, end)), tuple(states))
-        x, given = lax.scan(body, x, (part, run))
-        made.append(given)
+        x, output = lax.scan(body, x, (part, run))
+        outputs.append(output)
         start = end
-    statistics, records, remembered = zip(*made, strict=True)
-    _restore(blocks, _joined(statistics), _joined(records))
+    statistics, records, remembered = zip(*outputs, strict=True)
+    _restore(blocks, _concatenate(statistics), _concatenate(records))
     return x, remembered
 
 
@@ -151,12 +155,13 @@ def _depth(tree: Any) -> int:
     return next((leaf.shape[0] for leaf in jax.tree.leaves(tree)), 0)
 
 
-def _joined(runs: tuple[Any, ...]) -> Any:
+def _concatenate(runs: tuple[Any, ...]) -> Any:
+    """Joins the trees of runs along axis 0."""
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *runs)
 
 
 def _restore(blocks: nnx.Module, statistics: Any, records: Any) -> None:
-    """Puts what the blocks of a stack changed back into it."""
+    """Puts the statistics and records of all blocks back into the stack."""
     for path, variable in flatten(nnx.state(blocks, nnx.BatchStat)).items():
         variable.set_value(statistics[path])
     for path, layer in observable_layers(blocks):

@@ -1,4 +1,4 @@
-"""The one transformer block, causal or not, and the decoder-only language model."""
+"""The transformer block, causal or not, and the decoder-only language model."""
 
 import functools
 import math
@@ -16,24 +16,25 @@ from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Decoder, Model
 from hpcjax.layers import Implementation
 from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.chunked import ChunkedLogits
-from hpcjax.models.config import (
-    BertConfig,
-    CausalLmConfig,
-    RopeScaling,
-    TransformerOptions,
-)
 from hpcjax.models.decoding import Cache, Decoding, Heads
 from hpcjax.models.experts import ExpertsFeedForward
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.scan import scan_blocks, scan_with_memory, stack
+from hpcjax.models.transformer_config import (
+    CausalLmConfig,
+    RopeScaling,
+    TransformerOptions,
+)
 
 Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# OPT's position tables have two unused rows at the beginning.
 OFFSET = 2
 
 
 class Sizes:
-    """Widths of a block and the initializers that follow from them."""
+    """Widths of a block, and the initializers that follow from them."""
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class Sizes:
         self.attention: Implementation = attention
         scale = self.options.init_scale
         self.inner: Initializer = nnx.initializers.normal(scale)
+        # The residual stream sums 2 · depth branches; so scaled they add up to variance
+        # scale², whatever the depth (GPT-2, §2.3).
         residual = scale / math.sqrt(2 * config.depth)
         self.residual: Initializer = (
             nnx.initializers.normal(residual)
@@ -63,7 +66,7 @@ class Sizes:
 
     @classmethod
     def of_causal_lm(cls, config: CausalLmConfig, policy: Policy) -> "Sizes":
-        """Returns those of a decoder-only model's block."""
+        """Returns the sizes of a decoder-only model's block."""
         return cls(
             config,
             config.options,
@@ -143,10 +146,11 @@ class Attention(nnx.Module):
         """Maps `[batch, time, width]` to the same shape.
 
         Args:
-          x: what to mix.
-          positions: of each place, `[batch, time]`.
+          x: inputs.
+          positions: of the tokens in their sequence, `[batch, time]`.
           mask: see `layers.attention`.
-          mix: `(query, key, value) -> mixed` instead of attention to `x` itself.
+          mix: `(query, key, value) -> mixed` in place of attention within `x`, such as
+            attention to a cache.
         """
         split = (*x.shape[:2], -1, self.head_dim)
         query = self.query(x).reshape(split)
@@ -168,10 +172,10 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """down(f(up x)), or down(silu(gate x) · up x) when gated."""
+    """down(f(up(x))), or if gated down(silu(gate(x)) · up(x))."""
 
     def __init__(self, sizes: Sizes):
-        """Declares `up`, `down` and, when gated, `gate`."""
+        """Declares `up`, `down` and, if gated, `gate`."""
         self.gated = sizes.options.mlp == "silu_gated"
         self.activation = "silu" if self.gated else sizes.options.mlp
         self.up = sizes.dense(sizes.width, sizes.mlp_width)
@@ -187,7 +191,7 @@ class FeedForward(nnx.Module):
 
 
 def feed_forward(sizes: Sizes) -> FeedForward | ExpertsFeedForward:
-    """Returns the feed-forward part of a block, of experts if the options say so."""
+    """Returns a block's feed-forward part, a mixture of experts if there are any."""
     if sizes.options.experts is None:
         return FeedForward(sizes)
     return ExpertsFeedForward(
@@ -201,7 +205,7 @@ def feed_forward(sizes: Sizes) -> FeedForward | ExpertsFeedForward:
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each added to its input, norms before or after."""
+    """Attention and feed-forward part, with residuals and pre- or post-norm."""
 
     def __init__(self, sizes: Sizes):
         """Declares the parts."""
@@ -229,13 +233,16 @@ class Block(nnx.Module):
 def rope_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> jax.Array:
-    """Returns angles a position, [head_dim / 2], slowed down as `scaling` says."""
+    """Returns the angles θᵢ per position, [head_dim / 2], scaled as in LLaMA 3."""
     frequency = layers.rope_frequencies(head_dim, theta)
     if scaling is None:
         return frequency
+    # context / wavelength: how often a feature turns within the original context. Those
+    # that turn often (≥ high) are kept, those that turn seldom (≤ low) slowed down by
+    # the whole factor, and between these two the frequency is interpolated linearly.
     turns = scaling.context * frequency / (2 * math.pi)
-    kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
-    return frequency * ((1 - kept) / scaling.factor + kept)
+    share_kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
+    return frequency * ((1 - share_kept) / scaling.factor + share_kept)
 
 
 def positions_of(tokens: jax.Array) -> jax.Array:
@@ -252,7 +259,7 @@ def check_time(time: int, context: int) -> None:
 
 
 class CausalLm(nnx.Module):
-    """What `causal_lm` describes."""
+    """The network of `causal_lm`."""
 
     def __init__(
         self, context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
@@ -283,26 +290,34 @@ class CausalLm(nnx.Module):
     def __call__(
         self, x: jax.Array | Decoding, *, train: bool, key: jax.Array | None
     ) -> Any:
-        """Maps tokens to logits, or a `Decoding` to logits and its new cache."""
+        """Maps tokens to logits, or a `Decoding` to logits and the new cache."""
         del train, key
         if isinstance(x, Decoding):
-            return self._decoded(x)
+            return self._decode(x)
         positions = positions_of(x)
         y = scan_blocks(
             self.blocks,
-            self.embedded(x, positions),
-            lambda block, y: self._held(block(self._held(y), positions)),
+            self.embed_tokens(x, positions),
+            lambda block, y: self._constrain_batch(
+                block(self._constrain_batch(y), positions)
+            ),
             remat=self.remat,
         )
-        y = self.finished(y)
-        return self.words(y) if self.chunk is None else self._chunked(y, self.chunk)
+        y = self.finish(y)
+        return (
+            self.to_logits(y)
+            if self.chunk is None
+            else self._chunk_logits(y, self.chunk)
+        )
 
-    def _held(self, y: jax.Array) -> jax.Array:
+    def _constrain_batch(self, y: jax.Array) -> jax.Array:
+        """Fixes the sharding of a block's input or output to the batch axis."""
         if self.batch_axis is None:
             return y
         return jax.lax.with_sharding_constraint(y, PartitionSpec(self.batch_axis))
 
-    def _decoded(self, x: Decoding) -> tuple[jax.Array, Cache]:
+    def _decode(self, x: Decoding) -> tuple[jax.Array, Cache]:
+        """Returns logits and the new cache, with `x.attend` instead of attention."""
         cache, time = x.cache, x.tokens.shape[1]
         positions = cache.length[:, None] + jnp.arange(time)
 
@@ -310,6 +325,7 @@ class CausalLm(nnx.Module):
             hidden, shared = carry
 
             def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+                # Called once by `block`, in the middle of which the cache is updated.
                 nonlocal memory, shared
                 heads = Heads(query, key, value, positions, hidden)
                 mixed, memory, shared = x.attend(memory, shared, heads)
@@ -318,15 +334,15 @@ class CausalLm(nnx.Module):
             y = block(hidden, positions, mix=mix)
             return (y, shared), memory
 
-        carry = self.embedded(x.tokens, positions), x.shared
+        carry = self.embed_tokens(x.tokens, positions), x.shared
         (y, _), runs = scan_with_memory(self.blocks, carry, call, cache.runs)
         if x.at is not None:
             y = jnp.take_along_axis(y, x.at[..., None], axis=1)
         cache = Cache(runs=runs, length=cache.length + time)
-        return self.words(self.finished(y)), cache
+        return self.to_logits(self.finish(y)), cache
 
-    def embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """Maps tokens `[batch, time]` to what the first block is given."""
+    def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """Maps tokens `[batch, time]` to the inputs of the first block."""
         y = self.embed(tokens)
         y = y if self.project_in is None else self.project_in(y)
         if self.position is None:
@@ -334,20 +350,21 @@ class CausalLm(nnx.Module):
         check_time(tokens.shape[1], self.context)
         return y + self.position(positions + self.offset)
 
-    def finished(self, y: jax.Array) -> jax.Array:
-        """Maps what the last block gives to what the head is given."""
+    def finish(self, y: jax.Array) -> jax.Array:
+        """Maps outputs of the last block to inputs of the head."""
         y = y if self.final_norm is None else self.final_norm(y)
         return y if self.project_out is None else self.project_out(y)
 
-    def words(self, y: jax.Array) -> jax.Array:
-        """Maps what the head is given to logits."""
+    def to_logits(self, y: jax.Array) -> jax.Array:
+        """Maps inputs of the head to logits."""
         if self.head is not None:
             return self.head(y)
         return layers.dense(
             y, self.embed.table[...].T, compute=self.compute, output=self.logits
         )
 
-    def _chunked(self, y: jax.Array, chunk: int) -> ChunkedLogits:
+    def _chunk_logits(self, y: jax.Array, chunk: int) -> ChunkedLogits:
+        """Returns the logits not yet multiplied, to be computed in chunks."""
         head = self.head
         kernel = self.embed.table[...].T if head is None else head.kernel[...]
         return ChunkedLogits(
@@ -362,26 +379,26 @@ class CausalLm(nnx.Module):
 def causal_lm(
     inputs: tuple[int, ...], outputs: int, *, policy: Policy = FLOAT32, **sizes: Any
 ) -> Model:
-    """Returns a decoder-only language model: tokens `[batch, time]` to logits.
+    """Returns a decoder-only language model, from tokens `[batch, time]` to logits.
 
     Blocks are stacked along axis 0 below `blocks/` and run by one scan. Matrices and
-    tables are drawn from N(0, init_scale²), those that end a residual branch from
-    N(0, init_scale² / (2 depth)) with `scale_residual`; biases start at zero.
-    A tied head is no layer of its own and cannot be observed.
+    tables are drawn from N(0, init_scale²); with `scale_residual` those that end a
+    residual branch are drawn from N(0, init_scale² / (2 depth)). Biases are zero at the
+    start. A tied head is not a layer that can be observed.
 
     Args:
-      inputs: `(context,)`, the rows of the position table; with rope the context is
-        not a limit.
+      inputs: `(context,)`, the number of rows of the position table. With rotary
+        positions there is no table, and sequences may be longer.
       outputs: size of the vocabulary.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
       **sizes: the fields of `CausalLmConfig`.
 
     Returns:
-      A model whose `apply` takes int tokens `[batch, time]` and gives logits
-      `[batch, time, vocabulary]` in `policy.output`; logits at time t depend on the
-      tokens up to t only. With `loss_chunk` it gives `ChunkedLogits` instead, and a
-      head of its own is no layer that can be observed. Given a `Decoding` it returns
-      logits of its tokens and the new `Cache`.
+      A model whose `apply` takes int tokens `[batch, time]` and returns logits `[batch,
+      time, vocabulary]` in `policy.output`. Logits at time t depend on the tokens up to
+      t only. With `loss_chunk` it returns `ChunkedLogits` instead, and the head cannot
+      be observed. Given a `Decoding` it returns logits of the new tokens and the new
+      `Cache`.
 
     Raises:
       ConfigError: sizes that do not divide or are below 1, or an unknown option.

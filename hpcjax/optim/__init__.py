@@ -3,3 +3,19 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+PARTS = {
+    "optimizer": {
+        "sgd": "SgdConfig",
+        "adamw": "AdamWConfig",
+        "lamb": "LambConfig",
+        "jorge": "JorgeConfig",
+        "jorge_from_sgd": "JorgeFromSgdConfig",
+        "shampoo": "ShampooConfig",
+        "kfac": "KfacConfig",
+    },
+    "backward": {
+        "partial": "PartialBackwardConfig",
+        "random_freezing": "RandomFreezingConfig",
+    },
+}

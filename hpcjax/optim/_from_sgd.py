@@ -1,18 +1,22 @@
-"""Jorge's hyper-parameters from those of a tuned SGD run."""
+"""Jorge's hyperparameters, derived from those of a tuned SGD run."""
 
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import optax
 
-from hpcjax.optim import config, schedules
+from hpcjax.optim import schedules
+from hpcjax.optim.from_sgd_config import SGDRecipe
+from hpcjax.optim.jorge_config import JorgeConfig
+from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules
+from hpcjax.optim.schedule_config import ScheduleConfig, StepDecayConfig
 
 
 class Derived(NamedTuple):
-    """A hyper-parameter and where it comes from.
+    """A hyperparameter and where its value comes from.
 
     Attributes:
-      value: what is used.
-      rule: how it follows from the recipe.
+      value: the value that Jorge uses.
+      rule: how it follows from SGD's recipe, in words.
     """
 
     value: Any
@@ -25,7 +29,7 @@ class FromSgd(NamedTuple):
     Attributes:
       tx: the optimizer, with the schedule in it.
       schedule: the learning rate by step.
-      report: every derived value by name.
+      report: every derived hyperparameter by name.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -33,12 +37,13 @@ class FromSgd(NamedTuple):
     report: dict[str, Derived]
 
 
-def _report(
-    recipe: config.SGDRecipe, schedule: config.ScheduleConfig
-) -> dict[str, Derived]:
+def _report(recipe: SGDRecipe, schedule: ScheduleConfig) -> dict[str, Derived]:
+    """Returns Jorge's hyperparameters by name, with the rule that gave each."""
     total = recipe.epochs * recipe.steps_per_epoch
-    found = {
+    derived = {
         "learning_rate": Derived(recipe.lr, "SGD's: grafting gives SGD's step length"),
+        # SGD adds λθ before the momentum, whose buffer sums Σ βⁱ = 1/(1 - β) times a
+        # constant term; decoupled decay has no such gain, so it needs λ/(1 - β).
         "weight_decay": Derived(
             recipe.weight_decay / (1 - recipe.momentum),
             "SGD's / (1 - momentum), decoupled: SGD's momentum amplifies its L2 term",
@@ -49,12 +54,12 @@ def _report(
         "steps": Derived(total, "SGD's epochs times steps per epoch"),
         "warmup_steps": Derived(schedule.warmup, "SGD's warm-up epochs"),
     }
-    if not isinstance(schedule, config.StepDecayConfig):
+    if not isinstance(schedule, StepDecayConfig):
         name = type(schedule).__name__
-        return found | {"schedule": Derived(name, "given in place of the step decay")}
+        return derived | {"schedule": Derived(name, "given in place of the step decay")}
     steps = schedules.decay_steps(total, schedule.at)
     epochs = tuple(step / recipe.steps_per_epoch for step in steps)
-    return found | {
+    return derived | {
         "schedule": Derived("StepDecayConfig", "step decay, whatever SGD's was"),
         "decay_factor": Derived(schedule.factor, "0.1 at each decay unless given"),
         "decay_epochs": Derived(epochs, "1/3 and 2/3 of SGD's epochs unless given"),
@@ -62,22 +67,24 @@ def _report(
 
 
 def jorge_from_sgd(
-    recipe: config.SGDRecipe,
-    schedule: config.ScheduleConfig | None = None,
-    decay_rules: config.DecayRules = config.DECAY_ALL,
+    recipe: SGDRecipe,
+    schedule: ScheduleConfig | None = None,
+    decay_rules: DecayRules = DECAY_ALL,
     clip_norm: float | None = None,
-    **options: Unpack[config.JorgeKeywords],
+    **options: Any,
 ) -> FromSgd:
     """Returns Jorge for a task on which SGD has been tuned, without tuning again.
 
-    Same learning rate, through layer-wise SGD grafting; decoupled weight decay
-    λ/(1 − β); step decay ×0.1 at 1/3 and 2/3 of SGD's epochs after SGD's warm-up.
+    It uses SGD's learning rate, as layer-wise grafting gives each step the length of
+    SGD's; decoupled weight decay λ/(1 − β), with SGD's L2 coefficient λ and momentum β;
+    and a rate that is multiplied by 0.1 at 1/3 and 2/3 of SGD's epochs, after SGD's
+    warm-up.
 
     Args:
       recipe: the tuned SGD run.
       schedule: another schedule, with its own warm-up; None for the step decay.
-      decay_rules: which parameters decay, SGD's.
-      clip_norm: SGD's largest global norm of the raw gradient.
+      decay_rules: which parameters decay in SGD's run.
+      clip_norm: the global norm at which SGD's run clips gradients.
       **options: fields of `JorgeOptions`; a `b1` given here is used as it is.
 
     Returns:
@@ -90,7 +97,7 @@ def jorge_from_sgd(
       Singh, Sating, Bhatele, Jorge, arXiv 2310.12298.
 
     Examples:
-      >>> recipe = config.SGDRecipe(
+      >>> recipe = SGDRecipe(
       ...     lr=0.1, momentum=0.9, weight_decay=1e-4, epochs=90, steps_per_epoch=5
       ... )
       >>> tx, schedule, report = jorge_from_sgd(recipe)
@@ -98,13 +105,13 @@ def jorge_from_sgd(
       (0.001, (30.0, 60.0))
     """
     warmup = round(recipe.warmup_epochs * recipe.steps_per_epoch)
-    chosen = schedule or config.StepDecayConfig(warmup=warmup)
+    chosen = schedule or StepDecayConfig(warmup=warmup)
     report = _report(recipe, chosen)
     if "b1" in options:
         report["b1"] = Derived(options["b1"], "given")
     used = ("weight_decay", "graft_momentum", "graft_nesterov", "b1")
     fields: dict[str, Any] = {**options} | {name: report[name].value for name in used}
-    settings = config.JorgeConfig(
+    settings = JorgeConfig(
         lr=recipe.lr,
         decay_rules=decay_rules,
         clip_norm=clip_norm,

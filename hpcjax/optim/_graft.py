@@ -1,4 +1,4 @@
-"""Grafting: the direction of one optimizer with the length of another's step."""
+"""Grafting: the direction of one optimizer's step with the length of another's."""
 
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ class GraftState(NamedTuple):
     """States of the two optimizers.
 
     Attributes:
-      direction: of the one that gives the direction.
-      magnitude: of the one that gives the length.
+      direction: state of the optimizer that gives the direction.
+      magnitude: state of the optimizer that gives the length.
     """
 
     direction: Any
@@ -25,6 +25,7 @@ class GraftState(NamedTuple):
 
 
 def _rescale(step: Array, size: Array) -> Array:
+    """Returns `step` with the norm of `size`."""
     return norms.rescale(step, norms.norm(step), norms.norm(size))
 
 
@@ -36,9 +37,9 @@ def graft(
 ) -> optax.GradientTransformationExtraArgs:
     """Steps along `direction` as far as `magnitude` would have gone.
 
-    Both see the same gradients. With their steps m and s: Δ = (‖s‖/‖m‖)m, and Δ = 0
-    where m = 0; norms of each parameter, or over all of them. Norms are taken in
-    float32 or better.
+    Both optimizers see the same gradients. With their steps m and s the result is
+    Δ = (‖s‖/‖m‖) m, and Δ = 0 where m = 0. Norms are those of each parameter, or over
+    all parameters, in float32 or better.
 
     Args:
       direction: gives the direction, such as `scale_by_jorge()`.

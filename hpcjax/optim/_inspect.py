@@ -1,4 +1,4 @@
-"""The scalars an optimizer's state wants to be logged."""
+"""Collecting the scalars in an optimizer's state that are worth logging."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,11 +7,13 @@ import jax
 
 
 def _children(node: Any) -> list[Any]:
-    """Returns the pytree children of `node`, or itself if it is a leaf."""
+    """Returns the direct pytree children of `node`, or `[node]` if it is a leaf."""
+    # Everything below `node` counts as a leaf, so flattening stops one level down.
     return jax.tree.leaves(node, is_leaf=lambda child: child is not node)
 
 
 def _scalars(node: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the entries of every `hyperparams` and `metrics` dict, depth first."""
     if hasattr(node, "_fields"):
         for field in ("hyperparams", "metrics"):
             if isinstance(getattr(node, field, None), dict):
@@ -26,7 +28,7 @@ def inspect(state: Any) -> dict[str, Any]:
 
     These are the values that `optax.inject_hyperparams` holds, such as
     `"learning_rate"`, and the `metrics` that transforms of this room keep, such as
-    `"jorge_nu"`. A name found again gets a suffix: `"learning_rate_2"`.
+    `"jorge_nu"`. A name that occurs again gets a suffix: `"learning_rate_2"`.
 
     Args:
       state: the state of any chain, masked or partitioned; may be traced.
@@ -37,9 +39,9 @@ def inspect(state: Any) -> dict[str, Any]:
       >>> {k: float(v) for k, v in inspect(tx.init({"w": jax.numpy.ones(2)})).items()}
       {'learning_rate': 0.5}
     """
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     times: dict[str, int] = {}
     for name, value in _scalars(state):
         times[name] = times.get(name, 0) + 1
-        found[name if times[name] == 1 else f"{name}_{times[name]}"] = value
-    return found
+        scalars[name if times[name] == 1 else f"{name}_{times[name]}"] = value
+    return scalars

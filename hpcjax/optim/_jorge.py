@@ -2,60 +2,71 @@
 
 import functools
 import warnings
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from hpcjax.optim import jorge_factor, matrices, option_checks, preconditioning
-from hpcjax.optim.config import JorgeKeywords, JorgeOptions
+from hpcjax.optim import jorge_factor, matrices, preconditioning
+from hpcjax.optim.jorge_config import JorgeOptions
 from hpcjax.optim.jorge_factor import FactorState
 
 
 def _refresh(
-    states: list[FactorState],
-    gradients: list[Array],
+    groups: list[FactorState],
+    gradients: list[list[Array]],
     count: Array,
     options: JorgeOptions,
 ) -> list[FactorState]:
     """Starts and updates the factors when it is their turn."""
 
-    def start(states: list[FactorState]) -> list[FactorState]:
-        pairs = list(zip(states, gradients, strict=True))
-        return matrices.map_equal_shapes(jorge_factor.jorge_factor_start, pairs)
+    def measured(function: Callable[..., Any]) -> list[Any]:
+        """Returns the function of each gradient, stacked by group."""
+        found = [
+            matrices.map_equal_shapes(function, [(g,) for g in own])
+            for own in gradients
+        ]
+        return [jax.tree.map(lambda *each: jnp.stack(each), *own) for own in found]
 
-    def update(states: list[FactorState]) -> list[FactorState]:
-        step = functools.partial(jorge_factor.jorge_factor_update, options=options)
-        pairs = list(zip(states, gradients, strict=True))
-        return matrices.map_equal_shapes(step, pairs)
+    def start(groups: list[FactorState]) -> list[FactorState]:
+        found = measured(jorge_factor.scaled_square)
+        return [
+            jax.vmap(jorge_factor.start)(state, *own)
+            for state, own in zip(groups, found, strict=True)
+        ]
+
+    def update(groups: list[FactorState]) -> list[FactorState]:
+        gram = functools.partial(jorge_factor.scaled_gram, precision=options.precision)
+        step = functools.partial(jorge_factor.update, options=options)
+        return [
+            jax.vmap(step)(state, *own)
+            for state, own in zip(groups, measured(gram), strict=True)
+        ]
 
     if options.init == "grad":
-        waiting = jnp.stack([state.updates for state in states]).min() < 0
-        states = jax.lax.cond(waiting, start, lambda kept: kept, states)
+        waiting = jnp.concatenate([state.updates for state in groups]).min() < 0
+        groups = jax.lax.cond(waiting, start, lambda kept: kept, groups)
     if options.update_every == 1 and options.start_step == 0:
-        return update(states)
+        return update(groups)
     since = count - options.start_step
     turn = (since >= 0) & (since % options.update_every == 0)
-    return jax.lax.cond(turn, update, lambda kept: kept, states)
+    return jax.lax.cond(turn, update, lambda kept: kept, groups)
 
 
-def _metrics(
-    left: list[FactorState], right: list[FactorState], alignments: list[Array]
-) -> dict[str, Array]:
-    worst, both = preconditioning.worst, left + right
+def _metrics(found: preconditioning.Figures) -> dict[str, Array]:
+    state = FactorState(found.figures, found.figures)
     return {
-        "jorge_beta2_left": worst([state.beta2 for state in left], jnp.max),
-        "jorge_beta2_right": worst([state.beta2 for state in right], jnp.max),
-        "jorge_nu": worst([state.nu for state in both], jnp.max),
-        "jorge_gain": worst([state.gain for state in both], jnp.max),
-        "jorge_asymmetry": worst([state.asymmetry for state in both], jnp.max),
-        "jorge_sign": worst([jnp.sign(a) for a in alignments], jnp.min),
-        "jorge_stalled": worst([state.stalled for state in both], jnp.sum),
-        "jorge_diverged_updates": worst(
-            [state.diverged_updates for state in both], jnp.sum
-        ),
+        "jorge_beta2_left": jnp.where(found.left, state.beta2, 0).max(),
+        "jorge_beta2_right": jnp.where(found.left, 0, state.beta2).max(),
+        "jorge_nu": state.nu.max(),
+        "jorge_gain": state.gain.max(),
+        "jorge_asymmetry": state.asymmetry.max(),
+        "jorge_sign": found.sign,
+        "jorge_stalled": state.stalled.sum(),
+        "jorge_diverged_updates": state.diverged_updates.sum(),
     }
 
 
@@ -77,9 +88,7 @@ def _warn_diverged(old: dict[str, Array], new: dict[str, Array]) -> None:
     )
 
 
-def scale_by_jorge(
-    **options: Unpack[JorgeKeywords],
-) -> optax.GradientTransformationExtraArgs:
+def scale_by_jorge(**options: Any) -> optax.GradientTransformationExtraArgs:
     """Preconditions by approximate inverse fourth roots and smooths by momentum.
 
     A parameter seen as matrices G (`matrix_shape`) keeps L̂ ≈ L^(−1/4) and
@@ -119,7 +128,7 @@ def scale_by_jorge(
       >>> int(state.count), updates["kernel"].shape
       (1, (3, 2))
     """
-    chosen = JorgeOptions(**option_checks.keyword_options(options))
+    chosen = JorgeOptions.of(options)
     dynamic = chosen.beta2 == "dynamic"
     return preconditioning.scale_by_preconditioners(
         preconditioning.Method(

@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction with a step as long as the parameter it is for."""
+"""LAMB: Adam's step, scaled to the norm of the parameter that it updates."""
 
 import jax.numpy as jnp
 import optax
@@ -6,30 +6,35 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from hpcjax.core import checks, trees
-from hpcjax.core.patterns import check_patterns, check_stacked
-from hpcjax.optim import config, norms, option_checks
+from hpcjax.core.config import check_fields
+from hpcjax.core.patterns import check_stacked
+from hpcjax.optim import norms
 from hpcjax.optim.first_order import clip_global_norm
 from hpcjax.optim.full_precision import in_full_precision
+from hpcjax.optim.lamb_config import LambConfig
+from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules
 from hpcjax.optim.weight_decay import add_weight_decay, decay_mask
 
 
-def _trusted(update: Array, param: Array) -> Array:
+def _scale_to_param(update: Array, param: Array) -> Array:
+    """Returns `update` with the norm of `param`, unchanged if that is zero."""
     length = norms.norm(param)
     scaled = norms.rescale(update, norms.norm(update), length)
     return jnp.where(length > 0, scaled, update)
 
 
 def scale_by_trust_ratio(
-    trust_rules: config.DecayRules = config.DECAY_ALL,
+    trust_rules: DecayRules = DECAY_ALL,
     stacked: tuple[str, ...] = (),
 ) -> optax.GradientTransformationExtraArgs:
     """Scales the update u of every parameter θ by ‖θ‖/‖u‖, by 1 where a norm is zero.
 
-    Norms are per parameter and neither overflow nor vanish. Expects averaged updates.
+    Norms are those of each parameter, and neither overflow nor underflow. Expects
+    averaged updates.
 
     Args:
-      trust_rules: `(regex over paths, scales)`, the first match wins; an update that is
-        not to be scaled is left as it is.
+      trust_rules: `(regex over paths, whether to scale)`, the first match wins; other
+        updates are left as they are.
       stacked: regexes of parameters whose first axis is a stack of layers; each layer
         has a ratio of its own.
 
@@ -52,12 +57,11 @@ def scale_by_trust_ratio(
       >>> updates.tolist()
       [0.0, 5.0]
     """
-    option_checks.check_rules(trust_rules, "trust_rules")
-    check_patterns("stacked", stacked)
+    check_fields(LambConfig, trust_rules=trust_rules, stacked=stacked)
 
     def init(params):
         decay_mask(trust_rules, params)
-        check_stacked(stacked, trees.flatten(params))
+        check_stacked(stacked, trees.paths(params))
         return optax.EmptyState()
 
     def update(updates, state, params=None, **extra_args):
@@ -66,13 +70,13 @@ def scale_by_trust_ratio(
             raise ValueError("params must be given to update: ratios need their norms")
         scaled = trees.flatten(decay_mask(trust_rules, params))
         owners = trees.flatten(params)
-        found = {
-            path: norms.by_layer(_trusted, stacked, path)(leaf, owners[path])
+        new = {
+            path: norms.by_layer(_scale_to_param, stacked, path)(leaf, owners[path])
             if scaled[path]
             else leaf
             for path, leaf in trees.flatten(updates).items()
         }
-        return trees.unflatten(updates, found), state
+        return trees.unflatten(updates, new), state
 
     return in_full_precision(optax.GradientTransformationExtraArgs(init, update))
 
@@ -83,8 +87,8 @@ def lamb(
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-6,
     weight_decay: ArrayLike = 1e-2,
-    decay_rules: config.DecayRules = config.DECAY_ALL,
-    trust_rules: config.DecayRules = config.DECAY_ALL,
+    decay_rules: DecayRules = DECAY_ALL,
+    trust_rules: DecayRules = DECAY_ALL,
     clip_norm: ArrayLike | None = None,
     stacked: tuple[str, ...] = (),
 ) -> optax.GradientTransformationExtraArgs:
@@ -121,10 +125,10 @@ def lamb(
       >>> [round(float(u), 3) for u in updates]
       [-0.354, 0.354]
     """
-    option_checks.check_common(learning_rate, weight_decay, clip_norm)
-    checks.require_decay("b1", b1)
-    checks.require_decay("b2", b2)
-    checks.require_finite(0.0, eps=eps)
+    checks.require_float32(lr=learning_rate)
+    check_fields(LambConfig, b1=b1, b2=b2, eps=eps)
+    # The order is Algorithm 2's: the decay λθ is added before the trust ratio, so that
+    # ‖u‖ contains it, and η multiplies last.
     return in_full_precision(
         optax.chain(
             clip_global_norm(clip_norm),

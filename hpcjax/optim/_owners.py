@@ -1,4 +1,4 @@
-"""Work that each device does for the others."""
+"""Computing each of several results on one device only, and broadcasting it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,13 +21,13 @@ def map_on_owners(
 ) -> list[Any]:
     """Returns `[function(a) for a in arguments]`, each computed on one device only.
 
-    Arguments are given to devices by falling cost, see `assign_longest_first`, and each
-    device broadcasts its results to the rest.
+    Calls are assigned to devices in order of falling cost, see `assign_longest_first`,
+    and each device broadcasts its results to the others.
 
     Args:
       function: takes and returns a tree of arrays.
-      arguments: the same on all devices of `axes`.
-      costs: of the calls.
+      arguments: one for each call, the same on all devices of `axes`.
+      costs: one for each call, in any unit.
       axes: the mesh axis, or axes.
     """
     names = axis_names(axes)
@@ -40,10 +40,11 @@ def map_on_owners(
 
     def branch(device: int) -> Callable[[Any], Any]:
         def run(arguments: Any) -> Any:
-            made = map_equal_shapes(function, [(arguments[p],) for p in mine[device]])
+            own = map_equal_shapes(function, [(arguments[p],) for p in mine[device]])
+            # All branches of a `switch` return the same tree: zeros for the others'.
             shapes = [jax.eval_shape(function, each) for each in arguments]
             results = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            for place, result in zip(mine[device], made, strict=True):
+            for place, result in zip(mine[device], own, strict=True):
                 results[place] = result
             return vary(results, names)
 
@@ -52,6 +53,8 @@ def map_on_owners(
     index = jax.lax.axis_index(names)
     branches = [branch(device) for device in range(devices)]
     results = vary(jax.lax.switch(index, branches, list(arguments)), names)
+    # One broadcast for each device and dtype: its results lie one after another in
+    # `flat`.
     for device, places in enumerate(mine):
         others = [other for other in range(devices) if other != device]
         leaves, structure = jax.tree.flatten([results[place] for place in places])

@@ -2,18 +2,21 @@
 
 import functools
 import sys
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from hpcjax.optim import config, matrices, matrix_roots, preconditioning
+from hpcjax.optim import matrices, matrix_roots, preconditioning
 from hpcjax.optim._owners import map_on_owners
+from hpcjax.optim.shampoo_config import ShampooOptions
 
 DEFAULT_POWER = 4
-FOUND = ("matrix", "error", "iterations", "failed")  # what a new root changes
+FOUND = ("matrix", "figures")  # what a new root changes
+FAILED = np.array([False, False, True])  # which of the figures counts failures
 
 
 class ShampooFactor(NamedTuple):
@@ -22,16 +25,27 @@ class ShampooFactor(NamedTuple):
     Attributes:
       statistic: L, the average or sum of GGᵀ, `[dim, dim]`.
       matrix: L^(−1/4) at the last refresh, `[dim, dim]`.
-      error: residual of the last Newton iteration; zero for `root="eigh"`.
-      iterations: its steps.
-      failed: statistics and roots that were not finite and so were not taken.
+      figures: the properties `error`, `iterations` and `failed`, one array of them all.
     """
 
-    statistic: Float[Array, "dim dim"]
-    matrix: Float[Array, "dim dim"]
-    error: Float[Array, ""]
-    iterations: Int[Array, ""]
-    failed: Int[Array, ""]
+    statistic: Float[Array, "*stack dim dim"]
+    matrix: Float[Array, "*stack dim dim"]
+    figures: Float[Array, "*stack 3"]
+
+    @property
+    def error(self) -> Any:
+        """Residual of the last Newton iteration; zero for `root="eigh"`."""
+        return self.figures[..., 0]
+
+    @property
+    def iterations(self) -> Any:
+        """Steps of the last Newton iteration."""
+        return self.figures[..., 1]
+
+    @property
+    def failed(self) -> Any:
+        """Statistics and roots that were not finite and so were not taken."""
+        return self.figures[..., 2]
 
 
 def _init(dim: int, dtype: jnp.dtype, eps: float, power: int) -> ShampooFactor:
@@ -39,26 +53,21 @@ def _init(dim: int, dtype: jnp.dtype, eps: float, power: int) -> ShampooFactor:
     return ShampooFactor(
         statistic=eps * identity,
         matrix=eps ** (-1 / power) * identity,
-        error=jnp.zeros((), dtype),
-        iterations=jnp.zeros((), jnp.int32),
-        failed=jnp.zeros((), jnp.int32),
+        figures=jnp.zeros(3, dtype),
     )
 
 
-def _take(
-    state: ShampooFactor, good: Array, new: ShampooFactor, failed: Array
-) -> ShampooFactor:
-    taken = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
-    return taken._replace(failed=jnp.where(good, state.failed, failed))
+def _take(state: ShampooFactor, good: Array, new: ShampooFactor) -> ShampooFactor:
+    figures = jnp.where(FAILED, state.figures + 1, state.figures)
+    failed = state._replace(figures=figures)
+    return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, failed)
 
 
-def _accumulate(state: ShampooFactor, gradient: Array, b2: float) -> ShampooFactor:
+def _accumulate(state: ShampooFactor, gram: Array, b2: float) -> ShampooFactor:
     """L ← β₂L + (1 − β₂)GGᵀ; for β₂ = 1 the sum L + GGᵀ."""
-    gram = jnp.matmul(gradient, gradient.T, precision=jax.lax.Precision.HIGHEST)
     statistic = b2 * state.statistic + (1 - b2 if b2 < 1 else 1.0) * gram
     good = jnp.all(jnp.isfinite(statistic))
-    new = state._replace(statistic=statistic)
-    return _take(state, good, new, state.failed + 1)
+    return _take(state, good, state._replace(statistic=statistic))
 
 
 def _refresh_root(
@@ -72,22 +81,19 @@ def _refresh_root(
         )
         zero = jnp.zeros_like(state.error)
         found = matrix_roots.NewtonRoot(matrix, zero, jnp.zeros((), jnp.int32))
-    new = state._replace(
-        matrix=found.root, error=found.error, iterations=found.iterations
-    )
-    good = jnp.all(jnp.isfinite(found.root))
-    return _take(state, good, new, state.failed + 1)
+    iterations = found.iterations.astype(state.figures.dtype)
+    figures = jnp.stack([found.error, iterations, state.failed])
+    new = state._replace(matrix=found.root, figures=figures)
+    return _take(state, jnp.all(jnp.isfinite(found.root)), new)
 
 
-def _metrics(
-    left: list[ShampooFactor], right: list[ShampooFactor], alignments: list[Array]
-) -> dict[str, Array]:
-    worst, both = preconditioning.worst, left + right
+def _metrics(found: preconditioning.Figures) -> dict[str, Array]:
+    state = ShampooFactor(found.figures, found.figures, found.figures)
     return {
-        "shampoo_root_error": worst([state.error for state in both], jnp.max),
-        "shampoo_iterations": worst([state.iterations for state in both], jnp.max),
-        "shampoo_failed": worst([state.failed for state in both], jnp.sum),
-        "shampoo_sign": worst([jnp.sign(a) for a in alignments], jnp.min),
+        "shampoo_root_error": state.error.max(),
+        "shampoo_iterations": state.iterations.max(),
+        "shampoo_failed": state.failed.sum(),
+        "shampoo_sign": found.sign,
     }
 
 
@@ -97,19 +103,7 @@ def _on_turn(count: Array, every: int, function, states: list[ShampooFactor]):
     return jax.lax.cond(count % every == 0, function, lambda kept: kept, states)
 
 
-def scale_by_shampoo(  # noqa: PLR0913, PLR0917 - an argument for each option
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-6,
-    root: Literal["eigh", "newton"] = "eigh",
-    root_damping: Literal["floor", "ridge"] = "floor",
-    stats_every: int = 1,
-    roots_every: int = 50,
-    block_size: int | None = 1024,
-    exponent_override: int | None = None,
-    stacked: tuple[str, ...] = (),
-    axis_name: str | None = None,
-) -> optax.GradientTransformationExtraArgs:
+def scale_by_shampoo(**options: Any) -> optax.GradientTransformationExtraArgs:
     """Preconditions by inverse fourth roots of second moments, smooths by momentum.
 
     L ← β₂L + (1 − β₂)GGᵀ, R ← β₂R + (1 − β₂)GᵀG, from ε·I;
@@ -119,21 +113,13 @@ def scale_by_shampoo(  # noqa: PLR0913, PLR0917 - an argument for each option
     float32 or better; a statistic or root that is not finite is counted in
     `shampoo_failed` and the last good one is kept.
 
+    With `axis_name` the roots are shared out over a mesh axis: each device computes
+    those it owns, balanced by their cost, and broadcasts them. Everything else, and the
+    result, is the same on all devices.
+
     Args:
-      b1: β₁.
-      b2: β₂ in (0, 1].
-      eps: ε, both of the start and of the damping by ε·λ_max.
-      root: `"eigh"`, or `"newton"`: the coupled iteration of matrix products.
-      root_damping: `"floor"` or `"ridge"`, see `inverse_root_eigh`; Newton's is a
-        ridge whatever this says.
-      stats_every: steps between updates of the statistics.
-      roots_every: steps between updates of the roots.
-      block_size: sides are cut into pieces of at most this length; None cuts nothing.
-      exponent_override: p of L^(−1/p); None for 4.
-      stacked: regexes of parameters whose first axis is a stack of layers.
-      axis_name: mesh axis over which the roots are shared out: each device computes
-        those it owns, balanced by their cost, and broadcasts them. Everything else, and
-        the result, is the same on all devices.
+      **options: the fields of `ShampooOptions`; see `inverse_root_eigh` for
+        `root_damping`.
 
     Returns:
       A transform; its updates have the dtype of the gradients.
@@ -152,56 +138,55 @@ def scale_by_shampoo(  # noqa: PLR0913, PLR0917 - an argument for each option
       >>> updates["kernel"].round(3).tolist()
       [[1.0, 0.0], [0.0, 1.0]]
     """
-    options = config.ShampooOptions(
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        root=root,
-        root_damping=root_damping,
-        stats_every=stats_every,
-        roots_every=roots_every,
-        block_size=block_size,
-        exponent_override=exponent_override,
-        stacked=stacked,
-        axis_name=axis_name,
-    )
-    power = options.exponent_override or DEFAULT_POWER
+    chosen = ShampooOptions.of(options)
+    power = chosen.exponent_override or DEFAULT_POWER
 
-    def refresh(states, gradients, count):
-        def statistics(states):
-            step = functools.partial(_accumulate, b2=options.b2)
-            pairs = list(zip(states, gradients, strict=True))
-            return matrices.map_equal_shapes(step, pairs)
+    def refresh(groups, gradients, count):
+        def statistics(groups):
+            step = jax.vmap(functools.partial(_accumulate, b2=chosen.b2))
+            grams = [
+                jnp.stack(matrices.map_equal_shapes(matrices.gram, [(g,) for g in own]))
+                for own in gradients
+            ]
+            return list(map(step, groups, grams))
 
-        def roots(states):
+        def roots(groups):
             step = functools.partial(
                 _refresh_root,
-                root=options.root,
+                root=chosen.root,
                 power=power,
-                eps=options.eps,
-                damping=options.root_damping,
+                eps=chosen.eps,
+                damping=chosen.root_damping,
             )
-            if options.axis_name is None:
-                singles = [(state,) for state in states]
-                return matrices.map_equal_shapes(step, singles)
+            if chosen.axis_name is None:
+                return list(map(jax.vmap(step), groups))
 
             def root(state):
                 new = step(state)
                 return {name: getattr(new, name) for name in FOUND}
 
+            states = [
+                jax.tree.map(lambda leaf, i=i: leaf[i], group)
+                for group in groups
+                for i in range(len(group.matrix))
+            ]
             costs = [len(state.statistic) ** 3.0 for state in states]
-            found = map_on_owners(root, states, costs, options.axis_name)
-            return [old._replace(**new) for new, old in zip(found, states, strict=True)]
+            found = iter(map_on_owners(root, states, costs, chosen.axis_name))
+            made = [[next(found) for _ in group.matrix] for group in groups]
+            return [
+                old._replace(**jax.tree.map(lambda *each: jnp.stack(each), *new))
+                for old, new in zip(groups, made, strict=True)
+            ]
 
-        states = _on_turn(count, options.stats_every, statistics, states)
-        return _on_turn(count, options.roots_every, roots, states)
+        groups = _on_turn(count, chosen.stats_every, statistics, groups)
+        return _on_turn(count, chosen.roots_every, roots, groups)
 
     return preconditioning.scale_by_preconditioners(
         preconditioning.Method(
-            init=functools.partial(_init, eps=options.eps, power=power),
+            init=functools.partial(_init, eps=chosen.eps, power=power),
             refresh=refresh,
             metrics=_metrics,
         ),
-        b1=options.b1,
-        cuts=matrices.Cuts(sys.maxsize, options.block_size, options.stacked),
+        b1=chosen.b1,
+        cuts=matrices.Cuts(sys.maxsize, chosen.block_size, chosen.stacked),
     )

@@ -1,4 +1,4 @@
-"""The mean of gradients over a mesh axis, as a link of a chain."""
+"""The mean of gradients over a mesh axis, as an optax transform."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from hpcjax.core.varying import Axes
 def all_reduce_mean(
     axis_name: Axes | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the gradients over a mesh axis, or several.
+    """Averages gradients over one or several mesh axes by an all-reduce.
 
     Expects local gradients; returns identical updates on every member of `axis_name`.
-    The sum runs in the gradients' dtype, which is therefore what is communicated.
+    The sum is taken in the gradients' dtype, which is also what is communicated.
 
     Args:
       axis_name: the mesh axis, or axes; with None the gradients pass unchanged.
@@ -45,8 +45,8 @@ def all_reduce_mean(
 def comm_bytes(params: Any, axis_size: int) -> int:
     """Returns the bytes that one device hands to `all_reduce_mean`'s collective.
 
-    This is the size of the operand; how many bytes cross a link is up to the algorithm
-    (2(p − 1)/p times as many for a ring). A single device communicates nothing.
+    This is the size of the operand. How many bytes it sends depends on the algorithm; a
+    ring sends 2(p − 1)/p times the operand. A single device communicates nothing.
 
     Args:
       params: the parameters, or their shapes; gradients have the same dtypes.

@@ -1,4 +1,4 @@
-"""The average of gradients by any exchange, as a link of a chain."""
+"""Averaging gradients by any exchange of `collectives`, as an optax transform."""
 
 from typing import Any, NamedTuple
 
@@ -20,13 +20,13 @@ class ExchangeLinkState(NamedTuple):
     """State of `exchange_gradients`.
 
     Attributes:
-      residual: see `collectives.ExchangeState`; `PerDevice`.
+      residual: that of `collectives.ExchangeState`, as a `core.PerDevice`.
       own: likewise.
-      shared: see there; the same on all devices.
+      shared: that of `collectives.ExchangeState`, the same on all devices.
       step: likewise.
-      stats: of this device's last step; `PerDevice`.
-      metrics: averages over devices of the last step's selected and kept entries, and
-        of words sent.
+      stats: this device's `CommStats` of the last step, as a `core.PerDevice`.
+      metrics: `"selected_entries"`, `"kept_entries"` and `"sent_words"` of the last
+        step, averaged over devices.
     """
 
     residual: Any
@@ -40,15 +40,15 @@ class ExchangeLinkState(NamedTuple):
 def exchange_gradients(
     exchange: ExchangeConfig, axis_name: Axes | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the gradients over a mesh axis, or several, by an exchange.
+    """Averages gradients over one or several mesh axes, by an exchange.
 
     Expects local gradients; returns identical updates on every member of `axis_name`.
-    Put a learning rate before it to have it within the residual.
+    Placed after the learning rate in a chain, it accumulates residuals of updates that
+    are already scaled by the rate of their step.
 
     Args:
       exchange: such as `collectives.OkTopkConfig(density=0.01)`.
-      axis_name: the mesh axis, or axes; with None the gradients of this device alone
-        are treated as those of a group of one.
+      axis_name: the mesh axis, or axes; None stands for a group of this device alone.
 
     Returns:
       A transform for use inside `jax.shard_map`. Its `update` raises NameError outside.
@@ -64,18 +64,19 @@ def exchange_gradients(
       >>> updates["w"].tolist(), state.residual["w"].tolist()
       ([0.0, -4.0, 3.0, 0.0], [1.0, 0.0, 0.0, 2.0])
     """
-    made = exchange.make()
+    method = exchange.make()
 
     def init(params):
-        state = jax.tree.map(jnp.asarray, made.init(params))
+        state = jax.tree.map(jnp.asarray, method.init(params))
         return _link_state(state, axis_name, _counts(state.stats))
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         group = MeshGroup(axis_name)
         bare = ExchangeState(*map(unwrap, state[:-1]))
-        mean, new = made.average(group, updates, bare)
-        # By construction: all members computed it from the same numbers.
+        mean, new = method.average(group, updates, bare)
+        # All members computed these from the same numbers; the type system of
+        # `shard_map` cannot know this.
         mean, shared, step = assume_equal(
             (mean, new.shared, new.step), () if axis_name is None else axis_name
         )
@@ -87,6 +88,7 @@ def exchange_gradients(
 
 
 def _counts(stats: CommStats) -> jax.Array:
+    """Returns the metrics of one device, `[3]`, stacked to be averaged in one call."""
     counts = stats.selected, stats.kept, stats.sent_words
     return jnp.stack(counts).astype(jnp.float32)
 
@@ -94,6 +96,7 @@ def _counts(stats: CommStats) -> jax.Array:
 def _link_state(
     state: ExchangeState, axis: Axes | None, counts: jax.Array
 ) -> ExchangeLinkState:
+    """Returns an exchange's state with what differs between devices in `PerDevice`."""
     names = "selected_entries", "kept_entries", "sent_words"
     return ExchangeLinkState(
         wrap(state.residual, axis),

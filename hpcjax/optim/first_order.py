@@ -6,17 +6,20 @@ import optax
 from jax.typing import ArrayLike
 
 from hpcjax.core import checks
-from hpcjax.optim import config, norms, option_checks
+from hpcjax.core.config import check_fields
+from hpcjax.optim import norms
+from hpcjax.optim.first_order_config import AdamWConfig, SgdConfig
 from hpcjax.optim.full_precision import in_full_precision
+from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules, OptimizerConfig
 from hpcjax.optim.weight_decay import add_weight_decay
 
 
 def clip_global_norm(
     clip_norm: ArrayLike | None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scales all gradients g by min(1, c/‖g‖), the norm being over all parameters.
+    """Scales all gradients g by min(1, c/‖g‖), with the norm over all parameters.
 
-    The norm neither overflows nor vanishes. Expects averaged gradients.
+    The norm neither overflows nor underflows. Expects averaged gradients.
 
     Args:
       clip_norm: c; None leaves gradients as they are.
@@ -31,8 +34,7 @@ def clip_global_norm(
       >>> tx.update(gradient, tx.init(gradient))[0].round(3).tolist()
       [0.6000000238418579, 0.800000011920929]
     """
-    if clip_norm is not None:
-        checks.require_positive(clip_norm=clip_norm)
+    check_fields(OptimizerConfig, clip_norm=clip_norm)
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
@@ -40,12 +42,13 @@ def clip_global_norm(
             return updates, state
         total = norms.tree_norm(updates)
 
-        def clipped(g):
-            # Divided first: clip_norm/total may be too small for a float32.
+        def clip(g):
+            # g/‖g‖ first, then times c: the factor c/‖g‖ may underflow float32 for
+            # gradients whose clipped values are representable.
             unit = g / jnp.where(total > 0, total, 1).astype(g.dtype)
             return jnp.where(total > clip_norm, unit * clip_norm, g)
 
-        return jax.tree.map(clipped, updates), state
+        return jax.tree.map(clip, updates), state
 
     return in_full_precision(
         optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
@@ -55,7 +58,7 @@ def clip_global_norm(
 def scale_by_momentum(
     momentum: ArrayLike = 0.9, nesterov: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """Replaces gradients g by the heavy-ball buffer b ← μb + g, or by g + μb.
+    """Returns the heavy-ball buffer b ← μb + g, or with Nesterov g + μb.
 
     The buffer is kept in float32 or better. Expects averaged gradients.
 
@@ -72,7 +75,7 @@ def scale_by_momentum(
       >>> float(update)
       1.5
     """
-    checks.require_decay("momentum", momentum)
+    check_fields(SgdConfig, momentum=momentum)
     return in_full_precision(optax.trace(momentum, nesterov))
 
 
@@ -81,7 +84,7 @@ def sgd(
     momentum: ArrayLike = 0.9,
     nesterov: bool = False,
     weight_decay: ArrayLike = 0.0,
-    decay_rules: config.DecayRules = config.DECAY_ALL,
+    decay_rules: DecayRules = DECAY_ALL,
     clip_norm: ArrayLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic gradient descent with momentum, as in PyTorch.
@@ -92,7 +95,7 @@ def sgd(
     Args:
       learning_rate: η, a number, a schedule or a traced scalar.
       momentum: μ.
-      nesterov: looks ahead by one momentum step.
+      nesterov: whether the update is g + μb.
       weight_decay: λ, the L2 coefficient.
       decay_rules: which parameters decay, see `add_weight_decay`.
       clip_norm: largest global norm of the raw gradient.
@@ -108,8 +111,7 @@ def sgd(
       >>> round(float(updates), 6)
       -0.2
     """
-    option_checks.check_common(learning_rate, weight_decay, clip_norm)
-    checks.require_decay("momentum", momentum)
+    checks.require_float32(lr=learning_rate)
     return in_full_precision(
         optax.chain(
             clip_global_norm(clip_norm),
@@ -126,12 +128,12 @@ def adamw(
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-8,
     weight_decay: ArrayLike = 1e-2,
-    decay_rules: config.DecayRules = config.DECAY_ALL,
+    decay_rules: DecayRules = DECAY_ALL,
     clip_norm: ArrayLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam with decoupled weight decay.
 
-    θ ← θ − η(m̂/(√v̂ + ε) + λθ), with bias-corrected moments m̂ and v̂ of the clipped
+    θ ← θ − η(m̂/(√v̂ + ε) + λθ), with bias-corrected moments m̂ and v̂ of the clip
     gradient. Expects averaged gradients and computes in float32 or better.
 
     Args:
@@ -157,10 +159,8 @@ def adamw(
       >>> round(float(updates), 3)
       -0.1
     """
-    option_checks.check_common(learning_rate, weight_decay, clip_norm)
-    checks.require_decay("b1", b1)
-    checks.require_decay("b2", b2)
-    checks.require_finite(0.0, eps=eps)
+    checks.require_float32(lr=learning_rate)
+    check_fields(AdamWConfig, b1=b1, b2=b2, eps=eps)
     return in_full_precision(
         optax.chain(
             clip_global_norm(clip_norm),

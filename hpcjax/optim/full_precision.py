@@ -1,4 +1,4 @@
-"""Transforms that compute in float32 or better, whatever the parameters are kept in."""
+"""Transforms that compute in float32 or better, whatever the parameters' dtype is."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hpcjax.core import trees
 
 
 def statistics_dtype(dtype: Any) -> Any:
-    """Returns float32 for lower precisions, the dtype itself above.
+    """Returns float32 for 16-bit and smaller dtypes, otherwise the dtype itself.
 
     Examples:
       >>> statistics_dtype(jnp.bfloat16)
@@ -23,7 +23,8 @@ def statistics_dtype(dtype: Any) -> Any:
 def check_real(params: Any) -> None:
     """Raises TypeError naming the parameters that are not real floating arrays.
 
-    Two parameters with one path, as of {"a/b": x, "a": {"b": y}}, are a ValueError.
+    Raises ValueError if two parameters have one path, as in `{"a/b": x, "a": {"b":
+    y}}`.
     """
     if len(trees.flatten(params)) != len(jax.tree.leaves(params)):
         raise ValueError(
@@ -66,7 +67,7 @@ def in_full_precision(
     the updates are rounded once, at the end.
 
     Args:
-      inner: the transform to run; its state is the state.
+      inner: the transform to run; the returned transform has its state, unwrapped.
 
     Returns:
       The same transform for parameters of any real floating dtype.

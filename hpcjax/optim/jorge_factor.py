@@ -1,14 +1,15 @@
 """One preconditioner of Jorge: the series that replaces an inverse fourth root."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float
 
-from hpcjax.optim import norms
-from hpcjax.optim.config import JorgeOptions
+from hpcjax.optim import matrices, norms
+from hpcjax.optim.jorge_config import JorgeOptions
 
 # (1 + y)^(−1/4) = 1 − y/4 + 5y²/32 − 15y³/128 + …
 SERIES = (-1 / 4, 5 / 32, -15 / 128)
@@ -22,26 +23,49 @@ class FactorState(NamedTuple):
 
     Attributes:
       matrix: L̂, `[dim, dim]`.
-      updates: updates done; −1 while `init="grad"` waits for a gradient.
-      nu: ν = ‖X‖_F at the last update, X = L̂⁴GGᵀ.
-      beta2: the averaging weight used at the last update.
-      gain: largest over smallest row norm, in units of ε^(−1/4), before the guard.
-      asymmetry: ‖L̂ − L̂ᵀ‖_F/‖L̂‖_F.
-      slow_updates: updates in a row with ν > 100√m.
-      diverged_updates: updates for which the series does not converge.
+      figures: the properties `updates` to `diverged_updates`, one array of them all.
     """
 
-    matrix: Float[Array, "dim dim"]
-    updates: Int[Array, ""]
-    nu: Float[Array, ""]
-    beta2: Float[Array, ""]
-    gain: Float[Array, ""]
-    asymmetry: Float[Array, ""]
-    slow_updates: Int[Array, ""]
-    diverged_updates: Int[Array, ""]
+    matrix: Float[Array, "*stack dim dim"]
+    figures: Float[Array, "*stack 7"]
 
     @property
-    def stalled(self) -> Array:
+    def updates(self) -> Any:
+        """Updates done; −1 while `init="grad"` waits for a gradient."""
+        return self.figures[..., 0]
+
+    @property
+    def nu(self) -> Any:
+        """ν = ‖X‖_F at the last update, X = L̂⁴GGᵀ."""
+        return self.figures[..., 1]
+
+    @property
+    def beta2(self) -> Any:
+        """The averaging weight used at the last update."""
+        return self.figures[..., 2]
+
+    @property
+    def gain(self) -> Any:
+        """Largest over smallest row norm, in units of ε^(−1/4), before the guard."""
+        return self.figures[..., 3]
+
+    @property
+    def asymmetry(self) -> Any:
+        """‖L̂ − L̂ᵀ‖_F/‖L̂‖_F."""
+        return self.figures[..., 4]
+
+    @property
+    def slow_updates(self) -> Any:
+        """Updates in a row with ν > 100√m."""
+        return self.figures[..., 5]
+
+    @property
+    def diverged_updates(self) -> Any:
+        """Updates for which the series does not converge."""
+        return self.figures[..., 6]
+
+    @property
+    def stalled(self) -> Any:
         """Whether ν has been above 100√m for more than 1000 updates in a row."""
         return self.slow_updates > STALL_UPDATES
 
@@ -62,16 +86,10 @@ def jorge_factor_init(
       [[2.0, 0.0], [0.0, 2.0]]
     """
     options = options or JorgeOptions()
-    zero = jnp.zeros((), dtype)
+    updates = -1 if options.init == "grad" else 0
     return FactorState(
         matrix=options.eps**-0.25 * jnp.eye(dim, dtype=dtype),
-        updates=jnp.full((), -1 if options.init == "grad" else 0, jnp.int32),
-        nu=zero,
-        beta2=zero,
-        gain=jnp.full((), options.eps**0.25, dtype),
-        asymmetry=zero,
-        slow_updates=jnp.zeros((), jnp.int32),
-        diverged_updates=jnp.zeros((), jnp.int32),
+        figures=jnp.array([updates, 0, 0, options.eps**0.25, 0, 0, 0], dtype),
     )
 
 
@@ -90,18 +108,28 @@ def jorge_factor_start(
       >>> started.matrix.round(3).tolist()
       [[0.5, 0.0], [0.0, 0.5]]
     """
-    dim = state.matrix.shape[0]
+    return start(state, *scaled_square(gradient))
+
+
+def scaled_square(gradient: Array) -> tuple[Array, Array]:
+    """Returns tr(GGᵀ)/scale², and the scale."""
     scale = norms.power_of_two(gradient)
-    mean = jnp.sum(jnp.square(gradient / scale)) / dim
+    return jnp.sum(jnp.square(gradient / scale)), scale
+
+
+def start(state: FactorState, square: Array, scale: Array) -> FactorState:
+    """Does what `jorge_factor_start` does, given `scaled_square` of the gradient."""
+    dim = state.matrix.shape[0]
+    mean = square / dim
     # Below TINY the fourth power of the result would overflow float32.
     usable = jnp.isfinite(mean) & (mean * scale * scale >= TINY)
-    start = (state.updates < 0) & usable
+    begin = (state.updates < 0) & usable
     safe = jnp.where(usable, mean, 1)
     root = 1 / (jnp.sqrt(jnp.sqrt(safe)) * jnp.sqrt(scale))
     identity = jnp.eye(dim, dtype=state.matrix.dtype)
-    return state._replace(
-        matrix=jnp.where(start, root * identity, state.matrix),
-        updates=jnp.where(start, 0, state.updates),
+    return FactorState(
+        matrix=jnp.where(begin, root * identity, state.matrix),
+        figures=state.figures + begin * np.eye(7)[0],
     )
 
 
@@ -182,28 +210,42 @@ def jorge_factor_update(
       (1.0, 0.5)
     """
     options = options or JorgeOptions()
-    product = functools.partial(jnp.matmul, precision=options.precision)
+    return update(state, *scaled_gram(gradient, options.precision), options)
+
+
+def scaled_gram(gradient: Array, precision: str) -> tuple[Array, Array, Array]:
+    """Returns GGᵀ/scale², the scale, and whether G is finite."""
     scale = norms.power_of_two(gradient)
-    scaled = gradient / scale
+    finite = jnp.isfinite(jnp.max(jnp.abs(gradient)))
+    return matrices.gram(gradient / scale, precision), scale, finite
+
+
+def update(
+    state: FactorState, gram: Array, scale: Array, finite: Array, options: JorgeOptions
+) -> FactorState:
+    """Does what `jorge_factor_update` does, given `scaled_gram` of the gradient."""
+    product = functools.partial(jnp.matmul, precision=options.precision)
     square = product(state.matrix, state.matrix)
-    x = product(product(square, square), product(scaled, scaled.T))
+    x = product(product(square, square), gram)
     step = _step(x, scale, options)
     series = _series(step.y, options.order, options.precision)
     new, gain = _guarded(step.multiplier * product(state.matrix, series), options)
     if options.symmetrize:
         new = (new + new.T) / 2
-    finite = jnp.isfinite(jnp.max(jnp.abs(gradient)))
     used = finite & ~(step.nu < TINY) & (state.updates >= 0)
-    dim = new.shape[0]
-    slow = step.nu > STALL_NU * dim**0.5
+    slow = step.nu > STALL_NU * new.shape[0] ** 0.5
     updated = FactorState(
         matrix=new,
-        updates=state.updates + 1,
-        nu=step.nu,
-        beta2=step.beta2,
-        gain=gain,
-        asymmetry=norms.norm(new - new.T) / norms.norm(new),
-        slow_updates=jnp.where(slow, state.slow_updates + 1, 0),
-        diverged_updates=state.diverged_updates + step.diverged.astype(jnp.int32),
+        figures=jnp.stack(
+            [
+                state.updates + 1,
+                step.nu,
+                step.beta2,
+                gain,
+                norms.norm(new - new.T) / norms.norm(new),
+                jnp.where(slow, state.slow_updates + 1, 0),
+                state.diverged_updates + step.diverged.astype(new.dtype),
+            ]
+        ),
     )
     return jax.tree.map(lambda n, o: jnp.where(used, n, o), updated, state)

@@ -1,4 +1,4 @@
-"""A model's layers in the order of its forward pass, cut into blocks of equal cost."""
+"""Cutting a model into blocks of layers, in the order of its forward pass."""
 
 import itertools
 import logging
@@ -16,18 +16,18 @@ from hpcjax.core.model import Model
 
 log = logging.getLogger(__name__)
 
-# What each variable that is made of parameters alone is made of.
+# For each variable that depends on parameters alone: the paths of these parameters.
 Names = dict[Var, frozenset[str]]
 
 
 class Layer(NamedTuple):
-    """Parameters below one path, in the forward pass.
+    """The parameters of one layer, and when the forward pass uses them.
 
     Attributes:
-      name: the path that they have in common, such as `"stage_0/block_0/conv1"`.
-      paths: theirs.
+      name: the common path of the parameters, such as `"stage_0/block_0/conv1"`.
+      paths: the paths of the parameters.
       first: number of the first operation that uses one of them; -1 if none does.
-      last: number of the last one.
+      last: number of the last operation that does.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Layer(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Parameters by block, from the input to the output.
+    """A model's parameters in blocks, from the input to the output.
 
     Attributes:
-      paths: of each block, disjoint.
+      paths: the paths of each block's parameters; blocks are disjoint.
 
     Examples:
       >>> Blocks((("embed/table",), ("head/kernel", "head/bias"))).numbers()
@@ -50,20 +50,24 @@ class Blocks(NamedTuple):
     paths: tuple[tuple[str, ...], ...]
 
     def numbers(self) -> dict[str, int]:
-        """Returns the number of each parameter's block, from 1."""
+        """Returns `{path: number of its block}`, counted from 1."""
         return {p: j for j, paths in enumerate(self.paths, 1) for p in paths}
 
     def check(self, params: Any) -> None:
-        """Raises ConfigError unless every parameter is in one block and no other is."""
-        given = list(itertools.chain(*self.paths))
-        twice = sorted({path for path in given if given.count(path) > 1})
+        """Raises ConfigError unless the blocks hold just these parameters, each once.
+
+        A parameter that `optax.masked` has taken out counts as present, and an empty
+        tree is accepted, since `optax.tree_map_params` calls `init` with one.
+        """
+        held = list(itertools.chain(*self.paths))
+        twice = sorted({path for path in held if held.count(path) > 1})
         checks.require(not twice, "a parameter must be in one block", twice=twice)
-        own = set(trees.flatten(params))
-        if own != set(given):
+        own, named = set(trees.flatten(params)), set(trees.paths(params))
+        missing, unknown = sorted(own - set(held)), sorted(set(held) - named)
+        if named and (missing or unknown):
             raise ConfigError(
-                f"blocks must hold the model's parameters: missing "
-                f"{sorted(own - set(given))}, not in the model "
-                f"{sorted(set(given) - own)}"
+                f"blocks must hold the model's parameters: missing {missing}, not in "
+                f"the model {unknown}"
             )
 
 
@@ -72,14 +76,14 @@ def layers_of(
 ) -> tuple[Layer, ...]:
     """Returns the layers of a function in the order in which it first uses them.
 
-    A layer is what has a path up to the last component in common. Parameters that are
-    stacked for a scan are one layer, as the scan uses them all at once; those that
-    nothing uses come first.
+    Parameters whose paths differ in the last component only belong to one layer. Layers
+    that one operation begins to use are merged, as the stacked parameters of a scan
+    are. Parameters that nothing uses come first.
 
     Args:
-      function: `(params, *arguments)`; it is traced, not run.
+      function: `function(params, *arguments)`; it is traced, not run.
       params: parameters, or their shapes.
-      *arguments: its others, or their shapes.
+      *arguments: the other arguments, or their shapes.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -104,7 +108,7 @@ def layers_of(
         places = [place for path in own for place in uses[path]] or [-1]
         layer = Layer(name, tuple(own), min(places), max(places))
         layers.setdefault(layer.first, []).append(layer)
-    return tuple(_joined(layers[first]) for first in sorted(layers))
+    return tuple(_join(layers[first]) for first in sorted(layers))
 
 
 def layers_of_model(model: Model, x: Any) -> tuple[Layer, ...]:
@@ -122,8 +126,8 @@ def layers_of_model(model: Model, x: Any) -> tuple[Layer, ...]:
     return layers_of(forward, *jax.eval_shape(model.init, key), x, key)
 
 
-def _joined(layers: Sequence[Layer]) -> Layer:
-    """Returns as one what one operation begins to use."""
+def _join(layers: Sequence[Layer]) -> Layer:
+    """Merges layers that the same operation is the first to use."""
     return Layer(
         posixpath.commonpath([layer.name for layer in layers]),
         tuple(path for layer in layers for path in layer.paths),
@@ -135,24 +139,26 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 def _uses(
     jaxpr: Jaxpr, names: Names, count: Iterator[int]
 ) -> Iterator[tuple[int, str]]:
-    """Yields the number of each operation and a parameter that it uses.
+    """Yields (number of an operation, path of a parameter that it uses).
 
-    What is made of parameters alone stands for them and is added to `names`: a model
-    that casts them all at its beginning does not use them there.
+    Operations on parameters alone, such as a cast of all of them at the beginning of
+    the model, do not count as uses. Their results stand for the parameters: they are
+    added to `names`, with which the operations that combine them with data are found.
     """
     for equation in jaxpr.eqns:
         inner = equation.params.get("jaxpr")
         if equation.primitive.name in ("jit", "pjit") and isinstance(
             inner, ClosedJaxpr
         ):
+            # Walked through with its own variables, as if the call were inlined.
             inside: Names = {}
             _hand_over(names, equation.invars, inside, inner.jaxpr.invars)
             yield from _uses(inner.jaxpr, inside, count)
             _hand_over(inside, inner.jaxpr.outvars, names, equation.outvars)
             continue
-        given = [v for v in equation.invars if isinstance(v, Var)]
-        paths = frozenset().union(*(names.get(v, ()) for v in given))
-        if paths and all(v in names for v in given):
+        inputs = [v for v in equation.invars if isinstance(v, Var)]
+        paths = frozenset().union(*(names.get(v, ()) for v in inputs))
+        if paths and all(v in names for v in inputs):
             names.update(dict.fromkeys(equation.outvars, paths))
             continue
         number = next(count)
@@ -160,22 +166,25 @@ def _uses(
 
 
 def _hand_over(
-    names: Names, given: Sequence[Any], inside: Names, taken: Sequence[Var]
+    names: Names, outer: Sequence[Any], inside: Names, inner: Sequence[Var]
 ) -> None:
-    """Names variables that are the given ones, of which some are literals."""
-    for variable, own in zip(given, taken, strict=True):
+    """Gives each inner variable the entry of the outer one that it is bound to.
+
+    Outer ones may also be literals, which have none.
+    """
+    for variable, own in zip(outer, inner, strict=True):
         if isinstance(variable, Var) and variable in names:
             inside[own] = names[variable]
 
 
 def partition(block_costs: Sequence[int | float], k: int) -> tuple[int, ...]:
-    """Returns where to cut a row of costs into k contiguous parts, as equal as can be.
+    """Returns where to cut a sequence of costs into k contiguous parts of equal cost.
 
-    The sum of squares of the parts' costs is the least there is.
+    Of all cuts it returns the one with the least sum of squares of the parts' costs.
 
     Args:
       block_costs: such as the backward cost of each layer.
-      k: how many parts.
+      k: number of parts.
 
     Returns:
       The number of the first entry of each part but the first.
@@ -193,7 +202,10 @@ def partition(block_costs: Sequence[int | float], k: int) -> tuple[int, ...]:
     for cost in block_costs:
         checks.require_finite(0.0, cost=cost)
     ends = [0.0, *itertools.accumulate(map(float, block_costs))]
-    # The best cuts of the first n entries into so many parts.
+    # Dynamic programming: best[n] is (least sum of squares, cuts) of the first n
+    # entries in p parts, where p grows from 1 to k. The last part begins at `cut`, and
+    # its cost is a difference of prefix sums. No entries cannot be a part, hence
+    # infinity.
     best = [(end**2, ()) for end in ends]
     best[0] = (math.inf, ())
     for _ in range(k - 1):
@@ -211,11 +223,11 @@ def partition(block_costs: Sequence[int | float], k: int) -> tuple[int, ...]:
 
 
 def cut_layers(layers: Sequence[Layer], cuts: Sequence[int]) -> Blocks:
-    """Returns the blocks between cuts.
+    """Returns the blocks into which cuts divide layers.
 
-    A parameter that is used in two blocks, as a tied table is, belongs to the one
-    nearest the input: roles that stop above it leave out its gradient, also that of its
-    later use. This is warned about.
+    A parameter that is used in two blocks, such as a tied embedding, belongs to the one
+    nearer the input. Workers whose backward pass stops above that block then have no
+    gradient of it, not even of its later use. A warning is logged.
 
     Args:
       layers: from `layers_of`.

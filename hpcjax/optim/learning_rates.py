@@ -1,4 +1,4 @@
-"""How a learning rate enters an optimizer so that its live value can be read."""
+"""Learning rates that are kept in an optimizer's state, so that they can be logged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def with_schedule(
       A transform whose state has `hyperparams["learning_rate"]`, float32.
 
     Raises:
-      ConfigError: a number that is no learning rate.
+      ConfigError: a number that is negative or not finite in float32.
 
     Examples:
       >>> tx = with_schedule(optax.sgd, lambda step: 0.5)
@@ -40,6 +40,6 @@ def with_schedule(
     def build(learning_rate):
         return factory(learning_rate, **options)
 
-    # Named, as the default follows the dtype of the parameters, which may be bfloat16.
+    # By default optax takes the parameters' dtype, and bfloat16 has 8 bits for a rate.
     injected = optax.inject_hyperparams(build, hyperparam_dtype=jnp.float32)
     return injected(learning_rate=learning_rate)

@@ -1,4 +1,4 @@
-"""How a parameter is seen as matrices, and how such matrices are batched."""
+"""Parameters as matrices: their shape, their cut into blocks, batches of blocks."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -27,11 +27,12 @@ class MatrixPlan(NamedTuple):
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
-    """Returns the matrix that a parameter is reshaped to, None below two dimensions.
+    """Returns the shape of the matrix that a parameter becomes, None for vectors.
 
-    A convolution kernel [h, w, in, out] becomes [h·w·in, out], the transpose of the
-    usual (out, in·kh·kw), which exchanges the names of the two sides only. Of other
-    shapes the adjacent pair with the smallest product is merged until two are left.
+    A convolution kernel [h, w, in, out] becomes [h·w·in, out]. That is the transpose of
+    PyTorch's [out, in·h·w], up to the order of the inputs; the left and the right
+    preconditioner change places. In other shapes of more than two axes the adjacent
+    pair with the smallest product is merged until two axes are left.
 
     Args:
       shape: the shape of the parameter.
@@ -44,6 +45,8 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
         return None
     if len(shape) == 4:
         return int(np.prod(shape[:3])), shape[3]
+    # Greedy: merging the smallest product keeps the two sides, and so the matrices that
+    # precondition them, small.
     sides = list(shape)
     while len(sides) > 2:
         products = [a * b for a, b in itertools.pairwise(sides)]
@@ -74,7 +77,7 @@ def matrix_plan(
     *,
     stack: bool = False,
 ) -> MatrixPlan | None:
-    """Returns which blocks of a parameter are preconditioned, None for none.
+    """Returns how a parameter is cut into blocks, None if no side is preconditioned.
 
     Args:
       shape: the shape of the parameter.
@@ -127,7 +130,7 @@ def to_blocks(plan: MatrixPlan, array: Float[Array, "..."]) -> list[Any]:
 def from_blocks(
     plan: MatrixPlan, blocks: Sequence[Any], shape: Sequence[int]
 ) -> Float[Array, "..."]:
-    """Puts the blocks of `to_blocks` together again.
+    """Joins the blocks of `to_blocks` to an array of the given shape.
 
     Examples:
       >>> plan = matrix_plan((3, 2), max_dim=8, block_size=2)
@@ -135,6 +138,7 @@ def from_blocks(
       >>> bool((from_blocks(plan, to_blocks(plan, array), (3, 2)) == array).all())
       True
     """
+    # `to_blocks` numbers the grid row by row: each run of `width` blocks is one stripe.
     width = len(plan.column_sizes)
     stripes = [
         jnp.concatenate(blocks[start : start + width], axis=1)
@@ -149,7 +153,7 @@ def sandwich(
     right: Float[Array, "columns columns"] | None,
     precision: str = "highest",
 ) -> Float[Array, "rows columns"]:
-    """Returns left·block·right, None standing for the identity.
+    """Returns left·block·right, where None is the identity.
 
     Examples:
       >>> sandwich(2 * jnp.eye(1), jnp.ones((1, 2)), None).tolist()
@@ -160,7 +164,20 @@ def sandwich(
     return block if right is None else jnp.matmul(block, right, precision=precision)
 
 
+def gram(
+    gradient: Float[Array, "rows columns"], precision: str = "highest"
+) -> Float[Array, "rows rows"]:
+    """Returns GGᵀ.
+
+    Examples:
+      >>> gram(jnp.ones((1, 2))).tolist()
+      [[2.0]]
+    """
+    return jnp.matmul(gradient, gradient.T, precision=precision)
+
+
 def _signature(arguments: Any) -> Any:
+    """Returns structure, shapes and dtypes of a tree, as a key for grouping."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, tuple((leaf.shape, jnp.result_type(leaf)) for leaf in leaves)
 
@@ -171,18 +188,23 @@ def map_equal_shapes(
     *,
     sequential: bool = False,
 ) -> list[Any]:
-    """Returns `[function(*a) for a in arguments]`, equal shapes compiled once.
+    """Returns `[function(*a) for a in arguments]`, with equal shapes in one batch.
+
+    Equal means equal tree structure, shapes and dtypes. Each group of equal calls is
+    stacked and traced once, which keeps programs for deep networks small.
 
     Args:
       function: takes and returns trees of arrays; must work under `vmap`, or in a scan.
       arguments: one tuple of trees for each call.
-      sequential: one call after another in a loop, not one batched call.
+      sequential: runs the calls of a group in a loop instead of batching them.
 
     Examples:
       >>> pairs = [(jnp.ones(2),), (jnp.ones(3),), (jnp.zeros(2),)]
       >>> [float(total) for total in map_equal_shapes(jnp.sum, pairs)]
       [2.0, 3.0, 0.0]
     """
+    # A decomposition of n matrices of one size in a batch is one operation in the
+    # program instead of n, and keeps a GPU busy where single small matrices would not.
     groups: dict[Any, list[int]] = {}
     for index, argument in enumerate(arguments):
         groups.setdefault(_signature(argument), []).append(index)

@@ -22,9 +22,9 @@ _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 def largest_eigenvalue(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
     """Returns λ_max of a positive semi-definite matrix by power iteration.
 
-    The start is one fixed random vector: a structured one, such as all ones, may be
-    orthogonal to the answer. Stops when the Rayleigh quotient moves by less than its
-    rounding error, or after 200 products.
+    Starts from a fixed random vector, since a structured one, such as all ones, may be
+    orthogonal to the eigenvector. Stops when the Rayleigh quotient changes by less than
+    its rounding error, or after 200 products.
 
     Args:
       matrix: symmetric positive semi-definite.
@@ -43,7 +43,7 @@ def largest_eigenvalue(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
         length = norms.norm(image)
         return image / jnp.where(length > 0, length, 1), jnp.sum(vector * image)
 
-    def going(carry: tuple[Array, Array, Array, Array]) -> Array:
+    def unconverged(carry: tuple[Array, Array, Array, Array]) -> Array:
         _, value, old, count = carry
         moved = jnp.abs(value - old) > tolerance * jnp.abs(value)
         return moved & (count < POWER_ITERATIONS)
@@ -54,9 +54,10 @@ def largest_eigenvalue(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
         return vector, new, value, count + 1
 
     vector, value = quotient(start)
-    # 0·value: the carry must vary over the same mesh axes before and after the loop.
+    # `old` must vary over the same mesh axes before and after the loop, so it is made
+    # of `value`; -1 is no eigenvalue of a positive semi-definite matrix.
     first = (vector, value, 0 * value - 1, jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(going, body, first)[1]
+    return jax.lax.while_loop(unconverged, body, first)[1]
 
 
 @jax.custom_batching.custom_vmap
@@ -65,9 +66,9 @@ def eigh(
 ) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
     """Returns eigenvalues, ascending, and eigenvectors of a symmetric matrix.
 
-    Under `vmap` on CPU the matrices are taken one after another. The batched LAPACK
-    call waits for workers of the pool that it runs in itself, and where convolutions
-    fill that pool it waits for ever (jax 0.10.2 and 0.11.2, two cores).
+    Under `vmap` on CPU the matrices are decomposed one after another: the batched
+    LAPACK call waits for workers of the thread pool in which it runs itself, so that it
+    deadlocks where convolutions fill that pool (jax 0.10.2 and 0.11.2, two cores).
     """
     values, vectors = jnp.linalg.eigh(matrix)
     return values, vectors
@@ -121,6 +122,8 @@ def inverse_root_eigh(
 
 
 class _Newton(NamedTuple):
+    """Loop state: X, M = XᵖA, the residual of the best X, whether it rose, steps."""
+
     x: Array
     m: Array
     error: Array
@@ -129,7 +132,7 @@ class _Newton(NamedTuple):
 
 
 class NewtonRoot(NamedTuple):
-    """An inverse root by iteration, and how well it converged.
+    """An inverse root found by iteration, and how well it converged.
 
     Attributes:
       root: X ≈ A^(−1/p).
@@ -153,11 +156,11 @@ def _int_power(matrix: Array, power: int) -> Array:
 def inverse_root_newton(
     matrix: Float[Array, "n n"], power: int, eps: float = 1e-6
 ) -> NewtonRoot:
-    """Returns A^(−1/p) by the coupled Newton iteration, matrix products alone.
+    """Returns A^(−1/p) by the coupled Newton iteration, which needs only products.
 
-    With A ← A + ε·λ_max·I, z = (1+p)/(2‖A‖_F), X = z^(1/p)·I and M = zA:
-    Q = (1 + 1/p)I − M/p, X ← XQ, M ← QᵖM, until max|M − I| < 1e-6, at most 100
-    times. The ridge is that of `inverse_root_eigh(..., damping="ridge")`. In exact
+    With A ← A + ε·λ_max·I, z = (1+p)/(2‖A‖_F), X = z^(1/p)·I and M = zA,
+    it repeats Q = (1 + 1/p)I − M/p, X ← XQ, M ← QᵖM until max|M − I| < 1e-6, at most
+    100 times. The ridge is that of `inverse_root_eigh(..., damping="ridge")`. In exact
     arithmetic the residual falls from the second step on; once it does not, rounding
     has taken over, and the iteration stops with the best X.
 
@@ -179,12 +182,14 @@ def inverse_root_newton(
     identity = jnp.eye(size, dtype=matrix.dtype)
     shift = jnp.maximum(eps * largest_eigenvalue(matrix), TINY)
     damped = matrix + shift * identity
+    # The iteration on an eigenvalue m of M converges to 1 for m in (0, 1 + p). As ‖A‖_F
+    # bounds λ_max, this z puts every m in (0, (1 + p)/2].
     z = (1 + power) / (2 * norms.norm(damped))
 
     def residual(m: Array) -> Array:
         return jnp.max(jnp.abs(m - identity))
 
-    def going(carry: _Newton) -> Array:
+    def unconverged(carry: _Newton) -> Array:
         large = carry.error >= NEWTON_TOLERANCE
         return large & ~carry.stuck & (carry.count < NEWTON_ITERATIONS)
 
@@ -192,7 +197,8 @@ def inverse_root_newton(
         q = (1 + 1 / power) * identity - carry.m / power
         m = _dot(_int_power(q, power), carry.m)
         error = residual(m)
-        # From the first step on all eigenvalues of M are in (0, 1] and grow.
+        # m ↦ m(1 + (1 - m)/p)ᵖ maps (0, 1 + p) into (0, 1], on which it only grows: the
+        # first step may increase the residual, later ones do by rounding alone.
         better = (error < carry.error) | (carry.count == 0)
         return _Newton(
             x=jnp.where(better, _dot(carry.x, q), carry.x),
@@ -211,5 +217,5 @@ def inverse_root_newton(
         stuck=jnp.isnan(error),
         count=jnp.zeros((), jnp.int32),
     )
-    end = jax.lax.while_loop(going, body, start)
+    end = jax.lax.while_loop(unconverged, body, start)
     return NewtonRoot(end.x, end.error, end.count)

@@ -1,4 +1,4 @@
-"""Norms and scalings that neither overflow nor vanish in float32."""
+"""Norms and scalings that neither overflow nor underflow in float32."""
 
 import re
 from collections.abc import Callable
@@ -11,16 +11,18 @@ from jaxtyping import Array, Float
 
 
 def power_of_two(x: Float[Array, "..."]) -> Float[Array, ""]:
-    """Returns 2^e ≤ max|x| < 2^(e+1), within the range whose inverse is finite.
+    """Returns the power of two with 2^e ≤ max|x| < 2^(e+1), clipped.
 
-    Dividing by it is exact, and brings the entries into (−2, 2).
+    It is clipped to a range in which both it and its inverse are normal numbers.
+    Division by a power of two is exact, and this one brings all entries into (−2, 2).
 
     Examples:
       >>> float(power_of_two(jnp.array([3.0, -5.0])))
       4.0
     """
     largest = jnp.max(jnp.abs(x), initial=0.0)
-    # The exponent's bits alone are the power of two; those of infinity are the mask.
+    # A float with zero mantissa bits is a power of two. Infinity has all exponent bits
+    # set and no others, so it is the mask that clears sign and mantissa.
     mask = np.asarray(jnp.inf, x.dtype).view(f"uint{8 * x.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(largest, mask.dtype)
     power = jax.lax.bitcast_convert_type(bits & mask, x.dtype)
@@ -29,7 +31,7 @@ def power_of_two(x: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
-    """Returns the Euclidean norm of all entries, for any scale of them.
+    """Returns the Euclidean norm of all entries, which may be of any magnitude.
 
     Examples:
       >>> round(float(norm(jnp.array([3e20, 4e20], jnp.float32))) / 5e20, 4)
@@ -53,13 +55,13 @@ def tree_norm(tree: Any) -> Float[Array, ""]:
 def rescale(
     x: Float[Array, "*s"], old: Float[Array, ""], new: Float[Array, ""]
 ) -> Float[Array, "*s"]:
-    """Returns x, whose norm is `old`, with the norm `new`; zero where `old` is.
+    """Returns x·new/old, or zero if `old` is: x of norm `old` gets the norm `new`.
 
     Examples:
       >>> rescale(jnp.array([3.0, 4.0]), jnp.array(5.0), jnp.array(10.0)).tolist()
       [6.0, 8.0]
     """
-    # Divided first: old and new may each be outside the range of their quotient.
+    # x/old first, then times new: the quotient new/old may overflow or underflow.
     unit = x / jnp.where(old > 0, old, 1)
     return jnp.where(old > 0, unit * new, 0).astype(x.dtype)
 
@@ -67,7 +69,7 @@ def rescale(
 def by_layer(
     function: Callable[..., Array], stacked: tuple[str, ...], path: str
 ) -> Callable[..., Array]:
-    """Returns `function`, applied to each layer where the path is that of a stack.
+    """Returns `function`, mapped over the first axis if the path is that of a stack.
 
     Args:
       function: of arrays that belong to one parameter.

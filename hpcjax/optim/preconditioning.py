@@ -1,34 +1,43 @@
 """The frame around preconditioners of matrices, which Jorge and Shampoo fill."""
 
+import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from hpcjax.core import patterns, trees
+from hpcjax.core.structs import pytree, static
 from hpcjax.optim import matrices, norms
 from hpcjax.optim.full_precision import in_full_precision
 
 
-class Preconditioner(NamedTuple):
-    """The factors of one parameter, one per block; an unconditioned side has none.
+@pytree
+class Factors:
+    """The factors of all parameters; those of sides of one length are stacked.
 
-    A factor is a NamedTuple of arrays with a field `matrix`, which is applied.
+    So the program has an operation for each length, not one for each factor.
 
     Attributes:
-      left: factors of the rows.
-      right: factors of the columns.
-      alignment: cosine between the preconditioned and the raw gradient.
+      groups: the factors of each length, each leaf with a first dimension that counts
+        them. A factor is a NamedTuple of `matrix`, which is applied, `figures`, one
+        array of all its scalars, and whatever matrices it needs besides.
+      alignments: array of cosines between preconditioned and raw gradients, of each
+        parameter.
+      names: of the factors of each group, such as `"dense/kernel/left/0"`; the number
+        is that of the block.
     """
 
-    left: tuple[Any, ...]
-    right: tuple[Any, ...]
-    alignment: Float[Array, ""]
+    groups: tuple[Any, ...]
+    alignments: Any
+    names: tuple[tuple[str, ...], ...] = static()
 
 
 class PreconditionedState(NamedTuple):
@@ -37,9 +46,8 @@ class PreconditionedState(NamedTuple):
     Attributes:
       count: steps done.
       momentum: m, like the parameters, float32 or better.
-      factors: `{path: Preconditioner}` of the parameters that have one. For a tree
-        without parameters one empty array, so that `optax.tree_map_params` treats
-        all of it as not being parameters.
+      factors: `Factors`. For a tree without parameters one empty array, so that
+        `optax.tree_map_params` treats all of it as not being parameters.
       metrics: scalars over all parameters.
     """
 
@@ -49,20 +57,34 @@ class PreconditionedState(NamedTuple):
     metrics: dict[str, Array]
 
 
+class Figures(NamedTuple):
+    """What a method makes its metrics of.
+
+    Attributes:
+      figures: of all factors.
+      left: whether a factor is that of rows.
+      sign: the least sign of ⟨preconditioned, raw gradient⟩ of a parameter.
+    """
+
+    figures: Float[Array, "factors number"]
+    left: Bool[np.ndarray, " factors"]
+    sign: Float[Array, ""]
+
+
 class Method(NamedTuple):
     """What distinguishes one preconditioning method from another.
 
     Attributes:
       init: `(dim, dtype=...) -> factor`.
-      refresh: `(factors, gradients, count) -> factors`, where each gradient's rows are
-        the side of its factor.
-      metrics: `(left factors, right factors, alignments) -> {name: scalar}`.
+      refresh: `(groups, gradients, count) -> groups`: stacked factors, and for each
+        group a list of gradients, whose rows are the sides of the factors.
+      metrics: `(figures) -> {name: scalar}`.
       check: `(old metrics, new metrics)`, called after each step if given.
     """
 
     init: Callable[..., Any]
-    refresh: Callable[[list[Any], list[Array], Array], list[Any]]
-    metrics: Callable[[list[Any], list[Any], list[Array]], dict[str, Array]]
+    refresh: Callable[[list[Any], list[list[Array]], Array], list[Any]]
+    metrics: Callable[[Figures], dict[str, Array]]
     check: Callable[[dict[str, Array], dict[str, Array]], None] | None = None
 
 
@@ -78,7 +100,7 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
       ['k']
     """
     leaves = trees.flatten(params)
-    patterns.check_stacked(cuts.stacked, leaves)
+    patterns.check_stacked(cuts.stacked, trees.paths(params))
     found = {
         path: matrices.matrix_plan(
             leaf.shape,
@@ -91,78 +113,79 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
     return {path: plan for path, plan in found.items() if plan is not None}
 
 
-def worst(values: list[Array], reduce: Callable[[Array], Array]) -> Float[Array, ""]:
-    """Returns the reduction of scalars as float32, zero when there are none.
+def _init(
+    plans: dict[str, matrices.MatrixPlan], dtypes: dict[str, Any], method: Method
+) -> Factors:
+    groups: dict[tuple[int, Any], list[str]] = {}
+    for path, plan in plans.items():
+        sizes = itertools.product(plan.row_sizes, plan.column_sizes)
+        for index, (height, width) in enumerate(sizes):
+            if plan.left:
+                named = groups.setdefault((height, dtypes[path]), [])
+                named.append(f"{path}/left/{index}")
+            if plan.right:
+                named = groups.setdefault((width, dtypes[path]), [])
+                named.append(f"{path}/right/{index}")
 
-    Examples:
-      >>> float(worst([jnp.ones(()), jnp.zeros(())], jnp.max))
-      1.0
-    """
-    if not values:
-        return jnp.zeros((), jnp.float32)
-    return reduce(jnp.stack([value.astype(jnp.float32) for value in values]))
+    def stacked(dim: int, dtype: Any, count: int) -> Any:
+        factor = method.init(dim, dtype=dtype)
+        return jax.tree.map(lambda leaf: jnp.stack([leaf] * count), factor)
 
-
-def _init_preconditioner(
-    plan: matrices.MatrixPlan, dtype: Any, method: Method
-) -> Preconditioner:
-    heights = [h for h in plan.row_sizes for _ in plan.column_sizes]
-    widths = [w for _ in plan.row_sizes for w in plan.column_sizes]
-    return Preconditioner(
-        left=tuple(method.init(h, dtype=dtype) for h in heights if plan.left),
-        right=tuple(method.init(w, dtype=dtype) for w in widths if plan.right),
-        alignment=jnp.zeros((), dtype),
+    wide = jnp.result_type(jnp.float32, *(dtypes[path] for path in plans))
+    return Factors(
+        groups=tuple(stacked(*key, len(names)) for key, names in groups.items()),
+        alignments=jnp.zeros(len(plans), wide),
+        names=tuple(map(tuple, groups.values())),
     )
 
 
 def _refreshed(
-    factors: dict[str, Preconditioner],
-    blocks: dict[str, list[Array]],
-    count: Array,
-    method: Method,
-) -> dict[str, Preconditioner]:
+    factors: Factors, blocks: dict[str, list[Array]], count: Array, method: Method
+) -> Factors:
     """Returns the factors after the method has seen the gradients' blocks."""
-    jobs: list[tuple[Any, Array]] = []
-    for path, item in factors.items():
-        jobs += zip(item.left, blocks[path], strict=False)
-        jobs += zip(item.right, [block.T for block in blocks[path]], strict=False)
-    if not jobs:
+    if not factors.groups:
         return factors
-    states, gradients = zip(*jobs, strict=True)
-    queue = iter(method.refresh(list(states), list(gradients), count))
-    return {
-        path: item._replace(
-            left=tuple(next(queue) for _ in item.left),
-            right=tuple(next(queue) for _ in item.right),
-        )
-        for path, item in factors.items()
-    }
+    gradients: dict[str, Array] = {}
+    for path, own in blocks.items():
+        for index, block in enumerate(own):
+            gradients[f"{path}/left/{index}"] = block
+            gradients[f"{path}/right/{index}"] = block.T
+    wanted = [[gradients[name] for name in names] for names in factors.names]
+    groups = method.refresh(list(factors.groups), wanted, count)
+    return dataclasses.replace(factors, groups=tuple(groups))
 
 
 def _preconditioned(
-    factors: dict[str, Preconditioner], blocks: dict[str, list[Array]], precision: str
+    factors: Factors, blocks: dict[str, list[Array]], precision: str
 ) -> dict[str, list[Array]]:
     """Returns the blocks of L̂GR̂."""
+    found = {
+        name: group.matrix[place]
+        for group, names in zip(factors.groups, factors.names, strict=True)
+        for place, name in enumerate(names)
+    }
     jobs = [
-        (
-            item.left[i].matrix if item.left else None,
-            block,
-            item.right[i].matrix if item.right else None,
-        )
-        for path, item in factors.items()
-        for i, block in enumerate(blocks[path])
+        (found.get(f"{path}/left/{i}"), block, found.get(f"{path}/right/{i}"))
+        for path, own in blocks.items()
+        for i, block in enumerate(own)
     ]
     sandwich = functools.partial(matrices.sandwich, precision=precision)
     queue = iter(matrices.map_equal_shapes(sandwich, jobs))
-    return {path: [next(queue) for _ in blocks[path]] for path in factors}
+    return {path: [next(queue) for _ in own] for path, own in blocks.items()}
 
 
-def _metrics(factors: dict[str, Preconditioner], method: Method) -> dict[str, Array]:
-    return method.metrics(
-        [state for item in factors.values() for state in item.left],
-        [state for item in factors.values() for state in item.right],
-        [item.alignment for item in factors.values()],
+def _metrics(factors: Factors, method: Method) -> dict[str, Array]:
+    # A row of zeros is what there is to say where there are no factors.
+    none = jnp.zeros_like(method.init(1, dtype=jnp.dtype("float32")).figures)[None]
+    names = itertools.chain(*factors.names)
+    signs = jnp.sign(factors.alignments)
+    found = Figures(
+        figures=jnp.concatenate([none, *(group.figures for group in factors.groups)]),
+        left=np.array([False, *(name.split("/")[-2] == "left" for name in names)]),
+        sign=signs.min() if signs.size else jnp.zeros(()),
     )
+    made = method.metrics(found)
+    return {name: value.astype(jnp.float32) for name, value in made.items()}
 
 
 def scale_by_preconditioners(
@@ -189,10 +212,8 @@ def scale_by_preconditioners(
 
     def init(params):
         leaves = trees.flatten(params)
-        factors = {
-            path: _init_preconditioner(plan, leaves[path].dtype, method)
-            for path, plan in plans(params, cuts).items()
-        }
+        dtypes = {path: leaf.dtype for path, leaf in leaves.items()}
+        factors = _init(plans(params, cuts), dtypes, method)
         return PreconditionedState(
             count=jnp.zeros((), jnp.int32),
             momentum=jax.tree.map(jnp.zeros_like, params),
@@ -208,12 +229,15 @@ def scale_by_preconditioners(
         }
         factors = _refreshed(state.factors, blocks, state.count, method)
         found = _preconditioned(factors, blocks, precision)
-        new = dict(gradients)
-        for path, plan in chosen.items():
-            gradient = gradients[path]
-            new[path] = matrices.from_blocks(plan, found[path], gradient.shape)
-            alignment = norms.cosine(new[path], gradient)
-            factors[path] = factors[path]._replace(alignment=alignment)
+        new = gradients | {
+            path: matrices.from_blocks(plan, found[path], gradients[path].shape)
+            for path, plan in chosen.items()
+        }
+        if chosen:
+            alignments = jnp.stack(
+                [norms.cosine(new[path], gradients[path]) for path in chosen]
+            )
+            factors = dataclasses.replace(factors, alignments=alignments)
         return new, factors
 
     def update(updates, state, params=None, **extra_args):
@@ -252,11 +276,21 @@ def factors_of(state: Any) -> dict[str, Any]:
     def is_state(node: Any) -> bool:
         return isinstance(node, PreconditionedState)
 
+    def part(group: Any, place: int) -> Any:
+        # There may be further dimensions before, as of states that a scan stacked.
+        return type(group)(
+            **{
+                field: leaf[..., place, :]
+                if field == "figures"
+                else leaf[..., place, :, :]
+                for field, leaf in group._asdict().items()
+            }
+        )
+
     return {
-        f"{path}/{side}/{index}": factor
+        name: part(group, place)
         for node in jax.tree.leaves(state, is_leaf=is_state)
-        if is_state(node) and isinstance(node.factors, dict)
-        for path, item in node.factors.items()
-        for side in ("left", "right")
-        for index, factor in enumerate(getattr(item, side))
+        if is_state(node) and isinstance(node.factors, Factors)
+        for group, names in zip(node.factors.groups, node.factors.names, strict=True)
+        for place, name in enumerate(names)
     }

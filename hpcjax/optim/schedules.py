@@ -1,4 +1,4 @@
-"""Learning rates over a run: constant, cosine and step decay, each after a warm-up."""
+"""Learning-rate schedules: constant, cosine and step decay, with linear warm-up."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from hpcjax.optim.schedule_config import ConstantConfig, CosineConfig, StepDecay
 def _check(
     peak: float, steps: int, settings: ConstantConfig | CosineConfig | StepDecayConfig
 ) -> None:
-    """Checks what the settings, which check themselves, cannot know."""
+    """Checks the arguments that a schedule's config does not have."""
     checks.require_float32(peak=peak)
     checks.require_count(1, steps=steps)
     checks.require(
@@ -24,9 +24,11 @@ def _check(
 
 
 def _warm_up(after: optax.Schedule, peak: float, warmup: int) -> optax.Schedule:
-    """Rises as peak·(t+1)/warmup, so that no step has rate zero, then `after`."""
+    """Returns peak·(t + 1)/warmup for t < warmup, which is never zero, then `after`."""
 
     def schedule(count):
+        # t + 1, not t: with a rate of zero the first batch would be wasted. Both
+        # branches are evaluated, hence the maximum for warmup = 0.
         step = jnp.asarray(count).astype(jnp.float32)
         rising = peak * (step + 1) / max(warmup, 1)
         return jnp.where(step < warmup, rising, after(step))
@@ -122,6 +124,7 @@ def step_decay_schedule(
     falls = jnp.asarray(decay_steps(steps, at), jnp.float32)
 
     def after(step):
+        # The number of falls at or before this step, for a scalar step or an array.
         passed = jnp.sum(step[..., None] >= falls, axis=-1).astype(jnp.float32)
         return peak * factor**passed
 

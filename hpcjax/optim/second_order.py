@@ -1,16 +1,18 @@
 """Complete optimizers around a preconditioner: grafting, decay and learning rate."""
 
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import optax
 from jax.typing import ArrayLike
 
-from hpcjax.optim import config, option_checks
+from hpcjax.core import checks
+from hpcjax.core.config import check_fields
 from hpcjax.optim._graft import graft as graft_transform
-from hpcjax.optim._jorge import scale_by_jorge
-from hpcjax.optim._shampoo import scale_by_shampoo
 from hpcjax.optim.first_order import clip_global_norm, scale_by_momentum
 from hpcjax.optim.full_precision import in_full_precision
+from hpcjax.optim.jorge_config import JorgeOptions
+from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules, GraftedConfig
+from hpcjax.optim.shampoo_config import ShampooOptions
 from hpcjax.optim.weight_decay import add_weight_decay
 
 
@@ -22,15 +24,16 @@ def _complete(
     graft: str,
     graft_momentum: ArrayLike,
     graft_nesterov: bool,
-    decay_rules: config.DecayRules,
+    decay_rules: DecayRules,
     clip_norm: ArrayLike | None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns clipping → (grafted) direction → decoupled decay → learning rate."""
-    option_checks.check_common(learning_rate, weight_decay, clip_norm)
-    option_checks.check_graft(graft, graft_momentum)
+    """Chains clipping, the direction, grafted or not, decoupled decay, and the rate."""
+    checks.require_float32(lr=learning_rate)
+    check_fields(GraftedConfig, graft=graft, graft_momentum=graft_momentum)
     if graft == "sgd":
         magnitude = scale_by_momentum(graft_momentum, graft_nesterov)
         direction = graft_transform(direction, magnitude, stacked=stacked)
+    # The decay comes after grafting: it is decoupled, not part of the grafted norm.
     return in_full_precision(
         optax.chain(
             clip_global_norm(clip_norm),
@@ -47,9 +50,9 @@ def jorge(
     graft: Literal["sgd", "none"] = "sgd",
     graft_momentum: ArrayLike = 0.9,
     graft_nesterov: bool = False,
-    decay_rules: config.DecayRules = config.DECAY_ALL,
+    decay_rules: DecayRules = DECAY_ALL,
     clip_norm: ArrayLike | None = None,
-    **options: Unpack[config.JorgeKeywords],
+    **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Jorge with SGD grafting and decoupled weight decay.
 
@@ -60,9 +63,9 @@ def jorge(
     Args:
       learning_rate: η, a number, a schedule or a traced scalar.
       weight_decay: λ, decoupled.
-      graft: `"sgd"`, or `"none"`: the raw length, right only for ablations.
+      graft: `"sgd"`, or `"none"`, which keeps the raw length and is for ablations.
       graft_momentum: decay of SGD's momentum buffer.
-      graft_nesterov: takes the length of SGD's Nesterov step.
+      graft_nesterov: whether that SGD's momentum is Nesterov's.
       decay_rules: which parameters decay, see `add_weight_decay`.
       clip_norm: largest global norm of the raw gradient.
       **options: the fields of `JorgeOptions`.
@@ -82,10 +85,10 @@ def jorge(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    chosen = option_checks.keyword_options(options)
+    chosen = JorgeOptions.of(options)
     return _complete(
-        scale_by_jorge(**chosen),
-        chosen.get("stacked", ()),
+        chosen.make(),
+        chosen.stacked,
         learning_rate,
         weight_decay,
         graft,
@@ -102,23 +105,23 @@ def shampoo(
     graft: Literal["sgd", "none"] = "sgd",
     graft_momentum: ArrayLike = 0.9,
     graft_nesterov: bool = False,
-    decay_rules: config.DecayRules = config.DECAY_ALL,
+    decay_rules: DecayRules = DECAY_ALL,
     clip_norm: ArrayLike | None = None,
-    **options: Unpack[config.ShampooKeywords],
+    **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Shampoo with SGD grafting and decoupled weight decay.
 
-    As `jorge`, around `scale_by_shampoo`.
+    The same as `jorge`, with m from `scale_by_shampoo`.
 
     Args:
       learning_rate: η, a number, a schedule or a traced scalar.
       weight_decay: λ, decoupled.
-      graft: `"sgd"`, or `"none"`: the raw length.
+      graft: `"sgd"`, or `"none"`, which keeps the raw length.
       graft_momentum: decay of SGD's momentum buffer.
-      graft_nesterov: takes the length of SGD's Nesterov step.
+      graft_nesterov: whether that SGD's momentum is Nesterov's.
       decay_rules: which parameters decay, see `add_weight_decay`.
       clip_norm: largest global norm of the raw gradient.
-      **options: the arguments of `scale_by_shampoo`.
+      **options: the fields of `ShampooOptions`.
 
     Raises:
       ConfigError: a value out of its range.
@@ -135,10 +138,10 @@ def shampoo(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    chosen = option_checks.keyword_options(options)
+    chosen = ShampooOptions.of(options)
     return _complete(
-        scale_by_shampoo(**chosen),
-        chosen.get("stacked", ()),
+        chosen.make(),
+        chosen.stacked,
         learning_rate,
         weight_decay,
         graft,

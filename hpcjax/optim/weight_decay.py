@@ -1,4 +1,4 @@
-"""Weight decay on the parameters that regex rules choose."""
+"""Weight decay of the parameters that are chosen by regex rules."""
 
 from typing import Any
 
@@ -7,19 +7,21 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from hpcjax.core import checks, trees
-from hpcjax.optim import config, option_checks
+from hpcjax.core import trees
+from hpcjax.core.config import check_fields
+from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules, OptimizerConfig
 
 
-def decay_mask(decay_rules: config.DecayRules, params: Any) -> Any:
-    """Returns a tree of booleans: which parameters decay.
+def decay_mask(decay_rules: DecayRules, params: Any) -> Any:
+    """Returns a tree of booleans that says which parameters decay.
 
     Args:
       decay_rules: `(regex over paths, decays)`, the first match wins.
       params: tree of parameters or shapes.
 
     Raises:
-      ConfigError: a rule is no regex or matches no parameter, or a parameter no rule.
+      ConfigError: a rule is not a regex or matches no parameter, or a parameter matches
+        no rule.
 
     Examples:
       >>> decay_mask((("bias", False), (".*", True)), {"bias": 0.0, "kernel": 0.0})
@@ -32,7 +34,7 @@ def decay_mask(decay_rules: config.DecayRules, params: Any) -> Any:
 
 def add_weight_decay(
     weight_decay: ArrayLike,
-    decay_rules: config.DecayRules = config.DECAY_ALL,
+    decay_rules: DecayRules = DECAY_ALL,
 ) -> optax.GradientTransformationExtraArgs:
     """Adds λθ to the update of every parameter that the rules choose.
 
@@ -59,8 +61,8 @@ def add_weight_decay(
       >>> float(updates["w"])
       2.0
     """
-    checks.require_finite(0.0, weight_decay=weight_decay)
-    option_checks.check_rules(decay_rules)
+    check_fields(OptimizerConfig, weight_decay=weight_decay, decay_rules=decay_rules)
+    # A traced coefficient cannot be compared here; it is then always added.
     off = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def init(params):
@@ -74,10 +76,10 @@ def add_weight_decay(
         if params is None:
             raise ValueError("params must be given to update: weight_decay needs them")
 
-        def decayed(decays, u, p):
+        def decay(decays, u, p):
             return u + jnp.asarray(weight_decay, u.dtype) * p if decays else u
 
         mask = decay_mask(decay_rules, params)
-        return jax.tree.map(decayed, mask, updates, params), state
+        return jax.tree.map(decay, mask, updates, params), state
 
     return optax.GradientTransformationExtraArgs(init, update)

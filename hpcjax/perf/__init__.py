@@ -1,4 +1,4 @@
-"""Counters of compiled programs, the benchmark harness, simulated pipelines."""
+"""What measures: counters of compiled programs, the benchmark harness, profiles."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What each layer's backward pass costs, by XLA's count of operations."""
+"""Floating-point operations of each layer's backward pass, as XLA counts them."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,35 +17,41 @@ def backward_flops(
 ) -> tuple[float, ...]:
     """Returns the floating-point operations of each layer's backward pass.
 
-    A layer's are those that a backward pass down to it has more than one that stops
-    above it. Programs are lowered for that, not compiled; the body of a loop counts
-    once.
+    A layer's cost is the difference between a backward pass that ends with this layer
+    and one that ends just above it. The programs are lowered but not compiled, and XLA
+    counts the body of a loop once.
 
     Args:
       function: `(params, *arguments) -> loss`.
-      layers: of the parameters, from `optim.layers_of`.
+      layers: the layers of `params`, in forward order, from `optim.layers_of`.
       params: parameters, or their shapes.
-      *arguments: the function's others, or their shapes.
+      *arguments: the function's other arguments, or their shapes.
+
+    Returns:
+      A number for each layer, in the order of `layers`.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> def loss(p, x):
       ...     return ((x @ p["a"]) @ p["b"]).sum()
       >>> params = {"a": jnp.ones((8, 8)), "b": jnp.ones((8, 8))}
-      >>> found = optim.layers_of(loss, params, jnp.ones((8, 8)))
-      >>> low, high = backward_flops(loss, found, params, jnp.ones((8, 8)))
-      >>> low > 1.9 * high  # two products, and one
+      >>> layers = optim.layers_of(loss, params, jnp.ones((8, 8)))
+      >>> first, last = backward_flops(loss, layers, params, jnp.ones((8, 8)))
+      >>> first > 1.9 * last  # two products against one
       True
     """
     blocks = optim.cut_layers(layers, range(1, len(layers)))
+    # The forward pass alone, then with the backward pass of the last 1, 2, … layers.
     programs: list[Any] = [function]
     for role in range(1, len(layers) + 1):
         programs.append(optim.partial_value_and_grad(function, blocks, role))
-    flops = [_flops(program, params, *arguments) for program in programs]
-    below = [after - before for before, after in itertools.pairwise(flops)]
-    return tuple(max(0.0, cost) for cost in reversed(below))
+    flops = [_count_flops(program, params, *arguments) for program in programs]
+    # The first difference belongs to the last layer. The counts are those of different
+    # programs, so that a difference can come out slightly negative.
+    last_first = [longer - shorter for shorter, longer in itertools.pairwise(flops)]
+    return tuple(max(0.0, cost) for cost in reversed(last_first))
 
 
-def _flops(function: Callable[..., Any], *arguments: Any) -> float:
+def _count_flops(function: Callable[..., Any], *arguments: Any) -> float:
     analysis: Any = jax.jit(function).lower(*arguments).cost_analysis()
     return float((analysis or {}).get("flops", 0.0))

@@ -1,7 +1,7 @@
-"""What `exchange_time` needs to know of links and devices, measured and kept in files.
+"""Measures and stores the inputs of the cost model `cost.exchange_time`.
 
-Links, the backward pass and encoding are measured each by itself. Nothing is fitted to
-the times of whole iterations, which are what is predicted.
+Links, a model's passes and the encoding of gradients are measured separately. Nothing
+is fitted to the time of a whole iteration, since that is what the model predicts.
 """
 
 import dataclasses
@@ -14,18 +14,25 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hpcjax import hostcomm
+from hpcjax.collectives import Transfer, all_gather, all_reduce
 from hpcjax.core import checks, files, provenance
 from hpcjax.core.errors import ConfigError, DataFormatError
-from hpcjax.hostcomm import Tag, Transport
-from hpcjax.perf.exchange_methods import Method, Shapes, System, Transfer, Workload
-from hpcjax.perf.exchange_time import CALIBRATE
+from hpcjax.cost.exchange_methods import (
+    WORD_BYTES,
+    Method,
+    Shapes,
+    System,
+    Workload,
+)
+from hpcjax.cost.exchange_time import CALIBRATE
+from hpcjax.hostcomm import MessageCost, Tag, Transport
 
 SIZES = (4, 4096, 2**18, 2**20, 2**22, 2**24)
 REPETITIONS = 20
 _KIND = "exchange calibration"
 
 
-def together(
+def time_together(
     transport: Transport,
     thunk: Callable[[], Any],
     *,
@@ -33,17 +40,17 @@ def together(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Returns how long something takes that all ranks do at once; all call it.
+    """Times a function that all ranks run at the same time; all ranks must call this.
 
     Args:
-      transport: ours.
-      thunk: returns when it is done.
-      repetitions: each behind a barrier.
-      warmup: that many before, which do not count.
-      clock: seconds.
+      transport: this rank's.
+      thunk: must return only when its work is done.
+      repetitions: number of timed calls; each starts behind a barrier.
+      warmup: calls before those, which are not timed.
+      clock: returns seconds.
 
     Returns:
-      The median, that of the slowest rank, in all ranks.
+      Seconds: the median of each rank, and of these the largest; equal on all ranks.
     """
     checks.require_count(1, repetitions=repetitions)
     seconds = []
@@ -52,6 +59,8 @@ def together(
         begin = clock()
         thunk()
         seconds.append(clock() - begin)
+    # The slowest rank decides when a collective ends. Medians first: their maximum is
+    # not raised by single slow calls.
     own = np.array([np.median(seconds[warmup:])])
     tag = Tag("together", 1)
     return float(hostcomm.allreduce(transport, own, operation=np.maximum, tag=tag)[0])
@@ -64,71 +73,59 @@ def calibrate(
     repetitions: int = REPETITIONS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> System:
-    """Measures the collectives of a transport; all ranks call it.
+    """Measures the collectives of a transport; all ranks must call this.
 
-    All-reduces and all-gathers of each size are timed; alpha and the bandwidth are
-    those that fit both best, in relative errors.
+    Times all-reduces and all-gathers of each size, and fits one latency alpha and one
+    bandwidth to both, see `hostcomm.fit_cost`.
 
     Args:
-      transport: ours, of two ranks at least.
-      sizes: bytes, multiples of four.
-      repetitions: of each.
-      clock: seconds.
+      transport: this rank's; must connect at least two ranks.
+      sizes: bytes of a rank's array, multiples of four; at least two different ones.
+      repetitions: timed calls of each collective and size.
+      clock: returns seconds.
+
+    Returns:
+      The system with `ranks` processes in a ring and the fitted link.
 
     Raises:
-      ConfigError: a single rank, or sizes that cannot be.
+      ConfigError: a single rank, or invalid sizes.
     """
     checks.require(transport.size > 1, "there must be two ranks", size=transport.size)
     good = len(set(sizes)) > 1 and all(size > 0 and size % 4 == 0 for size in sizes)
     checks.require(
         good, "there must be two sizes, multiples of four", sizes=list(sizes)
     )
-    unit = System(processes=transport.size, bytes_per_s=1.0)
-    measured = []
+    ranks, seconds = transport.size, []
+    transfers: list[Transfer] = []
     for size in sizes:
         array = np.zeros(size // 4, np.float32)
         thunks = [
-            (unit.all_reduce(size), lambda a=array: hostcomm.allreduce(transport, a)),
-            (unit.all_gather(size), lambda a=array: hostcomm.allgatherv(transport, a)),
+            lambda a=array: hostcomm.allreduce(transport, a),
+            lambda a=array: hostcomm.allgatherv(transport, a),
         ]
-        for transfer, thunk in thunks:
-            took = together(transport, thunk, repetitions=repetitions, clock=clock)
-            measured.append((transfer, took))
-    return fit_system(transport.size, measured)
-
-
-def fit_system(processes: int, measured: Sequence[tuple[Transfer, float]]) -> System:
-    """Returns the system whose alpha and bandwidth explain measured seconds best.
-
-    By least squares of relative errors, neither of them negative.
-
-    Raises:
-      ConfigError: fewer than two transfers that differ, or one that took no time.
-
-    Examples:
-      >>> net = System(processes=4, bytes_per_s=1e9, alpha_s=1e-4)
-      >>> moved = [net.all_reduce(size) for size in (4, 10**6)]
-      >>> found = fit_system(4, [(each, net.seconds([each])) for each in moved])
-      >>> f"{found.alpha_s:.2e} {found.bytes_per_s:.2e}"
-      '1.00e-04 1.00e+09'
-    """
-    from scipy.optimize import nnls
-
-    good = len({each for each, _ in measured}) > 1
-    checks.require(good, "there must be two transfers that differ", measured=measured)
-    for _, took in measured:
-        checks.require_positive(seconds=took)
-    rows = np.array([(each.rounds, each.sent_bytes) for each, _ in measured])
-    seconds = np.array([took for _, took in measured])
-    scale = rows.max(0)
-    (alpha, beta), _ = nnls(rows / scale / seconds[:, None], np.ones(len(rows)))
-    speed = float(scale[1] / beta) if beta else np.inf
-    alpha_s = float(alpha / scale[0])
-    return System(processes=processes, bytes_per_s=speed, alpha_s=alpha_s)
+        transfers += [all_reduce(array.size, ranks), all_gather(array.size, ranks)]
+        seconds += [
+            time_together(transport, thunk, repetitions=repetitions, clock=clock)
+            for thunk in thunks
+        ]
+    # Only its `rounds` are used before the link is known: seconds = alpha rounds + beta
+    # bytes is linear in (alpha, beta), so that one least-squares fit gives both.
+    system = System(processes=ranks, link=MessageCost(0.0, 0.0))
+    sent_bytes = [WORD_BYTES * transfer.words for transfer in transfers]
+    rounds = [system.rounds(transfer) for transfer in transfers]
+    link = hostcomm.fit_cost(sent_bytes, seconds, rounds)
+    return dataclasses.replace(system, link=link)
 
 
 class ComputeTime(NamedTuple):
-    """Seconds of a model's passes over a batch."""
+    """Measured seconds of a model's passes over a batch.
+
+    Attributes:
+      model: its name.
+      batch: examples.
+      forward_s: seconds of the forward pass.
+      backward_s: seconds of the backward pass alone.
+    """
 
     model: str
     batch: int
@@ -137,7 +134,14 @@ class ComputeTime(NamedTuple):
 
 
 class EncodeTime(NamedTuple):
-    """Seconds that a method computes, by its label, for so many workers."""
+    """Measured seconds in which a method encodes and decodes the gradients of a model.
+
+    Attributes:
+      model: its name.
+      method: the method's label, see `cost.Method.label`.
+      processes: number of workers whose gradients are decoded.
+      encode_decode_s: seconds.
+    """
 
     model: str
     method: str
@@ -147,14 +151,14 @@ class EncodeTime(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Times of one device.
+    """Computation times measured on one device.
 
     Attributes:
       device: its name, see `device_name`.
-      source: "example input" where the times were not measured on it.
+      source: "measured", or "example input" if the times do not come from the device.
       provenance: versions and date, see `core.provenance`.
-      compute: of models.
-      encoding: of methods.
+      compute: times of models' passes.
+      encoding: times of encoding and decoding gradients.
     """
 
     device: str
@@ -166,7 +170,13 @@ class Calibration:
     def workload(
         self, model: str, batch: int, shapes: Shapes, **options: Any
     ) -> Workload:
-        """Returns what a model computes; options are further fields of `Workload`.
+        """Returns a `Workload` with the measured times of a model.
+
+        Args:
+          model: name in `compute`.
+          batch: examples, as measured.
+          shapes: of the model's gradients.
+          **options: further fields of `Workload`.
 
         Raises:
           ConfigError: the model was not measured with this batch.
@@ -180,11 +190,13 @@ class Calibration:
             f"`{CALIBRATE}` does"
         )
 
-    def timed(self, method: Method, model: str, processes: int) -> Method:
-        """Returns a method with its `encode_decode_s`; one that has it as it is.
+    def add_encode_time(self, method: Method, model: str, processes: int) -> Method:
+        """Returns the method with its measured `encode_decode_s`.
+
+        A method whose `encode_decode_s` is already set is returned unchanged.
 
         Raises:
-          ConfigError: it was not measured.
+          ConfigError: no measurement for this method, model and number of processes.
         """
         if method.encode_decode_s is not None:
             return method
@@ -197,7 +209,7 @@ class Calibration:
         )
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes it as JSON, whole or not at all."""
+        """Writes the calibration to a JSON file, atomically."""
         content = {
             "kind": _KIND,
             "units": "seconds",
@@ -211,22 +223,22 @@ class Calibration:
 
 
 def load_calibration(path: pathlib.Path, *, force: bool = False) -> Calibration:
-    """Reads what `Calibration.save` has written.
+    """Reads a file that `Calibration.save` wrote.
 
     Args:
       path: the file.
-      force: takes the times of another device than this one.
+      force: accept times of another device than this one.
 
     Raises:
-      ConfigError: they are of another device.
+      ConfigError: the times are of another device.
       DataMissing: no such file.
-      DataFormatError: it holds something else.
+      DataFormatError: the file holds something else.
     """
     content = files.read_object(path)
     try:
         if content["kind"] != _KIND:
             raise ValueError(f"kind is {content['kind']!r}")
-        found = Calibration(
+        calibration = Calibration(
             device=content["device"],
             source=content["source"],
             provenance=content["provenance"],
@@ -235,16 +247,16 @@ def load_calibration(path: pathlib.Path, *, force: bool = False) -> Calibration:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataFormatError(f"{path}: expected an {_KIND}: {error}") from error
-    if not force and found.device != device_name():
+    if not force and calibration.device != device_name():
         raise ConfigError(
-            f"{path} is of {found.device}, this is {device_name()}: measure here with "
-            f"`{CALIBRATE}`, or force it"
+            f"{path} is of {calibration.device}, this is {device_name()}: measure here "
+            f"with `{CALIBRATE}`, or force it"
         )
-    return found
+    return calibration
 
 
 def device_name() -> str:
-    """Returns the name of the device that JAX computes on; of a CPU with its cores."""
+    """Returns the name of JAX's first device; for a CPU, its model and core count."""
     import jax
 
     device = jax.devices()[0]

@@ -1,4 +1,8 @@
-"""How long a way of averaging gradients computes, without sending anything."""
+"""Computation of a gradient exchange without its communication, to be timed.
+
+Groups whose collectives send nothing take the place of real ones. They return arrays of
+the shapes that a group of so many members would return.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +19,11 @@ from hpcjax.core import checks
 
 
 class HostEcho(HostGroup):
-    """Processes that all have what we have: nothing is sent.
+    """A process's view of a group in which all members hold the same arrays.
 
-    What is gathered are so many copies of ours, decoded one by one; what goes to others
-    comes back; a sum is our part, as adding up is the collective's work.
+    An all-gather returns `size` copies of the own array, so that each is decoded. What
+    is sent to other members comes back. A sum returns the own array, since adding up
+    belongs to the communication.
     """
 
     def __init__(self, size: int) -> None:
@@ -26,56 +31,57 @@ class HostEcho(HostGroup):
 
     @property
     def size(self) -> int:
-        """The number of members."""
+        """Number of members."""
         return self._members
 
     @property
     def rank(self) -> int:
-        """The first."""
+        """Always 0."""
         return 0
 
     def _call(self, collective: Callable[..., Any], array: Any) -> Any:
+        # Arrays of one size are gathered into one array, others into a list.
         if collective is hostcomm.allgather:
             return np.stack([array] * self.size)
         return [array] * self.size if collective is hostcomm.allgatherv else array
 
 
 class MeshEcho(MeshGroup):
-    """The same for devices, on one of them."""
+    """As `HostEcho` for a group of devices, and runs on one device."""
 
     def __init__(self, size: int) -> None:
         super().__init__(None)
         self._size = size
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-        """Returns what we have, whoever has sent it."""
+        """Returns `x`, which every member is taken to hold."""
         del pairs
         return x
 
     def all_gather(self, x: Vector) -> Vector:
-        """Returns so many copies, of which the compiler knows nothing.
-
-        It would decode one of them instead of all.
-        """
+        """Returns `size` copies of `x`, `[size, …]`."""
         x = jnp.asarray(x)
+        # If the compiler saw that the rows are equal, it could decode one row for all.
         return jax.lax.optimization_barrier(jnp.stack([x] * self.size))
 
 
 def encode_decode(
     exchange: Exchange, tree: Any, processes: int, *, on_host: bool = False
 ) -> Callable[[], Any]:
-    """Returns a thunk that encodes a gradient and decodes those of so many workers.
+    """Returns a thunk that encodes a gradient and decodes those of all workers.
 
-    Of what is summed one worker's part is taken for the sum.
+    Nothing is sent: all workers are taken to hold the same gradient, and where an
+    exchange sums, this worker's summand takes the place of the sum.
 
     Args:
-      exchange: what is measured; the state goes on from call to call.
+      exchange: the exchange to run; each call continues from the previous state.
       tree: gradients.
-      processes: whose gradients are decoded.
-      on_host: as `collectives.HostGroup` computes it, else as compiled for the device.
+      processes: number of workers whose gradients are decoded.
+      on_host: compute with numpy as `collectives.HostGroup` does; otherwise as a
+        compiled program on JAX's default device.
 
     Raises:
-      ConfigError: no such number of workers.
+      ConfigError: fewer than one worker.
 
     Examples:
       >>> from hpcjax import collectives

@@ -1,17 +1,18 @@
-"""Counters read from compiled programs: communication, operations, memory.
+"""Communication, operations and memory of compiled programs, read from their HLO.
 
-Convention for bytes: the sum over a collective's *operands* on one device, counted
-once, whatever the algorithm sends how often. With n devices and s bytes per device:
+The bytes of a collective are the bytes of its *operands* on one device, independent of
+the algorithm that sends them (for the traffic of ring algorithms see `ring_bytes`).
+An operand is, among n devices:
 
-| collective           | operand of one device      | bytes |
-|----------------------|----------------------------|-------|
-| `all-reduce`         | its whole value            | s     |
-| `all-gather`         | its own part               | s     |
-| `reduce-scatter`     | its whole value            | s     |
-| `all-to-all`         | all n parts it sends       | s     |
-| `collective-permute` | its value, once            | s     |
+| collective           | operand on one device                 |
+|----------------------|---------------------------------------|
+| `all-reduce`         | the whole array that is summed        |
+| `all-gather`         | the device's own part of the result   |
+| `reduce-scatter`     | the whole array, n times its result   |
+| `all-to-all`         | the n parts that the device sends     |
+| `collective-permute` | the array that the device sends, once |
 
-The program is the one that runs, which may differ from the one written: XLA on CPU sums
+The optimized program is read, which may differ from the one written: XLA on CPU sums
 and gathers bfloat16 as float32, merges all-reduces of one dtype into one instruction,
 and drops collectives over one device.
 """
@@ -38,6 +39,7 @@ KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
+# Types whose name does not say their number of bits, unlike "f32" or "s4".
 _BITS = {
     "pred": 8,
     "token": 0,
@@ -46,10 +48,18 @@ _BITS = {
     "c128": 128,
     "bf16": 16,
 }
+# The text of a module consists of computations, each a head, instructions and "}":
+#   ENTRY %main.7 (x: f32[8,16]) -> f32[8] {
+#     %x = f32[8,16]{1,0} parameter(0)
+#     ROOT %reduce.6 = f32[8]{0} reduce(%x, %zero), dimensions={1}, to_apply=%add
+#   }
+# Comments count the elements of long tuples: (f32[2], /*index=5*/f32[3]).
 _COMMENT = re.compile(r"/\*.*?\*/")
+# A dtype and sizes; "<=" marks the bound of a dynamic size.
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\([^=]*)?.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+# Attributes that name other computations: one name, or several in braces.
 _CALLED = re.compile(
     r"\b(body|condition|calls|to_apply|true_computation|false_computation"
     r"|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
@@ -63,11 +73,11 @@ class Collective(NamedTuple):
 
     Attributes:
       kind: one of `KINDS`.
-      bytes: of its operands on one device, for one execution.
-      times: executions in one run of the program.
-      bounded: False if it is in a loop whose length the program does not state;
-        `times` then counts that loop as one turn.
-      pairs: source–target pairs of a `collective-permute`, else 0.
+      bytes: size of its operands on one device, for one execution.
+      times: number of executions in one run of the program.
+      bounded: False if it stands in a loop whose trip count the program does not state;
+        `times` then counts one iteration of that loop.
+      pairs: number of source–target pairs of a `collective-permute`, else 0.
       name: the instruction's name.
     """
 
@@ -85,12 +95,20 @@ class Collective(NamedTuple):
 
     @property
     def pair_bytes(self) -> int:
-        """Bytes a permute moves between all devices together, over all executions."""
+        """Bytes that a permute moves over all pairs and all executions."""
         return self.total * self.pairs
 
 
 class Instruction(NamedTuple):
-    """One line of a computation: its result type, opcode, operand names, attributes."""
+    """One line of a computation.
+
+    Attributes:
+      name: unique in its computation, without the leading "%".
+      result: the type of its result, an array or a tuple, as text.
+      opcode: such as "dot" or "all-reduce-start".
+      operands: names of the instructions whose results it takes.
+      attributes: the rest of the line, behind the operands.
+    """
 
     name: str
     result: str
@@ -100,7 +118,12 @@ class Instruction(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The computations of a module by name, and the name of the entry."""
+    """A module: computations by name, each with its instructions by name.
+
+    Attributes:
+      computations: in the order of the text.
+      entry: name of the computation that a run of the program executes.
+    """
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
@@ -109,25 +132,26 @@ class Program(NamedTuple):
 def collectives(compiled: Compiled) -> list[Collective]:
     """Returns every collective that a run of `compiled` executes.
 
-    An asynchronous pair counts once, by its start; a merged instruction counts the sum
-    of its operands; in a loop the length, where the program states it, multiplies
-    `times`; of the branches of a conditional the one with most bytes counts.
+    A pair of a start and a done instruction is one collective, and so is an instruction
+    with several operands, whose bytes are added. The trip count of a loop, where the
+    program states it, multiplies `times`. Of the branches of a conditional, only the
+    one with the most bytes is returned.
     """
-    return collectives_of_text(_text(compiled))
+    return collectives_of_text(_read_text(compiled))
 
 
 def collectives_by_branch(
     compiled: Compiled,
 ) -> tuple[list[Collective], list[Collective]]:
-    """Returns what every run executes, and what only a branch of a conditional does.
+    """Returns the collectives outside of conditionals, and those inside of them.
 
-    Of the branches of a conditional the one with most bytes counts.
+    Of the branches of a conditional, only the one with the most bytes is returned.
     """
-    program = parse(_text(compiled))
+    program = parse(_read_text(compiled))
     always = _visit(program, program.entry, branches=False)
-    every = _visit(program, program.entry)
+    both = _visit(program, program.entry)
     names = {collective.name for collective in always}
-    return always, [c for c in every if c.name not in names]
+    return always, [c for c in both if c.name not in names]
 
 
 def collectives_of_text(text: str) -> list[Collective]:
@@ -147,7 +171,7 @@ def bytes_by_kind(compiled: Compiled) -> Counter[str]:
 def collective_bytes(compiled: Compiled, kind: str | None = None) -> int:
     """Returns the bytes per device of all collectives of one run, or of one kind.
 
-    Loops of unstated length count as one turn, with a warning.
+    A loop without a stated trip count is counted as one iteration, with a warning.
 
     Raises:
       ValueError: an unknown `kind`.
@@ -159,20 +183,21 @@ def collective_bytes(compiled: Compiled, kind: str | None = None) -> int:
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"unknown collective {kind!r}{nearest(kind, KINDS)}")
-    found = [c for c in collectives(compiled) if kind in (None, c.kind)]
-    loose = [c.name for c in found if not c.bounded]
-    if loose:
-        log.warning("collectives in loops of unknown length, counted once: %s", loose)
-    return sum(collective.total for collective in found)
+    counted = [c for c in collectives(compiled) if kind in (None, c.kind)]
+    unbounded = [c.name for c in counted if not c.bounded]
+    if unbounded:
+        log.warning(
+            "collectives in loops of unknown length, counted once: %s", unbounded
+        )
+    return sum(collective.total for collective in counted)
 
 
 def ring_bytes(compiled: Compiled, devices: int) -> float:
-    """Returns the bytes that one device sends to others in a run of `compiled`.
+    """Returns the bytes that one device sends in a run with bandwidth-optimal rings.
 
-    If every collective is over all devices and made by the algorithm that sends least:
-    with s bytes of operands on each of p devices an all-reduce sends 2 s (p − 1) / p,
-    a reduce-scatter and an all-to-all s (p − 1) / p, an all-gather s (p − 1), and a
-    permutation s.
+    Every collective is taken to be over all p devices. With s bytes of operands on each
+    device, a device sends 2 s (p − 1) / p for an all-reduce, s (p − 1) / p for a
+    reduce-scatter or an all-to-all, s (p − 1) for an all-gather, and s for a permute.
 
     Args:
       compiled: the program.
@@ -181,25 +206,30 @@ def ring_bytes(compiled: Compiled, devices: int) -> float:
     Raises:
       UnsupportedOp: a collective of another kind.
     """
+    # A device sends all but its own one of p parts. An all-reduce does so twice: it is
+    # a reduce-scatter followed by an all-gather of the sums. An all-gather's operand is
+    # one part already, which passes p - 1 links.
     share = (devices - 1) / devices
-    sent = {
+    sent_per_byte = {
         "all-reduce": 2 * share,
         "reduce-scatter": share,
         "all-to-all": share,
         "all-gather": devices - 1,
         "collective-permute": 1,
     }
-    found = collectives(compiled)
-    unknown = {each.kind for each in found} - sent.keys()
+    executed = collectives(compiled)
+    unknown = {collective.kind for collective in executed} - sent_per_byte.keys()
     if unknown:
         raise UnsupportedOp(f"what {sorted(unknown)} send is not known")
-    return sum(each.total * sent[each.kind] for each in found)
+    return sum(
+        collective.total * sent_per_byte[collective.kind] for collective in executed
+    )
 
 
 def flops(compiled: Compiled) -> float:
     """Returns XLA's count of floating-point operations per device.
 
-    XLA counts the body of a loop once, whatever the loop's length.
+    XLA counts the body of a loop once, whatever the loop's trip count.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -214,10 +244,13 @@ def flops(compiled: Compiled) -> float:
 
 
 def peak_memory(compiled: Compiled) -> int:
-    """Returns bytes per device: arguments + outputs + temporaries − aliased ones.
+    """Returns bytes per device: arguments + outputs + temporaries − aliased.
+
+    Outputs that share the memory of a donated argument are counted in both, and once
+    subtracted.
 
     Raises:
-      UnsupportedOp: the backend does not tell.
+      UnsupportedOp: the backend has no memory analysis.
     """
     memory = compiled.memory_analysis()
     if memory is None:
@@ -233,14 +266,14 @@ def peak_memory(compiled: Compiled) -> int:
 def count_ops(compiled: Compiled, name: str) -> int:
     """Returns how many instructions of a program have opcode `name`.
 
-    Each is counted once wherever it stands (in a loop, in a fusion); an asynchronous
-    pair counts as one.
+    An instruction in a loop or in a fusion counts once, and so does a pair of a start
+    and a done instruction.
 
     Args:
       compiled: the program.
       name: an HLO opcode, such as `"dot"`, `"fusion"` or `"all-reduce"`.
     """
-    program = parse(_text(compiled))
+    program = parse(_read_text(compiled))
     return sum(
         instruction.opcode in (name, f"{name}-start")
         for computation in program.computations.values()
@@ -249,10 +282,10 @@ def count_ops(compiled: Compiled, name: str) -> int:
 
 
 def type_bytes(text: str) -> int:
-    """Returns the bytes of an array or tuple type, each array rounded up to bytes.
+    """Returns the bytes of an array or tuple type, each array rounded up to a byte.
 
     Raises:
-      UnsupportedOp: a type whose size is not known.
+      UnsupportedOp: an element type of unknown size.
 
     Examples:
       >>> type_bytes("(f32[8,16]{1,0}, bf16[3], pred[])")
@@ -261,15 +294,16 @@ def type_bytes(text: str) -> int:
     total = 0
     for dtype, shape in _ARRAY.findall(_COMMENT.sub("", text)):
         sizes = (int(size.strip(" <=")) for size in shape.split(",") if size.strip())
-        total += -(-math.prod(sizes) * _bits(dtype) // 8)
+        # Bits, since elements of 4 bits are packed; -(-n // 8) rounds up.
+        total += -(-math.prod(sizes) * _element_bits(dtype) // 8)
     return total
 
 
 def parse(text: str) -> Program:
-    """Reads the text of a compiled module.
+    """Parses the text of a compiled module.
 
     Raises:
-      UnsupportedOp: there is no entry computation in it.
+      UnsupportedOp: it has no entry computation.
     """
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
@@ -281,26 +315,28 @@ def parse(text: str) -> Program:
                 entry = head[2] if head[1] else entry
         elif line.startswith("}"):
             current = None
-        elif found := _INSTRUCTION.match(line):
-            instruction = _instruction(found[1], found[2])
-            current[instruction.name] = instruction
+        elif match := _INSTRUCTION.match(line):
+            current[match[1]] = _parse_instruction(match[1], match[2])
     if not entry:
         raise UnsupportedOp("the text has no entry computation")
     return Program(computations, entry)
 
 
-def _instruction(name: str, rest: str) -> Instruction:
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+def _parse_instruction(name: str, rest: str) -> Instruction:
+    """Splits `result opcode(operands), attributes`, what follows `name =`."""
+    # A tuple type may contain spaces, an array type does not.
+    end = _find_closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     result, rest = rest[:end], rest[end:].lstrip()
     start = rest.index("(")
-    end = _closing(rest, start)
+    end = _find_closing(rest, start)
+    # An operand is "%x" or "f32[2]{0} %x", depending on how the text was printed.
     operands = tuple(
         part.split()[-1].lstrip("%") for part in _split(rest[start + 1 : end])
     )
     return Instruction(name, result, rest[:start], operands, rest[end + 1 :])
 
 
-def _closing(text: str, start: int) -> int:
+def _find_closing(text: str, start: int) -> int:
     """Returns the index of the parenthesis that closes the one at `start`."""
     depth = 0
     for index in range(start, len(text)):
@@ -323,31 +359,41 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _visit(program: Program, name: str, *, branches: bool = True) -> list[Collective]:
-    """Returns the collectives of one execution of computation `name`."""
-    found: list[Collective] = []
+    """Returns the collectives of one execution of computation `name`.
+
+    Args:
+      program: the module.
+      name: of the computation.
+      branches: whether to enter the branches of conditionals.
+    """
+    executed: list[Collective] = []
     computation = program.computations.get(name, {})
     for instruction in computation.values():
         kind = instruction.opcode.removesuffix("-start")
         if kind in KINDS:
-            found.append(_collective(kind, instruction, computation))
+            executed.append(_read_collective(kind, instruction, computation))
         elif instruction.opcode == "while":
-            found += _loop(program, instruction, branches)
+            executed += _visit_loop(program, instruction, branches)
         elif instruction.opcode == "conditional":
-            each = [_visit(program, called) for called in _called(instruction)]
-            most = max(each, key=lambda b: sum(c.total for c in b), default=[])
-            found += most if branches else []
+            if branches:
+                options = [_visit(program, n) for n in _called_names(instruction)]
+                executed += max(
+                    options, key=lambda b: sum(c.total for c in b), default=[]
+                )
         else:
-            for called in _called(instruction):
-                found += _visit(program, called, branches=branches)
-    return found
+            for called in _called_names(instruction):
+                executed += _visit(program, called, branches=branches)
+    return executed
 
 
-def _loop(program: Program, loop: Instruction, branches: bool) -> list[Collective]:
+def _visit_loop(
+    program: Program, loop: Instruction, branches: bool
+) -> list[Collective]:
     stated = _TRIPS.search(loop.attributes)
-    turns = int(stated[1]) if stated else 1
+    trips = int(stated[1]) if stated else 1
     called = dict(_CALLED.findall(loop.attributes))
-    # The condition is asked once more than the body runs.
-    inside = [(called["body"], turns), (called["condition"], turns + bool(stated))]
+    # The condition is evaluated once more than the body runs: the last time it fails.
+    inside = [(called["body"], trips), (called["condition"], trips + bool(stated))]
     return [
         collective._replace(
             times=collective.times * times,
@@ -358,14 +404,17 @@ def _loop(program: Program, loop: Instruction, branches: bool) -> list[Collectiv
     ]
 
 
-def _called(instruction: Instruction) -> list[str]:
+def _called_names(instruction: Instruction) -> list[str]:
+    """Returns the names of the computations that an instruction calls."""
     groups = (names for _, names in _CALLED.findall(instruction.attributes))
     return [name for group in groups for name in re.findall(r"[\w.\-]+", group)]
 
 
-def _collective(
+def _read_collective(
     kind: str, instruction: Instruction, computation: Mapping[str, Instruction]
 ) -> Collective:
+    # Operands, not the result: that of a start instruction is a tuple which also holds
+    # the operands and, on some backends, a context.
     sizes = [type_bytes(computation[name].result) for name in instruction.operands]
     pairs = _PAIRS.search(instruction.attributes)
     return Collective(
@@ -376,8 +425,8 @@ def _collective(
     )
 
 
-def _bits(dtype: str) -> int:
-    """Returns the bits of one element: those in the name, for most types."""
+def _element_bits(dtype: str) -> int:
+    """Returns the bits of one element, for most types the number in the name."""
     if dtype in _BITS:
         return _BITS[dtype]
     number = re.match(r"[fsu](\d+)", dtype)
@@ -386,7 +435,7 @@ def _bits(dtype: str) -> int:
     return int(number[1])
 
 
-def _text(compiled: Compiled) -> str:
+def _read_text(compiled: Compiled) -> str:
     text = compiled.as_text()
     if text is None:
         raise UnsupportedOp("this backend gives no text of a compiled program")

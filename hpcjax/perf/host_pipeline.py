@@ -1,39 +1,40 @@
-"""A pipeline's schedule run by processes: each does its own ops as messages arrive.
+"""Runs a pipeline schedule with one process per device, as messages arrive.
 
-Nothing is compiled across devices, so a device that waits is free: what fills its
-bubbles runs until the message that it waits for is there.
+In one SPMD program every device would wait for the slowest at each communication. Here
+no program spans devices: while a device waits for a message, it is in a bubble of the
+pipeline and works on K-FAC tasks.
 
 References:
   Osawa, Li and Hoefler, PipeFisher, MLSys 2023, section 3.2.
 """
 
 import collections
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcjax.core.errors import HpcjaxError
-from hpcjax.hostcomm.channels import Channel, Message
-from hpcjax.perf.kfac_work import Task
-from hpcjax.perf.timelines import Bar
+from hpcjax.core.errors import HpcjaxError, ProcessLost
+from hpcjax.cost.kfac_work import Task
+from hpcjax.cost.timelines import Bar
+from hpcjax.hostcomm import Tag, Transport
 from hpcjax.sharding.schedules import Op, Schedule
 
 Work = Op | Task
 Row = Sequence[Work]
-_FLUSH = "flush"
 
 
-class Ran(NamedTuple):
-    """A piece of work with the seconds at which it began and ended.
+class WorkSpan(NamedTuple):
+    """A piece of work that was done, with its times.
 
     Attributes:
-      step: from 0.
-      start: on a clock that all processes share.
-      end: on the same.
-      work: what was done.
+      step: of the training, from 0.
+      start: seconds on a clock that all processes share.
+      end: seconds on the same clock.
+      work: the op or task.
     """
 
     step: int
@@ -44,12 +45,14 @@ class Ran(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceWork:
-    """What a device does, apart from waiting; nothing returns before it is done.
+    """Functions that do a device's work; each must return only when it is done.
 
     Attributes:
-      run_op: `(op, received) -> result`, both None where nothing is sent.
-      run_task: does a task of K-FAC.
-      flush: `(step)`, after all passes of a step.
+      run_op: `(op, received) -> result`. `received` is the array from the device that
+        `op` depends on, None if that is this device. The result is sent to the devices
+        that need it, and may be None if none does.
+      run_task: does a K-FAC task.
+      flush: `(step)`; called when all devices have finished the ops of a step.
     """
 
     run_op: Callable[[Op, np.ndarray | None], np.ndarray | None]
@@ -61,46 +64,45 @@ class HostPipeline:
     """One device of a pipeline, in a process of its own.
 
     Attributes:
-      ran: ops and tasks of all steps, in order.
+      spans: the ops and tasks of all steps so far, in order.
       steps: seconds at which each step began and ended here, flush included.
     """
 
     def __init__(
         self,
         schedule: Schedule,
-        device: int,
-        links: Mapping[int, Channel],
+        transport: Transport,
         work: DeviceWork,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Connects a device.
+        """Makes this rank the device of its number.
 
         Args:
           schedule: of all devices.
-          device: which one this is.
-          links: to the others.
+          transport: ours.
           work: what its ops do.
           clock: seconds; must be the same for all processes.
         """
-        self._schedule, self._device, self._links = schedule, device, links
+        self._schedule, self._transport = schedule, transport
         self._work, self._clock = work, clock
+        self._device = transport.rank
+        self._others = [r for r in range(transport.size) if r != transport.rank]
         self._users: dict[Op, set[int]] = collections.defaultdict(set)
         for order in schedule.orders:
             for op in order:
                 for need in schedule.needs(op):
-                    if need.device == device != op.device:
+                    if need.device == self._device != op.device:
                         self._users[need].add(op.device)
-        self._arrived: dict[tuple, Message] = {}
-        self.ran: list[Ran] = []
+        self.spans: list[WorkSpan] = []
         self.steps: list[tuple[float, float]] = []
 
     def step(self, number: int, row: Row) -> None:
-        """Does one step, in order, and its flush, for which all devices wait.
+        """Runs the ops and tasks of one step and its flush, for which all devices wait.
 
-        A task begins in a bubble, unless what the device waits for is there; one that
-        was planned for a bubble that is over waits for the next one of the step. What
-        is left after the last op runs then.
+        Ops run in the given order. A task runs when the next op still waits for a
+        message; a task whose planned bubble is over waits for the step's next bubble.
+        Tasks that remain after the last op run before the flush.
 
         Args:
           number: of the step, from 0.
@@ -109,120 +111,124 @@ class HostPipeline:
         Raises:
           ProcessLost: another device's process has ended or hangs.
         """
-        began = self._clock()
+        start = self._clock()
         tasks: collections.deque[Task] = collections.deque()
-        for each in row:
-            if isinstance(each, Task):
-                tasks.append(each)
+        for work in row:
+            if isinstance(work, Task):
+                tasks.append(work)
             else:
-                self._op(number, each, tasks)
-        flush = Message(_FLUSH, {"key": [number]})
-        for link in self._links.values():
-            link.send(flush)
+                self._run_op(number, work, tasks)
+        flush = Tag("flush", number)
+        for other in self._others:
+            self._transport.send(other, flush, np.zeros(0))
         for task in tasks:
-            self._task(number, task)
-        for other, link in self._links.items():
-            self._receive(link, (_FLUSH, other, number), f"the end of step {number}")
+            self._run_task(number, task)
+        for other in self._others:
+            with _naming(f"the end of step {number}"):
+                self._transport.receive(other, flush)
         self._work.flush(number)
-        self.steps.append((began, self._clock()))
+        self.steps.append((start, self._clock()))
 
-    def _op(self, number: int, op: Op, tasks: collections.deque[Task]) -> None:
+    def _run_op(self, number: int, op: Op, tasks: collections.deque[Task]) -> None:
         received = None
         for need in self._schedule.needs(op):
             if need.device != self._device:
-                link = self._links[need.device]
-                key = ("result", need.device, number, *need)
-                while tasks and not self._here(link, key):
-                    self._task(number, tasks.popleft())
-                received = self._receive(link, key, str(need)).arrays["x"]
+                with _naming(str(need)):
+                    coming = self._transport.irecv(need.device, _result(number, need))
+                    while tasks and not coming.test():
+                        self._run_task(number, tasks.popleft())
+                    received = coming.wait()
         start = self._clock()
-        made = self._work.run_op(op, received)
-        self.ran.append(Ran(number, start, self._clock(), op))
+        result = self._work.run_op(op, received)
+        self.spans.append(WorkSpan(number, start, self._clock(), op))
         for device in self._users[op]:
-            if made is None:
+            if result is None:
                 raise HpcjaxError(f"{op} has no result, device {device} needs it")
-            message = Message("result", {"key": [number, *op]}, {"x": made})
-            self._links[device].send(message)
+            self._transport.send(device, _result(number, op), result)
 
-    def _task(self, number: int, task: Task) -> None:
+    def _run_task(self, number: int, task: Task) -> None:
         start = self._clock()
         self._work.run_task(task)
-        self.ran.append(Ran(number, start, self._clock(), task))
-
-    def _here(self, link: Channel, key: tuple) -> bool:
-        while link.arrived():
-            self._take(link, "anything")
-        return key in self._arrived
-
-    def _receive(self, link: Channel, key: tuple, what: str) -> Message:
-        while key not in self._arrived:
-            self._take(link, what)
-        return self._arrived.pop(key)
-
-    def _take(self, link: Channel, what: str) -> None:
-        message = link.receive(what)
-        other = next(rank for rank, each in self._links.items() if each is link)
-        self._arrived[message.name, other, *message.options["key"]] = message
+        self.spans.append(WorkSpan(number, start, self._clock(), task))
 
 
-def check_work(ran: Sequence[Ran], rows: Sequence[Row], steps: int) -> None:
-    """Checks that a device has done what it had to, in every step, and no more.
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Says in a ProcessLost what was waited for."""
+    try:
+        yield
+    except ProcessLost as error:
+        raise ProcessLost(f"{error}; {what} was waited for") from None
+
+
+def _result(number: int, op: Op) -> Tag:
+    """Returns what the result of an op is sent with."""
+    return Tag(str(op), number)
+
+
+def check_work(spans: Sequence[WorkSpan], rows: Sequence[Row], steps: int) -> None:
+    """Checks that a device did exactly the planned work in every step.
 
     Args:
-      ran: what it did.
-      rows: of a refresh, over and over again.
-      steps: how many steps there were.
+      spans: what the device did.
+      rows: planned ops and tasks of each step of a refresh; step t has row
+        t mod `len(rows)`.
+      steps: number of steps.
 
     Raises:
       HpcjaxError: names the first work that was left out or done too often.
     """
-    asked = collections.Counter(
+    planned = collections.Counter(
         (step, work) for step in range(steps) for work in rows[step % len(rows)]
     )
-    done = collections.Counter((each.step, each.work) for each in ran)
-    for step, work in (*asked, *done):
-        if (found := done[step, work]) != (wanted := asked[step, work]):
+    done = collections.Counter((span.step, span.work) for span in spans)
+    for step, work in (*planned, *done):
+        if (count := done[step, work]) != (wanted := planned[step, work]):
             raise HpcjaxError(
-                f"in step {step} {work} ran {found} times instead of {wanted}"
+                f"in step {step} {work} ran {count} times instead of {wanted}"
             )
 
 
 def busy_share(
-    ran: Sequence[Sequence[Ran]], begin: float, end: float, *, without: Row = ()
+    spans: Sequence[Sequence[WorkSpan]],
+    begin: float,
+    end: float,
+    *,
+    without: Row = (),
 ) -> float:
-    """Returns the share of a time that devices computed, mean over them.
+    """Returns the mean over devices of the share of the time that they computed.
 
     Args:
-      ran: of each device, all between `begin` and `end`.
-      begin: seconds.
-      end: seconds.
-      without: work that does not count, such as what fits into no bubble.
+      spans: of each device, all between `begin` and `end`.
+      begin: start of that time, in seconds.
+      end: its end, in seconds.
+      without: work that does not count, such as tasks that fit into no bubble.
 
     Examples:
       >>> op = Op(0, "F", 0, 0)
-      >>> busy_share([[Ran(0, 1.0, 2.0, op)], []], 1.0, 3.0)
+      >>> busy_share([[WorkSpan(0, 1.0, 2.0, op)], []], 1.0, 3.0)
       0.25
     """
-    left_out = set(without)
+    excluded = set(without)
     busy = sum(
-        each.end - each.start
-        for row in ran
-        for each in row
-        if each.work not in left_out
+        span.end - span.start
+        for row in spans
+        for span in row
+        if span.work not in excluded
     )
-    return busy / (len(ran) * (end - begin))
+    return busy / (len(spans) * (end - begin))
 
 
-def ran_bars(ran: Sequence[Ran], begin: float) -> tuple[Bar, ...]:
-    """Returns what is drawn of it: milliseconds from `begin` on."""
+def work_bars(spans: Sequence[WorkSpan], begin: float) -> tuple[Bar, ...]:
+    """Returns spans as bars to draw, in milliseconds from `begin` on."""
     return tuple(
         Bar(
-            each.work.device,
-            1e3 * (each.start - begin),
-            1e3 * (each.end - begin),
-            each.work.kind,
+            span.work.device,
+            1e3 * (span.start - begin),
+            1e3 * (span.end - begin),
+            span.work.kind,
         )
-        for each in ran
+        for span in spans
     )
 
 
@@ -237,6 +243,6 @@ def work_to_json(work: Work) -> list[Any]:
 
 
 def work_from_json(values: Sequence[Any]) -> Work:
-    """Returns what `work_to_json` was given."""
+    """Returns the op or task that `work_to_json` encoded."""
     kind, *fields = values
     return Op(*fields) if kind == "Op" else Task(*fields)

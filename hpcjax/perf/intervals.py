@@ -1,4 +1,7 @@
-"""The median of few measurements, and how well it is known; imports no JAX."""
+"""Medians of small samples with bootstrap intervals; imports no JAX.
+
+A run that never reached its target enters a sample as infinity.
+"""
 
 import numpy as np
 
@@ -22,11 +25,20 @@ def bootstrap_median(
 ) -> tuple[float, float]:
     """Returns the percentile bootstrap interval of the median of a 1-D sample.
 
-    scipy's bootstrap makes NaN of infinite values; here what never ended keeps its
-    place at the slow end.
+    scipy's bootstrap returns NaN if the sample holds infinities; here they sort after
+    every finite value, so that an end of the interval may itself be infinite.
+
+    Args:
+      sample: `[count]`.
+      confidence: share of the resampled medians inside the interval.
+      seed: of the resampling.
+
+    Returns:
+      The lower and upper end.
     """
     rng = np.random.Generator(np.random.Philox(seed))
     medians = np.sort(median(rng.choice(sample, size=(DRAWS, len(sample)))))
     tail = (1 - confidence) / 2
+    # Order statistics, not interpolated quantiles: inf - inf would be NaN.
     last = DRAWS - 1
     return float(medians[int(tail * last)]), float(medians[int((1 - tail) * last)])

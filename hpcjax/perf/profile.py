@@ -1,4 +1,4 @@
-"""Where a program's time goes, by the compiler's operations."""
+"""The time of a compiled program by kind of operation, from a profile."""
 
 import collections
 import pathlib
@@ -9,22 +9,26 @@ from typing import Any
 
 import jax
 
-# "loop_add_fusion.3.clone.1" -> "loop_add_fusion"
-_NUMBER = re.compile(r"(\.(\d+|clone))+$")
+# Instances of an operation differ in their suffix: "loop_add_fusion.3.clone.1".
+_INSTANCE = re.compile(r"(\.(\d+|clone))+$")
 
 
 def seconds_by_operation(
     thunk: Callable[[], Any], *, calls: int = 3
 ) -> dict[str, float]:
-    """Profiles calls and returns the seconds of each kind of operation in one of them.
+    """Profiles a thunk and returns the seconds of each kind of operation in one call.
 
-    Operations are those of the compiled program, such as "loop_add_fusion" or
-    "custom-call", numbers taken off; largest first. On several cores or streams the sum
-    may be more than the time that passes.
+    Operations that run at the same time, on several cores or streams, each count in
+    full, so that the sum may exceed the elapsed time.
 
     Args:
-      thunk: returns what to wait for; called once before, so that nothing compiles.
-      calls: how many are profiled.
+      thunk: returns the arrays to wait for. It is called once before the profile, so
+        that no compilation is profiled.
+      calls: number of profiled calls; the seconds are their mean.
+
+    Returns:
+      Seconds by the name of an HLO operation without its number, such as
+      "loop_add_fusion" or "custom-call"; longest first.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -34,7 +38,7 @@ def seconds_by_operation(
       True
     """
     jax.block_until_ready(thunk())
-    found: collections.Counter[str] = collections.Counter()
+    seconds: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(calls):
@@ -43,8 +47,10 @@ def seconds_by_operation(
             for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
                 for line in plane.lines:
                     for event in line.events:
+                        # Only executed HLO operations have this statistic; events of
+                        # the Python and runtime threads do not.
                         operation = dict(event.stats).get("hlo_op")
                         if operation and event.duration_ns:
-                            name = _NUMBER.sub("", str(operation))
-                            found[name] += event.duration_ns * 1e-9 / calls
-    return dict(found.most_common())
+                            name = _INSTANCE.sub("", str(operation))
+                            seconds[name] += event.duration_ns * 1e-9 / calls
+    return dict(seconds.most_common())

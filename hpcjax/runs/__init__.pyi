@@ -6,6 +6,7 @@ from .config import diff as diff
 from .config import digest as digest
 from .config import from_json as from_json
 from .config import to_json as to_json
+from .context import Context as Context
 from .difference import Difference as Difference
 from .difference import compare_runs as compare_runs
 from .directory import RunDirectory as RunDirectory
@@ -26,11 +27,15 @@ from .overrides import parse as parse
 from .plan import Plan as Plan
 from .plan import plan_run as plan_run
 from .plan import render_plan as render_plan
+from .processes import in_processes as in_processes
 from .render import render_table as render_table
 from .report import write_report as write_report
+from .results import Dataset as Dataset
 from .tables import Claim as Claim
 from .tables import Runs as Runs
 from .tables import Table as Table
 from .tables import TableResult as TableResult
 from .tables import Tier as Tier
+from .tables import grid as grid
 from .targets import time_to_target as time_to_target
+from .targets import time_to_targets as time_to_targets

@@ -1,4 +1,4 @@
-"""Whether everything a run directory holds can be read and agrees; changes nothing."""
+"""Checking that a run directory can be read and is consistent; changes nothing."""
 
 import contextlib
 import dataclasses
@@ -13,8 +13,10 @@ from rich.text import Text
 
 from hpcjax.core import files
 from hpcjax.core.errors import CheckpointCorrupt, DataFormatError
+from hpcjax.hostcomm import load_trace
 from hpcjax.runs import config as configs
 from hpcjax.runs import directory, discover, lock, results, show
+from hpcjax.runs.directory import WORKERS
 
 Verdict = Literal["ok", "note", "foreign", "bad"]
 _CHECKPOINTS = "checkpoints"
@@ -24,14 +26,13 @@ _TRUSTED = "no manifest: was loaded with --trust"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one part of a run directory turned out to be.
+    """The result of checking one part of a run directory.
 
     Attributes:
       part: file or checkpoint, as a path inside the run directory.
-      verdict: `foreign` is a checkpoint without a manifest, of which nothing can be
-        verified, in a run that `--trust` was given for; a `note` is worth knowing and
-        no damage.
-      detail: what is in it, or what is wrong.
+      verdict: `bad` for damage; `foreign` for a checkpoint without a manifest, which
+        cannot be verified, in a run with `--trust`; `note` for what is worth knowing.
+      detail: what it contains, or what is wrong.
     """
 
     part: str
@@ -42,11 +43,11 @@ class Finding:
 def verify(run_id: str, *, root: pathlib.Path | None = None) -> list[Finding]:
     """Reads everything that a run directory holds.
 
-    Every record, the whole result and every array of every checkpoint are read;
-    checkpoints are compared with their manifests, the config with the digest of what
-    was run, the records with the newest checkpoint; a run that is done must have all of
-    them up to the last step of its result. Result and records have no checksum: a
-    number in them that was changed into another one is not noticed.
+    It reads all records, the whole result and all arrays of all checkpoints.
+    Checkpoints are compared with their manifests, the config with the recorded digest,
+    and the records with the newest checkpoint; a run that is done must have records up
+    to the last step of its result. Results and records have no checksums, so that a
+    number that was changed to another one is not noticed.
 
     Args:
       run_id: the folder's name, or its last six digits where they are unique.
@@ -63,20 +64,21 @@ def verify(run_id: str, *, root: pathlib.Path | None = None) -> list[Finding]:
     """
     root = root or pathlib.Path.cwd()
     run = _open(root, run_id)
-    found = [
+    findings = [
         _look("config.json", lambda: _config(run, root)),
         _look("provenance.json", lambda: _provenance(run)),
         _look("metrics.jsonl", lambda: _metrics(run)),
         _look("status", lambda: _status(run)),
         _look("result.nc", lambda: _result(run)),
     ]
-    return [*found, *_checkpoints(run), *_others(run, {f.part for f in found})]
+    findings += [*_checkpoints(run), *_traces(run), *_workers(run)]
+    return [*findings, *_others(run, {f.part for f in findings})]
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
     """Returns 5 when a checkpoint is bad, 3 when only other files are, else 0."""
     bad = [f.part for f in findings if f.verdict == "bad"]
-    if any(part.startswith(_CHECKPOINTS) for part in bad):
+    if any(_CHECKPOINTS in pathlib.PurePath(part).parts for part in bad):
         return CheckpointCorrupt.exit_code
     return DataFormatError.exit_code if bad else 0
 
@@ -90,24 +92,24 @@ def render(findings: Sequence[Finding]) -> RenderableType:
 
 
 def _open(root: pathlib.Path, run_id: str) -> directory.RunDirectory:
-    """Opens also a folder whose config is gone: that is to be told, not refused."""
+    """Opens a run's folder, also without a config, which is then a finding."""
     path = files.inside(root, "runs", run_id)
     known = path.is_dir()
     return directory.RunDirectory(path) if known else directory.open_run(root, run_id)
 
 
 def _look(part: str, read: Callable[[], str | Finding]) -> Finding:
-    """Returns what `read` tells, or as `bad` what it raises."""
+    """Returns the finding of `read`, or one that is `bad` with the error it raises."""
     try:
-        told = read()
+        finding = read()
     except Exception as error:  # whatever a reader makes of damaged bytes
         lines = str(error).splitlines() or [""]
         known = isinstance(error, ValueError | OSError)
         kind = "" if known and lines[0] else f"{type(error).__name__}: "
         return Finding(part=part, verdict="bad", detail=kind + lines[0])
-    if isinstance(told, Finding):
-        return told
-    return Finding(part=part, verdict="ok", detail=told)
+    if isinstance(finding, Finding):
+        return finding
+    return Finding(part=part, verdict="ok", detail=finding)
 
 
 def _word(run: directory.RunDirectory) -> str:
@@ -132,7 +134,8 @@ def _provenance(run: directory.RunDirectory) -> str | Finding:
     digest, ran = configs.digest_json(run.read_config()), sessions[-1]
     if ran.get("config_digest", digest) != digest:
         text = f"of config {ran['config_digest']}, and config.json is {digest}"
-        # Killed as it resumed with other steps, it has not written its session yet.
+        # If it was resumed with other steps and killed at once, config.json is new and
+        # the session not yet written.
         return Finding(part=part, verdict="bad" if ended else "note", detail=text)
     return f"sessions: {len(sessions)}, commit {', '.join(commits)}"
 
@@ -161,9 +164,10 @@ def _metrics(run: directory.RunDirectory) -> str | Finding:
 
 
 def _history(run: directory.RunDirectory) -> xr.Dataset:
-    """Returns the result of a run that is done, if that is the history of a training.
+    """Returns the result of a run that is done, if it is the history of a training.
 
-    An empty dataset without one, or where it cannot be read: that is told of the file.
+    Otherwise, or if it cannot be read, which is a finding about the file, the dataset
+    is empty.
     """
     with contextlib.suppress(OSError, ValueError):
         dataset = results.read(run.path / "result.nc")
@@ -207,7 +211,7 @@ def _result(run: directory.RunDirectory) -> str:
 def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
     folder, history = run.path / _CHECKPOINTS, _history(run)
     last = _steps(history)
-    # Our loop compiles, and always saves the last step.
+    # A compile time tells that it was our loop, which always saves the last step.
     if run.steps_taken() < last and float(history["compile_seconds"]) > 0:
         text = "missing, and the status is done"
         yield Finding(part=f"{_CHECKPOINTS}/{last}", verdict="bad", detail=text)
@@ -235,6 +239,22 @@ def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
             yield Finding(part=part, verdict="note", detail=_leftover(run, name))
 
 
+def _traces(run: directory.RunDirectory) -> Iterator[Finding]:
+    """Yields what is to be said of the traces of workers in processes."""
+    for path in sorted(run.path.glob("trace-*")):
+        yield _look(path.name, lambda path=path: f"{load_trace(path).steps} steps")
+
+
+def _workers(run: directory.RunDirectory) -> Iterator[Finding]:
+    """Yields the findings of each worker in a process, whose folder is like a run's."""
+    for folder in sorted((run.path / WORKERS).glob("*")):
+        own = directory.RunDirectory(folder)
+        records = _look("metrics.jsonl", lambda own=own: _metrics(own))
+        for finding in (records, *_checkpoints(own), *_traces(own)):
+            part = f"{WORKERS}/{folder.name}/{finding.part}"
+            yield dataclasses.replace(finding, part=part)
+
+
 def _trusted(run: directory.RunDirectory) -> bool:
     with contextlib.suppress(DataFormatError):
         return any(session.get("trusted") for session in run.sessions())
@@ -244,7 +264,7 @@ def _trusted(run: directory.RunDirectory) -> bool:
 def _others(run: directory.RunDirectory, known: set[str]) -> Iterator[Finding]:
     for path in sorted(run.path.iterdir()):
         name = path.name
-        if name in known or (name == _CHECKPOINTS and path.is_dir()):
+        if name in known or (name in (_CHECKPOINTS, WORKERS) and path.is_dir()):
             continue
         if name.startswith("log.") and path.suffix == ".txt":
             yield _look(name, lambda path=path: _lines(path))

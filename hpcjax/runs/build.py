@@ -1,4 +1,4 @@
-"""Makes a table: runs what is missing, assembles, judges, compares, records."""
+"""Making a table: running what is missing, assembling, judging, comparing."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ from hpcjax.runs.tables import Runs, Table, TableResult, Tier, judge
 
 log = logging.getLogger(__name__)
 
-# How far the times of one machine, shared with others, are from each other.
+# Times measured twice on a machine shared with others may differ by this factor.
 _SLACK = 2
 
 
@@ -39,8 +39,8 @@ def build_table(
 ) -> TableResult:
     """Makes one table on one tier.
 
-    A run whose config is unchanged and that has finished under `root` is used again. A
-    run that diverges has finished too: its row shows what it reached before.
+    A finished run under `root` with the same config is used again. A run that diverges
+    counts as finished; its row shows what it reached before.
 
     Args:
       table_id: `<paper>/<table>`.
@@ -50,7 +50,7 @@ def build_table(
       record: write the result beside the table's definition, to be committed.
       fresh: run everything again.
       progress: show the runs' progress.
-      run_missing: False makes a run that has not finished an error.
+      run_missing: False raises RunMissing instead of running what has not finished.
 
     Returns:
       The table with its verdicts.
@@ -58,13 +58,13 @@ def build_table(
     Raises:
       ConfigError: no such table or tier.
       RunMissing: with `run_missing=False`.
-      Diverged: every trial of a row's tuning did, or every run of the baseline.
+      Diverged: all trials of a row's tuning did, or all runs of the baseline.
     """
     root = root or pathlib.Path.cwd()
-    found = discover.find_tables(root)
-    if table_id not in found:
-        raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, found)}")
-    table = found[table_id]
+    tables = discover.find_tables(root)
+    if table_id not in tables:
+        raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, tables)}")
+    table = tables[table_id]
     maker = _Maker(root, table.tier(tier), fresh, progress, run_missing)
     committed = committed_path(table, tier, root)
     old = committed_cells(table, tier, root) if check else None
@@ -86,14 +86,14 @@ def build_table(
 
 
 def committed_path(table: Table, tier: str, root: pathlib.Path) -> pathlib.Path:
-    """Returns where the committed result of a table is, or is to be written."""
+    """Returns the path of a table's committed result, which may not exist."""
     paper, name = table.id.split("/")
     folder = discover.experiment_folder(paper, root)
     return folder / "results" / f"{name}.{tier}.json"
 
 
 def to_json(result: TableResult) -> dict[str, Any]:
-    """Returns what is committed of a table: cells, verdicts, runs and provenance."""
+    """Returns a table's cells, verdicts, runs and provenance, to be committed."""
     return {
         "table": result.table.id,
         "tier": result.tier,
@@ -138,18 +138,17 @@ def compare(
 ) -> tuple[str, ...]:
     """Returns how a table differs from its committed result.
 
-    A cell with a committed interval must lie inside it, any other must be equal to six
-    digits. Columns that end in `seconds` and have no interval are not compared: no two
-    runs take the same time.
+    A cell with a committed interval must lie within it; others must be equal to six
+    digits. Columns whose names end in `seconds` and that have no interval are not
+    compared, as no two runs take the same time.
 
-    Of a benchmark only times are compared, see `Table.times`: they must be within a
-    factor of 2 of the committed ones, or of their intervals. The rest is for its claims
-    to judge.
+    Of benchmarks only the times are compared, see `Table.times`. They must be within a
+    factor of 2 of the committed values or intervals. Other columns are left to claims.
 
     Args:
-      dataset: the table as it was made.
-      old: `cells` of the committed one.
-      table: what both are.
+      dataset: the table that was made.
+      old: the `cells` of the committed one.
+      table: the definition of both.
     """
     new = _cells(dataset)
     differences = [
@@ -175,7 +174,7 @@ def compare(
 
 
 def _far(now: Any, low: Any, high: Any) -> bool:
-    """Says whether a time is not within a factor of an interval."""
+    """Returns whether a time is not within a factor `_SLACK` of an interval."""
     now, low, high = (words.number(each) for each in (now, low, high))
     if not all(math.isfinite(each) for each in (now, low, high)):
         return words.plain(now) != words.plain(low)
@@ -189,7 +188,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _cells(dataset: xr.Dataset) -> dict[str, Any]:
-    """Returns `{"row.column": value}`; further dimensions join the row by `|`."""
+    """Returns `{"row.column": value}`, labels of further dimensions joined by `|`."""
     cells = {}
     for column, values in dataset.data_vars.items():
         stacked = (
@@ -199,14 +198,14 @@ def _cells(dataset: xr.Dataset) -> dict[str, Any]:
         )
         for place, value in zip(stacked["cell"].values, stacked.values, strict=True):
             names = place if isinstance(place, tuple) else (place,)
-            # Texts of pandas are Python's.
+            # Texts are Python's own, numbers NumPy's.
             plain = value.item() if isinstance(value, np.generic) else value
             cells["|".join(map(str, names)) + f".{column}"] = words.plain(plain)
     return cells
 
 
 def read_run(run: directory.RunDirectory) -> xr.Dataset:
-    """Returns a run's result; of one that diverged, the history up to there.
+    """Returns a run's result; if it diverged, its history until then.
 
     Raises:
       ConfigError: the run has not ended.
@@ -218,7 +217,7 @@ def read_run(run: directory.RunDirectory) -> xr.Dataset:
 
 
 class _Maker:
-    """Makes the rows of one tier, remembering which runs and tuned values were used."""
+    """Makes the rows of a tier, and collects the runs and tuned values it used."""
 
     def __init__(
         self,
@@ -237,14 +236,16 @@ class _Maker:
         """Returns the runs of one row, joined along `seed`."""
         runs = self.tier.runs[name]
         chosen = self.tune(name)
-        made = {
+        by_seed = {
             seed: self.once(name, runs, {**chosen, "seed": str(seed)})
             for seed in runs.seeds
         }
-        return results.over_seeds({seed: read_run(run) for seed, run in made.items()})
+        return results.over_seeds(
+            {seed: read_run(run) for seed, run in by_seed.items()}
+        )
 
     def tune(self, name: str) -> dict[str, str]:
-        """Returns the values that the row's grid, or the row it is like, settled on."""
+        """Returns the tuned values of a row, or of the row whose values it uses."""
         runs = self.tier.runs[name]
         if runs.like is not None:
             tuned = self.tune(runs.like)
@@ -283,7 +284,7 @@ class _Maker:
         *,
         tuning: bool = False,
     ) -> directory.RunDirectory:
-        """Returns one run that has ended well or diverged, from disk if it is there."""
+        """Returns a run that has finished or diverged, an existing one if possible."""
         merged = {**runs.overrides, **overrides}
         digest = configs.digest(discover.load(runs.config, merged, self.root).config)
         if not self.run_missing and not self.has_ended(digest):
@@ -311,7 +312,7 @@ class _Maker:
         return run
 
     def has_ended(self, digest: str) -> bool:
-        """Says whether there is a run of a config that need not be run again."""
+        """Returns whether there is a run of a config that has finished or diverged."""
         ends = ("done", "diverged")
         devices = self.tier.devices
         return directory.find_run(self.root, digest, ends, devices=devices) is not None

@@ -1,4 +1,4 @@
-"""The command `hpcjax`: finds the subcommand, turns errors into exit statuses."""
+"""The command `hpcjax`: runs a subcommand and turns errors into exit statuses."""
 
 import inspect
 import os
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         show.console(stderr=True).print("interrupted")
         return 130
     except BrokenPipeError:
-        # Whoever read our output has left; the interpreter flushes once more at exit.
+        # The reader of a pipe has closed it; the interpreter flushes stdout once more
+        # at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -78,7 +79,7 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _overrides_last(args: list[str]) -> list[str]:
-    """Moves `key=value` behind everything else: tyro wants them in one place."""
+    """Moves `key=value` arguments to the end, as tyro wants them in one place."""
     changes = [arg for arg in args if _OVERRIDE.match(arg)]
     return [arg for arg in args if not _OVERRIDE.match(arg)] + changes
 
@@ -90,19 +91,19 @@ def _as_overrides(args: list[str]) -> list[str]:
     options = inspect.signature(COMMANDS[args[0]]).parameters
     if "overrides" not in options:
         return args
-    found, rest = args[:1], args[1:]
+    parsed, rest = args[:1], args[1:]
     while rest:
         option, equals, value = rest[0].partition("=")
         key = option.removeprefix("--")
         known = key.replace("-", "_") in options or key == "help"
         if known or key == option or not _KEY.fullmatch(key):
-            found.append(rest.pop(0))
+            parsed.append(rest.pop(0))
         elif equals:
-            found.append(f"{key}={value}")
+            parsed.append(f"{key}={value}")
             rest.pop(0)
         elif len(rest) > 1 and not rest[1].startswith("--"):
-            found.append(f"{key}={rest[1]}")
+            parsed.append(f"{key}={rest[1]}")
             del rest[:2]
         else:
-            found.append(rest.pop(0))
-    return found
+            parsed.append(rest.pop(0))
+    return parsed

@@ -3,50 +3,31 @@
 Nothing here imports JAX before a config has been read and checked.
 """
 
-import contextlib
-import logging
-import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from hpcjax.core import environment
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import directory, discover, show
+from hpcjax.runs.command_options import (
+    HERE,
+    Config,
+    Data,
+    Devices,
+    Format,
+    Ids,
+    Overrides,
+    Root,
+    Run,
+    Side,
+    log_to_stderr,
+    prepare,
+)
 from hpcjax.runs.overrides import pairs
 from hpcjax.train.writers import WriterName
-
-Config = Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG")]]
-Overrides = Positional[
-    Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
-    ]
-]
-Ids = Positional[
-    Annotated[tuple[str, ...], tyro.conf.arg(metavar="ID", help_behavior_hint="")]
-]
-Run = Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
-Side = Positional[Annotated[str, tyro.conf.arg(metavar="RUN|CONFIG")]]
-Root = Annotated[
-    pathlib.Path,
-    tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: working directory)"),
-]
-Devices = Annotated[
-    int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1)")
-]
-Data = Annotated[
-    pathlib.Path | None,
-    tyro.conf.arg(
-        metavar="DIR",
-        help_behavior_hint="(default: HPCJAX_DATA, else <root>/.cache/data)",
-    ),
-]
-Format = Literal["rich", "md", "csv", "html", "latex"]
-
-_HERE = pathlib.Path()
 
 
 def list_(
@@ -54,15 +35,21 @@ def list_(
         Annotated[str | None, tyro.conf.arg(metavar="PAPER", help_behavior_hint="")]
     ] = None,
     *,
-    root: Root = _HERE,
+    parts: bool = False,
+    root: Root = HERE,
 ) -> int:
-    """List configs and tables.
+    """List configs and tables, or parts.
 
     Args:
       paper: only this paper's.
+      parts: list what a training config can combine instead.
       root: folder with further configs.
     """
     output = show.console()
+    if parts:
+        discover.activate(root)
+        output.print(show.list_parts())
+        return 0
     output.print(show.list_configs(discover.find_configs(root, paper)))
     tables = discover.find_tables(root)
     if paper is not None:
@@ -75,7 +62,7 @@ def show_(
     config: Config,
     overrides: Overrides = (),
     *,
-    root: Root = _HERE,
+    root: Root = HERE,
 ) -> int:
     """Show a config: keys, types, and what differs from its base.
 
@@ -85,8 +72,10 @@ def show_(
       root: folder with further configs.
     """
     loaded = discover.load(config, pairs(overrides), root)
-    entries = discover.find_configs(root)
-    entry = next((e for e in entries if e.name == loaded.name and not e.problem), None)
+    try:
+        entry, _ = discover.find(loaded.name, root)
+    except ConfigError:  # the config.json of a run whose config is gone
+        entry = None
     show.console().print(show.page(entry, loaded))
     return 0
 
@@ -107,7 +96,7 @@ def run(
     log: tyro.conf.UseAppendAction[tuple[WriterName, ...]] = (),
     trust: bool = False,
     quiet: bool = False,
-    root: Root = _HERE,
+    root: Root = HERE,
     data: Data = None,
 ) -> int:
     """Run a config.
@@ -131,7 +120,7 @@ def run(
       root: folder that holds runs/ and further configs.
       data: folder of data sets.
     """
-    _prepare(data, devices)
+    prepare(data, devices)
     changes = pairs(overrides)
     # The config is checked before anything is imported that starts JAX.
     title = discover.load(config, changes, root).title
@@ -148,7 +137,7 @@ def run(
         "trust": trust,
         "quiet": quiet,
     }
-    with _log_to_stderr(quiet):
+    with log_to_stderr(quiet):
         if processes or restart:
             count = processes or 1
             launch.launch(config, changes, processes=count, restart=restart, **options)
@@ -166,6 +155,7 @@ def _dry_run(
     root: pathlib.Path,
     devices: int | None,
 ) -> int:
+    """Prints what a run would take, without running it."""
     from hpcjax.runs import plan
 
     planned = plan.plan_run(config, changes, root=root, devices=devices)
@@ -202,7 +192,7 @@ def sweep(
     retry_failed: bool = False,
     plot: bool = False,
     quiet: bool = False,
-    root: Root = _HERE,
+    root: Root = HERE,
     data: Data = None,
 ) -> int:
     """Run a config under many overrides; run it again to go on with what is missing.
@@ -225,13 +215,13 @@ def sweep(
       root: folder that holds sweeps/, runs/ and further configs.
       data: folder of data sets.
     """
-    _prepare(data, None)
+    prepare(data, None)
     from hpcjax.runs import sweeps
 
     options = {"sampler": sampler, "trials": trials, "seed": seed, "by": by}
     given = {key: value for key, value in options.items() if value is not None}
     wanted, title = sweeps.find(config, pairs(overrides), root, name=name, **given)
-    with _log_to_stderr(quiet):
+    with log_to_stderr(quiet):
         result = sweeps.run_sweep(
             wanted,
             name=title,
@@ -256,7 +246,7 @@ def table(
     record: bool = False,
     format: Format = "rich",  # noqa: A002 - the name of the flag
     devices: Devices = None,
-    root: Root = _HERE,
+    root: Root = HERE,
     data: Data = None,
 ) -> int:
     """Make tables, running what is missing; exit status 1 if a claim fails.
@@ -273,10 +263,12 @@ def table(
       data: folder of data sets.
     """
     tables = discover.find_tables(root)
-    _known(ids, tables, "table")
+    _check_known(ids, tables, "table")
     wanted = max([tables[name].tier(tier).devices for name in ids], default=1)
-    _prepare(data, devices or (wanted if wanted > 1 else None))
-    return _build(ids, root, format, tier=tier, check=check, fresh=fresh, record=record)
+    prepare(data, devices or (wanted if wanted > 1 else None))
+    return _build_tables(
+        ids, root, format, tier=tier, check=check, fresh=fresh, record=record
+    )
 
 
 def bench(
@@ -285,7 +277,7 @@ def bench(
     tier: str = "cpu",
     check: bool = False,
     format: Format = "rich",  # noqa: A002 - the name of the flag
-    root: Root = _HERE,
+    root: Root = HERE,
     data: Data = None,
 ) -> int:
     """Measure again what the benchmark tables measure.
@@ -298,14 +290,14 @@ def bench(
       root: folder that holds runs/ and further experiments.
       data: folder of data sets.
     """
-    _prepare(data, None)
+    prepare(data, None)
     tables = discover.find_tables(root).items()
     benchmarks = {name: table for name, table in tables if table.benchmark}
     chosen = ids or tuple(k for k, table in benchmarks.items() if tier in table.tiers)
-    _known(chosen, benchmarks, "benchmark")
+    _check_known(chosen, benchmarks, "benchmark")
     if check and not ids:
-        chosen = _recorded(chosen, tier, root)
-    return _build(chosen, root, format, tier=tier, check=check, fresh=True)
+        chosen = _keep_recorded(chosen, tier, root)
+    return _build_tables(chosen, root, format, tier=tier, check=check, fresh=True)
 
 
 def report(
@@ -313,7 +305,7 @@ def report(
     *,
     path: pathlib.Path | None = None,
     tier: str = "cpu",
-    root: Root = _HERE,
+    root: Root = HERE,
 ) -> int:
     """Write one HTML page on tables, sweeps and runs.
 
@@ -330,7 +322,7 @@ def report(
     return 0
 
 
-def verify(run: Run, *, root: Root = _HERE) -> int:
+def verify(run: Run, *, root: Root = HERE) -> int:
     """Read all that a run has written; exit status 5 or 3 if something is damaged.
 
     Args:
@@ -344,7 +336,7 @@ def verify(run: Run, *, root: Root = _HERE) -> int:
     return _verify.exit_status(findings)
 
 
-def diff(old: Side, new: Side, *, root: Root = _HERE) -> int:
+def diff(old: Side, new: Side, *, root: Root = HERE) -> int:
     """Show how two runs or configs differ.
 
     Args:
@@ -364,7 +356,7 @@ def data(
     action: Positional[Literal["list", "fetch"]],
     names: Ids = (),
     *,
-    root: Root = _HERE,
+    root: Root = HERE,
     data: Data = None,
 ) -> int:
     """List data sets, or fetch some.
@@ -377,10 +369,10 @@ def data(
     """
     from hpcjax.data import _fetch, catalog
 
-    _prepare(data, None)
+    prepare(data, None)
     place = directory.data_root(root)
     if action == "list":
-        rows = catalog.listing(place)
+        rows = catalog.list_entries(place)
         columns = tuple(rows[0])
         output = show.frame(
             f"Data sets in {place}",
@@ -396,7 +388,7 @@ def data(
     return 0
 
 
-def doctor(*, root: Root = _HERE, data: Data = None) -> int:
+def doctor(*, root: Root = HERE, data: Data = None) -> int:
     """Say what works on this machine; exit status 1 if something needed does not.
 
     Args:
@@ -405,49 +397,14 @@ def doctor(*, root: Root = _HERE, data: Data = None) -> int:
     """
     from hpcjax.runs import doctor as examination
 
-    _prepare(data, None)
+    prepare(data, None)
     checks = examination.examine(root)
     show.console().print(examination.render(checks))
     return 0 if examination.healthy(checks) else 1
 
 
-def _prepare(data: pathlib.Path | None, devices: int | None) -> None:
-    """Sets what JAX and the experiments read from the environment when they start."""
-    if data is not None:
-        os.environ["HPCJAX_DATA"] = str(data)
-    if devices is None:
-        return
-    if devices < 1:
-        raise ConfigError(f"devices must be at least 1: got {devices}")
-    if not environment.simulates():
-        os.environ.update(environment.simulated(devices))
-
-
-@contextlib.contextmanager
-def _log_to_stderr(quiet: bool) -> Iterator[None]:
-    """Shows warnings, and unless `quiet` where the run lies, on standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.addFilter(
-        lambda record: (
-            record.levelno >= logging.WARNING
-            or (not quiet and record.name == directory.__name__)
-        )
-    )
-    logger = logging.getLogger("hpcjax")
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.propagate = propagate
-        logger.removeHandler(handler)
-
-
-def _known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -> None:
+def _check_known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -> None:
+    """Raises ConfigError if there are no ids, or an unknown one."""
     if not ids:
         raise ConfigError(f"name a {what}: {', '.join(allowed) or 'there is none'}")
     for name in ids:
@@ -455,8 +412,10 @@ def _known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -> None
             raise ConfigError(f"unknown {what} {name!r}{nearest(name, allowed)}")
 
 
-def _recorded(ids: Sequence[str], tier: str, root: pathlib.Path) -> tuple[str, ...]:
-    """Returns the tables with a committed result; says which have none."""
+def _keep_recorded(
+    ids: Sequence[str], tier: str, root: pathlib.Path
+) -> tuple[str, ...]:
+    """Returns the tables with a committed result; prints which have none."""
     from hpcjax.runs import build
 
     tables = discover.find_tables(root)
@@ -468,16 +427,19 @@ def _recorded(ids: Sequence[str], tier: str, root: pathlib.Path) -> tuple[str, .
     return tuple(name for name in ids if name not in without)
 
 
-def _build(ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any) -> int:
+def _build_tables(
+    ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any
+) -> int:
+    """Makes and prints tables; returns 1 if a claim or a comparison fails."""
     from hpcjax.runs import build, render
 
     if options["check"]:
         tables, tier = discover.find_tables(root), options["tier"]
         for name in ids:
-            # None is made if one cannot be compared.
+            # Raises before any table is made if one cannot be compared.
             build.committed_cells(tables[name], tier, root)
     passed = True
-    with _log_to_stderr(quiet=True):
+    with log_to_stderr(quiet=True):
         for name in ids:
             result = build.build_table(name, root=root, **options)
             printed = render.render_table(result, form)

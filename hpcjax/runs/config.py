@@ -1,4 +1,4 @@
-"""Configs as JSON, with type tags; read back checked, compared, fingerprinted."""
+"""Configs as JSON with type tags: writing, checked reading, comparing, hashing."""
 
 import dataclasses
 import hashlib
@@ -6,14 +6,13 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import overrides, values
-from hpcjax.train.config import TrainConfig
 
 CLASS, VALUES = "class", "values"
-_PACKAGES = ("configs", "experiments")
+_PACKAGES = ("configs", "experiments", "hpcjax")
 
 
 class _Absent:
@@ -47,9 +46,9 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(data: Any, cls: type | None = None) -> Any:
-    """Returns the config that `to_json` wrote, or that was written by hand.
+    """Returns the config that `to_json`, or a person, wrote as JSON.
 
-    Missing keys take their defaults; other keys of `data` are left to the caller.
+    Missing keys get their defaults. Other keys of `data` than these two are ignored.
 
     Args:
       data: `{"class": ..., "values": ...}`.
@@ -84,12 +83,12 @@ def _find_class(name: str) -> type:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"no module for the config's class {name!r}") from error
-    found = getattr(module, class_name, None) if colon else None
-    if not isinstance(found, type) or not dataclasses.is_dataclass(found):
+    cls = getattr(module, class_name, None) if colon else None
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         configs = filter(dataclasses.is_dataclass, vars(module).values())
         near = nearest(class_name, {type_.__qualname__ for type_ in configs})
         raise ConfigError(f"{module_name} has no config class {class_name!r}{near}")
-    return found
+    return cls
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -111,83 +110,61 @@ def flatten(config: Any) -> dict[str, Any]:
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Returns `{path: (old value, new value)}` where two configs differ.
 
-    A key that only one of them has is `ABSENT` in the other.
+    A key that only one of them has has the value `ABSENT` in the other.
     """
     before, after = flatten(old), flatten(new)
     pairs = {
         path: (before.get(path, ABSENT), after.get(path, ABSENT))
         for path in dict.fromkeys([*before, *after])
     }
-    return {path: pair for path, pair in pairs.items() if not values.same(*pair)}
+    return {path: pair for path, pair in pairs.items() if not values.are_equal(*pair)}
 
 
 def changes(base: Any, config: Any) -> dict[str, str]:
-    """Returns overrides, as on the command line, that make `config` of `base`.
+    """Returns the overrides, as on the command line, that turn `base` into `config`.
 
     Raises:
-      ConfigError: there are none: a chosen config has a field without a default, or a
-        value that differs cannot be written as text.
+      ConfigError: there are none, since a chosen config has a field without a default,
+        or a value cannot be written as text.
     """
-    found: dict[str, str] = {}
-    wanted = overrides.keys(config).values()
-    # Outer keys first: choosing a member sets every key below it.
-    for key in sorted(wanted, key=lambda key: key.path.count(".")):
+    changed: dict[str, str] = {}
+    target = overrides.keys(config).values()
+    # Outer keys first, since choosing a member resets all keys below it.
+    for key in sorted(target, key=lambda key: key.path.count(".")):
         held = flatten(base).get(key.path, ABSENT)
-        if key.settable and not values.same(held, key.value):
+        if key.settable and not values.are_equal(held, key.value):
             text = key.value if key.group else values.write(key.value, key.hint)
             base = overrides.parse(base, {key.path: text})
-            found[key.path] = text
-    return found
+            changed[key.path] = text
+    return changed
 
 
 def digest(config: Any) -> str:
-    """Returns 16 hex digits that equal configs, and only they, share."""
+    """Returns a fingerprint of 16 hex digits, which only equal configs share."""
     return digest_json(to_json(config))
 
 
 def digest_json(data: Mapping[str, Any]) -> str:
-    """Returns `digest` of a config already written as JSON; imports nothing."""
+    """Returns the `digest` of a config in JSON, without importing its class."""
     content = {name: data.get(name) for name in (CLASS, VALUES)}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check_seed(seed: int) -> None:
-    """Checks that parameters, data order and draws can be made from a seed.
+    """Checks a seed of parameters, data order and draws.
 
     Raises:
-      ConfigError: it is not an unsigned number of 32 bits.
+      ConfigError: it is not an unsigned 32-bit number.
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed must be at least 0 and less than 2**32: got {seed}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """A training run; an experiment's config adds data set, model and optimizer.
-
-    Attributes:
-      train: length, batch and intervals.
-      seed: of parameters, data order and draws.
-    """
-
-    resumable: ClassVar[tuple[str, ...]] = (
-        "train.steps",
-        "train.checkpoint_every",
-        "train.keep",
-    )
-
-    train: TrainConfig = TrainConfig()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-
-
 def check_resumable(old: Any, new: Any) -> None:
-    """Checks that a run of config `old` may go on with config `new`.
+    """Checks that a run of config `old` may be resumed with config `new`.
 
-    The experiment's config class lists in `resumable` which keys may change.
+    The attribute `resumable` of the config's class lists the keys that may change.
 
     Raises:
       ConfigError: any other key differs; lists old and new values.

@@ -1,15 +1,16 @@
-"""What an experiment receives besides its config."""
+"""The context in which an experiment runs: data, devices, directory."""
 
 import contextlib
 import pathlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hpcjax.runs import results
 from hpcjax.runs.directory import RunDirectory
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
-from hpcjax.train.recorder import Joined, Recorder
+from hpcjax.train.recorder import Recorder, TeeRecorder
 from hpcjax.train.watchdog import PROGRESS, Watchdog
 from hpcjax.train.writers import open_writers
 
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
 
     from hpcjax import train
 
+_LOOK = 0.5  # seconds between looks at what other processes have written
+
 
 class Context:
-    """The surroundings of one run: its data, its devices and its directory.
+    """What an experiment receives besides its config.
 
     Attributes:
       data_root: folder below which data sets lie.
       mesh: devices, one axis "data".
-      directory: where the run writes.
-      trained: the state that the last training ended in; None before.
+      directory: the run's directory.
+      trained: the last state of the last training; None before there was one.
     """
 
     def __init__(
@@ -52,43 +55,62 @@ class Context:
         self.trained: train.TrainState | None = None
 
     def record(self, step: int, **figures: float) -> None:
-        """Keeps figures of a run that does not train, and shows how far it is.
+        """Records figures of an experiment that does not train, and shows its progress.
 
         Args:
           step: 1, 2, …
           **figures: by name.
         """
         if self._recorder is None:
-            self._recorder = Joined(self.directory.metrics(), self._progress)
+            self._recorder = TeeRecorder(self.directory.metrics(), self._progress)
             self._recorder.rewind(0)
         self._recorder.write({"step": step, **figures})
 
+    @contextlib.contextmanager
+    def follow(self) -> Iterator[None]:
+        """Shows how far other processes are that write this run's records."""
+        end = threading.Event()
+        watching = threading.Thread(target=self._follow, args=(end,), daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            end.set()
+            watching.join()
+
+    def _follow(self, end: threading.Event) -> None:
+        ended = False
+        while not ended:
+            ended = end.wait(_LOOK)
+            for record in self.directory.newest_records():
+                self._progress.write(record)
+
     def say(self, text: str) -> None:
-        """Prints what a user wants to read on standard output, such as a text made."""
+        """Prints a result for the user on standard output, such as a generated text."""
         self._progress.say(text)
 
     def train(
         self, task: "train.Task", config: "train.TrainConfig", *, seed: int
     ) -> "xr.Dataset":
-        """Trains, continuing from this run's newest good checkpoint if it has one.
+        """Trains, continuing from this run's newest verified checkpoint if it has one.
 
         Args:
-          task: what is trained.
+          task: model, method, objective and data.
           config: length, batch size and intervals.
-          seed: of parameters, data order and every draw.
+          seed: of parameters, data order and all draws.
 
         Returns:
           The history as `results.history` describes it.
 
         Raises:
           Preempted: a signal asked the run to stop; it has saved and can be resumed.
-          WriterFailed: a service that the run is logged to did not take a record.
+          WriterFailed: a service did not accept a record.
         """
         from hpcjax import train
 
         own, folder = self.directory, self.directory.path / "checkpoints"
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals.deferred())
+            stack.enter_context(self._signals.defer())
             copies = stack.enter_context(
                 open_writers(
                     self._log, own.path, own.id, own.read_config(), own.records
@@ -105,7 +127,7 @@ class Context:
                 config,
                 seed=seed,
                 mesh=task.mesh(self.mesh.size),
-                recorder=Joined(own.metrics(), self._progress, *copies),
+                recorder=TeeRecorder(own.metrics(), self._progress, *copies),
                 checkpoints=checkpoints,
                 stop=lambda: self._signals.received,
                 watchdog=watchdog,

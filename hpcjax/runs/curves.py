@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What a page does without: styles would hold for all of it, groups are named alike in
-# every figure and nothing refers to them, and its font is the page's.
+# What is removed from an SVG in a page: styles, which would apply to the whole page;
+# names of groups, which are the same in all figures and not referred to; and fonts.
 _SHORTER = (
     (r"<(metadata|style).*?</\1>|<!--.*?-->", ""),
     (r'<g id="[^"]*"', "<g"),
@@ -25,7 +25,8 @@ _SHORTER = (
     (r"\s*\n\s*", "\n"),
 )
 _DIGITS = r"(\.\d\d)\d+"
-_CROWD = 4  # more lines than this have their legend below the panels
+# More lines than these have their legend below the panels.
+_CROWD = 4
 
 
 def draw(
@@ -42,14 +43,14 @@ def draw(
     """
     from matplotlib.figure import Figure
 
-    drawn = having(rows, metric)
+    drawn = select_rows(rows, metric)
     below = len(drawn) > _CROWD
     height = 3.6 + below * 0.2 * math.ceil(len(drawn) / 3)
     figure = Figure(figsize=(4.5 * len(against), height), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(against), sharey=True))
     for what, axes in zip(against, panels, strict=True):
         for place, (name, row) in enumerate(drawn.items()):
-            # The colours come again after ten.
+            # Colours repeat after ten lines.
             style = {"label": name, "linestyle": ("-", "--", ":")[place // 10 % 3]}
             _line(axes, row, metric, what, 0.06 if below else 0.15, style)
         axes.set(xlabel="optimizer steps" if what == "steps" else "training seconds")
@@ -64,8 +65,8 @@ def draw(
     return figure
 
 
-def having(rows: Mapping[str, xr.Dataset], metric: str) -> dict[str, xr.Dataset]:
-    """Returns the rows in which `metric` is a curve, and not one number of a run."""
+def select_rows(rows: Mapping[str, xr.Dataset], metric: str) -> dict[str, xr.Dataset]:
+    """Returns the rows in which `metric` is a curve and not a single number."""
     return {
         name: row
         for name, row in rows.items()
@@ -81,13 +82,13 @@ def _line(
     alpha: float,
     style: Mapping[str, Any],
 ) -> None:
-    places = row["eval_step"]
+    x = row["eval_step"]
     if against == "seconds":
-        places = row["eval_seconds"].median("seed")
-    axes.plot(places, row[metric].median("seed"), linewidth=1.5, **style)
+        x = row["eval_seconds"].median("seed")
+    axes.plot(x, row[metric].median("seed"), linewidth=1.5, **style)
     if row.sizes["seed"] > 1:
         low, high = row[metric].min("seed"), row[metric].max("seed")
-        axes.fill_between(places, low, high, alpha=alpha, linewidth=0)
+        axes.fill_between(x, low, high, alpha=alpha, linewidth=0)
 
 
 def save(figure: "Figure", path: pathlib.Path) -> None:
@@ -103,11 +104,11 @@ def encode(figure: "Figure", form: str) -> bytes:
 
 
 def inline(figure: "Figure", name: str) -> str:
-    """Returns a figure as SVG to be put into a page, whose text colour it takes.
+    """Returns a figure as SVG for a page, in the page's text colour.
 
     Args:
-      figure: what is drawn, in black on white.
-      name: differs between the figures of a page, so that their inner names do.
+      figure: drawn in black on white.
+      name: a different one for each figure of a page, so that ids in them differ.
     """
     import matplotlib as mpl
 

@@ -1,4 +1,4 @@
-"""How two runs, or two configs, differ: keys, results, and where they come from."""
+"""Comparing two runs or two configs: keys, results and provenance."""
 
 import dataclasses
 import pathlib
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Pairs = Mapping[str, tuple[Any, Any]]
-# What no two runs share, and what `config` tells already.
+# Keys of the provenance that differ between any two runs, or repeat the config.
 _OWN = ("command", "config_digest", "earlier", "parent", "seed", "started")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How two runs or configs differ; each pair is (old, new).
+    """The differences of two runs or configs; each pair is (old, new).
 
     Attributes:
-      names: what was compared: run ids or names of configs.
-      config: keys whose values differ; one that a side does not have is `ABSENT` there.
-      results: of two runs that have ended: steps, last and best (least finite) value of
-        each validation metric that both have, and what their time went into.
+      names: ids of runs, or names of configs.
+      config: keys whose values differ; a missing one is `ABSENT`.
+      results: for two runs that have ended: steps, last and best (least finite) value
+        of each common validation metric, and how their time was spent.
       provenance: commit, versions, devices and settings that differ.
       notes: what could not be compared, and why.
     """
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Side:
-    """One of both: its config if its class is known, and its folder if it is a run."""
+    """One of the two: its config if the class is known, its folder if it is a run."""
 
     name: str
     values: Mapping[str, Any]
@@ -92,7 +92,7 @@ def compare_runs(old: str, new: str, *, root: pathlib.Path | None = None) -> Dif
 
 
 def figures(dataset: "xr.Dataset") -> dict[str, float]:
-    """Returns what is told of a run in single numbers.
+    """Returns the figures of a run that are single numbers.
 
     Args:
       dataset: the run's result.
@@ -100,23 +100,23 @@ def figures(dataset: "xr.Dataset") -> dict[str, float]:
     Returns:
       `steps`; `<metric> (last)` and `<metric> (best)`, see `results.least`, of each
       validation metric; and `<what> s` of each part of its time, see
-      `results.time_split`. What the result does not have is left out.
+      `results.time_split`, as far as the result has them.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     if "step" in dataset.coords and dataset["step"].size:
-        found["steps"] = float(dataset["step"].max())
+        numbers["steps"] = float(dataset["step"].max())
     for name, variable in dataset.data_vars.items():
         if not str(name).startswith("val_") or variable.dims != ("eval_step",):
             continue
         if variable.size:
-            found[f"{name} (last)"] = float(variable[-1])
-            found[f"{name} (best)"] = results.least(variable)
+            numbers[f"{name} (last)"] = float(variable[-1])
+            numbers[f"{name} (best)"] = results.least(variable)
     split = results.time_split(dataset)
-    return found | {f"{name} s": seconds for name, seconds in split.items()}
+    return numbers | {f"{name} s": seconds for name, seconds in split.items()}
 
 
 def render(difference: Difference) -> RenderableType:
-    """Returns what differs as tables."""
+    """Returns the differences as tables for `rich`."""
     tables = {
         "config": config_texts(difference.config),
         "results": [
@@ -145,7 +145,7 @@ def _text(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Returns a figure in print: whole numbers whole, others to six digits."""
+    """Returns a number as text: integers exactly, others with six digits."""
     return str(int(value)) if value.is_integer() else f"{value:.6g}"
 
 
@@ -195,12 +195,12 @@ def _ended(run: directory.RunDirectory) -> bool:
 
 
 def _origin(run: directory.RunDirectory) -> dict[str, str]:
-    """Returns a run's provenance by key; what sessions do not share is listed."""
+    """Returns a run's provenance by key, with the values of all its sessions."""
     sessions = [files.flatten_json(session) for session in run.sessions()]
     names: Iterable[str] = dict.fromkeys(name for each in sessions for name in each)
-    found = {
+    merged = {
         name: ", ".join(dict.fromkeys(str(each.get(name)) for each in sessions))
         for name in names
         if name not in _OWN
     }
-    return {**found, "sessions": str(len(sessions))}
+    return {**merged, "sessions": str(len(sessions))}

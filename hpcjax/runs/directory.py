@@ -1,12 +1,13 @@
-"""The folder of one run: what lies in it, who may write to it, what it has measured.
+"""The directory of a run: its files, its lock, and finding it again.
 
-`runs/<date>-<config>-<6 hex>/` holds `config.json`, `provenance.json`, `metrics.jsonl`,
-`checkpoints/`, `result.nc`, `log.txt` and `status`, and `lock` while a process writes.
-Every file but the two that grow is replaced whole.
+`runs/<date>-<config>-<6 hex>/` contains `config.json`, `provenance.json`,
+`metrics.jsonl`, `checkpoints/`, `result.nc`, `log.txt` and `status`, and `lock` while a
+process writes to it. All files except the records and the log are replaced atomically.
 """
 
 import contextlib
 import datetime
+import itertools
 import logging
 import os
 import pathlib
@@ -20,7 +21,7 @@ from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, nearest
 from hpcjax.runs import config as configs
 from hpcjax.runs import discover, lock
-from hpcjax.runs.metrics import Metrics, Unrecorded
+from hpcjax.runs.metrics import Metrics, NullRecorder
 from hpcjax.train.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 Status = Literal["running", "done", "failed", "preempted", "diverged"]
 log = logging.getLogger(__name__)
 
-_COPIED = ("checkpoints", "metrics.jsonl")
+WORKERS = "workers"  # the folder of those that are processes, but for the first
+_COPIED = ("checkpoints", "metrics.jsonl", WORKERS, "trace-*.npz")
 
 
 def data_root(root: pathlib.Path) -> pathlib.Path:
@@ -58,12 +60,12 @@ class RunDirectory:
 
     @property
     def config_name(self) -> str:
-        """What stands for the run's config where a config's name is asked for."""
+        """The path of the run's config, which can be given for a config's name."""
         return f"runs/{self.id}/config.json"
 
     @property
     def again(self) -> str:
-        """The command that goes on with the run."""
+        """The command that resumes the run."""
         return f"hpcjax run {self.config_name} --resume {self.id}"
 
     @property
@@ -87,12 +89,12 @@ class RunDirectory:
         files.write_json(self.path / "config.json", data)
 
     def write_provenance(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes where what is run now comes from: commit, versions, devices, seed.
+        """Writes the provenance of this session: commit, versions, devices, seed.
 
-        A run that is resumed has several such sessions; `earlier` holds those before.
+        A run that was resumed has several sessions; `earlier` holds those before.
 
         Returns:
-          What the file holds now.
+          The new content of the file.
         """
         path = self.path / "provenance.json"
         held = dict(provenance)
@@ -115,13 +117,13 @@ class RunDirectory:
         return [*earlier, newest]
 
     def steps_taken(self) -> int:
-        """Returns the step of the newest checkpoint, from which a resume goes on."""
+        """Returns the step of the newest checkpoint, from which it would be resumed."""
         names = [path.name for path in (self.path / "checkpoints").glob("*")]
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     @property
     def status(self) -> Status:
-        """How far the run has come; a killed one stays `running`.
+        """The status of the run; that of a killed one stays `running`.
 
         Raises:
           DataFormatError: the file is missing or holds another word.
@@ -137,7 +139,7 @@ class RunDirectory:
 
     @property
     def standing(self) -> str:
-        """The status in print: one that is `running` and has no process is interrupted.
+        """The status for users: `interrupted` if it is `running` without a process.
 
         Raises:
           DataFormatError: as for `status`.
@@ -165,18 +167,19 @@ class RunDirectory:
         """Returns the run's records in order."""
         return Metrics(self.path / "metrics.jsonl").read()
 
+    def newest_records(self) -> list[dict[str, Any]]:
+        """Returns the last of the run's records, without reading all of them."""
+        return Metrics(self.path / "metrics.jsonl").read_newest()
+
     def write_result(self, dataset: "xr.Dataset", origin: Mapping[str, Any]) -> None:
-        """Writes what the experiment returned."""
+        """Writes the result of the experiment."""
         from hpcjax.runs import results
 
         results.write(dataset, self.path / "result.nc", origin)
 
     @contextlib.contextmanager
     def logging(self, process: int = 0) -> Iterator[None]:
-        """Appends what the package logs to `log.txt`, other processes' to `log.1.txt`.
-
-        From INFO up.
-        """
+        """Appends log messages from INFO on to `log.txt`, or `log.<process>.txt`."""
         name = f"log.{process}.txt" if process else "log.txt"
         handler = logging.FileHandler(self.path / name, encoding="utf-8")
         form = logging.Formatter("%(asctime)sZ %(levelname)s %(name)s: %(message)s")
@@ -194,7 +197,7 @@ class RunDirectory:
             handler.close()
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator["RunDirectory"]:
+    def hold_lock(self) -> Iterator["RunDirectory"]:
         """Holds the run's lock.
 
         Raises:
@@ -205,7 +208,7 @@ class RunDirectory:
 
 
 class Follower(RunDirectory):
-    """The run's folder as the processes other than the first see it: they only read."""
+    """The directory of a run for processes other than the first, which only read."""
 
     def write_config(self, name: str, config: Any, parent: str | None = None) -> None:
         """Does nothing: the first process does it."""
@@ -222,7 +225,7 @@ class Follower(RunDirectory):
 
     def metrics(self) -> Recorder:
         """Returns a recorder that keeps nothing."""
-        return Unrecorded()
+        return NullRecorder()
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -243,8 +246,8 @@ def create(
     Args:
       root: folder that holds `runs/`.
       config_name: `paper/config[:variant]`.
-      config: what will be run.
-      parent: run that this one is forked from; its checkpoints and records are copied.
+      config: the config to run.
+      parent: the run that is forked; its checkpoints and records are copied.
     """
     name = config_name.replace("/", "-").replace(":", "-")
     files.check_name(name, "config name")
@@ -257,7 +260,7 @@ def create(
     folder.set_status("running")
     if parent is not None:
         _copy(parent, folder)
-    # The config is written last: it makes the folder a run.
+    # Written last, since a folder with a config counts as a run.
     folder.write_config(config_name, config, parent.id if parent else None)
     return folder
 
@@ -286,10 +289,10 @@ def open_run(root: pathlib.Path, run_id: str) -> RunDirectory:
 
 def list_runs(root: pathlib.Path) -> list[RunDirectory]:
     """Returns every run below `root`, oldest first."""
-    found = [path.parent for path in (root / "runs").glob("*/config.json")]
+    folders = [path.parent for path in (root / "runs").glob("*/config.json")]
     return [
         RunDirectory(path)
-        for path in sorted(found, key=lambda path: (path.name[:10], _age(path)))
+        for path in sorted(folders, key=lambda path: (path.name[:10], _age(path)))
     ]
 
 
@@ -305,18 +308,19 @@ def find_run(
     devices: int | None = None,
     free: bool = False,
 ) -> RunDirectory | None:
-    """Returns the newest run whose every step was one of this config, if there is any.
+    """Returns the newest run all of whose steps were of a config, if there is one.
 
-    A forked run does not count, nor one that was resumed after a change of its config:
-    its first steps were another config's. Nor does one whose files cannot be read. One
-    that was killed before it could say what is run has taken no step, and counts.
+    Forked runs, and runs that were resumed after a change of their config, do not
+    count, as their first steps were of another config; nor do runs whose files cannot
+    be read. A run that was killed before it wrote its provenance has taken no step, and
+    counts.
 
     Args:
       root: folder that holds `runs/`.
       digest: of the config.
-      statuses: how far it may have come; with `"done"` there must be a result.
-      devices: how many it must have used throughout; None for any number.
-      free: only a run that no living process holds.
+      statuses: the allowed statuses; a run that is `"done"` must have a result.
+      devices: the number of devices in all its sessions; None for any number.
+      free: whether runs that a living process holds are excluded.
     """
     for run in reversed(list_runs(root)):
         with contextlib.suppress(DataFormatError, RecursionError):
@@ -330,10 +334,10 @@ def find_run(
 
 
 def _is_of(run: RunDirectory, digest: str, devices: int | None) -> bool:
-    """Says whether every step of a run was one of this config, on so many devices."""
+    """Returns whether all steps of a run were of a config, on a number of devices."""
     if run.parent is not None or configs.digest_json(run.read_config()) != digest:
         return False
-    sessions = [] if _cut_at_once(run) else run.sessions()
+    sessions = [] if _ended_before_start(run) else run.sessions()
     return all(
         session.get("config_digest") == digest
         and not session.get("trusted")
@@ -342,11 +346,11 @@ def _is_of(run: RunDirectory, digest: str, devices: int | None) -> bool:
     )
 
 
-def _cut_at_once(run: RunDirectory) -> bool:
-    """Says whether a run was ended before it could write where it comes from."""
+def _ended_before_start(run: RunDirectory) -> bool:
+    """Returns whether a run ended before it could write its provenance."""
     if (run.path / "provenance.json").exists():
         return False
-    # One that nobody has held yet is about to begin.
+    # Without a lock file it has just been created, and is about to start.
     killed = run.status == "running" and (run.path / "lock").exists()
     return killed or run.status in ("preempted", "failed")
 
@@ -359,47 +363,49 @@ def claim(
     resume: str | None = None,
     fork: bool = False,
 ) -> Iterator[RunDirectory]:
-    """Holds the folder in which a config is to be run.
+    """Holds the directory in which a config is to be run, a new or an existing one.
 
     Args:
       root: folder that holds `runs/`.
-      loaded: what will be run.
-      resume: id of a run to go on with, whose config may differ from `loaded` in the
-        keys that the config class lists in `resumable`; or `last` for the newest
+      loaded: the config to run.
+      resume: id of a run to resume, whose config may differ from `loaded` in the keys
+        that the config's class lists in `resumable`; or `last` for the newest
         interrupted run of this config, if there is one.
-      fork: with `resume`, make a new run that starts from a copy of that run's
-        checkpoints and records, whatever the config.
+      fork: with `resume`, create a run that starts from a copy of that run's
+        checkpoints and records, with any config.
 
     Raises:
-      ConfigError: no such run, a config it cannot go on with, or fewer steps than it
-        has taken; `fork` alone. The run is then as it was.
+      ConfigError: no such run, a config with which it cannot be resumed, fewer steps
+        than it has taken, or `fork` without `resume`. The run is not changed.
       RunBusy: another process holds the run.
     """
     if resume == "last":
         digest = configs.digest(loaded.config)
         cut = ("running", "preempted", "failed")
-        last = find_run(root, digest, cut)  # one that is held is told, not passed over
+        # Also a run that is held, for which `hold_lock` then raises RunBusy.
+        last = find_run(root, digest, cut)
         resume = last.id if last else None
     if resume is None:
         if fork:
             raise ConfigError("fork needs the id of a run to resume from")
-        with create(root, loaded.title, loaded.config).locked() as folder:
+        with create(root, loaded.title, loaded.config).hold_lock() as folder:
             log.info("run %s in %s", folder.id, folder.path.parent)
             yield folder
         return
-    with open_run(root, resume).locked() as old:
+    with open_run(root, resume).hold_lock() as old:
         if not fork:
             _continue(old, loaded)
             log.info("run %s in %s goes on", old.id, old.path.parent)
             yield old
             return
         child = create(root, loaded.title, loaded.config, parent=old)
-    with child.locked():
+    with child.hold_lock():
         log.info("run %s in %s, forked from %s", child.id, child.path.parent, old.id)
         yield child
 
 
 def _continue(folder: RunDirectory, loaded: discover.Loaded) -> None:
+    """Checks that a run may be resumed with a config, and writes that config."""
     data = folder.read_config()
     configs.check_resumable(configs.from_json(data, type(loaded.config)), loaded.config)
     taken = folder.steps_taken()
@@ -412,10 +418,10 @@ def _continue(folder: RunDirectory, loaded: discover.Loaded) -> None:
 
 
 def _copy(old: RunDirectory, child: RunDirectory) -> None:
-    for name in _COPIED:
-        source, target = old.path / name, child.path / name
+    for source in itertools.chain(*map(old.path.glob, _COPIED)):
+        target = child.path / source.name
         with files.disk_errors(target):
             if source.is_dir():
                 shutil.copytree(source, target)
-            elif source.exists():
+            else:
                 shutil.copyfile(source, target)

@@ -1,12 +1,12 @@
-"""Finds configs, experiments and tables, without importing JAX.
+"""Finding configs, experiments and tables, without importing JAX.
 
-`experiments/` and `configs/` are namespace packages whose parts are looked for in
+`experiments/` and `configs/` are namespace packages whose parts are searched in
 
 1. the root, by default the working directory;
 2. the checkout that `hpcjax/` lies in;
 3. without such a checkout, and unless the root is one, `hpcjax/_bundled/`.
 
-A paper is a folder of one name in `experiments/` or `configs/`, and it lies in one root
+A paper is a folder in `experiments/` or `configs/`, and its name may occur in one root
 only. A checkout therefore replaces the bundled papers and is never mixed with them,
 while a user's own root adds to either.
 """
@@ -23,6 +23,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hpcjax.core import parts as part_lists
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
 from hpcjax.core.files import check_name, inside, read_json
 from hpcjax.runs import config as configs
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hpcjax.runs.tables import Table
 
 PACKAGES = ("experiments", "configs")
+_PARTS = "experiments/*/parts.py"
 _HOME = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -47,8 +49,8 @@ class ConfigEntry:
       base: name of the variant that `hpcjax run paper/config` runs.
       smoke: overrides under which it runs in seconds.
       sweep: what `hpcjax sweep` varies by default: `{key: values}`, not checked.
-      needs: what it needs besides a CPU, such as a data set that is fetched.
-      problem: why the file cannot be used; empty for one that can.
+      needs: what it needs besides a CPU, such as a data set to be downloaded.
+      problem: why the file cannot be used; empty if it can.
     """
 
     name: str
@@ -73,7 +75,7 @@ class Loaded:
 
     Attributes:
       name: `paper/config`.
-      variant: name of the variant, empty for a file that was given by its path alone.
+      variant: name of the variant; empty for a file without one.
       config: the variant with its overrides.
       base: the config's base variant.
     """
@@ -90,7 +92,7 @@ class Loaded:
 
     @property
     def steps(self) -> int | None:
-        """For how many steps it trains; None for an experiment that does not."""
+        """The number of training steps; None for an experiment that does not train."""
         return getattr(getattr(self.config, "train", None), "steps", None)
 
     @property
@@ -159,8 +161,8 @@ def _papers(part: pathlib.Path) -> set[str]:
 def activate(root: pathlib.Path) -> tuple[pathlib.Path, ...]:
     """Makes `experiments` and `configs` importable from the search path of `root`.
 
-    Modules of a root that no longer belongs to it are forgotten, so that one process
-    can use several roots one after the other.
+    Imported modules of roots that are no longer on the search path are removed from
+    `sys.modules`, so that a process can use several roots one after another.
 
     Returns:
       The search path.
@@ -180,11 +182,23 @@ def activate(root: pathlib.Path) -> tuple[pathlib.Path, ...]:
             _forget(package, folders)
             module.__path__ = folders
             importlib.invalidate_caches()
+    part_lists.list_of_root(dict(_read_part_lists(parts)))
     return parts
 
 
+def _read_part_lists(folders: tuple[pathlib.Path, ...]) -> Iterator[tuple[str, Any]]:
+    """Yields (file, its `PARTS`) of each `experiments/<paper>/parts.py`."""
+    for file in sorted(f for part in folders for f in part.glob(_PARTS)):
+        module = _import(f"experiments.{file.parent.name}.parts", file)
+        listing = getattr(module, "PARTS", None)
+        if not isinstance(listing, Mapping):
+            raise ConfigError(f"{file} must define PARTS, {{kind: {{name: place}}}}")
+        yield str(file), listing
+
+
 def _forget(package: str, folders: list[str]) -> None:
-    # Deepest first: the path of a package inside is worked out by the one around it.
+    # Innermost first, since the path of a namespace package is computed from that of
+    # the package around it, which must still exist.
     inwards = sorted(sys.modules, key=lambda name: -name.count("."))
     for name, module in [(name, sys.modules[name]) for name in inwards]:
         if not name.startswith(package + "."):
@@ -206,11 +220,11 @@ def _forget(package: str, folders: list[str]) -> None:
 def find_configs(
     root: pathlib.Path, paper: str | None = None
 ) -> tuple[ConfigEntry, ...]:
-    """Returns every config, by name; a file that fails to import says so in `problem`.
+    """Returns all configs sorted by name; `problem` tells why a file cannot be used.
 
     Args:
       root: folder searched first.
-      paper: only this paper's.
+      paper: restricts the search to a paper.
 
     Raises:
       ConfigError: no such paper.
@@ -225,13 +239,13 @@ def find_configs(
 
 
 def _config_files(root: pathlib.Path) -> dict[str, pathlib.Path]:
-    found = {
+    configs_by_name = {
         f"{file.parent.name}/{file.stem}": file
         for part in activate(root)
         for file in part.glob("configs/*/*.py")
         if file.stem.isidentifier() and not file.stem.startswith("_")
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(configs_by_name.items()))
 
 
 def _try_entry(name: str, file: pathlib.Path) -> ConfigEntry:
@@ -310,15 +324,15 @@ def experiment_folder(paper: str, root: pathlib.Path) -> pathlib.Path:
     Raises:
       ConfigError: there is none.
     """
-    found = {
+    folders = {
         folder.name: folder
         for part in search_path(root)
         for folder in part.glob("experiments/*")
         if folder.is_dir() and folder.name.isidentifier()
     }
-    if check_name(paper, "paper") not in found:
-        raise ConfigError(f"unknown paper {paper!r}{nearest(paper, found)}")
-    return found[paper]
+    if check_name(paper, "paper") not in folders:
+        raise ConfigError(f"unknown paper {paper!r}{nearest(paper, folders)}")
+    return folders[paper]
 
 
 def load(name: str, overrides: Mapping[str, Any], root: pathlib.Path) -> Loaded:
@@ -334,18 +348,18 @@ def load(name: str, overrides: Mapping[str, Any], root: pathlib.Path) -> Loaded:
         cannot be applied.
     """
     if name.endswith(".json"):
-        found = _load_json(name, root)
+        loaded = _load_json(name, root)
     else:
         entry, variant = find(name, root)
-        found = Loaded(
+        loaded = Loaded(
             name=entry.name,
             variant=variant,
             config=entry.variants[variant],
             base=entry.variants[entry.base],
         )
-    experiment(found.config)
-    config = override.parse(found.config, overrides)
-    return dataclasses.replace(found, config=config)
+    experiment(loaded.config)
+    config = override.parse(loaded.config, overrides)
+    return dataclasses.replace(loaded, config=config)
 
 
 def find(name: str, root: pathlib.Path) -> tuple[ConfigEntry, str]:
@@ -410,7 +424,7 @@ def find_tables(root: pathlib.Path) -> "dict[str, Table]":
     """
     from hpcjax.runs.tables import Table
 
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     files = [f for part in activate(root) for f in part.glob("experiments/*/tables.py")]
     for file in sorted(files, key=lambda file: file.parent.name):
         paper = file.parent.name
@@ -423,7 +437,7 @@ def find_tables(root: pathlib.Path) -> "dict[str, Table]":
                     f"{file}: a table's id must start with '{paper}/': got {table.id!r}"
                 )
             check_name(table.id.partition("/")[2], f"{file}: table name")
-            if found.get(table.id, table) is not table:
+            if tables.get(table.id, table) is not table:
                 raise ConfigError(f"{file}: table {table.id!r} is defined twice")
-            found[table.id] = table
-    return found
+            tables[table.id] = table
+    return tables

@@ -1,4 +1,4 @@
-"""What works on this machine, what does not, and what to do about it."""
+"""Examining what works on this machine, what does not, and how to repair it."""
 
 import dataclasses
 import importlib.metadata
@@ -34,13 +34,13 @@ _COSTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
-      part: what was looked at.
-      found: version, device or place; empty for nothing.
+      part: what was examined.
+      found: version, device or place; empty if there is none.
       verdict: `missing` is allowed, `wrong` is not.
-      advice: what it costs and what to do.
+      advice: the consequences, and what to do.
     """
 
     part: str
@@ -50,7 +50,7 @@ class Check:
 
 
 def examine(root: pathlib.Path) -> tuple[Check, ...]:
-    """Looks at Python, packages, devices, extras and data sets; starts JAX."""
+    """Examines Python, packages, devices, extras and data sets; starts JAX."""
     return (
         python(),
         *packages(),
@@ -61,7 +61,7 @@ def examine(root: pathlib.Path) -> tuple[Check, ...]:
 
 
 def healthy(checks: tuple[Check, ...]) -> bool:
-    """Says whether nothing that is needed is wrong."""
+    """Returns whether nothing that is needed is wrong."""
     return all(check.verdict != "wrong" for check in checks)
 
 
@@ -76,7 +76,7 @@ def render(checks: tuple[Check, ...]) -> RenderableType:
 
 
 def python() -> Check:
-    """Compares the interpreter with the range that the package states."""
+    """Compares the interpreter with the versions that the package supports."""
     found = platform.python_version()
     allowed = ",".join(_stated("Requires-Python"))
     good = Version(found) in SpecifierSet(allowed)
@@ -121,7 +121,7 @@ def _version(name: str) -> str | None:
 
 
 def _stated(field: str) -> list[str]:
-    """Returns what the package states; nothing where it is only on the import path."""
+    """Returns a field of the package's metadata; empty if it is not installed."""
     try:
         return importlib.metadata.metadata("hpcjax").get_all(field) or []
     except importlib.metadata.PackageNotFoundError:
@@ -154,7 +154,7 @@ def devices() -> Iterator[Check]:
 
 
 def extras() -> Iterator[Check]:
-    """Yields the optional parts; a missing one says what it costs."""
+    """Yields the optional extras, with the consequences of missing ones."""
     by_extra: dict[str, list[Requirement]] = {}
     for need in _requirements():
         for extra in _stated("Provides-Extra"):
@@ -199,7 +199,7 @@ def data_sets(root: pathlib.Path) -> Iterator[Check]:
     """Yields the data sets of the catalogue."""
     from hpcjax.data import catalog
 
-    for row in catalog.listing(root):
+    for row in catalog.list_entries(root):
         here = row["present"] == "yes"
         yield Check(
             part=f"data {row['name']}",

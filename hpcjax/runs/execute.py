@@ -1,4 +1,4 @@
-"""One run from its config's name to its result on disk."""
+"""Running a config: from its name to the result on disk."""
 
 import contextlib
 import dataclasses
@@ -31,8 +31,8 @@ class RunResult:
     Attributes:
       id: its name below `runs/`.
       directory: its folder.
-      dataset: what its experiment returned.
-      leads: False in all but the first of several processes.
+      dataset: the result of its experiment.
+      leads: False in all processes but the first.
     """
 
     id: str
@@ -66,13 +66,13 @@ def run(
       fork: with `resume`, start a child run from that run's checkpoints instead, whose
         config may differ.
       devices: devices of the data axis; default one, or with `distributed` all.
-      distributed: this is one of several processes, see `sharding.connect`; all call
-        this function alike, and the first of them writes.
-      log: services whose form the records are copied into, below the run's folder:
-        `tensorboard`, `wandb`, `mlflow`.
-      trust: with `resume`, also load a checkpoint without a manifest, of which nothing
-        can be verified.
-      quiet: no progress line.
+      distributed: whether this is one of several processes, see `sharding.connect`. All
+        make the same call, and the first one writes.
+      log: services for which records are copied to the run's folder: `tensorboard`,
+        `wandb`, `mlflow`.
+      trust: with `resume`, also load a checkpoint without a manifest, which cannot be
+        verified.
+      quiet: show no progress line.
 
     Returns:
       The run's id, folder and dataset.
@@ -81,8 +81,8 @@ def run(
       ConfigError: a name, key or value that cannot be used.
       RunBusy: another process holds the run to resume.
       Preempted: a signal asked it to stop (Interrupted for Ctrl-C); the run directory
-        is consistent, and training goes on from its last step with `resume`.
-      WriterFailed: a service did not take a record; `resume` goes on in the same way.
+        is consistent, and `resume` continues from the last step.
+      WriterFailed: a service did not accept a record; `resume` continues likewise.
 
     Examples:
       `runs.run("jorge/digits:sgd", {"train.steps": "200"})`
@@ -92,6 +92,11 @@ def run(
     check_log(loaded, log)
     if trust and resume is None:
         raise ConfigError("trust needs the id of a run to resume from")
+    if starts_processes(loaded) and (trust or distributed):
+        raise ConfigError(
+            f"{loaded.title} starts processes of its own, which trust no checkpoint "
+            f"and are not distributed: got trust={trust}, distributed={distributed}"
+        )
     how = _How(root=root, devices=devices, quiet=quiet, log=tuple(log), trust=trust)
     claim = functools.partial(directory.claim, root, loaded, resume=resume, fork=fork)
     if distributed:
@@ -101,15 +106,25 @@ def run(
 
 
 def check_log(loaded: discover.Loaded, log: Sequence[str]) -> None:
-    """Raises ConfigError unless a config's records can be copied for these services."""
+    """Raises ConfigError unless a config's records can be copied for the services."""
     check_writers(log)
     if log and loaded.steps is None:
         raise ConfigError(f"{loaded.title} does not train: it has no records to log")
+    if log and starts_processes(loaded):
+        raise ConfigError(
+            f"{loaded.title} starts processes of its own, whose records cannot be "
+            f"logged: got log={[*log]}"
+        )
+
+
+def starts_processes(loaded: discover.Loaded) -> bool:
+    """Returns whether a config trains in processes that the run starts by itself."""
+    return loaded.steps is not None and getattr(loaded.config, "processes", 1) > 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _How:
-    """How a config is run, but for what it says itself; see `run`."""
+    """How a config is run, besides what the config itself says; see `run`."""
 
     root: pathlib.Path
     devices: int | None = None
@@ -161,17 +176,17 @@ def ensure(
     fresh: bool = False,
     quiet: bool = False,
 ) -> directory.RunDirectory:
-    """Returns a run of a config on so many devices that has ended well or diverged.
+    """Returns a run of a config that has finished or diverged.
 
-    One that is there is used again, one that was interrupted goes on, and only then is
-    one begun.
+    An existing run is used again, an interrupted one is resumed, and only if there is
+    neither a new one is started.
 
     Args:
       name: `paper/config[:variant]`.
       overrides: values as on the command line.
       root: folder that holds `runs/`; default the working directory.
       devices: of the data axis.
-      fresh: begin one in any case.
+      fresh: start a new run in any case.
       quiet: no progress line.
     """
     root = root or pathlib.Path.cwd()
@@ -196,6 +211,7 @@ def ensure(
 def _execute(
     loaded: discover.Loaded, folder: directory.RunDirectory, how: _How
 ) -> RunResult:
+    """Runs a config in a folder that this process holds."""
     origin = _begin(loaded, folder, how)
     with StopSignals() as signals:
         try:
@@ -211,31 +227,35 @@ def _execute(
             raise
         folder.set_status("done")
         if how.among_others:
-            signals.check()  # the request was to stop, and more runs would follow
+            # A signal that came too late to stop this run stops those that would
+            # follow.
+            signals.check()
     return RunResult(id=folder.id, directory=folder.path, dataset=dataset)
 
 
 def _begin(
     loaded: discover.Loaded, folder: directory.RunDirectory, how: _How
 ) -> dict[str, Any]:
-    """Writes where what is run now comes from, and returns it with sessions before."""
+    """Writes the provenance of this session; returns it with that of earlier ones."""
     seed = getattr(loaded.config, "seed", None)
     try:
         origin = provenance.collect(devices=True, seed=seed, parent=folder.parent)
         origin["config_digest"] = configs.digest(loaded.config)
         origin["used_devices"] = how.devices or 1
-        origin["trusted"] = how.trust  # a state that nobody could verify
+        # Marks runs that continued from a state which could not be verified.
+        origin["trusted"] = how.trust
         origin = folder.write_provenance(origin)
     except BaseException as error:
-        if folder.status == "running":  # a new run: one that goes on is as it was
+        # Only a new run is `running` here; one that is resumed keeps its status.
+        if folder.status == "running":
             folder.set_status(_status(error))
         raise
     folder.set_status("running")
     return origin
 
 
-def _keep_compiled(root: pathlib.Path) -> None:
-    """Keeps compiled programs below `root`, so that further seeds start at once."""
+def _cache_compiled(root: pathlib.Path) -> None:
+    """Caches compiled programs below `root`, so that further seeds start at once."""
     import jax
 
     if jax.config.values["jax_compilation_cache_dir"] is None:
@@ -252,7 +272,7 @@ def make_context(
     from hpcjax import sharding
     from hpcjax.runs.context import Context
 
-    _keep_compiled(how.root)
+    _cache_compiled(how.root)
     return Context(
         directory.data_root(how.root),
         sharding.data_mesh(how.devices or 1),
@@ -280,7 +300,7 @@ def load_result(run_id: str, *, root: pathlib.Path | None = None) -> Any:
 
 
 def read_result(folder: directory.RunDirectory) -> "xr.Dataset":
-    """Returns what a run's experiment returned.
+    """Returns the result of a run's experiment.
 
     Raises:
       ConfigError: the run has not finished.

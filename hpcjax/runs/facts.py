@@ -1,4 +1,4 @@
-"""What a report tells of a run: how to make it again, what differs, where time went."""
+"""The facts of a run in a report: how to repeat it, its changes, numbers and time."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from hpcjax.runs import config as configs
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """One run in print.
+    """A run as text for a report.
 
     Attributes:
       id: its name below `runs/`.
@@ -21,16 +21,16 @@ class Facts:
       status: how it ended.
       source: measured, simulated or analytical.
       seed: of parameters, data order and draws; empty without one.
-      commit: in short; several where sessions differ, with `+` for changes on top.
-      again: the command that runs it again.
-      made_by: the command that made it.
-      devices: how many of which kind.
-      sessions: how often it was begun or resumed.
-      numbers: name and value of what it came to.
-      split: name, seconds and share of what its time went into.
-      goodput: share of compute in that, in print; empty where it is not known.
-      changes: key, base value and own value.
-      note: why `changes` cannot be told; empty where they can.
+      commit: short; several if sessions differ, with `+` for uncommitted changes.
+      again: the command that repeats it.
+      made_by: the command that started it.
+      devices: number and kind of devices.
+      sessions: how often it was started or resumed.
+      numbers: name and value of its results.
+      split: name, seconds and share of each part of its time.
+      goodput: the share of computing; empty if it is not known.
+      changes: key, value of the base config, and own value.
+      note: why there are no `changes`; empty if there are.
       config: `config.json`.
       provenance: `provenance.json`.
     """
@@ -54,7 +54,7 @@ class Facts:
     provenance: str
 
 
-def of(run: directory.RunDirectory, root: pathlib.Path) -> Facts:
+def collect(run: directory.RunDirectory, root: pathlib.Path) -> Facts:
     """Returns the facts of a run that has ended.
 
     Args:
@@ -99,7 +99,7 @@ def of(run: directory.RunDirectory, root: pathlib.Path) -> Facts:
 
 
 def commit(origin: dict[str, Any]) -> str:
-    """Returns the commit of a provenance in short, with `+` for changes on top."""
+    """Returns the short commit of a provenance, with `+` for uncommitted changes."""
     changed = "+" if origin.get("git_dirty") else ""
     return f"{str(origin.get('git_commit') or 'no commit')[:10]}{changed}"
 

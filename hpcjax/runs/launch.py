@@ -1,4 +1,4 @@
-"""Several processes of one run on this machine, and new ones when some die."""
+"""Running a config in several processes of this machine, restarting lost ones."""
 
 import logging
 import pathlib
@@ -20,12 +20,13 @@ from hpcjax.core.errors import (
 )
 from hpcjax.runs import directory, discover, execute
 from hpcjax.runs.signals import StopSignals
-from hpcjax.train.watchdog import PROGRESS, behind
+from hpcjax.train.watchdog import PROGRESS, find_behind
 
 logger = logging.getLogger(__name__)
 _POLL, _GRACE = 0.1, 5.0
-# How processes end that were told to stop: having saved, or before they could listen.
-_TOLD = {
+# Exit statuses of processes that were told to stop: after saving, because another had
+# stopped, or before they could handle the signal.
+_STOPPED = {
     Preempted.exit_code,
     Interrupted.exit_code,
     ProcessLost.exit_code,
@@ -52,19 +53,18 @@ def launch(  # noqa: PLR0913 - those of `run`, and two
 ) -> execute.RunResult:
     """Runs a config in several processes of this machine.
 
-    When one of them dies or stands still the others cannot go on, and are ended.
+    If one of them dies or hangs, the others cannot continue and are ended.
 
     Args:
       name: `paper/config[:variant]`, or the path of a run's `config.json`.
       overrides: values as on the command line.
-      processes: how many.
-      restart: how many times to begin anew from the last checkpoint after a process
-        was lost.
+      processes: number of processes.
+      restart: how often to restart from the last checkpoint if a process is lost.
       root: folder that holds `runs/`; default the working directory.
       resume: id of an interrupted run to continue.
       fork: with `resume`, start a child run instead.
       devices: of the data axis, over all processes; default one for each.
-      log: services whose form the records are copied into, see `run`.
+      log: services for which records are copied, see `run`.
       trust: with `resume`, also load a checkpoint without a manifest.
       quiet: no progress line.
 
@@ -74,7 +74,7 @@ def launch(  # noqa: PLR0913 - those of `run`, and two
     Raises:
       ConfigError: a name, key or value that cannot be used, or devices that the
         processes cannot share.
-      ProcessLost: a process died or stood still; the message says which.
+      ProcessLost: a process died or hung; the message says which.
       Preempted: a signal came (Interrupted for Ctrl-C); the run has saved.
       HpcjaxError: a process failed; its exit status is the error's.
     """
@@ -87,6 +87,8 @@ def launch(  # noqa: PLR0913 - those of `run`, and two
         )
     loaded = discover.load(name, overrides or {}, root)
     execute.check_log(loaded, log)
+    if execute.starts_processes(loaded):
+        raise ConfigError(f"{loaded.title} starts processes of its own: give none")
     if trust and resume is None:
         raise ConfigError("trust needs the id of a run to resume from")
     flags = ["--devices", str(total), "--root", str(root)]
@@ -94,8 +96,9 @@ def launch(  # noqa: PLR0913 - those of `run`, and two
     flags += ["--quiet"] if quiet else []
     once = ["--trust"] if trust else []
     with directory.claim(root, loaded, resume=resume, fork=fork) as folder:
-        pass  # from here on the first process holds it
-    with StopSignals() as signals, signals.deferred():
+        # The folder is made and checked here; the first process will hold it.
+        pass
+    with StopSignals() as signals, signals.defer():
         for left in range(restart, -1, -1):
             crew = _Crew(folder, [*flags, *once], processes, total // processes)
             once = []
@@ -144,21 +147,25 @@ class _Crew:
             )
 
     def watch(self, signals: StopSignals) -> None:
-        """Starts all, and returns when they have ended well; passes a signal on."""
+        """Starts all processes and waits for their end; passes a signal on to them.
+
+        Raises:
+          HpcjaxError: a process has failed; see `_cause`.
+        """
         told = False
         try:
             for index in range(len(self._environments)):
                 self._processes.append(self._start(index))
             while None in self._statuses() and not any(self._statuses()):
                 if signals.received and not told:
-                    self._tell(signal.SIGTERM)
+                    self._send_signal(signal.SIGTERM)
                     told = True
                 time.sleep(_POLL)
             self._wait(_GRACE)
         finally:
-            # Who still runs now waits for one that is gone.
+            # A process that still runs waits for one that has ended.
             ended = self._statuses()
-            self._tell(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
             self._wait(_GRACE)
         if any(ended):
             raise self._cause(ended, signals)
@@ -171,19 +178,19 @@ class _Crew:
         while None in self._statuses() and time.monotonic() < limit:
             time.sleep(_POLL)
 
-    def _tell(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(number)
 
     def _cause(self, ended: list[int | None], signals: StopSignals) -> HpcjaxError:
-        """Returns the error that the first cause stands for, not what followed from it.
+        """Returns the error of the process that failed first.
 
-        A process that is told its neighbour is gone ends by itself, with status 1 or by
-        SIGABRT; so these count least.
+        A process whose neighbour has died ends by itself, with status 1 or by SIGABRT,
+        so that these statuses are taken for a cause only if there are no others.
         """
         failed = {index: status for index, status in enumerate(ended) if status}
-        if signals.received and set(failed.values()) <= _TOLD:
+        if signals.received and set(failed.values()) <= _STOPPED:
             kind = stopped_by(signals.received)
             return kind(f"stopped; to go on: {self.again()}")
         index = min(failed, key=lambda index: (_followed(failed[index]), index))
@@ -192,12 +199,14 @@ class _Crew:
             kind = stopped_by(signals.received)
             return kind(f"all processes have saved; to go on: {self.again()}")
         if status == ProcessLost.exit_code:
-            step, names = behind(self._folder.path / PROGRESS)
+            step, names = find_behind(self._folder.path / PROGRESS)
             return ProcessLost(f"process {names} stood still at step {step}")
         if status < 0:
             name = signal.Signals(-status).name
             return ProcessLost(f"process {index} was killed by {name}")
-        error = HpcjaxError(f"process {index} ended with {status}; {self._said(index)}")
+        error = HpcjaxError(
+            f"process {index} ended with {status}; {self._last_words(index)}"
+        )
         error.exit_code = status
         return error
 
@@ -205,7 +214,7 @@ class _Crew:
         """Returns the command that continues the run."""
         return f"{self._folder.again} --processes {len(self._environments)}"
 
-    def _said(self, index: int) -> str:
+    def _last_words(self, index: int) -> str:
         path = self._folder.path / f"process-{index}.txt"
         if not path.exists():
             return "it has said why"
@@ -214,7 +223,7 @@ class _Crew:
 
 
 def _followed(status: int) -> int:
-    """Returns how likely a status is the consequence of another one."""
+    """Returns a rank, higher if a status is likelier a consequence of another."""
     return {-signal.SIGABRT: 1, 1: 2}.get(status, 0)
 
 

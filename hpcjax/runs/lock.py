@@ -1,4 +1,4 @@
-"""One writer per run directory."""
+"""The lock of a run directory, which lets one process write to it."""
 
 import contextlib
 import datetime
@@ -28,9 +28,9 @@ _PROC = pathlib.Path("/proc")
 def hold(folder: pathlib.Path) -> Iterator[None]:
     """Holds `folder/lock` for as long as the block runs.
 
-    The file is made with `O_EXCL` and says who holds it, and is touched for as long as
-    it is held. One left by a process that has ended is taken over, with a warning: of
-    this host at once, of another one when it has not been touched for two minutes.
+    The file is created with `O_EXCL`, names its holder, and is touched regularly while
+    it is held. A lock whose process has ended is taken over with a warning: on this
+    host at once, on another host if it has not been touched for two minutes.
 
     Raises:
       RunBusy: it is held, also if by another part of this process.
@@ -44,7 +44,7 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
         with os.fdopen(handle, "w") as file:
             json.dump(mine, file)
     try:
-        with touched(path):
+        with keep_touching(path):
             yield
     finally:
         if _read(path) == mine:
@@ -52,8 +52,8 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def touched(path: pathlib.Path) -> Iterator[None]:
-    """Touches a file every ten seconds, so that other hosts see that we live."""
+def keep_touching(path: pathlib.Path) -> Iterator[None]:
+    """Touches a file every ten seconds, to show other hosts that this process lives."""
     end = threading.Event()
 
     def touch() -> None:
@@ -71,29 +71,29 @@ def touched(path: pathlib.Path) -> Iterator[None]:
 
 
 def is_held(folder: pathlib.Path) -> bool:
-    """Says whether a process holds the folder, as far as can be told from here."""
+    """Returns whether a living process holds the folder, as far as can be told here."""
     owner = _read(folder / "lock")
     return owner is not None and is_alive(owner, folder / "lock")
 
 
 def me() -> dict[str, Any]:
-    """Returns what identifies this process: pid, host, and when either began."""
+    """Returns what identifies this process: pid, host and the times of its start."""
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        # A pid is given out again, with another start.
+        # Pids are reused; a pid together with its start time is unique.
         "started": _started(os.getpid()),
     }
 
 
 def _started(pid: int) -> str | float:
-    """Returns when a process began: on Linux the boot, and the ticks since then.
+    """Returns when a process started: on Linux the boot's id and the ticks since then.
 
-    No change of the clock moves these. Elsewhere it is in seconds since 1970.
+    These do not depend on the clock. On other systems it is seconds since 1970.
 
     Raises:
-      psutil.NoSuchProcess: there is none of this number.
+      psutil.NoSuchProcess: there is no process with this number.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -103,7 +103,8 @@ def _started(pid: int) -> str | float:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError) as error:
         raise psutil.NoSuchProcess(pid) from error
-    # The second field, a name in brackets, may hold anything; the 22nd is the start.
+    # `man proc_pid_stat`: the second field is a name in brackets that may contain
+    # anything, the 22nd the start; after the last bracket follows the third.
     return f"{boot} {int(stat.rpartition(b')')[2].split()[19])}"
 
 
@@ -125,8 +126,9 @@ def _age(path: pathlib.Path) -> float:
 
 
 def _take_over(path: pathlib.Path) -> None:
+    """Removes a lock whose process has ended, or raises RunBusy."""
     owner = _read(path)
-    # Written under the guard: an unreadable one was cut off by a kill.
+    # Locks are written under the guard, so an unreadable one was truncated by a kill.
     if owner is not None and is_alive(owner, path):
         pid, host, since = (owner.get(name) for name in ("pid", "host", "since"))
         raise RunBusy(
@@ -143,20 +145,20 @@ def _take_over(path: pathlib.Path) -> None:
 
 
 def is_alive(owner: Mapping[str, Any], sign: pathlib.Path) -> bool:
-    """Says whether a process lives.
+    """Returns whether a process is alive.
 
     Args:
-      owner: what `me` said there.
-      sign: a file that it keeps `touched`, which tells where it is on another host.
+      owner: the result of `me` in that process.
+      sign: a file that it keeps touching, by which other hosts can tell.
     """
     if owner.get("host") != socket.gethostname():
         return _age(sign) < _SILENCE
     try:
-        pid, told = int(owner["pid"]), owner.get("started")
-        if isinstance(told, str):
-            return told == _started(pid)
-        # By the clock, which may have been set a little since.
+        pid, recorded = int(owner["pid"]), owner.get("started")
+        if isinstance(recorded, str):
+            return recorded == _started(pid)
+        # Times by the clock, which may have been adjusted in between.
         started = psutil.Process(pid).create_time()
-        return told is None or abs(started - float(told)) < 5
+        return recorded is None or abs(started - float(recorded)) < 5
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False

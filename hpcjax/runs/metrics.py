@@ -1,5 +1,6 @@
-"""A run's records: one JSON object a line, appended, never left half-written."""
+"""The records of a run as JSON lines, which are appended completely or not at all."""
 
+import contextlib
 import errno
 import json
 import numbers
@@ -13,7 +14,8 @@ from hpcjax.core.errors import DataFormatError
 from hpcjax.runs import words
 from hpcjax.train.recorder import training_seconds
 
-# What a record tells besides training, in which waiting for data is.
+# Times in records that are not part of `seconds`, which is training and waiting for
+# data.
 _LOST = (
     "spent_init_seconds",
     "spent_validation_seconds",
@@ -21,12 +23,14 @@ _LOST = (
     "lost_seconds",
 )
 
+_TAIL = 4096  # bytes in which a few records have room
+
 
 class Metrics:
     """Records of a run in the order of its steps.
 
-    A record is `{"step": int, name: number or text, ...}`; infinities and NaN are
-    written as words and read back as numbers.
+    A record is `{"step": int, name: number or text, ...}`. Infinities and NaN, which
+    JSON does not have, are written as words.
 
     Attributes:
       path: the file.
@@ -53,20 +57,38 @@ class Metrics:
             self._whole = True
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns every whole record; a last line cut off by a kill is left out.
+        """Returns all complete records, without a last line that a kill truncated.
 
         Raises:
           DataFormatError: a line is not a record; names file and line.
         """
         return [record for _, record in self._records()]
 
-    def rewind(self, step: int) -> float:
-        """Forgets the records after `step`, so that replayed steps come once.
+    def read_newest(self) -> list[dict[str, Any]]:
+        """Returns the last few whole records, in order; none if there are none yet."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read().split(b"\n")
+        newest = []
+        for line in lines:
+            # The first line may be the end of one, and the last one only its begin.
+            with contextlib.suppress(ValueError):
+                newest.append(json.loads(line))
+        return [
+            {name: words.number(value) for name, value in record.items()}
+            for record in newest
+            if isinstance(record, dict)
+        ]
 
-        The time that went into them is kept as a record `lost_seconds`.
+    def rewind(self, step: int) -> float:
+        """Removes the records after `step`, which will be taken again.
+
+        The time spent on them is kept in a record with `lost_seconds`.
 
         Returns:
-          `seconds` of the last record that stays, 0 without one.
+          `seconds` of the last record that is kept, 0 if there is none.
         """
         records = list(self._records())
         kept = [line for line, record in records if record["step"] <= step]
@@ -99,14 +121,14 @@ class Metrics:
             )
 
 
-class Unrecorded:
-    """A recorder that keeps nothing."""
+class NullRecorder:
+    """A recorder that drops all records."""
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Does nothing."""
 
     def rewind(self, step: int) -> float:
-        """Forgets nothing; returns 0."""
+        """Does nothing; returns 0."""
         del step
         return 0.0
 
@@ -117,7 +139,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number, also one of NumPy or JAX, as JSON can hold it."""
+    """Returns a value, which may be of NumPy or JAX, as JSON can represent it."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, str | bool | numbers.Integral) or value is None:
         return value

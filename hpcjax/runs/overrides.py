@@ -1,8 +1,8 @@
 """Overrides `key=value` of a config, checked before anything is imported or compiled.
 
-A key is a path such as `optimizer.lr`; a union of configs is switched by the member's
-name, `optimizer=sgd`, which takes that member's defaults. Switches are applied before
-the keys below them, in whatever order they are given.
+A key is a path such as `optimizer.lr`. A member of a union of configs is chosen by its
+name, `optimizer=sgd`, which sets that member's defaults. Choices are applied before the
+keys below them, in whatever order they are given.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any
 
 import docstring_parser
 
+from hpcjax.core.config import alternatives, describe
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import values
 
@@ -23,14 +24,14 @@ _CLOSE = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Key:
-    """One key of a config.
+    """A key of a config.
 
     Attributes:
-      path: `optimizer.lr`.
+      path: such as `optimizer.lr`.
       hint: the field's type.
-      value: what the config holds; a member's name for a config that is chosen.
-      group: the value is a config with keys of its own.
-      settable: False for a group that has no other member to choose.
+      value: its value in the config; for a chosen config the member's name.
+      group: whether the value is a config with keys of its own.
+      settable: False for a group without alternatives.
       help: the field's line of the class's docstring.
     """
 
@@ -44,7 +45,7 @@ class Key:
     @property
     def type(self) -> str:
         """The field's type in words."""
-        return values.describe(self.hint)
+        return describe(self.hint)
 
     def __str__(self) -> str:
         held = (
@@ -56,13 +57,19 @@ class Key:
         return f"{self.path!r} ({self.type}, {held}{text})"
 
 
-def _walk(cls: type, tree: Mapping[str, Any], prefix: str = "") -> Iterator[Key]:
-    """Yields a key for every field of a config as JSON, and below those it holds."""
-    helps = {
+@functools.cache
+def _collect_help(cls: type) -> dict[str, str]:
+    """Returns what a config's docstring, and those it extends, say of each field."""
+    return {
         each.arg_name: " ".join((each.description or "").split())
         for base in reversed(cls.__mro__)
         for each in docstring_parser.parse(base.__doc__ or "").params
     }
+
+
+def _walk(cls: type, tree: Mapping[str, Any], prefix: str = "") -> Iterator[Key]:
+    """Yields the keys of a config given as JSON, depth first."""
+    helps = _collect_help(cls)
     for name, hint in values.fields(cls).items():
         held, path = tree.get(name, dataclasses.MISSING), prefix + name
         member, below = _member(hint, held)
@@ -83,7 +90,7 @@ def _walk(cls: type, tree: Mapping[str, Any], prefix: str = "") -> Iterator[Key]
 def _absent(
     cls: type, tree: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[Key, str]]:
-    """Yields keys of members that are not chosen, with the choice each needs."""
+    """Yields keys of members that are not chosen, with the choice that has them."""
     for name, hint in values.fields(cls).items():
         path, (_, below) = prefix + name, _member(hint, tree.get(name))
         for member, config_class in values.members(hint).items():
@@ -97,7 +104,7 @@ def _absent(
 
 
 def _member(hint: Any, held: Any) -> tuple[str, type | None]:
-    """Returns name and class of the config that a field holds as JSON, if any."""
+    """Returns name and class of the config in a field given as JSON, if it is one."""
     allowed = values.members(hint)
     if not (allowed and isinstance(held, dict)):
         return "", None
@@ -106,23 +113,25 @@ def _member(hint: Any, held: Any) -> tuple[str, type | None]:
 
 
 def _is_choice(hint: Any) -> bool:
-    return bool(values.members(hint)) and len(values.alternatives(hint)) > 1
+    return bool(values.members(hint)) and len(alternatives(hint)) > 1
 
 
 def _defaults(cls: Any) -> dict[str, Any]:
-    """Returns the defaults of a config class as JSON; a field without has no entry."""
-    found = {}
+    """Returns the defaults of a config class as JSON, without fields that have none."""
+    defaults = {}
     for field in dataclasses.fields(cls):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         if default is not dataclasses.MISSING:
-            found[field.name] = values.encode(default, values.fields(cls)[field.name])
-    return found
+            defaults[field.name] = values.encode(
+                default, values.fields(cls)[field.name]
+            )
+    return defaults
 
 
 def keys(config: Any) -> dict[str, Key]:
-    """Returns the keys of a config by path, following the members it holds.
+    """Returns the keys of a config by path, including those of its members.
 
     Examples:
       >>> import dataclasses
@@ -146,15 +155,15 @@ def pairs(args: Iterable[str]) -> dict[str, str]:
       >>> pairs(["optimizer.lr=0.3", "seed=1"])
       {'optimizer.lr': '0.3', 'seed': '1'}
     """
-    found: dict[str, str] = {}
+    by_key: dict[str, str] = {}
     for arg in args:
         key, equals, value = arg.partition("=")
         if not equals:
             raise ConfigError(f"overrides are written key=value: got {arg!r}")
-        if key in found:
-            raise ConfigError(f"key given twice: {key}={found[key]} and {arg}")
-        found[key] = value
-    return found
+        if key in by_key:
+            raise ConfigError(f"key given twice: {key}={by_key[key]} and {arg}")
+        by_key[key] = value
+    return by_key
 
 
 def parse(config: Any, pairs: Mapping[str, Any]) -> Any:
@@ -192,7 +201,7 @@ def parse(config: Any, pairs: Mapping[str, Any]) -> Any:
 
 
 def write(config: Any, path: str, value: Any) -> str:
-    """Returns the text that `parse` reads as `value`; a text stands for itself.
+    """Returns the text that `parse` reads as `value`; text is returned as it is.
 
     Raises:
       ConfigError: unknown key, or a value that no text means, such as a config.
@@ -206,7 +215,7 @@ def write(config: Any, path: str, value: Any) -> str:
 
 
 def _read(key: Key, held: Any, given: Any) -> Any:
-    """Returns what a key is set to, as JSON."""
+    """Returns the new value of a key as JSON."""
     allowed = values.members(key.hint)
     if not isinstance(given, str):
         return values.encode(given, key.hint, key.path)
@@ -241,7 +250,7 @@ def _unknown(path: str, known: Mapping[str, Key], absent: list[tuple[Key, str]])
     tails = [key for key in own if key.path.endswith("." + path)]
     if tails:
         return f"unknown key {path!r}; did you mean {' or '.join(map(str, tails))}?"
-    # Own keys come first: max() keeps the first of equals.
+    # Keys of this config come first, as `max` returns the first of equals.
     candidates = [(key, "") for key in own] + absent
     scored = [(_likeness(path, key.path), key, choice) for key, choice in candidates]
     score, key, choice = max(scored, key=lambda entry: entry[0])

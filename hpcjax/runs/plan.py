@@ -1,4 +1,4 @@
-"""What a run would take, before it takes it: `hpcjax run --dry-run`."""
+"""What a run would need, without running it: `hpcjax run --dry-run`."""
 
 import dataclasses
 import pathlib
@@ -8,13 +8,13 @@ from typing import Any
 from rich import box
 from rich.table import Table as RichTable
 
-from hpcjax.core import trees
+from hpcjax.core import compat, trees
 from hpcjax.runs import directory, discover
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Figures read off the compiled training step; nothing has been run.
+    """Figures of a run that are read from its compiled training step.
 
     Attributes:
       name: config and variant.
@@ -26,8 +26,10 @@ class Plan:
       peak_bytes: the step's peak memory on one device.
       flops: floating-point operations of one step on one device, counted by XLA.
       collective_bytes: bytes handed to collectives in one step, per device.
-      checkpoints: how many will be written, of which `keep` stay.
-      files: what the run directory will hold.
+      processes: that train apart, each with these figures; what they send each other
+        while they compute is not among these.
+      checkpoints: number of checkpoints that will be written, of which `keep` remain.
+      files: what the run directory will contain.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Plan:
     flops: float
     collective_bytes: int
     checkpoints: int
+    processes: int = 1
     files: tuple[str, ...] = (
         "config.json",
         "provenance.json",
@@ -58,7 +61,7 @@ def plan_run(
     root: pathlib.Path | None = None,
     devices: int | None = None,
 ) -> Plan | None:
-    """Compiles a config's training step and reads its figures off.
+    """Compiles a config's training step and returns its figures.
 
     Args:
       name: `paper/config[:variant]`, or the path of a run's `config.json`.
@@ -79,7 +82,13 @@ def plan_run(
         return None
     devices = 1 if devices is None else devices
     task = loaded.experiment.task(loaded.config, directory.data_root(root), devices)
-    return _measure(loaded.title, task, loaded.config.train, task.mesh(devices))
+    processes = getattr(loaded.config, "processes", 1)
+    config = loaded.config.alone() if processes > 1 else loaded.config
+    plan = _measure(loaded.title, task, config.train, task.mesh(devices))
+    if processes == 1:
+        return plan
+    epochs, files = plan.epochs * processes, (*plan.files, f"{directory.WORKERS}/")
+    return dataclasses.replace(plan, processes=processes, epochs=epochs, files=files)
 
 
 def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
@@ -90,33 +99,38 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     train.check_batch(task, config, mesh)
     state = train.state_shapes(task, mesh)
     batch = train.batch_shapes(task, config.batch_size, mesh)
-    compiled = train.train_step(task, mesh, state).lower(state, batch).compile()
+    # What is read here is the same to a thousandth, and bytes sent are to the byte.
+    options = compat.quick_compilation(mesh.devices.flat[0].platform)
+    lowered = train.train_step(task, mesh, state).lower(state, batch)
+    compiled = lowered.compile(compiler_options=options)
     local = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
             leaf.sharding.shard_shape(leaf.shape), leaf.dtype
         ),
         dataclasses.replace(state, key=None),
     )
+    model, _ = jax.eval_shape(task.model.init, jax.random.key(0))
     every = config.checkpoint_every
     return Plan(
         name=name,
         devices=mesh.size,
         steps=config.steps,
         epochs=config.steps * config.batch_size / len(task.dataset.train),
-        parameters=trees.num_params(state.params),
+        parameters=trees.num_params(model),
         state_bytes=trees.num_bytes(local),
         peak_bytes=perf.peak_memory(compiled),
         flops=perf.flops(compiled),
-        # XLA on CPU keeps collectives over a single device, which send nothing.
+        # On CPU XLA does not remove collectives over one device, which send nothing.
         collective_bytes=perf.collective_bytes(compiled) if mesh.size > 1 else 0,
         checkpoints=1 + (config.steps - 1) // every if every else 1,
     )
 
 
 def render_plan(plan: Plan) -> RichTable:
-    """Returns the plan as something for `rich.print`."""
+    """Returns the plan as a table for `rich`."""
     table = RichTable(title=f"{plan.name} (not run)", box=box.SIMPLE, show_header=False)
     lines = {
+        "processes": f"{plan.processes}, each with the figures below",
         "devices": f"{plan.devices}",
         "steps": f"{plan.steps} ({plan.epochs:.1f} epochs)",
         "parameters": f"{plan.parameters:,}",
@@ -127,6 +141,8 @@ def render_plan(plan: Plan) -> RichTable:
         "checkpoints": f"{plan.checkpoints}",
         "files": ", ".join(plan.files),
     }
+    if plan.processes == 1:
+        del lines["processes"]
     for label, value in lines.items():
         table.add_row(label, value)
     return table

@@ -17,11 +17,9 @@ from rich.progress import Progress as Bar
 
 @final
 class Progress:
-    """Shows name, step, loss and validation error of the run that is training.
+    """A `Recorder` that shows name, step, loss and validation error of a run.
 
     On a terminal the line is redrawn; elsewhere one line is printed when the run ends.
-
-    It is a `Recorder`.
 
     Examples:
       >>> with Progress("demo", total=2, quiet=True) as progress:
@@ -74,7 +72,7 @@ class Progress:
         self._bar.update(self._task, completed=self._step, metrics=self._text())
 
     def say(self, text: str) -> None:
-        """Prints a text that is a run's outcome, also where nobody watches."""
+        """Prints text that is a result of the run on standard output, also if quiet."""
         self._said.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def rewind(self, step: int) -> float:

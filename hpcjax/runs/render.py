@@ -12,17 +12,17 @@ from hpcjax.runs import show
 from hpcjax.runs.tables import TableResult
 
 Format = Literal["rich", "md", "csv", "html", "latex"]
-# What pandas leaves as it is: signs that TeX has no font for, and a bracket, which at
-# the start of a line is an argument of the end of the line before.
+# Characters that pandas does not escape: signs that TeX fonts lack, and a bracket,
+# which at the beginning of a row would be an optional argument of the preceding `\\\\`.
 _TEX = {"∞": r"$\infty$", "≤": r"$\leq$", "≥": r"$\geq$", "[": "{[}"}
 
 
 def render_table(result: TableResult, form: Format = "rich") -> Any:
-    """Returns the table's values and its verdicts in one form.
+    """Returns a table's values and verdicts in a format.
 
     Args:
-      result: what `build_table` returned.
-      form: `"rich"` gives something for `rich.print`, the others give text.
+      result: from `build_table`.
+      form: `"rich"` for a renderable of `rich`, others for text.
     """
     if form == "rich":
         return _rich(result)
@@ -37,9 +37,9 @@ def render_table(result: TableResult, form: Format = "rich") -> Any:
 
 
 def values(result: TableResult) -> pd.DataFrame:
-    """Returns the shown columns as text, intervals in brackets, one line per row.
+    """Returns the shown columns as text, with intervals in brackets.
 
-    Where rows differ in how their figures came about, a column says how each did.
+    If rows differ in their source, such as measured and simulated, a column names it.
     """
     dataset, table = result.dataset, result.table
     names = [name for name in table.columns if name in dataset]
@@ -51,7 +51,7 @@ def values(result: TableResult) -> pd.DataFrame:
         if f"{name}_low" in dataset and f"{name}_high" in dataset:
             bounds = dataset[[f"{name}_low", f"{name}_high"]].to_dataframe()
             pairs = zip(cells, bounds.iloc[:, 0], bounds.iloc[:, 1], strict=True)
-            # One figure, or none, has no interval.
+            # A single value has an interval of length zero, which is not shown.
             cells = [
                 f"{text} [{cell(low)}, {cell(high)}]" if low < high else text
                 for text, low, high in pairs
@@ -102,7 +102,7 @@ def _rich(result: TableResult) -> RenderableType:
 
 
 def html(frame: pd.DataFrame) -> str:
-    """Returns a frame as an HTML table, its text escaped."""
+    """Returns a frame as an HTML table, its text escape."""
     return frame.to_html(index=False, border=0)
 
 
@@ -127,9 +127,9 @@ def _markdown(frame: pd.DataFrame) -> str:
     def line(cells: list[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    def escaped(cells: list[str]) -> list[str]:
+    def escape(cells: list[str]) -> list[str]:
         return [re.sub(r"([\\|*_`<&])", r"\\\1", " ".join(c.split())) for c in cells]
 
     columns, rows = texts(frame)
-    lines = [escaped(columns), ["---"] * len(columns), *map(escaped, rows)]
+    lines = [escape(columns), ["---"] * len(columns), *map(escape, rows)]
     return "\n".join(map(line, lines)) + "\n"

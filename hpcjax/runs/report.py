@@ -1,7 +1,7 @@
-"""One self-contained HTML page of tables, sweeps and runs, and of what made them.
+"""A self-contained HTML page about tables, sweeps and runs, with their provenance.
 
-The page needs no script, no other file and no network. What it shows of a run it shows
-once, however many tables the run is in.
+The page needs no script, no other file and no network. A run that is in several tables
+is described once.
 """
 
 import datetime
@@ -19,8 +19,10 @@ from hpcjax.core.files import write_atomic
 from hpcjax.runs import build, curves, directory, discover, facts, render, results
 from hpcjax.runs.tables import TableResult
 
-_POINTS = 250  # of a curve: more cannot be seen
-_BEST = 10  # trials of a sweep that are told in full
+# Points of a curve; more cannot be distinguished.
+_POINTS = 250
+# Trials of a sweep that are described in full.
+_BEST = 10
 _METRICS = ("val_error", "val_loss")
 
 
@@ -31,7 +33,7 @@ def write_report(
     path: pathlib.Path | None = None,
     tier: str = "cpu",
 ) -> pathlib.Path:
-    """Writes a page on tables, sweeps and runs, and a PNG beside it for their curves.
+    """Writes a page about tables, sweeps and runs, and their curves as PNG beside it.
 
     Args:
       ids: tables (`jorge/steps`), sweeps (names below `sweeps/`) and runs (names below
@@ -61,7 +63,7 @@ def write_report(
 
 
 class _Page:
-    """What goes into a page, in order."""
+    """The sections of a page, in order."""
 
     def __init__(self, root: pathlib.Path, path: pathlib.Path, tier: str) -> None:
         self.root, self.path, self.tier = root, path, tier
@@ -83,7 +85,7 @@ class _Page:
             self.singles.append(self.single(directory.open_run(self.root, name)))
 
     def add_finished(self) -> None:
-        """Adds every table that needs no run; of the others, says why not."""
+        """Adds all tables whose runs have finished; lists others with the reason."""
         for name, table in self.known.items():
             try:
                 result = build.build_table(
@@ -130,10 +132,10 @@ class _Page:
         ]
 
     def fact(self, run_id: str) -> facts.Facts:
-        """Returns what is told of a run, which the page then does."""
+        """Returns the facts of a run, and puts the run on the page."""
         if run_id not in self.runs:
             run = directory.open_run(self.root, run_id)
-            self.runs[run_id] = facts.of(run, self.root)
+            self.runs[run_id] = facts.collect(run, self.root)
         return self.runs[run_id]
 
     def table(self, result: TableResult) -> dict[str, Any]:
@@ -223,10 +225,10 @@ class _Page:
         """
         groups: dict[str, dict[str, xr.Dataset]] = {}
         for row, dataset in rows.items():
-            groups.setdefault(row.rpartition("/")[0], {})[row] = _thinned(dataset)
+            groups.setdefault(row.rpartition("/")[0], {})[row] = _thin(dataset)
         drawn = []
         for group, members in groups.items():
-            held = [m for m in _METRICS if curves.having(members, m)]
+            held = [m for m in _METRICS if curves.select_rows(members, m)]
             if not held:
                 continue
             title = f"{name}/{group}" if group else name
@@ -241,8 +243,8 @@ class _Page:
         return drawn
 
 
-def _thinned(row: xr.Dataset) -> xr.Dataset:
-    """Returns a history with as many validations as a picture can show."""
+def _thin(row: xr.Dataset) -> xr.Dataset:
+    """Returns a history with at most as many validations as a picture can show."""
     size = row.sizes.get("eval_step", 0)
     if size <= _POINTS:
         return row
@@ -254,7 +256,7 @@ def _pairs(values: Mapping[str, str]) -> str:
 
 
 def _trials(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the runs of a tuning: what was set, and what came of it."""
+    """Returns the runs of a tuning with the overrides of each."""
     return [
         {
             **run,

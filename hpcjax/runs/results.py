@@ -1,4 +1,4 @@
-"""Results as labelled arrays: from a run's records, to and from netCDF, over seeds."""
+"""Results as labelled arrays: made from records, joined over seeds, in netCDF files."""
 
 import json
 import pathlib
@@ -22,6 +22,8 @@ _SPENT = {
     "compile": "compile_seconds",
     "lost": "lost_seconds",
 }
+# What an experiment returns, so that it need not import xarray before it runs.
+Dataset = xr.Dataset
 SOURCES = ("measured", "simulated", "analytical")
 
 
@@ -29,15 +31,15 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
     """Returns a run's records as a dataset.
 
     Args:
-      records: what the training loop wrote, in order:
+      records: the records of the training loop in order,
         `{"step", "seconds", name: value}`, names starting with `val_` for validations.
 
     Returns:
       Training metrics with dimension `step` and validation metrics with dimension
       `eval_step`; `seconds` and `eval_seconds` are training seconds at each of them.
-      Scalars say what the time of all sessions went into: `compile_seconds`,
-      `spent_<what>_seconds`, and `lost_seconds`, all that went into steps which were
-      taken again.
+      Scalars tell how the time of all sessions was spent: `compile_seconds`,
+      `spent_<what>_seconds`, and `lost_seconds`, the time of steps that were taken
+      again.
     """
     records = list(records)
     rows: list[Mapping[str, Any]] = []
@@ -73,16 +75,16 @@ def _columns(
 
 
 def time_split(dataset: xr.Dataset) -> dict[str, float]:
-    """Returns what the time of a run went into, in seconds, without overlap.
+    """Returns how the time of a run was spent, in seconds, without overlap.
 
     Args:
       dataset: what `history` returned.
 
     Returns:
       `compute` (training without waiting for data), `data`, `validation`, `checkpoint`,
-      `init` (without compiling), `compile` and `lost` (all of steps that were taken
-      again), as far as the dataset has them; nothing for a result that is no training.
-      Their sum is the time from the beginning of each session to its last record.
+      `init` (without compiling), `compile` and `lost` (steps that were taken again), as
+      far as the dataset has them; empty for a result that is not of a training. The sum
+      is the time from the start of each session to its last record.
 
     Examples:
       >>> timed = {"spent_compute_seconds": 6.0, "spent_init_seconds": 4.0}
@@ -94,7 +96,7 @@ def time_split(dataset: xr.Dataset) -> dict[str, float]:
         for what, name in _SPENT.items()
         if name in dataset and not dataset[name].dims
     }
-    # The step is compiled before the first one is counted: as part of `init`.
+    # `init` ends where the first step begins, and so includes compiling it.
     if "init" in split:
         split["init"] = max(0.0, split["init"] - split.get("compile", 0.0))
     return split
@@ -112,7 +114,7 @@ def least(values: xr.DataArray) -> float:
 
 
 def goodput(split: Mapping[str, float]) -> float:
-    """Returns the share of the time that was compute; NaN where that is not known.
+    """Returns the share of the time that was spent on computing, NaN if not known.
 
     Examples:
       >>> goodput({"compute": 6.0, "init": 1.0, "compile": 3.0})
@@ -125,10 +127,11 @@ def goodput(split: Mapping[str, float]) -> float:
 def write(
     dataset: xr.Dataset, path: pathlib.Path, provenance: Mapping[str, Any]
 ) -> None:
-    """Writes a result as netCDF, whole or not at all.
+    """Writes a result as netCDF, completely or not at all.
 
     Args:
-      dataset: the result; its attribute `source` says how its figures came about.
+      dataset: the result; its attribute `source` is one of `SOURCES`, by default the
+        first.
       path: the file.
       provenance: kept as the JSON attribute `provenance`.
 

@@ -1,4 +1,4 @@
-"""What there is, in print: lists of configs and tables, and one config in full."""
+"""Printing lists of configs, parts and tables, and one config in full."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from hpcjax.core import parts
 from hpcjax.runs import config as configs
 from hpcjax.runs import overrides, values
 from hpcjax.runs.discover import ConfigEntry, Loaded
@@ -20,7 +21,7 @@ _PIPED_WIDTH = 1000
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Returns where a command prints; in a pipe, no line is cut or coloured."""
+    """Returns the console of a command; in a pipe lines are not cut or coloured."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPED_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
@@ -39,7 +40,7 @@ def frame(
 
 
 def list_configs(entries: Iterable[ConfigEntry]) -> RenderableType:
-    """Returns one line per variant, a config's base first; then files that fail."""
+    """Returns a line for each variant, bases first; then files that cannot be used."""
     rows: list[tuple[str, ...]] = []
     problems: list[str] = []
     for entry in entries:
@@ -57,8 +58,22 @@ def _base_first(entry: ConfigEntry) -> list[str]:
     return sorted(entry.variants, key=lambda name: name != entry.base)
 
 
+def list_parts() -> RenderableType:
+    """Returns a line for each part: its kind, name, summary and class."""
+    rows = [
+        (kind, name, _first_line(cls), f"{cls.__module__}:{cls.__qualname__}")
+        for kind in parts.KINDS
+        for name, cls in parts.classes(kind).items()
+    ]
+    return frame("Parts", ("kind", "name", "what", "class"), rows)
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").partition("\n")[0]
+
+
 def list_tables(tables: "Mapping[str, Table]") -> RenderableType:
-    """Returns one line per table and tier: the command that makes it, and how long."""
+    """Returns a line for each table and tier, with command and duration."""
     rows = [
         (table.id, table.title, command, f"{tier.minutes:g} min")
         for table in tables.values()

@@ -1,8 +1,8 @@
 """Signals that ask a run to stop: SIGINT (Ctrl-C), SIGTERM, and SIGUSR1 of Slurm.
 
-While it trains, the first one is a request: the loop finishes its step, saves and ends.
-A second Ctrl-C leaves at once; a second SIGTERM or SIGUSR1 changes nothing. Outside of
-training there is nothing to save, and the first one ends the run.
+During training the first one is a request: the loop finishes its step, saves and ends.
+A second Ctrl-C exits at once; a second SIGTERM or SIGUSR1 has no effect. Outside of
+training there is nothing to save, and the first signal ends the run.
 """
 
 import contextlib
@@ -13,12 +13,13 @@ from typing import Any, final
 
 from hpcjax.core.errors import Interrupted, Preempted
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # not every system has the last
+# Not every system has the last one.
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
 @final
 class StopSignals:
-    """The handlers, while the context is open; without effect outside the main thread.
+    """Installs the handlers while the context is open, if in the main thread.
 
     Attributes:
       received: number of the first signal, 0 before there is one.
@@ -31,9 +32,11 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            found = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-            for each in found:
-                # Who started us in the background may have it ignored, as nohup does.
+            signals = [
+                getattr(signal, name) for name in _NAMES if hasattr(signal, name)
+            ]
+            for each in signals:
+                # A signal that is ignored, as `nohup` arranges, stays ignored.
                 if signal.getsignal(each) is not signal.SIG_IGN:
                     self._before[each] = signal.signal(each, self._handle)
         return self
@@ -43,7 +46,7 @@ class StopSignals:
             signal.signal(each, handler)
 
     @contextlib.contextmanager
-    def deferred(self) -> Iterator[None]:
+    def defer(self) -> Iterator[None]:
         """Returns a context in which the first signal only sets `received`."""
         self._deferred = True
         try:
@@ -52,7 +55,7 @@ class StopSignals:
             self._deferred = False
 
     def check(self) -> None:
-        """Raises the error of a signal that came, and that nothing has answered."""
+        """Raises the error of a signal that has been received."""
         if self.received == signal.SIGINT:
             raise Interrupted("interrupted")
         if self.received:

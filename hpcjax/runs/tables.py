@@ -1,4 +1,4 @@
-"""A paper's tables: which runs make one, how it is read off them, what it must show.
+"""A paper's tables: their runs, how these are reduced, and what they must show.
 
 A `Table` is registered by being a module-level object of an experiment's `tables.py`.
 Its claims are numbers with bounds, computed from the assembled dataset; a claim whose
@@ -21,11 +21,11 @@ TierName = Literal["cpu", "gpu", "model"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One relation of the paper, as a number of ours and its bound.
+    """A statement of the paper, as a bound on a number of ours.
 
     Attributes:
       relation: the paper's statement in words.
-      ours: reads our number off the assembled table.
+      ours: computes our number from the assembled table.
       at_most: the claim holds when the number is at most this; or
       at_least: when it is at least this.
     """
@@ -51,7 +51,7 @@ class Claim:
         )
 
     def holds(self, value: float) -> bool:
-        """Says whether `value` satisfies the bound; NaN never does."""
+        """Returns whether `value` satisfies the bound; NaN never does."""
         if math.isnan(value):
             return False
         if self.at_most is not None:
@@ -61,18 +61,18 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The runs behind one row: a config, its seeds, and what is tuned first.
+    """The runs of one row: a config, its seeds, and a grid for tuning it first.
 
     Attributes:
       config: name and variant, such as `"jorge/digits:sgd"`.
       seeds: seeds whose results are reported.
       overrides: further `key: text` overrides of the config.
-      tune: axes of a grid, `key: values as text`; the cell with the least `by` (median
-        over `tune_seeds` of the best validation) is what is run under `seeds`.
-      tune_seeds: seeds of the tuning runs; none of them is reported.
+      tune: axes of a grid, `key: values as text`. Of its cells the one with the least
+        `by`, the median over `tune_seeds` of the best validation, is run with `seeds`.
+      tune_seeds: seeds of the tuning runs, which are not reported.
       by: validation metric that is minimised.
-      like: name of another row, from whose tuning this row takes values untuned.
-      takes: the keys it takes over.
+      like: name of another row, whose tuned values this row uses without tuning.
+      takes: the keys of these values.
     """
 
     config: str
@@ -100,15 +100,52 @@ class Runs:
         ]
 
 
+def grid(
+    config: str,
+    *axes: Mapping[str, Mapping[str, str]] | Sequence[str],
+    seeds: tuple[int, ...] = (0,),
+    between: str = ", ",
+) -> dict[str, Runs]:
+    """Returns rows of runs for all combinations of labels, one of each axis.
+
+    Args:
+      config: of all rows; `{0}` in it is replaced by the label of the first axis.
+      *axes: overrides by label, or labels alone; a row has those of all its labels.
+      seeds: of every row.
+      between: separates the labels in a row's name.
+
+    Examples:
+      >>> sizes = {f"P={p}": {"processes": str(p)} for p in (8, 64)}
+      >>> runs = grid("paper/steps:{0}", ("fast", "slow"), sizes)
+      >>> list(runs)
+      ['fast, P=8', 'fast, P=64', 'slow, P=8', 'slow, P=64']
+      >>> runs["slow, P=8"].config, runs["slow, P=8"].overrides
+      ('paper/steps:slow', {'processes': '8'})
+    """
+    return {
+        between.join(labels): Runs(
+            config=config.format(*labels),
+            overrides={
+                key: text
+                for axis, label in zip(axes, labels, strict=True)
+                if isinstance(axis, Mapping)
+                for key, text in axis[label].items()
+            },
+            seeds=seeds,
+        )
+        for labels in itertools.product(*axes)
+    }
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tier:
-    """How a table is made on one kind of machine, and what it must show there.
+    """The runs and claims of a table on one kind of machine.
 
     Attributes:
       runs: rows by name.
       claims: claims by name.
-      minutes: about how long it takes, for `hpcjax list`.
-      devices: of every run; simulated ones on a CPU.
+      minutes: approximate duration, for `hpcjax list`.
+      devices: number of devices of every run; simulated ones on a CPU.
     """
 
     runs: Mapping[str, Runs]
@@ -130,6 +167,21 @@ class Tier:
                 )
 
 
+def on_cpu(**options: Any) -> dict[TierName, Tier]:
+    """Returns the one tier of a table that is made on a CPU; see `Tier`."""
+    return {"cpu": Tier(**options)}
+
+
+def on_gpu(**options: Any) -> dict[TierName, Tier]:
+    """Returns the one tier of a table that is made on a GPU; see `Tier`."""
+    return {"gpu": Tier(**options)}
+
+
+def by_model(**options: Any) -> dict[TierName, Tier]:
+    """Returns the one tier of a table that is computed, not measured; see `Tier`."""
+    return {"model": Tier(**options)}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
     """One table of a paper.
@@ -137,13 +189,13 @@ class Table:
     Attributes:
       id: `<paper>/<name>`; the folder's name comes first.
       title: one line.
-      paper: where it stands in the paper, and what is known of its figures.
+      paper: where it is in the paper, and what is known of its figures.
       tiers: by name.
       reduce: `{row: dataset with dimension seed} -> table`, variables are its columns
         and `row` one of its dimensions; `<column>_low`, `<column>_high` are intervals.
       columns: variables shown, in order, with their headings.
       benchmark: the runs measure time, so `hpcjax bench` repeats them.
-      caption: what a reader must know about stand-in data and units.
+      caption: what readers must know about stand-in data and units.
     """
 
     id: str
@@ -188,7 +240,7 @@ class Verdict:
 
 
 def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
-    """Computes every claim; one that cannot be computed for want of a cell is NaN."""
+    """Computes all claims; those that lack a cell are NaN."""
     verdicts = []
     for name, claim in tier.claims.items():
         try:
@@ -209,18 +261,18 @@ def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """A table as it came out.
+    """A table that has been made.
 
     Attributes:
-      table: what was made.
-      tier: on which tier.
+      table: its definition.
+      tier: its tier.
       dataset: the assembled values.
       verdicts: one for each claim.
-      runs: one record per run behind it: row, overrides, id, config digest, commit,
+      runs: a record for each of its runs: row, overrides, id, config digest, commit,
         and whether it diverged.
       tuned: by row, the overrides that tuning chose.
-      rows: what the reported runs returned, by row, joined along `seed`.
-      differences: against the committed result; None when it was not compared.
+      rows: by row, the results of the reported runs, joined along `seed`.
+      differences: from the committed result; None if it was not compared.
     """
 
     table: Table
@@ -234,17 +286,17 @@ class TableResult:
 
     @property
     def sources(self) -> dict[str, str]:
-        """How the figures of each row came about; see `results.SOURCES`."""
+        """The source of each row's figures, see `results.SOURCES`."""
         return {
             name: row.attrs.get("source", "measured") for name, row in self.rows.items()
         }
 
     @property
     def source(self) -> str:
-        """How the table's figures came about; several ways where its rows differ.
+        """The source of the table's figures; several if its rows differ.
 
-        A `reduce` whose figures are not those of the runs says so in the attribute
-        `source` of what it returns.
+        A `reduce` that computes figures of another source than the runs sets the
+        attribute `source` of its result.
         """
         ways = ", ".join(dict.fromkeys(self.sources.values())) or "measured"
         return ways if "," in ways else self.dataset.attrs.get("source", ways)

@@ -1,12 +1,14 @@
-"""How long each method needs to reach what a tuned baseline reaches.
+"""Steps and time that methods need to reach the target of a tuned baseline.
 
-The target is the worst of the baseline seeds' best validations, so every baseline run
-reaches it; the baseline's own steps are counted to that same target. A run that misses
-it counts as infinitely slow, not as missing. A validation that is NaN, or that a run
-which diverged never came to, reaches nothing; a baseline seed with none but those has
-no say in the target. It misses it, as it may one that is given: other rows are then
-compared with the last step at which the baseline was validated. It would have needed
-more, so that their ratio under this seed is at most the one shown.
+The target is the worst of the baseline seeds' best validations, so that every baseline
+run reaches it, and the baseline's steps are counted to the same target. A run that
+misses it counts as infinitely slow, not as missing. Validations that are NaN, or that a
+diverged run did not come to, reach no target.
+
+A baseline seed without any finite validation does not count for the target and misses
+it, as any seed may miss a target that is given. Other rows are then compared with the
+last step at which the baseline was validated. The baseline would have needed more, so
+that the true ratio under this seed is at most the one that is shown.
 """
 
 from collections.abc import Mapping
@@ -24,26 +26,26 @@ def time_to_target(
     metric: str = "val_loss",
     target: float | None = None,
 ) -> xr.Dataset:
-    """Compares methods by the steps to a target.
+    """Compares methods by the number of steps to a target.
 
     Args:
       rows: `{row: history with dimension seed}`; the baseline has every seed.
-      baseline: the row that others are compared with.
+      baseline: the row with which others are compared.
       metric: validation metric, less is better.
-      target: a value of the metric; None takes what the baseline reaches, see above.
+      target: a value of the metric; None for what all baseline seeds reach.
 
     Returns:
       With dimension `row`: `steps` (median over seeds) and `ratio`, the median over
       seeds of steps divided by the baseline's steps under the same seed, both with
       95 % bootstrap intervals `_low` and `_high`; `best`, the median best value;
       `seconds`, the median training time to the target; `compile_seconds`, the longest
-      (later seeds find the program in the cache); and `target`. `steps_by_seed` keeps
-      the single runs, dimensions `row`, `seed`.
+      compilation, as later seeds find the program in the cache; and `target`. With
+      dimensions `row` and `seed`, `steps_by_seed` has the steps of single runs.
 
     Raises:
       Diverged: no seed of the baseline has a finite value of the metric.
     """
-    scored = {name: _scored(row, metric) for name, row in rows.items()}
+    scored = {name: _fill_missing(row, metric) for name, row in rows.items()}
     best = scored[baseline][metric].min("eval_step").values
     if not np.isfinite(best).any():
         raise Diverged(f"no seed of {baseline!r}, the baseline, has a finite {metric}")
@@ -62,9 +64,30 @@ def time_to_target(
     return table.assign(target=target)
 
 
-def _scored(row: xr.Dataset, metric: str) -> xr.Dataset:
-    """Returns a row in which the metric is infinite wherever there is no value."""
-    if metric not in row:  # each of its runs ended before the first validation
+def time_to_targets(
+    rows: Mapping[str, xr.Dataset], baselines: Mapping[str, str]
+) -> xr.Dataset:
+    """Compares the methods of each of several tasks with that task's baseline.
+
+    Args:
+      rows: by `task/method`.
+      baselines: by task, the method that the others are compared with.
+
+    Returns:
+      What `time_to_target` says of each task, joined; `target` too has dimension `row`.
+    """
+    compared = []
+    for task, baseline in baselines.items():
+        own = {name: row for name, row in rows.items() if name.startswith(f"{task}/")}
+        table = time_to_target(own, f"{task}/{baseline}")
+        compared.append(table.assign(target=table["target"].expand_dims(row=table.row)))
+    return xr.concat(compared, dim="row", join="outer")
+
+
+def _fill_missing(row: xr.Dataset, metric: str) -> xr.Dataset:
+    """Returns a row in which the metric is infinite where it has no value."""
+    # None of its runs came to a validation.
+    if metric not in row:
         nothing = xr.full_like(row["seed"], np.inf, float).expand_dims(eval_step=[0])
         row = row.drop_dims("eval_step")
         row = row.assign({metric: nothing, "eval_seconds": nothing})

@@ -7,7 +7,7 @@ WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def plain(value: Any) -> Any:
-    """Returns the word of a float that JSON cannot hold, anything else as it is.
+    """Returns the word for a float that JSON cannot represent, other values unchanged.
 
     Examples:
       >>> plain(float("-inf")), plain(0.5), plain("text")
@@ -18,5 +18,5 @@ def plain(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Returns the float that a word stands for, anything else as it is."""
+    """Returns the float that a word stands for, other values unchanged."""
     return WORDS.get(value, value) if isinstance(value, str) else value

@@ -1,5 +1,4 @@
 from .gradients import local_value_and_grad as local_value_and_grad
-from .mesh import DATA_AXIS as DATA_AXIS
 from .mesh import GRAD_RECEIVER_AXIS as GRAD_RECEIVER_AXIS
 from .mesh import GRAD_WORKER_AXIS as GRAD_WORKER_AXIS
 from .mesh import data_axes as data_axes

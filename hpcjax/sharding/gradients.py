@@ -13,17 +13,18 @@ def local_value_and_grad(
 ) -> Callable[..., Any]:
     """Returns `jax.value_and_grad(function)` whose gradients stay on their device.
 
-    With replicated parameters JAX would return gradients already summed over `axis`;
-    transforms that communicate expect the local ones.
+    Inside `shard_map` JAX returns gradients of replicated parameters already summed
+    over the mesh. Transforms that communicate expect local gradients, so parameters are
+    marked as varying over `axis` first.
 
     Args:
-      function: differentiated in its first argument.
+      function: differentiated with respect to its first argument.
       axis: the mesh axis, or axes, of the surrounding `shard_map`.
       has_aux: as in `jax.value_and_grad`.
     """
     differentiate = jax.value_and_grad(function, has_aux=has_aux)
 
-    def local(params: Any, *args: Any) -> Any:
+    def differentiate_locally(params: Any, *args: Any) -> Any:
         return differentiate(vary(params, axis), *args)
 
-    return local
+    return differentiate_locally

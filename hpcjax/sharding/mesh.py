@@ -1,4 +1,4 @@
-"""The only maker of device meshes, and the placement of arrays on them."""
+"""Making device meshes, and placing arrays on them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,20 +9,20 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hpcjax.core import per_device
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.method import DATA_AXIS, WORKER_AXIS
 
-DATA_AXIS = "data"
-# The same devices as a grid: those that precondition a layer stand in one column of it,
-# those that receive the result in one row. See `optim.kfac.Distribution`.
+# The devices of data parallelism as KAISA's grid: those that precondition a layer form
+# a column, those that receive the result a row. See `optim.kfac.Distribution`.
 GRAD_WORKER_AXIS = "grad_worker"
 GRAD_RECEIVER_AXIS = "grad_receiver"
-_DATA_AXES = (DATA_AXIS, GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS)
+_DATA_AXES = (WORKER_AXIS, DATA_AXIS, GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS)
 
 
 def make_mesh(shape: Mapping[str, int]) -> Mesh:
-    """Returns a mesh of the first devices, named axes in the order of `shape`.
+    """Returns a mesh of the first devices, with the axes of `shape` in their order.
 
-    Axes are `Auto`: bodies of `shard_map` see local blocks, everything else is left to
-    the compiler. Devices of all processes count.
+    Axes are `Auto`: the compiler chooses shardings, except inside `shard_map`. The
+    devices are those of all processes.
 
     Raises:
       ConfigError: a size below 1, or more devices asked for than there are.
@@ -32,17 +32,17 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
       {'data': 1}
     """
     sizes = tuple(shape.values())
-    wanted, have = int(np.prod(sizes)), jax.device_count()
-    if not sizes or min(sizes) < 1 or wanted > have:
+    needed, available = int(np.prod(sizes)), jax.device_count()
+    if not sizes or min(sizes) < 1 or needed > available:
         raise ConfigError(
-            f"a mesh needs sizes of at least 1 and at most {have} devices in all: "
+            f"a mesh needs sizes of at least 1 and at most {available} devices in all: "
             f"got {dict(shape)}"
         )
     return jax.make_mesh(
         sizes,
         tuple(shape),
         axis_types=(AxisType.Auto,) * len(sizes),
-        devices=jax.devices()[:wanted],
+        devices=jax.devices()[:needed],
     )
 
 
@@ -61,16 +61,19 @@ def data_axes(mesh: Mesh) -> tuple[str, ...]:
       >>> data_axes(data_mesh(1))
       ('data',)
     """
-    found = tuple(axis for axis in mesh.axis_names if axis in _DATA_AXES)
-    if not found:
+    axes = tuple(axis for axis in mesh.axis_names if axis in _DATA_AXES)
+    if not axes:
         raise ValueError(
             f"a mesh needs one of the data axes {_DATA_AXES}: got {mesh.axis_names}"
         )
-    return found
+    return axes
 
 
 def state_shardings(state: Any, mesh: Mesh) -> Any:
-    """Returns shardings for a state: replicated, `PerDevice` parts split by axis."""
+    """Returns the shardings of a state: replicated, except `PerDevice` values.
+
+    Those are split along the axis that they name.
+    """
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         per_device.specs(state),
@@ -79,14 +82,14 @@ def state_shardings(state: Any, mesh: Mesh) -> Any:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts this process's rows of a batch on its devices, split along the data axis.
+    """Places this process's rows of a batch on its devices, split over the data axes.
 
     Args:
-      batch: arrays whose first dimension is the rows of this process.
+      batch: arrays whose first axis is the rows of this process.
       mesh: a mesh with data axes.
 
     Returns:
-      Global arrays, first dimension split over the data axes.
+      Global arrays, whose first axis is split over the data axes.
     """
     sharding = NamedSharding(mesh, PartitionSpec(data_axes(mesh)))
     return {

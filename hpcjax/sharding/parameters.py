@@ -1,7 +1,7 @@
-"""How the parameters of a language model are split over a mesh, for programs of `jit`.
+"""Sharding the parameters of a language model over a mesh, for programs of `jit`.
 
-A parameter's path says what its axes mean, such as `("embed", "ff")`, and rules say
-over which mesh axis each meaning is split. The compiler adds the communication.
+A table gives the logical axes of each parameter by its path, such as `("embed", "ff")`,
+and rules map logical axes to mesh axes. The compiler inserts the communication.
 """
 
 import functools
@@ -33,8 +33,8 @@ PRESETS: Mapping[str, Rules] = {
     "ep": {"expert": MODEL_AXIS},
     "pp": {"layers": STAGE_AXIS},
 }
-# What the last axes of a parameter mean, by the end of its path. In `blocks`, `layers`
-# stands before them.
+# The logical axes of a parameter by the end of its path. Below `blocks` the axis
+# `layers` precedes them.
 AXES: tuple[tuple[str, tuple[Meaning | None, ...]], ...] = (
     (r"embed/table", ("vocab", "embed")),
     (r"(position|types)/table", (None, "embed")),
@@ -61,18 +61,19 @@ AXES: tuple[tuple[str, tuple[Meaning | None, ...]], ...] = (
 
 
 def rules(preset: str) -> Rules:
-    """Returns over which mesh axis each meaning is split; one left out is not.
+    """Returns `{logical axis: mesh axis}` of a preset; other axes are not split.
 
-    - `"dp"`: nothing; batches are split over `"data"`.
-    - `"fsdp"`: the model's width over `"data"`, as batches are. Give the model
-      `batch_axis="data"`, or the compiler may split features instead of gathering
-      parameters.
-    - `"tp"`: over `"model"`: heads, the inner features of the feed-forward part, the
-      vocabulary of table and head. Query, key, value, up and gate are so split by
-      columns, output and down by rows: two all-reduces a layer forward.
-    - `"tp+fsdp"`: both.
-    - `"ep"`: experts over `"model"`.
-    - `"pp"`: layers over `"stage"`, as stages of a pipeline hold them.
+    - `"dp"`: parameters are replicated; only batches are split, over `"data"`.
+    - `"fsdp"`: the model's width is split over `"data"`, as batches are. Set the
+      model's `batch_axis="data"`, or the compiler may split activations by features
+      instead of gathering parameters.
+    - `"tp"`: heads, the inner features of the feed-forward part, and the vocabulary of
+      table and head are split over `"model"`. Query, key, value, up and gate are thus
+      split by columns and output and down by rows, which takes two all-reduces a layer
+      in the forward pass.
+    - `"tp+fsdp"`: both of these.
+    - `"ep"`: experts are split over `"model"`.
+    - `"pp"`: layers are split over `"stage"`, as the stages of a pipeline hold them.
 
     Raises:
       ConfigError: an unknown preset.
@@ -92,17 +93,17 @@ def rules(preset: str) -> Rules:
 
 
 def logical_axes(params: Any) -> dict[str, tuple[Meaning | None, ...]]:
-    """Returns what the axes of each parameter of a language model mean, by path.
+    """Returns the logical axes of each parameter of a language model, by path.
 
-    An optimizer's state may be given too: its paths end as those of parameters, and
+    It also takes an optimizer's state, whose paths end like those of the parameters;
     scalars have no axes.
 
     Args:
       params: a tree of arrays or shapes.
 
     Raises:
-      ConfigError: parameters that `AXES` does not know, all listed, or one with another
-        number of axes.
+      ConfigError: parameters that are not in `AXES`, all listed, or a parameter with
+        another number of axes.
 
     Examples:
       >>> import jax
@@ -110,7 +111,7 @@ def logical_axes(params: Any) -> dict[str, tuple[Meaning | None, ...]]:
       >>> logical_axes({"blocks": {"mlp": {"up": {"kernel": kernel}}}})
       {'blocks/mlp/up/kernel': ('layers', 'embed', 'ff')}
     """
-    found, unknown = {}, []
+    known, unknown = {}, []
     for path, leaf in trees.flatten(params).items():
         axes = () if leaf.ndim == 0 else _axes_of(path)
         if axes is None:
@@ -118,10 +119,10 @@ def logical_axes(params: Any) -> dict[str, tuple[Meaning | None, ...]]:
         elif len(axes) != leaf.ndim:
             raise ConfigError(f"{path} must have axes {axes}: got shape {leaf.shape}")
         else:
-            found[path] = axes
+            known[path] = axes
     if unknown:
         raise ConfigError(f"parameters matched by no rule: {unknown}")
-    return found
+    return known
 
 
 def parameter_shardings(
@@ -131,25 +132,25 @@ def parameter_shardings(
     *,
     decoder: Decoder | None = None,
 ) -> Any:
-    """Returns how to place the parameters of a language model on a mesh.
+    """Returns the shardings of a language model's parameters on a mesh.
 
-    Key and value heads that the axis does not divide, and a vocabulary that it does not
-    divide, are not split, which is logged once. Anything else must be divisible.
+    Key and value heads, and the vocabulary, are replicated if the mesh axis does not
+    divide their number, which is logged once. Everything else must be divisible.
 
     Args:
       params: arrays or shapes, such as `jax.eval_shape(model.init, key)[0]`, or an
         optimizer's state over them.
-      mesh: has the axes that the rules name.
-      preset: see `rules`, or rules of one's own.
+      mesh: with the axes that the rules name.
+      preset: a name, see `rules`, or rules of your own.
       decoder: `model.decoder`; needed where heads are split.
 
     Returns:
       A tree like `params` of `NamedSharding`, for `jax.device_put` and `jax.jit`.
 
     Raises:
-      ConfigError: an unknown preset or meaning, a mesh without an axis of the rules,
-        parameters that are none of a language model, heads, widths, experts or layers
-        that the axis does not divide.
+      ConfigError: an unknown preset or logical axis, a mesh without an axis of the
+        rules, parameters that no language model has, or a number of heads, features,
+        experts or layers that the mesh axis does not divide.
 
     Examples:
       >>> import jax
@@ -173,7 +174,7 @@ def parameter_shardings(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns how batches lie on a mesh: rows over its data axes, if it has any.
+    """Returns the sharding of batches: rows split over the data axes, if there are any.
 
     Examples:
       >>> from hpcjax import sharding
@@ -194,6 +195,7 @@ class _Axis(NamedTuple):
 
 
 def _axes_of(path: str) -> tuple[Meaning | None, ...] | None:
+    """Returns the logical axes of a parameter, None if the table has none."""
     for pattern, axes in AXES:
         if re.search(rf"(^|/)({pattern})$", path):
             stacked = re.search(r"(^|/)blocks/", path)
@@ -216,7 +218,7 @@ def _check_rules(chosen: Rules, mesh: Mesh) -> None:
 def _split(
     axis: _Axis, chosen: Rules, mesh: Mesh, decoder: Decoder | None
 ) -> str | None:
-    """Returns the mesh axis over which an axis of a parameter is split."""
+    """Returns the mesh axis over which an axis of a parameter is split, or None."""
     if axis.meaning is None or axis.meaning not in chosen:
         return None
     name = chosen[axis.meaning]
@@ -224,12 +226,13 @@ def _split(
     if what in ("heads", "kv"):
         if decoder is None:
             raise ConfigError("heads are only split with decoder=, their sizes")
-        # Half a head could be split evenly too, but not multiplied by itself.
+        # Features could be divisible where heads are not, but then a head would be on
+        # two devices, and its attention would need communication.
         count = decoder.heads if what == "heads" else decoder.kv_heads
     if count % devices == 0:
         return name
     if what in ("kv", "vocab"):
-        _say_whole(
+        _log_replicated(
             "key and value heads" if what == "kv" else what, count, name, devices
         )
         return None
@@ -240,5 +243,5 @@ def _split(
 
 
 @functools.cache
-def _say_whole(what: str, count: int, axis: str, devices: int) -> None:
+def _log_replicated(what: str, count: int, axis: str, devices: int) -> None:
     log.info("%s: %d on each of %d devices of %r", what, count, devices, axis)

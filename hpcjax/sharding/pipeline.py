@@ -1,14 +1,15 @@
-"""A pipeline's schedule, run: loss and gradients of a step in one SPMD program.
+"""Pipeline parallelism: loss and gradients of a step by a schedule, in one program.
 
-A `lax.scan` over the ticks of `tick_table`; at each tick a device does its own op of a
-`lax.switch`, then results go one place up and down the ring by `ppermute`, which stands
-outside the switch: no branch that devices take differently holds a collective. So a
-tick lasts as long as its slowest op anywhere, and activations travel at every tick,
-needed or not: ticks × bytes of an activation × pairs of neighbours.
+The program is a `lax.scan` over the ticks of `tick_table`. At each tick every device
+runs its op, a branch of a `lax.switch`, and then sends the result to both neighbours in
+the ring by `ppermute`. The collective is outside the switch: all devices must run it,
+and they take different branches. A tick therefore lasts as long as its slowest op on
+any device, and activations are sent at every tick, needed or not: ticks × bytes of an
+activation × pairs of neighbours.
 
-A backward pass finds the input of its stage in a buffer and repeats the forward pass
-from it; nothing else is kept between ticks. For that reason the forward op of the last
-stage, whose result goes nowhere, does nothing.
+A backward op finds the input of its stage in a buffer and recomputes the forward pass
+from it; nothing else is stored between ticks. The forward op of the last stage, whose
+result nobody receives, does nothing.
 
 References:
   Huang et al., GPipe, NeurIPS 2019, section 2.3 (recomputation).
@@ -21,24 +22,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import vary
-from hpcjax.sharding import ticks
+from hpcjax.sharding._pipeline_plan import Branch, plan_program
 from hpcjax.sharding.schedules import Schedule
 from hpcjax.sharding.stages import STAGE_AXIS, STAGES, stage_rows, sum_replicas
 
 
 class Visit(NamedTuple):
-    """One micro-batch at one stage: what a stage function knows besides its input.
+    """A micro-batch passing a stage: what stage functions know besides their input.
 
     Attributes:
-      batch: the micro-batch's rows of the batch, on every stage. Keys for dropout may
-        be among them, as `key_data`: the backward pass draws the same once more.
-      stage: int32, which stage; to derive keys from.
-      micro_batch: int32, which micro-batch.
-      taps: for the layers of this stage, or None.
+      batch: the rows of the micro-batch, available at every stage. They may include
+        keys for dropout as `key_data`; the recomputation then draws the same masks.
+      stage: number of the stage, int32, from which keys can be derived.
+      micro_batch: number of the micro-batch, int32.
+      taps: taps for the layers of this stage, or None.
     """
 
     batch: Any
@@ -48,13 +48,13 @@ class Visit(NamedTuple):
 
 
 class Pipelined(NamedTuple):
-    """What one step of a pipeline gives.
+    """The results of one step of a pipeline.
 
     Attributes:
-      value: the mean over micro-batches of what `last` returns, float32 at least.
-      grads: of that, with respect to the parameters, in their form.
-      taps: gradient of the taps, a row for each part as in `grads["stages"]`: backward
-        statistics, mean over micro-batches, formed of the gradients of `value`.
+      value: the mean loss over micro-batches, in float32 or better.
+      grads: its gradients, a tree like the parameters.
+      taps: gradient of the taps, with a row for each part as in `grads["stages"]`: the
+        backward statistics of gradients of `value`, averaged over micro-batches.
     """
 
     value: jax.Array
@@ -64,17 +64,18 @@ class Pipelined(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageFunctions:
-    """A model cut into stages.
+    """A model cut into stages, as three functions.
 
-    All three are called with a `Visit` last and must not communicate over the pipeline.
+    They must not communicate over the pipeline's axis.
 
     Attributes:
-      first: `(params, visit) -> x`, before the first stage. The parameters are all but
-        those of the stages.
-      stage: `(params, x, visit) -> x` of the same shapes and dtypes; the parameters are
-        those of the stage.
-      last: `(params, x, visit) -> loss`, after the last stage, a mean over the
-        micro-batch; the parameters as for `first`, so that both may use one table.
+      first: `(params, visit) -> x`, run before the first stage. Its parameters are all
+        that do not belong to stages.
+      stage: `(params, x, visit) -> x`, with output of the same shapes and dtypes as the
+        input, and the parameters of one stage.
+      last: `(params, x, visit) -> loss`, run after the last stage, a mean over the
+        micro-batch. Its parameters are those of `first`, so that both may use a tied
+        table.
     """
 
     first: Callable[[Any, Visit], Any]
@@ -91,27 +92,29 @@ def pipelined_value_and_grad(
 ) -> Callable[..., Pipelined]:
     """Returns `(params, batch, taps=None) -> Pipelined`, for use inside `shard_map`.
 
-    The result is that of gradients accumulated over micro-batches without a pipeline.
-    Parameters are a dict: below `"stages"` one row for each part of `stage_rows`, split
-    over `axis_name`; the others are replicated, and their gradients summed. The two
-    replicas of Chimera exchange gradients, so both rows of a stage get the same.
-    `stage_specs` says this to `shard_map`.
+    The result equals gradients accumulated over micro-batches without a pipeline.
+    Parameters are a dict. Below `"stages"` they have a row for each part of
+    `stage_rows` and are split over `axis_name`; all others are replicated, and their
+    gradients summed over the pipeline. The two replicas of Chimera exchange gradients,
+    so that both rows of a stage get the same. `stage_specs` returns the corresponding
+    specifications for `shard_map`.
 
     `batch` is a tree of arrays, replicated over `axis_name` and split over `data_axis`,
-    whose rows are cut into micro-batches in order. `taps` are those of one stage, the
-    same for all; slots of zeros.
+    whose rows are cut into micro-batches in order. `taps` are the taps of one stage,
+    with slots of zeros, which serve for all stages.
 
     Args:
-      schedule: what runs where and in what order.
+      schedule: which op runs where, and in what order.
       functions: the model.
-      axis_name: mesh axis of the pipeline, as long as the schedule has devices.
-      data_axis: mesh axis over which the batch is split; everything is averaged.
+      axis_name: mesh axis of the pipeline, with as many devices as the schedule.
+      data_axis: mesh axis over which the batch is split and results are averaged.
 
     Raises:
-      ConfigError: an invalid schedule, or devices with different numbers of stages; in
-        use: no such axis, another number of devices or of stages, rows of the batch
-        that differ, are none or that the micro-batches do not divide, a stage whose
-        output is not like its input, or a loss that is no floating-point scalar.
+      ConfigError: the schedule is invalid, or its devices hold different numbers of
+        stages. When called: an axis is not in the mesh; the number of devices or stages
+        is not the schedule's; leaves of the batch differ in rows or have none, or the
+        number of micro-batches does not divide them; a stage's output is not like its
+        input; or the loss is not a floating-point scalar.
 
     Examples:
       >>> from jax.sharding import PartitionSpec as P
@@ -130,11 +133,11 @@ def pipelined_value_and_grad(
       ...     in_specs=(specs, P()),
       ...     out_specs=Pipelined(P(), specs, None),
       ... )
-      >>> found = step(params, jnp.ones(4))
-      >>> float(found.value), found.grads["stages"].tolist()
+      >>> result = step(params, jnp.ones(4))
+      >>> float(result.value), result.grads["stages"].tolist()
       (6.0, [3.0, 2.0])
     """
-    stage_rows(schedule)  # Refuses what cannot be one program.
+    stage_rows(schedule)  # Raises if the schedule cannot be one SPMD program.
     pipe = _Pipe(schedule, functions, axis_name, data_axis)
 
     def differentiate(params: Any, batch: Any, taps: Any = None) -> Pipelined:
@@ -143,24 +146,17 @@ def pipelined_value_and_grad(
     return differentiate
 
 
-class _Branch(NamedTuple):
-    """An op that is compiled apart: its kind, and whether it is at either end."""
-
-    kind: str
-    first: bool
-    last: bool
-
-
 class _Carry(NamedTuple):
-    """What a tick hands to the next one.
+    """The carry of the scan over ticks.
 
     Attributes:
-      inbox: neighbours' results that wait, `[buffers + 1, ...]`; what the table puts
-        nowhere goes into the last one.
-      inputs: of stages, for the backward pass, likewise.
-      slopes: gradients of stages' outputs, for `W` ops; () where there are none.
-      value: sum of losses.
-      sums: of the gradients: other parameters, stages' parameters, stages' taps.
+      inbox: results of neighbours that have not been used yet, `[places + 1, ...]`; the
+        last place takes what nobody uses.
+      inputs: inputs of stages, kept for the backward ops, likewise.
+      slopes: gradients of stages' outputs, kept for `W` ops, likewise; () without
+        these.
+      value: sum of losses so far.
+      sums: sums of gradients so far: of other parameters, stages' parameters, and taps.
     """
 
     inbox: Any
@@ -171,6 +167,8 @@ class _Carry(NamedTuple):
 
 
 class _Pipe:
+    """The program of `pipelined_value_and_grad`."""
+
     def __init__(
         self,
         schedule: Schedule,
@@ -181,60 +179,26 @@ class _Pipe:
         self.schedule, self.functions = schedule, functions
         self.axis, self.data_axis = axis_name, data_axis
         self.axes = (axis_name,) if data_axis is None else (axis_name, data_axis)
-        self.table = ticks.tick_table(schedule)
+        self.plan = plan_program(schedule)
         self.split = schedule.splits_backward
-        self.branches, self.rows = self._tables()
-
-    def _tables(self) -> tuple[list[_Branch], dict[str, np.ndarray]]:
-        """Returns the branches but idle, and all that a tick reads, [device, tick]."""
-        table, end = self.table, self.schedule.stages - 1
-        stages = [
-            [part.stage for part in self.schedule.parts(device)]
-            for device in range(self.schedule.devices)
-        ]
-        stage = np.take_along_axis(np.array(stages), table.chunk, axis=1)
-        branch = np.zeros_like(table.op)
-        branches: list[_Branch] = []
-        for place in np.ndindex(branch.shape):
-            kind, at = " FBW"[table.op[place]], int(stage[place])
-            found = _Branch(kind, at == 0, at == end)
-            if kind == " " or (kind == "F" and found.last):
-                continue
-            if found not in branches:
-                branches.append(found)
-            branch[place] = 1 + branches.index(found)
-
-        def slots(buffer: np.ndarray, buffers: int, where: Any = True) -> np.ndarray:
-            return np.where((buffer >= 0) & where, buffer, buffers).astype(np.int32)
-
-        saved, inbox = table.saved_buffers, table.inbox_buffers
-        return branches, {
-            "branch": branch,
-            "stage": stage.astype(np.int32),
-            "micro_batch": table.micro_batch,
-            "chunk": table.chunk,
-            "read": slots(table.inbox, inbox),
-            "from_below": slots(table.from_below, inbox),
-            "from_above": slots(table.from_above, inbox),
-            "saved": slots(table.saved, saved),
-            "save_input": slots(table.saved, saved, table.op == ticks.FORWARD),
-            "save_slope": slots(table.saved, saved, table.op == ticks.BACKWARD),
-        }
 
     def run(self, params: Mapping[str, Any], batch: Any, taps: Any) -> Pipelined:
+        """Returns loss and gradients of a step, inside `shard_map`."""
         self._check(params, batch)
         count = self.schedule.micro_batches
         batch = jax.tree.map(lambda b: b.reshape(count, -1, *b.shape[1:]), batch)
         rest = {name: value for name, value in params.items() if name != STAGES}
-        # Gradients of replicated values would be summed by JAX, inside the switch.
-        made = vary((rest, params[STAGES], taps, batch), self.axes)
-        rest, stages, taps, batch = made
+        # The gradient of a replicated value is an all-reduce, which JAX would put into
+        # the branches of the switch, where devices would wait for each other for ever.
+        # Marked as varying, gradients stay local and are summed once, after the scan.
+        varying = vary((rest, params[STAGES], taps, batch), self.axes)
+        rest, stages, taps, batch = varying
         shapes, loss = self._shapes(rest, stages, taps, batch)
         parts = len(self.schedule.parts(0))
         tap_rows = jax.tree.map(
             lambda t: jax.ShapeDtypeStruct((parts, *t.shape), t.dtype), taps
         )
-        saved, inbox = self.table.saved_buffers, self.table.inbox_buffers
+        saved, inbox = self.plan.saved_buffers, self.plan.inbox_buffers
         carry = _Carry(
             inbox=_buffers(shapes, inbox),
             inputs=_buffers(shapes, saved),
@@ -243,18 +207,22 @@ class _Pipe:
             sums=jax.tree.map(_wide_zeros, (rest, stages, tap_rows)),
         )
         device = jax.lax.axis_index(self.axis)
-        rows = {name: jnp.asarray(row)[device] for name, row in self.rows.items()}
+        rows = {name: jnp.asarray(row)[device] for name, row in self.plan.rows.items()}
         branches = [functools.partial(self._idle, shapes)] + [
             functools.partial(self._branch, branch, self._seed(loss.dtype))
-            for branch in self.branches
+            for branch in self.plan.branches
         ]
         tick = functools.partial(self._tick, branches, (rest, stages, taps), batch)
         carry, _ = jax.lax.scan(tick, vary(carry, self.axes), rows)
-        return self._finished(carry, params, taps)
+        return self._average(carry, params, taps)
 
     def _tick(
         self, branches: Any, weights: Any, batch: Any, carry: _Carry, row: Any
     ) -> tuple[_Carry, None]:
+        """Runs one tick: read the inbox, run an op, exchange results.
+
+        What arrives can be read from the next tick on, as `tick_table` assumes.
+        """
         received = _take(carry.inbox, row["read"])
         inputs = _put(carry.inputs, row["save_input"], received)
         slopes = carry.slopes
@@ -265,25 +233,12 @@ class _Pipe:
             row["branch"], branches, weights, batch, carry, received, row
         )
         inbox = carry.inbox
-        for source, pairs in self._pairs().items():
-            inbox = _put(inbox, row[source], self._sent(result, pairs))
+        for source, pairs in self.plan.pairs.items():
+            inbox = _put(inbox, row[source], self._send(result, pairs))
         return carry._replace(inbox=inbox, value=value, sums=sums), None
 
-    def _pairs(self) -> dict[str, list[tuple[int, int]]]:
-        """Returns for both directions who sends to whom at some tick."""
-        devices = self.schedule.devices
-        steps = {"from_below": -1, "from_above": 1}
-        found = {
-            name: [
-                ((device + step) % devices, device)
-                for device, row in enumerate(getattr(self.table, name))
-                if (row >= 0).any()
-            ]
-            for name, step in steps.items()
-        }
-        return {name: pairs for name, pairs in found.items() if pairs}
-
-    def _sent(self, result: Any, pairs: list[tuple[int, int]]) -> Any:
+    def _send(self, result: Any, pairs: list[tuple[int, int]]) -> Any:
+        """Returns what the neighbour has computed at this tick, zeros without one."""
         if self.schedule.devices == 1:
             return result
         return jax.tree.map(
@@ -293,13 +248,14 @@ class _Pipe:
     def _idle(
         self, shapes: Any, weights: Any, batch: Any, carry: _Carry, *_: Any
     ) -> tuple[Any, Any, Any]:
+        """The branch of a device that has no op at this tick."""
         del weights, batch
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return vary(nothing, self.axes), carry.value, carry.sums
 
     def _branch(
         self,
-        branch: _Branch,
+        branch: Branch,
         seed: jax.Array,
         weights: tuple[Any, Any, Any],
         batch: Any,
@@ -307,7 +263,10 @@ class _Pipe:
         received: Any,
         row: Any,
     ) -> tuple[Any, Any, Any]:
-        """Returns the result for the neighbour, the sum of losses and of gradients."""
+        """Runs one op; returns its result for a neighbour, and the sums of the carry.
+
+        `F` sends the stage's output up, `B` the gradient of its input down.
+        """
         rest, stages, taps = weights
         chunk, number = row["chunk"], row["micro_batch"]
         mine = rest, _take(stages, chunk), taps
@@ -316,10 +275,13 @@ class _Pipe:
         if branch.kind == "F":
             return forward(mine, received), carry.value, carry.sums
         slope = received if branch.kind == "B" else _take(carry.slopes, row["saved"])
+        # `B` and `W` of a micro-batch both recompute the forward pass. Where they are
+        # split, XLA removes the gradients of weights, which are not used, from `B`.
         y, pull = jax.vjp(forward, mine, _take(carry.inputs, row["saved"]))
         grads, below = pull(seed if branch.last else slope)
         value, sums = carry.value, carry.sums
         if branch.kind == "B" and branch.last:
+            # y is the loss here, `last` being part of the last stage.
             value = _add(value, y * seed)
         if branch.kind == "W" or not self.split:
             sums = (
@@ -328,7 +290,8 @@ class _Pipe:
             )
         return below, value, sums
 
-    def _forward(self, branch: _Branch, visit: Visit, weights: Any, x: Any) -> Any:
+    def _forward(self, branch: Branch, visit: Visit, weights: Any, x: Any) -> Any:
+        """Applies a stage, with `first` before or `last` after it at the ends."""
         rest, part, taps = weights
         if branch.first:
             x = self.functions.first(rest, visit)
@@ -336,12 +299,13 @@ class _Pipe:
         return self.functions.last(rest, x, visit) if branch.last else x
 
     def _seed(self, loss: Any) -> jax.Array:
-        """Returns what a micro-batch's loss counts in the value."""
+        """Returns a micro-batch's weight in the mean, the cotangent of its loss."""
         copies = 1 if self.data_axis is None else jax.lax.axis_size(self.data_axis)
         share = 1 / (self.schedule.micro_batches * copies)
         return vary(jnp.asarray(share, loss), self.axes)
 
-    def _finished(self, carry: _Carry, params: Any, taps: Any) -> Pipelined:
+    def _average(self, carry: _Carry, params: Any, taps: Any) -> Pipelined:
+        """Adds up the devices' sums, and returns them in the parameters' dtypes."""
         rest, stages, statistics = carry.sums
         value, rest = jax.lax.psum((carry.value, rest), self.axes)
         stages, statistics = sum_replicas(
@@ -354,12 +318,15 @@ class _Pipe:
         grads = jax.tree.map(
             lambda g, p: g.astype(p.dtype), {**rest, STAGES: stages}, dict(params)
         )
+        # Losses were weighted by `_seed`, so gradients are means already. Statistics do
+        # not scale with the loss in this way: these were summed, and are divided here.
         statistics = jax.tree.map(
             lambda s, t: (s / count).astype(t.dtype), statistics, taps
         )
         return Pipelined(value, grads, statistics)
 
     def _check(self, params: Any, batch: Any) -> None:
+        """Raises ConfigError unless mesh, parameters and batch fit the schedule."""
         for axis in self.axes:
             try:
                 jax.lax.axis_size(axis)
@@ -393,9 +360,9 @@ class _Pipe:
             )
 
     def _shapes(self, rest: Any, stages: Any, taps: Any, batch: Any) -> tuple[Any, Any]:
-        """Returns the shapes of a stage's input and of the loss."""
+        """Returns the shapes of a stage's input and of the loss, checked."""
 
-        def all_of(rest: Any, stages: Any, taps: Any, batch: Any) -> Any:
+        def run_once(rest: Any, stages: Any, taps: Any, batch: Any) -> Any:
             zero = jnp.zeros((), jnp.int32)
             visit = Visit(_take(batch, zero), zero, zero)
             x = self.functions.first(rest, visit)
@@ -407,7 +374,7 @@ class _Pipe:
                 )
             return x, y, loss
 
-        x, y, loss = jax.eval_shape(all_of, rest, stages, taps, batch)
+        x, y, loss = jax.eval_shape(run_once, rest, stages, taps, batch)
         kinds = [
             jax.tree.map(lambda s: (s.shape, str(s.dtype)), each) for each in (x, y)
         ]
@@ -427,11 +394,12 @@ class _Pipe:
 
 
 def _buffers(shapes: Any, count: int) -> Any:
+    """Returns `count` empty places, and one more for what nobody uses."""
     return jax.tree.map(lambda s: jnp.zeros((count + 1, *s.shape), s.dtype), shapes)
 
 
 def _wide_zeros(leaf: Any) -> jax.Array:
-    """Returns zeros to add gradients in, float32 at least."""
+    """Returns zeros for sums of gradients, in float32 or better."""
     return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
 
 

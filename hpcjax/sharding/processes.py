@@ -14,24 +14,25 @@ _ROOM = 4096
 
 
 def connect(heartbeat_seconds: int = 10) -> None:
-    """Joins the processes of one run; the first thing a process does with JAX.
+    """Joins the processes of one run; must be called before any other use of JAX.
 
-    Slurm, Open MPI and cloud clusters are recognised by JAX. Elsewhere the environment
-    says it: `JAX_COORDINATOR_ADDRESS` (`host:port` of process 0), `JAX_NUM_PROCESSES`
-    and `JAX_PROCESS_ID`.
+    JAX recognises Slurm, Open MPI and cloud clusters. Elsewhere the environment must
+    have `JAX_COORDINATOR_ADDRESS` (`host:port` of process 0), `JAX_NUM_PROCESSES` and
+    `JAX_PROCESS_ID`.
 
     Args:
-      heartbeat_seconds: a process that is silent for so long ends all others.
+      heartbeat_seconds: if a process is silent for so long, all others are ended.
 
     Raises:
-      ConfigError: neither a known cluster nor the three variables, or no numbers.
+      ConfigError: neither a known cluster nor the three variables, or counts that are
+        not numbers.
     """
-    given = [name for name in (ADDRESS, COUNT, INDEX) if name in os.environ]
+    present = [name for name in (ADDRESS, COUNT, INDEX) if name in os.environ]
     numbers: dict[str, Any] = {}
-    if COUNT in given or INDEX in given:
-        if len(given) < 3:
-            missing = sorted({ADDRESS, COUNT, INDEX} - set(given))
-            raise ConfigError(f"also set {', '.join(missing)}: got only {given}")
+    if COUNT in present or INDEX in present:
+        if len(present) < 3:
+            missing = sorted({ADDRESS, COUNT, INDEX} - set(present))
+            raise ConfigError(f"also set {', '.join(missing)}: got only {present}")
         try:
             numbers = {
                 "num_processes": int(os.environ[COUNT]),
@@ -39,12 +40,13 @@ def connect(heartbeat_seconds: int = 10) -> None:
             }
         except ValueError as error:
             raise ConfigError(f"{COUNT} and {INDEX} must be numbers") from error
-    # SIGTERM is ours to handle: the loop saves and ends.
+    # The training loop handles SIGTERM itself: it saves a checkpoint and ends.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             heartbeat_timeout_seconds=heartbeat_seconds,
-            # One that fails must not wait for the others, which wait for it.
+            # A process that fails must not wait for the others, which wait for it in a
+            # collective.
             shutdown_timeout_seconds=2,
             **numbers,
         )
@@ -56,7 +58,7 @@ def connect(heartbeat_seconds: int = 10) -> None:
 
 
 def broadcast(text: str) -> str:
-    """Returns process 0's text in every process; all must call it.
+    """Returns process 0's text in every process; all processes must call it.
 
     Raises:
       ValueError: the text is longer than 4096 bytes.

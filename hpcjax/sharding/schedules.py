@@ -1,7 +1,8 @@
-"""Pipeline schedules: which stage runs on which micro-batch where, in what order.
+"""Pipeline schedules: where each stage processes each micro-batch, and in what order.
 
-One `Schedule` is checked here, timed by `perf.simulate` and turned into static tables
-for an executor by `tick_table`. D stages, N micro-batches a step; imports no JAX.
+A `Schedule` is built and checked here, timed by `cost.simulate`, and turned into static
+tables for the executor by `tick_table`. D is the number of stages and N that of
+micro-batches in a step. Imports no JAX.
 
 References:
   GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et al., SOSP 2019; interleaved:
@@ -17,19 +18,20 @@ from hpcjax.core.errors import ConfigError
 
 Kind = Literal["F", "B", "W"]
 KINDS: tuple[Kind, ...] = ("F", "B", "W")
-_Steps = list[tuple[Kind, int]]  # what is done, and on which micro-batch
+_Steps = list[tuple[Kind, int]]  # (kind of op, micro-batch), or in Chimera pipeline
 
 
 class Op(NamedTuple):
-    """One micro-batch passing one stage.
+    """One pass of a micro-batch through a stage, forwards or backwards.
 
     Attributes:
-      device: where.
-      kind: `F` forward, `B` backward, `W` the weights' part of the backward pass where
-        a schedule does it apart; `B` is then the inputs' part.
-      stage: which part of the model, from 0.
-      micro_batch: which part of the batch, from 0.
-      replica: which copy of the stage; only Chimera has two.
+      device: the device that runs it.
+      kind: `F` for forward, `B` for backward. Where a schedule splits the backward
+        pass, `B` computes the gradient of the stage's input and `W` that of its
+        weights.
+      stage: number of the stage, from 0.
+      micro_batch: number of the micro-batch, from 0.
+      replica: number of the stage's copy; only Chimera has two.
     """
 
     device: int
@@ -46,7 +48,7 @@ class Op(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A stage's copy that a device holds."""
+    """A copy of a stage, as a device holds it."""
 
     replica: int
     stage: int
@@ -54,14 +56,14 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A step of a pipeline: the order of work on every device.
+    """One step of a pipeline: the order of ops on every device.
 
-    Devices run their orders one op after the other, each as soon as what it needs has
-    arrived. Hashable, so that it can be a static argument.
+    A device runs its ops in this order, each as soon as its inputs have arrived. A
+    schedule is hashable, so that it can be a static argument of `jit`.
 
     Attributes:
       name: of the method.
-      micro_batches: N, in a step, of all replicas together.
+      micro_batches: N, the number of micro-batches of all replicas together.
       holders: `holders[replica][stage]` is the device that holds that copy.
       orders: the ops of each device in order.
     """
@@ -83,16 +85,16 @@ class Schedule:
 
     @property
     def replicas(self) -> int:
-        """Copies of every stage."""
+        """Number of copies of every stage."""
         return len(self.holders)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of weights are ops of their own."""
+        """Whether gradients of weights are separate ops, `W`."""
         return any(op.kind == "W" for order in self.orders for op in order)
 
     def parts(self, device: int) -> tuple[Part, ...]:
-        """Returns what a device holds; the place in it is the chunk of `tick_table`."""
+        """Returns the parts that a device holds, in the order of its chunks."""
         return tuple(
             Part(replica, stage)
             for replica, row in enumerate(self.holders)
@@ -105,20 +107,22 @@ class Schedule:
         return self.all_needs((op,))[0]
 
     def all_needs(self, ops: Iterable[Op]) -> list[tuple[Op, ...]]:
-        """Returns for each of `ops` those whose results it uses."""
-        found: list[tuple[Op, ...]] = []
+        """Returns for each op the ops whose results it uses."""
+        all_needs: list[tuple[Op, ...]] = []
         for device, kind, stage, m, replica in ops:
             row = self.holders[replica]
             if kind == "W":
-                found.append((Op(device, "B", stage, m, replica),))
+                all_needs.append((Op(device, "B", stage, m, replica),))
                 continue
+            # F needs the F of the stage before; B the F of its own stage, which saved
+            # the input, and the B of the stage after.
             own = (Op(device, "F", stage, m, replica),) if kind == "B" else ()
             other = stage - 1 if kind == "F" else stage + 1
             if 0 <= other < len(row):
-                found.append((*own, Op(row[other], kind, other, m, replica)))
+                all_needs.append((*own, Op(row[other], kind, other, m, replica)))
             else:
-                found.append(own)
-        return found
+                all_needs.append(own)
+        return all_needs
 
 
 def gpipe(stages: int, micro_batches: int) -> Schedule:
@@ -140,8 +144,8 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
 def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
     """Returns 1F1B with a flush: forwards and backwards alternate after a warm-up.
 
-    Stage s begins with min(D − s − 1, N) forwards: the bubbles are GPipe's, and at most
-    D − s micro-batches are kept instead of N.
+    Stage s begins with min(D − s − 1, N) forwards. The bubbles are as long as GPipe's,
+    but a stage stores the inputs of at most D − s micro-batches instead of N.
 
     Raises:
       ConfigError: fewer than one stage or micro-batch.
@@ -160,10 +164,10 @@ def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
 
 
 def zero_bubble_h1(stages: int, micro_batches: int) -> Schedule:
-    """Returns ZB-H1: 1F1B whose gradients of weights are taken later, in its bubbles.
+    """Returns ZB-H1: 1F1B with the gradients of weights postponed into the bubbles.
 
-    Stage s takes those of micro-batch m after the backward of micro-batch m + s, so
-    that every stage keeps as many micro-batches as the first one of 1F1B.
+    Stage s computes those of micro-batch m after the `B` of micro-batch m + s, so that
+    every stage stores as many micro-batches as the first stage of 1F1B.
 
     Raises:
       ConfigError: fewer than one stage or micro-batch.
@@ -189,8 +193,9 @@ def zero_bubble_h1(stages: int, micro_batches: int) -> Schedule:
 def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
     """Returns interleaved 1F1B: each of D/v devices holds v chunks of the model.
 
-    Device r holds stages r, r + D/v, …; its warm-up is 2(D/v − r − 1) + (v − 1)D/v
-    forwards, and micro-batches go through a chunk in groups of D/v.
+    With P = D/v devices, device r holds the stages r, r + P, …. Micro-batches pass
+    through the chunks in groups of P, and device r begins with 2(P − r − 1) + (v − 1)P
+    forwards: P for each chunk but its last, and two for each device behind it.
 
     Raises:
       ConfigError: `chunks` does not divide `stages`, or the number of devices does not
@@ -212,7 +217,8 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
             "micro_batches must be a multiple of the devices, stages / chunks: got "
             f"micro_batches={micro_batches}, devices={devices}"
         )
-    # (chunk, micro-batch) in the order in which a device's chunks are visited forwards.
+    # (chunk, micro-batch) in the order of forwards, the same on every device. Backwards
+    # visit the chunks in the opposite order.
     visits = [
         (chunk, first + m)
         for first in range(0, micro_batches, devices)
@@ -238,7 +244,8 @@ def chimera(stages: int, micro_batches: int) -> Schedule:
     """Returns Chimera: two pipelines in opposite directions over the same devices.
 
     Device d holds stage d of the down pipeline (replica 0), which takes the first half
-    of the micro-batches, and stage D − 1 − d of the up pipeline (replica 1).
+    of the micro-batches, and stage D − 1 − d of the up pipeline (replica 1), which
+    takes the second half. Each pipeline fills bubbles of the other.
 
     Raises:
       ConfigError: `stages` is odd or does not divide `micro_batches`.
@@ -260,7 +267,8 @@ def chimera(stages: int, micro_batches: int) -> Schedule:
     units = micro_batches // stages
     orders = []
     for device in range(stages):
-        # Each half mirrors the other: what is down here is up there.
+        # The schedule is symmetric: device D − 1 − d does what device d does, with the
+        # two pipelines exchanged. `own` is the pipeline that begins at the nearer end.
         own = 0 if device < stages // 2 else 1
         distance = min(device, stages - 1 - device)
         counts: collections.Counter[tuple[Kind, int]] = collections.Counter()
@@ -281,10 +289,11 @@ def chimera(stages: int, micro_batches: int) -> Schedule:
 
 
 def _chimera_kinds(stages: int, distance: int, units: int) -> _Steps:
-    """Returns kinds and pipelines in order at a device, `distance` from its end.
+    """Returns (kind, pipeline) of a device's ops, in order.
 
-    Pipeline 0 is the one that begins at that end. A unit is `stages` micro-batches; the
-    drain of one overlaps the warm-up of the next.
+    Pipeline 0 begins at the nearer end, `distance` devices away; pipeline 1 ends there,
+    and so is the first to go backwards. A unit is D/2 micro-batches of each. The
+    backwards at its end alternate with the forwards that begin the next unit.
     """
     a, b = stages // 2 - distance, distance
     begin: _Steps = [("F", 0)] * a
@@ -299,30 +308,33 @@ def _chimera_kinds(stages: int, distance: int, units: int) -> _Steps:
 
 
 def validate(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
-    """Checks that a schedule does a step's work, and can be run to its end.
+    """Checks that a schedule is complete and can be run to its end.
 
-    Every micro-batch passes every stage of one replica once forwards and once backwards
-    (and once for the weights, where these are apart), every op is on the device that
-    holds its stage, and the orders neither contradict what ops need nor block.
+    Every micro-batch must pass every stage of one replica once forwards and once
+    backwards (and once for the weights, if these are separate), every op must be on the
+    device that holds its stage, and the orders must not deadlock.
 
     Returns:
-      What each op needs; ops of all devices in an order in which they can run.
+      The needs of each op, with the ops of all devices in an order in which they can
+      run.
 
     Raises:
-      ConfigError: names the rule, the op, its device and its micro-batch.
+      ConfigError: a rule is broken; the message names it and the op.
     """
     _check_holders(schedule)
     _check_places(schedule)
     _check_counts(schedule)
-    return _in_order(schedule)
+    return _sort_topologically(schedule)
 
 
-def _in_order(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
+def _sort_topologically(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
+    """Returns the ops of all devices with their needs, in an order that can be run."""
     rows = [
         collections.deque(zip(order, schedule.all_needs(order), strict=True))
         for order in schedule.orders
     ]
     done: dict[Op, tuple[Op, ...]] = {}
+    # Each pass over the devices runs what can be run; a pass without progress ends it.
     left = -1
     while left != (left := sum(map(len, rows))):
         for row in rows:
@@ -331,11 +343,14 @@ def _in_order(schedule: Schedule) -> dict[Op, tuple[Op, ...]]:
                 done[op] = needs
     if left:
         waiting = [row[0][0] for row in rows if row]
-        raise ConfigError(_why_blocked(schedule, waiting, done))
+        raise ConfigError(_explain_deadlock(schedule, waiting, done))
     return done
 
 
-def _why_blocked(schedule: Schedule, waiting: list[Op], done: Container[Op]) -> str:
+def _explain_deadlock(
+    schedule: Schedule, waiting: list[Op], done: Container[Op]
+) -> str:
+    """Returns why the first op that is left on each device cannot run."""
     blocked = {}
     for op in waiting:
         missing = next(need for need in schedule.needs(op) if need not in done)
@@ -393,7 +408,9 @@ def _check_counts(schedule: Schedule) -> None:
         if replica_of.setdefault(op.micro_batch, op.replica) != op.replica:
             raise ConfigError(f"{op}: another op of its micro-batch is of a replica")
     if len(counts) == schedule.micro_batches * schedule.stages * len(kinds):
-        return  # as they are all different, and of their micro-batch's replica
+        # All ops are different and of their micro-batch's replica, so as many as there
+        # must be are all.
+        return
     for m in range(schedule.micro_batches):
         replica = replica_of.get(m, 0)
         for stage, device in enumerate(schedule.holders[replica]):
@@ -404,7 +421,7 @@ def _check_counts(schedule: Schedule) -> None:
 
 
 def _alternate(forwards: Iterable, backwards: Iterable, warm_up: int) -> list:
-    """Returns `warm_up` forwards, then forward and backward in turns, then the rest."""
+    """Returns `warm_up` forwards, then forward and backward in turn, then the rest."""
     forwards, backwards = list(forwards), list(backwards)
     warm_up = min(warm_up, len(forwards))
     pairs = zip(forwards[warm_up:], backwards, strict=False)
@@ -413,7 +430,7 @@ def _alternate(forwards: Iterable, backwards: Iterable, warm_up: int) -> list:
 
 
 def _one_stage_each(name: str, micro_batches: int, rows: list[_Steps]) -> Schedule:
-    """Returns a schedule whose device s holds stage s and runs `rows[s]`."""
+    """Returns the schedule in which device s holds stage s and runs `rows[s]`."""
     return Schedule(
         name=name,
         micro_batches=micro_batches,

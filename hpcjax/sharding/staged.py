@@ -1,8 +1,8 @@
-"""A backward pass in segments: what is ready is sent while the rest is computed.
+"""A backward pass in segments, so that gradients are sent while others are computed.
 
-A compiled gradient gives all of its parts at its end, so that nothing can be sent
-before. Here a network is a chain of segments, each with a forward and a backward pass
-of its own; the gradients of the last segment are ready first.
+A compiled gradient returns all of its results at its end. Here a network is a chain of
+segments whose forward and backward passes are compiled separately, and the gradients of
+the last segment are ready first.
 """
 
 import functools
@@ -23,23 +23,23 @@ StagedGradients = Callable[..., tuple[Any, list[Any]]]
 
 
 def staged_value_and_grad(segments: Sequence[Segment], loss: Loss) -> StagedGradients:
-    """Returns what `jax.value_and_grad` of a chain does, segment by segment.
+    """Returns `jax.value_and_grad` of a chain of segments, run segment by segment.
 
     The loss is `loss(f_L(params_L, … f_1(params_1, x)), targets)`. Segments that are
-    the same function, on arrays of the same shapes, are compiled once.
+    the same function of arrays of the same shapes are compiled once.
 
     Args:
       segments: `f(params, x) -> y`, of arrays or trees.
       loss: `loss(y, targets)`, a scalar.
 
     Returns:
-      `run(params, x, targets, ready=None) -> (loss, gradients)`, of each segment's
-      parameters; x is not differentiated. `ready(number, gradients)` is called as soon
-      as a segment's are computed, from the last one on, and the segment before it
-      begins when that returns.
+      `run(params, x, targets, ready=None) -> (loss, gradients)`, with parameters and
+      gradients of each segment; x is not differentiated. `ready(number, gradients)` is
+      called as soon as a segment's gradients are computed, from the last segment to the
+      first, and must return before the backward pass goes on.
 
     Raises:
-      ConfigError: no segments; when it is called, not as many parameters.
+      ConfigError: there are no segments; when called, parameters are not one for each.
 
     Examples:
       >>> run = staged_value_and_grad([jax.numpy.multiply] * 2, lambda y, t: (y - t)**2)
@@ -63,7 +63,8 @@ def staged_value_and_grad(segments: Sequence[Segment], loss: Loss) -> StagedGrad
         value, error = ends(x, targets)
         grads: list[Any] = [None] * count
         for number in reversed(range(count)):
-            # Popped, so that what a segment has kept is free after its backward pass.
+            # Popped, so that the activations of a segment are freed after its backward
+            # pass.
             grads[number], *before = _backward(back.pop(), error)
             error = before[0] if before else None
             if ready is not None:
@@ -78,14 +79,14 @@ def averaged_value_and_grad(
 ) -> StagedGradients:
     """Returns `staged_value_and_grad` with gradients averaged over all ranks.
 
-    Each segment's gradients are one bucket, which the agent all-reduces while those of
-    the segments before it are computed. The loss stays our own.
+    Each segment's gradients are one bucket, which the agent all-reduces while gradients
+    of the segments before it are computed. The loss is this rank's own.
 
     Args:
       segments: see `staged_value_and_grad`.
       loss: likewise.
-      transport: ours; all ranks make the same calls.
-      agent: does nothing else that uses tags of kind "bucket".
+      transport: of this rank; all ranks must make the same calls.
+      agent: the thread that communicates; must not use tags of kind "bucket" otherwise.
 
     Raises:
       ConfigError: as `staged_value_and_grad` does.
@@ -95,22 +96,23 @@ def averaged_value_and_grad(
     def run(
         params: Sequence[Any], x: Any, targets: Any, ready: Ready | None = None
     ) -> tuple[jax.Array, list[Any]]:
-        handed: dict[int, hostcomm.Work] = {}
+        pending: dict[int, hostcomm.Work] = {}
 
         def send(number: int, grads: Any) -> None:
             tag = Tag("bucket", number)
-            handed[number] = agent.submit(_average, transport, grads, tag)
+            pending[number] = agent.submit(_average, transport, grads, tag)
             if ready is not None:
                 ready(number, grads)
 
         value, _ = local(params, x, targets, send)
-        return value, [handed[number].result() for number in range(len(params))]
+        return value, [pending[number].result() for number in range(len(params))]
 
     return run
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _forward(segment: Segment, first: bool, params: Any, x: Any) -> tuple[Any, Any]:
+    # The inputs of the first segment need no gradient, and may be integers.
     if first:
         return jax.vjp(lambda own: segment(own, x), params)
     return jax.vjp(segment, params, x)
@@ -122,9 +124,9 @@ def _backward(pull: Any, error: Any) -> Any:
 
 
 def _average(transport: Transport, tree: Any, tag: Tag) -> Any:
-    """Returns the average of all ranks' trees, numpy arrays, sent as one.
+    """Returns the mean of all ranks' trees as numpy arrays, sent as one vector.
 
-    Sums are of float32 at least. A segment may have no parameters.
+    Sums are taken in float32 or better. The tree may be empty.
     """
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
@@ -137,5 +139,5 @@ def _average(transport: Transport, tree: Any, tag: Tag) -> Any:
     ends = np.cumsum([array.size for array in arrays])
     parts = np.split(mean, ends[:-1])
     pairs = zip(parts, arrays, strict=True)
-    made = [p.reshape(a.shape).astype(a.dtype, copy=False) for p, a in pairs]
-    return jax.tree.unflatten(structure, made)
+    means = [p.reshape(a.shape).astype(a.dtype, copy=False) for p, a in pairs]
+    return jax.tree.unflatten(structure, means)

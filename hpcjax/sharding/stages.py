@@ -1,9 +1,9 @@
-"""Parameters of a pipeline's stages: who holds which, in what order they are stacked.
+"""The stacked parameters of a pipeline's stages, and how devices hold them.
 
-All stages have parameters of the same shapes. They are stacked along axis 0, a row for
-each part that a device holds, device after device, below the key `"stages"` of the
-parameters; so they are split evenly over the axis of the pipeline. With Chimera there
-are two rows for each stage, one on each of two devices.
+All stages have parameters of the same shapes. Below the key `"stages"` of a model's
+parameters they are stacked along axis 0, with a row for each part that a device holds,
+device after device, so that splitting this axis evenly gives every device its own.
+Chimera has two rows for each stage, on two devices.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ STAGES = "stages"
 
 
 def stage_rows(schedule: Schedule) -> tuple[Part, ...]:
-    """Returns the part that each row of stacked parameters is, device after device.
+    """Returns for each row of stacked parameters the part that it is.
 
     Raises:
       ConfigError: devices hold different numbers of parts.
@@ -32,43 +32,44 @@ def stage_rows(schedule: Schedule) -> tuple[Part, ...]:
       >>> [part.stage for part in stage_rows(chimera(2, 2))]
       [0, 1, 1, 0]
     """
-    held = [schedule.parts(device) for device in range(schedule.devices)]
-    if len({len(parts) for parts in held}) != 1:
+    parts_of_devices = [schedule.parts(device) for device in range(schedule.devices)]
+    if len({len(parts) for parts in parts_of_devices}) != 1:
         raise ConfigError(
             "every device must hold equally many stages to run one program: got "
-            f"{[len(parts) for parts in held]}"
+            f"{[len(parts) for parts in parts_of_devices]}"
         )
-    return tuple(part for parts in held for part in parts)
+    return tuple(part for parts in parts_of_devices for part in parts)
 
 
 def spread_stages(schedule: Schedule, stages: Any) -> Any:
-    """Returns the rows that the devices hold, from leaves `[stages, ...]`.
+    """Returns leaves `[rows, ...]`, one row for each part, from leaves `[stages, ...]`.
 
     Raises:
       ConfigError: a leaf has another number of stages than the schedule.
     """
     rows = np.array([part.stage for part in stage_rows(schedule)])
-    return _picked(stages, rows, schedule.stages, "stages")
+    return _pick(stages, rows, schedule.stages, "stages")
 
 
 def collect_stages(schedule: Schedule, rows: Any) -> Any:
-    """Returns leaves `[stages, ...]`, of the first replica, from what devices hold.
+    """Returns leaves `[stages, ...]` of the first replica, from leaves `[rows, ...]`.
 
     Raises:
       ConfigError: a leaf has another number of rows than `stage_rows`.
     """
     parts = stage_rows(schedule)
     places = np.array([parts.index(Part(0, s)) for s in range(schedule.stages)])
-    return _picked(rows, places, len(parts), "rows")
+    return _pick(rows, places, len(parts), "rows")
 
 
-def _picked(tree: Any, places: np.ndarray, count: int, what: str) -> Any:
-    # JAX takes the last row in place of one that is not there.
-    found = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
-    if not found <= {(count,)}:
+def _pick(tree: Any, places: np.ndarray, count: int, what: str) -> Any:
+    """Returns the rows at `places` of every leaf, which must have `count` rows."""
+    # Checked, because JAX clamps an index that is out of range to the last row.
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if not lengths <= {(count,)}:
         raise ConfigError(
             f"every leaf needs the schedule's {count} {what} along its first axis: got "
-            f"{sorted(found)}"
+            f"{sorted(lengths)}"
         )
     return jax.tree.map(lambda leaf: leaf[places], tree)
 
@@ -76,7 +77,7 @@ def _picked(tree: Any, places: np.ndarray, count: int, what: str) -> Any:
 def stage_specs(tree: Any, axis_name: str = STAGE_AXIS) -> Any:
     """Returns the `shard_map` specifications of parameters or an optimizer's state.
 
-    What is below a key `"stages"` is split along its first axis, the rest replicated.
+    Leaves below a key `"stages"` are split along their first axis, others replicated.
 
     Examples:
       >>> specs = stage_specs({"head": 0, "stages": {"kernel": 0}})
@@ -92,7 +93,7 @@ def stage_specs(tree: Any, axis_name: str = STAGE_AXIS) -> Any:
 
 
 def stage_shardings(tree: Any, mesh: Mesh, axis_name: str = STAGE_AXIS) -> Any:
-    """Returns `stage_specs` as shardings, to place a tree on `mesh` with."""
+    """Returns `stage_specs` as shardings on `mesh`, for `jax.device_put`."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         stage_specs(tree, axis_name),
@@ -101,14 +102,15 @@ def stage_shardings(tree: Any, mesh: Mesh, axis_name: str = STAGE_AXIS) -> Any:
 
 
 def sum_replicas(schedule: Schedule, rows: Any, axis_name: str = STAGE_AXIS) -> Any:
-    """Returns the sum over replicas of each row, the same bits on both their devices.
+    """Returns each row summed over its replicas, bitwise equal on both their devices.
 
-    Inside `shard_map`; leaves `[parts of a device, ...]`. Without replicas these are
-    returned as they are, with two the devices that hold the same stages exchange them.
+    For use inside `shard_map` on leaves `[parts of a device, ...]`. Schedules without
+    replicas change nothing; with two replicas the devices that hold the same stages
+    exchange their rows.
 
     Raises:
-      ConfigError: more than two replicas, or a device whose stages have their other
-        replicas on several devices.
+      ConfigError: there are more than two replicas, or the other replicas of a device's
+        stages are on several devices.
     """
     if schedule.replicas == 1:
         return rows
@@ -116,13 +118,17 @@ def sum_replicas(schedule: Schedule, rows: Any, axis_name: str = STAGE_AXIS) -> 
     place = jnp.asarray(places)[jax.lax.axis_index(axis_name)]
 
     def add(leaf: jax.Array) -> jax.Array:
+        # Addition is commutative also in floating point, so both devices get the same.
         return leaf + jax.lax.ppermute(leaf, axis_name, pairs)[place]
 
     return jax.tree.map(add, rows)
 
 
 def _partners(schedule: Schedule) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """Returns who sends its rows to whom, and [device, row]: which row is the other."""
+    """Returns (source, target) devices, and `[device, row]`, the row of the replica.
+
+    The row is the place of a part's other replica among those of the source.
+    """
     devices = range(schedule.devices)
     others = [
         [(schedule.holders[1 - part.replica][part.stage], part) for part in parts]

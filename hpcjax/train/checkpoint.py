@@ -1,17 +1,16 @@
-"""Checkpoints that are complete or absent, verified before use, written in background.
+"""Checkpoints that are complete or absent, verified, and written in the background.
 
-One checkpoint is one directory `<step>/`: arrays in Orbax's format, saved flat by path,
-plus `MANIFEST.json` (see `manifest`). It is written aside as `.saving-<step>` and
-renamed when the manifest is in it; a step that is saved again is swapped in the same
-way. Whatever a killed process leaves behind is removed, or put back, by the next one.
+A checkpoint is a directory `<step>/` with arrays in Orbax's format, saved flat by path,
+and `MANIFEST.json` (see `manifest`). It is written as `.saving-<step>` and renamed when
+the manifest is in it. A step that is saved again replaces the old one by two renames.
+What a killed process has left is removed, or renamed back, by the next one.
 
-Who writes what, with several processes on one shared file system: every process copies
-the shards it holds as first replica and hands them to Orbax, which writes them from all
-processes; arrays that every process holds wholly are written by process 0. Each
-process hashes its own blocks; process 0 collects these, writes the manifest, renames,
-and deletes old steps. `save`, `wait` and `restore` must be called by all processes
-alike. In `restore` every process reads and verifies the whole checkpoint and keeps its
-shards.
+Several processes write to one shared file system. Each copies the shards of which it
+holds the first replica to the host, and Orbax writes them from all processes; arrays
+that every process holds completely are written by process 0. Each process hashes its
+own blocks. Process 0 collects the hashes, writes the manifest, renames, and deletes old
+steps. All processes must make the same calls of `save`, `wait` and `restore`. In
+`restore` every process reads and verifies the whole checkpoint and keeps its shards.
 """
 
 import concurrent.futures
@@ -25,15 +24,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from hpcjax.core import files, trees
+from hpcjax.core import files
 from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DiskFull
+from hpcjax.train import checkpoint_files as stored
 from hpcjax.train import manifest as manifests
 from hpcjax.train import snapshot as snapshots
 from hpcjax.train.manifest import Leaf, Manifest
@@ -45,12 +43,12 @@ _BARRIER_MS = 600_000
 
 
 class Restored(NamedTuple):
-    """What `Checkpoints.restore` returns.
+    """A restored state, with what was saved beside it.
 
     Attributes:
-      state: a tree like the one asked for, placed as it asks.
-      step: the step it was saved at.
-      extra: the JSON values saved along; empty for a trusted foreign checkpoint.
+      state: a tree of the requested structure and placement.
+      step: the step at which it was saved.
+      extra: the JSON values saved with it; empty for a checkpoint without a manifest.
     """
 
     state: Any
@@ -63,17 +61,18 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-      directory: holds one directory per step; made if it does not exist. Only one
-        `Checkpoints` may write to it at a time.
-      keep: how many of the newest complete checkpoints to keep. An older one is deleted
-        only after a newer one was read back and verified.
-      trust: what `restore` does by default with a checkpoint without a manifest.
+      directory: contains a directory for each step; created if it does not exist. Only
+        one `Checkpoints` may write to it at a time.
+      keep: number of the newest complete checkpoints to keep. An older one is deleted
+        only after a newer one has been read back and verified.
+      trust: default of `trust` in `restore`.
 
     Raises:
       ConfigError: `keep` is below 1.
 
     Examples:
       >>> import tempfile
+      >>> import jax.numpy as jnp
       >>> directory = pathlib.Path(tempfile.mkdtemp())
       >>> state = {"kernel": jnp.arange(3.0)}
       >>> with Checkpoints(directory, keep=2) as checkpoints:
@@ -94,28 +93,29 @@ class Checkpoints:
         self._saves = 0
         self._pending: concurrent.futures.Future[None] | None = None
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._orbax = ocp.AsyncCheckpointer(_handler())
+        self._orbax = ocp.AsyncCheckpointer(stored.make_handler())
         with files.disk_errors(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
             self._clean()
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
-        """Copies `state` to the host, and writes it while the caller goes on.
+        """Copies `state` to the host, and writes it in the background.
 
-        The copy is complete on return: the arrays may be donated at once. Waits for the
-        save before, if that still runs.
+        The copy is complete on return, so that the arrays may be donated. If the
+        previous save is still running, it is waited for first.
 
         Args:
-          step: non-negative; a checkpoint of that step is replaced.
+          step: non-negative; an existing checkpoint of that step is replaced.
           state: any tree of arrays, typed keys and numbers.
           extra: JSON values to keep beside it, such as counters of the host.
 
         Raises:
           ConfigError: a value that cannot be saved.
-          DiskFull: no room, now or in the save before; older checkpoints are intact.
-          Exception: whatever else made the save before fail; the present one is then
-            not begun, and can be tried again.
+          DiskFull: no space, for this save or the previous one; older checkpoints are
+            intact.
+          Exception: whatever else made the previous save fail; this one has then not
+            begun, and can be tried again.
         """
         self.wait()
         if step < 0:
@@ -137,7 +137,7 @@ class Checkpoints:
         )
 
     def _check_room(self, step: int, snapshot: snapshots.Snapshot) -> None:
-        """Refuses a save that cannot fit, uncompressed: Orbax fails untidily."""
+        """Raises DiskFull if the uncompressed state does not fit on the disk."""
         free = shutil.disk_usage(self._directory).free
         if free < snapshot.nbytes:
             raise DiskFull(
@@ -146,7 +146,7 @@ class Checkpoints:
             )
 
     def wait(self) -> None:
-        """Returns when the last save is complete on disk; raises its error, once."""
+        """Waits until the last save is complete on disk; raises its error, once."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -169,12 +169,19 @@ class Checkpoints:
         """Returns the steps whose checkpoint is complete, ascending; reads no data."""
         return [step for step in self._numbers() if self._complete(step)]
 
+    def forget_after(self, step: int) -> None:
+        """Deletes later checkpoints, but not those that were found to be damaged."""
+        self.wait()
+        for later in self.steps():
+            if later > step and later not in self._bad:
+                shutil.rmtree(self._path(later))
+
     def empty(self) -> bool:
-        """Says whether there is no checkpoint at all, not even an incomplete one."""
+        """Returns whether there is no checkpoint, not even an incomplete one."""
         return not self._numbers()
 
     def verify(self, step: int) -> Manifest:
-        """Reads everything a checkpoint holds and compares it with its manifest.
+        """Reads a whole checkpoint and compares it with its manifest.
 
         Raises:
           CheckpointCorrupt: names the step and the leaf or file that differs.
@@ -197,23 +204,24 @@ class Checkpoints:
     ) -> Restored:
         """Returns a verified state, with the structure and placement of `like`.
 
-        Without `step`, takes the newest checkpoint that verifies; those passed over are
-        named in one warning. With `step`, exactly that one.
+        Without `step` it is the newest checkpoint that can be verified; a warning lists
+        newer ones that cannot. With `step` it is that one.
 
         Args:
-          like: a tree of arrays or `ShapeDtypeStruct`s; their shardings say where to
-            put the leaves, whatever devices saved them.
-          step: which checkpoint.
-          mesh: what per-device state is resized to, by `core.per_device.resize`; by
-            default the mesh of the first leaf of `like` that has one.
-          trust: also take a checkpoint without a manifest, made by other programs: any
-            tree saved by Orbax whose paths are those of `like`. Nothing of it is
+          like: a tree of arrays or `ShapeDtypeStruct`s, to whose shardings the leaves
+            are restored, whatever devices saved them.
+          step: the step of the checkpoint.
+          mesh: the mesh for which per-device state is resized, by
+            `core.per_device.resize`; by default that of the first leaf of `like` that
+            has one.
+          trust: whether to accept a checkpoint without a manifest, such as any tree
+            with the paths of `like` that another program saved by Orbax. It is not
             verified.
 
         Raises:
-          CheckpointCorrupt: no checkpoint is good, or the one asked for is not.
-          ConfigError: there is none, or its paths, shapes or dtypes are not those of
-            `like`; the message lists them.
+          CheckpointCorrupt: no checkpoint, or not the requested one, can be verified.
+          ConfigError: there is no checkpoint, or its paths, shapes or dtypes are not
+            those of `like`; the message lists them.
         """
         self.wait()
         trust = self._trust if trust is None else trust
@@ -254,10 +262,14 @@ class Checkpoints:
     def _read(
         self, step: int, trust: bool
     ) -> tuple[dict[str, np.ndarray], Manifest | None]:
-        """Reads one checkpoint; all processes succeed together or fail together."""
+        """Reads a checkpoint; either all processes succeed or all fail.
+
+        Each tells the others in an all-gather whether it could read, so that all fall
+        back to the same older checkpoint.
+        """
         try:
             if trust and not self._complete(step):
-                outcome = _load(self._path(step), step), None
+                outcome = stored.load_arrays(self._path(step), step), None
             else:
                 outcome = self._read_verified(step)
             problem = None
@@ -276,17 +288,17 @@ class Checkpoints:
         return outcome
 
     def _read_verified(self, step: int) -> tuple[dict[str, np.ndarray], Manifest]:
-        return _read_verified(self._path(step), step)
+        return stored.read_verified(self._path(step), step)
 
     def _finish(
         self, step: int, save: int, snapshot: snapshots.Snapshot, extra: dict[str, Any]
     ) -> None:
-        """The background part: waits for Orbax, writes the manifest, renames."""
+        """Completes a save in the background: waits for Orbax, then commits."""
         aside = self._directory / f"{_SAVING}{step}"
         with self._writing(step):
             self._orbax.wait_until_finished()
             aside.mkdir(exist_ok=True)
-            leaves = self._collect(step, save, snapshots.hashed(snapshot))
+            leaves = self._collect(step, save, snapshots.hash_blocks(snapshot))
             if jax.process_index() == 0:
                 self._commit(step, leaves, extra)
             self._barrier(step, save, "end")
@@ -294,7 +306,10 @@ class Checkpoints:
     def _collect(
         self, step: int, save: int, own: dict[str, Leaf]
     ) -> Mapping[str, Leaf]:
-        """Returns all processes' leaves on process 0, own ones elsewhere."""
+        """Returns the leaves of all processes on process 0, on others their own.
+
+        They are exchanged through files beside the checkpoint.
+        """
         count, index = jax.process_count(), jax.process_index()
         if count == 1:
             return own
@@ -314,12 +329,15 @@ class Checkpoints:
     def _commit(
         self, step: int, leaves: Mapping[str, Leaf], extra: dict[str, Any]
     ) -> None:
+        """Writes the manifest, renames the directory, and deletes old checkpoints."""
         aside, final = self._directory / f"{_SAVING}{step}", self._path(step)
         replaced = self._directory / f"{_REPLACED}{step}"
         manifest = Manifest(
             step=step, leaves=leaves, files=manifests.scan(aside), extra=extra
         )
         manifests.write(aside, manifest)
+        # Between the two renames a crash leaves `.replaced-<step>`, which `_clean` puts
+        # back.
         if final.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
@@ -329,23 +347,24 @@ class Checkpoints:
         self._retain(step)
 
     def _retain(self, saved: int) -> None:
-        """Deletes old checkpoints, once the one just saved has been read back."""
+        """Deletes old checkpoints, after reading back the one just saved."""
         good = [step for step in self.steps() if step not in self._bad]
         kept = set(good[-self._keep :]) | {saved}
-        # A step known to be bad stays for inspection until newer good ones pass it.
+        # A checkpoint that is known to be damaged is kept for inspection until it is
+        # older than all that are kept.
         old = {step for step in self.steps() if step < min(kept)}
-        doomed = (set(good) | old) - kept
-        if doomed:
+        expired = (set(good) | old) - kept
+        if expired:
             try:
                 self._read_verified(saved)
             except CheckpointCorrupt:
                 self._bad.add(saved)
                 raise
-        for step in sorted(doomed):
+        for step in sorted(expired):
             shutil.rmtree(self._path(step))
 
     def _clean(self) -> None:
-        """Removes what a killed process left, and puts back a step half replaced."""
+        """Removes what a killed process left; renames back a step it was replacing."""
         for path in sorted(self._directory.glob(f"{_REPLACED}*")):
             final = self._directory / path.name.removeprefix(_REPLACED)
             if final.exists():
@@ -357,6 +376,7 @@ class Checkpoints:
                 shutil.rmtree(path)
 
     def _barrier(self, step: int, save: int, what: str) -> None:
+        """Waits for all processes; keys are unique, as the service takes each once."""
         if jax.process_count() > 1:
             sync = ocp.multihost.get_barrier_sync_fn()
             key = f"hpcjax/{self._directory.name}/{step}/{save}/{what}"
@@ -364,9 +384,9 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Frees the room a failed save took; a full disk becomes DiskFull.
+        """Removes the files of a failed save; raises DiskFull for a full disk.
 
-        The system says "no space" as OSError, TensorStore as ValueError.
+        The operating system raises OSError for "no space", TensorStore ValueError.
         """
         try:
             with files.disk_errors(self._path(step)):
@@ -378,7 +398,7 @@ class Checkpoints:
                         raise OSError(errno.ENOSPC, "no space left") from error
                     raise
         except BaseException:
-            # Orbax may still be writing in the background into what is removed here.
+            # Orbax may still be writing into the directory that is removed here.
             with contextlib.suppress(Exception):
                 self._orbax.wait_until_finished()
             for path in self._directory.glob(f"{_SAVING}{step}*"):
@@ -390,99 +410,7 @@ class Checkpoints:
         return self._directory / str(step)
 
     def _complete(self, step: int) -> bool:
-        return _is_complete(self._path(step))
+        return stored.is_complete(self._path(step))
 
     def _numbers(self) -> list[int]:
-        return _numbers(self._directory)
-
-
-def examine_checkpoints(
-    directory: pathlib.Path,
-) -> Iterator[tuple[int, Manifest | CheckpointCorrupt | None]]:
-    """Reads and verifies every checkpoint of a run as `Checkpoints.verify` does.
-
-    Changes nothing, so that it may be used beside a process that writes there; one that
-    is deleted meanwhile is left out.
-
-    Args:
-      directory: holds one directory per step.
-
-    Yields:
-      Each step, ascending, with the manifest that its checkpoint agrees with, or with
-      how it does not; None for one that has no manifest.
-    """
-    for step in _numbers(directory):
-        path = directory.absolute() / str(step)
-        found = None
-        try:
-            if _is_complete(path):
-                found = _read_verified(path, step)[1]
-        except FileNotFoundError:
-            continue
-        except CheckpointCorrupt as error:
-            found = error
-        if path.exists():
-            yield step, found
-
-
-def _is_complete(path: pathlib.Path) -> bool:
-    return (path / manifests.NAME).is_file()
-
-
-def _numbers(directory: pathlib.Path) -> list[int]:
-    """Returns the steps that have a directory, complete or not, ascending."""
-    names = [path.name for path in directory.iterdir() if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _read_verified(
-    path: pathlib.Path, step: int
-) -> tuple[dict[str, np.ndarray], Manifest]:
-    manifest = manifests.read(path, step)
-    manifests.check_files(path, manifest)
-    arrays = {
-        name: np.zeros(leaf.shape, jnp.dtype(leaf.dtype))
-        for name, leaf in manifest.leaves.items()
-        if 0 in leaf.shape
-    }
-    if len(arrays) < len(manifest.leaves):
-        arrays |= _load(path, step)
-    manifests.check_leaves(arrays, manifest)
-    return arrays, manifest
-
-
-def _load(path: pathlib.Path, step: int) -> dict[str, np.ndarray]:
-    """Reads whole arrays through Orbax, by path; checks nothing."""
-    below = [path, *sorted(p for p in path.iterdir() if p.is_dir())]
-    root = next((p for p in below if (p / "_METADATA").exists()), path)
-    # Whatever TensorStore makes of damaged bytes comes as a bare Exception.
-    try:
-        handler = _handler()
-        names = handler.metadata(epath.Path(root)).tree
-        arguments = jax.tree.map(
-            lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names
-        )
-        restored = handler.restore(
-            epath.Path(root),
-            args=ocp.args.PyTreeRestore(restore_args=arguments),
-        )
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointCorrupt(
-            f"checkpoint of step {step}: arrays cannot be read: {first[:300]}"
-        ) from error
-    leaves = trees.flatten(restored)
-    return {snapshots.decode(name): np.asarray(leaf) for name, leaf in leaves.items()}
-
-
-def _handler() -> ocp.PyTreeCheckpointHandler:
-    """Returns a handler that writes arrays only: no sharding files, no second copy."""
-    types = ocp.type_handlers
-    arrays = types.ArrayHandler(
-        enable_write_sharding_file=False, array_metadata_store=None
-    )
-    registry = types.create_type_handler_registry(
-        (jax.Array, arrays),
-        (np.ndarray, types.NumpyHandler(deepcopy_host_arrays=False)),
-    )
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+        return stored.list_steps(self._directory)

@@ -1,4 +1,4 @@
-"""How long a run trains and what it keeps on the way; imports no JAX."""
+"""Length, batch size and intervals of a training run; imports no JAX."""
 
 import dataclasses
 import math
@@ -15,12 +15,12 @@ class TrainConfig:
       batch_size: examples per step over all devices.
       eval_every: steps between validations; the last step is always validated.
       checkpoint_every: steps between checkpoints; the last step is always saved, and
-        0 saves nothing else.
-      keep: newest checkpoints to keep.
-      stall_seconds: without a step, or a batch of a validation, for so long and for 20
-        median ones, the run ends; the first may take 30 times as long, for it compiles.
-        0 waits for ever.
-      max_skipped: consecutive steps with non-finite numbers before the run stops.
+        with 0 only that.
+      keep: number of the newest checkpoints to keep.
+      stall_seconds: the run is ended if a step, or a batch of validation, takes longer
+        than this and than 20 times the median. The first one, which compiles, may take
+        30 times as long. 0 waits for ever.
+      max_skipped: consecutive steps with non-finite numbers that end the run.
     """
 
     steps: int = 400

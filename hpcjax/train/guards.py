@@ -1,4 +1,4 @@
-"""What ends a run before its last step: non-finite numbers, or a request to stop."""
+"""Ending a run before its last step: for non-finite numbers, or on request."""
 
 import logging
 import signal
@@ -15,18 +15,22 @@ log = logging.getLogger(__name__)
 
 
 class SkipGuard:
-    """Counts consecutive steps with non-finite numbers, and stops the run.
+    """Ends the run after too many consecutive steps with non-finite numbers.
 
     Args:
-      names: what the entries of the step's `NONFINITE` stand for.
-      limit: how many such steps in a row stop it.
+      names: names of the arrays that the entries of the step's `NONFINITE` count.
+      limit: number of consecutive steps.
     """
 
     def __init__(self, names: list[str], limit: int) -> None:
         self.names, self.limit, self.in_a_row = names, limit, 0
 
     def check(self, step: int, nonfinite: np.ndarray) -> None:
-        """Takes the counts of one step; logs the arrays that were hit."""
+        """Takes the counts of a step; logs arrays that are not finite.
+
+        Raises:
+          Diverged: this was the last of `limit` such steps in a row.
+        """
         if not nonfinite.any():
             self.in_a_row = 0
             return
@@ -41,11 +45,11 @@ class SkipGuard:
 
 
 class StopRequest:
-    """Whether to stop, agreed between processes.
+    """A request to stop, on which all processes agree.
 
-    One process asks its `stop`. Several ask theirs and exchange the answers within the
-    step, so that all read the same of the same step; a process that stopped alone would
-    leave the others waiting in the next exchange.
+    A single process asks its `stop`. Several processes send the answers of theirs with
+    the batch and reduce them within the step, so that all stop after the same step: a
+    process that stopped alone would leave the others waiting in the next collective.
     """
 
     def __init__(self, stop: Callable[[], int], mesh: Mesh) -> None:
@@ -53,16 +57,16 @@ class StopRequest:
         self._alone, self._rows = jax.process_count() == 1, len(mesh.local_devices)
 
     def flags(self) -> dict[str, np.ndarray]:
-        """Returns what the batch carries to the other processes."""
+        """Returns the entry of the batch that carries this process's request."""
         if self._alone:
             return {}
         return {STOP: np.full(self._rows, self._stop(), np.int32)}
 
     def agree(self, exchanged: np.ndarray | None) -> None:
-        """Takes what a step exchanged, if it did."""
+        """Takes the signal on which a step agreed; None if there is one process."""
         self.signal = self._stop() if exchanged is None else int(exchanged)
 
     def error(self, step: int) -> Preempted:
-        """Returns the error with which a run ends that was stopped after `step`."""
+        """Returns the error that ends a run which was stopped after `step`."""
         name = signal.Signals(self.signal).name
         return stopped_by(self.signal)(f"{name}: stopped after step {step}")

@@ -11,14 +11,15 @@ from jax.sharding import Mesh
 
 from hpcjax import data
 from hpcjax.core import per_device
-from hpcjax.core.errors import ConfigError
+from hpcjax.core.errors import CheckpointCorrupt, ConfigError
 from hpcjax.sharding.mesh import data_axes, place_batch
-from hpcjax.train.checkpoint import Checkpoints
+from hpcjax.train.checkpoint import Checkpoints, Restored
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
+from hpcjax.train.host_step import compile_host_step, go_on, pause
 from hpcjax.train.recorder import Recorder
 from hpcjax.train.state import TrainState, init_state, state_shapes
-from hpcjax.train.step import NONFINITE, STOP, eval_step, guarded, train_step
+from hpcjax.train.step import NONFINITE, STOP, eval_step, list_guarded, train_step
 from hpcjax.train.stopwatch import Stopwatch
 from hpcjax.train.task import Task
 from hpcjax.train.watchdog import Watchdog
@@ -39,22 +40,23 @@ def fit(
 ) -> TrainState:
     """Trains `task` for `config.steps` steps and returns the last state.
 
-    Continues from the newest good checkpoint, if `checkpoints` holds one; on one
-    platform the records of every step are then the same bits as without interruption.
+    It continues from the newest checkpoint that can be verified, if there is one. On
+    one platform the records of all steps are then bitwise those of an uninterrupted
+    run.
 
     Args:
-      task: what is trained.
+      task: model, method, objective and data.
       config: length, batch size and intervals.
-      seed: of parameters, data order and every draw.
-      mesh: devices; `config.batch_size` must divide by its data axis.
+      seed: of parameters, data order and all draws.
+      mesh: devices; its data axes must divide `config.batch_size`.
       recorder: receives `{"step", "seconds", metric: value}` per step, and
         `{"step", "seconds", "val_" + metric: value}` per validation. `seconds` is
-        training time: validation, checkpoints and compilation are not in it.
+        training time without validation, checkpoints and compilation.
       checkpoints: where to save; None saves nothing.
-      stop: asked at every step for the number of a signal that wants this process to
-        stop, 0 for none. All processes then stop after the same step, and save.
-      watchdog: told of every step and validation batch, so that it can end a run that
-        stands still.
+      stop: is called at every step, and returns the number of a signal that asks this
+        process to stop, or 0. All processes then save and stop after the same step.
+      watchdog: is told of every step and validation batch, so that it can end a run
+        that hangs.
 
     Raises:
       ConfigError: the batch cannot be divided, or the checkpoint is of a later step
@@ -65,16 +67,16 @@ def fit(
     began = time.perf_counter()
     check_batch(task, config, mesh)
     state, start = resume(task, config, seed, mesh, checkpoints)
-    step = train_step(task, mesh, state)
     watch = Stopwatch(recorder.rewind(start), began, watchdog)
-    validate = validator(task, config, mesh, watch)
-    batches = own_batches(task, config, seed)
-    guard = SkipGuard(guarded(state), config.max_skipped)
-    request = StopRequest(stop, mesh)
+    validate = make_validator(task, config, mesh, watch)
+    batches = local_batches(task, config, seed)
+    guard = SkipGuard(list_guarded(state), config.max_skipped)
+    request, numbers = StopRequest(stop, mesh), range(start + 1, config.steps + 1)
+    step: Any = None
     pending: collections.deque[tuple[int, Any]] = collections.deque()
 
     def emit(keep: int) -> None:
-        """Records finished steps; blocks only on those older than the newest `keep`."""
+        """Records finished steps, but not the newest `keep`, nor waits for those."""
         while len(pending) > keep:
             number, metrics = pending.popleft()
             values = jax.device_get(metrics)
@@ -84,63 +86,89 @@ def fit(
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
 
     with batches.iterate(start=start) as iterator:
-        numbers = range(start + 1, config.steps + 1)
-        for number, batch in zip(numbers, watch.waiting(iterator, start), strict=False):
+        timed = watch.time_waiting(iterator, start)
+        for number, batch in zip(numbers, timed, strict=False):
             placed = place_batch({**batch, **request.flags()}, mesh)
             if number == start + 1:
-                step, seconds = compile_step(step, state, placed)
+                step, seconds = compile_step(task, mesh, state, placed)
+                go_on(task, state, checkpoints)
                 watch.start()
-                spent = {"compile_seconds": seconds, **watch.spent()}
+                spent = {"compile_seconds": seconds, **watch.take_spent()}
                 recorder.write({"step": start, **spent})
             state, metrics = step(state, placed)
             pending.append((number, metrics))
             last = number == config.steps
-            emit(keep=0 if last else 1)  # step n runs while n - 1 is fetched
+            # Metrics of step n - 1 are fetched while step n runs on the devices.
+            emit(keep=0 if last else 1)
+            saving = checkpoints is not None and is_due(number, config)
+            state = pause(task, state, watch) if last or saving else state
             if last or number % config.eval_every == 0:
                 emit(keep=0)
-                with watch.paused("validation"):
-                    scores = validate(state, number)
-                recorder.write({"step": number, **watch.spent()})
+                scores = validate(state, number)
+                recorder.write({"step": number, **watch.take_spent()})
                 recorder.write({"step": number, "seconds": watch.read(), **scores})
             stopping = bool(request.signal) and not last
-            if checkpoints and (stopping or due(number, config)):
+            if checkpoints and (stopping or saving):
                 emit(keep=0)
-                with watch.paused("checkpoint"):
-                    checkpoints.save(number, state, {"seconds": watch.read()})
+                save(checkpoints, number, state, watch)
             if stopping or last:
                 emit(keep=0)
                 break
-            if checkpoints and due(number, config):
-                recorder.write({"step": number, **watch.spent()})
+            if saving:
+                with watch.pause("checkpoint"):
+                    go_on(task, state, checkpoints)
+                recorder.write({"step": number, **watch.take_spent()})
     done = int(state.step)
-    if checkpoints:
-        with watch.paused("checkpoint"):
-            checkpoints.wait()
-        if done > start:
-            recorder.write({"step": done, **watch.spent()})
+    if checkpoints and done > start:
+        wait_for(checkpoints, watch)
+        recorder.write({"step": done, **watch.take_spent()})
     if request.signal and done < config.steps:
         raise request.error(done)
     return state
 
 
-def own_batches(task: Task, config: TrainConfig, seed: int) -> data.Batches:
+def save(
+    checkpoints: Checkpoints, step: int, state: TrainState, watch: Stopwatch
+) -> None:
+    """Saves a state, and the training seconds until it."""
+    with watch.pause("checkpoint"):
+        checkpoints.save(step, state, {"seconds": watch.read()})
+
+
+def wait_for(checkpoints: Checkpoints, watch: Stopwatch) -> None:
+    """Waits until the last checkpoint is complete on disk."""
+    with watch.pause("checkpoint"):
+        checkpoints.wait()
+
+
+def local_batches(task: Task, config: TrainConfig, seed: int) -> data.Batches:
     """Returns this process's rows of the training batches."""
     return data.batches(
         task.dataset.train,
         config.batch_size,
         seed,
         augment=task.augment,
-        shard=(jax.process_index(), jax.process_count()),
+        shard=own_shard(task),
     )
 
 
+def own_shard(task: Task) -> tuple[int, int]:
+    """Returns this process's place among those that share out a batch."""
+    if task.method.hosts is not None:
+        return task.method.hosts.rank, task.method.hosts.size
+    return jax.process_index(), jax.process_count()
+
+
 def compile_step(
-    step: Any, state: TrainState, batch: Any
+    task: Task, mesh: Mesh, state: TrainState, batch: Any
 ) -> tuple[Callable[..., Any], float]:
-    """Compiles the step for exactly these shapes; also returns how long that took."""
+    """Compiles the step for these shapes; returns it and the seconds that took."""
     began = time.perf_counter()
-    compiled = step.lower(state, batch).compile()
-    return compiled, time.perf_counter() - began
+    if task.method.hosts is not None:
+        step = compile_host_step(task, mesh, task.method.hosts, state, batch)
+    else:
+        step = train_step(task, mesh, state).lower(state, batch).compile()
+    return step, time.perf_counter() - began
 
 
 def resume(
@@ -152,11 +180,21 @@ def resume(
 ) -> tuple[TrainState, int]:
     """Returns the newest good checkpoint's state and step, or a fresh state and 0.
 
-    A run that has lost all its manifests is not begun anew: `restore` refuses it.
+    If all checkpoints have lost their manifests, it does not start again from step 0:
+    `restore` raises. Workers in processes of their own go on from the newest step that
+    all of them have.
     """
-    if checkpoints is None or checkpoints.empty():
+    restored = None
+    like = state_shapes(task, mesh)
+    if checkpoints is not None and not checkpoints.empty():
+        restored = checkpoints.restore(like, mesh=mesh)
+    if task.method.hosts is not None and checkpoints is not None:
+        newest = 0 if restored is None else restored.step
+        common = task.method.hosts.agree(newest)
+        if common < newest:
+            restored = _restore_common(checkpoints, like, common, mesh)
+    if restored is None:
         return init_state(task, seed, mesh), 0
-    restored = checkpoints.restore(state_shapes(task, mesh), mesh=mesh)
     if restored.step > config.steps:
         raise ConfigError(
             f"steps must be at least the {restored.step} that the run has taken: "
@@ -166,47 +204,76 @@ def resume(
     return restored.state, restored.step
 
 
-def due(step: int, config: TrainConfig) -> bool:
-    """Says whether a checkpoint is to be written after `step`; the last always is."""
+def _restore_common(
+    checkpoints: Checkpoints, like: TrainState, common: int, mesh: Mesh
+) -> Restored | None:
+    """Returns the newest state that all workers have, and forgets what came after it.
+
+    The others take these steps again, and what they save then belongs to no state of
+    ours from before. Before the first step that all have saved there is none.
+
+    Raises:
+      CheckpointCorrupt: all have saved, and one has nothing any more.
+    """
+    if common:
+        restored = checkpoints.restore(like, common, mesh=mesh)
+    elif len(steps := checkpoints.steps()) > 1:
+        # Nobody saves a second time before all have saved the first time.
+        raise CheckpointCorrupt(
+            f"a worker has no checkpoint any more, this one has those of steps {steps}"
+        )
+    else:
+        log.warning("a worker has no checkpoint: all begin again")
+        restored = None
+    checkpoints.forget_after(common)
+    return restored
+
+
+def is_due(step: int, config: TrainConfig) -> bool:
+    """Returns whether a checkpoint is due after `step`; after the last it always is."""
     every = config.checkpoint_every
     return step == config.steps or (every > 0 and step % every == 0)
 
 
 def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
-    """Raises ConfigError for a batch that devices or data cannot serve."""
+    """Raises ConfigError if the number of devices does not divide the batch."""
     axes = data_axes(mesh)
-    devices = per_device.axis_size(mesh, axes)
+    devices, places = per_device.axis_size(mesh, axes), f"devices of axes {axes}"
+    if task.method.hosts is not None:
+        devices *= task.method.hosts.size
+        places = f"devices of {task.method.hosts.size} processes"
     if config.batch_size % devices:
         raise ConfigError(
-            f"batch_size must divide by the {devices} devices of axes {axes}: "
-            f"got {config.batch_size}"
+            f"batch_size must divide by the {devices} {places}: got {config.batch_size}"
         )
 
 
-def validator(
+def make_validator(
     task: Task, config: TrainConfig, mesh: Mesh, watch: Stopwatch
 ) -> Callable[[TrainState, int], dict[str, float]]:
-    """Returns a function giving the means over the whole validation set, `val_` names.
+    """Returns a function `(state, step)` that returns means over the validation set.
 
-    It takes the state, and the step that this is after.
-
-    Sums are added in float64 on the host, so they do not depend on the batch size
-    beyond float32 rounding within a batch.
+    Their names begin with `val_`. Sums of batches are added in float64 on the host, so
+    that means depend on the batch size only by float32 rounding within a batch. A
+    worker in a process of its own scores its own model, on all of the set.
     """
     score = eval_step(task, mesh)
-    shard = (jax.process_index(), jax.process_count())
+    alone = task.method.hosts is not None
+    shard = (0, 1) if alone else own_shard(task)
 
     def validate(state: TrainState, step: int) -> dict[str, float]:
         sums: dict[str, float] = collections.defaultdict(float)
         count = 0.0
-        whole = data.whole(task.dataset.validation, config.batch_size, shard=shard)
-        for batch in watch.validating(whole, step):
-            totals = jax.device_get(
-                score(state.params, state.model_state, place_batch(batch, mesh))
-            )
-            count += float(totals.count)
-            for name, value in totals.sums.items():
-                sums[name] += float(value)
+        whole = data.evaluation_batches(
+            task.dataset.validation, config.batch_size, shard=shard
+        )
+        with watch.pause("validation"):
+            for batch in watch.watch_validation(whole, step):
+                placed = place_batch(batch, mesh)
+                totals = jax.device_get(score(state.params, state.model_state, placed))
+                count += float(totals.count)
+                for name, value in totals.sums.items():
+                    sums[name] += float(value)
         return {f"val_{name}": total / count for name, total in sums.items()}
 
     return validate

@@ -1,9 +1,9 @@
-"""What a checkpoint should hold, byte for byte: `MANIFEST.json`.
+"""`MANIFEST.json`: the content of a checkpoint with checksums.
 
-Orbax stores no checksum of array data, so a flipped bit restores as a wrong number. The
-manifest lists every leaf with the xxh3-128 of its bytes as they were fetched from the
-devices, and every file with its size and xxh3-128, and ends with a checksum of itself.
-It is written last: a checkpoint without one is not complete.
+Orbax stores no checksums of array data, so that a flipped bit would be restored as a
+wrong number. The manifest lists every leaf with the xxh3-128 of its bytes as they were
+fetched from the devices, every file with its size and xxh3-128, and a checksum of
+itself. It is written last: a checkpoint without one is not complete.
 """
 
 import dataclasses
@@ -65,13 +65,13 @@ class File:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything one checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
-      step: the step it was saved at.
+      step: the step at which it was saved.
       leaves: by path, such as `"params/dense/kernel"`.
       files: by path inside the checkpoint, the manifest itself excepted.
-      extra: what the caller saved along, as JSON values.
+      extra: JSON values that the caller saved with it.
       version: the hpcjax version that wrote it.
     """
 
@@ -104,13 +104,13 @@ def file_checksum(path: pathlib.Path) -> str:
 
 def scan(directory: pathlib.Path) -> dict[str, File]:
     """Returns size and checksum of every file below `directory` but the manifest."""
-    found = {}
+    files_by_name = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.is_file() and name != NAME:
             size = path.stat().st_size
-            found[name] = File(size=size, xxh3_128=file_checksum(path))
-    return found
+            files_by_name[name] = File(size=size, xxh3_128=file_checksum(path))
+    return files_by_name
 
 
 def leaf_to_json(leaf: Leaf) -> dict[str, Any]:
@@ -137,10 +137,10 @@ def leaf_from_json(value: Mapping[str, Any]) -> Leaf:
 
 
 def write(directory: pathlib.Path, manifest: Manifest) -> None:
-    """Writes `directory/MANIFEST.json`, whole or not at all.
+    """Writes `directory/MANIFEST.json`, completely or not at all.
 
     Raises:
-      DiskFull: there is no room for it.
+      DiskFull: there is no space for it.
     """
     files.write_atomic(directory / NAME, _encode(dataclasses.asdict(manifest)))
 
@@ -223,7 +223,7 @@ def check_leaves(arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
 
 
 def merge(parts: Iterable[Mapping[str, Leaf]]) -> dict[str, Leaf]:
-    """Joins the leaves that several processes describe: their blocks are added up."""
+    """Joins the leaves of several processes, with the blocks of all of them."""
     merged: dict[str, Leaf] = {}
     for part in parts:
         for path, leaf in part.items():
@@ -240,7 +240,11 @@ def _slices(block: Block) -> tuple[slice, ...]:
 
 
 def _encode(body: Any) -> bytes:
-    """Returns the one text of `body`: reading it back must give the same bytes."""
+    """Returns the canonical text of `body` with its checksum.
+
+    `read` encodes what it has read once more and compares bytes, which verifies the
+    whole file and not only the part that the checksum covers.
+    """
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     digest = xxhash.xxh3_128_hexdigest(text.encode())
     whole = {"body": body, "xxh3_128": digest}

@@ -1,4 +1,4 @@
-"""What is minimised: sums over the scored items of a batch, for each kind of data."""
+"""Objectives: sums over the scored items of a batch, for each kind of data."""
 
 import math
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax import metrics, models
+from hpcjax.core.method import Batch, Objective, Totals
 from hpcjax.data.source import Kind
-from hpcjax.train.task import Batch, Objective, Totals
 
 
 def label_totals(
@@ -17,12 +17,14 @@ def label_totals(
     """Sums cross-entropy (nats) and errors over the labels of a batch.
 
     Args:
-      logits: unnormalised log-probabilities, whole or chunk by chunk.
+      logits: unnormalised log-probabilities, or `ChunkedLogits` to compute in chunks.
       batch: int labels `"y"` [batch, *time] and, in validation, `"weight"` [batch].
     """
     labels = batch["y"]
     weight = jnp.ones(labels.shape, jnp.float32)
     if "weight" in batch:
+        # One weight for each example, broadcast over its labels. It is zero for the
+        # examples that pad the last batch.
         rows = batch["weight"]
         weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
     if isinstance(logits, models.ChunkedLogits):
@@ -34,7 +36,7 @@ def label_totals(
 
 
 def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns cross-entropies, and 1 where the largest logit is another label's."""
+    """Returns cross-entropies, and 1.0 where the largest logit is not the label's."""
     wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
     return metrics.token_cross_entropy(logits, labels), wrong
 
@@ -42,10 +44,10 @@ def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]
 def masked_language_totals(outputs: "models.BertOutputs", batch: Batch) -> Totals:
     """Sums BERT's two cross-entropies (nats) and errors over the scored tokens.
 
-    A scored token counts with its own cross-entropy and with that of the order of its
-    example's sentences. So every sum is one over tokens, and parts of a batch can be
-    added; the mean of `"order_loss"` weights examples by how many tokens they score,
-    which are equally many in sequences of one length.
+    The loss of a scored token is its own cross-entropy plus that of its example's
+    sentence order. All sums are thus over tokens, and sums of parts of a batch can be
+    added. The mean of `"order_loss"` weights examples by their number of scored tokens,
+    which is the same for all sequences of one length.
 
     Args:
       outputs: logits of both heads.
@@ -84,10 +86,11 @@ def segmentation_totals(
     *,
     dice_weight: float = 1.0,
 ) -> Totals:
-    """Sums, over images, cross-entropy per pixel and the soft Dice loss, and scores.
+    """Sums over images of cross-entropy per pixel, the soft Dice loss, and scores.
 
-    loss = mean over pixels of −log p + w (1 − D), D being the mean over the classes but
-    the first, the background, of (2 Σ p t + 1) / (Σ p + Σ t + 1).
+    The loss of an image is mean(−log p) + w (1 − D), where D is the mean of the soft
+    Dice score (2 Σ p t + 1) / (Σ p + Σ t + 1) over all classes except the first, the
+    background.
 
     Args:
       logits: unnormalised log-probabilities, `[batch, ..., classes]`.
@@ -95,20 +98,23 @@ def segmentation_totals(
       dice_weight: w.
 
     Returns:
-      Sums `"loss"`; `"error"`, the share of pixels that are wrong; and of the pixels of
-      the foreground `"overlap"`, twice those that are right, and `"area"`, those that
-      are predicted and those that are labelled: overlap / area is the Dice score of all
-      images together. The count is that of images.
+      Sums `"loss"`; `"error"`, the share of wrong pixels; `"overlap"`, twice the number
+      of foreground pixels that are right; and `"area"`, the number of predicted plus
+      that of labelled foreground pixels, so that overlap / area is the Dice score of
+      all images together. The count is the number of images.
     """
     labels, classes = batch["y"], logits.shape[-1]
     weight = batch.get("weight", jnp.ones(len(labels), jnp.float32))
     target = jax.nn.one_hot(labels, classes)
-    found = jax.nn.one_hot(jnp.argmax(logits, axis=-1), classes)
+    predicted = jax.nn.one_hot(jnp.argmax(logits, axis=-1), classes)
+    # `predicted · target` is 1 where a pixel of that class is right; the sum over all
+    # classes therefore counts the right pixels.
     space = tuple(range(1, labels.ndim))
     soft = metrics.dice(jax.nn.softmax(logits.astype(jnp.float32)), target, smooth=1.0)
     entropy = jnp.mean(metrics.token_cross_entropy(logits, labels), axis=space)
     right, both = (
-        jnp.sum(values, axis=space) for values in (found * target, found + target)
+        jnp.sum(values, axis=space)
+        for values in (predicted * target, predicted + target)
     )
     pixels = math.prod(labels.shape[1:])
     per_image = {

@@ -1,4 +1,4 @@
-"""A training state as host arrays by path, and back onto devices."""
+"""Copying a training state to host arrays by path, and back to devices."""
 
 import urllib.parse
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ class Snapshot(NamedTuple):
 
     Attributes:
       leaves: shape, dtype and kind of every leaf, by path.
-      blocks: the parts whose checksums this process gives, by path.
-      payload: what Orbax writes, by encoded path.
+      blocks: the parts that this process has to hash, by path: (start, values).
+      payload: the arrays that Orbax writes, by encoded path.
     """
 
     leaves: dict[str, Leaf]
@@ -32,7 +32,7 @@ class Snapshot(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this process will write, if nothing can be compressed."""
+        """Bytes that this process will write, without compression."""
         parts = (part for blocks in self.blocks.values() for _, part in blocks)
         return sum(part.nbytes for part in parts)
 
@@ -41,12 +41,13 @@ def take(state: Any) -> Snapshot:
     """Copies a state to the host; nothing in the result shares memory with it.
 
     Raises:
-      ConfigError: a leaf that is no array or number, or two leaves of one path.
+      ConfigError: a leaf that is not an array or number, or two leaves with one path.
     """
     leaves = trees.flatten(state)
     if len(leaves) != len(jax.tree.leaves(state)):
         raise ConfigError("two leaves have the same path: a name may not hold '/'")
     data = {path: _key_data(leaf) for path, leaf in leaves.items()}
+    # Start all transfers before waiting for the first.
     for leaf in data.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()
@@ -54,7 +55,8 @@ def take(state: Any) -> Snapshot:
     for path, leaf in data.items():
         described = describe(path, leaves[path])
         snapshot.leaves[path] = described
-        if 0 in described.shape:  # Orbax cannot store it; the manifest says all
+        # Orbax cannot store empty arrays; shape and dtype in the manifest are enough.
+        if 0 in described.shape:
             continue
         value, blocks = _copy(leaf)
         snapshot.payload[encode(path)] = value
@@ -63,7 +65,7 @@ def take(state: Any) -> Snapshot:
 
 
 def describe(path: str, leaf: Any) -> Leaf:
-    """Returns the shape and dtype a leaf is saved with, of the data for a typed key."""
+    """Returns the shape and dtype with which a leaf is saved, for a key its data's."""
     if _is_key(leaf):
         shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         data = jax.eval_shape(jax.random.key_data, shape)
@@ -80,14 +82,16 @@ def fit(
     like: Any,
     mesh: Mesh | None = None,
 ) -> Any:
-    """Puts restored arrays into the structure, device counts and places of `like`.
+    """Puts restored arrays into the structure and the shardings of `like`.
 
     Raises:
       ConfigError: lists the paths, shapes and dtypes that differ.
     """
-    wanted = {path: describe(path, leaf) for path, leaf in trees.flatten(like).items()}
-    missing = sorted(set(wanted) - set(arrays))
-    extra = sorted(set(arrays) - set(wanted))
+    expected = {
+        path: describe(path, leaf) for path, leaf in trees.flatten(like).items()
+    }
+    missing = sorted(set(expected) - set(arrays))
+    extra = sorted(set(arrays) - set(expected))
     if missing or extra:
         raise ConfigError(
             f"the checkpoint has other paths: it lacks {missing}, and has beyond those "
@@ -99,21 +103,27 @@ def fit(
         resized = tree if mesh is None else per_device.resize(tree, mesh, like)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    found = {path: np.asarray(leaf) for path, leaf in trees.flatten(resized).items()}
+    saved_arrays = {
+        path: np.asarray(leaf) for path, leaf in trees.flatten(resized).items()
+    }
     differences = []
-    for path, leaf in wanted.items():
+    for path, leaf in expected.items():
         key = manifest.leaves[path].key if manifest else leaf.key
-        saved = Leaf(shape=found[path].shape, dtype=found[path].dtype.name, key=key)
+        saved = Leaf(
+            shape=saved_arrays[path].shape, dtype=saved_arrays[path].dtype.name, key=key
+        )
         if saved != leaf:
-            differences.append(f"{path}: saved {_say(saved)}, asked for {_say(leaf)}")
+            differences.append(
+                f"{path}: saved {_format_leaf(saved)}, asked for {_format_leaf(leaf)}"
+            )
     if differences:
         raise ConfigError("the checkpoint has other leaves: " + "; ".join(differences))
-    placed = {path: _place(found[path], leaf) for path, leaf in _items(like)}
+    placed = {path: _place(saved_arrays[path], leaf) for path, leaf in _items(like)}
     return trees.unflatten(like, placed)
 
 
 def _copy(leaf: Any) -> tuple[Any, list[tuple[tuple[int, ...], np.ndarray]]]:
-    """Returns what Orbax is to write, and the blocks this process is to hash."""
+    """Returns what Orbax has to write, and the blocks that this process has to hash."""
     whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
     if whole or leaf.is_fully_replicated:
         copied = np.array(leaf)
@@ -126,7 +136,8 @@ def _copy(leaf: Any) -> tuple[Any, list[tuple[tuple[int, ...], np.ndarray]]]:
             copies[start] = np.array(shard.data)
         if shard.replica_id == 0:
             blocks.append((start, copies[start]))
-    # Orbax wants a global array; this one lives in host memory where there is any.
+    # Orbax wants a global array; it is built of the copies, in host memory if the
+    # device has such, so that the original may be donated.
     device = leaf.addressable_shards[0].device
     kinds = {memory.kind for memory in device.addressable_memories()}
     sharding = leaf.sharding
@@ -138,22 +149,22 @@ def _copy(leaf: Any) -> tuple[Any, list[tuple[tuple[int, ...], np.ndarray]]]:
     return rebuilt, blocks
 
 
-def hashed(snapshot: Snapshot) -> dict[str, Leaf]:
+def hash_blocks(snapshot: Snapshot) -> dict[str, Leaf]:
     """Returns the leaves with the checksums of this process's blocks."""
-    hashed = {}
+    leaves = {}
     for path, leaf in snapshot.leaves.items():
         blocks = tuple(
             Block(start=start, shape=part.shape, xxh3_128=manifests.checksum(part))
             for start, part in snapshot.blocks.get(path, ())
         )
-        hashed[path] = Leaf(
+        leaves[path] = Leaf(
             shape=leaf.shape, dtype=leaf.dtype, key=leaf.key, blocks=blocks
         )
-    return hashed
+    return leaves
 
 
 def _place(array: np.ndarray, like: Any) -> Any:
-    """Puts one host array where `like` is, as its kind of leaf."""
+    """Returns an array as the same kind of leaf as `like`, with its sharding."""
     if isinstance(like, bool | int | float | complex):
         return type(like)(array.item())
     if isinstance(like, np.generic):
@@ -173,6 +184,7 @@ def _place(array: np.ndarray, like: Any) -> Any:
 
 
 def _start(index: tuple[slice, ...] | None) -> tuple[int, ...]:
+    """Returns the first index of a shard in each dimension."""
     return tuple(part.start or 0 for part in index or ())
 
 
@@ -208,12 +220,12 @@ def _items(tree: Any) -> list[tuple[str, Any]]:
     return list(trees.flatten(tree).items())
 
 
-def _say(leaf: Leaf) -> str:
+def _format_leaf(leaf: Leaf) -> str:
     return f"{leaf.key or leaf.dtype}{list(leaf.shape)}"
 
 
 def encode(path: str) -> str:
-    """Returns a name Orbax takes as one component; `"%"` is the path of a bare leaf."""
+    """Returns a path as one component of a name; `"%"` for the empty path of a leaf."""
     return urllib.parse.quote(path, safe="") or "%"
 
 

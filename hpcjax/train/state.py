@@ -1,4 +1,4 @@
-"""The state of a training run: all of it is on devices, all of it is saved."""
+"""The state of a training run, which is on devices and saved completely."""
 
 from typing import Any
 
@@ -15,15 +15,17 @@ from hpcjax.train.task import Task
 
 @pytree
 class TrainState:
-    """What a step takes and returns.
+    """The state that a step takes and returns.
 
     Attributes:
-      step: int32, steps taken; also the position in the data.
-      params: parameters of the model.
-      model_state: running statistics.
-      opt_state: state of the transform; `PerDevice` parts differ between devices.
-      key: typed key; draws of step n derive from it by name and n.
-      skipped: int32, steps left out because a gradient was not finite.
+      step: int32, number of steps taken, which is also the position in the data.
+      params: parameters of the model, in a `PerDevice` if they differ between devices.
+      model_state: running statistics, averaged over all devices in every step. The mean
+        of running averages is the running average of means, so this is the same as if
+        devices kept their own until validation.
+      opt_state: state of the method; its `PerDevice` parts differ between devices.
+      key: typed key, from which draws of step n are derived by name and n.
+      skipped: int32, number of steps skipped for numbers that were not finite.
     """
 
     step: Any
@@ -36,12 +38,13 @@ class TrainState:
 
 def make_state(task: Task, key: jax.Array, mesh: Mesh) -> TrainState:
     """Initialises parameters and optimizer state; traceable."""
-    params, model_state = task.model.init(derive(key, "init"))
+    bare, model_state = task.model.init(derive(key, "init"))
+    params, opt_state = task.method.init(bare)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
-        params=params,
+        params=per_device.expand(params, mesh),
         model_state=model_state,
-        opt_state=per_device.expand(task.optimizer.init(params), mesh),
+        opt_state=per_device.expand(opt_state, mesh),
         key=derive(key, "train"),
         skipped=jnp.zeros((), jnp.int32),
     )
@@ -63,7 +66,8 @@ def state_shapes(task: Task, mesh: Mesh) -> TrainState:
 def init_state(task: Task, seed: int, mesh: Mesh) -> TrainState:
     """Returns the state before the first step, placed on the mesh.
 
-    Placing it now is what keeps the step function at one compilation.
+    Its placement is that of the states that steps return, so that the step function is
+    compiled only once.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state_shapes(task, mesh))
     make = jax.jit(lambda key: make_state(task, key, mesh), out_shardings=shardings)

@@ -1,8 +1,8 @@
-"""One training step and one validation step, as single SPMD programs.
+"""The training step and the validation step, as single SPMD programs.
 
-Both run inside `shard_map` over the data axis, on one device as on many. The checker of
-`shard_map` (`check_vma=True`) knows which values may differ between devices; a missing
-exchange of gradients is therefore an error here and not a slow drift of parameters.
+Both run inside `shard_map` over the data axes, on one device as on many. With
+`check_vma=True` JAX tracks which values may differ between devices. A missing exchange
+of gradients is therefore an error at compile time, not a slow drift of parameters.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,13 @@ from jax.sharding import Mesh, PartitionSpec
 from hpcjax import optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.keys import derive
-from hpcjax.core.varying import vary, varying_axes
+from hpcjax.core.method import Batch, Pass, Totals
+from hpcjax.core.varying import axis_names, vary, varying_axes
 from hpcjax.sharding.mesh import data_axes
-from hpcjax.train.gradients import Metrics, gradients
 from hpcjax.train.state import TrainState
-from hpcjax.train.task import Batch, Task, Totals
+from hpcjax.train.task import Task
 
+Metrics = dict[str, Any]
 NONFINITE, STOP = "nonfinite", "stop"
 _GUARDED = ("params", "model_state", "opt_state")
 
@@ -30,24 +31,25 @@ def train_step(
 ) -> jax.stages.Wrapped:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; it donates `state`.
 
-    A step in which a gradient is not finite, or which would make a finite number of the
-    state non-finite, on any device, changes no parameter and no state on any device,
-    except the counters `step` and `skipped`.
+    If on any device a gradient is not finite, or a finite number of the state would
+    become non-finite, the step changes nothing on any device but the counters `step`
+    and `skipped`.
 
     Args:
-      task: what is trained.
+      task: model, method, objective and data.
       mesh: a mesh with data axes.
       like: a state, or its shapes.
-      check: False takes every step, finite or not, and leaves `NONFINITE` out.
+      check: whether to do so; False omits `NONFINITE` and takes every step.
 
     Returns:
-      A function whose metrics are replicated scalars: the objective's means over the
-      global batch, the optimizer's own, and `NONFINITE`, int32 [leaves]: on how many
-      devices each of the arrays that `guarded` names stopped being finite. Where the
+      A function whose metrics are replicated: the objective's means over the global
+      batch, the optimizer's scalars, and `NONFINITE`, int32 [leaves], on how many
+      devices each of the arrays named by `list_guarded` stopped being finite. If the
       batch holds `STOP`, int32 [devices], its largest entry is a metric too.
 
     Raises:
-      ValueError: when traced, if updates or bare optimizer state differ along the axis.
+      ValueError: when traced, if updates or the optimizer's state differ between
+        devices outside `PerDevice`.
     """
     axes = data_axes(mesh)
 
@@ -55,33 +57,40 @@ def train_step(
         state = per_device.enter(outer)
         batch, stop = dict(batch), batch.get(STOP)
         batch.pop(STOP, None)
+        # Different draws on each device, for dropout on its part of the batch.
         key = jax.random.fold_in(
             derive(state.key, "step", state.step), jax.lax.axis_index(axes)
         )
-
-        found = gradients(task, state, batch, key, axes)
-        updates, opt_state = task.optimizer.update(
-            found.grads, state.opt_state, state.params, **found.extras
+        one_pass = Pass(
+            task.model,
+            task.objective,
+            state.model_state,
+            batch,
+            key,
+            state.step,
+            axes,
         )
-        check_replicated(updates, "updates", axes)
+        result = task.method.gradients(one_pass, state.params, state.opt_state)
+        params, opt_state = task.method.update(result, state.opt_state, state.params)
+        # `shard_map` would also refuse these, but naming no parameter and no remedy.
+        check_replicated(params, "parameters", axes)
         check_replicated(opt_state, "optimizer state", axes)
         new = TrainState(
             step=state.step + 1,
-            params=jax.tree.map(
-                lambda p, u: (p + u).astype(p.dtype), state.params, updates
-            ),
-            model_state=_mean(found.model_state, axes),
+            params=params,
+            model_state=_mean(result.model_state, axes),
             opt_state=opt_state,
             key=state.key,
             skipped=state.skipped,
         )
-        metrics = _mean(found.means, axes)
+        metrics = _mean(result.means, axes)
         if check:
-            new, metrics[NONFINITE] = keep_finite(found.grads, new, state, axes)
+            new, metrics[NONFINITE] = keep_finite(result.grads, new, state, axes)
         if stop is not None:
             metrics[STOP] = jax.lax.pmax(jnp.max(stop), axes)
-        new = per_device.leave(new)
-        return new, metrics | optim.inspect(new.opt_state)
+        scalars = optim.inspect(new.opt_state)
+        metrics |= {name: _replicate(value, axes) for name, value in scalars.items()}
+        return per_device.leave(new), metrics
 
     specs = per_device.specs(like)
     mapped = jax.shard_map(
@@ -95,33 +104,45 @@ def train_step(
 
 
 def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
-    """Returns the jitted `(params, model_state, batch) -> Totals` over all devices."""
+    """Returns the jitted `(params, model_state, batch) -> Totals` over all devices.
+
+    If parameters differ between devices, the model with their mean is evaluated.
+    """
     axes = data_axes(mesh)
 
-    def body(params: Any, model_state: Any, batch: Batch) -> Totals:
+    def body(outer: Any, model_state: Any, batch: Batch) -> Totals:
+        params = per_device.agree(per_device.enter(outer))
+        # Sums, not means, are added over devices: padding may leave them with different
+        # numbers of scored items.
         outputs, _ = task.model.apply(params, model_state, batch["x"], train=False)
         return jax.lax.psum(vary(task.objective(outputs, batch), axes), axes)
 
-    mapped = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(axes)),
-        out_specs=PartitionSpec(),
-    )
-    return jax.jit(mapped)
+    def score(params: Any, model_state: Any, batch: Batch) -> Totals:
+        mapped = jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(per_device.specs(params), PartitionSpec(), PartitionSpec(axes)),
+            out_specs=PartitionSpec(),
+        )
+        return mapped(params, model_state, batch)
+
+    return jax.jit(score)
 
 
 def check_replicated(tree: Any, what: str, axes: tuple[str, ...]) -> None:
     """Raises ValueError naming the leaves that may differ between devices of `axes`.
 
-    `PerDevice` parts are meant to differ and are left out.
+    `PerDevice` values may differ along the axes that they name, and no others.
     """
-    bare = per_device.map_per_device(lambda *_: None, tree)
-    differing = [
-        path
-        for path, leaf in trees.flatten(bare).items()
-        if varying_axes(leaf) & set(axes)
-    ]
+
+    def unexpected(node: per_device.PerDevice, leaf: Any, _: str) -> bool:
+        allowed = {*axis_names(node.axis)}
+        return bool(varying_axes(leaf) & set(axes) - allowed)
+
+    varying = per_device.map_per_device(
+        unexpected, tree, lambda leaf: bool(varying_axes(leaf) & set(axes))
+    )
+    differing = [path for path, differs in trees.flatten(varying).items() if differs]
     if differing:
         raise ValueError(
             f"{what} differ between devices of axes {axes}: {differing[:5]}; "
@@ -130,8 +151,8 @@ def check_replicated(tree: Any, what: str, axes: tuple[str, ...]) -> None:
         )
 
 
-def guarded(state: TrainState) -> list[str]:
-    """Returns what the entries of `NONFINITE` stand for: `"gradient dense/kernel"`."""
+def list_guarded(state: TrainState) -> list[str]:
+    """Returns the names of the entries of `NONFINITE`: `"gradient dense/kernel"`."""
     trees_by_name = {"gradient": state.params}
     trees_by_name |= {name: getattr(state, name) for name in _GUARDED}
     return [
@@ -142,16 +163,16 @@ def guarded(state: TrainState) -> list[str]:
 def keep_finite(
     grads: Any, new: TrainState, old: TrainState, axes: tuple[str, ...]
 ) -> tuple[TrainState, jax.Array]:
-    """Returns the state to go on with, and what stopped being finite.
+    """Returns `new`, or the old state if something is not finite on any device.
 
-    Inside `shard_map`. The state is `new`, or `old` with the counters advanced where a
-    gradient is not finite or a finite number of `old` would become non-finite, on any
-    device. What was not finite before, such as a best loss that begins at infinity, is
-    let be.
+    For use inside `shard_map`. The old state is returned, with advanced counters, if a
+    gradient is not finite or a finite number of `old` would become non-finite. Numbers
+    that are not finite in `old`, such as a best loss that starts at infinity, do not
+    count.
 
     Returns:
-      The state, and int32 [leaves]: on how many devices each of the arrays that
-      `guarded` names was hit.
+      The state, and int32 [leaves], on how many devices each of the arrays named by
+      `list_guarded` became non-finite.
     """
     lost = [jnp.any(~jnp.isfinite(leaf)) for leaf in _real(grads).values()]
     for name in _GUARDED:
@@ -160,9 +181,11 @@ def keep_finite(
             jnp.any(jnp.isfinite(before[path]) & ~jnp.isfinite(leaf))
             for path, leaf in after.items()
         ]
+    # The sum makes all devices take the same decision, also where only one of them saw
+    # the number; otherwise their replicated states would part.
     count = jnp.stack([vary(each, axes) for each in lost]).astype(jnp.int32)
     count = jax.lax.psum(count, axes)
-    return _unless(jnp.any(count > 0), new, old), count
+    return _keep_unless(jnp.any(count > 0), new, old), count
 
 
 def _real(tree: Any) -> dict[str, Any]:
@@ -174,12 +197,19 @@ def _real(tree: Any) -> dict[str, Any]:
     }
 
 
+def _replicate(value: Any, axes: tuple[str, ...]) -> Any:
+    """Returns a metric that is equal on all devices, or its mean if it is not."""
+    if not varying_axes(value) & set(axes):
+        return value
+    return _mean(jnp.asarray(value, jnp.float32), axes)
+
+
 def _mean(tree: Any, axes: tuple[str, ...]) -> Any:
     return jax.lax.pmean(vary(tree, axes), axes)
 
 
-def _unless(bad: Any, new: TrainState, old: TrainState) -> TrainState:
-    """Returns `new`, or where `bad` the old values with only the counters advanced."""
+def _keep_unless(bad: Any, new: TrainState, old: TrainState) -> TrainState:
+    """Returns `new`, or if `bad` the old values with advanced counters."""
 
     def keep(old_leaf: Any, new_leaf: Any) -> Any:
         return jnp.where(bad, old_leaf, new_leaf)

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Measuring where the time of a run goes."""
 
 import collections
 import contextlib
@@ -11,12 +11,12 @@ from hpcjax.train.watchdog import Watchdog
 
 
 class Stopwatch:
-    """Seconds of training, and what else the time went into.
+    """Measures training time, and the time spent on other things.
 
     Args:
-      seconds: of training in earlier sessions of the run.
+      seconds: training time of earlier sessions of the run.
       began: when this session began, by `time.perf_counter`.
-      watchdog: told of every step and validation batch, and when to expect none.
+      watchdog: is told of every step and validation batch, and when to expect none.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Stopwatch:
         self._others: dict[str, float] = collections.defaultdict(float)
 
     def start(self) -> None:
-        """Begins to count; what came before was initialisation."""
+        """Starts to measure training; the time before counts as `init`."""
         self._started = time.perf_counter()
         self._others.clear()
         self._others["init"] = self._started - self._began
@@ -39,7 +39,7 @@ class Stopwatch:
         return self._seconds + time.perf_counter() - self._started
 
     @contextlib.contextmanager
-    def paused(self, what: Literal["validation", "checkpoint"]) -> Iterator[None]:
+    def pause(self, what: Literal["validation", "checkpoint"]) -> Iterator[None]:
         """Returns a context whose duration counts as `what` and not as training."""
         self._seconds, self._started = self.read(), None
         began = time.perf_counter()
@@ -53,8 +53,19 @@ class Stopwatch:
             self._started = time.perf_counter()
             self._others[what] += self._started - began
 
-    def waiting(self, batches: Iterator[Any], start: int) -> Iterator[Any]:
-        """Yields the batches of steps `start + 1`, ...; waiting counts as `data`."""
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Returns a context of training in which others may be late without limit."""
+        if self._watchdog:
+            self._watchdog.expect("checkpoint")
+        try:
+            yield
+        finally:
+            if self._watchdog:
+                self._watchdog.expect("step")
+
+    def time_waiting(self, batches: Iterator[Any], start: int) -> Iterator[Any]:
+        """Yields the batches of steps `start + 1`, …; waiting counts as `data`."""
         if self._watchdog:
             self._watchdog.expect("step")
         for number in itertools.count(start + 1):
@@ -67,18 +78,19 @@ class Stopwatch:
                 self._watchdog.beat(number)
             yield batch
 
-    def validating(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
+    def watch_validation(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
         """Yields the batches of the validation after `step`."""
         for number, batch in enumerate(batches, 1):
             if self._watchdog:
                 self._watchdog.beat(step, number)
             yield batch
 
-    def spent(self) -> dict[str, float]:
-        """Returns what the time since the last call went into, but for computing.
+    def take_spent(self) -> dict[str, float]:
+        """Returns the seconds since the last call that were not spent on computing.
 
-        Names are `spent_init_seconds`, `_data_`, `_validation_` and `_checkpoint_`, as
-        far as there was any. Training less waiting for data is what was computed.
+        Names are `spent_init_seconds`, `spent_data_seconds`, and the same for
+        `validation` and `checkpoint`, as far as there was any. Training time less that
+        of waiting for data is the time of computing.
         """
         others, self._others = self._others, collections.defaultdict(float)
         return {f"spent_{name}_seconds": seconds for name, seconds in others.items()}

@@ -1,4 +1,4 @@
-"""Training steps as something to be timed by `perf.compare`."""
+"""Training steps as functions that `perf.compare` can time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +18,9 @@ def step_thunk(
     """Returns a function that takes one compiled step, always on the same batch.
 
     Args:
-      task: what is trained.
-      batch_size: the first so many examples are the batch.
-      devices: of the mesh that the task wants.
+      task: model, method, objective and data.
+      batch_size: number of examples; the first of the training set are the batch.
+      devices: number of devices of the task's mesh.
       seed: of the parameters.
     """
     mesh = task.mesh(devices)

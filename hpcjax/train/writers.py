@@ -1,11 +1,11 @@
 """Copies of a run's records for TensorBoard, Weights & Biases and MLflow; no JAX.
 
-A copy is made anew from the run's own records whenever the run begins or goes on. So it
-is whole after any interruption, also where an earlier session wrote none, and none of
-the services has to take steps back, which only TensorBoard could.
+Whenever a run starts or is resumed, the copy is made anew from the run's own records.
+It is therefore complete after any interruption, even if an earlier session wrote none,
+and no service has to delete steps, which only TensorBoard can.
 
-Everything is written below the run's folder, and the services' reports to their makers
-are switched off. Only who sets `WANDB_MODE` sends records away.
+Everything is written below the run's folder, and telemetry of the services is switched
+off. Records leave the machine only if the user sets `WANDB_MODE`.
 """
 
 import abc
@@ -32,25 +32,26 @@ Record = Mapping[str, Any]
 # Read by the packages when they are imported or first used; a user's own value wins.
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # else it wants a database
+    # Without it MLflow needs a database.
+    "MLFLOW_ALLOW_FILE_STORE": "true",
     "WANDB_ERROR_REPORTING": "false",
 }
 _FLUSH_SECONDS = 2.0
 
 
 class WriterFailed(HpcjaxError):
-    """A service did not take a record; the run's own records have it."""
+    """A service did not accept a record; the run's own records have it."""
 
 
 class Writer(abc.ABC):
-    """A recorder that copies a run's records into the form of a service.
+    """A recorder that copies a run's records to a service.
 
-    A run begins with `rewind`, and ends with `close`. Only numbers are copied.
+    `rewind` begins a session and `close` ends it. Only numbers are copied.
 
     Args:
-      folder: the run's.
-      run: its id.
-      config: what is run.
+      folder: the run's folder.
+      run: the run's id.
+      config: the run's config.
       history: returns the run's own records.
     """
 
@@ -72,15 +73,15 @@ class Writer(abc.ABC):
         """Copies one record.
 
         Raises:
-          WriterFailed: the service did not take it.
-          DiskFull: no room for it.
+          WriterFailed: the service did not accept it.
+          DiskFull: there is no space for it.
         """
         values = {
             name: float(value)
             for name, value in record.items()
             if name != "step" and isinstance(value, numbers.Real)
         }
-        with self._telling(f"step {record['step']}"):
+        with self._wrap_errors(f"step {record['step']}"):
             self._write(record["step"], values)
 
     def rewind(self, step: int) -> float:
@@ -91,7 +92,7 @@ class Writer(abc.ABC):
         """
         self.close(good=False)
         kept = [record for record in self._history() if record["step"] <= step]
-        with self._telling("the beginning"):
+        with self._wrap_errors("the beginning"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._open()
             self._opened = True
@@ -100,10 +101,10 @@ class Writer(abc.ABC):
         return training_seconds(kept)
 
     def close(self, good: bool) -> None:
-        """Completes the copy; `good` says whether the training came to its end."""
+        """Completes the copy; `good` tells whether training has finished."""
         if self._opened:
             self._opened = False
-            with self._telling("the end"):
+            with self._wrap_errors("the end"):
                 self._close(good)
 
     @abc.abstractmethod
@@ -117,7 +118,8 @@ class Writer(abc.ABC):
     def _close(self, good: bool) -> None: ...
 
     @contextlib.contextmanager
-    def _telling(self, where: str) -> Iterator[None]:
+    def _wrap_errors(self, where: str) -> Iterator[None]:
+        """Turns errors of the service into `WriterFailed`, with the place."""
         try:
             with files.disk_errors(self.folder):
                 yield
@@ -143,12 +145,13 @@ class TensorBoard(Writer):
 
         for old in self.folder.glob("events.out.tfevents.*"):
             old.unlink()
-        # Not SummaryWriter: its thread keeps errors to itself.
+        # Not `SummaryWriter`, whose thread does not report errors.
         self._file = event_file_writer.EventsWriter(str(self.folder / "events"))
-        made: Any = event_pb2  # its names are made at run time
-        self._event, self._scalar = made.Event, summary.scalar
-        # A TensorBoard that has read the old file forgets it.
-        start = made.SessionLog(status=made.SessionLog.START)
+        # `Any`, because protobuf makes the names of the module at run time.
+        protocol: Any = event_pb2
+        self._event, self._scalar = protocol.Event, summary.scalar
+        # Makes a TensorBoard that has read the old file discard its events.
+        start = protocol.SessionLog(status=protocol.SessionLog.START)
         self._put(0, session_log=start)
         text = f"```\n{json.dumps(self.config, indent=2)}\n```"
         self._put(0, summary=summary.text("config", text))
@@ -173,8 +176,8 @@ class TensorBoard(Writer):
 class Wandb(Writer):
     """An offline run, for `wandb sync runs/<id>/wandb/offline-run-*`.
 
-    Where `WANDB_MODE=online` sends the records to a server, which cannot forget, steps
-    that it has are not sent again: a run that goes on repeats them bit for bit.
+    With `WANDB_MODE=online`, records are sent to a server, which cannot delete them.
+    Steps that the server has are not sent again; a resumed run repeats them exactly.
     """
 
     name = "wandb"
@@ -185,7 +188,7 @@ class Wandb(Writer):
 
         for old in self.folder.glob(f"offline-run-*-{self.run}"):
             shutil.rmtree(old)
-        # What wandb would keep in the home folder.
+        # Folders that wandb would otherwise put into the home folder.
         places = {f"WANDB_{kind}_DIR": str(self.folder) for kind in ("CACHE", "DATA")}
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         settings = wandb.Settings(
@@ -218,8 +221,8 @@ class Wandb(Writer):
 class MLflow(Writer):
     """A file store, for `mlflow ui --backend-store-uri runs/<id>/mlflow`.
 
-    MLflow wants `MLFLOW_ALLOW_FILE_STORE=true` for that. The copies of earlier sessions
-    are its deleted runs.
+    MLflow needs `MLFLOW_ALLOW_FILE_STORE=true` for that. The copies of earlier sessions
+    become deleted runs of the store.
     """
 
     name = "mlflow"
@@ -237,8 +240,8 @@ class MLflow(Writer):
         )
         for old in self._client.search_runs([experiment]):
             self._client.delete_run(old.info.run_id)
-        made = self._client.create_run(experiment, run_name=self.run)
-        self._id = made.info.run_id
+        created = self._client.create_run(experiment, run_name=self.run)
+        self._id = created.info.run_id
         for key, value in files.flatten_json(self.config).items():
             text = value if isinstance(value, str) else json.dumps(value)
             self._client.log_param(self._id, key, text)
@@ -260,10 +263,10 @@ _WRITERS: dict[str, type[Writer]] = {
 
 
 def check_writers(names: Collection[str]) -> None:
-    """Imports what writers need.
+    """Imports the packages of writers.
 
     Raises:
-      ConfigError: a name is none of `WriterName`, or its package is not installed.
+      ConfigError: a name is not a `WriterName`, or its package is not installed.
     """
     for name, setting in _SETTINGS.items():
         os.environ.setdefault(name, setting)
@@ -288,30 +291,30 @@ def open_writers(
     config: Mapping[str, Any],
     history: Callable[[], Iterable[Record]],
 ) -> Iterator[Sequence[Writer]]:
-    """Makes the writers of a run and closes them, each also if another fails.
+    """Opens the writers of a run, and closes each of them even if another fails.
 
     Args:
       names: of the writers, see `check_writers`.
       folder: the run's; each writes into a folder of its name below it.
       run: the run's id.
-      config: what is run.
+      config: the run's config.
       history: returns the run's own records.
 
     Raises:
-      ConfigError: an unknown name, or a package that is missing.
-      WriterFailed: a copy could not be completed; where the block itself raised, that
-        is raised, and this is logged.
+      ConfigError: an unknown name, or a missing package.
+      WriterFailed: a copy could not be completed. If the `with` block raised, that
+        error is raised, and this one logged.
     """
     check_writers(names)
     makers = (_WRITERS[name] for name in dict.fromkeys(names))
-    made = [maker(folder, run, config, history) for maker in makers]
+    writers = [maker(folder, run, config, history) for maker in makers]
     try:
-        yield made
+        yield writers
     except BaseException:
-        for error in _close_all(made, good=False):
+        for error in _close_all(writers, good=False):
             log.error("%s", error)
         raise
-    for error in _close_all(made, good=True):
+    for error in _close_all(writers, good=True):
         raise error
 
 
@@ -327,6 +330,7 @@ def _close_all(writers: Iterable[Writer], good: bool) -> list[HpcjaxError]:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables that are not set, for the time of the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update({k: v for k, v in values.items() if before[k] is None})
     try:

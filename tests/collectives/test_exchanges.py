@@ -23,8 +23,8 @@ from hpcjax.collectives import (
     SignConfig,
     TopKConfig,
     TopkDsaConfig,
+    entries_wanted,
 )
-from hpcjax.collectives.config import entries_wanted
 from hpcjax.core import per_device
 from hpcjax.core.errors import ConfigError
 from hpcjax.hostcomm import connected
@@ -163,6 +163,7 @@ def test_programs_send_what_the_formulas_say(name):
     state, step = program(config, members, n)
     compiled = step.lower(np.zeros((members, n), np.float32), state).compile()
     expected = formula(n, n // 100, members)
+    assert 4 * config.make().words({"w": np.zeros(n)}, members) == expected
     assert abs(ring_bytes(compiled, members) / expected - 1) <= 0.01
 
 

@@ -35,6 +35,7 @@ def test_low_rank_programs_send_what_the_formula_says():
     )
     compiled = jax.jit(mapped).lower(params, state).compile()
     expected = 8 * (4 * (a + b) + b) * (members - 1) / members
+    assert 4 * config.make().words(params, members) == expected
     assert abs(ring_bytes(compiled, members) / expected - 1) <= 0.01
 
 

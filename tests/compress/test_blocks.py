@@ -8,7 +8,7 @@ import pytest
 from hpcjax import compress, core
 from hpcjax.compress import GptqOptions, GridSpec, PruneOptions, elimination
 from hpcjax.core import ConfigError, trees
-from hpcjax.models.config import LLAMA, CausalLmConfig
+from hpcjax.models import LLAMA, CausalLmConfig
 from hpcjax.models.parts import causal_lm_parts
 from tests.oracles import obq
 
@@ -68,7 +68,7 @@ def hessian_at(parts, params, x, path):
 def expected_losses(parts, params, made, x, true_sequential):
     """Walks by hand with the kernels that were made; losses and integers by path."""
     found = {}
-    plain = compress.dequantized(made.params)
+    plain = compress.dequantize_params(made.params)
     for layer in range(DEPTH):
         before = own = layer_of(params["blocks"], layer)
         after = trees.flatten(layer_of(plain, layer))
@@ -83,7 +83,7 @@ def expected_losses(parts, params, made, x, true_sequential):
                 same = np.isclose(values, after[name], rtol=1e-4, atol=1e-6).mean()
                 found[layer, path] = np.trace(off.T @ hessian @ off), same
             changed = {f"{path}/kernel": after[f"{path}/kernel"] for path in group}
-            own = compress.replaced(own, changed)
+            own = compress.replace_leaves(own, changed)
         x, _ = parts.block.apply(own, {}, x, train=False)
     return found, x
 
@@ -117,7 +117,9 @@ def test_rounding_is_worse_and_reported_beside(parts, params, inputs):
     rounded = compress.round_blocks(params["blocks"], paths, GridSpec(bits=3))
     first = made.reports[0]
     kernels = (
-        trees.flatten(layer_of(compress.dequantized(tree), 0))[f"{first.path}/kernel"]
+        trees.flatten(layer_of(compress.dequantize_params(tree), 0))[
+            f"{first.path}/kernel"
+        ]
         for tree in (params["blocks"], rounded)
     )
     off = np.subtract(*(np.asarray(kernel, np.float64) for kernel in kernels))
@@ -141,7 +143,7 @@ def test_packed_parameters_give_the_logits_of_plain_ones(
     tokens = jnp.arange(2 * TIME).reshape(2, TIME) % WORDS
     packed, plain = (
         model.apply({**params, "blocks": blocks}, {}, tokens, train=False)[0]
-        for blocks in (made.params, compress.dequantized(made.params))
+        for blocks in (made.params, compress.dequantize_params(made.params))
     )
     np.testing.assert_allclose(packed, plain, rtol=1e-4, atol=1e-4)
 
@@ -151,7 +153,7 @@ def test_a_block_whose_order_is_that_of_the_inputs_is_stacked_with_others(
 ):
     # Without an up projection, nothing reaches the down projection of block 1.
     kernel = params["blocks"]["mlp"]["up"]["kernel"].at[1].set(0)
-    blocks = compress.replaced(params["blocks"], {"mlp/up/kernel": kernel})
+    blocks = compress.replace_leaves(params["blocks"], {"mlp/up/kernel": kernel})
     spec, options = GridSpec(bits=3, group_size=8), GptqOptions(act_order=True)
     # Fewer groups: what is not compressed need not be compiled.
     groups = (("mlp/down",),)
@@ -172,7 +174,7 @@ def test_groups_of_an_order_are_those_of_the_layer_alone(parts, params, inputs):
         kernel = trees.flatten(own)[f"{path}/kernel"]
         hessian = jnp.asarray(hessian_at(parts, own, inputs, path), jnp.float32)
         alone = compress.solve(kernel, hessian, spec, GptqOptions(**options))
-        found = trees.flatten(layer_of(compress.dequantized(made.params), 0))
+        found = trees.flatten(layer_of(compress.dequantize_params(made.params), 0))
         same = np.isclose(found[f"{path}/kernel"], alone.kernel(spec), atol=1e-5)
         assert same.mean() > 0.9
 
@@ -181,10 +183,10 @@ def test_pruning_walks_the_same_way(parts, params, inputs, monkeypatch):
     factors = []
 
     def factored(hessian, *arguments):
-        factors.append(elimination.factored(hessian, *arguments))
+        factors.append(elimination.factorize(hessian, *arguments))
         return factors[-1]
 
-    monkeypatch.setattr("hpcjax.compress.blocks.factored", factored)
+    monkeypatch.setattr("hpcjax.compress.blocks.factorize", factored)
     made = compress.prune_blocks(
         parts.block, params["blocks"], inputs, parts.groups, PruneOptions(sparsity=0.5)
     )
@@ -223,7 +225,7 @@ def test_paths_that_are_none_are_refused(parts, params, inputs, groups, message)
 
 def changed(params, path, change):
     kernel = trees.flatten(params["blocks"])[f"{path}/kernel"]
-    return compress.replaced(params["blocks"], {f"{path}/kernel": change(kernel)})
+    return compress.replace_leaves(params["blocks"], {f"{path}/kernel": change(kernel)})
 
 
 def test_what_a_late_matrix_cannot_have_is_found_before_any_work(parts, params, inputs):
@@ -237,7 +239,7 @@ def test_what_a_late_matrix_cannot_have_is_found_before_any_work(parts, params, 
             raise AssertionError("a Hessian was gathered")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hpcjax.compress.blocks._gather", work)
+            patch.setattr("hpcjax.compress.blocks._gather_hessian", work)
             with pytest.raises(ConfigError, match=message):
                 compress.quantize_blocks(
                     parts.block, blocks, inputs, parts.groups, spec

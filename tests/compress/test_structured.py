@@ -22,7 +22,7 @@ TOKENS = jnp.asarray(np.random.default_rng(1).integers(0, 11, (2, 7)))
 def test_small_angles_are_told_apart():
     turns = np.cumsum([0, 1e-4, 3e-4, 0])
     hidden = np.stack([np.cos(turns), np.sin(turns)], axis=1)
-    assert compress.by_angle(jnp.asarray(hidden, jnp.float32), 1) == (1,)
+    assert compress.keep_by_angle(jnp.asarray(hidden, jnp.float32), 1) == (1,)
 
 
 def parameters(config, seed=0):
@@ -49,7 +49,7 @@ def test_layers_that_stay_are_those_of_the_stack():
     ("count", "expected"), [(1, (0,)), (2, (0, 5)), (3, (0, 1, 5)), (6, range(6))]
 )
 def test_ends(count, expected):
-    assert compress.ends(6, count) == tuple(expected)
+    assert compress.keep_ends(6, count) == tuple(expected)
 
 
 def test_a_layer_that_adds_nothing_goes_and_nothing_changes():
@@ -83,7 +83,7 @@ def test_layers_by_angle_equal_numpy():
         angles.append(np.mean(turned))
     for count in range(1, 7):
         expected = sorted(sorted(range(6), key=lambda n: -angles[n])[:count])
-        found = compress.by_angle(jnp.asarray(hidden, jnp.float32), count)
+        found = compress.keep_by_angle(jnp.asarray(hidden, jnp.float32), count)
         assert found == tuple(expected)
 
 
@@ -180,9 +180,9 @@ NORMS = jnp.ones((2, 8))
         (lambda: compress.prune_layers(MLP, ()), r"0 … 1: got \(\)"),
         (lambda: compress.prune_layers(MLP, (0, 2)), r"got \(0, 2\)"),
         (lambda: compress.prune_layers(MLP, (1, 1)), r"got \(1, 1\)"),
-        (lambda: compress.ends(4, 5), r"\[1, 4\]: got count=5"),
-        (lambda: compress.ends(4, 0), "count=0"),
-        (lambda: compress.by_angle(jnp.ones((3, 4)), 3), r"\[1, 2\]: got count=3"),
+        (lambda: compress.keep_ends(4, 5), r"\[1, 4\]: got count=5"),
+        (lambda: compress.keep_ends(4, 0), "count=0"),
+        (lambda: compress.keep_by_angle(jnp.ones((3, 4)), 3), r"\[1, 2\]: got count=3"),
         (lambda: compress.prune_features(MLP, NORMS, 9), "features: got count=9"),
         (lambda: compress.prune_features(MLP, NORMS[:1], 4), r"\(2, 8\): got \(1, 8\)"),
         (

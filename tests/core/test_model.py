@@ -7,6 +7,7 @@ import pytest
 
 from hpcjax.core import model as models
 from hpcjax.core.model import SEEN, LayerSpec, Model, Tap
+from hpcjax.core.slots import make_slots
 
 
 def inputs_and_gradients(x, g):
@@ -52,7 +53,7 @@ def loss(params, taps, state, x):
 def test_slots_receive_inputs_and_output_gradients(problem):
     params, state, x = problem
     wanted = {"one": inputs_and_gradients, "two": factor}
-    taps = models.make_slots(MODEL, wanted, params, state, x)
+    taps = make_slots(MODEL, wanted, params, state, x)
     gradient, statistics = jax.grad(loss, argnums=(0, 1))(params, taps, state, x)
     plain = jax.grad(loss)(params, None, state, x)
     for path, leaf in plain.items():
@@ -92,4 +93,4 @@ def test_unknown_layers_are_refused(problem):
     with pytest.raises(ValueError, match="'onw'; did you mean 'one'"):
         models.check_taps(MODEL, {"onw": Tap()})
     with pytest.raises(ValueError, match="no layer"):
-        models.make_slots(MODEL, {"three": factor}, *problem)
+        make_slots(MODEL, {"three": factor}, *problem)

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
+from flax import linen as nn
+from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,3 +153,30 @@ def test_errors_have_the_documented_exit_codes():
         assert issubclass(error, errors.HpcjaxError)
     assert errors.nearest("zzz", ["b", "a"]) == "; allowed: a, b"
     assert errors.nearest("zzz", []) == ""
+
+
+def test_boxes_of_flax_have_the_paths_of_plain_trees():
+    plain = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}, "scale": 2.0}
+    variables = nnx.State(jax.tree.map(nnx.Param, plain))
+    boxed = jax.tree.map(lambda leaf: nn.Partitioned(leaf, (None,)), plain)
+    for tree in (variables, boxed, {"dense": nnx.state(nnx.Dict(plain["dense"]))}):
+        found = trees.flatten(tree)
+        assert set(found) <= set(trees.flatten(plain))
+        assert found["dense/kernel"].shape == (2, 3)
+        back = trees.unflatten(tree, found)
+        assert jax.tree.structure(back) == jax.tree.structure(tree)
+    # Not entered where the caller says so.
+    whole = trees.flatten(variables, lambda node: isinstance(node, nnx.Variable))
+    assert isinstance(whole["scale"], nnx.Param)
+
+
+def test_rules_may_be_for_what_is_masked_out():
+    tree = {"bias": optax.MaskedNode(), "kernel": 3, "norm": optax.MaskedNode()}
+    assert trees.paths(tree) == ["bias", "kernel", "norm"]
+    assert list(trees.flatten(tree)) == ["kernel"]
+    chosen = trees.choose_tree([("bias", 0.0), ("kernel", 0.1)], tree)
+    assert chosen == {**tree, "kernel": 0.1}
+    with pytest.raises(ConfigError, match=r"match no parameter: \['table'\]"):
+        trees.choose_tree([("table", 0.0), (".*", 0.1)], tree)
+    with pytest.raises(ConfigError, match=r"matched by no rule: \['kernel'\]"):
+        trees.choose_tree([("bias", 0.0)], tree)

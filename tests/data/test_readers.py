@@ -62,8 +62,18 @@ def test_cifar10_holds_what_was_written(tmp_path):
     np.testing.assert_allclose(got, standardised(parts[5][0], training), atol=1e-5)
 
 
+def test_digits_are_those_that_scikit_learn_reads():
+    from sklearn.datasets import load_digits
+
+    expected, read = load_digits(), data.DigitsConfig(validation=0.25).load()
+    parts = digits.split_by_class(expected.target.astype(np.int32), 0.25, seed=0)
+    for part, chosen in zip((read.train, read.validation), parts, strict=True):
+        np.testing.assert_array_equal(part.images[..., 0], expected.images[chosen])
+        np.testing.assert_array_equal(part.labels, expected.target[chosen])
+
+
 def test_digits_are_split_by_class():
-    read = data.load_digits(validation=0.25, split_seed=3)
+    read = data.DigitsConfig(validation=0.25, split_seed=3).load()
     train, held_out = (
         part.gather(np.arange(len(part)))["y"] for part in (read.train, read.validation)
     )

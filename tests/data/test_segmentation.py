@@ -38,7 +38,7 @@ def test_ellipsoids_have_their_volume():
 
 
 def test_phantoms_are_split_by_patient_and_their_number_changes_none():
-    read = data.load_phantoms(patients=8, slices=3, size=16)
+    read = data.PhantomsConfig(patients=8, slices=3, size=16).load()
     owners = {
         image.tobytes(): number
         for number in range(8)
@@ -51,7 +51,7 @@ def test_phantoms_are_split_by_patient_and_their_number_changes_none():
     assert found[0] | found[1] == set(range(8))
     assert not found[0] & found[1]
     assert len(found[1]) == 2
-    other = data.load_phantoms(patients=8, slices=3, size=16, draw_seed=1)
+    other = data.PhantomsConfig(patients=8, slices=3, size=16, draw_seed=1).load()
     assert (other.train.images != read.train.images).any()
 
 

@@ -1,13 +1,9 @@
 """The examples of docs/hostcomm.md run."""
 
-import pathlib
-import re
-
 import pytest
 
 from hpcjax import hostcomm
-
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "hostcomm.md"
+from tests import guides
 
 
 def test_the_guide_runs(monkeypatch):
@@ -19,9 +15,7 @@ def test_the_guide_runs(monkeypatch):
         return in_threads(function, transports, *arguments)
 
     monkeypatch.setattr(hostcomm, "launch", threads, raising=False)
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S):
-        exec(block, names)
+    names = guides.run("hostcomm.md")
     mean = sum(n**2 for n in range(1000)) / 1000
     assert names["results"] == [(pytest.approx(mean), 32)] * 4
     assert names["answers"] == {1: [0, 1, 2], 2: [0, 2, 4]}

@@ -14,9 +14,10 @@ from hpcjax.hostcomm import (
     butterfly_groups,
     butterfly_masks,
     connected,
-    join_group_traces,
-    load_group_trace,
+    join_traces,
+    load_trace,
     require_same,
+    save_trace,
 )
 from tests.hostcomm.gates import Gates
 from tests.hostcomm.threads import in_threads
@@ -107,7 +108,7 @@ def run_all(models, increments, group_size, tau, *, gates=None, **settings):
         connected(len(models), patience=20.0),
     )
     models = np.stack([seen for seen, _ in found], axis=1)
-    return models, join_group_traces([trace for _, trace in found])
+    return models, join_traces([trace for _, trace in found])
 
 
 @pytest.mark.acceptance("wagma", 2)
@@ -228,7 +229,7 @@ def test_no_model_is_older_than_the_period_and_one_is_as_old(tau):
         groups.finish(20.0)
         return groups.trace()
 
-    trace = join_group_traces(in_threads(rank, connected(ranks, patience=20.0)))
+    trace = join_traces(in_threads(rank, connected(ranks, patience=20.0)))
     assert trace.staleness().min() >= 0
     assert trace.staleness().max() == tau - 1
     assert not trace.late()[tau - 1 :: tau].any()
@@ -254,7 +255,7 @@ def test_random_runs_end_and_are_as_stale_as_allowed(ranks, group_size):
         groups.finish(20.0)
         return groups.trace()
 
-    trace = join_group_traces(in_threads(rank, connected(ranks, patience=20.0)))
+    trace = join_traces(in_threads(rank, connected(ranks, patience=20.0)))
     assert trace.staleness().min() >= 0
     assert trace.staleness().max() <= tau - 1
     assert trace.late().any() == (group_size > 1)
@@ -366,15 +367,22 @@ def test_misuse_is_named():
 def test_traces_are_saved_whole(tmp_path):
     _, trace = run_all(ZERO, STEPS, 2, 3)
     for name in ("trace.npz", "trace.json"):
-        trace.save(tmp_path / name)
-        again = load_group_trace(tmp_path / name)
+        save_trace(tmp_path / name, trace)
+        again = load_trace(tmp_path / name)
         for got, want in zip(again, trace, strict=True):
             np.testing.assert_array_equal(got, want)
             assert np.asarray(got).dtype == np.asarray(want).dtype
     with pytest.raises(DataMissing, match="no such file"):
-        load_group_trace(tmp_path / "none.npz")
-    trace._replace(arrival=trace.arrival[1:]).save(tmp_path / "cut.npz")
+        load_trace(tmp_path / "none.npz")
+    save_trace(tmp_path / "cut.npz", trace._replace(arrival=trace.arrival[1:]))
     with pytest.raises(DataFormatError, match="must fit each other"):
-        load_group_trace(tmp_path / "cut.npz")
+        load_trace(tmp_path / "cut.npz")
     with pytest.raises(ConfigError, match="of one run"):
-        join_group_traces([trace, trace._replace(tau=9)])
+        join_traces([trace, trace._replace(tau=9)])
+
+
+def test_rounds_of_all_are_counted_from_the_first_of_a_run():
+    with connected(1)[0] as alone:
+        groups = GroupAllreduce(alone, 1, 1, 3, first=2)
+        found = [groups.is_global(number) for number in range(5)]
+    assert found == [True, False, False, True, False]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hpcjax import inference, perf
+from hpcjax import cost, inference
 
 WORDS, AHEAD, PAIRS = 8, 3, 20
 # Fixed seeds: these tests come out the same under one version of JAX.
@@ -227,6 +227,6 @@ def test_tokens_an_iteration(rate):
     count = np.asarray(inference.accept(p, q, tokens, jax.random.key(7)).count)
     mean = 1 + count.mean()
     assert 1 <= mean <= 5
-    assert perf.tokens_per_iteration(rate, 4) == pytest.approx(mean, rel=0.01)
+    assert cost.tokens_per_iteration(rate, 4) == pytest.approx(mean, rel=0.01)
     histogram = np.bincount(count, minlength=5)
-    assert perf.tokens_of_counts(histogram) == pytest.approx(mean, rel=1e-12)
+    assert cost.tokens_of_counts(histogram) == pytest.approx(mean, rel=1e-12)

@@ -64,7 +64,7 @@ def test_a_cascade_is_the_loop():
             [inference.kept_counts(place + 1, keep_tokens)[layer] for place in row]
             for row in places.tolist()
         ]
-        cascade = inference.prune(
+        cascade = inference.prune_heads_and_tokens(
             cascade,
             known,
             positions,
@@ -103,7 +103,7 @@ def test_what_is_pruned_stays_pruned():
 
     def cut(cascade, heads, tokens, keep):
         known = inference.Importance(jnp.array([[heads]]), jnp.array([[tokens]]))
-        return inference.prune(
+        return inference.prune_heads_and_tokens(
             cascade, known, positions, keep_heads=keep, keep_tokens=keep
         )
 

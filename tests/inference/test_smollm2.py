@@ -49,7 +49,7 @@ def pair():
     if path is None:
         pytest.skip("smollm2 is not here: hpcjax data fetch smollm2")
     target = pretrained.load(path)
-    blocks = compress.prune_layers(target.params["blocks"], compress.ends(30, 26))
+    blocks = compress.prune_layers(target.params["blocks"], compress.keep_ends(30, 26))
     child = child_model(target, 26)
     speaker = inference.LanguageModel(model=target.model, params=target.params)
     small = {**target.params, "blocks": blocks}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hpcjax import core, inference, models, perf
+from hpcjax import core, cost, inference, models
 from tests.inference.test_generation import GREEDY, plain, speaker
 from tests.models.helpers import Instance, instance, noisy
 
@@ -67,7 +67,7 @@ def test_greedy_gives_the_targets_own_tokens(ahead, unrolled):
     expected = [plain(target, prompt, steps) for prompt in PROMPTS]
     assert made.tokens.tolist() == expected
     assert made.lengths.tolist() == [steps] * len(PROMPTS)
-    emitted = perf.tokens_of_counts(np.asarray(made.counts))
+    emitted = cost.tokens_of_counts(np.asarray(made.counts))
     assert 1 < emitted < ahead + 1
     assert made.counts.sum() == made.iterations.sum()
 
@@ -150,7 +150,7 @@ def test_tokens_of_an_iteration_are_those_of_the_counts():
     # The last iteration of a text may be cut: what it would have emitted counts.
     iterations = int(np.sum(made.iterations))
     whole = float(np.sum(counts * np.arange(1, 5)) / iterations)
-    assert perf.tokens_of_counts(counts) == pytest.approx(whole, rel=1e-12)
+    assert cost.tokens_of_counts(counts) == pytest.approx(whole, rel=1e-12)
     emitted = int(np.sum(made.lengths)) / iterations
     assert 0 <= whole - emitted <= 3 * 32 / iterations
 

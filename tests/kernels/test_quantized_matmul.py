@@ -12,7 +12,7 @@ import pytest
 from hpcjax import kernels
 from hpcjax.core import ConfigError, UnsupportedOp
 from hpcjax.kernels._quantized_matmul import api, tiles, windows
-from hpcjax.kernels._quantized_matmul.matrix import _order
+from hpcjax.kernels._quantized_matmul.matrix import _sort_rows
 from tests.kernels import cuda_export
 
 BITS = [2, 3, 4, 8]
@@ -206,14 +206,14 @@ def test_the_choice_is_logged_once_and_what_is_named_is_not_replaced(
     matrix, x, _ = problem(4, 64, 4)
     ragged, other, _ = problem(4, 96, 4, 24)
     many = jnp.ones((tiles.MANY_ROWS + 1, 64))
-    api._say.cache_clear()
+    api._log_choice.cache_clear()
     with caplog.at_level(logging.INFO, api.__name__):
         for _ in range(2):
-            assert api._automatic(x, matrix) == "reference"
+            assert api._choose(x, matrix) == "reference"
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        assert api._automatic(x, matrix) == "pallas"
-        assert api._automatic(many, matrix) == "reference"
-        assert api._automatic(other, ragged) == "reference"
+        assert api._choose(x, matrix) == "pallas"
+        assert api._choose(many, matrix) == "reference"
+        assert api._choose(other, ragged) == "reference"
     said = [record.getMessage().split(": ", 1)[1] for record in caplog.records]
     assert said == [
         "the device is a cpu",
@@ -243,7 +243,7 @@ def test_bad_matrices_and_inputs_are_refused():
     with pytest.raises(ConfigError, match=r"words must be uint32.*got int32"):
         kernels.quantized_matmul(x, dataclasses.replace(matrix, words=words))
     with pytest.raises(ConfigError, match=r"group must be \[32\].*got \[20\]"):
-        _order(np.arange(20) // 16, 32, 16)
+        _sort_rows(np.arange(20) // 16, 32, 16)
     with pytest.raises(ConfigError, match=r"order must be \[64\]"):
         kernels.quantized_matmul(x, dataclasses.replace(matrix, order=jnp.arange(3)))
     with pytest.raises(ConfigError, match=r"alike: got \[1, 4\] and \[2, 4\]"):

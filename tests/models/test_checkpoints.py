@@ -312,11 +312,11 @@ def test_parameters_of_another_model_are_not_saved(tmp_path):
         (params | {"more": table}, f"more should have shape None: got {shape}"),
         (
             params | {"blocks": packed},
-            r"mlp.up_proj: .*12 outputs .*compress.dequantized",
+            r"mlp.up_proj: .*12 outputs .*compress.dequantize_params",
         ),
     ):
         with pytest.raises(core.ConfigError, match=words):
             pretrained.save(tmp_path, dataclasses.replace(ours, params=changed))
     assert kept == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    whole = compress.dequantized(params | {"blocks": packed})
+    whole = compress.dequantize_params(params | {"blocks": packed})
     pretrained.save(tmp_path, dataclasses.replace(ours, params=whole))

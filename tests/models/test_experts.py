@@ -204,7 +204,7 @@ def test_operations_count_the_experts_a_token_goes_through():
     [
         ({"top_k": 3}, "top_k=3"),
         ({"count": 1}, "top_k=2, count=1"),
-        ({"capacity_factor": 0.0}, r"positive: got capacity_factor=0\.0"),
+        ({"capacity_factor": 0.0}, r"> 0: got capacity_factor=0\.0"),
         ({"axis": "e"}, "need a capacity_factor"),
         ({"balance_weight": -0.5}, r"balance_weight=-0\.5"),
         ({"router_z_weight": float("nan")}, "router_z_weight=nan"),

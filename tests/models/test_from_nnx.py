@@ -85,3 +85,91 @@ def test_running_statistics_pass_through_the_scan():
     np.testing.assert_allclose(new["blocks"]["mean"], expected, atol=1e-6)
     _, same = model.apply(params, new, x, train=False)
     jax.tree.map(np.testing.assert_array_equal, same, new)
+
+
+class Flax(nnx.Module):
+    """A network of flax's own layers, in a list too."""
+
+    def __init__(self, rngs, padding="SAME"):
+        self.conv = nnx.Conv(2, 3, (3, 3), strides=2, padding=padding, rngs=rngs)
+        self.list = nnx.List([nnx.Linear(12, 4, use_bias=False, rngs=rngs)])
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x, *, train, key):
+        x = nnx.relu(self.conv(x)).reshape(len(x), -1)
+        x = self.norm(self.list[0](x), use_running_average=not train)
+        return self.head(x)
+
+
+def test_layers_of_flax_compute_what_flax_computes():
+    model, x = models.from_nnx(Flax), jnp.arange(96.0).reshape(3, 4, 4, 2) / 96
+    key = jax.random.key(0)
+    params, state = model.init(key)
+    peer = Flax(nnx.Rngs(keys.derive(key, "rngs")))
+    expected = peer(x, train=True, key=None)
+    found, new = model.apply(params, state, x, train=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(new["norm"]["mean"], peer.norm.mean[...], rtol=1e-6)
+    assert trees.flatten(params)["list/0/kernel"].shape == (12, 4)
+    shapes, _ = jax.eval_shape(model.init, key)
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
+    other, _ = model.init(jax.random.key(1))
+    assert (other["head"]["kernel"] != params["head"]["kernel"]).any()
+
+
+def test_layers_of_flax_are_observed_as_ours_are():
+    """A tap's sum of xᵀ g is the gradient of the kernel, by autodiff."""
+    model, x = models.from_nnx(Flax), jnp.arange(96.0).reshape(3, 4, 4, 2) / 96
+    params, state = model.init(jax.random.key(0))
+    specs = {spec.path: spec for spec in model.layers}
+    assert set(specs) == {"conv", "list/0", "head"}
+    assert specs["conv"].options == {
+        "inputs": 2, "outputs": 3, "use_bias": True, "depth": None, "groups": 1,
+        "kernel_size": (3, 3), "strides": (2, 2), "padding": "SAME",
+        "dilation": (1, 1),
+    }  # fmt: skip
+    dense = ("list/0", "head")
+    taps = core.make_slots(model, dict.fromkeys(dense, moment), params, state, x)
+
+    def loss(params, taps):
+        return jnp.sin(model.apply(params, state, x, train=True, taps=taps)[0]).sum()
+
+    grads, seen = jax.grad(loss, argnums=(0, 1))(params, taps)
+    for path in dense:
+        expected = trees.flatten(grads)[f"{path}/kernel"]
+        np.testing.assert_allclose(seen[path].slot, expected, rtol=1e-5, atol=1e-7)
+
+
+def moment(x, g):
+    return x.T @ g
+
+
+@pytest.mark.parametrize(
+    ("padding", "listed"),
+    [("VALID", "VALID"), (1, ((1, 1),) * 2), ((0, 1), ((0, 0), (1, 1)))],
+)
+def test_padding_of_flax_is_ours(padding, listed):
+    model = models.from_nnx(lambda rngs: Flax(rngs, padding))
+    found = {spec.path: spec.options for spec in model.layers}
+    assert found["conv"]["padding"] == listed
+
+
+def test_what_the_statistics_do_not_know_is_not_listed():
+    model = models.from_nnx(lambda rngs: Flax(rngs, "CIRCULAR"))
+    assert {spec.path for spec in model.layers} == {"list/0", "head"}
+
+
+class Twice(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x, *, train, key):
+        return self.layer(self.layer(x))
+
+
+def test_a_layer_of_flax_that_is_used_twice_is_named():
+    model = models.from_nnx(Twice)
+    params, state = model.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="'layer' is used again"):
+        core.make_slots(model, {"layer": moment}, params, state, jnp.ones((2, 3)))

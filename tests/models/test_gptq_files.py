@@ -20,7 +20,7 @@ from hpcjax.core import (
     UnsupportedOp,
 )
 from hpcjax.models import pretrained
-from hpcjax.models.pretrained import _gptq
+from hpcjax.models.pretrained import _gptq_config
 
 BITS = [2, 3, 4, 8]
 
@@ -97,7 +97,7 @@ def test_symmetric_grids_say_themselves(tmp_path, caplog, bits, less, said):
     with caplog.at_level(logging.WARNING):
         found = pretrained.load_gptq(path)["a.b"]
     np.testing.assert_allclose(found.dequantize(), weights, rtol=1e-6)
-    assert bool(caplog.records) == (_gptq.FORMATS[said] != less)
+    assert bool(caplog.records) == (_gptq_config.FORMATS[said] != less)
 
 
 def test_the_caller_has_the_last_word(tmp_path):
@@ -131,7 +131,7 @@ def quantized(bits, *, inputs=64, outputs=32, group=16, act_order=False, seed=0)
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("act_order", [False, True])
-@pytest.mark.parametrize("written", list(_gptq.FORMATS))
+@pytest.mark.parametrize("written", list(_gptq_config.FORMATS))
 def test_a_round_trip_of_solved_layers(tmp_path, bits, act_order, written):
     path = tmp_path / "model.safetensors"
     first, kernel = quantized(bits, act_order=act_order)

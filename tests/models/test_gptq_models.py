@@ -121,7 +121,8 @@ def test_a_model_and_its_folder(tmp_path, family, bits, group, act_order, writte
     found = pretrained.load(tmp_path)
     assert found.config == model.config
     ours, theirs = (
-        trees.flatten(compress.dequantized(each.params)) for each in (found, model)
+        trees.flatten(compress.dequantize_params(each.params))
+        for each in (found, model)
     )
     assert ours.keys() == theirs.keys()
     for path, leaf in ours.items():
@@ -379,7 +380,7 @@ def test_a_model_saved_anew_is_not_read_by_an_older_config(folder, tmp_path):
     pretrained.save(tmp_path, model)
     again = pretrained.load(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
-    plain = dataclasses.replace(model, params=compress.dequantized(model.params))
+    plain = dataclasses.replace(model, params=compress.dequantize_params(model.params))
     pretrained.save(tmp_path, plain)
     assert "quantization_config" not in json.loads(
         (tmp_path / "config.json").read_text()

@@ -1,5 +1,6 @@
 """What holds for every model."""
 
+import dataclasses
 import inspect
 import re
 
@@ -9,25 +10,24 @@ import numpy as np
 import pytest
 
 from hpcjax import core, models
-from hpcjax.core import trees
-from hpcjax.models import config as configs
+from hpcjax.core import parts, trees
 from hpcjax.models import modules
 from tests.models import helpers
 
 NAMES = sorted(models.REGISTRY)
 FACTORIES = {
-    "mlp": configs.MlpConfig,
-    "resnet": configs.ResNetConfig,
-    "causal_lm": configs.CausalLmConfig,
-    "bert": configs.BertConfig,
-    "unet": configs.UNetConfig,
-    "vgg": configs.VggConfig,
+    "mlp": models.MlpConfig,
+    "resnet": models.ResNetConfig,
+    "causal_lm": models.CausalLmConfig,
+    "bert": models.BertConfig,
+    "unet": models.UNetConfig,
+    "vgg": models.VggConfig,
 }
 
 
 def test_every_factory_is_in_the_registry():
     made = {type(entry.config) for entry in models.REGISTRY.values()}
-    assert made == set(FACTORIES.values())
+    assert made == set(FACTORIES.values()) == {*parts.classes("model").values()}
     returns_model = {
         name
         for name in models.__all__
@@ -49,8 +49,7 @@ def test_config_fields_equal_the_factory(name):
         if key not in ("inputs", "outputs", "policy")
     }
     fields = {
-        field.name: field.default
-        for field in FACTORIES[name].__dataclass_fields__.values()
+        field.name: field.default for field in dataclasses.fields(FACTORIES[name])
     }
     assert fields == arguments
 
@@ -164,7 +163,7 @@ def test_without_taps_the_jaxpr_is_that_of_a_model_without_tap_code(name, monkey
         return re.sub(r"0x[0-9a-f]+", "0x", str(jax.make_jaxpr(grad)(params)))
 
     with_code = text()
-    monkeypatch.setattr(modules.Observable, "observed", lambda self, x, y: y)
+    monkeypatch.setattr(modules.Observable, "apply_tap", lambda self, x, y: y)
     monkeypatch.setattr("hpcjax.models._from_nnx.set_taps", None)
     jax.clear_caches()
     assert text() == with_code

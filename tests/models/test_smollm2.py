@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hpcjax import data, inference, models
+from hpcjax.inference import load_language_model
 from hpcjax.runs import directory
-from hpcjax.runs.language_models import load_language_model
 from tests.oracles import transformer
 
 ROOT = directory.data_root(pathlib.Path(__file__).parents[2])

@@ -13,7 +13,6 @@ import pytest
 
 from hpcjax import optim
 from hpcjax.core.errors import ConfigError
-from hpcjax.optim import option_checks
 
 PAIRS = [
     (optim.SgdConfig, optim.sgd, None),
@@ -21,7 +20,7 @@ PAIRS = [
     (optim.LambConfig, optim.lamb, None),
     (optim.JorgeConfig, optim.jorge, optim.JorgeOptions),
     (optim.ShampooConfig, optim.shampoo, optim.ShampooOptions),
-    (optim.ShampooOptions, optim.scale_by_shampoo, None),
+    (optim.ShampooOptions, optim.scale_by_shampoo, optim.ShampooOptions),
     (optim.JorgeOptions, optim.scale_by_jorge, optim.JorgeOptions),
     (optim.ConstantConfig, optim.constant_schedule, None),
     (optim.CosineConfig, optim.cosine_schedule, None),
@@ -55,18 +54,6 @@ def test_fields_and_defaults_equal_the_factorys(config, factory, options):
         assert "lr" in fields
         fields = {k: v for k, v in fields.items() if k not in ("lr", "schedule")}
     assert fields == expected
-
-
-@pytest.mark.parametrize(
-    ("keywords", "options"),
-    [("JorgeKeywords", optim.JorgeOptions), ("ShampooKeywords", optim.ShampooOptions)],
-)
-def test_keyword_types_name_the_options(keywords, options):
-    from hpcjax.optim import config
-
-    typed = getattr(config, keywords).__annotations__
-    assert list(typed) == list(_fields(options))
-    assert all(typed[f.name] == f.type for f in dataclasses.fields(options))
 
 
 def test_keys_of_sgd_are_keys_of_jorge_from_sgd():
@@ -107,7 +94,7 @@ def test_made_optimizers_step_down_and_show_their_rate(config):
         (lambda: optim.with_schedule(optim.sgd, -1.0), "learning_rate must be finite"),
         (lambda: optim.constant_schedule(float("nan"), 9), "peak must be finite"),
         (lambda: optim.cosine_schedule(0.1, 9, final=2.0), "final must be in"),
-        (lambda: optim.step_decay_schedule(0.1, 9, at=(2.0,)), "at must increase"),
+        (lambda: optim.step_decay_schedule(0.1, 9, at=(2.0,)), r"at\[0\] must be"),
         (lambda: optim.step_decay_schedule(0.1, 9, factor=-1.0), "factor must be in"),
         (lambda: optim.ConstantConfig(warmup=2**31), "warmup must be .* < 2"),
         (lambda: optim.JorgeConfig(update_every=2**31), "update_every must be .* < 2"),
@@ -163,9 +150,8 @@ def test_rules_that_cannot_be_are_refused_at_once(make, rules, words):
 
 
 def test_one_rule_is_not_taken_for_a_list_of_rules():
-    option_checks.check_rules((("bias", False), [".*", True]))
-    with pytest.raises(ConfigError, match="decay_rules must be"):
-        option_checks.check_rules(("bias", False))
+    with pytest.raises(ConfigError, match=r"decay_rules\[0\] must be \[str, bool\]"):
+        optim.add_weight_decay(0.1, ("bias", False))
 
 
 @pytest.mark.parametrize(
@@ -192,8 +178,9 @@ def test_stacks_that_are_no_regexes_are_refused_at_once(make):
 
 
 def test_importing_configs_imports_no_jax():
+    names = [config.__name__ for config in MAKERS]
     code = (
-        "import sys, hpcjax.optim, hpcjax.optim.config; "
+        f"import sys; from hpcjax.optim import {', '.join(names)}; "
         "sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'optax', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,8 +11,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from hpcjax import optim
-from hpcjax.optim import contract
+from hpcjax import core, optim
+from hpcjax.core import per_device
+from hpcjax.optim import contract, kfac, registry, tree_assertions
+from hpcjax.optim.contract import Subject
 from hpcjax.optim.registry import REGISTRY
 
 # These give updates without a learning rate; the others are optimizers.
@@ -25,28 +27,34 @@ LINKS = {
         "graft_global",
     ),
     *("in_full_precision", "scale_by_jorge", "scale_by_momentum", "scale_by_shampoo"),
+    *(
+        "contributor_mean",
+        "freeze_at_random",
+        "scale_blocks",
+        "scale_by_kfac",
+        "scale_by_pipefisher",
+    ),
     "scale_by_trust_ratio",
 }
 every_transform = pytest.mark.parametrize("name", sorted(REGISTRY))
 
 
 @functools.cache
-def _tx(name):
-    return REGISTRY[name]()
+def _subject(name):
+    return registry.subject(name)
 
 
 def test_every_factory_of_transforms_is_registered():
     factories = set()
-    for public in optim.__all__:
-        value = getattr(optim, public)
+    rooms = optim, kfac
+    for value in [getattr(room, name) for room in rooms for name in room.__all__]:
         if not python_inspect.isfunction(value):
             continue
         returned = str(python_inspect.signature(value).return_annotation)
         if "GradientTransformation" in returned or "FromSgd" in returned:
-            factories.add(public)
+            factories.add(value.__name__)
     assert {"sgd", "jorge", "graft", "jorge_from_sgd"} <= factories
-    # These are made for one tree of parameters; tests/optim/test_partial_backward.py.
-    assert factories - {"contributor_mean", "scale_blocks"} <= set(REGISTRY)
+    assert factories <= set(REGISTRY)
 
 
 def _loss(kind, params):
@@ -101,6 +109,7 @@ def test_optimizers_converge(name, kind, rates, steps):
 # Finiteness has a test of its own; these transforms take parameters of any type.
 OTHER_CHECKS = sorted(set(contract.CHECKS) - {"stays_finite"})
 TAKES_ALL = {"add_weight_decay", "all_reduce_mean", "clip_global_norm"}
+TAKES_ALL |= {"contributor_mean", "freeze_at_random", "scale_blocks"}
 
 
 @pytest.mark.parametrize(
@@ -110,15 +119,16 @@ TAKES_ALL = {"add_weight_decay", "all_reduce_mean", "clip_global_norm"}
         for name in sorted(REGISTRY)
         for check in OTHER_CHECKS
         if not (check == "refuses_types" and name in TAKES_ALL)
+        and check in contract.checks_of(_subject(name))
     ],
 )
 def test_the_contract_is_kept(check, name):
-    contract.CHECKS[check](_tx(name))
+    contract.CHECKS[check](_subject(name))
 
 
 @pytest.mark.parametrize("name", sorted(set(REGISTRY) - LINKS))
 def test_the_state_of_an_optimizer_has_what_is_like_the_parameters(name):
-    assert contract.parameter_leaves(_tx(name)) > 0
+    assert contract.parameter_leaves(_subject(name)) > 0
 
 
 def test_tree_map_params_with_rules_over_paths():
@@ -145,7 +155,7 @@ def test_hyperparameters_can_be_injected(name, options):
     injected = optax.inject_hyperparams(factory)(learning_rate=0.25, **options)
     expected, _ = jax.jit(plain.update)(params, plain.init(params), params)
     updates, state = jax.jit(injected.update)(params, injected.init(params), params)
-    contract.assert_close(updates, expected, "updates")
+    tree_assertions.assert_close(updates, expected, "updates")
     found = optim.inspect(state)
     assert float(found["learning_rate"]) == 0.25
     live = {key for key, value in options.items() if isinstance(value, float)}
@@ -158,35 +168,36 @@ def _mesh():
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "jorge", "shampoo"])
 def test_sharding_of_state_is_kept(name):
-    tx = _tx(name)
+    tx = _subject(name).tx
     everywhere = NamedSharding(_mesh(), P())
     params = jax.device_put(contract.parameters(), everywhere)
     state = jax.device_put(tx.init(params), everywhere)
     _, after = jax.jit(tx.update)(params, state, params)
-    contract.assert_same_shardings(state, after)
+    tree_assertions.assert_same_shardings(state, after)
 
 
 @pytest.mark.faults(12)
 @every_transform
 def test_updates_are_finite_for_hard_gradients(name):
-    contract.stays_finite(_tx(name))
+    contract.stays_finite(_subject(name))
     # Adam squares the gradients: its second moment is infinite from 1e19 on.
     if name not in ("adamw", "lamb", "lamb_stacked"):
-        assert contract.finite(contract.after_three(_tx(name), 1e20))
+        assert tree_assertions.is_finite(contract.after_three(_subject(name), 1e20))
 
 
 @pytest.mark.parametrize("name", sorted(LINKS - {"add_weight_decay"}))
 def test_without_gradients_there_are_no_updates(name):
-    updates, _ = contract.after_three(_tx(name), 0.0)
+    updates, _ = contract.after_three(_subject(name), 0.0)
     assert not any(bool(leaf.any()) for leaf in jax.tree.leaves(updates))
 
 
 @pytest.mark.parametrize("name", ["scale_by_jorge", "scale_by_momentum", "graft"])
 def test_no_implicit_promotion_in_our_own_transforms(name):
     params = contract.parameters()
-    tx = optim.scale_by_jorge(update_every=2) if name == "graft" else _tx(name)
+    tx = _subject(name).tx
     if name == "graft":
-        tx = optim.graft(tx, optax.identity())
+        jorge = optim.scale_by_jorge(update_every=2)
+        tx = optim.graft(jorge, optax.identity())
     with jax.numpy_dtype_promotion("strict"):
         jax.jit(tx.update)(params, tx.init(params), params)
 
@@ -218,8 +229,37 @@ def counting(updates, state, params=None):
     return updates, state + (1 if isinstance(state, float) else 1.0)
 
 
+def twice(params):
+    """A state that has one array in two places."""
+    zero = jnp.zeros(())
+    return {"sum": zero, "mean": zero}
+
+
+def summing(updates, state, params=None):
+    return updates, jax.tree.map(lambda total: total + 1, state)
+
+
+def every(steps):
+    """A factory that looks at a number which may be traced."""
+    return optax.identity() if steps > 1 else optax.set_to_zero()
+
+
+def by_key(params):
+    """A state by JAX's own keys, which tell a variable from its value."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {jax.tree_util.keystr(path): jnp.ones(()) for path, _ in leaves}
+
+
+def scale_by_key(updates, state, params=None):
+    def scaled(path, leaf):
+        return leaf * state[jax.tree_util.keystr(path)].astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(scaled, updates), state
+
+
 BROKEN = {
     "compiles_once": optax.GradientTransformation(lambda params: 0, counting),
+    "can_be_donated": optax.GradientTransformation(twice, summing),
     "same_under_jit": per_leaf(lambda g: g * (1 + isinstance(g, jax.core.Tracer))),
     "keeps_types": per_leaf(lambda g: g.astype(jnp.float32)),
     "starts_from_shapes": per_leaf(jnp.negative, lambda params: params["scale"] + 0),
@@ -227,6 +267,9 @@ BROKEN = {
         jnp.negative, lambda params: {"kernel": params.get("dense")}
     ),
     "composes": per_leaf(jnp.negative, lambda params: params["conv"]["bias"].size),
+    "accumulates": optax.GradientTransformation(lambda params: 0, counting),
+    "injects": Subject(optax.identity(), factory=functools.partial(every, 2)),
+    "works_in_nnx": optax.GradientTransformation(by_key, scale_by_key),
     "same_when_sharded": per_leaf(all_devices),
     "stays_finite": per_leaf(lambda g: g / jnp.linalg.norm(g)),
     "takes_unusual_shapes": per_leaf(lambda g: g[..., :3] if g.ndim < 5 else g.T),
@@ -236,13 +279,50 @@ BROKEN = {
 
 @pytest.mark.parametrize("check", contract.CHECKS)
 def test_a_transform_that_breaks_the_contract_is_found(check):
-    with pytest.raises((AssertionError, AttributeError, IndexError, TypeError)):
-        contract.CHECKS[check](BROKEN[check])
+    errors = AssertionError, AttributeError, IndexError, KeyError, TypeError
+    broken = BROKEN[check]
+    with pytest.raises(errors):
+        contract.CHECKS[check](
+            broken if isinstance(broken, Subject) else Subject(broken)
+        )
 
 
 def test_checks_can_be_left_out_and_a_failure_names_its_check():
     made = optim.check_contract(optax.identity(), skip=["refuses_types"])
-    assert set(made) == set(contract.CHECKS) - {"refuses_types"}
+    assert set(made) == set(contract.CHECKS) - {"refuses_types", "injects"}
+    rest = [name for name in contract.CHECKS if name not in ("injects", "composes")]
+    trace = functools.partial(optax.trace, 0.9)
+    options = {"params": {"w": jnp.ones(2)}, "factory": trace, "skip": rest}
+    assert optim.check_contract(trace(), **options) == ("composes", "injects")
     with pytest.raises(AssertionError, match="not refused") as caught:
         optim.check_contract(optax.identity())
     assert "'refuses_types' does not hold" in caught.value.__notes__[0]
+
+
+def worker(axis=None, rate=0.1, share=1.0):
+    """SGD on a model of one's own, averaged after each step, as a transform.
+
+    Its state, the gradients that it has seen, differs from device to device.
+    """
+
+    def init(params):
+        return per_device.wrap(optax.tree.zeros_like(params), axis)
+
+    def update(updates, state, params=None):
+        moved = jax.tree.map(lambda p, g: p - rate * g, params, updates)
+        seen = jax.tree.map(jnp.add, per_device.unwrap(state), updates)
+        if axis is not None:
+            moved = jax.lax.pmean(core.vary(moved, axis), axis)
+        steps = jax.tree.map(lambda m, p: share * m - share * p, moved, params)
+        return steps, per_device.wrap(seen, axis)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_a_worker_with_a_model_of_its_own_can_be_checked():
+    subject = Subject(worker(), sharded=worker("data"))
+    rest = set(contract.checks_of(subject)) - {"refuses_types"}
+    for check in sorted(rest):
+        contract.CHECKS[check](subject)
+    with pytest.raises(AssertionError, match="several devices and on one"):
+        contract.same_when_sharded(Subject(worker(), sharded=worker("data", share=0.5)))

@@ -307,7 +307,7 @@ def test_dead_row_raises_the_logged_gain_unless_guarded():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"order": 4}, "order must be 1, 2 or 3: got order=4"),
+        ({"order": 4}, r"order must be 1 \| 2 \| 3: got order=4"),
         ({"beta2": 1.0}, "beta2 must be"),
         ({"beta2": -0.5}, "beta2 must be"),
         ({"update_every": 0}, "update_every must be"),

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcjax import optim
-from hpcjax.optim import jorge_factor
-from hpcjax.optim.config import JorgeOptions
+from hpcjax.optim import JorgeOptions, jorge_factor
 from tests.oracles import jorge as oracle
 
 FORBIDDEN = {

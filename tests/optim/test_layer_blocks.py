@@ -7,7 +7,7 @@ import pytest
 
 from hpcjax import models, optim
 from hpcjax.core import ConfigError
-from hpcjax.models.config import CausalLmConfig, MlpConfig, ResNetConfig
+from hpcjax.models import CausalLmConfig, MlpConfig, ResNetConfig
 
 
 def layers_of(model, inputs, dtype="float32"):

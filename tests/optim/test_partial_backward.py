@@ -11,8 +11,8 @@ from hpcjax import hostcomm, layers, models, optim, perf, sharding
 from hpcjax.collectives import HostGroup, MeshGroup, spread, subset, subset_sum
 from hpcjax.core import ConfigError, trees
 from hpcjax.core.varying import vary
-from hpcjax.models.config import CausalLmConfig, MlpConfig, ResNetConfig
-from hpcjax.optim import partial_backward
+from hpcjax.models import CausalLmConfig, MlpConfig, ResNetConfig
+from hpcjax.optim import _contributor_bytes
 from tests.hostcomm.threads import in_threads
 
 WORKERS = 4
@@ -139,7 +139,7 @@ def test_every_block_is_averaged_over_exactly_its_contributors(name, k, mode):
             # their mean is smaller than any of them.
             scale = np.abs(parts).max()
             np.testing.assert_allclose(
-                leaf, parts.mean(0), rtol=0, atol=1e-6 * scale + 1e-12
+                leaf, parts.mean(0), rtol=0, atol=2e-6 * scale + 1e-12
             )
 
 
@@ -375,8 +375,10 @@ def test_a_sum_over_some_devices_and_its_spread(count):
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_how_often_a_place_of_a_tree_sends(size):
-    sends = [source for pairs in subset._rounds([range(size)]) for source, _ in pairs]
-    told = [partial_backward._children(place, size) for place in range(size)]
+    sends = [
+        source for pairs in subset._list_rounds([range(size)]) for source, _ in pairs
+    ]
+    told = [_contributor_bytes._children(place, size) for place in range(size)]
     assert told == [sends.count(place) for place in range(size)]
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
@@ -227,3 +228,35 @@ def test_schedules_pass_through_their_points():
     constant = optim.constant_schedule(3.0, 5, warmup=3)
     found = jax.vmap(constant)(jnp.arange(5))
     np.testing.assert_allclose(found, [1, 2, 3, 3, 3], rtol=1e-6)
+
+
+def test_rules_fit_each_part_of_a_partition():
+    """Rules for biases do not fail where a partition leaves kernels alone."""
+    params = {"bias": jnp.ones(2), "kernel": jnp.ones((2, 2))}
+    rules = (("bias", False), ("kernel", True))
+    labels = {"bias": "rest", "kernel": "own"}
+    own = optim.lamb(0.1, decay_rules=rules, trust_rules=rules, stacked=("bias",))
+    tx = optax.partition({"own": own, "rest": optax.identity()}, labels)
+    updates, _ = tx.update(params, tx.init(params), params)
+    alone = optim.lamb(0.1, decay_rules=(("kernel", True),))
+    kernel = {"kernel": params["kernel"]}
+    expected, _ = alone.update(kernel, alone.init(kernel), kernel)
+    np.testing.assert_array_equal(updates["kernel"], expected["kernel"])
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb", "jorge", "shampoo"])
+def test_an_nnx_optimizer_steps_as_plain_parameters_do(name):
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    tx = getattr(optim, name)(
+        0.1, weight_decay=0.1, decay_rules=(("l$", True), ("", False))
+    )
+    params = {"bias": model.bias[...], "kernel": model.kernel[...]}
+    grads = jax.tree.map(lambda p: p + 1.0, params)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    state = tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        optimizer.update(model, nnx.State(jax.tree.map(nnx.Param, grads)))
+    np.testing.assert_allclose(model.kernel[...], params["kernel"], rtol=1e-6)
+    np.testing.assert_allclose(model.bias[...], params["bias"], rtol=1e-6)

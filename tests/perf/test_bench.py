@@ -195,3 +195,27 @@ def test_compilation_is_timed_apart_and_not_from_the_cache(tmp_path):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         bench.compilation_cache.reset_cache()
     np.testing.assert_allclose(made.program(jnp.ones(3)), 2.123, rtol=1e-6)
+
+
+def test_calls_of_a_chain_wait_for_each_other_and_hold_no_constants():
+    """Their operands are arguments of the program, and no call is left out."""
+    x, rows = jnp.ones((2, 3)), [jnp.full((3, 4), 2.0), jnp.full((3, 4), 3.0)]
+    seen = []
+
+    def call(x, operands, number):
+        seen.append(number)
+        return x @ operands[number % 2]
+
+    thunk = bench.chain_calls(call, x, rows, 5)
+    np.testing.assert_allclose(thunk(), x)
+    thunk()
+    assert seen == [0, 1, 2, 3, 4]  # traced once
+    huge = bench.chain_calls(lambda x, _, number: jnp.full((2, 1), 1e30), x, rows, 2)
+    np.testing.assert_allclose(huge(), 3.0)
+
+
+def test_what_takes_a_measurement_may_be_told():
+    seconds = {"a": 2.0, "b": 3.0}
+    thunks = {name: (lambda taken=taken: taken) for name, taken in seconds.items()}
+    made = bench.compare(thunks, "a", repetitions=2, take=lambda thunk: thunk())
+    assert made["seconds"].values.tolist() == [[2.0, 2.0], [3.0, 3.0]]

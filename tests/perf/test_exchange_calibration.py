@@ -1,5 +1,6 @@
 """What links and devices take: found again, kept, refused for another device."""
 
+import dataclasses
 import itertools
 import json
 import types
@@ -9,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hpcjax import collectives, perf
+from hpcjax import collectives, cost, perf
 from hpcjax.core import ConfigError, DataFormatError, DataMissing
-from hpcjax.hostcomm import connected
+from hpcjax.hostcomm import MessageCost, connected, fit_cost
 from hpcjax.perf import exchange_calibration
 from hpcjax.perf.exchange_encoding import HostEcho, MeshEcho
 from tests.hostcomm.threads import in_threads
 
+SIGNS = cost.Exchanged(name="signSGD", exchange=collectives.SignConfig())
+POWER = cost.Exchanged(name="PowerSGD r=4", exchange=collectives.PowerSgdConfig())
 WORK = {"forward_s": 0.1, "backward_s": 0.25}
 
 
@@ -35,7 +38,7 @@ def test_the_slowest_ranks_median_in_all(size):
     def rank(transport):
         ticks = itertools.count(step=float(transport.rank + 1))
         calls = []
-        took = perf.together(
+        took = perf.time_together(
             transport,
             lambda: calls.append(0),
             repetitions=3,
@@ -48,40 +51,15 @@ def test_the_slowest_ranks_median_in_all(size):
     assert got == [(float(size), 5)] * size
 
 
-def test_alpha_and_bandwidth_are_found_again():
-    net = perf.System(processes=4, bytes_per_s=2e8, alpha_s=3e-4)
-    moved = [f(n) for n in (4, 4096, 2**20) for f in (net.all_reduce, net.all_gather)]
-    exact = [(each, net.seconds([each])) for each in moved]
-    found = perf.fit_system(4, exact)
-    assert found.alpha_s == pytest.approx(3e-4)
-    assert found.bytes_per_s == pytest.approx(2e8)
-    # All sizes count alike: a tenth more for the largest changes alpha by little.
-    noisy = [*exact[:-1], (exact[-1][0], 1.1 * exact[-1][1])]
-    assert perf.fit_system(4, noisy).alpha_s == pytest.approx(3e-4, rel=0.02)
-
-
-def test_what_does_not_tell_two_numbers_is_refused():
-    net = perf.System(processes=4, bytes_per_s=2e8)
-    one, other = net.all_reduce(4), net.all_reduce(400)
-    alone = perf.System(processes=1, bytes_per_s=1.0)
-    nothing = [(alone.all_reduce(count), 1.0) for count in (4, 400)]
-    for given in ([], [(one, 1.0)], [(one, 1.0), (one, 1.1)], nothing):
-        with pytest.raises(ConfigError, match="two transfers that differ"):
-            perf.fit_system(4, given)
-    for took in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(ConfigError, match="seconds must be finite and > 0"):
-            perf.fit_system(4, [(one, 1.0), (other, took)])
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_both_collectives_are_measured_at_every_size(size, monkeypatch):
     """In a time that goes on by what the model says of what is sent, nothing else."""
-    net = perf.System(processes=size, bytes_per_s=1e6, alpha_s=0.5)
+    net = cost.System(processes=size, link=MessageCost.of_rate(1e6, 0.5))
     now, called = [0.0], []
 
     def collective(name):
         def call(transport, array):
-            now[0] += net.seconds([getattr(net, name)(array.nbytes)])
+            now[0] += net.seconds([getattr(collectives, name)(array.size, size)])
             called.append((name, array.nbytes))
 
         return call
@@ -92,17 +70,19 @@ def test_both_collectives_are_measured_at_every_size(size, monkeypatch):
         return now[0] - before
 
     fake = types.SimpleNamespace(
-        allreduce=collective("all_reduce"), allgatherv=collective("all_gather")
+        allreduce=collective("all_reduce"),
+        allgatherv=collective("all_gather"),
+        fit_cost=fit_cost,
     )
-    monkeypatch.setattr(exchange_calibration, "together", took)
+    monkeypatch.setattr(exchange_calibration, "time_together", took)
     monkeypatch.setattr(exchange_calibration, "hostcomm", fake)
     one, *others = connected(size)
     with one:
         found = perf.calibrate(one, (4, 4000))
         for other in others:
             other.abort()
-    assert (found.processes, found.alpha_s) == (size, pytest.approx(0.5))
-    assert found.bytes_per_s == pytest.approx(1e6)
+    assert (found.processes, found.link.alpha) == (size, pytest.approx(0.5))
+    assert found.link.bytes_per_s == pytest.approx(1e6)
     expected = itertools.product((4, 4000), ("all_reduce", "all_gather"))
     assert called == [(name, count) for count, name in expected]
 
@@ -114,7 +94,7 @@ def test_a_transport_is_calibrated():
     found = in_threads(rank, connected(2, patience=20.0))
     assert found[0] == found[1]
     assert found[0].processes == 2
-    assert found[0].bytes_per_s > 0
+    assert found[0].link.bytes_per_s > 0
 
 
 def test_what_cannot_be_calibrated():
@@ -141,10 +121,10 @@ def test_a_file_gives_back_what_was_kept(tmp_path):
     assert content["provenance"]["versions"] == {"jax": "1"}
     shapes = ((1000, 1000),)
     work = found.workload("resnet50", 16, shapes, slowdown=1.1)
-    assert work == perf.Workload(shapes=shapes, batch=16, slowdown=1.1, **WORK)
-    timed = found.timed(perf.SignSgd(), "resnet50", 8)
-    assert timed == perf.SignSgd(encode_decode_s=0.02)
-    assert found.timed(perf.Dense(), "resnet50", 8) == perf.Dense()
+    assert work == cost.Workload(shapes=shapes, batch=16, slowdown=1.1, **WORK)
+    timed = found.add_encode_time(SIGNS, "resnet50", 8)
+    assert timed == dataclasses.replace(SIGNS, encode_decode_s=0.02)
+    assert found.add_encode_time(cost.Dense(), "resnet50", 8) == cost.Dense()
 
 
 def test_another_device_is_refused_unless_forced(tmp_path):
@@ -159,12 +139,12 @@ def test_another_device_is_refused_unless_forced(tmp_path):
 def test_what_was_not_measured_names_the_command():
     known, command = calibration(), "`hpcjax run gradcomp/calibration`"
     for method, model, count in (
-        (perf.SignSgd(), "resnet50", 16),
-        (perf.SignSgd(), "bert_base", 8),
-        (perf.PowerSgd(rank=4), "resnet50", 8),
+        (SIGNS, "resnet50", 16),
+        (SIGNS, "bert_base", 8),
+        (POWER, "resnet50", 8),
     ):
         with pytest.raises(ConfigError, match=command):
-            known.timed(method, model, count)
+            known.add_encode_time(method, model, count)
     with pytest.raises(ConfigError, match=command):
         known.workload("resnet50", 32, ((1,),))
 

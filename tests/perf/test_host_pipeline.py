@@ -4,16 +4,15 @@ import collections
 import concurrent.futures
 import itertools
 import json
-import socket
 
 import numpy as np
 import pytest
 
-from hpcjax import perf, sharding
+from hpcjax import cost, sharding
 from hpcjax.core.errors import HpcjaxError, ProcessLost
-from hpcjax.hostcomm.channels import Channel, Message
+from hpcjax.hostcomm import Tag, connected
 from hpcjax.perf import host_pipeline
-from hpcjax.perf.host_pipeline import DeviceWork, HostPipeline, Ran
+from hpcjax.perf.host_pipeline import DeviceWork, HostPipeline, WorkSpan
 
 SCHEDULES = [
     sharding.gpipe(2, 2),
@@ -26,22 +25,16 @@ SCHEDULES = [
 
 
 @pytest.fixture
-def links():
+def transports():
     made = []
 
     def connect(devices, patience=20.0):
-        rows = [{} for _ in range(devices)]
-        for a, b in itertools.combinations(range(devices), 2):
-            for own, other, end in zip(
-                (a, b), (b, a), socket.socketpair(), strict=True
-            ):
-                rows[own][other] = Channel(end, f"rank {other}", patience=patience)
-                made.append(rows[own][other])
-        return rows
+        made.extend(connected(devices, patience=patience))
+        return made[-devices:]
 
     yield connect
-    for channel in made:
-        channel.close()
+    for each in made:
+        each.abort()
 
 
 def code(step, op):
@@ -51,10 +44,10 @@ def code(step, op):
 class Device:
     """Does nothing but note what it is given, and in which order."""
 
-    def __init__(self, schedule, device, links):
+    def __init__(self, schedule, transport):
         self.step, self.log, self.given = 0, [], {}
         work = DeviceWork(run_op=self.op, run_task=self.log.append, flush=self.flush)
-        self.pipeline = HostPipeline(schedule, device, links, work)
+        self.pipeline = HostPipeline(schedule, transport, work)
 
     def op(self, op, received):
         self.log.append(op)
@@ -79,9 +72,8 @@ def in_threads(devices, rows, steps):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.stages}")
-def test_every_op_gets_the_result_that_it_needs(schedule, links):
-    rows = links(schedule.devices)
-    devices = [Device(schedule, d, own) for d, own in enumerate(rows)]
+def test_every_op_gets_the_result_that_it_needs(schedule, transports):
+    devices = [Device(schedule, own) for own in transports(schedule.devices)]
     in_threads(devices, [[order] for order in schedule.orders], 2)
     for device, order in zip(devices, schedule.orders, strict=True):
         assert device.log == [*order, "flush"] * 2
@@ -96,24 +88,22 @@ def test_every_op_gets_the_result_that_it_needs(schedule, links):
 
 def filled_schedule():
     schedule = sharding.gpipe(2, 2)
-    line = perf.simulate(schedule, perf.StageCosts(t_f=4, t_b=8))
-    costs = perf.KfacCosts(t_curv=3, t_inv=6)
-    return perf.assign(
-        line, perf.kfac_tasks(schedule, [[perf.Layer(8, 8)] * 2] * 2, costs)
+    line = cost.simulate(schedule, cost.StageCosts(t_f=4, t_b=8))
+    costs = cost.KfacCosts(t_curv=3, t_inv=6)
+    return cost.assign(
+        line, cost.kfac_tasks(schedule, [[cost.Layer(8, 8)] * 2] * 2, costs)
     )
 
 
-def test_a_filled_schedule_is_done_exactly(links):
+def test_a_filled_schedule_is_done_exactly(transports):
     filled = filled_schedule()
     assert filled.period >= 2
     rows = [filled.steps(device) for device in range(2)]
-    devices = [
-        Device(filled.timeline.schedule, d, own) for d, own in enumerate(links(2))
-    ]
+    devices = [Device(filled.timeline.schedule, own) for own in transports(2)]
     steps = 3 * filled.period
     in_threads(devices, rows, steps)
     for device, own in zip(devices, rows, strict=True):
-        host_pipeline.check_work(device.pipeline.ran, own, steps)
+        host_pipeline.check_work(device.pipeline.spans, own, steps)
         done = collections.Counter(device.log)
         for it in itertools.chain(*filled.placed):
             assert done[it.task] == (3 if it.task in itertools.chain(*own) else 0)
@@ -123,63 +113,65 @@ def test_a_filled_schedule_is_done_exactly(links):
 
 
 def task(layer):
-    return perf.Task(1, "curvA", 0, 1, layer, 0, 1.0)
+    return cost.Task(1, "curvA", 0, 1, layer, 0, 1.0)
 
 
-def test_a_task_gives_way_to_what_has_arrived_and_ends_before_the_flush(links):
+def send_all(theirs, ours, schedule):
+    """Sends what device 1 needs of device 0 in a step, and waits until it is there."""
+    theirs.send(1, Tag(str(schedule.orders[0][0]), 0), np.zeros(1))
+    theirs.send(1, Tag("flush", 0), np.zeros(0))
+    while ours.counters().total_received().messages < 2:
+        pass
+
+
+def test_a_task_gives_way_to_what_has_arrived_and_ends_before_the_flush(transports):
     """Device 0 is played by hand: the first result comes early, the last one late."""
     schedule = sharding.gpipe(2, 1)
-    theirs, ours = links(2)
-    device = Device(schedule, 1, ours)
+    theirs, ours = transports(2)
+    device = Device(schedule, ours)
     forward, backward = schedule.orders[1]
     row = [task(0), task(1), forward, backward, task(2)]
-    key = [0, *schedule.orders[0][0]]
-    theirs[1].send(Message("result", {"key": key}, {"x": np.zeros(1)}))
-    theirs[1].send(Message("flush", {"key": [0]}))
-    while not ours[0].arrived():
-        pass
+    send_all(theirs, ours, schedule)
     device.pipeline.step(0, row)
     assert device.log == [forward, backward, task(0), task(1), task(2), "flush"]
 
 
-def test_a_device_fills_its_time_until_a_message_comes(links):
+def test_a_device_fills_its_time_until_a_message_comes(transports):
     schedule = sharding.gpipe(2, 1)
-    theirs, ours = links(2)
-    device = Device(schedule, 1, ours)
+    theirs, ours = transports(2)
+    device = Device(schedule, ours)
     forward, backward = schedule.orders[1]
 
     def then_send(done):
         device.log.append(done)
         if done == task(1):
-            key = [0, *schedule.orders[0][0]]
-            theirs[1].send(Message("result", {"key": key}, {"x": np.zeros(1)}))
-            theirs[1].send(Message("flush", {"key": [0]}))
-            while not ours[0].arrived():
-                pass
+            send_all(theirs, ours, schedule)
 
     work = DeviceWork(run_op=device.op, run_task=then_send, flush=device.flush)
-    pipeline = HostPipeline(schedule, 1, ours, work)
+    pipeline = HostPipeline(schedule, ours, work)
     pipeline.step(0, [task(0), task(1), task(2), forward, backward])
     assert device.log == [task(0), task(1), forward, backward, task(2), "flush"]
 
 
-def test_a_lost_neighbour_ends_the_step(links):
+def test_a_lost_neighbour_ends_the_step(transports):
     schedule = sharding.gpipe(2, 1)
-    theirs, ours = links(2, patience=0.2)
-    device = Device(schedule, 1, ours)
+    theirs, ours = transports(2, patience=0.2)
+    device = Device(schedule, ours)
     with pytest.raises(
         ProcessLost, match=r"rank 0 has sent nothing.*F of micro-batch 0"
     ):
         device.pipeline.step(0, schedule.orders[1])
-    theirs[1].close()
+    theirs, ours = transports(2)
+    device = Device(schedule, ours)
+    theirs.abort()
     with pytest.raises(ProcessLost, match=r"rank 0 has ended.*F of micro-batch 0"):
         device.pipeline.step(0, schedule.orders[1])
 
 
-def test_a_result_that_is_missing_is_named(links):
+def test_a_result_that_is_missing_is_named(transports):
     schedule = sharding.gpipe(2, 1)
     work = DeviceWork(run_op=lambda op, x: None, run_task=print, flush=print)
-    pipeline = HostPipeline(schedule, 0, links(2)[0], work)
+    pipeline = HostPipeline(schedule, transports(2)[0], work)
     with pytest.raises(HpcjaxError, match="has no result, device 1 needs it"):
         pipeline.step(0, schedule.orders[0])
 
@@ -188,7 +180,7 @@ def test_work_left_out_or_doubled_is_found():
     filled = filled_schedule()
     rows = filled.steps(0)
     ran = [
-        Ran(step, 0.0, 1.0, work)
+        WorkSpan(step, 0.0, 1.0, work)
         for step in range(2 * filled.period)
         for work in rows[step % filled.period]
     ]
@@ -205,16 +197,16 @@ def test_work_left_out_or_doubled_is_found():
 def test_busy_share_counts_what_it_is_to_count():
     ops = sharding.gpipe(2, 1).orders
     ran = [
-        [Ran(0, 1.0, 2.0, ops[0][0]), Ran(0, 4.0, 5.0, ops[0][1])],
-        [Ran(0, 2.0, 3.0, ops[1][0]), Ran(0, 3.0, 3.5, task(0))],
+        [WorkSpan(0, 1.0, 2.0, ops[0][0]), WorkSpan(0, 4.0, 5.0, ops[0][1])],
+        [WorkSpan(0, 2.0, 3.0, ops[1][0]), WorkSpan(0, 3.0, 3.5, task(0))],
     ]
     assert host_pipeline.busy_share(ran, 1.0, 6.0) == pytest.approx(0.35)
     share = host_pipeline.busy_share(ran, 1.0, 6.0, without=[task(0)])
     assert share == pytest.approx(0.3)
-    bars = host_pipeline.ran_bars(ran[1], 1.0)
+    bars = host_pipeline.work_bars(ran[1], 1.0)
     assert bars == (
-        perf.Bar(1, 1000.0, 2000.0, "F"),
-        perf.Bar(1, 2000.0, 2500.0, "curvA"),
+        cost.Bar(1, 1000.0, 2000.0, "F"),
+        cost.Bar(1, 2000.0, 2500.0, "curvA"),
     )
 
 

@@ -350,7 +350,7 @@ def test_bench(root, monkeypatch, capsys):
 
 def test_nothing_is_measured_if_one_table_cannot_be_compared(root, monkeypatch, capsys):
     monkeypatch.setattr(build, "build_table", lambda *_, **__: pytest.fail("measured"))
-    assert cli.main(["bench", "loop/overhead", "mine/fails", "--check"]) == 2
+    assert cli.main(["bench", "mine/fails", "loop/overhead", "--check"]) == 2
     assert "no committed result" in capsys.readouterr().err
 
 

@@ -66,13 +66,13 @@ def test_a_users_root_stands_beside_the_checkout(tmp_path):
         tmp_path,
         "configs/mine/derived.py",
         """
-        from experiments.jorge import experiment
+        from experiments.jorge import step_cost
         from experiments.mine.experiment import Config
-        only = Config(seed=len(experiment.__name__))
+        only = Config(seed=len(step_cost.__name__))
         """,
     )
     loaded = discover.load("mine/derived", {}, tmp_path)
-    assert loaded.config.seed == len("experiments.jorge.experiment")
+    assert loaded.config.seed == len("experiments.jorge.step_cost")
     assert loaded.variant == "only"
     assert {"jorge", "mine"} <= {
         entry.name.partition("/")[0] for entry in discover.find_configs(tmp_path)
@@ -305,7 +305,7 @@ def test_experiment_folder(tmp_path):
 @pytest.mark.parametrize("name", ["jorge/digits", "jorge/step_cost", "loop/overhead"])
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_that_makes_no_key_is_refused(name, seed):
-    with pytest.raises(ConfigError, match=rf"seed must be .*2\*\*32: got {seed}"):
+    with pytest.raises(ConfigError, match=rf"seed must be .*2\*\*32: got seed={seed}"):
         discover.load(name, {"seed": str(seed)}, REPOSITORY)
     highest = discover.load(name, {"seed": str(2**32 - 1)}, REPOSITORY)
     assert highest.config.seed == 2**32 - 1

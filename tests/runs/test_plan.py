@@ -71,7 +71,7 @@ def test_checkpoints_are_those_the_loop_writes(steps, every):
     }
     planned = plan.plan_run("jorge/digits:sgd", changes, root=REPOSITORY)
     config = TrainConfig(steps=steps, checkpoint_every=every)
-    due = [step for step in range(1, steps + 1) if loop.due(step, config)]
+    due = [step for step in range(1, steps + 1) if loop.is_due(step, config)]
     assert planned.checkpoints == len(due)
 
 

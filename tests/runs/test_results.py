@@ -140,6 +140,20 @@ def test_a_missed_target_is_infinite_not_missing():
     assert table["ratio_high"].sel(row="never").item() == math.inf
 
 
+def test_every_task_has_a_target_of_its_own():
+    given = rows()
+    runs = {f"a/{name}": row for name, row in given.items()}
+    runs |= {f"b/{name}": row for name, row in given.items()}
+    table = targets.time_to_targets(runs, {"a": "base", "b": "fast"})
+    assert list(table["row"].values) == list(runs)
+    for task, baseline in (("a", "base"), ("b", "fast")):
+        alone = targets.time_to_target(given, baseline)
+        own = table.sel(row=[f"{task}/{name}" for name in given])
+        assert set(own["target"].values) == {alone["target"].item()}
+        for column in ("ratio", "best", "steps_by_seed"):
+            assert own[column].values.tolist() == alone[column].values.tolist()
+
+
 def compared(base, other, **options):
     runs = {"base": base, "other": other}
     joined = {

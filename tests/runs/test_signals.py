@@ -34,7 +34,7 @@ def test_outside_of_training_ctrl_c_ends_the_run():
 @pytest.mark.parametrize("number", [*GENTLE, signal.SIGINT])
 def test_while_training_the_first_signal_is_a_request(number):
     with StopSignals() as signals:
-        with signals.deferred():
+        with signals.defer():
             signal.raise_signal(number)
             assert signals.received == number
         error = Interrupted if number == signal.SIGINT else Preempted
@@ -44,7 +44,7 @@ def test_while_training_the_first_signal_is_a_request(number):
 
 @pytest.mark.faults(22)
 def test_a_second_ctrl_c_leaves_at_once():
-    with StopSignals() as signals, signals.deferred():
+    with StopSignals() as signals, signals.defer():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -53,7 +53,7 @@ def test_a_second_ctrl_c_leaves_at_once():
 @pytest.mark.faults(2)
 @pytest.mark.parametrize("number", GENTLE)
 def test_a_second_request_changes_nothing(number):
-    with StopSignals() as signals, signals.deferred():
+    with StopSignals() as signals, signals.defer():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(number)
         assert signals.received == signal.SIGTERM
@@ -93,7 +93,7 @@ def test_in_another_thread_nothing_is_installed():
 
 
 def test_a_signal_from_another_process_arrives():
-    with StopSignals() as signals, signals.deferred():
+    with StopSignals() as signals, signals.defer():
         os.kill(os.getpid(), signal.SIGUSR1)
         limit = time.monotonic() + 10
         while not signals.received and time.monotonic() < limit:

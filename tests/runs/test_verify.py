@@ -231,7 +231,7 @@ def test_what_a_kill_leaves_is_no_damage(run):
 
 
 def test_a_run_that_is_held_says_so(run):
-    with run.locked():
+    with run.hold_lock():
         found, status = look(run)
     assert status == 0
     assert "may change" in found["status"].detail

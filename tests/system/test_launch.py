@@ -22,9 +22,9 @@ import os
 import time
 
 from hpcjax import train
-from hpcjax.data.config import DigitsConfig
-from hpcjax.models.config import MlpConfig
-from hpcjax.optim.config import SgdConfig
+from hpcjax.data import DigitsConfig
+from hpcjax.models import MlpConfig
+from hpcjax.optim import SgdConfig
 from hpcjax.train.config import TrainConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

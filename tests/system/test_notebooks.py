@@ -30,7 +30,7 @@ SAID = {
     ),
     "new_optimizer": (
         r"first attempt: int32 parameters are not refused",
-        r"10 checks hold on 4 devices: .*same_when_sharded",
+        r"13 checks hold on 4 devices: .*same_when_sharded",
         r"lion +validation error:( 0\.\d{3}){3} 0\.0",
     ),
 }

@@ -34,6 +34,6 @@ def test_the_readme_names_configs_and_tables_that_exist(name):
 @pytest.mark.slow
 def test_the_quickstart_table_holds(tmp_path):
     """All of it: a minute on two idle cores."""
-    result = build.build("jorge/quickstart", root=tmp_path, progress=False)
+    result = build.build_table("jorge/quickstart", root=tmp_path, progress=False)
     assert result.passed, result.verdicts
     assert all(run["row"] in result.dataset["row"] for run in result.runs)

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from hpcjax.core import per_device, trees
 from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DiskFull
 from hpcjax.core.per_device import PerDevice
-from hpcjax.train import checkpoint
+from hpcjax.train import checkpoint, checkpoint_files
 from hpcjax.train.checkpoint import Checkpoints
 
 
@@ -285,13 +285,13 @@ def test_every_damage_to_every_file_is_noticed(tmp_path, caplog):
 def test_changed_numbers_with_right_files_name_the_leaf(checkpoints, monkeypatch):
     state = {"good": jnp.zeros(3), "bad": jnp.zeros(3)}
     save(checkpoints, 1, state)
-    honest = checkpoint._load
+    honest = checkpoint_files.load_arrays
 
     def lying(path, step):
         arrays = honest(path, step)
         return arrays | {"bad": arrays["bad"] + np.float32(1e-30)}
 
-    monkeypatch.setattr(checkpoint, "_load", lying)
+    monkeypatch.setattr(checkpoint_files, "load_arrays", lying)
     with pytest.raises(CheckpointCorrupt, match=r"step 1.*'bad'"):
         checkpoints.restore(state)
     with pytest.raises(CheckpointCorrupt, match="'bad'"):
@@ -306,7 +306,7 @@ def test_examining_reads_all_and_changes_nothing(checkpoints):
     (directory / "3" / "MANIFEST.json").unlink()
     (directory / ".saving-4").mkdir()
     before = sorted(directory.rglob("*"))
-    good, bad, foreign = checkpoint.examine_checkpoints(directory)
+    good, bad, foreign = checkpoint_files.examine_checkpoints(directory)
     assert good[0] == 1
     assert good[1] == checkpoints.verify(1)
     assert bad[0] == 2

@@ -7,11 +7,10 @@ import numpy as np
 import optax
 import pytest
 
-from hpcjax import models, train
+from hpcjax import core, models, optim, train
 from hpcjax.core import ConfigError
-from hpcjax.optim import kfac
-from hpcjax.optim.config import SgdConfig
-from hpcjax.optim.kfac.config import KfacConfig
+from hpcjax.optim import SgdConfig, kfac
+from hpcjax.optim.kfac import KfacConfig
 from hpcjax.train.config import TrainConfig
 from tests.train import tiny
 
@@ -21,8 +20,10 @@ def task(devices=1, **options):
     plain = tiny.task()._replace(model=models.mlp((4,), 3, widths=(5,)))
     options = {"inv_update_steps": 3, **options}
     config = KfacConfig(base=SgdConfig(lr=0.05), **options)
-    optimizer, curvature = config.make(10, plain.model, devices)
-    return train.supervised(plain.model, optimizer, plain.dataset, curvature=curvature)
+    method = train.compose(
+        plain.model, plain.dataset, config, batch_size=16, steps=10, devices=devices
+    )
+    return train.supervised(plain.model, method, plain.dataset)
 
 
 def fit(task, devices, steps=8, **arguments):
@@ -136,7 +137,8 @@ def _is_kfac(node):
 
 def test_a_state_that_is_no_kfac_is_refused():
     plain = task()
-    other = plain._replace(optimizer=optax.with_extra_args_support(optax.sgd(0.1)))
+    observed = core.Optimization(optax.sgd(0.1), plain.method.gradients)
+    other = plain._replace(method=optim.data_parallel(observed))
     with pytest.raises(ValueError, match="no state of K-FAC"):
         fit(other, 1)
 

@@ -7,8 +7,9 @@ import optax
 import pytest
 
 from hpcjax import optim, perf, sharding, train
+from hpcjax.collectives import DenseConfig
 from hpcjax.core import ConfigError, trees
-from hpcjax.models.config import MlpConfig, ResNetConfig
+from hpcjax.models import MlpConfig, ResNetConfig
 from hpcjax.optim import kfac
 from tests.train import tiny
 
@@ -42,10 +43,20 @@ def backward_of(name, k, **options):
     return optim.PartialBackward(blocks=optim.cut_layers(layers, cuts), **options)
 
 
+def method_of(backward):
+    if backward is None:
+        return optim.data_parallel(optax.sgd(0.1, 0.9))
+    return optim.data_parallel(
+        optax.sgd(0.1, 0.9),
+        mean=functools.partial(optim.contributor_mean, backward),
+        gradients=optim.gradients_of_roles(backward),
+    )
+
+
 def step_of(name, backward, devices):
     """Returns the step, its first state, the mesh and a batch."""
     dataset, model, _ = made(name)
-    task = train.supervised(model, optax.sgd(0.1, 0.9), dataset, backward=backward)
+    task = train.supervised(model, method_of(backward), dataset)
     mesh = sharding.data_mesh(devices)
     state = train.init_state(task, 0, mesh)
     batch = dataset.train.gather(np.arange(32))
@@ -156,12 +167,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"divide the 32 examples.*workers=3"):
         run("mlp", backward_of("mlp", 3, mode="zeros", workers=3), devices=1)
     dataset, model, _ = made("mlp")
-    curvature = kfac.Curvature(kfac.plan(model))
-    with pytest.raises(ConfigError, match="K-FAC needs a whole backward pass"):
-        train.supervised(
-            model,
-            optax.sgd(0.1),
-            dataset,
-            curvature=curvature,
-            backward=backward_of("mlp", 2),
-        )
+    backward = optim.PartialBackwardConfig(k=2, workers=2)
+    for given in ({"optimizer": kfac.KfacConfig()}, {"exchange": DenseConfig()}):
+        parts = {"optimizer": optim.SgdConfig(), "backward": backward, **given}
+        with pytest.raises(ConfigError, match="a backward pass of its own needs"):
+            train.compose(model, dataset, **parts, batch_size=32, steps=1)

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from hpcjax import sharding, train
+from hpcjax import optim, sharding, train
 from hpcjax.core import PerDevice, per_device
 from tests.train import tiny
 
@@ -76,8 +76,8 @@ def test_a_step_compiles_once_and_keeps_its_shardings(compilations):
 
 def test_a_forgotten_exchange_is_an_error_that_says_so():
     full = tiny.task()
-    alone = full._replace(optimizer=optax.with_extra_args_support(optax.sgd(0.1)))
-    with pytest.raises(ValueError, match=r"updates differ.*all_reduce_mean"):
+    alone = full._replace(method=optim.data_parallel(optax.sgd(0.1), mean=None))
+    with pytest.raises(ValueError, match=r"parameters differ.*all_reduce_mean"):
         run_steps(alone, 8, 1)
 
 
@@ -97,7 +97,7 @@ def test_a_nonfinite_gradient_changes_nothing_on_any_device(device):
         )
     assert int(after.skipped) == 1
     assert int(after.step) == int(before.step) + 1
-    names = train.step.guarded(after)
+    names = train.step.list_guarded(after)
     counts = dict(zip(names, np.asarray(metrics["nonfinite"]), strict=True))
     assert counts["gradient dense/kernel"] == 1  # one device of eight
     assert counts["params dense/kernel"] == 8  # what they would all have taken over
@@ -127,11 +127,8 @@ def error_feedback(density: float, axis: str) -> optax.GradientTransformationExt
 
 
 def sparse_task():
-    return tiny.task()._replace(
-        optimizer=optax.chain(
-            error_feedback(0.3, "data"), optax.trace(0.9), optax.scale(-0.2)
-        )
-    )
+    tx = optax.chain(error_feedback(0.3, "data"), optax.trace(0.9), optax.scale(-0.2))
+    return tiny.task()._replace(method=optim.data_parallel(tx, mean=None))
 
 
 def simulate_error_feedback(params, batch, devices, steps):
@@ -195,9 +192,8 @@ def test_bare_state_that_differs_between_devices_is_an_error():
         mean = jax.tree.map(lambda u: jax.lax.pmean(u, "data"), updates)
         return mean, updates
 
-    task = tiny.task()._replace(
-        optimizer=optax.GradientTransformationExtraArgs(init, update)
-    )
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    task = tiny.task()._replace(method=optim.data_parallel(tx, mean=None))
     with pytest.raises(ValueError, match=r"optimizer state differ.*PerDevice"):
         run_steps(task, 8, 1)
 

@@ -6,7 +6,7 @@ hpcjax: it gets a network as a list of layers, and its parameters and a batch as
 
 import gc
 import importlib.metadata
-import os
+import multiprocessing.connection
 import sys
 import time
 import traceback
@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import kfac_jax  # pyrefly: ignore[missing-import]
 import numpy as np
-import protocol  # pyrefly: ignore[missing-import]
 
 Params = dict[str, dict[str, jax.Array]]
 Arrays = dict[str, np.ndarray]
@@ -155,48 +154,38 @@ def flat(prefix: str, tree: Params) -> dict[str, jax.Array]:
     }
 
 
-def answer(problems: list[Problem], request: protocol.Message) -> protocol.Message:
+def answer(problems: list[Problem], name: str, given: Sequence[Any]) -> Any:
     """Returns the answer to one request; `problems` holds the newest problem."""
-    if request.name == "versions":
+    if name == "versions":
         names = ("kfac-jax", "jax")
-        return done({name: importlib.metadata.version(name) for name in names})
-    if request.name == "problem":
-        problems[:] = [Problem(request.options, request.arrays)]
-        return done()
+        return {name: importlib.metadata.version(name) for name in names}
+    if name == "problem":
+        problems[:] = [Problem(*given)]
+        return None
     (problem,) = problems
-    if request.name == "curvature":
-        return done(arrays=problem.curvature())
-    if request.name == "steps":
-        return done(problem.steps(request.options["count"]))
-    if request.name == "change":
-        return done(arrays=problem.change(request.options["count"]))
-    raise ValueError(f"unknown request {request.name!r}")
-
-
-def done(
-    options: Mapping[str, Any] | None = None, arrays: Arrays | None = None
-) -> protocol.Message:
-    """Returns the answer to a request that went well."""
-    return protocol.Message("done", options or {}, arrays or {})
+    asked = {
+        "curvature": problem.curvature,
+        "steps": problem.steps,
+        "change": problem.change,
+    }
+    return asked[name](*given)
 
 
 def main() -> None:
-    """Answers requests until the other side closes the pipe."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # What a library prints must not get between the messages.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    """Answers requests until the other side closes the connection."""
+    connection = multiprocessing.connection.Connection(int(sys.argv[1]))
     gc.disable()  # as our side is timed
     problems: list[Problem] = []
     while True:
         try:
-            request = protocol.receive(sys.stdin.buffer)
+            name, given = connection.recv()
         except EOFError:
             return
         try:
-            reply = answer(problems, request)
+            reply = answer(problems, name, given), ""
         except Exception:
-            reply = protocol.Message("failed", {"said": traceback.format_exc()})
-        protocol.send(answers, reply)
+            reply = None, traceback.format_exc()
+        connection.send(reply)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""A process of another Python environment that answers messages.
+"""A process of another Python environment that answers requests.
 
 What `hostcomm.local_processes` starts shares our packages; a peer must not.
 """
 
 import contextlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-import numpy as np
-
-from experiments.kaisa.peers.protocol import Message, receive, send
 from hpcjax.core.errors import DataMissing, HpcjaxError, ProcessLost
 
 _LINES = 20
@@ -25,37 +24,30 @@ class Peer(NamedTuple):
     """The other process.
 
     Attributes:
-      requests: its standard input.
-      answers: its standard output.
+      connection: to it.
       words: a file with what it printed.
     """
 
-    requests: IO[bytes]
-    answers: IO[bytes]
+    connection: multiprocessing.connection.Connection
     words: IO[str]
 
-    def ask(
-        self,
-        name: str,
-        options: Mapping[str, Any] | None = None,
-        arrays: Mapping[str, np.ndarray] | None = None,
-    ) -> Message:
-        """Sends a request and waits for its answer.
+    def ask(self, name: str, *given: Any) -> Any:
+        """Sends a request and what it is about, and returns the answer.
 
         Raises:
           ProcessLost: the peer has ended; says what it printed last.
           HpcjaxError: the request raised there; with that traceback.
         """
         try:
-            send(self.requests, Message(name, options or {}, arrays or {}))
-            reply = receive(self.answers)
-        except (EOFError, BrokenPipeError):
+            self.connection.send((name, given))
+            answer, said = self.connection.recv()
+        except (EOFError, OSError):
             self.words.seek(0)
             last = "".join(self.words.readlines()[-_LINES:])
             raise ProcessLost(f"the peer ended at {name!r}:\n{last}") from None
-        if reply.name == "failed":
-            raise HpcjaxError(f"the peer failed at {name!r}:\n{reply.options['said']}")
-        return reply
+        if said:
+            raise HpcjaxError(f"the peer failed at {name!r}:\n{said}")
+        return answer
 
 
 @contextlib.contextmanager
@@ -64,7 +56,8 @@ def start(python: pathlib.Path, script: pathlib.Path, command: str) -> Iterator[
 
     Args:
       python: the interpreter.
-      script: answers messages of `protocol` on its standard streams.
+      script: receives requests, `(name, given)`, from the connection whose number it is
+        given, and sends back answers, `(answer, traceback)`.
       command: makes the interpreter, for the error's message.
 
     Raises:
@@ -75,14 +68,15 @@ def start(python: pathlib.Path, script: pathlib.Path, command: str) -> Iterator[
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
     with contextlib.ExitStack() as stack:
         words = stack.enter_context(tempfile.TemporaryFile("w+"))
-        process = subprocess.Popen(
-            [python, script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=words,
-            env={**kept, "JAX_PLATFORMS": "cpu"},
-        )
-        stack.callback(process.communicate)
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            process = subprocess.Popen(
+                [python, script, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdout=words,
+                stderr=words,
+                env={**kept, "JAX_PLATFORMS": "cpu"},
+            )
+        stack.callback(process.wait)
         stack.callback(process.kill)
-        if process.stdin is not None and process.stdout is not None:
-            yield Peer(process.stdin, process.stdout, words)
+        yield Peer(stack.enter_context(ours), words)

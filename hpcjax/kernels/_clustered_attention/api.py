@@ -1,4 +1,4 @@
-"""Which implementation of clustered attention is called, and what it takes."""
+"""Clustered attention: checks, and the choice of an implementation."""
 
 import functools
 import logging
@@ -26,28 +26,30 @@ def clustered_attention(
     implementation: str = "auto",
     dtype: Any = None,
 ) -> Float[Array, "batch q_time heads head_dim"]:
-    """Attends once for each cluster of heads; each head keeps its own values.
+    """Computes attention with one map for each cluster of heads.
 
-    A_c = softmax(q_c K_cᵀ / √head_dim) and o_h = A_{c(h)} V_h. Scores, probabilities
-    and sums are float32. A query sees the keys up to its position, its own with them;
-    one of a negative position sees none and gives zeros.
+    A_c = softmax(q_c K_cᵀ / √head_dim) is the map of cluster c, and o_h = A_{c(h)} V_h
+    the output of head h, with its own values. Scores, probabilities and sums are
+    float32. A query attends to the keys up to and including its own position; one with
+    a negative position attends to none, and its output is zero.
 
     Args:
-      query: those of the clusters' representatives.
-      keys: the representatives' too, in caches of any length; what no query sees may be
-        any finite numbers.
-      values: of all heads, or of fewer: head h reads ⌊h · kv_heads / heads⌋.
+      query: queries of the clusters' representatives.
+      keys: keys of the representatives, in a cache of any length; those that no query
+        attends to may be any finite numbers.
+      values: of all heads or, shared, of fewer: head h reads ⌊h · kv_heads / heads⌋.
       assign: the cluster of each head, in [0, clusters); no cluster is empty.
-      positions: the place of each query among the keys.
-      key_heads: which of the keys' heads a cluster reads, where they are shared; None
-        if cluster c reads head c.
-      implementation: `"reference"` in jnp; `"pallas"`, a kernel for GPUs that takes one
-        query and has no gradient; `"auto"`, the kernel where it can be used.
-      dtype: of the result, that of `query` if None.
+      positions: of each query among the keys.
+      key_heads: the head of `keys` that each cluster reads; None if cluster c reads
+        head c.
+      implementation: `"reference"` for plain JAX; `"pallas"` for a GPU kernel, which
+        takes one query and has no gradient; `"auto"` for the kernel on a GPU with one
+        query.
+      dtype: of the result; None for that of `query`.
 
     Raises:
-      ConfigError: an unknown implementation; heads that do not fit.
-      UnsupportedOp: several queries for `"pallas"`.
+      ConfigError: an unknown implementation, or numbers of heads that do not fit.
+      UnsupportedOp: several queries with `"pallas"`.
 
     References:
       Agarwal et al., CHAI: Clustered Head Attention for Efficient LLM Inference, ICML
@@ -73,7 +75,7 @@ def clustered_attention(
             f"got {keys.shape[2]} heads, {query.shape[2]} clusters"
         )
     if implementation == "auto":
-        implementation = _chosen(jax.default_backend(), query.shape[1] == 1)
+        implementation = _choose(jax.default_backend(), query.shape[1] == 1)
     if implementation == "reference":
         attend = reference.clustered_attention
     else:
@@ -86,7 +88,7 @@ def clustered_attention(
 
 
 @functools.cache
-def _chosen(backend: str, one_query: bool) -> str:
+def _choose(backend: str, one_query: bool) -> str:
     chosen = "pallas" if backend == "gpu" and one_query else "reference"
     log.info("clustered_attention: %s on %s, %s", chosen, backend, one_query)
     return chosen

@@ -1,8 +1,8 @@
-"""Clustered attention of one query as a kernel for Triton: keys are read by cluster.
+"""Clustered attention of one query as a Triton kernel.
 
 A program has one request, one cluster and one block of positions. It reads the keys of
-the cluster and takes exponentials once, then reads the values of the cluster's heads,
-one head after the other. What the blocks found is put together at the end.
+the cluster and computes its weights once, then reads the values of the cluster's heads,
+one head after the other. The partial sums of the blocks are combined at the end.
 
 References:
   Agarwal et al., CHAI, ICML 2024; Dao et al., Flash-Decoding for Long-Context
@@ -37,10 +37,10 @@ def clustered_attention(
     block: int = BLOCK,
     interpret: bool = False,
 ) -> Float[Array, "batch q_time heads head_dim"]:
-    """See `kernels.clustered_attention`; one query, and no gradient.
+    """See `kernels.clustered_attention`; takes one query and has no gradient.
 
     Args:
-      query: of one time.
+      query: with `q_time` = 1.
       keys: as there.
       values: as there.
       assign: as there.
@@ -48,7 +48,7 @@ def clustered_attention(
       key_heads: as there.
       dtype: as there.
       block: positions of a program, a power of two.
-      interpret: runs on any machine, slowly.
+      interpret: runs the kernel in Python on any device, slowly.
 
     Raises:
       UnsupportedOp: several queries.
@@ -63,20 +63,26 @@ def clustered_attention(
         raise ValueError(f"block must be a power of two: got block={block}")
     if key_heads is None:
         key_heads = jnp.broadcast_to(jnp.arange(clusters), (batch, clusters))
-    ragged = _ragged(assign, clusters)
+    order, begins = _group_heads(assign, clusters)
+    indices = (order, begins, key_heads, positions)
     call = _call(query, keys, values, assign.shape[1], block, interpret)
     y, largest, total = call(
-        *(each.astype(jnp.int32) for each in (*ragged, key_heads, positions)),
+        *(index.astype(jnp.int32) for index in indices),
         query[:, 0],
         keys,
         values,
     )
-    y = _combined(y, largest, total, assign, positions, block)
+    y = _combine_blocks(y, largest, total, assign, positions, block)
     return y[:, None, :, :head_dim].astype(dtype or query.dtype)
 
 
-def _ragged(assign: Int[Array, "batch heads"], clusters: int) -> tuple:
-    """Returns heads `[batch, heads]` by cluster, and where each cluster begins."""
+def _group_heads(assign: Int[Array, "batch heads"], clusters: int) -> tuple:
+    """Sorts heads by cluster.
+
+    Returns:
+      Heads in the order of their clusters, `[batch, heads]`, and the position of each
+      cluster's first head in that order, `[batch, clusters + 1]` with the end.
+    """
     order = jnp.argsort(assign, axis=1, stable=True)
     before = assign[:, :, None] < jnp.arange(clusters + 1)
     return order, jnp.sum(before, axis=1)
@@ -92,6 +98,7 @@ def _call(
 ) -> Any:
     batch, _, clusters, head_dim = query.shape
     time, key_heads, kv_heads = *keys.shape[1:3], values.shape[2]
+    # Triton's blocks are powers of two; the kernel masks features beyond head_dim.
     width = pl.next_power_of_2(head_dim)
     splits = pl.cdiv(time, block)
 
@@ -137,14 +144,14 @@ def _kernel(*refs: Any, time: int, head_dim: int, groups: int) -> None:
     last = jnp.minimum(position[0], time - 1)
     seen = split * block + jnp.arange(block) <= last
     real = jnp.arange(width) < head_dim
-    # What nobody sees is not read: it may be anything, and costs no time.
+    # Positions behind the query's are not read, which saves their bandwidth.
     tile = seen[:, None] & real
     q = triton.load(query.at[cluster, :], mask=real, other=0).astype(jnp.float32)
     k = triton.load(keys.at[:, key_heads[cluster], :], mask=tile, other=0)
     scores = jnp.sum(k.astype(jnp.float32) * q, axis=1) / math.sqrt(head_dim)
     scores = jnp.where(seen, scores, -jnp.inf)
     highest = jnp.max(scores)
-    # Where nothing is seen the highest is −inf, and −inf − −inf is no number.
+    # In a block behind the position the highest score is -inf, and exp(-inf + inf) NaN.
     weights = jnp.where(seen, jnp.exp(scores - highest), 0)
     largest[cluster] = highest
     total[cluster] = jnp.sum(weights)
@@ -152,14 +159,15 @@ def _kernel(*refs: Any, time: int, head_dim: int, groups: int) -> None:
     def attend(place: jax.Array, _: None) -> None:
         head = order[place]
         v = triton.load(values.at[:, head // groups, :], mask=tile, other=0)
-        found = jnp.sum(v.astype(jnp.float32) * weights[:, None], axis=0)
-        triton.store(y.at[head, :], found)
+        part = jnp.sum(v.astype(jnp.float32) * weights[:, None], axis=0)
+        triton.store(y.at[head, :], part)
 
+    # No heads, hence no reads, in a block behind the position.
     end = jnp.where(split * block <= last, begins[cluster + 1], begins[cluster])
     jax.lax.fori_loop(begins[cluster], end, attend, None)
 
 
-def _combined(
+def _combine_blocks(
     y: Float[Array, "batch splits heads width"],
     largest: Float[Array, "batch splits clusters"],
     total: Float[Array, "batch splits clusters"],
@@ -167,15 +175,18 @@ def _combined(
     positions: Int[Array, "batch 1"],
     block: int,
 ) -> Float[Array, "batch heads width"]:
-    """Rescales the blocks' sums to the largest score of all and adds them.
+    """Combines the partial sums of blocks into a softmax over all positions.
 
-    A block behind the position has written no sum: what stands there is not looked at.
+    Block s has Σ exp(score − m_s) v, its maximum m_s and t_s = Σ exp(score − m_s). With
+    the overall maximum m, the result is Σ_s exp(m_s − m) y_s / Σ_s exp(m_s − m) t_s.
     """
     highest = jnp.max(largest, axis=1, keepdims=True)
     share = jnp.where(total > 0, jnp.exp(largest - highest), 0)
     whole = jnp.sum(share * total, axis=1, keepdims=True)
     share = share / jnp.where(whole > 0, whole, 1)
     share = jnp.take_along_axis(share, assign[:, None, :], axis=2)
+    # A block behind the position has not written y, which may hold NaN: masked, as
+    # 0 · NaN would stay.
     written = jnp.arange(y.shape[1]) * block <= positions
     y = jnp.where(written[:, :, None, None], y, 0)
     return jnp.sum(share[..., None] * y, axis=1)

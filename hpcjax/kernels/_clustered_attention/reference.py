@@ -23,7 +23,7 @@ def clustered_attention(
         keys = jnp.take_along_axis(keys, key_heads[:, None, :, None], axis=2)
     scores = _product("bqcd,btcd->bcqt", query, keys) / math.sqrt(query.shape[-1])
     seen = jnp.arange(keys.shape[1]) <= positions[:, None, :, None]
-    # Not jax.nn.softmax: a query that sees nothing shall give zeros.
+    # jax.nn.softmax would give NaN for a query without keys, whose output is to be 0.
     largest = jnp.max(scores, axis=-1, keepdims=True, where=seen, initial=-jnp.inf)
     shifted = jnp.where(seen, scores - largest, -jnp.inf)
     weights = jnp.exp(shifted)
@@ -38,7 +38,11 @@ def clustered_attention(
 
 
 def _product(formula: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    """Returns the einsum in float32; that of bfloat16 is exact before the sum."""
+    """Returns an einsum that accumulates in float32.
+
+    Operands of one low-precision dtype stay so: products of bfloat16 are exact in
+    float32, so that a cast, which would copy a cache, changes nothing.
+    """
     if left.dtype == right.dtype:
         return jnp.einsum(
             formula, left, right, precision="highest", preferred_element_type="float32"

@@ -14,9 +14,9 @@ from hpcjax.kernels._quantized_matmul import tiles
 from hpcjax.kernels._quantized_matmul.matrix import (
     QuantizedMatrix,
     check_matrix,
-    with_scales,
+    replace_scales,
 )
-from hpcjax.kernels._quantized_matmul.pallas import pallas, unsupported
+from hpcjax.kernels._quantized_matmul.pallas import find_problem, pallas
 from hpcjax.kernels._quantized_matmul.reference import reference
 
 log = logging.getLogger(__name__)
@@ -33,27 +33,27 @@ def quantized_matmul(
     output: Any = None,
     interpret: bool = False,
 ) -> Float[Array, "*batch outputs"]:
-    """Computes y_o = Σ_i x_i s_go (q_io − z_go), g being the group of input i.
+    """Computes y_o = Σ_i x_i s_go (q_io − z_go), where g is the group of input i.
 
-    Sums are float32. With one row of x the Pallas kernel multiplies in float32 too;
-    else weights are rounded to the dtype of x first, as the reference does. Gradients
-    with respect to x, scales and zeros are those of the reference; integers have none.
+    Sums are float32. Weights are rounded to the dtype of x before the product, except
+    by the Pallas kernel for one row, which multiplies in float32. Gradients with
+    respect to x, scales and zeros are those of the reference; integers have none.
 
     Args:
       x: `[..., inputs]`, float16, bfloat16 or float32.
-      matrix: Ŵ, without further axes.
-      implementation: "reference"; "pallas", for GPUs; or "auto", which takes pallas on
-        a GPU where it has a kernel and x has at most 256 rows. What is named is used or
-        refused, never replaced.
+      matrix: Ŵ, not stacked.
+      implementation: "reference" for plain JAX; "pallas" for the GPU kernels; "auto"
+        for the kernels on a GPU where they support the matrix and x has at most 256
+        rows. A named implementation is never replaced by another.
       output: dtype of y; None for that of x.
-      interpret: runs the Pallas kernel on any device, slowly, for tests.
+      interpret: runs the Pallas kernel in Python on any device, slowly, for tests.
 
     Returns:
-      `[..., outputs]`.
+      y, `[..., outputs]`.
 
     Raises:
-      ConfigError: shapes or dtypes that do not go together, an unknown implementation.
-      UnsupportedOp: "pallas" and groups that are no multiple of 32 inputs.
+      ConfigError: shapes or dtypes that do not fit, or an unknown implementation.
+      UnsupportedOp: "pallas" with groups that are not a multiple of 32 inputs.
 
     References:
       Frantar et al., GPTQ, ICLR 2023, §5 (the product of one token).
@@ -68,7 +68,7 @@ def quantized_matmul(
     """
     _check(x, matrix, implementation)
     if implementation == "auto":
-        implementation = _automatic(x, matrix)
+        implementation = _choose(x, matrix)
     if implementation == "reference":
         y = reference(x, matrix)
     else:
@@ -90,20 +90,20 @@ def _check(x: jax.Array, matrix: QuantizedMatrix, implementation: str) -> None:
         raise ConfigError(f"x must be one of {', '.join(_DTYPES)}: got {x.dtype}")
 
 
-def _automatic(x: jax.Array, matrix: QuantizedMatrix) -> str:
+def _choose(x: jax.Array, matrix: QuantizedMatrix) -> str:
     platform = jax.default_backend()
-    problem = unsupported(matrix)
+    problem = find_problem(matrix)
     if platform != "gpu":
         problem = f"the device is a {platform}"
     elif math.prod(x.shape[:-1]) > tiles.MANY_ROWS:
         problem = f"x has more than {tiles.MANY_ROWS} rows"
     chosen = "reference" if problem else "pallas"
-    _say(chosen, problem or "the device is a gpu")
+    _log_choice(chosen, problem or "the device is a gpu")
     return chosen
 
 
 @functools.cache
-def _say(chosen: str, because: str) -> None:
+def _log_choice(chosen: str, because: str) -> None:
     log.info("quantized_matmul takes implementation=%r: %s", chosen, because)
 
 
@@ -122,21 +122,24 @@ def _backward(
     interpret: bool, kept: tuple[jax.Array, QuantizedMatrix], g: jax.Array
 ) -> tuple[jax.Array, Any]:
     x, matrix = kept
-    # As elsewhere, a gradient meets operands of its own, low precision only.
+    # The cotangent may be float32: in the dtype of x, both operands of the products
+    # below have low precision and use tensor cores.
     g = g.astype(x.dtype).reshape(-1, g.shape[-1])
     rows = (x if matrix.order is None else x[..., matrix.order]).reshape(len(g), -1)
     weights, pull = jax.vjp(
-        lambda scale, zero: with_scales(matrix, scale, zero).rows(x.dtype),
+        lambda scale, zero: replace_scales(matrix, scale, zero).rows(x.dtype),
         matrix.scale,
         matrix.zero,
     )
     product = functools.partial(jnp.matmul, precision="highest")
-    to_x = product(g, weights.T, preferred_element_type="float32").astype(x.dtype)
+    dx = product(g, weights.T, preferred_element_type="float32").astype(x.dtype)
     if matrix.order is not None:
-        to_x = jnp.zeros_like(to_x).at[:, matrix.order].set(to_x)
+        # Back from the order of rows to that of inputs.
+        dx = jnp.zeros_like(dx).at[:, matrix.order].set(dx)
+    # The gradient of the dense weights is xᵀ g; `pull` sums it over groups.
     scale, zero = pull(product(rows.T, g))
     none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jax.dtypes.float0), matrix)
-    return to_x.reshape(x.shape), with_scales(none, scale, zero)
+    return dx.reshape(x.shape), replace_scales(none, scale, zero)
 
 
 _pallas.defvjp(_forward, _backward)

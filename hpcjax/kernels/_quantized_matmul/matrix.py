@@ -1,4 +1,4 @@
-"""A matrix of few bits a weight: packed integers, and a scale and zero by group."""
+"""Quantized matrices: packed integers with a scale and a zero point for each group."""
 
 import dataclasses
 import operator
@@ -17,22 +17,22 @@ from hpcjax.kernels._quantized_matmul import packing
 
 @pytree
 class QuantizedMatrix:
-    """Weights scale · (q − zero), with q packed as `pack` does.
+    """Weights scale · (q − zero), with integers q packed by `pack`.
 
-    Rows are stored group after group, the last one possibly short: row r has the scale
-    of group r // group_size. Where groups are not of neighbouring inputs (act-order),
-    `order` says which input a row belongs to, so that a product gathers x once and
-    never looks a group up. Every array may have further axes in front, as stacked
-    layers have; products take a matrix without.
+    Rows are stored group by group, so that row r has the scale of group r //
+    group_size; the last group may be short. If groups are not of neighbouring inputs
+    (act-order of GPTQ), `order` is the input of each row. A product then gathers x
+    once, and needs no lookup of groups. All arrays may have further leading axes, such
+    as stacked layers; products take a matrix without them.
 
     Attributes:
       words: uint32, `[..., packed_rows(inputs, bits), outputs]`.
       scale: float16, bfloat16 or float32, `[..., groups, outputs]`.
       zero: integers as floats, `[..., groups, outputs]`.
-      order: int32, `[..., inputs]`, or None if rows are in the order of the inputs.
+      order: int32, `[..., inputs]`; None if rows are in the order of inputs.
       bits: 2, 3, 4 or 8.
-      inputs: how many rows there are; the packing may hold some more.
-      group_size: rows of a group; None for one group of all of them.
+      inputs: number of rows, without the padding of the last run.
+      group_size: rows of a group; None for a single group.
     """
 
     words: Any
@@ -51,16 +51,16 @@ class QuantizedMatrix:
 
     @property
     def ndim(self) -> int:
-        """How many axes `shape` has."""
+        """Number of axes of `shape`."""
         return len(self.words.shape)
 
     @property
     def dtype(self) -> Any:
-        """That of the scales."""
+        """Dtype of the scales."""
         return self.scale.dtype
 
     def dequantize(self, dtype: Any = "float32") -> Float[Array, "*stack inputs outs"]:
-        """Returns the weights, in the order of the inputs, formed in float32.
+        """Returns the weights in the order of inputs, computed in float32.
 
         Examples:
           >>> integers, one = jnp.array([[0], [3]], jnp.uint8), jnp.ones((1, 1))
@@ -70,6 +70,7 @@ class QuantizedMatrix:
         if self.ndim > 2:
             return jax.vmap(lambda one: one.dequantize(dtype))(self)
         rows = self.rows(dtype)
+        # The argsort of a permutation is its inverse.
         return rows if self.order is None else rows[jnp.argsort(self.order)]
 
     def rows(self, dtype: Any) -> Float[Array, "inputs outputs"]:
@@ -89,43 +90,44 @@ def quantized_matrix(
     group: Int[Array, " inputs"] | None = None,
     group_size: int | None = None,
 ) -> QuantizedMatrix:
-    """Packs integers; inputs that fill up the last run of 32 have their zero point.
+    """Packs integers into a `QuantizedMatrix`.
 
     Args:
-      integers: q in [0, 2^bits), `[inputs, outputs]`, in the order of the inputs.
+      integers: q in [0, 2^bits), `[inputs, outputs]`, in the order of inputs.
       scale: of each group, `[groups, outputs]`.
       zero: the integer that stands for 0, as a float, `[groups, outputs]`.
       bits: 2, 3, 4 or 8.
-      group: which group an input has, if not that of its place, `[inputs]`. Inputs are
-        then stored sorted by group. Not traced.
-      group_size: inputs of a group, the last one possibly short; None stands for
+      group: the group of each input, `[inputs]`, if groups are not of neighbouring
+        inputs. Rows are then sorted by group. Must not be traced.
+      group_size: inputs of a group, of which the last may be short; None for
         inputs / groups.
 
     Raises:
-      ConfigError: another number of bits; shapes, groups and group size that do not go
-        together; ternary values, whose zero is no integer of the grid.
+      ConfigError: another number of bits; shapes, groups and group size that do not
+        fit; ternary values, whose zero is not an integer of the grid.
 
     Examples:
       >>> integers = jnp.arange(8, dtype=jnp.uint8).reshape(4, 2)
       >>> scale, zero = jnp.ones((2, 2)), jnp.zeros((2, 2))
-      >>> made = quantized_matrix(
+      >>> matrix = quantized_matrix(
       ...   integers, scale, zero, bits=4, group=jnp.array([1, 0, 0, 1])
       ... )
-      >>> made.shape, made.order.tolist()
+      >>> matrix.shape, matrix.order.tolist()
       ((4, 2), [1, 2, 0, 3])
     """
     inputs, outputs = integers.shape
     rows = packing.packed_rows(inputs, bits) // bits * packing.RUN
-    size = _group_size(inputs, outputs, scale.shape, zero.shape, group_size)
+    size = _check_group_size(inputs, outputs, scale.shape, zero.shape, group_size)
     _check_zero(zero, bits)
-    order = None if group is None else _order(np.asarray(group), inputs, size)
+    order = None if group is None else _sort_rows(np.asarray(group), inputs, size)
     sorted_ = integers if order is None else integers[order]
+    # The padding of the last run dequantizes to 0, or to the nearest value of the grid.
     filler = jnp.clip(jnp.round(zero[-1]), 0, 2**bits - 1).astype(integers.dtype)
     filled = jnp.concatenate(
         [sorted_, jnp.broadcast_to(filler, (rows - inputs, outputs))]
     )
     return QuantizedMatrix(
-        # Compiled, it forms no array of single bits.
+        # Under jit, XLA fuses the array of single bits away.
         words=jax.jit(packing.pack, static_argnums=1)(filled, bits),
         scale=scale,
         zero=zero,
@@ -137,14 +139,14 @@ def quantized_matrix(
 
 
 def stack_matrices(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """Stacks matrices along a new first axis; if one of them keeps an order, all do.
+    """Stacks matrices along a new first axis; if one of them has an order, all get one.
 
     Raises:
       ConfigError: they differ in shape, bits or group size.
     """
     _check_alike({(each.shape, each.bits, each.group_size) for each in matrices})
     if any(each.order is not None for each in matrices):
-        # An order may happen to be that of the inputs, which is left out.
+        # A matrix without an order may be one whose order is that of the inputs.
         matrices = [
             dataclasses.replace(each, order=jnp.arange(each.inputs, dtype=jnp.int32))
             if each.order is None
@@ -155,7 +157,7 @@ def stack_matrices(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def join_outputs(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """Puts matrices of the same inputs side by side.
+    """Joins matrices with the same inputs along their outputs.
 
     Raises:
       ConfigError: they differ in inputs, bits, group size or the order of the rows.
@@ -169,18 +171,18 @@ def join_outputs(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
         raise ConfigError(
             "matrices side by side must have their rows in one order: got several"
         )
-    return _each_output(lambda *parts: jnp.concatenate(parts, axis=-1), *matrices)
+    return _map_outputs(lambda *parts: jnp.concatenate(parts, axis=-1), *matrices)
 
 
 def take_outputs(matrix: QuantizedMatrix, outputs: slice) -> QuantizedMatrix:
-    """Returns the matrix of some of the outputs."""
-    return _each_output(operator.itemgetter((..., outputs)), matrix)
+    """Returns the matrix of a slice of the outputs."""
+    return _map_outputs(operator.itemgetter((..., outputs)), matrix)
 
 
-def _each_output(
+def _map_outputs(
     change: Callable[..., jax.Array], *matrices: QuantizedMatrix
 ) -> QuantizedMatrix:
-    """Applies a function to every array that has outputs."""
+    """Applies a function to every array with an axis of outputs."""
     changed: dict[str, Any] = {
         name: change(*(getattr(each, name) for each in matrices))
         for name in ("words", "scale", "zero")
@@ -197,7 +199,7 @@ def _check_alike(kinds: set[tuple[Any, ...]]) -> None:
 
 
 def check_matrix(matrix: QuantizedMatrix) -> None:
-    """Raises ConfigError unless a matrix without further axes has its shapes."""
+    """Raises ConfigError if a matrix is stacked or its shapes do not fit together."""
     if matrix.ndim != 2:
         raise ConfigError(
             "a product takes one matrix, not a stack of them: got words of shape "
@@ -220,7 +222,7 @@ def check_matrix(matrix: QuantizedMatrix) -> None:
             f"order must be [{matrix.inputs}], one place for each input: got "
             f"{list(matrix.order.shape)}"
         )
-    _group_size(
+    _check_group_size(
         matrix.inputs,
         outputs,
         matrix.scale.shape,
@@ -229,19 +231,19 @@ def check_matrix(matrix: QuantizedMatrix) -> None:
     )
 
 
-def with_scales(matrix: QuantizedMatrix, scale: Any, zero: Any) -> QuantizedMatrix:
-    """Returns the same integers on another grid."""
+def replace_scales(matrix: QuantizedMatrix, scale: Any, zero: Any) -> QuantizedMatrix:
+    """Returns the matrix with other scales and zeros."""
     return dataclasses.replace(matrix, scale=scale, zero=zero)
 
 
-def _group_size(
+def _check_group_size(
     inputs: int,
     outputs: int,
     scale: tuple[int, ...],
     zero: tuple[int, ...],
     size: int | None,
 ) -> int:
-    """Returns the inputs of a group, having checked shapes against it."""
+    """Returns the number of inputs of a group, after checks of the shapes."""
     if len(scale) != 2 or scale != zero or scale[1] != outputs or not scale[0]:
         raise ConfigError(
             f"scale and zero must be [groups, {outputs}] alike: got {list(scale)} "
@@ -263,19 +265,19 @@ def _group_size(
 
 
 def _check_zero(zero: jax.Array, bits: int) -> None:
-    """Raises ConfigError for zero points that are no integers, where they are known."""
+    """Raises ConfigError for zero points that are not integers, unless traced."""
     if isinstance(zero, jax.core.Tracer):
         return
-    found = np.asarray(zero, np.float32)
-    if not ((found == np.round(found)) & (np.abs(found) <= 2**bits)).all():
+    values = np.asarray(zero, np.float32)
+    if not ((values == np.round(values)) & (np.abs(values) <= 2**bits)).all():
         raise ConfigError(
             f"zero must hold integers of at most {2**bits} in size, as the grids of "
-            f"{bits} bits have, ternary ones not: got {found.min()} to {found.max()}"
+            f"{bits} bits have, ternary ones not: got {values.min()} to {values.max()}"
         )
 
 
-def _order(group: np.ndarray, inputs: int, size: int) -> np.ndarray | None:
-    """Returns the inputs sorted by group, None if they are already."""
+def _sort_rows(group: np.ndarray, inputs: int, size: int) -> np.ndarray | None:
+    """Returns the inputs sorted by group; None if they already are."""
     if group.shape != (inputs,):
         raise ConfigError(
             f"group must be [{inputs}], one for each input: got {list(group.shape)}"

@@ -1,7 +1,7 @@
-"""Integers of 2, 3, 4 or 8 bits, packed along the inputs into words of 32 bits.
+"""Packing of integers of b = 2, 3, 4 or 8 bits along the inputs into 32-bit words.
 
-One rule for all widths: value k of a run of 32 is bits b·k … b·k + b − 1 of a little-
-endian stream of b words.
+32 consecutive values form a run, which takes b words. Value k of a run is bits b·k …
+b·k + b − 1 of the little-endian stream of these words, for all widths.
 
 References:
   Frantar et al., GPTQ, ICLR 2023; its 3-bit layout follows from this rule.
@@ -18,7 +18,7 @@ BITS = (2, 3, 4, 8)
 
 
 def packed_rows(inputs: int, bits: int) -> int:
-    """Returns how many words `inputs` integers take, the last run filled up.
+    """Returns the number of words of `inputs` integers, with the last run padded.
 
     Raises:
       ConfigError: bits is not 2, 3, 4 or 8, or there is no input.
@@ -38,10 +38,10 @@ def packed_rows(inputs: int, bits: int) -> int:
 def pack(
     integers: Integer[Array, "inputs outputs"], bits: int
 ) -> UInt32[Array, "words outputs"]:
-    """Packs integers in [0, 2^bits); those that fill up the last run are 0.
+    """Packs integers in [0, 2^bits); the last run is padded with 0.
 
     Args:
-      integers: `[inputs, outputs]`; bits above the width are dropped.
+      integers: `[inputs, outputs]`; higher bits are dropped.
       bits: 2, 3, 4 or 8.
 
     Raises:
@@ -53,27 +53,29 @@ def pack(
     """
     rows = packed_rows(integers.shape[0], bits)
     whole = jnp.pad(integers, ((0, rows // bits * RUN - len(integers)), (0, 0)))
-    taken = whole.astype(jnp.uint32)[:, None] >> _places(bits) & 1
-    # The same bits in the same order, cut every `bits` of them and every 32.
-    stream = taken.reshape(rows, RUN, -1) << _places(RUN)
+    # [values, bits, outputs]: single bits in the order of the stream. Reshaped to
+    # [words, 32, outputs], they are the bits of words.
+    single = whole.astype(jnp.uint32)[:, None] >> _places(bits) & 1
+    stream = single.reshape(rows, RUN, -1) << _places(RUN)
     return jnp.sum(stream, axis=1, dtype=jnp.uint32)
 
 
 def unpack(
     words: UInt32[Array, "words outputs"], bits: int, inputs: int
 ) -> UInt8[Array, "inputs outputs"]:
-    """Returns the first `inputs` integers of `pack`.
+    """Returns the first `inputs` integers that `pack` packed.
 
     Raises:
-      ConfigError: another number of bits, or of words than so many inputs take.
+      ConfigError: another number of bits, or a number of words that does not fit.
     """
     if words.shape[0] != packed_rows(inputs, bits):
         raise ConfigError(
             f"{inputs} inputs of {bits} bits are {packed_rows(inputs, bits)} words: "
             f"got {words.shape[0]}"
         )
-    taken = words[:, None] >> _places(RUN) & 1
-    stream = taken.reshape(-1, bits, words.shape[1]) << _places(bits)
+    # As in `pack`, in reverse.
+    single = words[:, None] >> _places(RUN) & 1
+    stream = single.reshape(-1, bits, words.shape[1]) << _places(bits)
     return jnp.sum(stream, axis=1, dtype=jnp.uint32)[:inputs].astype(jnp.uint8)
 
 

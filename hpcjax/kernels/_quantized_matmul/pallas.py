@@ -1,9 +1,9 @@
 """Products with quantized matrices as Pallas kernels, compiled by Triton.
 
-A kernel never forms the matrix in memory: it loads words, takes their integers out as
+A kernel never forms the matrix in memory: it loads words, extracts their integers as
 floats (see `windows`) and multiplies. Each program sums over some of the inputs for a
-tile of outputs; partial sums are added up in a second pass, in a fixed order, so that a
-product always gives the same bits.
+tile of outputs. The partial sums are added in a second pass in a fixed order, without
+atomics, so that a product is reproducible bit for bit.
 """
 
 import functools
@@ -24,7 +24,15 @@ from hpcjax.kernels._quantized_matmul.tiles import Split, Tile
 
 
 class _Plan(NamedTuple):
-    """What a kernel is compiled for: `runs` in all, `group` of them with one scale."""
+    """Static sizes of a kernel.
+
+    Attributes:
+      bits: of a value.
+      runs: runs of 32 inputs in the matrix.
+      group: consecutive runs with one scale.
+      tile: what one program computes.
+      split: how the inputs are divided among programs.
+    """
 
     bits: int
     runs: int
@@ -33,8 +41,8 @@ class _Plan(NamedTuple):
     split: Split
 
 
-def unsupported(matrix: QuantizedMatrix) -> str | None:
-    """Says why there is no kernel for a matrix, None if there is one."""
+def find_problem(matrix: QuantizedMatrix) -> str | None:
+    """Returns why no kernel supports a matrix; None if one does."""
     if matrix.group_size is not None and matrix.group_size % RUN:
         return f"group_size must be a multiple of {RUN}: got {matrix.group_size}"
     return None
@@ -45,13 +53,13 @@ def pallas(
 ) -> jax.Array:
     """Returns x Ŵ in float32; arguments as `reference`.
 
-    One row is multiplied in float32. With several, weights are rounded to the dtype of
-    x and multiplied by tensor cores, float32 ones at full precision.
+    One row of x is multiplied in float32. For several, weights are rounded to the dtype
+    of x and multiplied by tensor cores, float32 ones at full precision.
 
     Raises:
-      UnsupportedOp: groups that are no multiple of 32 inputs.
+      UnsupportedOp: groups that are not a multiple of 32 inputs.
     """
-    problem = unsupported(matrix)
+    problem = find_problem(matrix)
     if problem:
         raise UnsupportedOp(f"quantized_matmul, implementation='pallas': {problem}")
     if matrix.order is not None:
@@ -67,7 +75,7 @@ def pallas(
     runs = matrix.words.shape[0] // matrix.bits
     group = matrix.group_size // RUN if matrix.group_size else runs
     plan = _Plan(matrix.bits, runs, group, tile, split)
-    product = _one_row if tile.rows == 1 else _rows
+    product = _one_row if tile.rows == 1 else _many_rows
     y = product(flat, matrix, plan, interpret)
     return y.reshape(*x.shape[:-1], outputs)
 
@@ -76,7 +84,8 @@ def _one_row(
     x: jax.Array, matrix: QuantizedMatrix, plan: _Plan, interpret: bool
 ) -> jax.Array:
     bits, runs, _, tile, split = plan
-    # The powers of two that values come with are taken off x, which is short.
+    # The kernel's weights are (q - zero) 2^p (see `windows`). The factors 2^-p go into
+    # x, which has one row, instead of into every weight.
     powers = np.exp2(-np.array(windows.places(bits), np.float32))
     filled = jnp.pad(x[0].astype("float32"), (0, runs * RUN - matrix.inputs))
     scaled = (filled.reshape(runs, RUN) * powers).reshape(-1)
@@ -113,9 +122,9 @@ def _one_row_kernel(
 
     def some_runs(number: jax.Array, total: jax.Array, first: Any, shift: Any) -> Any:
         run = first + number * step
-        taken = [load(words, run * bits + i) for i in range(step * bits)]
+        loaded = [load(words, run * bits + i) for i in range(step * bits)]
         for i in range(step):
-            own = taken[i * bits : (i + 1) * bits]
+            own = loaded[i * bits : (i + 1) * bits]
             values = windows.scaled_values(own, shift, magic[0], bits)
             for k, value in enumerate(values):
                 total += x[(run + i) * RUN + k] * value
@@ -129,8 +138,9 @@ def _one_row_kernel(
         if runs % split.chunk:
             steps = jnp.minimum(steps, (runs - first) // step)
         body = functools.partial(some_runs, first=first, shift=shift)
-        found = jax.lax.fori_loop(0, steps, body, jnp.zeros_like(total))
-        return total + load(scale, row).astype(jnp.float32) * found
+        # All runs of a chunk have one scale, which multiplies their sum.
+        unscaled = jax.lax.fori_loop(0, steps, body, jnp.zeros_like(total))
+        return total + load(scale, row).astype(jnp.float32) * unscaled
 
     begin = part * split.share
     end = begin + split.share
@@ -141,14 +151,15 @@ def _one_row_kernel(
     plgpu.store(out.at[part, columns], total, mask=mask)
 
 
-def _rows(
+def _many_rows(
     x: jax.Array, matrix: QuantizedMatrix, plan: _Plan, interpret: bool
 ) -> jax.Array:
     bits, _, _, tile, split = plan
     rows, outputs = pl.cdiv(len(x), tile.rows) * tile.rows, matrix.shape[-1]
     more = split.chunks * split.chunk * RUN - matrix.inputs
     filled = jnp.pad(x, ((0, rows - len(x)), (0, more)))
-    # By value of the run: an inner axis of tensor cores is one value of 16 runs.
+    # From [rows, runs, 32] to [32, rows, runs]: the kernel extracts value k of 16 runs
+    # at a time, so that a tensor-core product contracts runs.
     by_value = filled.reshape(rows, -1, RUN).transpose(2, 0, 1).reshape(RUN * rows, -1)
     parts = pl.pallas_call(
         functools.partial(_rows_kernel, plan=plan),
@@ -181,18 +192,18 @@ def _rows_kernel(
 
     def chunk(number: jax.Array, total: jax.Array) -> jax.Array:
         run = number * tile.runs + jnp.arange(tile.runs)
-        # Past the last run x is zero, whatever the words are.
+        # The padding behind the last run: words load as 0, and x is 0 there.
         mask = (run < runs)[:, None] & inside
         load = functools.partial(_load, columns=columns, mask=mask)
-        taken = [load(words, run * bits + i) for i in range(bits)]
+        loaded = [load(words, run * bits + i) for i in range(bits)]
         row = run // group
         shift = windows.offsets(load(zero, row).astype(jnp.float32), bits)
         size = load(scale, row).astype(jnp.float32)
         sizes = {place: size * np.float32(2.0**-place) for place in shift}
-        values = windows.scaled_values(taken, shift, magic[0], bits)
+        values = windows.scaled_values(loaded, shift, magic[0], bits)
         for k, place in enumerate(windows.places(bits)):
             weights = (values[k] * sizes[place]).astype(x.dtype)
-            # x is filled up with zeros, so that no load goes past its end.
+            # x is padded with zeros, so that no load is out of bounds.
             line = k * out.shape[1] + first_line
             own = x[pl.ds(line, tile.rows), pl.ds(number * tile.runs, tile.runs)]
             total += jnp.dot(
@@ -212,7 +223,7 @@ def _rows_kernel(
 
 
 def _load(ref: Any, row: Any, *, columns: jax.Array, mask: jax.Array) -> jax.Array:
-    """Loads places of one row, or `[rows, columns]`; zeros where `mask` is false."""
+    """Loads columns of a row, or `[rows, columns]`; zeros where `mask` is false."""
     at = (row, columns)
     if jnp.ndim(row):
         at = jnp.broadcast_arrays(row[:, None], columns[None])
@@ -220,4 +231,5 @@ def _load(ref: Any, row: Any, *, columns: jax.Array, mask: jax.Array) -> jax.Arr
 
 
 def _magic() -> jax.Array:
+    # An operand of the kernel, not a constant in it; `windows` says why.
     return jnp.full(1, windows.MAGIC, jnp.uint32)

@@ -1,4 +1,4 @@
-"""What a product with a quantized matrix is."""
+"""Products with quantized matrices in plain JAX: the definition."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from hpcjax.kernels._quantized_matmul.matrix import QuantizedMatrix
 
 
 def reference(x: jax.Array, matrix: QuantizedMatrix) -> jax.Array:
-    """Returns x Ŵ in float32, of weights that are rounded to the dtype of x.
+    """Returns x Ŵ in float32, with weights rounded to the dtype of x.
 
     Args:
       x: `[..., inputs]`.

@@ -1,23 +1,24 @@
-"""How the work of a product is cut up: data, and pure functions that choose from it."""
+"""Sizes of the parts into which the kernels divide a product, and their choice."""
 
 import math
 from typing import NamedTuple
 
 from hpcjax.kernels._quantized_matmul.packing import RUN
 
-# Rows from which unpacking the whole matrix once is cheaper than once a tile of rows.
+# A kernel unpacks the matrix for every tile of rows. Beyond so many rows it is cheaper
+# to unpack the whole matrix once.
 MANY_ROWS = 256
 
 
 class Tile(NamedTuple):
-    """What one program of a kernel works on; block sizes are powers of two.
+    """What one program of a kernel computes; sizes are powers of two.
 
     Attributes:
-      rows: of x; 1 means the kernel for one row.
-      outputs: columns.
+      rows: rows of x; 1 for the kernel for one row.
+      outputs: columns of the matrix.
       runs: runs of 32 inputs whose words are loaded together.
-      warps: threads / 32.
-      stages: how far ahead Triton is to load.
+      warps: number of threads / 32.
+      stages: stages of Triton's software pipeline of loads.
     """
 
     rows: int
@@ -28,13 +29,13 @@ class Tile(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How inputs are shared out over programs, each of which makes a partial sum.
+    """How inputs are divided among programs, each of which computes a partial sum.
 
     Attributes:
-      chunk: runs that have one scale, or that one tensor-core product takes.
-      chunks: how many there are.
-      share: chunks of a program; the last may have fewer.
-      parts: programs for a tile of outputs.
+      chunk: runs with one scale, or of one tensor-core product.
+      chunks: number of chunks.
+      share: chunks of a program; the last one may have fewer.
+      parts: programs of a tile of outputs.
     """
 
     chunk: int
@@ -43,13 +44,13 @@ class Split(NamedTuple):
     parts: int
 
 
-# By bits: eight outputs a thread, so that a load of x serves eight of them.
+# By bits: eight outputs per thread, so that a loaded value of x is used eight times.
 GEMV = {
     bits: Tile(rows=1, outputs=1024, runs=2 if bits == 2 else 1, warps=4, stages=1)
     for bits in (2, 3, 4, 8)
 }
-# By rows: 16 is the least that tensor cores take; 16 runs make their inner axis. With
-# four warps, or two stages and 64 rows, registers do not suffice (compiled for sm_90).
+# By rows: tensor cores take at least 16, and contract 16 runs at a time. With four
+# warps, or with two stages and 64 rows, registers spill (compiled for sm_90).
 GEMM = {
     rows: Tile(rows=rows, outputs=64, runs=16, warps=8, stages=1)
     for rows in (16, 32, 64)
@@ -77,7 +78,7 @@ def choose_tile(rows: int, outputs: int, bits: int) -> Tile:
 def choose_split(
     tile: Tile, rows: int, inputs: int, outputs: int, group_size: int | None
 ) -> Split:
-    """Returns how the inputs are shared out, so that about `PROGRAMS` programs run.
+    """Returns a division of the inputs with which about `PROGRAMS` programs run.
 
     Args:
       tile: of the kernel.
@@ -93,7 +94,7 @@ def choose_split(
     runs = -(-inputs // RUN)
     if tile.rows == 1:
         whole = group_size // RUN if group_size else 1 << (runs - 1).bit_length()
-        # At most 8 runs, so that large groups can be shared out too.
+        # At most 8 runs, so that large groups can be divided, too.
         chunk = math.gcd(whole, 8) if whole > 8 else whole
     else:
         chunk = tile.runs

@@ -1,16 +1,17 @@
-"""How integers become floats without conversions, which a GPU does slowly.
+"""Extracts packed integers as floats without conversions, which are slow on GPUs.
 
-A float of 2^23 + m has m < 2^23 in its last bits. So bits p … p + b − 1 of a word,
-masked in place and joined with the bits of 2^23, are the float 2^23 + q 2^p: one
-logical operation, and the subtraction of 2^23 + zero 2^p leaves (q − zero) 2^p exactly.
-The power of two is taken off elsewhere, once for all outputs.
+The float32 2^23 + m has the integer m < 2^23 in its last 23 bits. So if the bits from p
+on of a word hold q, the masked word, or-ed with the bits of 2^23, is the float 2^23 +
+q 2^p: one logical operation. Subtracting 2^23 + zero 2^p leaves (q − zero) 2^p exactly.
+The factor 2^p is removed elsewhere, once for all outputs.
 
-A window is 32 bits of a run's stream of words, from which values are taken in place.
-One that begins inside a word costs a shift, or a shift of two words joined.
+A window is 32 bits of a run's stream of words, from which values are extracted in
+place. A window that begins inside a word costs a shift, or two shifts and an or.
 
-Two habits of the compilers are behind details, each worth one operation more than the
-three of a value: (w & c) | d becomes a single one only if d is no constant they know;
-(w >> s) & c becomes the extraction of a field, which is two, if c is the lowest bits.
+Some details below avoid an extra operation per value, besides the three needed, that
+compilers would make: (w & c) | d is a single operation only if d is not a known
+constant; and (w >> s) & c becomes the extraction of a bit field, which takes two, if c
+is the lowest bits.
 """
 
 import functools
@@ -23,17 +24,17 @@ import numpy as np
 from hpcjax.kernels._quantized_matmul.packing import RUN
 
 MANTISSA, MAGIC = 23, 0x4B000000
-# Every place wants a subtrahend of each output, in registers.
+# Most values of a window: every place p needs a subtrahend per output in registers.
 _PLACES = 8
 
 
 class Window(NamedTuple):
-    """Values that are taken from the same 32 bits.
+    """Values that are extracted from the same 32 bits.
 
     Attributes:
-      start: the first bit of the window, in the run's stream.
-      values: the values taken, numbers in the run.
-      places: the first bit of each in the window.
+      start: first bit of the window in the run's stream.
+      values: numbers of the values in the run.
+      places: p, the first bit of each value in the window.
     """
 
     start: int
@@ -43,32 +44,34 @@ class Window(NamedTuple):
 
 @functools.cache
 def windows(bits: int) -> tuple[Window, ...]:
-    """Returns the windows that take out a run of 32 values, in order.
+    """Returns the windows of a run of 32 values, in order.
 
     Examples:
       >>> [(window.start, len(window.values)) for window in windows(3)]
       [(0, 7), (18, 6), (36, 6), (54, 6), (72, 6), (90, 1)]
     """
-    made: list[tuple[int, list[int]]] = []
+    starts: list[tuple[int, list[int]]] = []
     for value in range(RUN):
         bit = value * bits
         aligned = bit % 32 == 0
-        if not made or aligned or _is_full(*made[-1], bits):
-            # Its first value at bit 0 only where there is no shift.
-            made.append((bit if aligned else bit - bits, []))
-        made[-1][1].append(value)
+        if not starts or aligned or _is_full(*starts[-1], bits):
+            # Without a shift the first value is at bit 0. With one, it is at bit b, so
+            # that no mask is of the lowest bits.
+            starts.append((bit if aligned else bit - bits, []))
+        starts[-1][1].append(value)
     return tuple(
         Window(start, tuple(values), tuple(v * bits - start for v in values))
-        for start, values in made
+        for start, values in starts
     )
 
 
 def _is_full(start: int, values: list[int], bits: int) -> bool:
+    # The next value would end beyond the 23 bits of the mantissa.
     return len(values) == _PLACES or (values[-1] + 2) * bits - start > MANTISSA
 
 
 def places(bits: int) -> tuple[int, ...]:
-    """Returns the bit at which each value of a run lies in its window.
+    """Returns the place p of each value of a run in its window.
 
     Examples:
       >>> places(4)[:8]
@@ -91,25 +94,26 @@ def scaled_values(
     magic: jax.Array,
     bits: int,
 ) -> list[jax.Array]:
-    """Returns (q − zero) 2^p in float32 of the 32 values of a run.
+    """Returns (q − zero) 2^p in float32 for the 32 values of a run.
 
     Args:
-      words: the run's `bits` words, each of the same shape.
-      subtrahend: what `offsets` gives.
-      magic: `MAGIC`, loaded.
+      words: the run's `bits` words, arrays of one shape.
+      subtrahend: as from `offsets`.
+      magic: `MAGIC`, loaded from memory so that the compiler does not know it.
       bits: of a value.
     """
-    found = []
+    values = []
     for window in windows(bits):
-        taken = _window(words, window, bits)
+        word = _read_window(words, window, bits)
         for place in window.places:
-            joined = (taken & np.uint32((2**bits - 1) << place)) | magic
+            joined = (word & np.uint32((2**bits - 1) << place)) | magic
             number = jax.lax.bitcast_convert_type(joined, jnp.float32)
-            found.append(number - subtrahend[place])
-    return found
+            values.append(number - subtrahend[place])
+    return values
 
 
-def _window(words: list[jax.Array], window: Window, bits: int) -> jax.Array:
+def _read_window(words: list[jax.Array], window: Window, bits: int) -> jax.Array:
+    """Returns the 32 bits of a window, possibly from two words."""
     number, shift = divmod(window.start, 32)
     if not shift:
         return words[number]

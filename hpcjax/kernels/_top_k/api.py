@@ -1,4 +1,4 @@
-"""Which implementation selects above a threshold, and what it takes."""
+"""Selection above a threshold: checks, and the choice of an implementation."""
 
 import functools
 import logging
@@ -19,9 +19,9 @@ class Selected(NamedTuple):
     """Entries of an array, by ascending index.
 
     Attributes:
-      indices: `[capacity]`; the array's size where there is no entry.
-      values: the array's numbers there; 0 where there is no entry.
-      count: how many there would be with room for all.
+      indices: `[capacity]`, padded with the array's size.
+      values: the array's values at the indices, `[capacity]`, padded with 0.
+      count: number of selected entries, which may exceed the capacity.
     """
 
     indices: Int[Array, " capacity"]
@@ -36,21 +36,22 @@ def select_above(
     *,
     implementation: str = "auto",
 ) -> Selected:
-    """Selects the numbers whose magnitude reaches a threshold; zeros never do.
+    """Selects the entries whose magnitude is at least a threshold; zeros never are.
 
     Args:
-      x: numbers, fewer than 2³¹.
-      threshold: among `magnitudes`, such as `kth_magnitude` of them.
-      capacity: entries there is room for; the first by index are kept.
-      implementation: `"reference"`, in plain JAX; `"pallas"`, a kernel for GPUs that
-        reads the numbers once; `"auto"`, the kernel where it can be used.
+      x: fewer than 2³¹ values.
+      threshold: as an integer of `magnitudes`, such as their `kth_magnitude`.
+      capacity: size of the result; if more entries are selected, the first by index are
+        returned.
+      implementation: `"reference"` for plain JAX; `"pallas"` for a GPU kernel that
+        reads the values once; `"auto"` for the kernel on a GPU.
 
     Raises:
       ConfigError: an unknown implementation, or no capacity.
 
     References:
-      Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP
-      2022, for what it serves.
+      Used in Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep
+      Learning, PPoPP 2022.
 
     Examples:
       >>> from hpcjax import kernels
@@ -62,7 +63,7 @@ def select_above(
     checks.require_choice("implementation", implementation, IMPLEMENTATIONS)
     checks.require_count(1, capacity=capacity)
     if implementation == "auto":
-        implementation = _chosen(jax.default_backend())
+        implementation = _choose(jax.default_backend())
     if implementation == "reference":
         return Selected(*reference.select_above(x, threshold, capacity))
     from hpcjax.kernels._top_k import pallas
@@ -71,7 +72,7 @@ def select_above(
 
 
 @functools.cache
-def _chosen(backend: str) -> str:
+def _choose(backend: str) -> str:
     chosen = "pallas" if backend == "gpu" else "reference"
     log.info("select_above: %s on %s", chosen, backend)
     return chosen

@@ -1,4 +1,4 @@
-"""How often, and where, a mask holds: what is fast on the device."""
+"""Count and indices of the true entries of a mask, as is fast on the device."""
 
 import functools
 
@@ -11,9 +11,7 @@ from hpcjax.kernels._top_k import words
 
 
 def count(mask: Bool[Array, " n"]) -> Int[Array, ""]:
-    """Returns how often a mask holds, int32.
-
-    On a CPU by words of flags, see `words`.
+    """Counts the true entries of a mask, int32; on a CPU see `words`.
 
     Examples:
       >>> int(count(jnp.array([True, False, True])))
@@ -27,19 +25,22 @@ def count(mask: Bool[Array, " n"]) -> Int[Array, ""]:
 def nonzero(
     mask: Bool[Array, " n"], capacity: int
 ) -> tuple[Int[Array, " capacity"], Int[Array, ""]]:
-    """Returns where a mask holds, ascending, int32, and how often.
+    """Returns the indices of the true entries of a mask, and their number.
 
     Args:
-      mask: fewer than 2³¹ places.
-      capacity: places there is room for; the first are kept, n stands where there is
-        none.
+      mask: of length n < 2³¹.
+      capacity: size of the result; if there are more indices, the first are returned.
+
+    Returns:
+      The indices in ascending order, int32, padded with n, and the number of true
+      entries, which may exceed the capacity.
 
     Raises:
       ConfigError: no capacity.
 
     Examples:
-      >>> indices, found = nonzero(jnp.array([True, False, True]), 4)
-      >>> indices.tolist(), int(found)
+      >>> indices, total = nonzero(jnp.array([True, False, True]), 4)
+      >>> indices.tolist(), int(total)
       ([0, 2, 3, 3], 2)
     """
     checks.require_count(1, capacity=capacity)

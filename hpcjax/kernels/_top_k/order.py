@@ -13,10 +13,11 @@ _BITS = 31
 
 
 def magnitudes(x: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """Returns integers that are ordered as |x|: the bits of float32 but the sign.
+    """Returns integers in the order of |x|: the bits of float32 without the sign.
 
-    Unlike floats they tell denormal numbers apart on a CPU, where XLA takes these for
-    zero. Infinity stands above all numbers, NaN above infinity.
+    Positive floats of IEEE 754 are ordered as their bits are as integers. Unlike
+    floats, the integers distinguish denormal numbers on a CPU, where XLA treats those
+    as zero. Infinity is above all numbers, and NaN above infinity.
 
     Examples:
       >>> order = magnitudes(jnp.array([-2.0, 0.5, -0.0]))
@@ -33,13 +34,13 @@ def kth_magnitude(
     *,
     total: Callable[[jax.Array], jax.Array] = lambda count: count,
 ) -> Int[Array, ""]:
-    """Returns the k-th largest of `magnitudes`, exactly, by 31 counts and no sort.
+    """Returns the k-th largest of `magnitudes` exactly, by 31 counts without a sort.
 
     Args:
       order: see `magnitudes`.
-      k: from 1 on; with more than there are numbers, 0 is returned, which all reach.
-      total: the sum over devices of a count, if each has a part of the numbers, such as
-        a `psum`: what travels is 31 numbers, whatever the size.
+      k: at least 1. If there are fewer than k values, the result is 0.
+      total: sums a count over devices, such as a `psum`, if each device has a part of
+        the values. Only 31 counts are communicated, whatever the size.
 
     Examples:
       >>> order = magnitudes(jnp.array([3.0, -4.0, 1.0, 4.0]))
@@ -48,11 +49,14 @@ def kth_magnitude(
     """
     order = order.reshape(-1)
 
-    def halve(number: jax.Array, found: jax.Array) -> jax.Array:
-        tried = found | (1 << (_BITS - 1 - number))
+    # The result is the largest m with at least k values >= m. Its bits are decided from
+    # the highest to the lowest: one is set if at least k values still reach m with it.
+    def decide_bit(number: jax.Array, decided: jax.Array) -> jax.Array:
+        tried = decided | (1 << (_BITS - 1 - number))
         reached = total(count(order >= tried))
-        return jnp.where(reached >= k, tried, found)
+        return jnp.where(reached >= k, tried, decided)
 
-    # The first one apart: it has the type, as to devices, that the loop keeps.
-    first = halve(jnp.int32(0), jnp.int32(0))
-    return jax.lax.fori_loop(1, _BITS, halve, first)
+    # The first bit outside the loop, for the loop's carry must have one type: inside
+    # `shard_map` the result varies over other mesh axes than a constant does.
+    first = decide_bit(jnp.int32(0), jnp.int32(0))
+    return jax.lax.fori_loop(1, _BITS, decide_bit, first)

@@ -1,8 +1,8 @@
-"""Selection above a threshold as a kernel for Triton: the numbers are read once.
+"""Selection above a threshold as a Triton kernel that reads the values once.
 
-A program takes one block, counts what it selects and writes it to the front of a
-segment of its own. Then as many entries as there is room for, few against the numbers,
-are gathered from the segments, whose unused parts nobody reads or writes.
+Each program selects the entries of one block, writes them to the front of a segment of
+its own, and counts them. The entries are then gathered from the segments; they are few
+compared with the values, and the unused parts of segments are never read or written.
 """
 
 import functools
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from hpcjax.kernels._top_k.order import magnitudes
 
-# Numbers of a program.
+# Values of a program.
 BLOCK = 2048
 
 
@@ -34,8 +34,8 @@ def select_above(
       x: as there.
       threshold: as there.
       capacity: as there.
-      block: numbers of a program, a power of two.
-      interpret: runs on any machine, slowly.
+      block: values of a program, a power of two.
+      interpret: runs the kernel in Python on any device, slowly.
 
     Raises:
       ValueError: block is not a power of two.
@@ -59,6 +59,7 @@ def select_above(
         interpret=interpret,
         name="select_above",
     )(x, threshold.reshape(1))
+    # Entry e of the result is in the block in whose range of entries it falls.
     ends = jnp.cumsum(counts)
     entry = jnp.arange(capacity, dtype=jnp.int32)
     own = jnp.searchsorted(ends, entry, side="right", method="scan_unrolled")
@@ -66,8 +67,8 @@ def select_above(
     place = own * block + entry - (ends - counts)[own]
     real = entry < ends[-1]
     indices = jnp.where(real, places.at[place].get(mode="clip"), size)
-    found = jnp.where(real, values.at[place].get(mode="clip"), 0)
-    return indices, found, ends[-1]
+    selected = jnp.where(real, values.at[place].get(mode="clip"), 0)
+    return indices, selected, ends[-1]
 
 
 def _kernel(*refs: Any, size: int) -> None:
@@ -79,8 +80,9 @@ def _kernel(*refs: Any, size: int) -> None:
     chosen = (order >= threshold[0]) & (order > 0)
     ranks = jnp.cumsum(chosen.astype(jnp.int32))
     total = jnp.sum(chosen.astype(jnp.int32))
-    # Those not chosen have places of their own behind, where nothing is written: when
-    # interpreted, two that share a place would overwrite each other.
+    # Entries that are not chosen get places behind the others, which the mask keeps
+    # from being written. They must be different ones: the interpreter would let two
+    # entries with one place overwrite each other, in spite of the mask.
     target = jnp.where(chosen, ranks - 1, total + jnp.arange(block) - ranks)
     triton.store(places.at[target], place, mask=chosen)
     triton.store(values.at[target], own, mask=chosen)

@@ -1,4 +1,4 @@
-"""Selection above a threshold in plain JAX: what the kernel means."""
+"""Selection above a threshold in plain JAX: the definition."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def select_above(
     capacity: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """See `kernels.select_above`."""
-    # Zeros reach nothing.
+    # At least 1, so that zeros are not selected.
     chosen = magnitudes(x) >= jnp.maximum(threshold, 1)
     indices, count = nonzero(chosen, capacity)
     return indices, x.at[indices].get(mode="fill", fill_value=0), count

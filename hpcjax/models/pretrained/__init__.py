@@ -1,4 +1,4 @@
-"""Language models from checkpoints of other programs, and back."""
+"""Reading language models from checkpoints of other programs, and writing them."""
 
 import lazy_loader
 

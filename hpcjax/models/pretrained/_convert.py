@@ -1,4 +1,4 @@
-"""Parameters from the tensors of a checkpoint, and tensors from parameters."""
+"""Converting between the tensors of a checkpoint and a tree of parameters."""
 
 import operator
 import re
@@ -18,9 +18,10 @@ from hpcjax.kernels import (
     stack_matrices,
     take_outputs,
 )
-from hpcjax.models.config import BertConfig, CausalLmConfig
+from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.pretrained.names import Family, Name
 from hpcjax.models.pretrained.stored import PACKED, Stored
+from hpcjax.models.transformer_config import CausalLmConfig
 
 _STACKED = "{i}"
 
@@ -34,8 +35,8 @@ def read_params(
 ) -> Any:
     """Fills a tree of parameters with the tensors of a checkpoint.
 
-    All names and shapes are checked before the first tensor is read. A packed matrix
-    stays packed, on the grid of its file.
+    All names and shapes are checked before the first tensor is read. Packed (quantized)
+    matrices stay packed, with the scales and zero points of the file.
 
     Args:
       family: the table of names.
@@ -45,47 +46,48 @@ def read_params(
       source: the checkpoint's name, for errors.
 
     Raises:
-      DataFormatError: names that are missing or unexpected, all listed, or a tensor of
-        another shape.
-      UnsupportedOp: a packed tensor that is no kernel, or of which some layers are
-        packed and some are not.
+      DataFormatError: missing or unexpected names, all listed, or a wrong shape.
+      UnsupportedOp: a packed tensor that is not a kernel, or that is packed in some
+        layers only.
     """
     flat = trees.flatten(like)
     lines = [line for line in family.names if line.path in flat]
-    found = _by_canonical_name(family, stored, source)
+    tensors = _index_by_canonical_name(family, stored, source)
     wanted = {
-        name: line for line in lines for name in _names(line, flat[line.path].shape)
+        name: line
+        for line in lines
+        for name in _tensor_names(line, flat[line.path].shape)
     }
-    _check_names(family, set(wanted), found, source)
+    _check_names(family, set(wanted), tensors, source)
     for name, line in wanted.items():
-        shape = _shape(line, flat[line.path].shape, _is_packed(found[name]))
-        if found[name].shape != shape:
+        shape = _tensor_shape(line, flat[line.path].shape, _is_packed(tensors[name]))
+        if tensors[name].shape != shape:
             raise DataFormatError(
                 f"{source}: tensor {name!r} should have shape {shape}, as the config "
-                f"says: got {found[name].shape}"
+                f"says: got {tensors[name].shape}"
             )
     leaves: dict[str, Any] = {}
     for line in lines:
         shape, dtype = flat[line.path].shape, flat[line.path].dtype
-        layers = [found[name] for name in _names(line, shape)]
+        layers = [tensors[name] for name in _tensor_names(line, shape)]
         if any(map(_is_packed, layers)):
-            leaves[line.path] = _our_matrix(line, layers, source)
+            leaves[line.path] = _convert_packed(line, layers, source)
             continue
         # One parameter at a time: the host holds no second copy of the model.
         whole = np.empty(shape, dtype)
         parts = whole if _STACKED in line.name else whole[None]
         for part, layer in zip(parts, layers, strict=True):
-            part[...] = _ours(line, layer.read(), config)
+            part[...] = _convert_layer(line, layer.read(), config)
         leaves[line.path] = jnp.asarray(whole)
     return trees.unflatten(like, leaves)
 
 
 class Written(NamedTuple):
-    """Parameters as a checkpoint has them, by full name.
+    """Parameters as the tensors of a checkpoint.
 
     Attributes:
-      tensors: the plain ones.
-      packed: the packed ones, by the name of their layer, without an ending.
+      tensors: plain tensors by full name.
+      packed: packed matrices by full name without the ending `.weight`.
     """
 
     tensors: dict[str, np.ndarray]
@@ -96,12 +98,12 @@ def write_tensors(family: Family, params: Any) -> Written:
     """Returns parameters as the tensors of a new file.
 
     Args:
-      family: the table of names, of a Hugging Face layout.
-      params: the parameters; every one has to be in the table.
+      family: the table of names of a Hugging Face layout.
+      params: the parameters, all of which must be in the table.
 
     Raises:
-      ConfigError: thirds of one tensor of which some are packed and some are not, or
-        that cannot be side by side.
+      ConfigError: query, key and value share a tensor, but only some of them are
+        packed, or their packed matrices cannot be joined.
     """
     flat = jax.device_get(trees.flatten(params, is_packed))
     parts: dict[str, list[Any]] = defaultdict(list)
@@ -109,25 +111,26 @@ def write_tensors(family: Family, params: Any) -> Written:
         if line.path not in flat:
             continue
         ours = flat[line.path]
-        for number, name in enumerate(_names(line, ours.shape)):
+        for number, name in enumerate(_tensor_names(line, ours.shape)):
             layer = ours
             if _STACKED in line.name:
                 layer = jax.tree.map(operator.itemgetter(number), ours)
-            turned = line.turned and not is_packed(layer)
-            parts[family.full(name)].append(layer.T if turned else layer)
+            transposed = line.transposed and not is_packed(layer)
+            parts[family.full(name)].append(layer.T if transposed else layer)
     written = Written({}, {})
-    # The thirds of a tensor stand in the table in their order.
+    # The table lists the thirds of a tensor in their order, so that they concatenate.
     for name, each in parts.items():
         if any(map(is_packed, each)):
             if not all(map(is_packed, each)):
                 raise ConfigError(f"the parts of {name!r} must be packed, all or none")
-            written.packed[name.removesuffix(".weight")] = _joined(name, each)
+            written.packed[name.removesuffix(".weight")] = _join_thirds(name, each)
         else:
             written.tensors[name] = np.concatenate(each, axis=-1)
     return written
 
 
-def _joined(name: str, thirds: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+def _join_thirds(name: str, thirds: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Returns one packed matrix of query, key and value; a single one unchanged."""
     if len(thirds) == 1:
         return thirds[0]
     try:
@@ -137,40 +140,47 @@ def _joined(name: str, thirds: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def is_packed(leaf: Any) -> bool:
-    """Says whether a parameter is a packed matrix."""
+    """Returns whether a parameter is a packed matrix."""
     return isinstance(leaf, QuantizedMatrix)
 
 
-def _names(line: Name, shape: tuple[int, ...]) -> list[str]:
-    """Returns the tensors behind one of our parameters, layer by layer."""
+def _tensor_names(line: Name, shape: tuple[int, ...]) -> list[str]:
+    """Returns the names of the tensors that make one parameter, layer by layer."""
     if _STACKED not in line.name:
         return [line.name]
     return [line.name.replace(_STACKED, str(layer)) for layer in range(shape[0])]
 
 
-def _shape(line: Name, ours: tuple[int, ...], packed: bool) -> tuple[int, ...]:
-    """Returns the shape that the tensor of one layer should have."""
+def _tensor_shape(line: Name, ours: tuple[int, ...], packed: bool) -> tuple[int, ...]:
+    """Returns the shape that the tensor of one layer should have.
+
+    Packed matrices are `[inputs, outputs]` in files as well, never transposed.
+    """
     shape = ours[1:] if _STACKED in line.name else ours
-    if line.turned and not packed:
+    if line.transposed and not packed:
         shape = shape[::-1]
     return shape if line.third is None else (*shape[:-1], 3 * shape[-1])
 
 
-def _ours(
+def _convert_layer(
     line: Name, theirs: np.ndarray, config: CausalLmConfig | BertConfig
 ) -> np.ndarray:
-    """Returns our parameter of one layer."""
+    """Returns one layer of a parameter from its tensor."""
     if line.third is not None:
         theirs = np.split(theirs, 3, axis=-1)[line.third]
     if line.interleaved:
-        # Stored rows 0, 1, 2, ... of a head are ours 0, half, 1, half + 1, ...
+        # GGUF rotates feature pairs (0, 1), (2, 3), …, our rotary embedding the pairs
+        # (i, i + half). Stored row 2i + j of a head is therefore our row i + j · half:
+        # [half, 2] is transposed to [2, half].
         pairs = (-1, config.width // config.heads // 2, 2, theirs.shape[-1])
         theirs = theirs.reshape(pairs).swapaxes(1, 2).reshape(theirs.shape)
-    return theirs.T if line.turned else theirs
+    return theirs.T if line.transposed else theirs
 
 
-def _our_matrix(line: Name, layers: Sequence[Stored], source: str) -> QuantizedMatrix:
-    """Returns our packed parameter, of all layers."""
+def _convert_packed(
+    line: Name, layers: Sequence[Stored], source: str
+) -> QuantizedMatrix:
+    """Returns a packed parameter, all layers stacked, from its tensors."""
     packed = sum(map(_is_packed, layers))
     if packed < len(layers):
         raise UnsupportedOp(
@@ -190,30 +200,37 @@ def _our_matrix(line: Name, layers: Sequence[Stored], source: str) -> QuantizedM
 
 
 def _is_packed(stored: Stored) -> bool:
-    """Says whether a tensor of the file is a packed matrix."""
+    """Returns whether a tensor of the file is a packed matrix."""
     return stored.kind == PACKED
 
 
-def _by_canonical_name(
+def _index_by_canonical_name(
     family: Family, stored: Mapping[str, Stored], source: str
 ) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+    """Returns the tensors by their names in the family's table.
+
+    Raises:
+      DataFormatError: two tensors have the same canonical name.
+    """
+    tensors: dict[str, Stored] = {}
     for name, tensor in stored.items():
         canonical = family.canonical(name)
-        if canonical in found:
+        if canonical in tensors:
             raise DataFormatError(f"{source}: {canonical!r} is there twice")
-        found[canonical] = tensor
-    return found
+        tensors[canonical] = tensor
+    return tensors
 
 
 def _check_names(
-    family: Family, wanted: set[str], found: Mapping[str, Stored], source: str
+    family: Family, wanted: set[str], tensors: Mapping[str, Stored], source: str
 ) -> None:
-    missing = sorted(wanted - found.keys())
+    """Raises DataFormatError unless the tensors are those of the model."""
+    missing = sorted(wanted - tensors.keys())
     unexpected = sorted(
         name
-        for name in found.keys() - wanted
-        if not _harmless(family, name, found[name]) and not _idle_bias(name, found)
+        for name in tensors.keys() - wanted
+        if not _may_be_ignored(family, name, tensors[name])
+        and not _is_zero_bias(name, tensors)
     )
     if missing or unexpected:
         raise DataFormatError(
@@ -222,16 +239,18 @@ def _check_names(
         )
 
 
-def _harmless(family: Family, name: str, stored: Stored) -> bool:
-    # A packed head is no copy of the table.
+def _may_be_ignored(family: Family, name: str, stored: Stored) -> bool:
+    """Returns whether a tensor that is not in the model may be ignored."""
+    # `lm_head.weight` is ignored as a copy of the tied table, which a packed one is
+    # not.
     return not _is_packed(stored) and any(
         re.fullmatch(pattern, name) for pattern in family.harmless
     )
 
 
-def _idle_bias(name: str, found: Mapping[str, Stored]) -> bool:
-    """Says whether it is the bias of zeros that some writers give a packed matrix."""
-    weight = found.get(f"{name.removesuffix('.bias')}.weight")
+def _is_zero_bias(name: str, tensors: Mapping[str, Stored]) -> bool:
+    """Returns whether it is the zero bias that some writers give a packed matrix."""
+    weight = tensors.get(f"{name.removesuffix('.bias')}.weight")
     if not name.endswith(".bias") or weight is None or not _is_packed(weight):
         return False
-    return not found[name].read().any()
+    return not tensors[name].read().any()

@@ -1,4 +1,4 @@
-"""Reads GGUF files, versions 2 and 3: metadata, and tensors dequantised when asked.
+"""Reading GGUF files, versions 2 and 3; tensors are dequantised when they are read.
 
 References:
   The GGUF specification of the ggml project; block formats as in ggml's quantisation.
@@ -20,7 +20,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MOST_AXES = 4
-# Numbers of metadata by their code; 8 is a string and 9 an array.
+# Number types of metadata by their code, in the format of `struct`.
 _NUMBERS = {
     0: "<B",
     1: "<b",
@@ -35,16 +35,17 @@ _NUMBERS = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
-# The least bytes of one key with its value, and of one tensor's description.
+# The least bytes of a key with its value (length, type, a byte), and of a tensor's
+# description (length, axes, one size, type, offset).
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 
 class Gguf(NamedTuple):
-    """What a file holds.
+    """The content of a GGUF file.
 
     Attributes:
       metadata: values by key; arrays are lists.
-      tensors: by name; values are float32 and are read from the mapped file.
+      tensors: tensors by name, which are read from the mapped file as float32.
     """
 
     metadata: Mapping[str, Any]
@@ -52,7 +53,10 @@ class Gguf(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """Blocks of `values` numbers in `bytes` bytes, turned into float32 by `decode`."""
+    """A format with blocks of `values` numbers in `bytes` bytes.
+
+    `decode` maps uint8 `[blocks, bytes]` to float32 `[blocks, values]`.
+    """
 
     name: str
     values: int
@@ -67,10 +71,16 @@ def _halves(blocks: np.ndarray, number: int) -> np.ndarray:
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Returns `[blocks, 32]`: byte j holds value j below and value j + 16 above."""
+    """Returns `[blocks, 32]` from 16 bytes: byte j has value j in its lower four bits.
+
+    Its upper four bits are value j + 16.
+    """
     return np.concatenate([packed & 15, packed >> 4], axis=1)
 
 
+# A block of Q8_0 is a float16 scale d and 32 int8 q, the values d·q; of Q4_0 d and 32
+# 4-bit q, the values d·(q − 8); of Q4_1 d, a float16 minimum m, and q, the values d·q +
+# m.
 def _q8_0(blocks: np.ndarray) -> np.ndarray:
     return _halves(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
@@ -110,7 +120,7 @@ _OTHERS = {
 
 
 class _Cursor:
-    """Reads forward through bytes; what is not there is a DataFormatError."""
+    """Reads forward through bytes; raises DataFormatError beyond their end."""
 
     def __init__(self, path: pathlib.Path, content: memoryview) -> None:
         self.path, self.content, self.at = path, content, 0
@@ -167,22 +177,22 @@ class _Cursor:
 
 
 def read_gguf(path: pathlib.Path) -> Gguf:
-    """Opens a GGUF file; only its head is read, the tensors are mapped.
+    """Opens a GGUF file; only its header is read, tensors are memory-mapped.
 
-    Every size is checked against the file before memory is taken for it.
+    Every size is checked against that of the file before memory is allocated for it.
 
     Args:
-      path: the file. Tensors may be in F32, F16, Q8_0, Q4_0 and Q4_1; of others only
-        the shape is known, and reading one is an UnsupportedOp that names it.
+      path: the file. Tensors may be in F32, F16, Q8_0, Q4_0 and Q4_1; reading one in
+        another format raises UnsupportedOp.
 
     Returns:
-      Metadata and tensors. Dimensions, stored innermost first, are turned around, so
-      that a matrix is `[outputs, inputs]`. Rows of llama's queries and keys stay in the
-      order of the file, for interleaved rotation.
+      Metadata and tensors. The file stores the innermost dimension first; shapes here
+      have it last, so that a matrix is `[outputs, inputs]`. Rows of llama's queries and
+      keys stay in the order of the file, for interleaved rotation.
 
     Raises:
       DataMissing: no such file.
-      DataFormatError: not GGUF, truncated or damaged; names what is missing.
+      DataFormatError: the file is not GGUF, truncated or damaged.
     """
     if not path.is_file():
         raise DataMissing(f"no file {path}")
@@ -190,13 +200,13 @@ def read_gguf(path: pathlib.Path) -> Gguf:
         raise DataFormatError(f"{path}: expected a GGUF file, found an empty one")
     content = np.memmap(path, np.uint8, "r")
     cursor = _Cursor(path, content.data)
-    keys, described = _head(cursor)
+    keys, described = _read_header(cursor)
     metadata: dict[str, Any] = {}
     for number in range(keys):
         key = cursor.string(f"key {number}")
         kind = cursor.number("<I", f"the type of {key!r}")
         metadata[key] = cursor.value(kind, repr(key))
-    infos = [_info(cursor, number) for number in range(described)]
+    infos = [_read_info(cursor, number) for number in range(described)]
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise cursor.wrong(f"expected an alignment of at least 1, found {alignment!r}")
@@ -205,11 +215,11 @@ def read_gguf(path: pathlib.Path) -> Gguf:
     for name, shape, kind, offset in infos:
         if name in tensors:
             raise DataFormatError(f"{path}: two tensors are called {name!r}")
-        tensors[name] = _stored(path, content, name, shape, kind, start + offset)
+        tensors[name] = _make_stored(path, content, name, shape, kind, start + offset)
     return Gguf(metadata, tensors)
 
 
-def _head(cursor: _Cursor) -> tuple[int, int]:
+def _read_header(cursor: _Cursor) -> tuple[int, int]:
     """Checks magic and version; returns how many keys and tensors follow."""
     magic = bytes(cursor.content[:4])
     if magic != MAGIC:
@@ -228,7 +238,7 @@ def _head(cursor: _Cursor) -> tuple[int, int]:
     return keys, tensors
 
 
-def _info(cursor: _Cursor, number: int) -> tuple[str, tuple[int, ...], int, int]:
+def _read_info(cursor: _Cursor, number: int) -> tuple[str, tuple[int, ...], int, int]:
     """Returns name, shape, type and offset of the next tensor."""
     name = cursor.string(f"the name of tensor {number}")
     axes = cursor.number("<I", f"the shape of {name!r}")
@@ -239,7 +249,7 @@ def _info(cursor: _Cursor, number: int) -> tuple[str, tuple[int, ...], int, int]
     return name, tuple(sizes[::-1]), kind, cursor.number("<Q", f"{name!r}'s offset")
 
 
-def _stored(
+def _make_stored(
     path: pathlib.Path,
     content: np.ndarray,
     name: str,
@@ -247,7 +257,7 @@ def _stored(
     kind: int,
     at: int,
 ) -> Stored:
-    """Returns a tensor whose bytes are known to be in the file."""
+    """Returns a tensor, after checking that the file has all its bytes."""
     known = FORMATS.get(kind)
     if known is None:
         label = _OTHERS.get(kind, f"type {kind}")
@@ -272,7 +282,8 @@ def _stored(
         )
 
     def read() -> np.ndarray:
-        # Done in numpy: a compiled multiply-add may round once instead of twice.
+        # In numpy: XLA may fuse d·q + m to one rounding, and other programs round
+        # twice.
         count = size // known.bytes
         blocks = np.asarray(content[at : at + size]).reshape(count, known.bytes)
         return known.decode(blocks).reshape(shape)

@@ -1,4 +1,4 @@
-"""Loads a model from a checkpoint, and saves one in Hugging Face's layout."""
+"""Loading a model from a checkpoint, and saving one in Hugging Face's layout."""
 
 import dataclasses
 import functools
@@ -12,26 +12,23 @@ from hpcjax.core import files, trees
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.core.model import Model
-from hpcjax.models.config import BertConfig, CausalLmConfig
+from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.parts import Parts, causal_lm_parts
 from hpcjax.models.pretrained import _architecture, names
 from hpcjax.models.pretrained._architecture import Architecture, FamilyName
 from hpcjax.models.pretrained._convert import is_packed, read_params, write_tensors
 from hpcjax.models.pretrained._gguf import read_gguf
-from hpcjax.models.pretrained._gptq import (
-    QUANTIZE_CONFIG,
-    described,
-    matrix_tensors,
-    packed_weights,
-)
+from hpcjax.models.pretrained._gptq import join_packed, matrix_tensors
+from hpcjax.models.pretrained._gptq_config import QUANTIZE_CONFIG, describe_matrices
 from hpcjax.models.pretrained._safetensors import (
     SINGLE,
     read_safetensors,
     save_tensors,
 )
+from hpcjax.models.transformer_config import CausalLmConfig
 
 CONFIG = "config.json"
-# What generation needs of the tokenizer: our name, and GGUF's.
+# Ids of special tokens, which generation needs: key of `config.json`, and of GGUF.
 _SPECIAL = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
     "eos_token_id": "tokenizer.ggml.eos_token_id",
@@ -44,13 +41,14 @@ class Pretrained:
     """A language model with its parameters.
 
     Attributes:
-      params: as the model's `init` gives them, in `policy.param`.
+      params: a tree like that of the model's `init`, in `policy.param`.
       config: the model's config.
-      context: rows of the position table; with rope, the length it is meant for.
-      vocabulary: words it knows.
+      context: rows of the position table; with rotary positions the longest sequence it
+        was trained for.
+      vocabulary: number of words.
       policy: dtypes of the model.
-      metadata: what its checkpoint says of it: `config.json`, or the keys of GGUF,
-        among which is the tokenizer.
+      metadata: content of the checkpoint's `config.json`, or the keys of a GGUF file,
+        which include the tokenizer.
     """
 
     params: Any
@@ -62,20 +60,20 @@ class Pretrained:
 
     @functools.cached_property
     def model(self) -> Model:
-        """The network; `apply` takes the empty state `{}`."""
+        """The network, whose state is empty, `{}`."""
         inputs = (self.context, 3)[: 1 + isinstance(self.config, BertConfig)]
         return self.config.make(inputs, self.vocabulary, self.policy)
 
     @functools.cached_property
     def parts(self) -> Parts:
-        """The network cut before and behind its blocks; a ConfigError for BERT."""
+        """The network in parts, see `causal_lm_parts`; raises ConfigError for BERT."""
         if isinstance(self.config, BertConfig):
             raise ConfigError("BERT cannot be cut into parts: it is no causal model")
         return causal_lm_parts(self.config, self.context, self.vocabulary, self.policy)
 
     @property
     def family(self) -> FamilyName:
-        """The kind of checkpoint it can be saved as; a ConfigError if there is none."""
+        """The family as which it can be saved; raises ConfigError if there is none."""
         return _architecture.family_of(self.config)
 
 
@@ -90,18 +88,18 @@ def load(
     Args:
       source: a folder with `config.json` and `model.safetensors`, or its shards with
         their index; or a GGUF file of llama's architecture.
-      policy: dtypes of the model; parameters are converted to `policy.param`, but for
+      policy: dtypes of the model; parameters are converted to `policy.param`, except
         packed matrices.
-      checkpoint_format: of packed matrices, "gptq" or "gptq_v2", whatever tensors and
-        config say; see `load_gptq`.
+      checkpoint_format: of packed matrices, "gptq" or "gptq_v2", overriding what
+        tensors and config say; see `load_gptq`.
 
     Returns:
       The model with its parameters, on the default device.
 
     Raises:
-      DataMissing: nothing is there, or a file is absent.
-      DataFormatError: a file is truncated or damaged, or its tensors are not those that
-        its config asks for: names missing and unexpected, shapes got and wanted.
+      DataMissing: the folder or a file of it does not exist.
+      DataFormatError: a file is truncated or damaged, or its tensors are not those of
+        its config.
       UnsupportedOp: an architecture, an option or a number format that is not
         implemented.
       ConfigError: sizes that do not divide, another checkpoint_format.
@@ -111,29 +109,31 @@ def load(
         raise DataMissing(f"no folder and no file {path}")
     if path.is_dir():
         metadata = files.read_object(path / CONFIG)
-        stored = packed_weights(read_safetensors(path), path, checkpoint_format)
-        found = _architecture.from_json(metadata, stored, str(path / CONFIG))
-        family = names.FAMILIES[found.family]
+        stored = join_packed(read_safetensors(path), path, checkpoint_format)
+        architecture = _architecture.from_json(metadata, stored, str(path / CONFIG))
+        family = names.FAMILIES[architecture.family]
     else:
         metadata, stored = read_gguf(path)
         shapes = {name: tensor.shape for name, tensor in stored.items()}
-        found = _architecture.from_gguf(metadata, shapes, str(path))
+        architecture = _architecture.from_gguf(metadata, shapes, str(path))
         family = names.GGUF_LLAMA
-    # Damaged sizes are found before anything is made of them.
-    depth = found.config.depth
+    # A damaged depth is noticed before shapes are made for so many layers.
+    depth = architecture.config.depth
     if depth > len(stored):
         raise DataFormatError(
             f"{path}: should have {depth} layers: got {len(stored)} tensors"
         )
     empty = Pretrained(
         params=None,
-        config=found.config,
-        context=found.context,
-        vocabulary=found.vocabulary,
+        config=architecture.config,
+        context=architecture.context,
+        vocabulary=architecture.vocabulary,
         policy=policy or Policy(),
         metadata=metadata,
     )
-    params = read_params(family, stored, _like(empty), found.config, str(path))
+    params = read_params(
+        family, stored, _param_shapes(empty), architecture.config, str(path)
+    )
     return dataclasses.replace(empty, params=params)
 
 
@@ -145,13 +145,14 @@ def save(
 ) -> None:
     """Writes `model.safetensors` and `config.json`, which `transformers` reads.
 
-    Packed matrices are written in GPTQ's layout, of which `config.json` then speaks;
-    their scales become float16. Both files are written before either takes its place;
-    a folder that was left between the two lacks `config.json` and is not loaded.
+    Packed matrices are written in GPTQ's layout, with scales in float16, and
+    describe_matrices in `config.json`. Both files are written completely before they
+    replace older ones. If the process dies between the two replacements, the folder
+    lacks `config.json`, so that it cannot be loaded with tensors of another model.
 
     Args:
-      folder: made if it is not there; other files in it are kept.
-      pretrained: the model; one that the project trained has no metadata.
+      folder: created if it does not exist; other files in it are kept.
+      pretrained: the model; its metadata may be empty.
       checkpoint_format: of packed matrices, "gptq" or "gptq_v2".
 
     Raises:
@@ -162,41 +163,43 @@ def save(
     """
     folder, family = pathlib.Path(folder), pretrained.family
     _check_params(pretrained)
-    found = Architecture(
+    architecture = Architecture(
         family, pretrained.config, pretrained.context, pretrained.vocabulary
     )
-    content = _architecture.to_json(found)
-    known = pretrained.metadata
+    content = _architecture.to_json(architecture)
+    metadata = pretrained.metadata
     for key, other in _SPECIAL.items():
-        if key in known or other in known:
-            content[key] = known.get(key, known.get(other))
+        if key in metadata or other in metadata:
+            content[key] = metadata.get(key, metadata.get(other))
     written = write_tensors(names.FAMILIES[family], pretrained.params)
     packed = {}
     if written.packed:
         packed = matrix_tensors(written.packed, checkpoint_format)
-        content["quantization_config"] = described(written.packed, checkpoint_format)
+        content["quantization_config"] = describe_matrices(
+            written.packed, checkpoint_format
+        )
     with (
         files.replacing(folder / CONFIG) as described_in,
         files.replacing(folder / SINGLE) as stored_in,
     ):
         save_tensors(stored_in, written.tensors | packed)
         files.write_json(described_in, content)
-        # The old ones would speak of other tensors.
+        # The old configs would describe the new tensors wrongly.
         (folder / QUANTIZE_CONFIG).unlink(missing_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
 
 
-def _like(pretrained: Pretrained) -> Any:
+def _param_shapes(pretrained: Pretrained) -> Any:
     """Returns shapes and dtypes of a model's parameters."""
     return jax.eval_shape(pretrained.model.init, jax.random.key(0))[0]
 
 
 def _check_params(pretrained: Pretrained) -> None:
-    """Raises ConfigError unless paths and shapes are those that the model draws."""
-    wanted = trees.flatten(_like(pretrained))
-    found = trees.flatten(pretrained.params, is_packed)
-    for path in [*wanted, *found]:
-        leaves = wanted.get(path), found.get(path)
+    """Raises ConfigError unless paths and shapes are those of the model's `init`."""
+    wanted = trees.flatten(_param_shapes(pretrained))
+    own = trees.flatten(pretrained.params, is_packed)
+    for path in [*wanted, *own]:
+        leaves = wanted.get(path), own.get(path)
         want, have = (None if leaf is None else leaf.shape for leaf in leaves)
         if want != have:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reads safetensors files, one or sharded by an index, and writes one."""
+"""Reading safetensors files, single or sharded by an index, and writing single ones."""
 
 import pathlib
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ INDEX = "model.safetensors.index.json"
 def read_safetensors(folder: pathlib.Path) -> dict[str, Stored]:
     """Opens `model.safetensors`, or the shards that its index names, in a folder.
 
-    Only the heads of the files are read; a tensor is copied out of the mapped file when
-    it is asked for.
+    Only the headers of the files are read; a tensor is copied from the mapped file when
+    its `read` is called.
 
     Args:
       folder: a folder in Hugging Face's layout.
 
     Returns:
-      The tensors by name; bfloat16 is a dtype of `ml_dtypes`.
+      The tensors by name; bfloat16 arrays have the dtype of `ml_dtypes`.
 
     Raises:
       DataMissing: neither file is there, or a shard is not.
@@ -57,7 +57,7 @@ def read_safetensors(folder: pathlib.Path) -> dict[str, Stored]:
 
 
 def _weight_map(path: pathlib.Path) -> Mapping[str, str]:
-    """Returns the file of each tensor."""
+    """Returns `{tensor: file}` of an index; file names must not leave the folder."""
     places = files.read_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise DataFormatError(
@@ -74,10 +74,11 @@ def _weight_map(path: pathlib.Path) -> Mapping[str, str]:
 def read_file(path: pathlib.Path) -> dict[str, Stored]:
     """Opens one file; see `read_safetensors`."""
     opened = tensor_files.open_safetensors(path)
-    return {name: _stored(opened, name, path) for name in opened.keys()}  # noqa: SIM118
+    return {name: _make_stored(opened, name, path) for name in opened.keys()}  # noqa: SIM118
 
 
-def _stored(opened: Any, name: str, path: pathlib.Path) -> Stored:
+def _make_stored(opened: Any, name: str, path: pathlib.Path) -> Stored:
+    """Returns a tensor of an open file; only GPTQ's parts may hold integers."""
     head = opened.get_slice(name)
     readable = (*KINDS, "I32") if name.rpartition(".")[2] in PARTS else KINDS
 
@@ -93,7 +94,7 @@ def _stored(opened: Any, name: str, path: pathlib.Path) -> Stored:
 
 
 def write_safetensors(folder: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes `model.safetensors`, whole or not at all.
+    """Writes `model.safetensors`, completely or not at all.
 
     Raises:
       DiskFull: no space is left.

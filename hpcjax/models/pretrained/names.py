@@ -1,7 +1,7 @@
-"""Which tensor of a checkpoint is which of our parameters: one table for each family.
+"""The names of parameters in checkpoints: one table for each family of models.
 
-The tables serve reading and writing. Ours are paths; below `blocks/` the layers are
-stacked along axis 0, where checkpoints have a tensor for each layer `{i}`.
+The tables serve both reading and writing. Below `blocks/` our parameters are stacked
+over layers along axis 0, where checkpoints have a tensor for each layer `{i}`.
 """
 
 import dataclasses
@@ -10,19 +10,21 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """One of our parameters and the tensor it is stored in.
+    """A parameter and the tensor in which checkpoints store it.
 
     Attributes:
-      path: ours.
-      name: theirs, without the family's prefix; `{i}` stands for the layer.
-      turned: they store `[outputs, inputs]`, we hold `[inputs, outputs]`.
-      third: it is this third of their last axis: query, key and value in one tensor.
-      interleaved: rows of its heads are in the order of interleaved rotation.
+      path: of the parameter in our tree.
+      name: of the tensor, without the family's prefix; `{i}` stands for the layer.
+      transposed: whether the tensor is `[outputs, inputs]`; ours is `[inputs,
+        outputs]`.
+      third: which third of the tensor's last axis the parameter is, if query, key and
+        value are in one tensor; None for the whole tensor.
+      interleaved: whether the rows of a head are in the order of interleaved rotation.
     """
 
     path: str
     name: str
-    turned: bool = False
+    transposed: bool = False
     third: int | None = None
     interleaved: bool = False
 
@@ -32,12 +34,12 @@ class Family:
     """The names of one kind of checkpoint.
 
     Attributes:
-      names: the table; lines whose parameter a model does not have are not used.
-      prefixes: what new files put before a name, in this order; old ones may lack it.
-      outside: beginnings of names that have no prefix.
-      harmless: patterns of tensors that hold nothing of their own: masks, counters, and
-        copies of tied tables.
-      renamed: endings that old files have in place of others.
+      names: the table; entries for parameters that a model does not have are ignored.
+      prefixes: what new files put before a name, in this order; old files may lack it.
+      outside: beginnings of names without a prefix.
+      harmless: patterns of tensors that may be ignored, because they hold masks,
+        counters or copies of tied tables.
+      renamed: `{ending in old files: ending in new files}`.
     """
 
     names: tuple[Name, ...]
@@ -47,7 +49,7 @@ class Family:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def canonical(self, name: str) -> str:
-        """Returns a name of a file, old or new, as the table has it."""
+        """Returns a tensor's name in the table from its name in a file, old or new."""
         for prefix in self.prefixes:
             name = name.removeprefix(prefix)
         for old, new in self.renamed.items():
@@ -56,15 +58,15 @@ class Family:
         return name
 
     def full(self, name: str) -> str:
-        """Returns a name of the table as new files have it."""
+        """Returns a tensor's name in new files from its name in the table."""
         if name.startswith(self.outside):
             return name
         return "".join(self.prefixes) + name
 
 
-def _dense(path: str, name: str, *, turned: bool = True) -> tuple[Name, ...]:
+def _dense(path: str, name: str, *, transposed: bool = True) -> tuple[Name, ...]:
     return (
-        Name(f"{path}/kernel", f"{name}.weight", turned),
+        Name(f"{path}/kernel", f"{name}.weight", transposed),
         Name(f"{path}/bias", f"{name}.bias"),
     )
 
@@ -78,6 +80,7 @@ def _table(path: str, name: str) -> tuple[Name, ...]:
 
 
 def _fused(name: str) -> tuple[Name, ...]:
+    """Returns the entries of query, key and value that share one tensor."""
     return tuple(
         Name(f"blocks/attention/{part}/{ours}", f"{name}.{theirs}", third=third)
         for third, part in enumerate(("query", "key", "value"))
@@ -85,17 +88,19 @@ def _fused(name: str) -> tuple[Name, ...]:
     )
 
 
-_HEAD = Name("head/kernel", "lm_head.weight", turned=True)
+_HEAD = Name("head/kernel", "lm_head.weight", transposed=True)
 
+# GPT-2's `Conv1D` stores [inputs, outputs] as we do, query, key and value side by side
+# in one matrix. Its buffers `attn.bias` are causal masks, not biases.
 GPT2 = Family(
     (
         *_table("embed", "wte"),
         *_table("position", "wpe"),
         *_fused("h.{i}.attn.c_attn"),
-        *_dense("blocks/attention/output", "h.{i}.attn.c_proj", turned=False),
+        *_dense("blocks/attention/output", "h.{i}.attn.c_proj", transposed=False),
         *_norm("blocks/attention_norm", "h.{i}.ln_1"),
-        *_dense("blocks/mlp/up", "h.{i}.mlp.c_fc", turned=False),
-        *_dense("blocks/mlp/down", "h.{i}.mlp.c_proj", turned=False),
+        *_dense("blocks/mlp/up", "h.{i}.mlp.c_fc", transposed=False),
+        *_dense("blocks/mlp/down", "h.{i}.mlp.c_proj", transposed=False),
         *_norm("blocks/mlp_norm", "h.{i}.ln_2"),
         *_norm("final_norm", "ln_f"),
         _HEAD,
@@ -105,6 +110,8 @@ GPT2 = Family(
     harmless=(r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight"),
 )
 
+# In a layer, `final_layer_norm` is the norm of the feed-forward part; outside of the
+# layers it is the norm before the head.
 OPT = Family(
     (
         *_table("embed", "embed_tokens"),
@@ -181,19 +188,21 @@ FAMILIES: Mapping[str, Family] = {
     "bert": BERT,
 }
 
+# llama.cpp rotates neighbouring pairs of features: its converter has permuted the rows
+# of the query and key matrices, which `interleaved` undoes.
 GGUF_LLAMA = Family(
     (
         *_table("embed", "token_embd"),
         Name(
             "blocks/attention/query/kernel",
             "blk.{i}.attn_q.weight",
-            turned=True,
+            transposed=True,
             interleaved=True,
         ),
         Name(
             "blocks/attention/key/kernel",
             "blk.{i}.attn_k.weight",
-            turned=True,
+            transposed=True,
             interleaved=True,
         ),
         *_dense("blocks/attention/value", "blk.{i}.attn_v"),

@@ -1,10 +1,10 @@
-"""A tensor of a checkpoint file: its shape is known, its values are read when asked."""
+"""Tensors of checkpoint files, with known shapes and values that are read later."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 PACKED = "GPTQ"
-# Endings of the tensors that are no weights by themselves.
+# Endings of the tensors that together make a packed matrix.
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
@@ -13,10 +13,9 @@ class Stored(NamedTuple):
 
     Attributes:
       shape: as in the checkpoint, outermost axis first.
-      kind: how the file calls its number format, such as "BF16" or "Q4_1"; `PACKED`
-        for one that was put together from the tensors of GPTQ's layout.
-      read: returns the values as a numpy array of `shape`; of a packed one, the
-        `QuantizedMatrix`.
+      kind: the file's name of the number format, such as "BF16" or "Q4_1"; `PACKED` for
+        a matrix that is stored as the several tensors of GPTQ's layout.
+      read: returns the values, a numpy array of `shape` or a `QuantizedMatrix`.
     """
 
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""K-FAC: Kronecker-factored curvature, on one device or shared out over many."""
+"""K-FAC: Kronecker-factored curvature, on one device or distributed over many."""
 
 import lazy_loader
 

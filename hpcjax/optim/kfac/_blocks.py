@@ -1,4 +1,4 @@
-"""Which parameters K-FAC preconditions, and how each layer is one matrix."""
+"""The plan of K-FAC: which layers it preconditions, each as one matrix."""
 
 import logging
 import math
@@ -12,26 +12,33 @@ from jaxtyping import Array, Float
 
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.model import LayerSpec, Model, Tap, make_slots
+from hpcjax.core.model import LayerSpec, Model, Tap
 from hpcjax.core.patterns import check_patterns
+from hpcjax.core.slots import make_slots
+from hpcjax.optim.full_precision import check_real
 from hpcjax.optim.kfac import config
 from hpcjax.optim.kfac._statistics import Statistic
 
 log = logging.getLogger(__name__)
 Unit = tuple[str, int]
+GEOMETRY = ("kernel_size", "strides", "padding", "dilation")
 
 
 class Block(NamedTuple):
-    """One observed layer: its matrix is [kernel; bias], `[a, g]`.
+    """One observed layer, or a stack of them, with the matrix [kernel; bias].
+
+    The kernel is reshaped to [inputs, outputs] and the bias appended as a last row, so
+    that outputs = [x; 1]ᵀ [kernel; bias]. A is `[a, a]`, G is `[g, g]`.
 
     Attributes:
       path: of the layer in the parameters.
       kind: `"dense"` or `"conv"`.
-      a: rows: inputs, times the kernel's positions, and one for a bias.
-      g: columns: outputs.
-      depth: layers of a scanned stack; 1 outside one.
+      a: rows of the matrix: inputs, times kernel positions, plus one for a bias.
+      g: columns of the matrix: outputs.
+      depth: number of layers in a scanned stack; 1 for a single layer.
       stacked: whether parameters and statistics have a leading axis of `depth`.
-      statistic: what forms A and G from inputs and output gradients.
+      use_bias: whether the bias is the matrix's last row.
+      statistic: computes A and G from inputs and output gradients.
     """
 
     path: str
@@ -40,32 +47,42 @@ class Block(NamedTuple):
     g: int
     depth: int
     stacked: bool
+    use_bias: bool
     statistic: Statistic
 
     @property
     def units(self) -> list[Unit]:
-        """The block's matrices: (path, number in the stack)."""
+        """Keys of the block's matrices: (path, number of the layer in the stack)."""
         return [(self.path, number) for number in range(self.depth)]
 
     @property
     def params(self) -> tuple[str, ...]:
-        """Paths of the parameters in the matrix, the bias last."""
-        names = ("kernel", "bias") if self.statistic.use_bias else ("kernel",)
+        """Paths of the parameters that make the matrix, the bias last."""
+        names = ("kernel", "bias") if self.use_bias else ("kernel",)
         return tuple(f"{self.path}/{name}" for name in names)
 
     @property
     def words(self) -> tuple[int, ...]:
-        """How many numbers a layer has of each of `params`."""
-        rows = self.a - self.statistic.use_bias
-        return (rows * self.g, self.g) if self.statistic.use_bias else (rows * self.g,)
+        """Entries of each of `params` in a single layer."""
+        rows = self.a - self.use_bias
+        return (rows * self.g, self.g) if self.use_bias else (rows * self.g,)
+
+    @property
+    def observed(self) -> dict[str, int]:
+        """Rows of A and G as the taps give them, with the row of a masked-out bias."""
+        return {"a": self.a + self.statistic.use_bias - self.use_bias, "g": self.g}
+
+    def without_bias(self) -> "Block":
+        """Returns the block of the kernel alone."""
+        return self._replace(a=self.a - self.use_bias, use_bias=False)
 
 
 class Plan(NamedTuple):
-    """What is preconditioned, and what is left to the first-order optimizer.
+    """Which layers K-FAC preconditions; other parameters keep their gradient.
 
     Attributes:
-      blocks: the observed layers, in the model's order.
-      skip: regexes of the paths that are left out.
+      blocks: the preconditioned layers, in the model's order.
+      skip: regexes of the paths of parameters that keep their gradient.
     """
 
     blocks: tuple[Block, ...]
@@ -73,7 +90,7 @@ class Plan(NamedTuple):
 
     @property
     def units(self) -> dict[Unit, Block]:
-        """Every matrix with its block."""
+        """Every matrix's key, with the block that it belongs to."""
         return {unit: block for block in self.blocks for unit in block.units}
 
 
@@ -86,20 +103,22 @@ def plan(
 ) -> Plan:
     """Chooses the layers of `model` that K-FAC preconditions.
 
-    Every observable dense layer and convolution is one, except where a regex of `skip`
-    is found in its path. Layers of other kinds are left to the first-order optimizer,
-    with a notice.
+    These are all observable dense layers and ungrouped convolutions whose path no regex
+    of `skip` matches. The gradients of other layers are left to the first-order
+    optimizer, and a warning is logged.
 
     Args:
-      model: whose `layers` say what can be observed.
-      skip: regexes of layers, and of parameters of no layer, that keep their gradient.
-        The default is `kfac.SKIP`: tables and norms. For a vocabulary head, whose
-        factor is as large as the vocabulary, pass `(*kfac.SKIP, "^head(/|$)")`.
-      conv_normalization: see `kfac.Statistic`.
+      model: its `layers` say which layers can be observed.
+      skip: regexes of layers and parameters that keep their gradient. The default,
+        `kfac.SKIP`, holds embedding tables and norms. To leave out a vocabulary head as
+        well, whose G has as many rows as the vocabulary, pass
+        `(*kfac.SKIP, "^head(/|$)")`.
+      conv_normalization: scaling of convolutions' factors, see `kfac.Statistic`.
       precision: of the products that form the factors.
 
     Raises:
-      ConfigError: a regex of your own that matches nothing, or no layer is left.
+      ConfigError: an entry of `skip` is not a regex, an unknown `conv_normalization`,
+        or no layer is left.
 
     Examples:
       >>> from hpcjax import models
@@ -116,14 +135,14 @@ def plan(
     reference = conv_normalization == "reference"
     blocks = []
     for spec in model.layers:
-        if _found(skip, spec.path):
+        if _matches(skip, spec.path):
             continue
         grouped = spec.options.get("groups", 1) != 1
         if spec.kind not in ("dense", "conv") or grouped:
             kind = f"grouped {spec.kind}" if grouped else spec.kind
             log.warning("no K-FAC for layer %r of kind %r", spec.path, kind)
             continue
-        blocks.append(_block(spec, reference, precision))
+        blocks.append(_make_block(spec, reference, precision))
     if not blocks:
         raise ConfigError(
             f"no layer is left to precondition: skip={skip}, layers "
@@ -132,15 +151,24 @@ def plan(
     return Plan(tuple(blocks), skip)
 
 
-def _block(spec: LayerSpec, reference: bool, precision: str) -> Block:
-    options, positions, geometry = spec.options, 1, {}
-    if spec.kind == "conv":
-        names = ("kernel_size", "strides", "padding", "dilation")
-        missing = [name for name in names if name not in options]
-        if missing:
-            raise ConfigError(f"options of layer {spec.path!r} lack {missing}")
-        geometry = {name: options[name] for name in names}
-        positions = math.prod(options["kernel_size"])
+def _make_block(spec: LayerSpec, reference: bool, precision: str) -> Block:
+    """Returns the block of an observable layer.
+
+    Raises:
+      ConfigError: the layer's options lack its sizes or geometry.
+    """
+    options: dict[str, Any] = {"use_bias": True, "depth": None, **spec.options}
+    names = GEOMETRY if spec.kind == "conv" else ()
+    missing = [n for n in ("inputs", "outputs", *names) if n not in options]
+    if missing:
+        raise ConfigError(
+            f"options of the {spec.kind} layer {spec.path!r} must say {missing}: got "
+            f"{sorted(spec.options)}"
+        )
+    geometry = {name: options[name] for name in names}
+    # A convolution is a dense layer over patches of h · w · in numbers; the product
+    # over no axes is 1 for a dense one.
+    positions = math.prod(geometry.get("kernel_size", ()))
     return Block(
         path=spec.path,
         kind=spec.kind,
@@ -148,6 +176,7 @@ def _block(spec: LayerSpec, reference: bool, precision: str) -> Block:
         g=options["outputs"],
         depth=options["depth"] or 1,
         stacked=options["depth"] is not None,
+        use_bias=options["use_bias"],
         statistic=Statistic(
             use_bias=options["use_bias"],
             conv=spec.kind == "conv",
@@ -158,32 +187,36 @@ def _block(spec: LayerSpec, reference: bool, precision: str) -> Block:
     )
 
 
-def _found(patterns: tuple[str, ...], path: str) -> bool:
+def _matches(patterns: tuple[str, ...], path: str) -> bool:
+    """Returns whether some regex is found in the path."""
     return any(re.search(pattern, path) for pattern in patterns)
 
 
 def check_covered(chosen: Plan, params: Any) -> None:
-    """Raises ConfigError unless each parameter is in a block or left out by a rule.
+    """Raises ConfigError unless each parameter is in a block or matched by `skip`.
 
-    Regexes beyond `kfac.SKIP` that are found in no parameter's path are refused too.
+    Regexes that match no parameter are refused too, except those of `kfac.SKIP`. A
+    parameter that `optax.masked` has taken out counts as present, and needs no regex.
     """
-    paths = list(trees.flatten(params))
+    leaves, named = trees.flatten(params), trees.paths(params)
     inside = {path for block in chosen.blocks for path in block.params}
-    missing = sorted(inside - set(paths))
+    missing = sorted(inside - set(named))
     if missing:
-        raise ConfigError(f"parameters of K-FAC's layers are missing: {missing}")
-    leaves = trees.flatten(params)
-    for block in chosen.blocks:
+        raise ConfigError(
+            f"parameters of K-FAC's layers are missing: {missing}; a layer without a "
+            "bias says use_bias=False"
+        )
+    for block in part_of(chosen, params).blocks:
         for path, words in zip(block.params, block.words, strict=True):
             size = leaves[path].size
-            # Of a stack, a device may have its own layers only.
+            # A device of a pipeline may hold only some layers of a stack.
             if size != words and not (block.stacked and size % words == 0):
                 raise ConfigError(
                     f"{path!r} of K-FAC's plan has {words} numbers a layer: got shape "
                     f"{leaves[path].shape}"
                 )
-    rest = [path for path in paths if path not in inside]
-    loose = [path for path in rest if not _found(chosen.skip, path)]
+    rest = [path for path in named if path not in inside]
+    loose = [p for p in rest if p in leaves and not _matches(chosen.skip, p)]
     if loose:
         raise ConfigError(
             f"parameters in no K-FAC block and matched by no rule of skip: {loose}; "
@@ -192,18 +225,102 @@ def check_covered(chosen: Plan, params: Any) -> None:
     idle = [
         rule
         for rule in chosen.skip
-        if rule not in config.SKIP and not any(_found((rule,), path) for path in rest)
+        if rule not in config.SKIP and not any(_matches((rule,), path) for path in rest)
     ]
     if idle:
         raise ConfigError(f"rules of skip that match no parameter: {idle}; {rest}")
 
 
+def check_parameters(chosen: Plan, params: Any) -> None:
+    """Raises unless all parameters are real, and each in a block or left out.
+
+    An empty tree passes: `optax.tree_map_params` calls `init` with one.
+    """
+    check_real(params)
+    if trees.paths(params):
+        check_covered(chosen, params)
+
+
+def part_of(chosen: Plan, tree: Any) -> Plan:
+    """Returns the part of a plan whose parameters are in `tree`.
+
+    `optax.masked` takes parameters out of the tree that a transform sees. A layer whose
+    kernel is missing is left out of the plan; one whose bias is missing has the matrix
+    and the factor A of its kernel alone.
+
+    Args:
+      chosen: the plan of all parameters.
+      tree: parameters, gradients or shapes, with their paths.
+
+    Raises:
+      ConfigError: a bias whose kernel is masked out.
+    """
+    here = trees.flatten(tree)
+    lone_biases = [
+        block.params[1]
+        for block in chosen.blocks
+        if block.params[0] not in here and block.params[-1] in here
+    ]
+    if lone_biases:
+        raise ConfigError(
+            "K-FAC preconditions a bias together with its kernel: got biases whose "
+            f"kernels are masked out: {lone_biases}; mask them out too"
+        )
+    blocks = (
+        block if block.params[-1] in here else block.without_bias()
+        for block in chosen.blocks
+        if block.params[0] in here
+    )
+    return chosen._replace(blocks=tuple(blocks))
+
+
+def check_statistics(
+    chosen: Plan, taps: Any, like: Mapping[str, Mapping[str, jax.Array]]
+) -> dict[str, dict[str, Float[Array, "depth n n"]]]:
+    """Returns the plan's statistics as `{path: {"a": [depth, n, n], "g": ...}}`.
+
+    Args:
+      chosen: the layers.
+      taps: statistics by path or nested, with or without the axis `depth`. Those of
+        other layers, and the rows of masked-out biases, are dropped.
+      like: the running factors, whose `depth` the result has.
+
+    Raises:
+      ValueError: statistics are missing, or have another shape than the layer's.
+    """
+    given, statistics = trees.flatten(taps or {}), {}
+    missing = [
+        block.path
+        for block in chosen.blocks
+        if any(f"{block.path}/{side}" not in given for side in block.observed)
+    ]
+    if missing:
+        raise ValueError(
+            f"taps are missing for layers {missing}: pass "
+            "taps=kfac.statistics_of(gradient of the taps) to update"
+        )
+    for block in chosen.blocks:
+        statistics[block.path] = {}
+        for side, n in block.observed.items():
+            factor, new = like[block.path][side], given[f"{block.path}/{side}"]
+            if new.shape[-2:] != (n, n) or new.size != len(factor) * n * n:
+                raise ValueError(
+                    f"statistics {side!r} of {block.path!r} must be "
+                    f"{(len(factor), n, n)}: got {new.shape}"
+                )
+            rows = factor.shape[-1]
+            # The bias is last, so a factor without it is the leading square.
+            statistics[block.path][side] = new.reshape(-1, n, n)[:, :rows, :rows]
+    return statistics
+
+
 def make_taps(
     chosen: Plan, model: Model, params: Any, state: Any, x: Any, *, active: Any = None
 ) -> dict[str, Tap]:
-    """Returns the taps of the plan's layers, to be passed to `model.apply`.
+    """Returns taps for the plan's layers, to be passed to `model.apply`.
 
-    Their gradient holds the statistics, see `statistics_of`.
+    The gradient of a loss with respect to these taps is the statistics, see
+    `statistics_of`.
 
     Args:
       chosen: which layers.
@@ -211,22 +328,25 @@ def make_taps(
       params: parameters, or their shapes.
       state: state of the model, or its shapes.
       x: a batch of inputs, or its shapes.
-      active: `kfac.statistics_due(opt_state)`; where false nothing is computed.
+      active: whether to compute statistics, such as `kfac.statistics_due(opt_state)`;
+        None always does.
     """
     wanted = {block.path: block.statistic for block in chosen.blocks}
     return make_slots(model, wanted, params, state, x, active=active)
 
 
 def statistics_of(taps: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `{path: {"a": A, "g": G}}` from the gradient of taps."""
+    """Returns the statistics `{path: {"a": A, "g": G}}` in the gradient of taps."""
     return {path: tap.slot for path, tap in taps.items()}
 
 
 def to_matrices(
     chosen: Plan, leaves: Mapping[str, jax.Array]
 ) -> dict[Unit, Float[Array, "a g"]]:
-    """Returns the matrix [kernel; bias] of each unit from parameters' gradients."""
-    found = {}
+    """Returns the matrix [kernel; bias] of each layer, from gradients by path."""
+    # With a constant 1 appended to its input, a layer is one product with [W; b]. So A
+    # has a last row for the bias, and one block preconditions kernel and bias together.
+    matrices = {}
     for block in chosen.blocks:
         kernel, *bias = (leaves[path] for path in block.params)
         rows = block.a - len(bias)
@@ -234,8 +354,8 @@ def to_matrices(
         if bias:
             last = bias[0].reshape(block.depth, 1, block.g)
             whole = jnp.concatenate([whole, last.astype(whole.dtype)], axis=1)
-        found |= {unit: whole[unit[1]] for unit in block.units}
-    return found
+        matrices |= {unit: whole[unit[1]] for unit in block.units}
+    return matrices
 
 
 def from_matrices(
@@ -243,19 +363,19 @@ def from_matrices(
     matrices: Mapping[Unit, Float[Array, "a g"]],
     like: Mapping[str, jax.Array],
 ) -> dict[str, jax.Array]:
-    """Returns `{path of parameter: gradient}` for the plan's parameters."""
+    """Returns gradients by path from matrices: the inverse of `to_matrices`."""
     leaves = {}
     for block in chosen.blocks:
         whole = jnp.stack([matrices[unit] for unit in block.units])
         split = [whole[:, : block.a - 1], whole[:, block.a - 1 :]]
-        parts = split if block.statistic.use_bias else [whole]
+        parts = split if block.use_bias else [whole]
         for path, part in zip(block.params, parts, strict=True):
             leaves[path] = part.reshape(like[path].shape).astype(like[path].dtype)
     return leaves
 
 
 def explain(chosen: Plan, params: Any) -> str:
-    """Returns a table: for each parameter its block, or why it has none.
+    """Returns a table of all parameters: the block of each, or why it has none.
 
     Raises:
       ConfigError: a parameter is in no block and matched by no rule of `skip`.

@@ -1,6 +1,12 @@
-"""Inverting the curvature of one layer: plain functions of A, G and a gradient.
+"""Inverting the curvature of one layer: functions of its factors and gradient.
 
-Throughout, matrices are [a, g]: rows belong to A, columns to G.
+The curvature of a layer is approximated by the Kronecker product A⊗G, with A `[a, a]`
+the second moment of its inputs and G `[g, g]` that of its output gradients. Gradients
+are matrices M `[a, g]`, rows belonging to A and columns to G, for which
+(A⊗G)⁻¹ vec(M) = vec(A⁻¹ M G⁻¹).
+
+References:
+  Martens and Grosse, ICML 2015; Pauloski et al., KAISA, SC 2021, §2.1.3.
 """
 
 from collections.abc import Mapping
@@ -19,11 +25,11 @@ Scalar = Float[Array, ""] | float
 
 
 def item_shapes(options: KfacOptions, a: int, g: int) -> dict[str, tuple[int, ...]]:
-    """Returns the arrays that are kept of a layer, by name, those of A first.
+    """Returns names and shapes of the arrays that are kept for a layer, A's first.
 
-    `"vectors_a"`, `"vectors_g"` and either `"values_a"`, `"values_g"` or `"quotients"`
-    of the eigen method; `"inverse_a"`, `"inverse_g"` of the other, as packed triangles
-    where `symmetry_aware`.
+    The eigen method keeps `"vectors_a"` and `"vectors_g"`, with `"quotients"` if
+    `prediv`, otherwise with `"values_a"` and `"values_g"`. The inverse method keeps
+    `"inverse_a"` and `"inverse_g"`, as packed triangles if `symmetry_aware`.
 
     Examples:
       >>> item_shapes(KfacOptions(), 3, 2)
@@ -47,9 +53,14 @@ def item_shapes(options: KfacOptions, a: int, g: int) -> dict[str, tuple[int, ..
 def shared_damping(
     options: KfacOptions, mean_a: Scalar, mean_g: Scalar, damping: Scalar
 ) -> dict[str, Scalar]:
-    """Returns what is added to A and to G: γ each, or with π-damping π√γ and √γ/π.
+    """Returns the dampings that are added to A and to G.
 
-    π = √(mean_a / mean_g) of the mean eigenvalues, and 1 where one of them is zero.
+    Without π-damping γ is added to both. With it A gets π√γ and G √γ/π, whose product
+    is γ, and π = √(mean_a / mean_g) from the factors' mean eigenvalues, or 1 if one of
+    these is zero: the larger factor gets the larger damping.
+
+    References:
+      Martens and Grosse, ICML 2015, §6.3.
     """
     if not options.pi_damping:
         return {"a": damping, "g": damping}
@@ -65,7 +76,7 @@ def decompose(
     damping: Scalar,
     sides: tuple[str, ...] = SIDES,
 ) -> Items:
-    """Returns the items of `item_shapes` that belong to `sides`.
+    """Decomposes factors into those arrays of `item_shapes` that belong to `sides`.
 
     Args:
       options: the method.
@@ -74,10 +85,12 @@ def decompose(
       sides: which factors to decompose; the quotients need both.
 
     Returns:
-      Eigenvalues are clamped at zero, and are without damping unless in the quotients,
-      which are 1 / (υ_A υ_Gᵀ + γ), or with π-damping 1 / ((υ_A + π√γ)(υ_G + √γ/π)ᵀ).
+      The arrays by name. Eigenvalues are clamped at zero, since rounding makes small
+      ones negative, and undamped. The quotients are 1 / (υ_A υ_Gᵀ + γ), or with
+      π-damping 1 / ((υ_A + π√γ)(υ_G + √γ/π)ᵀ).
     """
     if options.method == "inverse":
+        # The trace of a matrix is the sum of its eigenvalues.
         mean_a, mean_g = (jnp.diag(factors[side]).mean() for side in SIDES)
         added = shared_damping(options, mean_a, mean_g, damping)
         return {
@@ -91,6 +104,7 @@ def decompose(
         items[f"values_{side}"] = jnp.maximum(values, 0)
     if not options.prediv_used:
         return items
+    # Divisions at every step become products: `prediv`.
     quotients = 1 / _spectrum(options, items, damping)
     kept = {f"vectors_{side}": items[f"vectors_{side}"] for side in sides}
     return kept | {"quotients": quotients}
@@ -99,10 +113,11 @@ def decompose(
 def _inverse(
     options: KfacOptions, factor: Float[Array, "n n"], damping: Scalar
 ) -> jax.Array:
-    """Returns (F + damping·I)⁻¹ by Cholesky, perhaps as a triangle."""
+    """Returns (F + damping·I)⁻¹ by Cholesky, as a triangle if `symmetry_aware`."""
     identity = jnp.eye(factor.shape[0], dtype=factor.dtype)
     root = linalg.cho_factor(factor + damping * identity, lower=True)
     inverse = linalg.cho_solve(root, identity)
+    # Exactly symmetric, so that packing it as a triangle loses nothing.
     inverse = (inverse + inverse.T) / 2
     return pack_triangle(inverse) if options.symmetry_aware else inverse
 
@@ -110,7 +125,7 @@ def _inverse(
 def _spectrum(
     options: KfacOptions, items: Mapping[str, jax.Array], damping: Scalar
 ) -> Float[Array, "a g"]:
-    """Returns the damped eigenvalues of A⊗G."""
+    """Returns the damped eigenvalues of A⊗G; [i, j] is for vector i of A, j of G."""
     values_a, values_g = items["values_a"], items["values_g"]
     if not options.pi_damping:
         return jnp.outer(values_a, values_g) + damping
@@ -126,14 +141,16 @@ def precondition(
 ) -> Float[Array, "a g"]:
     """Returns the gradient `matrix` multiplied by the inverse curvature.
 
-    With eigenvectors Q it is Q_A ((Q_Aᵀ M Q_G) / (υ_A υ_Gᵀ + γ)) Q_Gᵀ, which is exact
-    for (A⊗G + γI)⁻¹; with inverses (A + γI)⁻¹ M (G + γI)⁻¹, which is not the same.
+    The eigen method applies (A⊗G + γI)⁻¹ exactly: with eigenvectors Q and eigenvalues υ
+    it is Q_A ((Q_Aᵀ M Q_G) / (υ_A υ_Gᵀ + γ)) Q_Gᵀ, as A⊗G has the eigenvectors Q_A⊗Q_G
+    and the eigenvalues υ_A υ_Gᵀ. The inverse method damps each factor by itself,
+    (A + γI)⁻¹ M (G + γI)⁻¹, which is a different matrix.
 
     Args:
       options: the method.
-      items: what `decompose` returned, of both sides.
+      items: the result of `decompose` for both sides.
       matrix: the gradient.
-      damping: γ, used only where eigenvalues were kept.
+      damping: γ; used only if eigenvalues are kept, other arrays contain it already.
     """
 
     def product(*matrices: jax.Array) -> jax.Array:
@@ -148,9 +165,9 @@ def precondition(
             inverse = {s: unpack_triangle(inverse[s], sizes[s]) for s in SIDES}
         return product(inverse["a"], matrix, inverse["g"])
     vectors_a, vectors_g = items["vectors_a"], items["vectors_g"]
-    turned = product(vectors_a.T, matrix, vectors_g)
+    rotated = product(vectors_a.T, matrix, vectors_g)
     if options.prediv_used:
-        turned = turned * items["quotients"]
+        rotated = rotated * items["quotients"]
     else:
-        turned = turned / _spectrum(options, items, damping)
-    return product(vectors_a, turned, vectors_g.T)
+        rotated = rotated / _spectrum(options, items, damping)
+    return product(vectors_a, rotated, vectors_g.T)

@@ -1,4 +1,4 @@
-"""KAISA: who decomposes a layer's factors, who keeps them, who only gets results."""
+"""KAISA: which devices decompose a layer's factors, and which get its results."""
 
 import math
 import zlib
@@ -18,22 +18,26 @@ AXES = (WORKER_AXIS, RECEIVER_AXIS)
 
 
 class Distribution:
-    """How K-FAC's work and memory are shared by P devices, KAISA's knob.
+    """How P devices share K-FAC's work and memory, after KAISA.
 
     Each layer has m = max(1, P·f) gradient workers, which keep its decomposition and
-    precondition its gradient; the other P − m receive the result at every step. So
-    f = 1/P is MEM-OPT, f = 1 COMM-OPT. The devices are a grid of m × n, n = P/m,
-    numbered row by row; a column holds the workers of its layers, a row receives.
+    precondition its gradient; the other P − m devices receive the result at every step.
+    f = 1 (COMM-OPT) needs no such communication, f = 1/P (MEM-OPT) the least memory.
+
+    The devices form a grid of m × n, n = P/m, numbered row by row. Each layer belongs
+    to a column, whose m devices are its gradient workers, and each of these sends its
+    result to the other devices of its row.
 
     Args:
-      axis_size: P.
-      grad_worker_fraction: f.
-      cost: what a factor of n rows counts when columns and workers are balanced:
-        `"compute"` n³, `"memory"` n².
+      axis_size: P, the number of devices.
+      grad_worker_fraction: f, the share of devices that are gradient workers of a
+        layer.
+      cost: the cost of a factor of n rows when work is balanced: `"compute"` stands for
+        n³, `"memory"` for n².
       colocate_factors: whether one device decomposes both factors of a layer.
 
     Raises:
-      ConfigError: f is outside [0, 1], or P·f is no divisor of P.
+      ConfigError: f is outside [0, 1], or P·f does not divide P.
 
     References:
       Pauloski et al., KAISA, SC 2021, §3.1 and §3.2.
@@ -60,28 +64,30 @@ class Distribution:
         self.fraction = grad_worker_fraction
         self.workers = _workers(axis_size, grad_worker_fraction)
         self.receivers = axis_size // self.workers
-        # With one worker there is nowhere else for the other factor to be.
+        # A column of one device must decompose both factors there.
         self.colocate_factors = colocate_factors or self.workers == 1
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """The axes and sizes to give to `sharding.make_mesh`."""
+        """Axes and sizes of the grid, for `sharding.make_mesh`."""
         return {WORKER_AXIS: self.workers, RECEIVER_AXIS: self.receivers}
 
     @property
     def columns(self) -> list[list[int]]:
-        """The gradient workers of each column."""
+        """The devices of each column: the gradient workers of its layers."""
         n = self.receivers
         return [list(range(c, self.axis_size, n)) for c in range(n)]
 
     @property
     def rows(self) -> list[list[int]]:
-        """The devices among which results are passed on."""
+        """The devices of each row, among which results are broadcast."""
         n = self.receivers
         return [list(range(r * n, r * n + n)) for r in range(self.workers)]
 
     def assign(self, chosen: Plan) -> Assignment:
-        """Returns who decomposes the factors `"a"` and `"g"` of each matrix."""
+        """Returns each matrix's column, and the device that decomposes each factor."""
+        # An eigendecomposition of n rows takes O(n³) operations and stores O(n²)
+        # numbers.
         power = {"compute": 3.0, "memory": 2.0}[self.cost]
         work = {
             unit: {"a": block.a**power, "g": block.g**power}
@@ -91,8 +97,13 @@ class Distribution:
 
 
 def _workers(axis_size: int, fraction: float) -> int:
-    """Returns the gradient workers of a layer."""
+    """Returns m, the number of gradient workers of a layer.
+
+    Raises:
+      ConfigError: it is not an integer that divides the number of devices.
+    """
     inside = 0 <= fraction <= 1
+    # The tolerance is for fractions such as 1/3, whose product with P is inexact.
     exact = max(1.0, axis_size * fraction) if inside else 1.0
     count = round(exact)
     valid = [str(Fraction(m, axis_size)) for m in _divisors(axis_size)]
@@ -110,7 +121,7 @@ def _divisors(number: int) -> list[int]:
 
 
 class Piece(NamedTuple):
-    """One item's place in its column's buffer."""
+    """The place of one array of a decomposition in its column's buffer, in words."""
 
     unit: Unit
     name: str
@@ -119,18 +130,22 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Words."""
+        """Length in words."""
         return math.prod(self.shape)
 
 
 class Layout(NamedTuple):
-    """Where each column keeps what.
+    """Where the buffer of each column keeps the decompositions of its layers.
+
+    Each device holds its column's buffer as one flat array. What a device decomposes is
+    contiguous in it, so that one broadcast passes it on.
 
     Attributes:
-      columns: the pieces of each column, those of one worker next to each other.
-      spans: for each device (offset, words) of what it decomposes in its column.
-      owned: for each device, the sides it decomposes of each of its matrices.
-      length: words of the longest column; all are padded to it.
+      columns: the pieces of each column, in the order of their offsets.
+      spans: for each device (offset, words) of what it decomposes.
+      owned: for each device the factors, `"a"` or `"g"`, that it decomposes of
+        matrices.
+      length: words of the longest column, to which all are padded.
     """
 
     columns: list[list[Piece]]
@@ -140,27 +155,28 @@ class Layout(NamedTuple):
 
     @property
     def imbalance(self) -> float:
-        """The longest column over the mean one; the rest is padding."""
+        """Length of the longest column over the mean length; the excess is padding."""
         used = [sum(piece.size for piece in column) for column in self.columns]
         return self.length * len(used) / sum(used)
 
     @property
     def fingerprint(self) -> int:
-        """A positive number below 2³¹ that is another for another layout."""
+        """A hash of the layout, positive and below 2³¹, so never zero and an int32."""
         return zlib.crc32(repr(self).encode()) >> 1 or 1
 
     def units(self, column: int) -> list[Unit]:
-        """The matrices that a column preconditions, in the order of the buffer."""
+        """Returns the matrices that a column preconditions, in the buffer's order."""
         return list(dict.fromkeys(piece.unit for piece in self.columns[column]))
 
 
 def make_layout(
     chosen: Plan, options: KfacOptions, distribution: Distribution
 ) -> Layout:
-    """Returns where each column keeps the decompositions of its layers.
+    """Returns the layout of the columns' buffers.
 
     Raises:
-      ConfigError: quotients are to be kept, which need both factors on one device.
+      ConfigError: `prediv` without `colocate_factors`: a quotient needs the eigenvalues
+        of both factors on one device.
     """
     if options.prediv_used and not distribution.colocate_factors:
         raise ConfigError("prediv=True needs colocate_factors=True: got False")
@@ -173,6 +189,8 @@ def make_layout(
         }
         for rank in range(distribution.axis_size)
     ]
+    # Offsets grow device by device within a column, so that each device's results form
+    # one span. Columns have buffers of their own, all starting at offset 0.
     spans, columns = [(0, 0)] * distribution.axis_size, []
     for members in distribution.columns:
         pieces: list[Piece] = []
@@ -192,7 +210,9 @@ def make_layout(
 def _shapes(
     options: KfacOptions, block: Block, sides: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the items that come from decomposing `sides`."""
+    """Returns names and shapes of the arrays that decomposing `sides` gives."""
+    # Names end in the side they belong to, as in "values_a", except for a quotient of
+    # both sides' eigenvalues, which needs both on one device.
     shapes = item_shapes(options, block.a, block.g)
     if len(sides) == len(SIDES):
         return shapes
@@ -206,12 +226,14 @@ def _shapes(
 def comm_volume(
     chosen: Plan, options: KfacOptions, distribution: Distribution
 ) -> dict[str, int]:
-    """Returns the words that K-FAC moves, beside the all-reduce of the gradients.
+    """Returns the words that K-FAC communicates besides the gradients' all-reduce.
 
-    `"factors"`: operand of the all-reduce of A and G on each device, at every update of
-    the factors. `"decompositions"`: broadcast within columns, over all devices
-    together, at every decomposition: (m − 1) times each item. `"gradients"`: broadcast
-    within rows, over all devices together, at every step: (P − m) times each matrix.
+    - `"factors"`: the operand, on each device, of the all-reduce of A and G, at every
+      update of the factors.
+    - `"decompositions"`: broadcasts within columns at every decomposition, summed over
+      all devices: each array goes to m − 1 other gradient workers.
+    - `"gradients"`: broadcasts within rows at every step, summed over all devices: each
+      preconditioned matrix goes to the P − m devices that are not its workers.
 
     Examples:
       >>> from hpcjax import models
@@ -223,6 +245,7 @@ def comm_volume(
     blocks = list(chosen.units.values())
     p, m = distribution.axis_size, distribution.workers
 
+    # A symmetric matrix is sent as one triangle, the diagonal included.
     def words(n: int) -> int:
         return n * (n + 1) // 2 if options.symmetry_aware else n * n
 
@@ -241,7 +264,7 @@ def comm_volume(
 def memory_words(
     chosen: Plan, options: KfacOptions, distribution: Distribution | None = None
 ) -> Mapping[str, Any]:
-    """Returns words per device: `"factors"`, `"decompositions"`, padding included.
+    """Returns the words that each device keeps, by purpose, padding included.
 
     Examples:
       >>> from hpcjax import models

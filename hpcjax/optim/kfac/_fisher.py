@@ -1,4 +1,4 @@
-"""Gradients and the statistics of a Fisher matrix, from one forward pass."""
+"""Gradients and K-FAC's statistics of a Fisher matrix, from one forward pass."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ FISHERS = ("empirical", "true", "exact")
 
 
 class Differentiated(NamedTuple):
-    """What `differentiate` returns.
+    """A loss with its gradients and statistics.
 
     Attributes:
-      value: the loss.
-      aux: what the forward pass returned beside the outputs.
-      loss_aux: what the loss returned beside its value.
-      grads: of the parameters.
+      value: the mean loss.
+      aux: the second value that `forward` returned.
+      loss_aux: the second value that `loss` returned.
+      grads: gradients of the parameters.
       statistics: `{path: {"a": A, "g": G}}`, for `update(..., taps=)`.
     """
 
@@ -45,27 +45,28 @@ def differentiate(
     fisher: Fisher = "empirical",
     key: jax.Array | None = None,
 ) -> Differentiated:
-    """Returns loss, gradients and K-FAC's statistics.
+    """Returns a loss with its gradients and K-FAC's statistics.
 
-    G is formed of the gradients of the loss with respect to layers' outputs at
+    A is the second moment of layers' inputs. G is the second moment of the loss's
+    gradients with respect to layers' outputs, where the loss is taken at
 
-    - `"empirical"`: the labels of the data, from the same backward pass,
-    - `"true"`: labels drawn from softmax(outputs), by one backward pass more,
-    - `"exact"`: every label c in turn, weighted by its probability, by as many backward
-      passes more as there are labels: the expectation of `"true"`. One label of each
-      example, and no example may depend on another, as under batch norm.
+    - `"empirical"`: the labels of the data, so that one backward pass gives everything;
+    - `"true"`: labels drawn from softmax(outputs), in one additional backward pass;
+    - `"exact"`: every label in turn, weighted by its probability, in as many additional
+      backward passes as there are labels. This is the expectation of `"true"`. Each
+      example must have one label, and not depend on others, as it does in batch norm.
 
-    Where the taps are not active, neither statistics nor backward passes beyond the
-    first are made; the program then holds both passes. A label below zero, which a loss
-    may leave out, is left as it is.
+    If the taps have a flag `active`, the program holds a pass with statistics and one
+    without, and takes the latter where the flag is false. Labels below zero, which a
+    loss may ignore, are never replaced.
 
     Args:
-      forward: `(params, taps) -> (outputs, aux)`, outputs being logits `[..., labels]`.
-      loss: `(outputs, labels) -> (mean loss, aux)`, a sum of terms for each label.
-      params: what is differentiated in.
+      forward: `(params, taps) -> (outputs, aux)` with logits `[..., labels]`.
+      loss: `(outputs, labels) -> (mean loss, aux)`, a mean of one term for each label.
+      params: the parameters to differentiate with respect to.
       taps: from `kfac.make_taps`.
       labels: int `[...]`.
-      fisher: which Fisher matrix.
+      fisher: which Fisher matrix, see above.
       key: random key, needed for `"true"`.
 
     Raises:
@@ -79,22 +80,29 @@ def differentiate(
         raise ConfigError("fisher='true' draws labels and needs key=")
     flags = [jnp.any(t.active != 0) for t in taps.values() if t.active is not None]
     if not flags:
-        return _observed(forward, loss, params, taps, labels, fisher, key)
+        return _differentiate_with_taps(
+            forward, loss, params, taps, labels, fisher, key
+        )
     always = {path: dataclasses.replace(tap, active=None) for path, tap in taps.items()}
 
     def with_statistics() -> Differentiated:
-        return _observed(forward, loss, params, always, labels, fisher, key)
+        return _differentiate_with_taps(
+            forward, loss, params, always, labels, fisher, key
+        )
 
     def without() -> Differentiated:
-        made = _observed(forward, loss, params, {}, labels, "empirical", None)
-        return made._replace(statistics=statistics_of(taps))
+        result = _differentiate_with_taps(
+            forward, loss, params, {}, labels, "empirical", None
+        )
+        # The taps' own zeros have the shapes of statistics; the update ignores them.
+        return result._replace(statistics=statistics_of(taps))
 
-    # One choice for the whole pass: one at each layer keeps its inputs and gradients
-    # apart from what XLA would fuse them with, on every step.
+    # One `cond` around the whole pass. A `cond` at each layer would be a barrier to
+    # fusion: XLA would have to write out its inputs and gradients in every step.
     return jax.lax.cond(flags[0], with_statistics, without)
 
 
-def _observed(
+def _differentiate_with_taps(
     forward: Forward,
     loss: Loss,
     params: Any,
@@ -103,7 +111,9 @@ def _observed(
     fisher: Fisher,
     key: jax.Array | None,
 ) -> Differentiated:
-    """Returns `differentiate` with taps that are all active."""
+    """Returns the result of `differentiate`, computing the statistics of all taps."""
+    # The loss is differentiated apart from the network, so that the stored activations
+    # of one forward pass serve the backward passes from other labels.
     outputs, pull, aux = jax.vjp(forward, params, dict(taps), has_aux=True)
     slope = jax.value_and_grad(loss, has_aux=True)
     if fisher != "empirical" and not isinstance(outputs, jax.Array):
@@ -112,7 +122,9 @@ def _observed(
             f"{jax.tree.structure(outputs)}"
         )
     if fisher == "exact" and outputs.ndim != 2:
-        # The same label everywhere would add what different places have in common.
+        # With several labels per example, one backward pass for the same label at all
+        # places would mix the gradients of different places, whose labels are drawn
+        # independently.
         raise ConfigError(
             "fisher='exact' needs one label an example, outputs [batch, labels]: got "
             f"{outputs.shape}; fisher='true' draws one at every place"
@@ -121,14 +133,15 @@ def _observed(
     grads, observed = pull(cotangent)
     statistics = statistics_of(observed)
 
-    def at(labels: Any, weight: Any = 1.0) -> Any:
+    def statistics_at(labels: Any, weight: Any = 1.0) -> Any:
+        """Returns statistics of a backward pass from other labels."""
         return statistics_of(pull(slope(outputs, labels)[1] * weight)[1])
 
     if fisher == "true" and key is not None:
-        drawn = jax.random.categorical(key, _wide(outputs))
-        statistics = at(_instead(labels, drawn))
+        drawn = jax.random.categorical(key, _widen(outputs))
+        statistics = statistics_at(_replace_scored(labels, drawn))
     elif fisher == "exact":
-        outer = _expected(at, outputs, labels)
+        outer = _sum_over_labels(statistics_at, outputs, labels)
         statistics = {
             path: {"a": each["a"], "g": outer[path]}
             for path, each in statistics.items()
@@ -136,25 +149,28 @@ def _observed(
     return Differentiated(value, aux, loss_aux, grads, statistics)
 
 
-def _expected(at: Callable[..., Any], outputs: jax.Array, labels: Any) -> Any:
-    """Returns the sum over labels of G weighted by their probability."""
-    probabilities = jax.nn.softmax(_wide(outputs), axis=-1).astype(outputs.dtype)
+def _sum_over_labels(
+    statistics_at: Callable[..., Any], outputs: jax.Array, labels: Any
+) -> Any:
+    """Returns Σ_c p(c) G(c), summed over labels c with probabilities p."""
+    probabilities = jax.nn.softmax(_widen(outputs), axis=-1).astype(outputs.dtype)
 
     def one(label: jax.Array) -> Any:
-        chosen = _instead(labels, label)
-        # The square root, since G is quadratic in the gradient.
+        chosen = _replace_scored(labels, label)
+        # G(c) is quadratic in the gradient: weighting that by √p weights G by p.
         weight = jnp.sqrt(jnp.take(probabilities, label, axis=-1))[..., None]
         # A is the same for every label and not formed again.
-        return {path: each["g"] for path, each in at(chosen, weight).items()}
+        return {path: each["g"] for path, each in statistics_at(chosen, weight).items()}
 
-    every = jax.lax.map(one, jnp.arange(outputs.shape[-1]))
-    return {path: each.sum(0) for path, each in every.items()}
+    by_label = jax.lax.map(one, jnp.arange(outputs.shape[-1]))
+    return {path: each.sum(0) for path, each in by_label.items()}
 
 
-def _wide(logits: jax.Array) -> jax.Array:
+def _widen(logits: jax.Array) -> jax.Array:
+    """Returns logits in float32 or better."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def _instead(labels: jax.Array, others: jax.Array) -> jax.Array:
-    """Returns `others` where a label is scored."""
+def _replace_scored(labels: jax.Array, others: jax.Array) -> jax.Array:
+    """Returns `others` in place of labels that are scored, those not below zero."""
     return jnp.where(labels < 0, labels, others).astype(labels.dtype)

@@ -1,6 +1,6 @@
-"""Decomposing and preconditioning: here, or shared out over the devices of a grid.
+"""Where K-FAC decomposes and preconditions: on every device, or shared over a grid.
 
-Both placements have the same functions: `init`, `refresh` and `precondition`.
+Both placements have the methods `init`, `valid`, `refresh` and `precondition`.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ def _decompose(
     damping: Any,
     owned: Mapping[Unit, tuple[str, ...]],
 ) -> dict[Unit, Items]:
-    """Decomposes the given sides of the given matrices, one after another.
+    """Decomposes those factors of each matrix that `owned` names, one after another.
 
     Equal shapes share one compiled loop: a batched eigendecomposition can deadlock on
     CPU, and on a GPU it is no faster for factors of more than a few dozen rows.
     """
-    found: dict[Unit, Items] = {}
+    decomposed: dict[Unit, Items] = {}
     for sides in dict.fromkeys(owned.values()):
         units = [unit for unit in owned if owned[unit] == sides]
 
@@ -52,40 +52,40 @@ def _decompose(
             return curvature.decompose(options, {"a": a, "g": g}, damping, sides)
 
         pairs = [
-            tuple(_wide(factors[path][side][number]) for side in SIDES)
+            tuple(_widen(factors[path][side][number]) for side in SIDES)
             for path, number in units
         ]
         results = batching.map_equal_shapes(one, pairs, sequential=True)
-        found |= dict(zip(units, results, strict=True))
-    return found
+        decomposed |= dict(zip(units, results, strict=True))
+    return decomposed
 
 
-def _wide(factor: jax.Array) -> jax.Array:
-    """Returns a factor in a precision that decompositions exist for."""
+def _widen(factor: jax.Array) -> jax.Array:
+    """Returns a factor in float32 or better: LAPACK has no 16-bit decompositions."""
     return factor.astype(jnp.promote_types(factor.dtype, jnp.float32))
 
 
 def _precondition(
-    options: KfacOptions, items: Mapping[Unit, Items], found: Matrices, damping: Any
+    options: KfacOptions, items: Mapping[Unit, Items], matrices: Matrices, damping: Any
 ) -> dict[Unit, jax.Array]:
-    """Preconditions the matrices that `items` has, equal shapes in one batch."""
+    """Preconditions the matrices that `items` has decompositions of, in batches."""
 
     def one(kept: Items, matrix: jax.Array) -> jax.Array:
         return curvature.precondition(options, kept, matrix, damping)
 
     units = list(items)
-    results = batching.map_equal_shapes(one, [(items[u], found[u]) for u in units])
+    results = batching.map_equal_shapes(one, [(items[u], matrices[u]) for u in units])
     return dict(zip(units, results, strict=True))
 
 
 class Local:
-    """Every device decomposes and keeps everything."""
+    """Every device decomposes all factors and preconditions all gradients."""
 
     def __init__(self, chosen: Plan, options: KfacOptions) -> None:
         self.plan, self.options = chosen, options
 
     def init(self, dtype: Any) -> Any:
-        """Returns decompositions that are still to be made."""
+        """Returns empty decompositions, marked as not yet computed."""
         layers = {
             f"{path}/{number}": {
                 name: jnp.zeros(shape, dtype)
@@ -98,31 +98,38 @@ class Local:
         return {"layers": layers, MADE: jnp.zeros((), bool)}
 
     def valid(self, kept: Any) -> Any:
-        """Says whether decompositions have been made."""
+        """Returns whether decompositions have been computed, a traced boolean."""
         return kept[MADE]
 
     def refresh(self, kept: Any, factors: Factors, damping: Any) -> tuple[Any, Any]:
-        """Decomposes all factors; returns what to keep, and whether it is finite."""
-        owned = dict.fromkeys(self.plan.units, SIDES)
-        made = _decompose(self.options, factors, damping, owned)
-        layers = {f"{path}/{number}": made[path, number] for path, number in made}
-        finite = _finite(layers)
-        return _chosen(finite, {"layers": layers, MADE: finite}, kept), finite
+        """Decomposes all factors; returns the new state and whether all are finite.
 
-    def precondition(self, kept: Any, found: Matrices, damping: Any) -> Matrices:
-        """Returns every matrix times the inverse curvature."""
+        Where one is not, the state stays as it was.
+        """
+        owned = dict.fromkeys(self.plan.units, SIDES)
+        items = _decompose(self.options, factors, damping, owned)
+        layers = {f"{path}/{number}": items[path, number] for path, number in items}
+        finite = _all_finite(layers)
+        return _select(finite, {"layers": layers, MADE: finite}, kept), finite
+
+    def precondition(self, kept: Any, matrices: Matrices, damping: Any) -> Matrices:
+        """Applies the inverse curvature to every matrix."""
         items = {
             (path, number): kept["layers"][f"{path}/{number}"]
             for path, number in self.plan.units
         }
-        return _precondition(self.options, items, found, damping)
+        return _precondition(self.options, items, matrices, damping)
 
 
 class Shared:
-    """KAISA: one flat buffer on each device, holding the layers of its column.
+    """KAISA: each device keeps the decompositions of its column in one flat buffer.
 
-    The buffer is a `PerDevice` of the receivers' axis: globally `[n, length]`, the same
-    on all workers of a column.
+    The buffer is a `PerDevice` of the receivers' axis: globally `[n, length]`, a row
+    for each column of the grid, replicated over the gradient workers of that column.
+
+    `jax.lax.switch` over the device's rank selects what a device computes. All branches
+    of a switch must return the same shapes, hence the padding below, and collectives
+    must stay outside, as devices in different branches would wait for each other.
     """
 
     def __init__(
@@ -130,11 +137,12 @@ class Shared:
     ) -> None:
         self.plan, self.options, self.grid = chosen, options, distribution
         self.layout: Layout = make_layout(chosen, options, distribution)
-        # Tells a buffer laid out otherwise, left in a checkpoint by another grid.
+        # Stored with the buffer: a buffer from a checkpoint of another grid, whose
+        # layout differs, is recognised and computed anew.
         self.mark = jnp.int32(self.layout.fingerprint)
 
     def init(self, dtype: Any) -> Any:
-        """Returns decompositions that are still to be made."""
+        """Returns empty decompositions, marked as not yet computed."""
         buffer = jnp.zeros((self.layout.length,), dtype)
         return PerDevice(
             value={"buffer": buffer, MADE: jnp.zeros((), jnp.int32)},
@@ -143,29 +151,32 @@ class Shared:
         )
 
     def valid(self, kept: Any) -> Any:
-        """Says whether they have been made for this grid; the same on all devices.
+        """Returns whether decompositions of this layout have been computed.
+
+        The result is the same on all devices.
 
         Raises:
           ConfigError: the surrounding mesh is not that of the distribution.
         """
-        found = {axis: jax.lax.axis_size(axis) for axis in AXES}
-        if found != self.grid.mesh_shape:
+        sizes = {axis: jax.lax.axis_size(axis) for axis in AXES}
+        if sizes != self.grid.mesh_shape:
             raise ConfigError(
                 f"the mesh must be that of the distribution, {self.grid.mesh_shape}: "
-                f"got {found}"
+                f"got {sizes}"
             )
         return assume_equal(kept.value[MADE], AXES) == self.mark
 
     def refresh(self, kept: Any, factors: Factors, damping: Any) -> tuple[Any, Any]:
-        """Decomposes each factor on its owner and passes it on in its column."""
+        """Decomposes each factor on its owner and broadcasts it within the column."""
         old, layout = kept.value["buffer"], self.layout
         longest = max(words for _, words in layout.spans)
 
         def branch(rank: int) -> Any:
             def run(factors: Factors, damping: Any) -> jax.Array:
                 owned = layout.owned[rank]
-                made = _decompose(self.options, factors, damping, owned)
-                flat = [made[u][name].ravel() for u in owned for name in made[u]]
+                items = _decompose(self.options, factors, damping, owned)
+                # In the order of the layout: matrices as owned, then `item_shapes`.
+                flat = [items[u][name].ravel() for u in owned for name in items[u]]
                 whole = jnp.concatenate([*flat, jnp.zeros(longest)], dtype=old.dtype)
                 return vary(whole[:longest], AXES)
 
@@ -173,20 +184,21 @@ class Shared:
 
         branches = [branch(rank) for rank in range(self.grid.axis_size)]
         rank = jax.lax.axis_index(AXES)
-        # Types: each device takes its own branch, whatever `switch` says.
+        # `switch` may type its result as equal on all devices; each took its own
+        # branch.
         piece = vary(jax.lax.switch(rank, branches, factors, damping), AXES)
         bad = jax.lax.psum(jnp.any(~jnp.isfinite(piece)).astype(jnp.int32), AXES)
         finite = bad == 0
-        buffer = assume_equal(self._gathered(piece, old), WORKER_AXIS)
-        made = {"buffer": buffer, MADE: vary(self.mark, RECEIVER_AXIS)}
+        buffer = assume_equal(self._gather(piece, old), WORKER_AXIS)
+        new = {"buffer": buffer, MADE: vary(self.mark, RECEIVER_AXIS)}
         return PerDevice(
-            value=_chosen(finite, made, kept.value),
+            value=_select(finite, new, kept.value),
             axis=kept.axis,
             resize=kept.resize,
         ), finite
 
-    def _gathered(self, piece: jax.Array, like: jax.Array) -> jax.Array:
-        """Returns the buffer of this device's column from its workers' pieces."""
+    def _gather(self, piece: jax.Array, like: jax.Array) -> jax.Array:
+        """Assembles the buffer of this device's column from its workers' pieces."""
         column = jax.lax.axis_index(RECEIVER_AXIS)
         buffer = vary(jnp.zeros_like(like), AXES)
         for number, members in enumerate(self.grid.columns):
@@ -194,30 +206,32 @@ class Shared:
                 offset, words = self.layout.spans[rank]
                 if not words:
                     continue
-                # All devices run the instruction; only this column sends.
+                # All devices run the collective, as in any SPMD program, but it moves
+                # data within this column only; other columns discard what they got.
                 others = [member for member in members if member != rank]
                 received = broadcast(piece[:words], AXES, [[rank, *others]])
                 filled = jax.lax.dynamic_update_slice(buffer, received, (offset,))
                 buffer = jnp.where(column == number, filled, buffer)
         return buffer
 
-    def precondition(self, kept: Any, found: Matrices, damping: Any) -> Matrices:
-        """Preconditions each matrix in its column and passes it on in the rows."""
+    def precondition(self, kept: Any, matrices: Matrices, damping: Any) -> Matrices:
+        """Preconditions each matrix in its column and broadcasts it within the rows."""
         layout, grid = self.layout, self.grid
         sizes = [
-            sum(found[unit].size for unit in layout.units(column))
+            sum(matrices[unit].size for unit in layout.units(column))
             for column in range(grid.receivers)
         ]
-        dtype = next(iter(found.values())).dtype
+        dtype = next(iter(matrices.values())).dtype
 
         def branch(column: int) -> Any:
-            def run(buffer: jax.Array, found: Matrices, damping: Any) -> Any:
+            def run(buffer: jax.Array, matrices: Matrices, damping: Any) -> Any:
                 items: dict[Unit, Items] = {unit: {} for unit in layout.units(column)}
                 for piece in layout.columns[column]:
                     words = buffer[piece.offset : piece.offset + piece.size]
                     items[piece.unit][piece.name] = words.reshape(piece.shape)
-                made = _precondition(self.options, items, found, damping)
-                flat = [made[unit].ravel() for unit in layout.units(column)]
+                new = _precondition(self.options, items, matrices, damping)
+                flat = [new[unit].ravel() for unit in layout.units(column)]
+                # A switch returns the results of all columns: zeros for the others.
                 results = [jnp.zeros((size,), dtype) for size in sizes]
                 if flat:
                     results[column] = jnp.concatenate(flat).astype(dtype)
@@ -228,33 +242,35 @@ class Shared:
         branches = [branch(column) for column in range(grid.receivers)]
         column = jax.lax.axis_index(RECEIVER_AXIS)
         buffer = vary(kept.value["buffer"], AXES)
-        made = jax.lax.switch(column, branches, buffer, found, damping)
+        results = jax.lax.switch(column, branches, buffer, matrices, damping)
         done: dict[Unit, jax.Array] = {}
-        for number, flat in enumerate(vary(made, AXES)):
-            groups = [_first(row, row[number]) for row in grid.rows]
+        for number, flat in enumerate(vary(results, AXES)):
+            # In each row the device in column `number` has the result and is the root.
+            groups = [_move_first(row, row[number]) for row in grid.rows]
             whole = broadcast(flat, AXES, groups) if flat.size else flat
-            done |= _split(assume_equal(whole, AXES), layout.units(number), found)
+            done |= _split(assume_equal(whole, AXES), layout.units(number), matrices)
         return done
 
 
-def _first(row: list[int], root: int) -> list[int]:
+def _move_first(row: list[int], root: int) -> list[int]:
+    """Returns the row with `root` first, as `broadcast` wants it."""
     return [root, *(member for member in row if member != root)]
 
 
 def _split(flat: jax.Array, units: list[Unit], like: Matrices) -> dict[Unit, jax.Array]:
-    """Returns the matrices that lie one after another in `flat`."""
-    found, start = {}, 0
+    """Splits `flat` into the matrices that lie one after another in it."""
+    matrices, start = {}, 0
     for unit in units:
         shape = like[unit].shape
-        found[unit] = flat[start : start + like[unit].size].reshape(shape)
+        matrices[unit] = flat[start : start + like[unit].size].reshape(shape)
         start += like[unit].size
-    return found
+    return matrices
 
 
-def _finite(tree: Any) -> jax.Array:
+def _all_finite(tree: Any) -> jax.Array:
     leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
     return jnp.all(jnp.stack(leaves))
 
 
-def _chosen(use: jax.Array, new: Any, old: Any) -> Any:
+def _select(use: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(use, n.astype(o.dtype), o), new, old)

@@ -1,7 +1,7 @@
-"""K-FAC as a link of a chain: running factors, cached decompositions, kl-clip."""
+"""K-FAC as an optax transform: running factors, cached decompositions, kl-clip."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +12,30 @@ from hpcjax.collectives import pack_triangle, unpack_triangle
 from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import Axes, axis_names, vary
-from hpcjax.optim import option_checks
-from hpcjax.optim.full_precision import check_real, statistics_dtype
+from hpcjax.optim.full_precision import statistics_dtype
 from hpcjax.optim.kfac import _blocks, config
 from hpcjax.optim.kfac._blocks import Plan
 from hpcjax.optim.kfac._distribution import AXES, Distribution
 from hpcjax.optim.kfac._pipefisher import PipeFisherState
 from hpcjax.optim.kfac._placement import Local, Shared
+from hpcjax.optim.kfac._step_size import (
+    ADAPT_EVERY,
+    adapt_damping,
+    inner_product,
+    kl_clip,
+)
 
 Statistics = Mapping[str, Mapping[str, jax.Array]]
-ADAPT_EVERY = 5
 
 
 class Curvature(NamedTuple):
-    """What a training loop must know to give K-FAC its statistics.
+    """What a training loop needs to know to compute K-FAC's statistics.
 
     Attributes:
       plan: the layers to observe.
-      fisher: at which labels, see `kfac.differentiate`.
-      distribution: who does what, None for everyone everything.
-      data_axis: the axis of the batch where there is no distribution.
+      fisher: the labels at which statistics are taken, see `kfac.differentiate`.
+      distribution: how devices share the work; None lets each do all of it.
+      data_axis: the mesh axis of the batch if there is no distribution.
     """
 
     plan: Plan
@@ -62,17 +66,20 @@ class KfacState(NamedTuple):
 
     Attributes:
       count: steps taken.
-      due: whether the next update takes statistics.
-      factors: running averages `{path: {"a": [depth, a, a], "g": [depth, g, g]}}`.
-      decompositions: what was decomposed last; on a grid a `PerDevice` buffer.
+      due: whether the next update uses statistics.
+      factors: running averages `{path: {"a": [depth, a, a], "g": [depth, g, g]}}`. For
+        a plan without layers one empty array, so that `optax.tree_map_params` cannot
+        mistake it for a tree of parameters.
+      decompositions: the last decompositions, likewise; on a grid a `PerDevice` buffer.
       damping: γ.
-      skipped: updates of factors or decompositions left out as not finite.
+      skipped: how many updates of factors or decompositions were not finite, and
+        therefore skipped.
       metrics: logged scalars.
     """
 
     count: Int[Array, ""]
     due: Bool[Array, ""]
-    factors: dict[str, dict[str, jax.Array]]
+    factors: Any
     decompositions: Any
     damping: Float[Array, ""]
     skipped: Int[Array, ""]
@@ -85,26 +92,27 @@ def scale_by_kfac(
     learning_rate: optax.ScalarOrSchedule = 0.1,
     axis_name: Axes | None = None,
     distribution: Distribution | None = None,
-    **options: Unpack[config.KfacKeywords],
+    **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Preconditions gradients by the Kronecker-factored Fisher matrix.
 
-    For a layer with gradient M, [a, g], and running factors A, G the update is
-    (A⊗G + γI)⁻¹ applied to M, times ν = min(1, √(κ / |Σ η² ⟨update, M⟩|)); parameters
-    outside the plan keep their gradient. At each step: factors (every
-    `factor_update_steps`), decompositions (every `inv_update_steps`), precondition.
+    For a layer with gradient M, [a, g], and running factors A, G the update is (A⊗G +
+    γI)⁻¹ applied to M, times ν = min(1, √(κ / |Σ η² ⟨update, M⟩|)). Parameters outside
+    the plan keep their gradient. Factors are updated every `factor_update_steps` steps
+    and decomposed every `inv_update_steps`.
 
-    `update` needs `taps=`, the statistics of `kfac.statistics_of`, and takes
-    `loss_terms=`, how many terms the mean loss of this device divides by (its examples,
-    or scored tokens); `loss_scale=`, by which gradients are too large; `value=` and
-    `value_fn=`, loss and `params -> loss` on this batch, for adaptive damping.
+    Keywords of `update`: `taps`, the statistics from `kfac.statistics_of`, is required;
+    `loss_terms` is the number of terms of this device's mean loss, its examples or
+    scored tokens; `loss_scale` is the factor by which loss scaling has enlarged the
+    gradients; `value` and `value_fn` are the loss and the function `params -> loss` of
+    this batch, for adaptive damping.
 
     Expects gradients averaged over the devices, but statistics of each device's own
     part of the batch, and returns identical updates on every member of the axes.
 
     Args:
       chosen: the layers, from `kfac.plan`.
-      learning_rate: η of the kl-clip: the live rate that follows in the chain.
+      learning_rate: η of the kl-clip: the rate that a later link of the chain applies.
       axis_name: mesh axis, or axes, over which factors are averaged; every device then
         decomposes everything. None for one device.
       distribution: shares the work over the grid of axes `kfac.AXES` instead.
@@ -128,20 +136,25 @@ def scale_by_kfac(
       >>> [round(update, 3) for update in updates["head"]["bias"].tolist()]
       [0.129, 0.129]
     """
-    keywords = option_checks.keyword_options(options)
-    chosen_options = config.KfacOptions(**keywords)
+    chosen_options = config.KfacOptions.of(options)
     checks.require_float32(learning_rate=learning_rate)
     if axis_name is not None and distribution is not None:
         raise ConfigError("give axis_name or distribution, not both")
-    made = _Kfac(chosen, chosen_options, learning_rate, axis_name, distribution)
+    method = _Kfac(chosen, chosen_options, learning_rate, axis_name, distribution)
+
+    def init(params):
+        _blocks.check_parameters(chosen, params)
+        return method.part(params).init(params)
 
     def update(updates, state, params=None, **extra_args):
-        return made.update(updates, state, params, **extra_args)
+        return method.part(updates).update(updates, state, params, **extra_args)
 
-    return optax.GradientTransformationExtraArgs(made.init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 class _Kfac:
+    """`init` and `update` of `scale_by_kfac`, with what they have in common."""
+
     def __init__(
         self,
         chosen: Plan,
@@ -151,6 +164,7 @@ class _Kfac:
         distribution: Distribution | None,
     ) -> None:
         self.plan, self.options, self.rate = chosen, options, learning_rate
+        self.axis_name, self.distribution = axis_name, distribution
         if distribution is None:
             self.axes = None if axis_name is None else axis_names(axis_name)
             self.placement = Local(chosen, options)
@@ -158,15 +172,22 @@ class _Kfac:
             self.axes = AXES
             self.placement = Shared(chosen, options, distribution)
 
+    def part(self, tree: Any) -> "_Kfac":
+        """Returns the same method for the parameters that `optax.masked` has left."""
+        plan = _blocks.part_of(self.plan, tree)
+        if plan == self.plan:
+            return self
+        return _Kfac(plan, self.options, self.rate, self.axis_name, self.distribution)
+
     def init(self, params: Any) -> KfacState:
-        check_real(params)
-        _blocks.check_covered(self.plan, params)
+        """Returns the state before the first step."""
         leaves = trees.flatten(params)
-        dtype = statistics_dtype(leaves[self.plan.blocks[0].params[0]].dtype)
-        kept = self.options.factor_dtype or dtype
+        first = [leaves[block.params[0]] for block in self.plan.blocks[:1]]
+        dtype = statistics_dtype(first[0].dtype if first else "float32")
+        factor_dtype = self.options.factor_dtype or dtype
 
         def identity(n: int, depth: int) -> jax.Array:
-            return jnp.broadcast_to(jnp.eye(n, dtype=kept), (depth, n, n))
+            return jnp.broadcast_to(jnp.eye(n, dtype=factor_dtype), (depth, n, n))
 
         factors = {
             block.path: {
@@ -179,8 +200,8 @@ class _Kfac:
         return KfacState(
             count=jnp.zeros((), jnp.int32),
             due=jnp.ones((), bool),
-            factors=factors,
-            decompositions=self.placement.init(dtype),
+            factors=factors or jnp.zeros(0),
+            decompositions=self.placement.init(dtype) if factors else jnp.zeros(0),
             damping=damping,
             skipped=jnp.zeros((), jnp.int32),
             metrics={
@@ -204,30 +225,34 @@ class _Kfac:
         **extra_args: Any,
     ) -> tuple[Any, KfacState]:
         del extra_args
+        if not self.plan.blocks:
+            return updates, state
         dtype = state.damping.dtype
-        statistics = self.checked(taps)
+        statistics = _blocks.check_statistics(self.plan, taps, state.factors)
         scale = self.g_scale(loss_terms, loss_scale, dtype)
-        factors, lost = self.factors(state, statistics, scale)
-        kept, failed = self.decompositions(state, factors)
+        factors, lost = self.update_factors(state, statistics, scale)
+        kept, failed = self.update_decompositions(state, factors)
         leaves = trees.flatten(updates)
-        found = {
+        raw = {
             unit: matrix.astype(dtype)
             for unit, matrix in _blocks.to_matrices(self.plan, leaves).items()
         }
-        made = self.placement.precondition(kept, found, state.damping)
+        preconditioned = self.placement.precondition(kept, raw, state.damping)
         rate = self.rate(state.count) if callable(self.rate) else self.rate
         rate = jnp.asarray(rate, dtype)
-        inner = jnp.stack([jnp.vdot(made[unit], found[unit]) for unit in found]).sum()
-        nu = kl_clip(inner, rate, self.options.kl_clip)
-        clipped = {unit: nu * matrix for unit, matrix in made.items()}
+        inner, unit_size = inner_product(preconditioned, raw)
+        nu = kl_clip(inner, rate * unit_size, self.options.kl_clip)
+        clipped = {unit: nu * matrix for unit, matrix in preconditioned.items()}
         new = leaves | _blocks.from_matrices(self.plan, clipped, leaves)
         new = trees.unflatten(updates, new)
         damping = state.damping
         if self.options.adaptive_damping:
             step = nu * rate
-            predicted = -(step - step**2 / 2) * inner
-            trial = self.trial(params, new, rate)
-            damping = self.adapted(state, trial, predicted, value, value_fn)
+            # The model m(Δ) = gᵀΔ + Δᵀ(F + γI)Δ/2 at Δ = −step · (F + γI)⁻¹ g, with the
+            # inner product s = gᵀ(F + γI)⁻¹ g: both terms are multiples of s.
+            predicted = -(step - step**2 / 2) * inner * unit_size**2
+            trial = self.take_step(params, new, rate)
+            damping = self.adapt(state, trial, predicted, value, value_fn)
         count = jnp.asarray(optax.safe_increment(state.count))
         return new, KfacState(
             count=count,
@@ -239,32 +264,15 @@ class _Kfac:
             metrics={"kfac_nu": nu, "kfac_damping": damping},
         )
 
-    def checked(self, taps: Statistics | None) -> dict[str, dict[str, jax.Array]]:
-        """Returns the statistics as `[depth, n, n]` after checking that all came."""
-        given = taps or {}
-        missing = [b.path for b in self.plan.blocks if b.path not in given]
-        if missing:
-            raise ValueError(
-                f"taps are missing for layers {missing}: pass "
-                "taps=kfac.statistics_of(gradient of the taps) to update"
-            )
-        found = {}
-        for block in self.plan.blocks:
-            sizes = {"a": block.a, "g": block.g}
-            shapes = {side: given[block.path][side].shape for side in sizes}
-            if any(shapes[side][-2:] != (n, n) for side, n in sizes.items()):
-                raise ValueError(
-                    f"statistics of {block.path!r} must be [{block.a}, {block.a}] and "
-                    f"[{block.g}, {block.g}]: got {shapes}"
-                )
-            found[block.path] = {
-                side: given[block.path][side].reshape(block.depth, n, n)
-                for side, n in sizes.items()
-            }
-        return found
-
     def g_scale(self, loss_terms: Any, loss_scale: Any, dtype: Any) -> jax.Array:
-        """Returns what this device's G, formed of the mean loss, is multiplied by."""
+        """Returns the number by which G of this device's statistics is multiplied.
+
+        Its mean loss over n terms has gradients gᵢ/n, so that the G of the taps is 1/n²
+        times the second moment of gᵢ, the gradients of single terms. `"per_example"`
+        undoes this with n². `"mean_loss"` is the G of the mean over all N terms of all
+        devices, with gradients gᵢ/N: a factor (n/N)². Loss scaling multiplies gradients
+        by L, and G by L².
+        """
         if self.options.g_scale == "per_example":
             if loss_terms is None:
                 raise ValueError(
@@ -282,30 +290,31 @@ class _Kfac:
             scale = scale / jnp.asarray(loss_scale, dtype)
         return scale**2
 
-    def factors(
+    def update_factors(
         self, state: KfacState, statistics: Any, scale: jax.Array
     ) -> tuple[dict[str, dict[str, jax.Array]], jax.Array]:
-        """Returns the running factors, and whether some were left as not finite."""
+        """Returns the running factors, and whether one was not finite and skipped."""
         decay = jnp.asarray(self.options.factor_decay, state.damping.dtype)
         if self.options.factor_ramp:
             number = jnp.maximum(state.count, 1).astype(decay.dtype)
             decay = jnp.minimum(1 - 1 / number, decay)
 
         def refresh(old: Any, statistics: Any, scale: Any) -> tuple[Any, Any]:
-            found = {
+            batch = {
                 path: {"a": each["a"], "g": each["g"] * scale}
                 for path, each in statistics.items()
             }
-            found = self.averaged(
-                jax.tree.map(lambda f, o: f.astype(o.dtype), found, old)
+            # Cast first: `factor_dtype` is also the dtype of the all-reduce.
+            batch = self.average(
+                jax.tree.map(lambda f, o: f.astype(o.dtype), batch, old)
             )
             new, lost = {}, []
-            for path, each in found.items():
+            for path, each in batch.items():
                 finite = jnp.stack([jnp.isfinite(f).all() for f in each.values()]).all()
                 lost.append(~finite)
                 new[path] = {
                     side: jnp.where(
-                        finite, _mixed(old[path][side], factor, decay), old[path][side]
+                        finite, _blend(old[path][side], factor, decay), old[path][side]
                     )
                     for side, factor in each.items()
                 }
@@ -316,8 +325,8 @@ class _Kfac:
 
         return jax.lax.cond(state.due, refresh, keep, state.factors, statistics, scale)
 
-    def averaged(self, factors: Any) -> Any:
-        """Returns the mean of factors over the devices, exchanged in one all-reduce."""
+    def average(self, factors: Any) -> Any:
+        """Returns the mean of factors over the devices."""
         if self.axes is None:
             return factors
         if not self.options.symmetry_aware:
@@ -326,8 +335,10 @@ class _Kfac:
         mean = jax.lax.pmean(vary(packed, self.axes), self.axes)
         return jax.tree.map(lambda p, f: unpack_triangle(p, f.shape[-1]), mean, factors)
 
-    def decompositions(self, state: KfacState, factors: Any) -> tuple[Any, jax.Array]:
-        """Returns decompositions, new ones where they are due or were never made."""
+    def update_decompositions(
+        self, state: KfacState, factors: Any
+    ) -> tuple[Any, jax.Array]:
+        """Returns decompositions, computed anew if due or never computed before."""
 
         def refresh(kept: Any, factors: Any) -> tuple[Any, Any]:
             new, finite = self.placement.refresh(kept, factors, state.damping)
@@ -341,8 +352,8 @@ class _Kfac:
         due = due | ~self.placement.valid(old)
         return jax.lax.cond(due, refresh, keep, old, factors)
 
-    def trial(self, params: Any, new: Any, rate: jax.Array) -> Any:
-        """Returns the parameters after a step of the preconditioned layers alone."""
+    def take_step(self, params: Any, new: Any, rate: jax.Array) -> Any:
+        """Returns the parameters after a step of the preconditioned layers only."""
         if params is None:
             raise ValueError("adaptive_damping needs params in update: got None")
         inside = {path for block in self.plan.blocks for path in block.params}
@@ -351,7 +362,7 @@ class _Kfac:
             moved[path] = (moved[path] - rate * updates[path]).astype(moved[path].dtype)
         return trees.unflatten(params, moved)
 
-    def adapted(
+    def adapt(
         self,
         state: KfacState,
         trial: Any,
@@ -359,7 +370,7 @@ class _Kfac:
         value: Any,
         value_fn: Callable[[Any], Any] | None,
     ) -> jax.Array:
-        """Returns the damping for the next step; asks `value_fn` every few steps."""
+        """Returns the next step's damping, changed every `ADAPT_EVERY` steps."""
         if value is None or value_fn is None:
             raise ValueError(
                 "adaptive_damping needs value= and value_fn= in update: got "
@@ -379,61 +390,10 @@ class _Kfac:
         return jax.lax.cond(due, move, lambda damping: damping, state.damping)
 
 
-def kl_clip(
-    inner: Float[Array, ""], rate: Float[Array, ""], bound: float | None
-) -> Float[Array, ""]:
-    """Returns ν = min(1, √(κ / |η² s|)), 1 for s = 0 and without a bound.
-
-    NaN for a NaN.
-
-    Args:
-      inner: s, the inner product of preconditioned and raw gradients over all layers.
-      rate: η, the learning rate.
-      bound: κ, or None.
-
-    Examples:
-      >>> float(kl_clip(jnp.float32(-4.0), jnp.float32(1.0), 1.0))
-      0.5
-    """
-    if bound is None:
-        return jnp.ones_like(inner)
-    size = jnp.abs(inner * rate**2)
-    nu = jnp.sqrt(bound / jnp.where(size == 0, 1, size))
-    return jnp.where(size == 0, 1, jnp.minimum(1, nu)).astype(inner.dtype)
-
-
-def adapt_damping(
-    damping: Float[Array, ""], gained: Float[Array, ""], predicted: Float[Array, ""]
-) -> Float[Array, ""]:
-    """Returns γ ω where the model told the loss's change well, γ / ω where badly.
-
-    With ρ = gained / predicted and ω = (19/20)⁵: smaller for ρ > 3/4, larger for
-    ρ < 1/4 or a change that is not finite; kept within [1e-8, 1e3].
-
-    Args:
-      damping: γ.
-      gained: change of the loss by the step, negative where it fell.
-      predicted: change by the quadratic model.
-
-    References:
-      Martens and Grosse, ICML 2015, §6.5.
-
-    Examples:
-      >>> damping, change = jnp.float32(1.0), jnp.float32(-1.0)
-      >>> round(float(adapt_damping(damping, change, change)), 4)
-      0.7738
-    """
-    omega = (19 / 20) ** ADAPT_EVERY
-    ratio = gained / predicted
-    bad = ~jnp.isfinite(ratio) | (ratio < 0.25)
-    factor = jnp.where(bad, 1 / omega, jnp.where(ratio > 0.75, omega, 1.0))
-    return jnp.clip(damping * factor, 1e-8, 1e3).astype(damping.dtype)
-
-
-def _mixed(old: jax.Array, new: jax.Array, decay: jax.Array) -> jax.Array:
+def _blend(old: jax.Array, new: jax.Array, decay: jax.Array) -> jax.Array:
     """Returns α·old + (1 − α)·new, computed in α's precision."""
-    mixed = decay * old.astype(decay.dtype) + (1 - decay) * new.astype(decay.dtype)
-    return mixed.astype(old.dtype)
+    blend = decay * old.astype(decay.dtype) + (1 - decay) * new.astype(decay.dtype)
+    return blend.astype(old.dtype)
 
 
 def states(tree: Any) -> list[KfacState]:
@@ -443,7 +403,7 @@ def states(tree: Any) -> list[KfacState]:
 
 
 def statistics_due(state: Any) -> Any:
-    """Says whether the next update takes statistics: `active` of `kfac.make_taps`.
+    """Returns whether the next update uses statistics, for `kfac.make_taps(active=)`.
 
     Args:
       state: the state of any chain with `scale_by_kfac` or `scale_by_pipefisher` in it;
@@ -461,19 +421,19 @@ def statistics_due(state: Any) -> Any:
 
 
 def without_decompositions(state: KfacState) -> KfacState:
-    """Returns the state as after a load without decompositions.
+    """Returns the state with empty decompositions, as after a load without them.
 
-    The next update makes them from the current factors, so that training goes on
-    finite but not bit for bit as before.
+    The next update computes them from the current factors. Training continues, but not
+    bit for bit as it would have with the old ones.
     """
     empty = jax.tree.map(jnp.zeros_like, state.decompositions)
     return state._replace(decompositions=empty)
 
 
 def memory_usage(state: Any) -> dict[str, int]:
-    """Returns the bytes that K-FAC keeps on the first device, by what they are for.
+    """Returns the bytes of `"factors"` and `"decompositions"` on the first device.
 
-    Read from the arrays' shards: `"factors"` and `"decompositions"`.
+    They are read from the arrays' shards.
     """
 
     def local(tree: Any) -> int:

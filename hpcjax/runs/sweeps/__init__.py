@@ -1,9 +1,9 @@
-"""Sweeps: one config under many overrides, by many workers, one labelled result.
+"""Sweeps: one config with many overrides, run by many workers, with one result.
 
-`axes` says what is varied and which points are visited, `study` keeps on disk which
-trial is whose, `worker` runs trials until none is left, `launchers` start workers here,
-on a Ray cluster or under Slurm, `driver` starts and watches them, and `gather` makes
-one dataset of what came out.
+`axes` defines what is varied and which points are visited, `study` keeps the state of
+trials on disk, `worker` runs trials until none is left, `launchers` start workers here,
+on a Ray cluster or under Slurm, `driver` starts and watches them, and `gather` collects
+the results in one dataset.
 """
 
 import lazy_loader as lazy

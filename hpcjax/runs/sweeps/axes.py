@@ -1,4 +1,4 @@
-"""What a sweep varies, as written on the command line, and the points it visits.
+"""The axes of a sweep, as written on the command line, and the points it visits.
 
 `key=a,b,c` lists values. `key=uniform(0,1)`, `log(1e-3,1)`, `int(16,256)` and
 `logint(1,64)` are ranges with both ends included; a grid needs lists.
@@ -48,12 +48,12 @@ class Axis:
 
     @property
     def whole(self) -> bool:
-        """Says whether a range is one of whole numbers."""
+        """Whether a range is of integers."""
         return self.kind in ("int", "logint")
 
     @property
     def log(self) -> bool:
-        """Says whether a range is even in the logarithm."""
+        """Whether a range is uniform in the logarithm."""
         return self.kind in ("log", "logint")
 
     @property
@@ -71,7 +71,8 @@ class Axis:
         """Returns the value below which `share` of the axis lies, share in [0, 1)."""
         if self.values:
             return self.values[int(share * len(self.values))]
-        # A whole number stands for the unit interval around it.
+        # An integer has the share of the unit interval around it, so that the ends are
+        # as likely as others.
         low, high = self.low, self.high
         if self.whole:
             low, high = low - 0.5, high + 0.5
@@ -79,15 +80,16 @@ class Axis:
             value = math.exp(math.log(low) + share * math.log(high / low))
         else:
             value = low + share * (high - low)
-        within = min(max(value, self.low), self.high)  # rounding may have left it
+        # Rounding errors may have left the range.
+        within = min(max(value, self.low), self.high)
         return round(within) if self.whole else within
 
 
 def parse(pairs: Mapping[str, str]) -> tuple[list[Axis], dict[str, str]]:
-    """Separates what is varied from what is merely set.
+    """Separates keys that are varied from keys that are set.
 
     Raises:
-      ConfigError: a range that is none, or a value listed twice.
+      ConfigError: an invalid range, or a value listed twice.
 
     Examples:
       >>> axes, fixed = parse({"lr": "0.1,0.3", "model.widths": "[64,10]"})
@@ -96,10 +98,10 @@ def parse(pairs: Mapping[str, str]) -> tuple[list[Axis], dict[str, str]]:
     """
     axes, fixed = [], {}
     for key, text in pairs.items():
-        found = _RANGE.fullmatch(text)
+        match = _RANGE.fullmatch(text)
         items = _split(text)
-        if found:
-            axes.append(_range(key, **found.groupdict()))
+        if match:
+            axes.append(_range(key, **match.groupdict()))
         elif len(items) > 1:
             axes.append(_list(key, items))
         else:
@@ -129,7 +131,7 @@ def from_mapping(
             raise ConfigError(f"{_FORM}: got {key}: {items!r}")
     fixed = fixed or {}
     lists = {key: list(map(_plain, items)) for key, items in listed.items()}
-    # Which keys there are may depend on what another one chooses.
+    # Which keys exist may depend on the choice of another key.
     firsts = {key: items[0] for key, items in lists.items()}
     config = overrides.parse(config, {**firsts, **fixed})
     return [
@@ -188,14 +190,14 @@ def _range(key: str, kind: str, low: str, high: str) -> Axis:
 def points(
     axes: Sequence[Axis], sampler: Sampler, trials: int | None, seed: int
 ) -> list[dict[str, Value]]:
-    """Returns the points to visit, in order; none for a sampler that learns.
+    """Returns the points to visit, in order; none for an adaptive sampler.
 
     Args:
       axes: what is varied.
       sampler: `grid` visits every combination of lists, `random` draws independently,
         `halton` fills the space evenly (scrambled Halton sequence).
-      trials: how many points; a grid has its own number.
-      seed: of the draws. The first n points of a longer sequence are the same.
+      trials: number of points; a grid has its own.
+      seed: of the draws. A longer sequence begins with the same points.
 
     Raises:
       ConfigError: nothing is varied, a grid of ranges, or no number of trials.

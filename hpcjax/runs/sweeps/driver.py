@@ -1,4 +1,4 @@
-"""Runs a sweep: starts workers, replaces those that die, gathers what came out."""
+"""Running a sweep: starts workers, replaces dead ones, collects the results."""
 
 import dataclasses
 import logging
@@ -36,9 +36,9 @@ class SweepResult:
     """A sweep that has ended.
 
     Attributes:
-      name: by which it can be continued.
+      name: by which it can be resumed.
       directory: its folder.
-      dataset: what came out, see `gather.gather`.
+      dataset: its results, see `gather.gather`.
     """
 
     name: str
@@ -47,12 +47,12 @@ class SweepResult:
 
     @property
     def successes(self) -> int:
-        """How many trials have a finite value."""
+        """Number of trials with a finite value."""
         return int(np.isfinite(self.dataset["value"]).sum())
 
     @property
     def best(self) -> "xr.Dataset":
-        """The trial of the least value, with its place on the axes.
+        """The trial with the least value, and its point.
 
         Raises:
           ConfigError: no trial has one.
@@ -75,18 +75,17 @@ def run_sweep(
 ) -> SweepResult:
     """Runs the trials of a sweep that have not ended yet.
 
-    A sweep that was interrupted, in whatever way, goes on when it is run again: trials
-    that have ended are not run again, and those that were running go on with their
-    runs. A trial that fails is told in the result and ends nothing else.
+    A sweep that was interrupted in any way is resumed by running it again: trials that
+    have ended are not repeated, and those that were running resume their runs. A trial
+    that fails is reported in the result and does not affect others.
 
     Args:
-      sweep: what is varied; or the name of one that is there.
+      sweep: the sweep, or the name of an existing one.
       name: its folder below `sweeps/`; default the config and a digest of the sweep.
       root: folder that holds `sweeps/` and `runs/`; default the working directory.
-      parallel: how many workers.
-      launcher: how a worker is started; default a process of this machine.
-      retry_failed: begin the trials anew that have failed; what they said stays in the
-        journal.
+      parallel: number of workers.
+      launcher: starts a worker; default a process of this machine.
+      retry_failed: repeat trials that have failed; their errors stay in the journal.
       quiet: no progress line.
 
     Returns:
@@ -111,7 +110,7 @@ def run_sweep(
     with StopSignals() as signals:
         crew = _Crew(study, root, start, min(parallel, study.sweep.total))
         with (
-            signals.deferred(),
+            signals.defer(),
             Progress(study.name, study.sweep.total, quiet=quiet) as progress,
         ):
             crew.watch(signals, progress)
@@ -171,10 +170,10 @@ class _Crew:
             self._dismiss()
 
     def _needed(self) -> bool:
-        """Says whether trials are open though our workers have ended.
+        """Returns whether trials are open although our workers have ended.
 
-        Those of another driver may hold some, also of one that was killed; what they
-        drop is taken up.
+        Workers of another driver, which may have been killed, may hold some. Trials
+        whose worker has died are taken over.
         """
         if self._study.has_lost():
             self._jobs[0] = self._start(0)
@@ -210,7 +209,7 @@ class _Crew:
             if self._deaths <= ATTEMPTS * self._study.sweep.total:
                 self._jobs[index] = self._start(index)
                 return
-        # It did not die of a trial: the next one would end in the same way.
+        # It died without a trial, so that another worker would die in the same way.
         raise HpcjaxError(f"worker {index} ended with {status}:\n{self._tail(index)}")
 
     def _dismiss(self) -> None:

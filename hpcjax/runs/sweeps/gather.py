@@ -1,4 +1,4 @@
-"""A sweep's outcomes as one labelled dataset."""
+"""The results of a sweep as one labelled dataset."""
 
 import pathlib
 from collections.abc import Collection, Hashable, Sequence
@@ -15,18 +15,18 @@ from hpcjax.runs.sweeps.study import Outcome, Study
 
 
 def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
-    """Returns what came out of a sweep.
+    """Returns the results of a sweep.
 
     Args:
       study: the sweep.
       root: folder that holds `runs/`.
 
     Returns:
-      With the swept axes as dimensions for a grid, and else `trial` with the axes as
-      coordinates: `value`, what trials are judged by, NaN where there is none; `status`
-      (`done`, `diverged`, `failed`, `running` or `waiting`), `run` and `error` as text;
-      and every variable of the runs' results, missing values where there are none.
-      Attributes: `config`, `by`, and `axes`, the swept keys with spaces between.
+      For a grid a dataset with the swept axes as dimensions, otherwise with dimension
+      `trial` and the axes as coordinates. Variables are `value`, by which trials are
+      judged, NaN if there is none; `status` (`done`, `diverged`, `failed`, `running` or
+      `waiting`), `run` and `error` as text; and all variables of the runs' results.
+      Attributes are `config`, `by`, and `axes`, the swept keys separated by spaces.
     """
     outcomes, sweep = study.outcomes(), study.sweep
     cells = xr.Dataset(
@@ -61,7 +61,7 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
     )
     if sweep.sampler != "grid":
         return whole
-    # By place and not by value: two texts may mean one number, or none.
+    # By index and not by value: two texts may mean the same number, or none.
     places = {axis.key: range(len(axis.values)) for axis in sweep.axes}
     index = pd.MultiIndex.from_product([*places.values()], names=[*places])
     bare = whole.reindex(trial=range(len(index))).drop_vars(["trial", *places])
@@ -74,7 +74,7 @@ def _histories(
     outcomes: Sequence[Outcome], root: pathlib.Path, taken: Collection[Hashable]
 ) -> xr.Dataset:
     """Returns the results of the runs along `trial`; what is `taken` is renamed."""
-    found = {}
+    by_cell = {}
     for outcome in outcomes:
         if outcome.run:
             try:
@@ -82,13 +82,13 @@ def _histories(
                 result = execute.read_result(run).drop_attrs()
                 names = {*result.variables, *result.dims} & {*taken}
                 renamed = {name: f"result_{name}" for name in names}
-                found[outcome.cell] = result.rename(renamed)
+                by_cell[outcome.cell] = result.rename(renamed)
             except HpcjaxError:
                 continue  # deleted since, or diverged: the status says so
-    if not found:
+    if not by_cell:
         return xr.Dataset()
-    joined = xr.concat(list(found.values()), dim="trial", join="outer")
-    return joined.assign_coords(trial=list(found))
+    joined = xr.concat(list(by_cell.values()), dim="trial", join="outer")
+    return joined.assign_coords(trial=list(by_cell))
 
 
 def _value(outcome: Outcome) -> float:

@@ -1,4 +1,4 @@
-"""Where a sweep's workers run: here, on a Ray cluster, or as Slurm jobs.
+"""Starting a sweep's workers: here, on a Ray cluster, or as Slurm jobs.
 
 A launcher is a function `(name, root, index) -> Job` that starts one worker. Workers
 find their trials in the sweep's folder, so machines need nothing but that folder, the
@@ -32,11 +32,11 @@ class Job(Protocol):
         ...
 
     def stop(self) -> None:
-        """Tells it to save and end."""
+        """Asks it to save and end."""
         ...
 
     def wait(self) -> None:
-        """Waits for its end for a while, then ends it."""
+        """Waits for its end, and kills it after a while."""
         ...
 
 
@@ -132,16 +132,16 @@ def _ray(options: dict[str, Any]) -> Launcher:
 
 
 def _check_listens(address: str) -> None:
-    """Raises OSError where nobody listens; Ray would try for a quarter of an hour."""
+    """Raises OSError if nobody listens; Ray would try for a quarter of an hour."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _REACH).close()
 
 
 def _work(name: str, root: str, env: Mapping[str, str]) -> int:
-    """Runs a worker as a child of the process that Ray or submitit gives it."""
+    """Runs a worker as a child of the process that Ray or submitit started."""
     command = [sys.executable, "-m", "hpcjax.runs.sweeps.worker", name, root]
-    # What its machine has set, such as which devices are its own, stays.
+    # Variables set on its machine, such as the visible devices, take precedence.
     own = {**env, **os.environ, "PYTHONPATH": env["PYTHONPATH"]}
     with subprocess.Popen(command, env=own) as process:
         try:
@@ -191,7 +191,7 @@ def _slurm(options: dict[str, Any]) -> Launcher:
 
     @functools.cache
     def executor(folder: pathlib.Path) -> Any:
-        # It asserts types, and has a RuntimeError for a machine without Slurm.
+        # submitit asserts types, and raises RuntimeError on a machine without Slurm.
         wrong = (AssertionError, NameError, RuntimeError, TypeError, ValueError)
         try:
             made = submitit.AutoExecutor(folder, cluster=cluster)
@@ -200,7 +200,8 @@ def _slurm(options: dict[str, Any]) -> Launcher:
             raise ConfigError(f"submitit does not take these: {error}") from error
         return made
 
-    executor(pathlib.Path())  # which shows what is wrong, and writes nothing
+    # Checks the options at once; it writes nothing.
+    executor(pathlib.Path())
 
     def launch(name: str, root: pathlib.Path, index: int) -> Job:
         folder = root / "sweeps" / name / "jobs"

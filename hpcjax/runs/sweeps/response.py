@@ -1,4 +1,4 @@
-"""How what is judged depends on what was varied, in print and as a picture."""
+"""The response of a sweep's value to its axes, as a table and as a picture."""
 
 import pathlib
 from typing import TYPE_CHECKING
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SPREAD = 20.0  # ends this far apart are read better on a logarithmic scale
+# An axis whose ends differ by more than this factor is logarithmic.
+_SPREAD = 20.0
 
 
 def summary(result: SweepResult, best: int = 10) -> RenderableType:
-    """Returns the best trials and what became of the others, as a table."""
+    """Returns a table of the best trials, and counts of the others by status."""
     dataset = result.dataset
     names = dataset.attrs["axes"].split()
     frame = ranking(dataset)

@@ -1,11 +1,11 @@
-"""A sweep on disk: what it is, and which of its trials is done, open, or whose.
+"""A sweep on disk: its definition, and the state and owner of each trial.
 
-`sweeps/<name>/` holds `sweep.json`, in which only the number of trials may grow, and
+`sweeps/<name>/` contains `sweep.json`, in which only the number of trials may grow, and
 `journal.log`, to which Optuna appends every change, so that any number of processes on
-a shared disk may work on it and any of them may be killed. A trial is taken under a
-lock; one whose owner has died is put back: its point is entered again, and the last
-trial of a point stands for it. The runs themselves lie in `runs/`: a trial that is
-taken again goes on with the run that was interrupted (`execute.ensure`).
+a shared disk may work on it, and be killed. A trial is taken under a lock. If its owner
+dies, its point is entered again as a new trial; the last trial of a point is the one
+that counts. Runs are in `runs/`: a trial that is taken again resumes the run that was
+interrupted (`execute.ensure`).
 """
 
 import contextlib
@@ -41,16 +41,16 @@ _TAKEN = ("value", "status", "run", "error", "trial")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is varied, how, and what counts as good.
+    """The definition of a sweep.
 
     Attributes:
       config: `paper/config[:variant]`.
       axes: what is varied.
       overrides: what is set for all trials.
       sampler: how points are chosen.
-      trials: how many; None for a grid.
+      trials: number of trials; None for a grid.
       seed: of the sampler.
-      by: what a trial is judged by: the least finite value of this variable.
+      by: the variable whose least finite value is that of a trial.
     """
 
     config: str
@@ -63,19 +63,19 @@ class Sweep:
 
     @property
     def default_name(self) -> str:
-        """The name of one that is given none: the same for the same sweep."""
+        """The default name, which is the same for equal sweeps."""
         text = json.dumps(values.encode(self, Sweep), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         return f"{self.config.replace('/', '-').replace(':', '-')}-{digest}"
 
     @property
     def points(self) -> list[dict[str, Value]]:
-        """The points to visit; none where they depend on what came out."""
+        """The points to visit; none if they depend on results."""
         return swept.points(self.axes, self.sampler, self.trials, self.seed)
 
     @property
     def total(self) -> int:
-        """How many trials there are."""
+        """Number of trials."""
         return self.trials or len(self.points)
 
     def texts(self, point: Mapping[str, Value]) -> dict[str, str]:
@@ -115,13 +115,13 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one point.
+    """The state of one point.
 
     Attributes:
-      cell: which point, in the order in which they were chosen.
+      cell: number of the point, in the order in which they were chosen.
       point: the value on each axis.
       status: `done`, `diverged`, `failed`, `running` or `waiting`.
-      value: what it is judged by; None before, infinite where it diverged.
+      value: its value; None before there is one, infinite if it diverged.
       run: id of its run, if it has one.
       error: why it failed.
     """
@@ -154,7 +154,7 @@ class Study:
         return self.folder.name
 
     def take(self) -> Trial | None:
-        """Takes a trial for this process; None when there is none left to take.
+        """Takes a trial for this process; None if none is left.
 
         Trials of owners that have died are put back first, at most twice each.
         """
@@ -170,39 +170,40 @@ class Study:
             trial = self._optuna.ask(
                 {axis.key: _distribution(axis) for axis in self.sweep.axes}
             )
-            if _CELL not in trial.user_attrs:  # chosen just now, by a learning sampler
+            # An enqueued trial has its number; one that the sampler chose needs one.
+            if _CELL not in trial.user_attrs:
                 trial.set_user_attr(_CELL, cell)
             trial.set_user_attr(_OWNER, {**lock.me(), _SIGN: self._sign.name})
             return Trial(point=trial.params, held=trial)
 
     def tell(self, trial: Trial, value: float, run: str, status: str = "done") -> None:
-        """Records what a trial came to."""
+        """Records the value of a trial."""
         trial.held.set_user_attr("run", run)
         trial.held.set_user_attr("status", status)
         self._optuna.tell(trial.held, value)
 
     def fail(self, trial: Trial, error: str) -> None:
         """Records why a trial has no value."""
-        # Text of any origin, such as a path that is not UTF-8.
+        # The text may contain anything, such as a path that is not UTF-8.
         clean = error.encode("utf-8", "backslashreplace").decode().replace("\0", "")
         trial.held.set_user_attr("error", clean)
         self._optuna.tell(trial.held, state=_states().FAIL)
 
     def put_back(self, trial: Trial) -> None:
-        """Gives up a trial that this process was told to leave."""
+        """Returns a trial that this process cannot finish to those that wait."""
         with self._lock():
             self._again(self._trials()[trial.held.number], more=0)
 
     def outcomes(self) -> list[Outcome]:
-        """Returns what became of every point so far, in order."""
+        """Returns the state of all points so far, in order."""
         cells = self._cells(self._trials())
-        found = [_outcome(cell, trial) for cell, trial in sorted(cells.items())]
-        if not found:
+        outcomes = [_outcome(cell, trial) for cell, trial in sorted(cells.items())]
+        if not outcomes:
             return [
                 Outcome(cell=cell, point=point, status="waiting")
                 for cell, point in enumerate(self.sweep.points)
             ]
-        return found
+        return outcomes
 
     def _fill(self) -> None:
         """Enters the points that are known beforehand, once."""
@@ -211,14 +212,14 @@ class Study:
             self._optuna.enqueue_trial(points[cell], user_attrs={_CELL: cell})
 
     def retry_failed(self) -> None:
-        """Enters every point anew whose trial has failed; that one stays as it is."""
+        """Enters the points of failed trials again; those stay in the journal."""
         with self._lock():
             for cell, trial in self._cells(self._trials()).items():
                 if trial.state.name == "FAIL":
                     self._optuna.enqueue_trial(_point(trial), user_attrs={_CELL: cell})
 
     def has_lost(self) -> bool:
-        """Says whether a trial was taken by a process that has died."""
+        """Returns whether there is a trial whose process has died."""
         return any(True for _ in self._lost())
 
     def _put_back_lost(self) -> None:
@@ -230,22 +231,22 @@ class Study:
         return (trial for trial, host in self._running() if not host)
 
     def _running(self) -> "Iterator[tuple[optuna.trial.FrozenTrial, str]]":
-        """Yields trials that were taken, and where their process lives; "" if not."""
+        """Yields (running trial, host of its process), with "" if that has died."""
         for trial in self._trials():
             if trial.state.name == "RUNNING":
-                # Without owner: killed while it was taken.
+                # Without an owner, its process was killed while taking it.
                 owner = trial.user_attrs.get(_OWNER, {})
                 sign = self._sign.with_name(owner.get(_SIGN, "none"))
                 lives = bool(owner) and lock.is_alive(owner, sign)
                 yield trial, owner["host"] if lives else ""
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Shows, for as long as the block runs, that this process lives."""
+    def show_alive(self) -> Iterator[None]:
+        """Shows other hosts that this process is alive, for the time of the block."""
         self._sign.parent.mkdir(exist_ok=True)
         self._sign.touch()
         try:
-            with lock.touched(self._sign):
+            with lock.keep_touching(self._sign):
                 yield
         finally:
             self._sign.unlink(missing_ok=True)
@@ -255,10 +256,10 @@ class Study:
         return sorted(host for _, host in self._running() if host)
 
     def _again(self, trial: "optuna.trial.FrozenTrial", more: int) -> None:
-        """Enters a trial's point once more, if it may be tried again, and closes it.
+        """Enters a trial's point again, if it may be, then closes the trial.
 
-        In that order: the other way round, a kill in between would lose the point. One
-        that a kill has left unclosed no longer stands for its point.
+        In the other order a kill in between would lose the point. In this order it
+        leaves a trial open that is no longer the last one of its point.
         """
         attempt = trial.user_attrs.get(_ATTEMPT, 1) + more
         standing = {each.number for each in self._cells(self._trials()).values()}
@@ -271,7 +272,7 @@ class Study:
         return self._optuna.get_trials(deepcopy=False)
 
     def _cells(self, trials: Any) -> "dict[int, optuna.trial.FrozenTrial]":
-        """Returns the trial that stands for each point: the last one of it."""
+        """Returns the last trial of each point, which is the one that counts."""
         return {
             trial.user_attrs[_CELL]: trial
             for trial in trials
@@ -293,7 +294,7 @@ def find(
     name: str | None = None,
     **options: Any,
 ) -> tuple[Sweep, str]:
-    """Returns the sweep that a command line means, and its name.
+    """Returns the sweep of a command line, and its name.
 
     Args:
       config: `paper/config[:variant]`, or the name of a sweep that is there.
@@ -308,8 +309,8 @@ def find(
       ConfigError: no such config or sweep, nothing is varied, or an option that the
         sweep that is there does not have.
     """
-    is_there = (root / "sweeps" / config / "sweep.json").exists
-    if "/" not in config and (not pairs or is_there()):
+    exists = (root / "sweeps" / config / "sweep.json").exists
+    if "/" not in config and (not pairs or exists()):
         old = open_study(config, root).sweep
         more = [f"{key}={text}" for key, text in pairs.items()]
         more += [f"--name {name}"] if name not in (None, config) else []
@@ -383,7 +384,7 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
     from optuna.storages import journal
 
     class Lock:
-        """One that the system takes away from a process that is killed."""
+        """A lock that the operating system releases if its process is killed."""
 
         def __init__(self) -> None:
             self._lock = filelock.FileLock(folder / ".journal.lock")
@@ -397,9 +398,8 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
             self._lock.release()
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    place = str(folder / "journal.log")
     lock_of: Any = Lock()
-    backend = journal.JournalFileBackend(place, lock_obj=lock_of)
+    backend = journal.JournalFileBackend(str(folder / "journal.log"), lock_obj=lock_of)
     return optuna.create_study(
         study_name=folder.name,
         storage=optuna.storages.JournalStorage(backend),
@@ -408,7 +408,7 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
 
 
 def _sampler(seed: int, cell: int) -> "optuna.samplers.BaseSampler":
-    """Returns what chooses one point: its draws differ between points, not workers."""
+    """Returns a sampler for one point, seeded by the point's number, not the worker."""
     import optuna
 
     drawn = np.random.SeedSequence([seed, cell]).generate_state(1)[0]
@@ -433,7 +433,7 @@ def _distribution(axis: Axis) -> "optuna.distributions.BaseDistribution":
 
 
 def _point(trial: "optuna.trial.FrozenTrial") -> dict[str, Value]:
-    """Returns a trial's point, also where a kill has left a part of its parameters."""
+    """Returns a trial's point, also if a kill left only part of its parameters."""
     return trial.system_attrs.get("fixed_params", trial.params)
 
 

@@ -24,15 +24,15 @@ _BUSY = 2.0
 def work(name: str, root: pathlib.Path) -> int:
     """Runs trials of a sweep until there is none to take, or its driver is gone.
 
-    A trial that fails, fails alone. Only what stops every run stops the worker: a full
-    disk, or a signal; the trial is then put back.
+    A trial that fails does not stop the worker. Only a full disk or a signal, which
+    would stop every run, does; the trial is then put back.
 
     Args:
       name: of the sweep.
       root: folder that holds `sweeps/` and `runs/`.
 
     Returns:
-      How many trials it has ended.
+      The number of trials that it has finished.
 
     Raises:
       DiskFull: no room for a run.
@@ -40,14 +40,15 @@ def work(name: str, root: pathlib.Path) -> int:
     """
     study = open_study(name, root)
     parent, ended = os.getppid(), 0
-    with study.working():
+    with study.show_alive():
         while os.getppid() == parent:
             trial = study.take()
             if trial is None:
                 break
             try:
                 attempt(study, trial, root)
-            except RunBusy as error:  # another sweep, or a table, is at the same run
+            # Another sweep, or a table, holds the run of the same config.
+            except RunBusy as error:
                 log.warning("put back: %s", error)
                 study.put_back(trial)
                 time.sleep(_BUSY)
@@ -60,14 +61,14 @@ def work(name: str, root: pathlib.Path) -> int:
 
 
 def attempt(study: Study, trial: Trial, root: pathlib.Path) -> None:
-    """Runs one trial and records what it came to."""
+    """Runs one trial and records its value or its error."""
     texts = study.sweep.texts(trial.point)
     try:
         run = execute.ensure(study.sweep.config, texts, root=root, quiet=True)
         if run.status == "diverged":
             study.tell(trial, math.inf, run.id, "diverged")
         else:
-            study.tell(trial, judged(run, study.sweep.by), run.id)
+            study.tell(trial, judge_run(run, study.sweep.by), run.id)
     except (Preempted, DiskFull, RunBusy):
         raise
     except HpcjaxError as error:
@@ -77,7 +78,7 @@ def attempt(study: Study, trial: Trial, root: pathlib.Path) -> None:
         study.fail(trial, "".join(traceback.format_exception_only(error)).strip())
 
 
-def judged(run: directory.RunDirectory, by: str) -> float:
+def judge_run(run: directory.RunDirectory, by: str) -> float:
     """Returns the least finite value of a variable of a run's result.
 
     Raises:
@@ -93,9 +94,9 @@ def judged(run: directory.RunDirectory, by: str) -> float:
 
 
 def main(name: str, root: str) -> int:
-    """Works as a process; returns its exit status."""
+    """Runs a worker as a process; returns its exit status."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level="INFO")
-    # Between trials a signal ends it: there is nothing to save.
+    # Between trials there is nothing to save, and a signal ends the worker.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         work(name, pathlib.Path(root))

@@ -89,7 +89,9 @@ def test_missing_statistics_name_the_layer(problem):
     with pytest.raises(ValueError, match="loss_terms"):
         update(problem, terms=None)
     wrong = {**taps, "head": {"a": jnp.eye(4), "g": jnp.eye(3)}}
-    with pytest.raises(ValueError, match=r"'head' must be \[5, 5\] and \[3, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"'a' of 'head' must be \(1, 5, 5\): got \(4, 4\)"
+    ):
         update(problem, taps=wrong)
 
 
@@ -137,6 +139,23 @@ def test_parameters_of_no_block_are_named(problem):
         kfac.scale_by_kfac(idle).init(problem[1])
     with pytest.raises(ConfigError, match="no layer is left"):
         kfac.plan(model, skip=("",))
+
+
+def test_a_layer_says_its_sizes_and_the_rest_if_it_must():
+    def planned(kind="dense", **options):
+        return kfac.plan(Model(None, None, (LayerSpec("layer", kind, options),)))
+
+    (block,) = planned(inputs=3, outputs=2).blocks
+    assert (block.a, block.g, block.depth, block.stacked) == (4, 2, 1, False)
+    (block,) = planned(inputs=3, outputs=2, use_bias=False, depth=5).blocks
+    assert (block.a, block.g, block.depth, block.stacked) == (3, 2, 5, True)
+    with pytest.raises(ConfigError, match=r"'layer' must say \['outputs'\]"):
+        planned(inputs=3)
+    with pytest.raises(ConfigError, match=r"conv layer.* must say \['kernel_size'"):
+        planned("conv", inputs=3, outputs=2)
+    bare = {"layer": {"kernel": jnp.ones((3, 2))}}
+    with pytest.raises(ConfigError, match=r"\['layer/bias'\].* use_bias=False"):
+        kfac.scale_by_kfac(planned(inputs=3, outputs=2)).init(bare)
 
 
 def test_parameters_of_another_shape_than_the_plan_are_refused(problem):

@@ -305,7 +305,7 @@ def test_a_run_that_is_busy_is_waited_for(root, monkeypatch):
 
 def test_a_worker_of_another_host_is_dead_when_it_is_silent(root, monkeypatch):
     study = sweeps.create_study("s", sweep_of(), root)
-    with study.working():
+    with study.show_alive():
         taken = study.take()
         owner = taken.held.user_attrs["owner"]
         taken.held.set_user_attr("owner", {**owner, "host": "elsewhere"})

@@ -1,0 +1,194 @@
+"""The interface between the training loop and a training method.
+
+The loop handles models, data, checkpoints and records, and names no method. In a step
+each device differentiates its part of the batch and turns the result into an update; a
+`Method` says how. It is composed of parts that do not depend on each other: an
+optimizer's transform, whose chain contains the mean of gradients over devices; a
+backward pass (`Gradients`); workers that average their models.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import optax
+from jaxtyping import Array, Float
+
+from hpcjax.core.model import Model
+
+# A batch is split over both axes. Devices along the data axis hold the same model,
+# those along the worker axis may hold different ones (methods of the room `averaging`).
+WORKER_AXIS = "worker"
+DATA_AXIS = "data"
+
+Batch = Mapping[str, Any]
+
+
+class Totals(NamedTuple):
+    """Sums over the scored items of a batch; those of its parts can be added.
+
+    Attributes:
+      sums: one float32 scalar for each metric; training minimizes `"loss"`.
+      count: the number of scored items, float32.
+    """
+
+    sums: dict[str, Float[Array, ""]]
+    count: Float[Array, ""]
+
+    def means(self) -> dict[str, Float[Array, ""]]:
+        """Returns the mean of each metric; NaN where nothing was scored."""
+        return {name: total / self.count for name, total in self.sums.items()}
+
+
+Objective = Callable[[Any, Batch], Totals]
+
+
+class Pass(NamedTuple):
+    """The input of one device's backward pass in one step, inside `shard_map`.
+
+    Attributes:
+      model: pure functions `init` and `apply`.
+      objective: `(outputs, batch) -> Totals`.
+      model_state: running statistics before the step.
+      batch: this device's part of the batch.
+      key: random key for this device and step.
+      step: int32, the number of steps taken before.
+      axes: the mesh axes that the batch is split over.
+    """
+
+    model: Model
+    objective: Objective
+    model_state: Any
+    batch: Batch
+    key: jax.Array
+    step: Any
+    axes: tuple[str, ...]
+
+
+class PassResult(NamedTuple):
+    """The result of one device's forward and backward pass.
+
+    Attributes:
+      grads: gradients of the parameters on this device's part of the batch alone.
+      means: the objective's means over that part.
+      model_state: the running statistics after the pass.
+      extras: what a transform's `update` gets beside gradients and parameters.
+    """
+
+    grads: Any
+    means: dict[str, Any]
+    model_state: Any
+    extras: dict[str, Any]
+
+
+class Gradients(Protocol):
+    """One device's backward pass: `gradients(one_pass, params, state)`."""
+
+    def __call__(self, one_pass: Pass, params: Any, state: Any) -> PassResult:
+        """Differentiates; the optimizer's `state` may say which statistics are due."""
+        ...
+
+
+class Hosts(NamedTuple):
+    """Workers in processes of their own, which do not wait for each other.
+
+    Attributes:
+      rank: of this worker.
+      size: how many there are.
+      start: `start(state, params)`: all meet, and from then on take part in each
+        other's updates. Called before the first step, and to go on after `pause`.
+      pause: `pause(state, params)` waits for all, and returns `(params, state)` as they
+        can be saved. Called after the last step too.
+      agree: `agree(number)` returns the least number that a worker has given; all call
+        it alike, and none while it has started and not paused.
+      traces: what this worker has done between each start and the next pause, after
+        the first step of which it tells.
+    """
+
+    rank: int
+    size: int
+    start: Callable[[Any, Any], None]
+    pause: Callable[[Any, Any], tuple[Any, Any]]
+    agree: Callable[[int], int]
+    traces: Sequence[tuple[int, Any]] = ()
+
+
+class Method(NamedTuple):
+    """A training method: the functions that the training loop calls.
+
+    All but `mesh_shape` are traced. `gradients` and `update` run inside `shard_map`,
+    where the parts of a state that are in a `PerDevice` have the shapes of one device.
+
+    Attributes:
+      mesh_shape: `mesh_shape(devices)` returns the sizes of the mesh's axes by name.
+      init: `init(params)` returns the parameters as the method holds them (in a
+        `PerDevice` if they differ between devices) and the method's own state.
+      gradients: this device's backward pass.
+      update: `update(found, state, params)` returns `(params, state)`, the same on all
+        devices except for what is in a `PerDevice`; it does all communication.
+      facts: figures of the method that are stored with a run's result.
+      hosts: this worker among those of other processes; its devices share one model,
+        and `update` is not traced. None where all devices take part in one program.
+    """
+
+    mesh_shape: Callable[[int], dict[str, int]]
+    init: Callable[[Any], tuple[Any, Any]]
+    gradients: Gradients
+    update: Callable[[PassResult, Any, Any], tuple[Any, Any]]
+    facts: Mapping[str, float] = {}
+    hosts: Hosts | None = None
+
+
+class Setup(NamedTuple):
+    """The run for which the parts of a method are made.
+
+    Attributes:
+      model: the model to train.
+      batch: shapes and dtypes of the batch that one worker's model gets.
+      steps: number of steps of the run.
+      workers: number of workers, each with a model of its own.
+      devices: number of devices of each worker, which share its model.
+      seed: the run's seed.
+      layer_flops: `layer_flops(rows)` returns the operations of each layer's backward
+        pass on `rows` examples, in the order of `optim.layers_of_model`.
+    """
+
+    model: Model
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    steps: int
+    workers: int
+    devices: int
+    seed: int
+    layer_flops: Callable[[int], tuple[float, ...]]
+
+
+class Optimization(NamedTuple):
+    """An optimizer and what it asks of the training loop.
+
+    Attributes:
+      tx: the transform of averaged gradients.
+      gradients: the optimizer's own backward pass; None for the plain one.
+      axes: mesh axes that gradients are to be averaged over.
+      mesh_shape: `mesh_shape(devices)` returns the sizes of these axes by name.
+      facts: see `Method`.
+    """
+
+    tx: optax.GradientTransformation
+    gradients: Gradients | None = None
+    axes: str | tuple[str, ...] = DATA_AXIS
+    mesh_shape: Callable[[int], dict[str, int]] = lambda devices: {DATA_AXIS: devices}
+    facts: Mapping[str, float] = {}
+
+
+class Backward(NamedTuple):
+    """A special backward pass and the averaging that its gradients need.
+
+    Attributes:
+      mean: `mean(axes)` returns the transform that averages gradients over mesh axes.
+      gradients: the backward pass.
+      facts: see `Method`.
+    """
+
+    mean: Callable[[Any], optax.GradientTransformation]
+    gradients: Gradients
+    facts: Mapping[str, float] = {}

@@ -1,0 +1,38 @@
+"""Config of BERT; importing this module imports no JAX."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from hpcjax.core.config import Size
+from hpcjax.models.model_config import ModelConfig
+from hpcjax.models.transformer_config import check_heads
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig(ModelConfig):
+    """BERT, with or without its two pre-training heads, see `models.bert`.
+
+    Attributes:
+      depth: number of blocks.
+      width: features of a token.
+      heads: query, key and value heads.
+      mlp_width: features inside the feed-forward part; None means 4 · width.
+      head: "pretraining" for both heads, "masked_lm" for that of the words, "pooler"
+        for the encoder with its pooler, "none" for the encoder alone.
+      remat: what the backward pass recomputes, as in `CausalLmConfig`.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._bert:bert"
+    kinds: ClassVar[tuple[str, ...]] = ("masked",)
+    stacks: ClassVar[tuple[str, ...]] = ("^blocks/",)
+
+    depth: Size = 2
+    width: Size = 128
+    heads: Size = 2
+    mlp_width: Size | None = None
+    head: Literal["pretraining", "masked_lm", "pooler", "none"] = "pretraining"
+    remat: Literal["none", "full", "dots", "offload"] = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self.width, self.heads)

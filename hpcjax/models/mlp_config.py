@@ -1,0 +1,25 @@
+"""Config of the multilayer perceptron; importing this module imports no JAX."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from hpcjax.core.config import Size
+from hpcjax.models.model_config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MlpConfig(ModelConfig):
+    """A multilayer perceptron, see `models.mlp`.
+
+    Attributes:
+      widths: sizes of the hidden layers.
+      activation: after every hidden layer.
+      head_init: kernel of the last layer; with "zeros" the first loss is log(classes).
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._mlp:mlp"
+    kinds: ClassVar[tuple[str, ...]] = ("classification",)
+
+    widths: tuple[Size, ...] = (256,)
+    activation: Literal["relu", "tanh", "gelu_tanh"] = "relu"
+    head_init: Literal["lecun", "zeros"] = "lecun"

@@ -1,0 +1,35 @@
+"""Config of residual networks; importing this module imports no JAX."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from hpcjax.core.config import Size
+from hpcjax.models.model_config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResNetConfig(ModelConfig):
+    """A residual network, see `models.resnet`.
+
+    Attributes:
+      depth: 8, 20 or 32 for small images, 18, 50 or 101 for full-size ones.
+      width: channels of the first stage; None means 16 (small images) or 64.
+      norm: "batch", or "group" with 16 channels a group.
+      shortcut: "A" appends zero channels, "B" projects; None means A for small images
+        and B for full-size ones.
+      sync_axis: mesh axis over which batch statistics are averaged; None for those of
+        one device.
+      zero_init_residual: whether each block starts as the identity.
+      head_init: kernel of the last layer; with "zeros" the first loss is log(classes).
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._resnet:resnet"
+    kinds: ClassVar[tuple[str, ...]] = ("classification",)
+
+    depth: Literal[8, 18, 20, 32, 50, 101] = 8
+    width: Size | None = None
+    norm: Literal["batch", "group"] = "batch"
+    shortcut: Literal["A", "B"] | None = None
+    sync_axis: str | None = None
+    zero_init_residual: bool = False
+    head_init: Literal["lecun", "zeros"] = "lecun"

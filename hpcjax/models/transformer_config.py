@@ -1,0 +1,197 @@
+"""Configs of transformers; importing this module imports no JAX."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from hpcjax.core import checks
+from hpcjax.core.config import Config, NotNegative, Positive, Size
+from hpcjax.models.model_config import ModelConfig
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raises ConfigError for heads that do not divide the width."""
+    rule = "heads must divide width"
+    checks.require(width % heads == 0, rule, heads=heads, width=width)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling(Config):
+    """LLaMA 3's scaling of rotary embeddings to longer contexts.
+
+    A frequency with wavelength 2π / frequency is multiplied by (1 − s) / factor + s,
+    with s = (context / wavelength − low) / (high − low), clipped to [0, 1].
+
+    Attributes:
+      factor: what the lowest frequencies are divided by.
+      low: frequencies with wavelengths of at least context / low are divided by
+        `factor`.
+      high: frequencies with wavelengths of at most context / high are unchanged.
+      context: the context length with which the model was trained before.
+    """
+
+    factor: Positive = 8.0
+    low: Positive = 1.0
+    high: float = 4.0
+    context: Size = 8192
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "rope scaling needs high > low"
+        checks.require(self.high > self.low, rule, low=self.low, high=self.high)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(Config):
+    """A mixture of experts as feed-forward part, see `layers.experts`.
+
+    Attributes:
+      count: number of experts.
+      top_k: number of experts that a token passes through, 1 or 2.
+      capacity_factor: capacity of each expert, as a multiple of an even share of the
+        tokens in a pass. Tokens beyond it are dropped, so that outputs depend on the
+        other tokens of the pass, also on later ones. None drops no token.
+      axis: inside `shard_map`, the mesh axis over which tokens and experts are split,
+        see `layers.experts`. It needs a `capacity_factor`, and the parameters below
+        `experts/` must be split by experts.
+      balance_weight: weight of each block's load-balancing loss in the objective.
+      router_z_weight: weight of each block's router z-loss in the objective.
+    """
+
+    count: Size = 8
+    top_k: Literal[1, 2] = 2
+    capacity_factor: Positive | None = None
+    axis: str | None = None
+    balance_weight: NotNegative = 0.01
+    router_z_weight: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "top_k must be at most count"
+        checks.require(
+            self.top_k <= self.count, rule, top_k=self.top_k, count=self.count
+        )
+        room = self.axis is None or self.capacity_factor is not None
+        rule = "experts over an axis need a capacity_factor"
+        checks.require(room, rule, axis=self.axis)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerOptions(Config):
+    """What distinguishes families of transformers; the defaults are GPT-2's.
+
+    Attributes:
+      norm: "layer" for LayerNorm, "rms" for RMSNorm without bias.
+      norm_position: "pre" normalises the input of each residual branch, "post" the sum
+        of branch and input.
+      norm_eps: added to the variance.
+      final_norm: whether a norm follows the last block.
+      position: "learned" for a table, "offset" for one in which position p has row p +
+        2 (OPT), "rope" for rotary embeddings.
+      rope_theta: base of the rotary embeddings' wavelengths.
+      rope_scaling: LLaMA 3's scaling of these; None for no scaling.
+      mlp: activation of the feed-forward part; "silu_gated" has a third matrix.
+      experts: a mixture of experts, each of them like `mlp`; None for no experts.
+      use_bias: whether the blocks' matrices have biases.
+      tied_head: whether logits are formed with the embedding table.
+      embed_width: width of the embedding table, as in OPT-350M, from which matrices
+        without bias project to the blocks' width and back; None for the blocks' width.
+      init_scale: standard deviation of matrices and tables at the start.
+      scale_residual: whether matrices that end a residual branch start smaller by
+        √(2 depth).
+    """
+
+    norm: Literal["layer", "rms"] = "layer"
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_eps: Positive = 1e-5
+    final_norm: bool = True
+    position: Literal["learned", "offset", "rope"] = "learned"
+    rope_theta: Positive = 1e4
+    rope_scaling: RopeScaling | None = None
+    mlp: Literal["gelu_tanh", "gelu_erf", "relu", "silu_gated"] = "gelu_tanh"
+    experts: ExpertsConfig | None = None
+    use_bias: bool = True
+    tied_head: bool = True
+    embed_width: Size | None = None
+    init_scale: Positive = 0.02
+    scale_residual: bool = True
+
+
+GPT2 = TransformerOptions()
+OPT = TransformerOptions(position="offset", mlp="relu", scale_residual=False)
+LLAMA = TransformerOptions(
+    norm="rms",
+    position="rope",
+    mlp="silu_gated",
+    use_bias=False,
+    tied_head=False,
+    scale_residual=False,
+)
+BERT = TransformerOptions(
+    norm_position="post",
+    norm_eps=1e-12,
+    final_norm=False,
+    mlp="gelu_erf",
+    scale_residual=False,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalLmConfig(ModelConfig):
+    """A decoder-only language model, see `models.causal_lm`.
+
+    Attributes:
+      depth: number of blocks.
+      width: features of a token.
+      heads: query heads.
+      kv_heads: key and value heads; None means as many as query heads.
+      head_dim: features of a head; None means width / heads, which must divide. Models
+        with pruned heads need it.
+      mlp_width: features inside the feed-forward part; None means 4 · width.
+      options: the differences between GPT-2, OPT and LLaMA.
+      remat: what the backward pass recomputes: "none" nothing; "full" all but the
+        inputs of blocks; "dots" all but these and matrix products without batch axes;
+        "offload" like "full", with the inputs of blocks kept in the host's memory.
+      attention: the implementation; "auto" takes cuDNN's on a GPU in half precision.
+      loss_chunk: the loss computes logits for chunks of so many positions; None for all
+        positions at once.
+      batch_axis: mesh axis over which batches are split, under `jit` and inside
+        `jax.set_mesh`. Activations between blocks are constrained to that sharding, so
+        that where parameters are split over the same axis the compiler gathers these,
+        not the activations. None lets the compiler choose.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models.transformer:causal_lm"
+    kinds: ClassVar[tuple[str, ...]] = ("language",)
+    stacks: ClassVar[tuple[str, ...]] = ("^blocks/",)
+
+    depth: Size = 2
+    width: Size = 64
+    heads: Size = 4
+    kv_heads: Size | None = None
+    head_dim: Size | None = None
+    mlp_width: Size | None = None
+    options: TransformerOptions = TransformerOptions()
+    remat: Literal["none", "full", "dots", "offload"] = "none"
+    attention: Literal["auto", "reference", "xla", "cudnn"] = "auto"
+    loss_chunk: Size | None = None
+    batch_axis: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_dim is None:
+            check_heads(self.width, self.heads)
+        shared = self.heads % (self.kv_heads or self.heads) == 0
+        rule = "kv_heads must divide heads"
+        checks.require(shared, rule, kv_heads=self.kv_heads, heads=self.heads)
+        checks.require(
+            self.options.position != "rope" or self.head_size % 2 == 0,
+            "rope needs an even number of features a head",
+            width=self.width,
+            heads=self.heads,
+            head_dim=self.head_dim,
+        )
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head."""
+        return self.head_dim or self.width // self.heads

@@ -1,0 +1,23 @@
+"""Config of the U-Net; importing this module imports no JAX."""
+
+import dataclasses
+from typing import ClassVar
+
+from hpcjax.core.config import Size
+from hpcjax.models.model_config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UNetConfig(ModelConfig):
+    """A U-Net, logits for each pixel, see `models.unet`.
+
+    Attributes:
+      depth: how often the image is halved; 2^depth has to divide its sides.
+      width: channels of the first level, doubled at each halving.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._unet:unet"
+    kinds: ClassVar[tuple[str, ...]] = ("segmentation",)
+
+    depth: Size = 3
+    width: Size = 16

@@ -1,0 +1,23 @@
+"""Config of VGG networks; importing this module imports no JAX."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from hpcjax.core.config import Size
+from hpcjax.models.model_config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VggConfig(ModelConfig):
+    """A VGG network with batch norms, see `models.vgg`.
+
+    Attributes:
+      depth: 11 or 16.
+      width: channels of the first stage.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._vgg:vgg"
+    kinds: ClassVar[tuple[str, ...]] = ("classification",)
+
+    depth: Literal[11, 16] = 16
+    width: Size = 64

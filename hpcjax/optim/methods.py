@@ -1,0 +1,134 @@
+"""The training method in which all devices share one model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from hpcjax.core.method import Gradients, Method, Optimization, Pass, PassResult
+from hpcjax.core.model import Tap, added_loss
+from hpcjax.core.varying import Axes, vary
+from hpcjax.optim.all_reduce import all_reduce_mean
+from hpcjax.optim.kfac._fisher import Differentiated, differentiate
+
+Link = Callable[[Axes], optax.GradientTransformation]
+
+
+class _Adding(NamedTuple):
+    """The outputs of a model together with the loss that its layers add.
+
+    `kfac.differentiate` passes one `outputs` from the forward pass to the loss; the
+    added loss must travel with it to be differentiated.
+    """
+
+    outputs: Any
+    added: jax.Array
+
+
+def data_parallel(
+    optimizer: Optimization | optax.GradientTransformation,
+    *,
+    mean: Link | None = all_reduce_mean,
+    gradients: Gradients | None = None,
+) -> Method:
+    """Returns data-parallel training: all devices hold the same model.
+
+    Each device differentiates the loss on its part of the batch, the gradients are
+    averaged over the devices, and every device applies the same update.
+
+    Args:
+      optimizer: a single-device transform, or an `Optimization` where the optimizer
+        brings its own backward pass or mesh, as K-FAC does.
+      mean: `mean(axes)` returns the transform that averages gradients over mesh axes,
+        such as `functools.partial(optim.exchange_gradients, OkTopkConfig())`; None if
+        `optimizer` communicates by itself.
+      gradients: the backward pass. By default that of `optimizer`, and if it has none
+        `whole_backward`.
+
+    Examples:
+      >>> method = data_parallel(optax.sgd(0.1))
+      >>> method.mesh_shape(8)
+      {'data': 8}
+    """
+    if not isinstance(optimizer, Optimization):
+        optimizer = Optimization(optimizer)
+    chained = optimizer.tx
+    if mean is not None:
+        chained = optax.chain(mean(optimizer.axes), chained)
+    tx = optax.with_extra_args_support(chained)
+
+    def update(result: PassResult, state: Any, params: Any) -> tuple[Any, Any]:
+        updates, state = tx.update(result.grads, state, params, **result.extras)
+        # As optax.apply_updates, which would keep a wider update's type.
+        new = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
+        return new, state
+
+    return Method(
+        optimizer.mesh_shape,
+        lambda params: (params, tx.init(params)),
+        gradients or optimizer.gradients or whole_backward,
+        update,
+        optimizer.facts,
+    )
+
+
+def whole_backward(one_pass: Pass, params: Any, state: Any) -> PassResult:
+    """Returns gradients of the objective on this device's part of the batch."""
+    del state
+    return differentiate_pass(one_pass, params)[0]
+
+
+def differentiate_pass(
+    one_pass: Pass,
+    params: Any,
+    taps: Mapping[str, Tap] | None = None,
+    **options: Any,
+) -> tuple[PassResult, Differentiated]:
+    """Returns gradients of the objective, and K-FAC's statistics if taps are given.
+
+    The differentiated loss is the mean objective plus the loss that the model's layers
+    add, such as the load-balancing loss of mixtures of experts. Of the reported means
+    `"loss"` is the objective alone and `"added_loss"` the rest.
+
+    Args:
+      one_pass: the model, objective, batch and random key of this device.
+      params: the parameters to differentiate with respect to.
+      taps: from `kfac.make_taps`; None observes nothing.
+      **options: passed on to `kfac.differentiate`.
+    """
+    model, objective, model_state, batch, key, _, axes = one_pass
+    # Marked as differing between devices, the gradients stay local sums: for replicated
+    # parameters `shard_map` would transpose their broadcast to an all-reduce.
+    params = vary(params, axes)
+
+    def forward(params: Any, taps: Any) -> tuple[Any, Any]:
+        outputs, new = model.apply(
+            params, model_state, batch["x"], train=True, key=key, taps=taps or None
+        )
+        added = added_loss(new)
+        return (outputs if added is None else _Adding(outputs, added)), new
+
+    def loss(outputs: Any, labels: Any) -> tuple[Any, Any]:
+        outputs, added = outputs if isinstance(outputs, _Adding) else (outputs, None)
+        totals = objective(outputs, {**batch, "y": labels})
+        mean = totals.means()["loss"]
+        return (mean if added is None else mean + added), totals
+
+    def value_fn(params: Any) -> Any:
+        return loss(forward(params, {})[0], batch["y"])[0]
+
+    result = differentiate(
+        forward,
+        loss,
+        params,
+        taps or {},
+        batch.get("y"),
+        key=jax.random.fold_in(key, 1),
+        **options,
+    )
+    means, added = result.loss_aux.means(), added_loss(result.aux)
+    if added is not None:
+        means["added_loss"] = added
+    extras = {"value": result.value, "value_fn": value_fn, "step": one_pass.step}
+    return PassResult(result.grads, means, result.aux, extras), result

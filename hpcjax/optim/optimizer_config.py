@@ -1,0 +1,70 @@
+"""Base classes of optimizers' configs; importing this module imports no JAX."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from hpcjax.core.config import (
+    Config,
+    Decay,
+    Float32,
+    NotNegative,
+    PathRules,
+    Positive,
+    fields_of,
+)
+from hpcjax.optim.schedule_config import ConstantConfig, ScheduleConfig
+
+if TYPE_CHECKING:
+    import optax
+
+DecayRules = PathRules
+
+# Every parameter decays, as in PyTorch's SGD, for which recipes are published.
+DECAY_ALL: DecayRules = ((".*", True),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Config):
+    """Base of configs of optimizers.
+
+    The fields are arguments of the factory, except that `lr` and `schedule` together
+    make its argument `learning_rate`.
+
+    Attributes:
+      lr: peak learning rate.
+      weight_decay: decoupled coefficient, multiplied by the learning rate.
+      decay_rules: `(regex over paths, decays)`, first match wins; each parameter must
+        match one rule and each rule a parameter.
+      clip_norm: largest global norm of the raw gradient, None for no limit.
+      schedule: the learning rate over the run.
+    """
+
+    lr: Float32 = 0.1
+    weight_decay: NotNegative = 0.0
+    decay_rules: DecayRules = DECAY_ALL
+    clip_norm: Positive | None = None
+    schedule: ScheduleConfig = ConstantConfig()
+
+    def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
+        """Returns the optimizer for a run of `steps` steps."""
+        from hpcjax.optim import learning_rates
+
+        options = fields_of(self)
+        rate = options.pop("schedule").make(options.pop("lr"), steps)
+        return learning_rates.with_schedule(self.find_factory(), rate, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraftedConfig(OptimizerConfig):
+    """Base of optimizers whose step may be scaled to the length of SGD's step.
+
+    Attributes:
+      graft: `"sgd"` scales each step to the length of SGD's, `"none"` leaves its
+        length.
+      graft_momentum: decay of that SGD's momentum buffer.
+      graft_nesterov: whether that SGD's momentum is Nesterov's.
+    """
+
+    graft: Literal["sgd", "none"] = "sgd"
+    graft_momentum: Decay = 0.9
+    graft_nesterov: bool = False

@@ -1,0 +1,88 @@
+"""What the subcommands of `hpcjax` share: types of options, environment, log."""
+
+import contextlib
+import logging
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from hpcjax.core import environment
+from hpcjax.core.errors import ConfigError
+from hpcjax.runs import directory
+
+Config = Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG")]]
+Overrides = Positional[
+    Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
+    ]
+]
+Ids = Positional[
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="ID", help_behavior_hint="")]
+]
+Run = Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+Side = Positional[Annotated[str, tyro.conf.arg(metavar="RUN|CONFIG")]]
+Root = Annotated[
+    pathlib.Path,
+    tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: working directory)"),
+]
+Devices = Annotated[
+    int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1)")
+]
+Data = Annotated[
+    pathlib.Path | None,
+    tyro.conf.arg(
+        metavar="DIR",
+        help_behavior_hint="(default: HPCJAX_DATA, else <root>/.cache/data)",
+    ),
+]
+Format = Literal["rich", "md", "csv", "html", "latex"]
+
+HERE = pathlib.Path()
+
+
+def prepare(data: pathlib.Path | None, devices: int | None) -> None:
+    """Sets the environment variables that JAX and experiments read when they start.
+
+    Args:
+      data: folder of data sets; None leaves the environment's.
+      devices: devices to simulate, if JAX has only a CPU; None leaves their number.
+
+    Raises:
+      ConfigError: fewer than one device.
+    """
+    if data is not None:
+        os.environ["HPCJAX_DATA"] = str(data)
+    if devices is None:
+        return
+    if devices < 1:
+        raise ConfigError(f"devices must be at least 1: got {devices}")
+    if not environment.simulates():
+        os.environ.update(environment.simulated(devices))
+
+
+@contextlib.contextmanager
+def log_to_stderr(quiet: bool) -> Iterator[None]:
+    """Shows warnings on standard error, and unless `quiet` the folder of the run."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(
+        lambda record: (
+            record.levelno >= logging.WARNING
+            or (not quiet and record.name == directory.__name__)
+        )
+    )
+    logger = logging.getLogger("hpcjax")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.removeHandler(handler)

@@ -1,0 +1,274 @@
+"""Building blocks for the `reduce` functions and the claims of tables.
+
+The rows of a table are its runs (`by_run`), labels of one of their dimensions
+(`stack`), or computed by a function (`from_cells`, `by_row`, `along`). A cell of
+several measurements has an interval (`interval`, `extent`). Claims are numbers with a
+bound: of cells, and how cells compare (`cell`, `over`, `above`), or of columns (`of`,
+`least`, `most`); see `Number`.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from hpcjax import perf
+from hpcjax.perf.intervals import bootstrap_median, median
+from hpcjax.runs.tables import Claim
+
+Rows = Mapping[str, xr.Dataset]
+Cells = Mapping[str, float | xr.DataArray]  # a number for each column
+Reduce = Callable[[Rows], xr.Dataset]
+
+
+def first(row: xr.Dataset) -> xr.Dataset:
+    """Returns the run of a row's first seed."""
+    return row.isel(seed=0, drop=True)
+
+
+def single(rows: Rows) -> xr.Dataset:
+    """Returns the only run of a table.
+
+    Raises:
+      ValueError: there is not exactly one row.
+    """
+    if len(rows) != 1:
+        raise ValueError(f"there must be one row: got {list(rows)}")
+    return first(*rows.values())
+
+
+def from_cells(found: Mapping[str, Cells]) -> xr.Dataset:
+    """Returns a table of `{row: {column: value}}`, NaN where a row lacks a column.
+
+    Examples:
+      >>> from_cells({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}})["y"].values.tolist()
+      [2.0, nan]
+    """
+    columns = dict.fromkeys(column for cells in found.values() for column in cells)
+    return xr.Dataset(
+        {
+            column: (
+                "row",
+                [
+                    np.asarray(cells.get(column, np.nan)).item()
+                    for cells in found.values()
+                ],
+            )
+            for column in columns
+        },
+        coords={"row": list(found)},
+    )
+
+
+def by_row(cells: Callable[[xr.Dataset], Cells]) -> Reduce:
+    """Makes a `reduce` of a function, as its decorator: a row's cells of its run.
+
+    The run keeps its dimension `seed`.
+    """
+
+    @functools.wraps(cells)
+    def reduce(rows: Rows) -> xr.Dataset:
+        return from_cells({name: cells(row) for name, row in rows.items()})
+
+    return reduce
+
+
+def along(dim: str) -> Callable[[Callable[[xr.Dataset, Any], Cells]], Reduce]:
+    """Makes a `reduce` with a row for each run and each label of its dimension `dim`.
+
+    A decorator of what makes a row's cells of a run, which keeps its dimension `seed`,
+    and a label.
+
+    Args:
+      dim: a dimension of the runs, such as the algorithms that each of them measures.
+    """
+
+    def decorate(cells: Callable[[xr.Dataset, Any], Cells]) -> Reduce:
+        @functools.wraps(cells)
+        def reduce(rows: Rows) -> xr.Dataset:
+            return from_cells(
+                {
+                    f"{name}, {label}": cells(row, label)
+                    for name, row in rows.items()
+                    for label in row[dim].values.tolist()
+                }
+            )
+
+        return reduce
+
+    return decorate
+
+
+def by_run(rows: Rows) -> xr.Dataset:
+    """Returns the variables of the runs of the first seeds, with a row for each run."""
+    runs = [first(row) for row in rows.values()]
+    return xr.concat(runs, dim="row").assign_coords(row=list(rows))
+
+
+def stack(
+    parts: Mapping[str, xr.Dataset], dim: str = "row", between: str = ", "
+) -> xr.Dataset:
+    """Puts tables, or runs of one seed, below one another.
+
+    Args:
+      parts: tables by the first part of the names of their rows.
+      dim: the dimension whose labels become rows. Variables keep their other
+        dimensions, and a scalar of a part is repeated in each of its rows.
+      between: separates the name of a part from a label.
+    """
+    named = [
+        part.rename({dim: "row"}).assign_coords(
+            row=[f"{name}{between}{label}" for label in part[dim].values]
+        )
+        for name, part in parts.items()
+    ]
+    return xr.concat(named, dim="row", data_vars="all")
+
+
+def interval(values: xr.DataArray, column: str) -> dict[str, float]:
+    """Returns the median as a column of that name, and its 95 % bootstrap interval."""
+    sample = values.values
+    low, high = bootstrap_median(sample)
+    return {
+        column: float(median(sample[None])[0]),
+        f"{column}_low": low,
+        f"{column}_high": high,
+    }
+
+
+def extent(values: xr.DataArray, column: str) -> dict[str, float]:
+    """Returns the mean as a column of that name, with least and largest as interval."""
+    return {
+        column: float(values.mean()),
+        f"{column}_low": float(values.min()),
+        f"{column}_high": float(values.max()),
+    }
+
+
+def ratios(seconds: xr.DataArray, baseline: str) -> xr.Dataset:
+    """Returns times and their ratios to a baseline's of the same round.
+
+    Args:
+      seconds: `[candidate, repetition]`, the first dimension of any name.
+      baseline: one of the candidates.
+
+    Returns:
+      The result of `perf.ratio_table`, with a row for each candidate.
+    """
+    (dim,) = set(seconds.dims) - {"repetition"}
+    timed = seconds.rename({dim: "candidate"}).to_dataset(name="seconds")
+    return perf.ratio_table(timed.assign_attrs(baseline=baseline))
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """What is read off a table: columns, cells, and what is computed of them.
+
+    Also makes one of a function of the table, as its decorator. A number is a claim
+    once it has a bound.
+
+    Attributes:
+      read: returns the number, or a whole column of them.
+
+    Examples:
+      >>> table = from_cells({"a": {"x": 1.0}, "b": {"x": 4.0}})
+      >>> claim = (cell("x", "b") / cell("x", "a")).at_most(5.0, "b's over a's")
+      >>> claim.ours(table), claim.bound, abs(of("x") - 2).largest()(table)
+      (4.0, '≤ 5', 2.0)
+    """
+
+    read: Callable[[xr.Dataset], Any]
+
+    def __call__(self, table: xr.Dataset) -> float:
+        """Returns the number of a table."""
+        return float(self.read(table))
+
+    def at_most(self, bound: float, relation: str) -> Claim:
+        """Returns the claim that it is at most so large; see `Claim`."""
+        return Claim(relation=relation, ours=self, at_most=bound)
+
+    def at_least(self, bound: float, relation: str) -> Claim:
+        """Returns the claim that it is at least so large; see `Claim`."""
+        return Claim(relation=relation, ours=self, at_least=bound)
+
+    def then(self, function: Callable[[Any], Any]) -> "Number":
+        """Returns what a function makes of it."""
+        return Number(lambda table: function(self.read(table)))
+
+    def largest(self) -> "Number":
+        """Returns the largest of a column; NaN if one is."""
+        return self.then(np.max)
+
+    def least(self) -> "Number":
+        """Returns the least of a column; NaN if one is."""
+        return self.then(np.min)
+
+    def sum(self) -> "Number":
+        """Returns the sum of a column."""
+        return self.then(np.sum)
+
+    def median(self) -> "Number":
+        """Returns the median of a column."""
+        return self.then(np.median)
+
+    def __abs__(self) -> "Number":
+        return self.then(np.abs)
+
+    def __truediv__(self, other: "Number | float | np.ndarray") -> "Number":
+        return self._and(other, operator.truediv)
+
+    def __sub__(self, other: "Number | float | np.ndarray") -> "Number":
+        return self._and(other, operator.sub)
+
+    def __mul__(self, other: "Number | float | np.ndarray") -> "Number":
+        return self._and(other, operator.mul)
+
+    def _and(
+        self, other: "Number | float | np.ndarray", operation: Callable[[Any, Any], Any]
+    ) -> "Number":
+        def read(table: xr.Dataset) -> Any:
+            right = other.read(table) if isinstance(other, Number) else other
+            return operation(self.read(table), right)
+
+        return Number(read)
+
+
+def of(column: str, *among: str) -> Number:
+    """Makes what reads a column, as an array; only of some rows, see `rows_of`."""
+    return Number(lambda table: rows_of(table, *among)[column].values)
+
+
+def cell(column: str, row: str) -> Number:
+    """Makes what reads a cell."""
+    return Number(lambda table: table[column].sel(row=row).values)
+
+
+def over(column: str, row: str, base: str) -> Number:
+    """Makes what reads a row's cell over another row's."""
+    return cell(column, row) / cell(column, base)
+
+
+def above(column: str, row: str, base: str) -> Number:
+    """Makes what reads by how much a row's cell is above another row's."""
+    return cell(column, row) - cell(column, base)
+
+
+def least(column: str, *among: str) -> Number:
+    """Makes what reads the least cell of a column; NaN if one is; see `rows_of`."""
+    return of(column, *among).least()
+
+
+def most(column: str, *among: str) -> Number:
+    """Makes what reads the largest cell of a column; NaN if one is; see `rows_of`."""
+    return of(column, *among).largest()
+
+
+def rows_of(table: xr.Dataset, *among: str) -> xr.Dataset:
+    """Returns the rows whose names contain one of the texts; all rows without texts."""
+    names = table["row"].values.tolist()
+    chosen = [any(text in str(name) for text in among or ("",)) for name in names]
+    return table.isel(row=chosen)

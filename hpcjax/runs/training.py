@@ -1,0 +1,299 @@
+"""The training experiment, which combines any data, model, optimizer and exchange.
+
+The configs of papers are values of `TrainingConfig`; a paper has an experiment of its
+own only for what cannot be expressed by it. Importing this module imports no JAX.
+"""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from hpcjax import core, data, train
+from hpcjax.core import checks, parts
+from hpcjax.core.config import Config, Seed, Size
+from hpcjax.core.errors import ConfigError
+from hpcjax.core.parts import Part
+from hpcjax.data import DigitsConfig
+from hpcjax.models import MlpConfig, ResNetConfig
+from hpcjax.optim import SgdConfig
+from hpcjax.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from hpcjax.hostcomm import Transport
+    from hpcjax.runs.context import Context
+
+log = logging.getLogger(__name__)
+
+DatasetPart = Annotated[Any, Part("dataset")]
+ModelPart = Annotated[Any, Part("model")]
+OptimizerPart = Annotated[Any, Part("optimizer")]
+ExchangePart = Annotated[Any, Part("exchange", optional=True)]
+AveragingPart = Annotated[Any, Part("averaging", optional=True)]
+BackwardPart = Annotated[Any, Part("backward", optional=True)]
+
+# What at most one part of a run may do.
+CLAIMS = {
+    "gradients": "have a backward pass of their own",
+    "mean": "average the gradients",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Config):
+    """A training run, composed of parts; `hpcjax list --parts` lists them.
+
+    Attributes:
+      dataset: the data set.
+      model: the network.
+      optimizer: turns averaged gradients into updates.
+      exchange: how devices average gradients; none for their exact mean.
+      averaging: workers that train separate models and average these; none if all
+        devices train one model.
+      backward: which part of the backward pass each worker takes; none for all of it.
+      compute: dtype of products; parameters and updates are float32.
+      train: length, batch size and intervals.
+      seed: of parameters, data order and draws.
+    """
+
+    resumable: ClassVar[tuple[str, ...]] = (
+        "train.steps",
+        "train.checkpoint_every",
+        "train.keep",
+    )
+
+    dataset: DatasetPart = DigitsConfig()
+    model: ModelPart = MlpConfig()
+    optimizer: OptimizerPart = SgdConfig()
+    exchange: ExchangePart = None
+    averaging: AveragingPart = None
+    backward: BackwardPart = None
+    compute: Literal["float32", "bfloat16"] = "float32"
+    train: TrainConfig = TrainConfig()
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_claims()
+        self._check_kinds()
+        self._check_processes()
+
+    def _check_claims(self) -> None:
+        """Raises ConfigError if two parts do what only one may."""
+        for claim, what in CLAIMS.items():
+            both = [
+                _name_claimant(field, getattr(self, field))
+                for field in ("optimizer", "exchange", "averaging", "backward")
+                if claim in _claims_of(getattr(self, field))
+            ]
+            if len(both) > 1:
+                other = both[-1].partition("=")[0].partition(".")[0]
+                raise ConfigError(
+                    f"{' and '.join(both)} both {what}: choose one, such as by "
+                    f"{other}=none"
+                )
+
+    @property
+    def processes(self) -> int:
+        """How many processes train, each a worker with a model of its own."""
+        return self.averaging.workers if _between_processes(self.averaging) else 1
+
+    def alone(self) -> Self:
+        """Returns what one of these processes computes by itself."""
+        if not _between_processes(self.averaging):
+            return self
+        rows = self.train.batch_size // self.processes
+        own = dataclasses.replace(self.train, batch_size=rows)
+        return dataclasses.replace(self, averaging=None, train=own)
+
+    def _check_processes(self) -> None:
+        """Raises ConfigError for a run between processes that could not be resumed."""
+        if not _between_processes(self.averaging):
+            return
+        rule = (
+            "train.keep must be at least 2 with averaging.between=processes: workers "
+            "save apart, and the newest step may not be the same for all"
+        )
+        checks.require(self.train.keep > 1, rule, keep=self.train.keep)
+        batch, workers = self.train.batch_size, self.averaging.workers
+        rule = f"train.batch_size must divide by the {workers} workers"
+        checks.require(batch % workers == 0, rule, batch_size=batch)
+
+    def _check_kinds(self) -> None:
+        """Raises ConfigError if the model cannot learn this kind of data set."""
+        kind, kinds = (
+            getattr(self.dataset, "kind", None),
+            getattr(self.model, "kinds", None),
+        )
+        if kind is None or kinds is None or kind in kinds:
+            return
+        fitting = [
+            f"{field}={name}"
+            for field, fits in (
+                ("model", lambda cls: kind in getattr(cls, "kinds", (kind,))),
+                ("dataset", lambda cls: getattr(cls, "kind", kinds[0]) in kinds),
+            )
+            for name, cls in parts.classes(field).items()
+            if fits(cls)
+        ]
+        raise ConfigError(
+            f"dataset={_name(self.dataset)} is {kind}, model={_name(self.model)} "
+            f"learns {' or '.join(kinds)}: take one of {', '.join(fitting)}"
+        )
+
+
+def task(
+    cfg: TrainingConfig,
+    data_root: pathlib.Path,
+    devices: int = 1,
+    transport: "Transport | None" = None,
+) -> "train.Task":
+    """Composes the task of a run from its parts, for a number of devices.
+
+    Args:
+      cfg: the run.
+      data_root: folder below which data sets lie.
+      devices: of the run, or of each process.
+      transport: this process's among the workers, where these are processes; None is
+        then one of them alone, with its part of the batch and nobody to send to.
+
+    Raises:
+      ConfigError: the parts do not fit each other or the devices.
+      DataMissing: the data set is not here.
+    """
+    if transport is None:
+        cfg = cfg.alone()
+    dataset = cfg.dataset.load(data_root)
+    policy = core.Policy(compute=cfg.compute)
+    model = cfg.model.make(dataset.inputs, dataset.outputs, policy)
+    stacks = getattr(cfg.model, "stacks", ())
+    method = train.compose(
+        model,
+        dataset,
+        with_stacks(cfg.optimizer, stacks),
+        exchange=with_stacks(cfg.exchange, stacks),
+        backward=cfg.backward,
+        averaged=cfg.averaging,
+        batch_size=cfg.train.batch_size,
+        steps=cfg.train.steps,
+        devices=devices,
+        seed=cfg.seed,
+        transport=transport,
+    )
+    return train.supervised(model, method, dataset)
+
+
+def _claims_of(part: Any) -> tuple[str, ...]:
+    """Returns what only this part of a run can do.
+
+    A worker in a process of its own has plain gradients, of its devices' mean.
+    """
+    own = getattr(part, "claims", ())
+    return tuple(CLAIMS) if _between_processes(part) else own
+
+
+def _name_claimant(field: str, part: Any) -> str:
+    """Returns the key that makes a part claim something."""
+    if field == "averaging" and _between_processes(part):
+        return "averaging.between=processes"
+    return f"{field}={_name(part)}"
+
+
+def _between_processes(averaging: Any) -> bool:
+    return getattr(averaging, "between", "devices") == "processes"
+
+
+def with_stacks(part: Any, stacks: tuple[str, ...]) -> Any:
+    """Returns a part that treats the layers of the model's stacks separately.
+
+    The field `stacked` of a part names the parameters that are stacks of layers. If it
+    names none, it is set to those of the model, so that no stack is treated as one
+    large matrix.
+    """
+    if part is None or not stacks:
+        return part
+    changed = {
+        field.name: with_stacks(value, stacks)
+        for field in dataclasses.fields(part)
+        if dataclasses.is_dataclass(value := getattr(part, field.name))
+    }
+    if getattr(part, "stacked", None) == ():
+        log.info("%s.stacked is %s, the model's", type(part).__name__, stacks)
+        changed["stacked"] = stacks
+    return dataclasses.replace(part, **changed)
+
+
+def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
+    """Runs the training.
+
+    Returns:
+      The history, with the facts of the method as scalars; see `train_in_processes` for
+      workers that are processes.
+    """
+    if _between_processes(cfg.averaging):
+        from hpcjax.runs.worker_processes import train_in_processes
+
+        return train_in_processes(cfg, ctx)
+    composed = task(cfg, ctx.data_root, ctx.mesh.size)
+    history = ctx.train(composed, cfg.train, seed=cfg.seed)
+    return history.assign(composed.method.facts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepConfig(Config):
+    """A training step on random images, which experiments measure in their own ways.
+
+    Attributes:
+      model: the network.
+      inputs: height, width and channels of the images, which are random.
+      classes: number of classes.
+      batch_size: images in a step.
+      compute: dtype of the model's products.
+      repetitions: rounds of the measurement.
+      seed: of parameters and images.
+    """
+
+    model: ResNetConfig = ResNetConfig(depth=20)
+    inputs: tuple[int, int, int] = (32, 32, 3)
+    classes: Size = 10
+    batch_size: Size = 128
+    compute: Literal["float32", "bfloat16"] = "float32"
+    repetitions: Size = 20
+    seed: Seed = 0
+
+    def task(
+        self, optimizer: Any, *, devices: int = 1, batches: int = 1
+    ) -> "train.Task":
+        """Returns what is trained, by the optimizer of a config.
+
+        Args:
+          optimizer: its config.
+          devices: that share a batch.
+          batches: of which the data set is made.
+        """
+        dataset = data.noise_images(
+            batches * self.batch_size, self.inputs, self.classes, seed=self.seed
+        )
+        policy = core.Policy(compute=self.compute)
+        model = self.model.make(self.inputs, self.classes, policy)
+        method = train.compose(
+            model,
+            dataset,
+            optimizer,
+            batch_size=self.batch_size,
+            steps=1,
+            devices=devices,
+        )
+        return train.supervised(model, method, dataset)
+
+    def step(self, optimizer: Any, devices: int = 1) -> Callable[[], Any]:
+        """Returns a thunk of one compiled step; see `train.step_thunk`."""
+        made = self.task(optimizer, devices=devices)
+        return train.step_thunk(made, self.batch_size, devices=devices, seed=self.seed)
+
+
+def _name(part: Any) -> str:
+    return parts.name_of(type(part)) or type(part).__name__

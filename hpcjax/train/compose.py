@@ -1,0 +1,117 @@
+"""Composing a training method from the parts of a config."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from hpcjax import data, optim, perf
+from hpcjax.core import checks
+from hpcjax.core.method import Backward, Method, Optimization, Setup
+from hpcjax.core.model import Model
+from hpcjax.train.objectives import OBJECTIVES
+from hpcjax.train.task import rows_like
+
+if TYPE_CHECKING:
+    from hpcjax.hostcomm import Transport
+
+
+def compose(  # noqa: PLR0913 - an argument for each part
+    model: Model,
+    dataset: "data.Dataset",
+    optimizer: Any,
+    *,
+    exchange: Any = None,
+    backward: Any = None,
+    averaged: Any = None,
+    batch_size: int,
+    steps: int,
+    devices: int = 1,
+    seed: int = 0,
+    transport: "Transport | None" = None,
+) -> Method:
+    """Returns the training method of a run.
+
+    Gradients are computed by the backward pass of the optimizer, or by that of
+    `backward`, averaged over the devices that share a model, and turned into an update
+    by the optimizer. With `averaged` there are several models, which are then averaged.
+
+    Args:
+      model: the model to train.
+      dataset: the data set to train it on.
+      optimizer: config of the optimizer, with either `build(setup)`, which returns a
+        `core.Optimization`, or `make(steps)`, which returns a transform.
+      exchange: config of the exchange that averages gradients; None for their mean.
+      backward: config of a backward pass with a mean of its own, whose `build(setup)`
+        returns a `core.Backward`.
+      averaged: config of workers that train separate models.
+      batch_size: number of examples in a step over all devices.
+      steps: length of the run.
+      devices: number of devices; those of this process, where `transport` is given.
+      seed: seed of the run.
+      transport: of this process among the workers, where these are processes.
+
+    Raises:
+      ConfigError: the parts do not fit each other, the devices or the model.
+    """
+    workers = 1
+    if transport is not None:
+        workers, devices = transport.size, devices * transport.size
+    elif averaged is not None:
+        workers = averaged.count(devices, shared=exchange is not None)
+    # What each worker's optimizer sees: its share of the batch and of the devices.
+    setup = Setup(
+        model,
+        rows_like(dataset, batch_size // workers),
+        steps,
+        workers,
+        devices // workers,
+        seed,
+        functools.cache(functools.partial(_layer_flops, model, dataset)),
+    )
+    mean: Callable[[Any], Any] = optim.all_reduce_mean
+    if exchange is not None:
+        mean = functools.partial(optim.exchange_gradients, exchange)
+    chosen = _build_optimization(optimizer, setup)
+    if backward is not None:
+        whole = chosen.gradients is None and exchange is None
+        rule = (
+            "a backward pass of its own needs an optimizer without one, such as K-FAC "
+            "has, and averages by itself: give no exchange"
+        )
+        checks.require(whole, rule, optimizer=optimizer, exchange=exchange)
+        own: Backward = backward.build(setup)
+        mean, facts = own.mean, {**chosen.facts, **own.facts}
+        chosen = chosen._replace(gradients=own.gradients, facts=facts)
+    if averaged is None:
+        return optim.data_parallel(chosen, mean=mean)
+    if transport is not None:
+        rule = "a worker in a process of its own takes the mean of whole gradients"
+        plain = exchange is None and backward is None
+        checks.require(plain, rule, exchange=exchange, backward=backward)
+        return averaged.build_on_hosts(chosen, transport, setup)
+    return averaged.build(chosen, mean, setup)
+
+
+def _build_optimization(optimizer: Any, setup: Setup) -> Optimization:
+    """Returns the optimizer of a config, with its own backward pass if it has one."""
+    if hasattr(optimizer, "build"):
+        return optimizer.build(setup)
+    return Optimization(optimizer.make(setup.steps))
+
+
+def _layer_flops(model: Model, dataset: "data.Dataset", rows: int) -> tuple[float, ...]:
+    """Returns the FLOPs of each layer's backward pass for a number of examples."""
+    batch = rows_like(dataset, rows)
+    params, state = jax.eval_shape(model.init, jax.random.key(0))
+    objective = OBJECTIVES[dataset.kind]
+
+    def loss(params: Any, state: Any, batch: Any) -> Any:
+        outputs, _ = model.apply(
+            params, state, batch["x"], train=True, key=jax.random.key(0)
+        )
+        return objective(outputs, batch).sums["loss"]
+
+    layers = optim.layers_of_model(model, batch["x"])
+    return perf.backward_flops(loss, layers, params, state, batch)

@@ -1,0 +1,135 @@
+"""A training step of one worker among several processes that do not wait.
+
+Only the gradients are one compiled program. The update is the worker's: it sends and
+receives while it computes, which no program can.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hpcjax import optim
+from hpcjax.core.keys import derive
+from hpcjax.core.method import Batch, Hosts, Pass, PassResult
+from hpcjax.core.varying import vary
+from hpcjax.sharding.mesh import data_axes
+from hpcjax.train.checkpoint import Checkpoints
+from hpcjax.train.state import TrainState
+from hpcjax.train.step import NONFINITE, Metrics, list_guarded
+from hpcjax.train.stopwatch import Stopwatch
+from hpcjax.train.task import Task
+
+HostStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def compile_host_step(
+    task: Task, mesh: Mesh, hosts: Hosts, state: TrainState, batch: Batch
+) -> HostStep:
+    """Returns the step `(state, batch) -> (state, metrics)` of `task.method.hosts`.
+
+    Gradients and running statistics are means over this worker's devices. Statistics of
+    a step whose gradients are not finite are left out; what becomes of these gradients
+    is for the worker.
+
+    Returns:
+      A function with the metrics of `train_step`, of this worker alone. `NONFINITE`
+      tells of each gradient, and at the first parameter whether an update was left out.
+    """
+    axes = data_axes(mesh)
+    gradients, unknown = len(jax.tree.leaves(state.params)), len(list_guarded(state))
+
+    def body(state: TrainState, batch: Batch) -> tuple[PassResult, Metrics]:
+        key = derive(state.key, "step", state.step)
+        # Draws of their own for each worker, and for each of its devices.
+        own = hosts.rank * mesh.size + jax.lax.axis_index(axes)
+        one_pass = Pass(
+            task.model,
+            task.objective,
+            state.model_state,
+            batch,
+            jax.random.fold_in(key, own),
+            state.step,
+            axes,
+        )
+        found = task.method.gradients(one_pass, state.params, None)
+        grads, means, model_state = jax.lax.pmean(
+            vary((found.grads, found.means, found.model_state), axes), axes
+        )
+        lost = jnp.stack([jnp.any(~jnp.isfinite(g)) for g in jax.tree.leaves(grads)])
+        model_state = jax.tree.map(
+            lambda old, new: jnp.where(jnp.any(lost), old, new),
+            state.model_state,
+            model_state,
+        )
+        counts = jnp.pad(lost.astype(jnp.int32), (0, unknown - len(lost)))
+        extras = {"value": means["loss"], "step": state.step}
+        return PassResult(grads, means, model_state, extras), {
+            **means,
+            NONFINITE: counts,
+        }
+
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(axes)),
+        out_specs=PartitionSpec(),
+    )
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    compiled = jax.jit(mapped).lower(_bare(state), batch).compile()
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        found, metrics = compiled(_bare(state), batch)
+        params, opt_state = task.method.update(found, state.opt_state, state.params)
+        spoiled = _left_out(opt_state) > _left_out(state.opt_state)
+        counts = metrics[NONFINITE].at[gradients].max(jnp.asarray(spoiled, jnp.int32))
+        metrics = {**metrics, NONFINITE: counts}
+        skipped = jnp.any(metrics[NONFINITE] > 0).astype(jnp.int32)
+        new = TrainState(
+            step=state.step + 1,
+            params=jax.device_put(params, everywhere),
+            model_state=found.model_state,
+            opt_state=opt_state,
+            key=state.key,
+            skipped=state.skipped + skipped,
+        )
+        kept = {name: jnp.asarray(v) for name, v in optim.inspect(opt_state).items()}
+        return new, metrics | kept
+
+    return step
+
+
+def _left_out(opt_state: Any) -> Any:
+    """Returns how many updates a worker's optimizer has left out as not finite."""
+    return optim.inspect(opt_state).get("left_out", 0)
+
+
+def _bare(state: TrainState) -> TrainState:
+    """Returns a state without the worker's own, of which gradients know nothing."""
+    return dataclasses.replace(state, opt_state=())
+
+
+def pause(task: Task, state: TrainState, watch: Stopwatch) -> TrainState:
+    """Waits for the other workers, where there are any, before a state is saved."""
+    if task.method.hosts is None:
+        return state
+    with watch.unwatched():
+        params, opt_state = task.method.hosts.pause(state.opt_state, state.params)
+    return dataclasses.replace(state, params=params, opt_state=opt_state)
+
+
+def go_on(task: Task, state: TrainState, checkpoints: Checkpoints | None) -> None:
+    """Starts, or starts again, with the other workers, where there are any.
+
+    All must have saved by then. A worker that deletes an older checkpoint before others
+    have the newer one would leave none that all of them have.
+    """
+    if task.method.hosts is None:
+        return
+    if checkpoints is not None:
+        checkpoints.wait()
+    task.method.hosts.agree(int(state.step))
+    task.method.hosts.start(state.opt_state, state.params)

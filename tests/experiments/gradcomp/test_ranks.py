@@ -1,0 +1,83 @@
+"""Steps that processes take: small ones here, and the recorded measurements."""
+
+import json
+import pathlib
+
+import pytest
+
+from experiments.gradcomp import overlap, ranks, tables, validation
+from experiments.gradcomp.chain import ChainConfig
+from hpcjax.core import ConfigError
+from hpcjax.runs.processes import in_processes
+
+RESULTS = pathlib.Path(tables.__file__).parent / "results"
+SMALL = ChainConfig(width=16, layers=4, rows=8)
+
+
+def record(name):
+    return json.loads((RESULTS / f"{name}.cpu.json").read_text())
+
+
+def test_processes_measure_every_part():
+    cfg = validation.Config(chain=SMALL, repetitions=1)
+    labels = cfg.methods
+    found, other = in_processes(ranks.measure, cfg, 2)
+    assert found == other
+    assert set(found["step_s"]) == set(found["encode_decode_s"]) == set(labels)
+    assert all((x == "dense") == (t == 0) for x, t in found["encode_decode_s"].items())
+    assert found["slowdown"] >= 1
+    made = validation.compared(validation.Config(methods=labels), 2, found)
+    assert (made["predicted"] > 0).all()
+
+
+def test_a_round_is_a_turn_of_all():
+    found, _ = in_processes(ranks.overlap, overlap.Config(chain=SMALL, rounds=3), 2)
+    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(
+        ("computing", "sending", "both"), 3
+    )
+
+
+def test_one_worker_sends_nothing_and_is_refused():
+    with pytest.raises(ConfigError, match="processes must be"):
+        overlap.Config(processes=1)
+    with pytest.raises(ConfigError, match="layers must be"):
+        ChainConfig(layers=1)
+
+
+@pytest.mark.acceptance("gradcomp-utility", 5)
+def test_the_recorded_predictions_hold_and_are_of_the_default_setups():
+    found = record("validation")
+    assert found["source"] == "measured"
+    assert all(found["claims"][name]["holds"] for name in ("median", "worst"))
+    cfg = validation.Config()
+    assert set(cfg.processes) == {2, 4}
+    setups = len(cfg.processes) * len(cfg.mbit_per_s) * len(cfg.methods)
+    errors = [v for name, v in found["cells"].items() if name.endswith(".error")]
+    assert len(errors) == setups
+    assert sorted(map(abs, errors))[-1] == pytest.approx(
+        found["claims"]["worst"]["ours"]
+    )
+    (run,) = found["runs"]
+    assert run["config"] == "gradcomp/validation"
+
+
+@pytest.mark.acceptance("gradcomp-utility", 6)
+def test_the_recorded_backward_pass_hides_its_communication():
+    found = record("overlap")
+    assert found["source"] == "measured"
+    assert found["claims"]["exposed"]["holds"]
+    (row,) = {name.rpartition(".")[0] for name in found["cells"]}
+    cells = {name.rpartition(".")[2]: value for name, value in found["cells"].items()}
+    assert "4 buckets, 2 processes" in row
+    cfg = overlap.Config()
+    assert (cfg.chain.layers, cfg.processes, cfg.share) == (4, 2, 1.0)
+    assert cfg.rounds >= 5
+    # Sending took about as long as the backward pass, two thirds of both passes.
+    backward = 2 / 3 * cells["computing"]
+    assert 0.6 < cells["sending"] / backward < 1.7
+    assert cells["exposed"] <= 0.6
+
+
+def test_a_backward_pass_takes_some_time_whatever_noise_says():
+    assert ranks.split(1.0, 3.0) == {"forward_s": 1.0, "backward_s": 2.0}
+    assert ranks.split(1.2, 0.9)["backward_s"] == pytest.approx(0.3)

@@ -1,0 +1,54 @@
+"""Made-up runs for tests of tables, and what a table says of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from hpcjax.runs.tables import Table, judge
+
+
+def run(
+    coords: Mapping[str, Sequence] | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    draws: np.random.Generator | None = None,
+    **columns: Any,
+) -> xr.Dataset:
+    """Returns what a table gets for a row: a run's figures under each seed.
+
+    Args:
+      coords: labels by dimension.
+      seeds: of the row.
+      draws: from which columns without values take them, between 0.5 and 1.5.
+      **columns: a figure, or dimensions and values, `("mode step", values)`, the same
+        under each seed; or the dimensions alone, for values that are drawn.
+    """
+    draws, coords = draws or np.random.default_rng(0), {**(coords or {}), "seed": seeds}
+    found = {}
+    for name, given in columns.items():
+        if isinstance(given, str):
+            dims = ["seed", *given.split()]
+            values = draws.uniform(0.5, 1.5, [len(coords[dim]) for dim in dims])
+            found[name] = dims, values
+        else:
+            dims, values = given if isinstance(given, tuple) else ("", given)
+            same = xr.DataArray(values, dims=dims.split())
+            found[name] = same.expand_dims(seed=list(seeds))
+    return xr.Dataset(found, {dim: list(labels) for dim, labels in coords.items()})
+
+
+class Judged(NamedTuple):
+    """A claim's number, and whether it holds."""
+
+    ours: float
+    holds: bool
+
+
+def verdicts(
+    table: Table, dataset: xr.Dataset, tier: str | None = None
+) -> dict[str, Judged]:
+    """Returns what claims say of a table that was made, by name; of the first tier."""
+    chosen = table.tier(tier or next(iter(table.tiers)))
+    return {it.name: Judged(it.ours, it.holds) for it in judge(chosen, dataset)}

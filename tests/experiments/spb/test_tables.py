@@ -1,0 +1,107 @@
+"""What SPB's tables compute of given runs, and what is recorded of them."""
+
+import numpy as np
+import pytest
+
+from experiments.spb import processes, resources, tables
+from hpcjax import optim, perf
+from hpcjax.core import ConfigError
+from hpcjax.runs import discover, training
+from tests.conftest import REPOSITORY
+from tests.experiments import rows
+from tests.system.test_records import record
+
+
+def history(error, share, steps=40):
+    """Three seeds; the loss of step n is 1 / n."""
+    return rows.run(
+        seeds=(0, 1, 2),
+        loss=("step", 1 / np.arange(1, steps + 1)),
+        share=share,
+    ).assign(val_error=(("seed", "eval_step"), [[0.9, each] for each in error]))
+
+
+def test_quality_is_judged_by_the_mean_of_the_last_errors():
+    runs = {
+        "full": history([0.01, 0.02, 0.03], 1.0),
+        "k = 4": history([0.02, 0.03, 0.04], 0.5),
+    }
+    table = tables.quality(runs)
+    claim = tables.QUALITY.tier("cpu").claims["quality"]
+    assert table["error"].values == pytest.approx([2.0, 3.0])
+    assert (table["error_low"][1], table["error_high"][1]) == pytest.approx((2, 4))
+    assert claim.ours(table) == pytest.approx(1.0)
+    # After half of the steps full has done the same work: steps 19 and 20.
+    assert table["full_loss"].sel(row="k = 4") == pytest.approx((1 / 19 + 1 / 20) / 2)
+    runs["k = 4"] = history([0.05, 0.05, 0.05], 0.5)
+    assert not claim.holds(claim.ours(tables.quality(runs)))
+
+
+@pytest.mark.acceptance("spb-jigsaw", 7)
+def test_the_recorded_quality_is_within_a_point():
+    found = record("spb/quality")
+    assert found["cells"]["k = 4.error"] <= found["cells"]["full.error"] + 1
+    assert found["claims"]["quality"]["holds"]
+    names, seeds = {run["row"] for run in found["runs"]}, {}
+    for run in found["runs"]:
+        seeds.setdefault(run["row"], set()).add(run["overrides"]["seed"])
+    assert {"k = 4, wrong divisor", "k = 4, random freezing"} <= names
+    assert {len(each) for each in seeds.values()} == {3}
+
+
+def test_resources_of_compiled_roles_hold_their_claims():
+    small = {
+        "chain": resources.Config(k=2, layers=3, width=32, rows=256),
+        "cnn": resources.Config(network="cnn", k=3, layers=1, width=4, rows=16),
+    }
+    runs = {
+        name: resources.run(cfg, None).expand_dims(seed=[0])
+        for name, cfg in small.items()
+    }
+    table = tables.by_role(runs)
+    assert list(table["row"].values)[:2] == ["chain, role 1", "chain, role 2"]
+    assert table["exact"].values[:2] == pytest.approx([5 / 11, 1])
+    claims = tables.RESOURCES.tier("cpu").claims
+    for name in ("flops", "monotone", "memory"):
+        assert claims[name].holds(claims[name].ours(table)), name
+
+
+def test_processes_end_with_the_same_parameters_and_own_programs():
+    sent, found = {}, {}
+    for mode in ("contributors", "zeros"):
+        cfg = processes.Config(k=2, layers=1, width=192, rows=64, steps=2, mode=mode)
+        found[mode] = processes.run(cfg, None).expand_dims(seed=[0])
+        sent[mode] = float(found[mode]["sent"].sum())
+    block = 4 * 192**2
+    roles = optim.roles(2, 2, 0)
+    assert sent["contributors"] == sum(
+        optim.contributor_bytes([block] * 2, roles).total
+    )
+    assert sent["contributors"] == 0.75 * sent["zeros"]
+    short, whole = found["contributors"]["flops"].values[0]
+    assert short < whole  # the program of role 1 has no product of the first block
+    assert len(tables.by_process(found)["row"]) == 4
+
+
+def test_what_a_layer_costs_is_its_products():
+    import jax.numpy as jnp
+
+    def loss(params, x):
+        return (jnp.tanh(x @ params["a"]) @ params["b"]).sum()
+
+    params = {"a": jnp.ones((64, 32)), "b": jnp.ones((32, 96))}
+    x = jnp.ones((128, 64))
+    layers = optim.layers_of(loss, params, x)
+    costs = perf.backward_flops(loss, layers, params, x)
+    # a: its kernel's gradient and what b's input gets; b: its kernel's.
+    wanted = [2 * 128 * 64 * 32 + 2 * 128 * 32 * 96, 2 * 128 * 32 * 96]
+    np.testing.assert_allclose(costs, wanted, rtol=0.1)
+
+
+def test_devices_that_do_not_divide_the_workers_are_refused(tmp_path):
+    """Neither are there fewer workers than were asked for, nor more."""
+    changes = {"backward.workers": "4", "backward.k": "2"}
+    cfg = discover.load("spb/digits", changes, REPOSITORY).config
+    for devices in (3, 8):
+        with pytest.raises(ConfigError, match=f"workers=4, devices={devices}"):
+            training.task(cfg, tmp_path, devices)

@@ -1,0 +1,222 @@
+"""The training experiment: what it refuses, and parts from outside."""
+
+import importlib.metadata
+import json
+import pathlib
+
+import pytest
+
+from hpcjax.averaging import LateConfig, LocalSgdConfig, SgpConfig, WagmaConfig
+from hpcjax.collectives import OkTopkConfig, PowerSgdConfig
+from hpcjax.core import ConfigError, parts
+from hpcjax.data import CharTextConfig, PhantomsConfig
+from hpcjax.models import BertConfig, CausalLmConfig, UNetConfig
+from hpcjax.optim import JorgeConfig, KfacConfig, LambConfig, PartialBackwardConfig
+from hpcjax.runs import config, discover, execute, launch, plan, training
+from hpcjax.runs.training import TrainingConfig
+from tests.runs import roots
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SMALL = {"train.steps": "2", "train.batch_size": "16", "model.widths": "[4]"}
+WHOLE = {
+    "optimizer": "jorge",
+    "exchange": "ok_topk",
+    "averaging": "wagma",
+    "backward": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"model": CausalLmConfig()},
+            "dataset=digits is classification, model=causal_lm learns language: take "
+            "one of model=mlp, model=resnet, model=vgg, dataset=char_text, "
+            "dataset=token_text",
+        ),
+        (
+            {"dataset": PhantomsConfig(), "model": BertConfig()},
+            "model=unet, dataset=masked_text",
+        ),
+        (
+            {"exchange": OkTopkConfig(), "backward": PartialBackwardConfig()},
+            "exchange=ok_topk and backward=partial both average the gradients: choose "
+            "one, such as by backward=none",
+        ),
+        (
+            {
+                "optimizer": KfacConfig(),
+                "averaging": WagmaConfig(workers=2, between="processes"),
+            },
+            "optimizer=kfac and averaging.between=processes both have a backward pass "
+            "of their own: choose one, such as by averaging=none",
+        ),
+        (
+            {"optimizer": KfacConfig(), "backward": PartialBackwardConfig()},
+            "optimizer=kfac and backward=partial both have a backward pass of their",
+        ),
+    ],
+)
+def test_parts_that_cannot_go_together_are_refused_with_what_can(given, told):
+    with pytest.raises(ConfigError) as caught:
+        TrainingConfig(**given)
+    assert told in str(caught.value)
+
+
+def test_a_plan_of_workers_in_processes_is_that_of_one_of_them():
+    given = SMALL | {
+        "averaging": "wagma",
+        "averaging.between": "processes",
+        "averaging.workers": "4",
+    }
+    one = plan.plan_run("train/digits", SMALL | {"train.batch_size": "4"})
+    apart = plan.plan_run("train/digits", given)
+    same = ("parameters", "state_bytes", "flops", "collective_bytes", "steps")
+    for name in same:
+        assert getattr(apart, name) == getattr(one, name)
+    assert apart.epochs == pytest.approx(4 * one.epochs)
+    assert (apart.processes, apart.files[-1]) == (4, "workers/")
+
+
+def test_parts_of_one_kind_of_data_go_together():
+    TrainingConfig(dataset=CharTextConfig(), model=CausalLmConfig())
+    TrainingConfig(dataset=PhantomsConfig(), model=UNetConfig())
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: LocalSgdConfig(workers=3).count(4, shared=False), "must divide the 4"),
+        (lambda: LocalSgdConfig(workers=4).count(4, shared=True), "at most 2"),
+        (lambda: WagmaConfig(group_size=3), "must be a power of two"),
+        (lambda: WagmaConfig(late=LateConfig(), warm_start=1), "give no late"),
+        (lambda: SgpConfig(warm_start=1), "warm_start must be 0"),
+        (lambda: WagmaConfig(tau=0), "tau must be"),
+        (lambda: LateConfig(delay=-1.0), "delay must be finite and >= 0"),
+        (lambda: PartialBackwardConfig(k=3, cuts=(1,)), "cuts must be k - 1 or none"),
+    ],
+)
+def test_averages_that_cannot_be_are_refused(make, told):
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+def test_workers_share_the_devices_out():
+    assert LocalSgdConfig().count(4, shared=False) == 4
+    assert LocalSgdConfig().count(4, shared=True) == 2
+    assert LocalSgdConfig().count(1, shared=True) == 1
+    assert LocalSgdConfig(workers=2).count(8, shared=True) == 2
+
+
+def test_a_models_stacks_are_told_to_every_part_that_asks():
+    stacks = CausalLmConfig.stacks
+    assert training.with_stacks(JorgeConfig(), stacks).stacked == stacks
+    assert training.with_stacks(PowerSgdConfig(), stacks).stacked == stacks
+    inside = training.with_stacks(KfacConfig(base=LambConfig()), stacks)
+    assert inside.base.stacked == stacks
+    own = JorgeConfig(stacked=("^mine/",))
+    assert training.with_stacks(own, stacks) == own
+    assert training.with_stacks(None, stacks) is None
+
+
+def test_a_whole_combination_is_planned_run_and_resumed(tmp_path):
+    small = SMALL | WHOLE | {"train.checkpoint_every": "1"}
+    planned = plan.plan_run("train/digits", small, root=tmp_path, devices=4)
+    assert planned is not None
+    # Models are averaged, and within each pair of devices entries are exchanged.
+    assert planned.collective_bytes > 4 * planned.parameters
+    short = execute.run("train/digits", small, root=tmp_path, devices=4, quiet=True)
+    longer = small | {"train.steps": "3"}
+    whole = execute.run("train/digits", longer, root=tmp_path, devices=4, quiet=True)
+    resumed = execute.run(
+        f"runs/{short.id}/config.json",
+        {"train.steps": "3"},
+        root=tmp_path,
+        resume=short.id,
+        devices=4,
+        quiet=True,
+    )
+    left, right = (run.dataset["loss"].values for run in (whole, resumed))
+    assert left.tolist() == right.tolist()
+
+
+def test_parts_change_in_one_place_and_name_themselves_in_json():
+    loaded = discover.load("train/digits", WHOLE, REPOSITORY)
+    written = json.loads(json.dumps(config.to_json(loaded.config)))
+    assert written["values"]["exchange"]["type"] == "ok_topk"
+    assert written["values"]["backward"] is None
+    assert config.from_json(written) == loaded.config
+    with pytest.raises(ConfigError, match="belongs to exchange=gtopk"):
+        discover.load("train/digits", {"exchange.exact_residual": "true"}, REPOSITORY)
+    with pytest.raises(ConfigError, match=r"optimizer.*lr must be finite"):
+        discover.load("train/digits", {"optimizer.lr": "-1"}, REPOSITORY)
+
+
+MINE = pathlib.Path(__file__).with_name("example_parts.py").read_text()
+
+
+@pytest.fixture
+def own_root(tmp_path):
+    roots.write(tmp_path, "experiments/mine/optimizer.py", MINE)
+    listing = "PARTS = {'optimizer': {'halving': 'experiments.mine.optimizer:%s'}}\n"
+    roots.write(tmp_path, "experiments/mine/parts.py", listing % "HalvingConfig")
+    yield tmp_path
+    discover.activate(REPOSITORY)
+
+
+def test_a_part_of_a_users_root_is_in_every_config(own_root):
+    root = own_root
+    changes = SMALL | {"optimizer": "halving", "optimizer.share": "0.25"}
+    done = execute.run("train/digits", changes, root=root, quiet=True)
+    assert done.dataset.sizes["step"] == 2
+    assert "halving" in parts.classes("optimizer")
+    discover.activate(REPOSITORY)
+    assert "halving" not in parts.classes("optimizer")
+    with pytest.raises(ConfigError, match="optimizer must be sgd"):
+        discover.load("train/digits", {"optimizer": "halving"}, REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    ("listing", "told"),
+    [
+        ("PARTS = {'optimiser': {}}", "no kind 'optimiser'; did you mean 'optimizer'"),
+        ("PARTS = {'optimizer': {'sgd': 'experiments.mine.optimizer:X'}}", "two opt"),
+        ("PARTS = {'optimizer': {'new': 'experiments.mine.optimizer:X'}}", "is not at"),
+        ("PARTS = {'optimizer': {'new': 'os:getcwd'}}", "must be a config dataclass"),
+        ("THINGS = {}", "must define PARTS"),
+    ],
+)
+def test_a_listing_that_cannot_be_is_told(own_root, listing, told):
+    root = own_root
+    roots.write(root, "experiments/mine/parts.py", listing)
+    with pytest.raises(ConfigError, match=told):
+        discover.load("train/digits", {}, root)
+
+
+def test_an_installed_package_adds_parts(monkeypatch):
+    point = importlib.metadata.EntryPoint(
+        "mine", "tests.runs.example_parts:PARTS", parts.GROUP
+    )
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
+    parts._installed.cache_clear()
+    try:
+        assert "halving" in parts.classes("optimizer")
+    finally:
+        monkeypatch.undo()
+        parts._installed.cache_clear()
+    assert "halving" not in parts.classes("optimizer")
+
+
+@pytest.mark.parametrize(
+    "options", [{"log": ("tensorboard",)}, {"distributed": True}, {"trust": True}]
+)
+def test_workers_in_processes_are_refused_what_they_do_not_take(options, tmp_path):
+    apart = {"averaging.between": "processes", "averaging.workers": "2"}
+    given = SMALL | {"averaging": "wagma"} | apart
+    options |= {"resume": "any"} if "trust" in options else {}
+    with pytest.raises(ConfigError, match="starts processes of its own"):
+        execute.run("train/digits", given, root=tmp_path, **options)
+    with pytest.raises(ConfigError, match="starts processes of its own"):
+        launch.launch("train/digits", given, processes=2, root=tmp_path)
+    assert not list(tmp_path.iterdir())

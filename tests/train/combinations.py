@@ -1,0 +1,323 @@
+"""Rows that cover all pairs of parts, and training loops of one's own for them."""
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+
+from hpcjax import averaging, data, optim, sharding, train
+from hpcjax.core import parts, per_device, trees
+from hpcjax.optim import kfac
+from hpcjax.runs.training import with_stacks
+
+# What makes a part small, and do all that it does within two steps.
+SMALL: dict[str, dict[str, Any]] = {
+    "jorge": {"update_every": 1},
+    "jorge_from_sgd": {"update_every": 1},
+    "shampoo": {"roots_every": 1},
+    "kfac": {"factor_update_steps": 1, "inv_update_steps": 1},
+    "partial": {"k": 2, "cuts": (1,)},
+    "random_freezing": {"k": 2, "cuts": (1,)},
+    "power_sgd": {"rank": 2},
+    "wagma": {"tau": 2},
+    "eager": {"mode": "sync"},
+    "mlp": {"widths": (4,)},
+    "unet": {"depth": 1, "width": 2},
+    "causal_lm": {"width": 8, "heads": 2, "depth": 2},
+}
+# One of each family: perceptrons, convolutions with batch norms, stacks of blocks.
+FAMILIES = ("mlp", "unet", "causal_lm")
+SPARSE = {"density": 0.3}
+DEVICES = (4, 1)
+STEPS, ROWS = 2, 8
+KINDS = ("optimizer", "exchange", "averaging", "backward", "model", "devices")
+
+
+class Row(NamedTuple):
+    """One combination, by the parts' names; None for none."""
+
+    optimizer: str
+    exchange: str | None
+    averaging: str | None
+    backward: str | None
+    model: str
+    devices: int
+
+
+def choices() -> dict[str, tuple[Any, ...]]:
+    """Returns what each place of a row can hold."""
+    own = {"optimizer", "model"}
+    found = {
+        kind: (() if kind in own else (None,)) + _of_rooms(kind) for kind in KINDS[:-1]
+    }
+    return {**found, "model": FAMILIES, "devices": DEVICES}
+
+
+def _of_rooms(kind: str) -> tuple[str, ...]:
+    """Returns the parts but those of papers, which have tests of their own."""
+    places = parts.list_places(kind).items()
+    return tuple(name for name, place in places if place.startswith("hpcjax."))
+
+
+def refused() -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """Returns the pairs of parts that do what only one can."""
+    claims = {
+        (kind, name): set(getattr(cls, "claims", ()))
+        for kind in ("optimizer", "exchange", "averaging", "backward")
+        for name, cls in parts.classes(kind).items()
+        if name in _of_rooms(kind)
+    }
+    return [
+        (a, b)
+        for a, b in itertools.combinations(claims, 2)
+        if a[0] != b[0] and claims[a] & claims[b]
+    ]
+
+
+def covering() -> list[Row]:
+    """Returns rows in which every two parts of different kinds meet, unless refused.
+
+    Each row is built around a pair that is not covered yet, and every other place takes
+    what covers most; of equals the first, which is what compiles in the least time.
+    """
+    options = choices()
+    places = list(options)
+    never = {frozenset(pair) for pair in refused()}
+    missing = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(places, 2)
+        for x in options[a]
+        for y in options[b]
+        if frozenset({(a, x), (b, y)}) not in never
+    }
+    rows = []
+    while missing:
+        held = dict(min(missing, key=str))
+        for place in sorted(places, key=lambda p: -len(options[p])):
+            if place not in held:
+                gains = {
+                    value: sum(
+                        _pair(places, (place, value), other) in missing
+                        for other in held.items()
+                    )
+                    for value in options[place]
+                    if not _meets(never, (place, value), held)
+                }
+                held[place] = max(gains, key=gains.__getitem__)
+        covered = itertools.combinations(held.items(), 2)
+        missing -= {_pair(places, a, b) for a, b in covered}
+        rows.append(Row(**held))
+    return rows
+
+
+def _meets(never: set[frozenset[Any]], item: Any, held: dict[str, Any]) -> bool:
+    return any(frozenset({item, other}) in never for other in held.items())
+
+
+def _pair(places: list[str], a: Any, b: Any) -> Any:
+    return (a, b) if places.index(a[0]) < places.index(b[0]) else (b, a)
+
+
+def config(kind: str, name: str | None) -> Any:
+    """Returns a small part."""
+    if name is None:
+        return None
+    cls = parts.classes(kind)[name]
+    fields = {field.name for field in dataclasses.fields(cls)}
+    small = {k: v for k, v in SPARSE.items() if k in fields}
+    return cls(**small, **SMALL.get(name, {}))
+
+
+def configs(row: Row) -> dict[str, Any]:
+    """Returns the parts of a row that make its method, as they fit each other."""
+    found = {kind: config(kind, getattr(row, kind)) for kind in KINDS[:4]}
+    if row.averaging:
+        found["averaging"] = dataclasses.replace(
+            found["averaging"], workers=workers(row)
+        )
+    stacks = getattr(parts.classes("model")[row.model], "stacks", ())
+    return {kind: with_stacks(part, stacks) for kind, part in found.items()}
+
+
+def workers(row: Row) -> int:
+    """Returns how many models there are; two devices share one."""
+    if row.averaging == "eager":
+        return row.devices
+    return max(1, row.devices // 2) if row.averaging else 1
+
+
+class Made(data.Source):
+    """Random examples of any kind, by name."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.arrays["y"])
+
+    def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: rows[indices] for name, rows in self.arrays.items()}
+
+
+def dataset(kind: str, size: int) -> data.Dataset:
+    """Returns examples that a model of this kind learns."""
+    rng, count = np.random.default_rng(0), ROWS * STEPS
+    outputs, inputs = 5, (size, size, 1)
+    if kind == "language":
+        inputs = (6,)
+        tokens = rng.integers(0, outputs, (2, count, 6)).astype(np.int32)
+        arrays = {"x": tokens[0], "y": tokens[1]}
+    else:
+        x = rng.standard_normal((count, *inputs)).astype(np.float32)
+        shape = (count, size, size) if kind == "segmentation" else (count,)
+        arrays = {"x": x, "y": rng.integers(0, outputs, shape).astype(np.int32)}
+    return data.Dataset(Made(arrays), Made(arrays), inputs, outputs, kind)
+
+
+def problem(name: str) -> tuple[Any, data.Dataset]:
+    """Returns a small model of a family, and examples for it."""
+    made = config("model", name)
+    own = dataset(made.kinds[0], 8)
+    return made.make(own.inputs, own.outputs), own
+
+
+def task_of(row: Row) -> train.Task:
+    """Returns what the training experiment makes of a row."""
+    model, own = problem(row.model)
+    made = configs(row)
+    method = train.compose(
+        model,
+        own,
+        made["optimizer"],
+        exchange=made["exchange"],
+        backward=made["backward"],
+        averaged=made["averaging"],
+        batch_size=ROWS,
+        steps=STEPS,
+        devices=row.devices,
+    )
+    return train.supervised(model, method, own)
+
+
+def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -> Any:
+    """Takes the steps of a row as a user would, with optax and `shard_map` alone.
+
+    Nothing of `train` or of `core.method` is used, nor types of what varies.
+
+    Returns:
+      The parameters, the mean of all models where workers have their own.
+    """
+    if row.averaging == "eager":  # nobody is late: one model, and its gradients' mean
+        row = row._replace(averaging=None)
+    made, count = configs(row), row.devices // workers(row)
+    mesh = sharding.make_mesh({"worker": workers(row), "data": count})
+    axes = ("worker", "data")
+    tx, curvature = made["optimizer"], None
+    if row.optimizer == "kfac":
+        tx, curvature = tx.make(STEPS, model, count)
+    else:
+        tx = tx.make(STEPS)
+    chained = optax.with_extra_args_support(
+        optax.chain(*_links(row, made["exchange"], model, own), tx)
+    )
+    worker = _worker(row, chained)
+    objective = train.OBJECTIVES[own.kind]
+
+    def step(held, opt, state, batch, number):
+        held, opt = per_device.enter((held, opt))
+        params = held.value if worker else held
+        inner = opt.own.value.inner if worker else opt
+
+        def loss(outputs, labels):
+            totals = objective(outputs, {**batch, "y": labels})
+            return totals.sums["loss"] / totals.count, totals.count
+
+        def forward(params, taps=None):
+            return model.apply(
+                params, state, batch["x"], train=True, key=None, taps=taps or None
+            )
+
+        extras = {"step": number}
+        if curvature:
+            due = kfac.statistics_due(inner)
+            taps = kfac.make_taps(
+                curvature.plan, model, params, state, batch["x"], active=due
+            )
+            made = kfac.differentiate(forward, loss, params, taps, batch["y"])
+            grads, new = made.grads, made.aux
+            extras |= {"taps": made.statistics, "loss_terms": made.loss_aux}
+        else:
+
+            def whole(params):
+                outputs, new = forward(params)
+                return loss(outputs, batch["y"])[0], new
+
+            grads, new = jax.grad(whole, has_aux=True)(params)
+        if row.backward == "partial":
+            # Of two roles the first has no gradient of the first block.
+            role = (jax.lax.axis_index("data") + number) % 2 + 1
+            first = set(_blocks(model, own).paths[0])
+            kept = {
+                path: jnp.where(role == 1, 0, leaf) if path in first else leaf
+                for path, leaf in trees.flatten(grads).items()
+            }
+            grads = trees.unflatten(grads, kept)
+        if worker:
+            params, opt = worker.step(grads, opt, params, **extras)
+            held = per_device.wrap(params, "worker")
+        else:
+            updates, opt = chained.update(grads, opt, params, **extras)
+            held = optax.apply_updates(params, updates)
+        return *per_device.leave((held, opt)), jax.lax.pmean(new, axes)
+
+    opt = (worker or chained).init(params)
+    held = per_device.wrap(params, "worker") if worker else params
+    held, opt = per_device.expand((held, opt), mesh)
+    specs = per_device.specs((held, opt))
+    run = jax.jit(
+        jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(*specs, P(), P(axes), P()),
+            out_specs=(*specs, P()),
+            check_vma=False,
+        )
+    )
+    for number in range(STEPS):
+        batch = own.train.gather(np.arange(ROWS) + ROWS * number)
+        held, opt, state = run(held, opt, state, batch, jnp.int32(number))
+    return per_device.agree_outside(held)
+
+
+def _links(row: Row, exchange: Any, model: Any, own: data.Dataset) -> list[Any]:
+    if row.backward == "partial":
+        roles = optim.PartialBackward(blocks=_blocks(model, own), mode="zeros")
+        return [optim.contributor_mean(roles, "data")]
+    if row.exchange:
+        return [optim.exchange_gradients(exchange, "data")]
+    mean = [optim.all_reduce_mean("data")]
+    if row.backward == "random_freezing":
+        mean.append(optim.freeze_at_random(_blocks(model, own), 0))
+    return mean
+
+
+def _blocks(model: Any, own: data.Dataset) -> optim.Blocks:
+    x = own.train.gather(np.arange(ROWS))["x"]
+    return optim.cut_layers(optim.layers_of_model(model, x), (1,))
+
+
+def _worker(row: Row, tx: Any) -> averaging.Averaging | None:
+    made = {
+        None: lambda: None,
+        "adpsgd": lambda: averaging.adpsgd("worker", tx),
+        "dpsgd": lambda: averaging.dpsgd("worker", tx),
+        "local_sgd": lambda: averaging.local_sgd("worker", tx),
+        "sgp": lambda: averaging.sgp("worker", tx),
+        "wagma": lambda: averaging.wagma("worker", tx, group_size=workers(row), tau=2),
+    }
+    return made[row.averaging]()
