@@ -152,8 +152,13 @@ def test_a_late_worker_takes_all_it_has_missed_or_only_the_newest():
         taken, trace = runs[2]
         assert taken == [first, [], [], [3]]  # each at most once
         assert trace.contributed[:, 0].tolist() == [3, 3, 3]
-        # Rank 0 may find that a round more has ended, but misses none.
-        assert [number for taken in runs[0][0] for number in taken] == [0, 1, 2, 3]
+        # Rank 0 may find that a round more has ended by the time it looks.
+        seen = [number for taken in runs[0][0] for number in taken]
+        if missed == "apply_all":
+            assert seen == [0, 1, 2, 3]
+        else:
+            assert max(map(len, runs[0][0])) == 1
+            assert seen == sorted({*seen, 3})
 
 
 def test_dropped_gradients_are_in_no_round():
