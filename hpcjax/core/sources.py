@@ -294,9 +294,9 @@ def _mentions(
         if path[0] not in hidden:
             yield path
         return
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        if _PLACE.fullmatch(node.value):
-            yield (node.value,)
+    text = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(text, str) and _PLACE.fullmatch(text):
+        yield (text,)
     if isinstance(node, _SCOPES):
         hidden |= frozenset(_variables(node))
     for child in ast.iter_child_nodes(node):
@@ -336,12 +336,13 @@ def _dotted(node: ast.AST) -> tuple[str, ...]:
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
         node = node.value
-    if not isinstance(node, ast.Name) or (not names and isinstance(node.ctx, ast.Store)):
+    if not isinstance(node, ast.Name):
         return ()
-    return (node.id, *reversed(names))
+    is_set = not names and isinstance(node.ctx, ast.Store)
+    return () if is_set else (node.id, *reversed(names))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _plain(node: ast.AST) -> str:
     """Returns a tree as text that no version of Python writes in another way."""
     fields = (

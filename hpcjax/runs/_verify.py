@@ -14,8 +14,8 @@ from rich.text import Text
 from hpcjax.core import files
 from hpcjax.core.errors import CheckpointCorrupt, DataFormatError
 from hpcjax.hostcomm import load_trace
+from hpcjax.runs import code, directory, discover, lock, results, show
 from hpcjax.runs import config as configs
-from hpcjax.runs import directory, discover, lock, results, show
 from hpcjax.runs.directory import WORKERS
 
 Verdict = Literal["ok", "note", "foreign", "bad"]
@@ -122,7 +122,12 @@ def _word(run: directory.RunDirectory) -> str:
 def _config(run: directory.RunDirectory, root: pathlib.Path) -> str:
     run.read_config()  # names what it must be, where it is not an object
     loaded = discover.load(run.config_name, {}, root)
-    return f"{loaded.title}, digest {configs.digest(loaded.config)}"
+    made = ""
+    with contextlib.suppress(DataFormatError, RecursionError):  # told for its own file
+        now = code.of_run(loaded.config)
+        ages = {code.age(session.get("code"), now) for session in run.sessions()}
+        made = f", of {' and '.join(sorted(ages))}"
+    return f"{loaded.title}, digest {configs.digest(loaded.config)}{made}"
 
 
 def _provenance(run: directory.RunDirectory) -> str | Finding:

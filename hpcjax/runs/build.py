@@ -1,5 +1,6 @@
-"""Making a table: running what is missing, assembling, judging, comparing."""
+"""Making a table: running what is missing, assembling, judging."""
 
+import dataclasses
 import logging
 import math
 import pathlib
@@ -9,17 +10,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from hpcjax.core import provenance
 from hpcjax.core.errors import ConfigError, Diverged, HpcjaxError, nearest
-from hpcjax.core.files import read_json, write_json
+from hpcjax.core.files import write_json
+from hpcjax.runs import code, directory, discover, execute, results, table_records
 from hpcjax.runs import config as configs
-from hpcjax.runs import directory, discover, execute, results, words
-from hpcjax.runs.tables import Runs, Table, TableResult, Tier, judge
+from hpcjax.runs.tables import Runs, TableResult, Tier, judge
 
 log = logging.getLogger(__name__)
-
-# Times measured twice on a machine shared with others may differ by this factor.
-_SLACK = 2
 
 
 class RunMissing(HpcjaxError):
@@ -56,7 +53,8 @@ def build_table(
       The table with its verdicts.
 
     Raises:
-      ConfigError: no such table or tier.
+      ConfigError: no such table or tier, or with `record` the code has changed since
+        the process started.
       RunMissing: with `run_missing=False`.
       Diverged: all trials of a row's tuning did, or all runs of the baseline.
     """
@@ -66,8 +64,9 @@ def build_table(
         raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, tables)}")
     table = tables[table_id]
     maker = _Maker(root, table.tier(tier), fresh, progress, run_missing)
-    committed = committed_path(table, tier, root)
-    old = committed_cells(table, tier, root) if check else None
+    old = table_records.read_record(table, tier, root) if check else None
+    if old is not None:
+        table_records.require_comparable(old)
     rows = {row: maker.row(row) for row in maker.tier.runs}
     dataset = table.reduce(rows)
     result = TableResult(
@@ -78,130 +77,22 @@ def build_table(
         runs=tuple(maker.made),
         tuned=maker.tuned,
         rows=rows,
-        differences=None if old is None else compare(dataset, old, table),
     )
-    if record:
-        write_json(committed, to_json(result))
-    return result
-
-
-def committed_path(table: Table, tier: str, root: pathlib.Path) -> pathlib.Path:
-    """Returns the path of a table's committed result, which may not exist."""
-    paper, name = table.id.split("/")
-    folder = discover.experiment_folder(paper, root)
-    return folder / "results" / f"{name}.{tier}.json"
-
-
-def to_json(result: TableResult) -> dict[str, Any]:
-    """Returns a table's cells, verdicts, runs and provenance, to be committed."""
-    return {
-        "table": result.table.id,
-        "tier": result.tier,
-        "source": result.source,
-        "cells": _cells(result.dataset),
-        "claims": {
-            v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
-            for v in result.verdicts
-        },
-        "tuned": {row: dict(values) for row, values in result.tuned.items()},
-        "runs": [dict(run) for run in result.runs],
-        "provenance": provenance.collect(devices=True),
-    }
-
-
-def committed_cells(table: Table, tier: str, root: pathlib.Path) -> Mapping[str, Any]:
-    """Returns the cells of a table's committed result, to compare with.
-
-    Raises:
-      ConfigError: nothing was committed, or the times of a benchmark are of another
-        kind of machine.
-    """
-    path = committed_path(table, tier, root)
-    if not path.exists():
-        raise ConfigError(f"no committed result to compare with: {path}")
-    content = read_json(path)
-    if table.benchmark:
-        gpu = tier == "gpu"
-        here, there = provenance.collect(devices=gpu), content["provenance"]
-        kind = ("devices",) if gpu else ("cpu", "cpu_count")
-        ours, theirs = ({key: each.get(key) for key in kind} for each in (here, there))
-        if ours != theirs:
-            raise ConfigError(
-                f"{table.id} measures time, and its committed result is of another "
-                f"machine, {theirs}: this one is {ours}; leave out --check"
-            )
-    return content["cells"]
-
-
-def compare(
-    dataset: xr.Dataset, old: Mapping[str, Any], table: Table
-) -> tuple[str, ...]:
-    """Returns how a table differs from its committed result.
-
-    A cell with a committed interval must lie within it; others must be equal to six
-    digits. Columns whose names end in `seconds` and that have no interval are not
-    compared, as no two runs take the same time.
-
-    Of benchmarks only the times are compared, see `Table.times`. They must be within a
-    factor of 2 of the committed values or intervals. Other columns are left to claims.
-
-    Args:
-      dataset: the table that was made.
-      old: the `cells` of the committed one.
-      table: the definition of both.
-    """
-    new = _cells(dataset)
-    differences = [
-        f"{cell}: only in one of both" for cell in sorted(set(old) ^ set(new))
-    ]
-    for cell in sorted(set(old) & set(new)):
-        row, column = cell.rsplit(".", 1)
-        if column.endswith(("_low", "_high")):
-            continue
-        before, now = old[cell], new[cell]
-        low, high = old.get(f"{row}.{column}_low"), old.get(f"{row}.{column}_high")
-        interval = isinstance(low, float) and isinstance(high, float)
-        if table.benchmark:
-            bounds = (low, high) if interval else (before, before)
-            if column in table.times and _far(now, *bounds):
-                differences.append(f"{cell}: {now} beside {before} or so")
-        elif interval and isinstance(now, float):
-            if not low <= now <= high:
-                differences.append(f"{cell}: {now:.6g} outside [{low:.6g}, {high:.6g}]")
-        elif not _same(before, now) and not column.endswith("seconds"):
-            differences.append(f"{cell}: {now} instead of {before}")
-    return tuple(differences)
-
-
-def _far(now: Any, low: Any, high: Any) -> bool:
-    """Returns whether a time is not within a factor `_SLACK` of an interval."""
-    now, low, high = (words.number(each) for each in (now, low, high))
-    if not all(math.isfinite(each) for each in (now, low, high)):
-        return words.plain(now) != words.plain(low)
-    return not low / _SLACK <= now <= high * _SLACK
-
-
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, float) and isinstance(right, float):
-        return math.isclose(left, right, rel_tol=1e-6)
-    return left == right
-
-
-def _cells(dataset: xr.Dataset) -> dict[str, Any]:
-    """Returns `{"row.column": value}`, labels of further dimensions joined by `|`."""
-    cells = {}
-    for column, values in dataset.data_vars.items():
-        stacked = (
-            values.stack(cell=values.dims)
-            if values.dims
-            else values.expand_dims("cell")
+    if old is not None:
+        cells = old.content["cells"]
+        result = dataclasses.replace(
+            result,
+            differences=(
+                *table_records.compare(dataset, cells, table),
+                *table_records.find_false_claims(old),
+            ),
+            recorded=table_records.find_age(old, root).age,
         )
-        for place, value in zip(stacked["cell"].values, stacked.values, strict=True):
-            names = place if isinstance(place, tuple) else (place,)
-            # Texts are Python's own, numbers NumPy's.
-            plain = value.item() if isinstance(value, np.generic) else value
-            cells["|".join(map(str, names)) + f".{column}"] = words.plain(plain)
-    return cells
+    if record:
+        maker.require_unchanged()
+        path = table_records.record_path(table, tier, root)
+        write_json(path, table_records.to_json(result))
+    return result
 
 
 def read_run(run: directory.RunDirectory) -> xr.Dataset:
@@ -230,6 +121,7 @@ class _Maker:
         self.root, self.tier, self.fresh, self.progress = root, tier, fresh, progress
         self.run_missing = run_missing
         self.made: list[Mapping[str, Any]] = []
+        self.configs: list[tuple[Any, str]] = []
         self.tuned: dict[str, dict[str, str]] = {}
 
     def row(self, name: str) -> xr.Dataset:
@@ -286,9 +178,13 @@ class _Maker:
     ) -> directory.RunDirectory:
         """Returns a run that has finished or diverged, an existing one if possible."""
         merged = {**runs.overrides, **overrides}
-        digest = configs.digest(discover.load(runs.config, merged, self.root).config)
-        if not self.run_missing and not self.has_ended(digest):
-            raise RunMissing(f"{runs.config} with {merged} has not been run")
+        config = discover.load(runs.config, merged, self.root).config
+        digest, made_by = configs.digest(config), code.of_run(config)
+        ended = not self.fresh and self.has_ended(digest, made_by)
+        if not self.run_missing and not ended:
+            older = "by this code " * self.has_ended(digest, None)
+            raise RunMissing(f"{runs.config} with {merged} has not been run {older}yet")
+        self.configs.append((config, made_by))
         run = execute.ensure(
             runs.config,
             merged,
@@ -305,14 +201,29 @@ class _Maker:
                 "overrides": merged,
                 "id": run.id,
                 "config_digest": digest,
+                "code": made_by,
+                "used_again": ended,
                 "commit": run.sessions()[-1].get("git_commit"),
                 "diverged": run.status == "diverged",
             }
         )
         return run
 
-    def has_ended(self, digest: str) -> bool:
-        """Returns whether there is a run of a config that has finished or diverged."""
-        ends = ("done", "diverged")
-        devices = self.tier.devices
-        return directory.find_run(self.root, digest, ends, devices=devices) is not None
+    def require_unchanged(self) -> None:
+        """Raises ConfigError if the runs' code has changed since it was read."""
+        if any(code.of_run(cfg, fresh=True) != made for cfg, made in self.configs):
+            raise ConfigError(
+                "the code has changed since this process started, and what it has made "
+                "cannot be traced: make the table again"
+            )
+
+    def has_ended(self, digest: str, made_by: str | None) -> bool:
+        """Returns whether a run of a config and a code has finished or diverged."""
+        found = directory.find_run(
+            self.root,
+            digest,
+            ("done", "diverged"),
+            devices=self.tier.devices,
+            code=made_by,
+        )
+        return found is not None

@@ -36,19 +36,31 @@ def list_(
     ] = None,
     *,
     parts: bool = False,
+    stale: bool = False,
     root: Root = HERE,
 ) -> int:
-    """List configs and tables, or parts.
+    """List configs and tables, or parts, or committed results of older code.
 
     Args:
       paper: only this paper's.
       parts: list what a training config can combine instead.
+      stale: list the committed results of tables that today's code did not make.
       root: folder with further configs.
     """
     output = show.console()
     if parts:
         discover.activate(root)
         output.print(show.list_parts())
+        return 0
+    if stale:
+        from hpcjax.runs import table_records
+
+        ages = [
+            (record, table_records.find_age(record, root))
+            for record in table_records.find_records(root)
+            if paper in (None, record.table.id.partition("/")[0])
+        ]
+        output.print(show.list_stale(ages))
         return 0
     output.print(show.list_configs(discover.find_configs(root, paper)))
     tables = discover.find_tables(root)
@@ -416,10 +428,10 @@ def _keep_recorded(
     ids: Sequence[str], tier: str, root: pathlib.Path
 ) -> tuple[str, ...]:
     """Returns the tables with a committed result; prints which have none."""
-    from hpcjax.runs import build
+    from hpcjax.runs import table_records
 
     tables = discover.find_tables(root)
-    paths = {name: build.committed_path(tables[name], tier, root) for name in ids}
+    paths = {name: table_records.record_path(tables[name], tier, root) for name in ids}
     without = [name for name, path in paths.items() if not path.exists()]
     if without:
         message = f"nothing is committed of {', '.join(without)}: not measured"
@@ -431,13 +443,14 @@ def _build_tables(
     ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any
 ) -> int:
     """Makes and prints tables; returns 1 if a claim or a comparison fails."""
-    from hpcjax.runs import build, render
+    from hpcjax.runs import build, render, table_records
 
     if options["check"]:
         tables, tier = discover.find_tables(root), options["tier"]
         for name in ids:
             # Raises before any table is made if one cannot be compared.
-            build.committed_cells(tables[name], tier, root)
+            old = table_records.read_record(tables[name], tier, root)
+            table_records.require_comparable(old)
     passed = True
     with log_to_stderr(quiet=True):
         for name in ids:

@@ -306,6 +306,7 @@ def find_run(
     statuses: Collection[Status] = ("done",),
     *,
     devices: int | None = None,
+    code: str | None = None,
     free: bool = False,
 ) -> RunDirectory | None:
     """Returns the newest run all of whose steps were of a config, if there is one.
@@ -320,11 +321,12 @@ def find_run(
       digest: of the config.
       statuses: the allowed statuses; a run that is `"done"` must have a result.
       devices: the number of devices in all its sessions; None for any number.
+      code: the digest of the code of all its sessions; None for any code.
       free: whether runs that a living process holds are excluded.
     """
     for run in reversed(list_runs(root)):
         with contextlib.suppress(DataFormatError, RecursionError):
-            if run.status not in statuses or not _is_of(run, digest, devices):
+            if run.status not in statuses or not _is_of(run, digest, devices, code):
                 continue
             if free and lock.is_held(run.path):
                 continue
@@ -333,8 +335,10 @@ def find_run(
     return None
 
 
-def _is_of(run: RunDirectory, digest: str, devices: int | None) -> bool:
-    """Returns whether all steps of a run were of a config, on a number of devices."""
+def _is_of(
+    run: RunDirectory, digest: str, devices: int | None, code: str | None
+) -> bool:
+    """Returns whether all of a run was of a config, a number of devices and a code."""
     if run.parent is not None or configs.digest_json(run.read_config()) != digest:
         return False
     sessions = [] if _ended_before_start(run) else run.sessions()
@@ -342,6 +346,7 @@ def _is_of(run: RunDirectory, digest: str, devices: int | None) -> bool:
         session.get("config_digest") == digest
         and not session.get("trusted")
         and devices in (None, session.get("used_devices"))
+        and code in (None, session.get("code"))
         for session in sessions
     )
 

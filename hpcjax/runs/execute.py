@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcjax.core import provenance
 from hpcjax.core.errors import ConfigError, Diverged, Preempted, ProcessLost
+from hpcjax.runs import code, directory, discover, results
 from hpcjax.runs import config as configs
-from hpcjax.runs import directory, discover, results
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
 from hpcjax.train.writers import check_writers
@@ -178,8 +178,8 @@ def ensure(
 ) -> directory.RunDirectory:
     """Returns a run of a config that has finished or diverged.
 
-    An existing run is used again, an interrupted one is resumed, and only if there is
-    neither a new one is started.
+    An existing run of the same code is used again, an interrupted one is resumed, and
+    only if there is neither a new one is started.
 
     Args:
       name: `paper/config[:variant]`.
@@ -192,10 +192,15 @@ def ensure(
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
     find = functools.partial(
-        directory.find_run, root, configs.digest(loaded.config), devices=devices
+        directory.find_run,
+        root,
+        configs.digest(loaded.config),
+        devices=devices,
+        code=code.of_run(loaded.config),
     )
     ended = None if fresh else find(("done", "diverged"))
     if ended is not None:
+        log.info("run %s is of this config and this code, and used again", ended.id)
         return ended
     cut = None if fresh else find(("running", "preempted"), free=True)
     resume = None if cut is None else cut.id
@@ -241,10 +246,16 @@ def _begin(
     try:
         origin = provenance.collect(devices=True, seed=seed, parent=folder.parent)
         origin["config_digest"] = configs.digest(loaded.config)
+        origin["code"] = code.of_run(loaded.config)
         origin["used_devices"] = how.devices or 1
         # Marks runs that continued from a state which could not be verified.
         origin["trusted"] = how.trust
         origin = folder.write_provenance(origin)
+        if {each.get("code") for each in origin.get("earlier", ())} - {origin["code"]}:
+            log.warning(
+                "run %s goes on with other code than before: no table will use it",
+                folder.id,
+            )
     except BaseException as error:
         # Only a new run is `running` here; one that is resumed keeps its status.
         if folder.status == "running":

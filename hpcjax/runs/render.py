@@ -97,8 +97,15 @@ def _rich(result: TableResult) -> RenderableType:
         parts.append(Text(f"Note: {result.table.caption}"))
     if result.differences is not None:
         lines = result.differences or ("equal to the committed result",)
-        parts.append(Text("Check: " + "; ".join(lines)))
+        parts.append(Text(f"Check: {'; '.join(lines)} (of {result.recorded})"))
+    parts.append(Text(f"Runs: {_count_runs(result)}"))
     return Group(*parts)
+
+
+def _count_runs(result: TableResult) -> str:
+    again = sum(bool(run.get("used_again")) for run in result.runs)
+    made = f"{len(result.runs) - again} made now"
+    return f"{made}, {again} of the same config and code used again" if again else made
 
 
 def html(frame: pd.DataFrame) -> str:

@@ -1,7 +1,7 @@
 """Printing lists of configs, parts and tables, and one config in full."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -15,6 +15,7 @@ from hpcjax.runs import overrides, values
 from hpcjax.runs.discover import ConfigEntry, Loaded
 
 if TYPE_CHECKING:
+    from hpcjax.runs.table_records import Age, Record
     from hpcjax.runs.tables import Table
 
 _PIPED_WIDTH = 1000
@@ -80,6 +81,18 @@ def list_tables(tables: "Mapping[str, Table]") -> RenderableType:
         for command, tier in zip(table.commands(), table.tiers.values(), strict=True)
     ]
     return frame("Tables", ("table", "what", "made by", "takes"), rows)
+
+
+def list_stale(ages: "Sequence[tuple[Record, Age]]") -> RenderableType:
+    """Returns a line for each committed table that today's code did not make."""
+    rows = [
+        (record.table.id, record.tier, age.age, "; ".join(age.reasons))
+        for record, age in ages
+        if age.age != "this code"
+    ]
+    listed = frame("Committed tables", ("table", "tier", "made by", "why"), rows)
+    count = f"{len(ages) - len(rows)} of {len(ages)} are made by this code"
+    return Group(listed, Text(count)) if rows else Text(count)
 
 
 def page(entry: ConfigEntry | None, loaded: Loaded) -> RenderableType:

@@ -268,11 +268,12 @@ class TableResult:
       tier: its tier.
       dataset: the assembled values.
       verdicts: one for each claim.
-      runs: a record for each of its runs: row, overrides, id, config digest, commit,
-        and whether it diverged.
+      runs: a record for each of its runs: row, overrides, id, digests of config and
+        code, commit, whether it was used again, and whether it diverged.
       tuned: by row, the overrides that tuning chose.
       rows: by row, the results of the reported runs, joined along `seed`.
       differences: from the committed result; None if it was not compared.
+      recorded: what code the committed result is of, see `code.Age`; None likewise.
     """
 
     table: Table
@@ -283,6 +284,7 @@ class TableResult:
     tuned: Mapping[str, Mapping[str, str]]
     rows: Mapping[str, xr.Dataset]
     differences: tuple[str, ...] | None = None
+    recorded: str | None = None
 
     @property
     def sources(self) -> dict[str, str]:

@@ -116,7 +116,7 @@ def test_places_in_texts_are_followed(house):
 
 
 def test_a_module_used_as_a_value_counts_as_a_whole(house):
-    assert FAST | SLOW <= reached("house.use:whole")
+    assert reached("house.use:whole") >= FAST | SLOW
 
 
 def test_arguments_hide_what_the_module_calls_the_same(house):
@@ -131,7 +131,11 @@ def test_nothing_of_it_is_imported(house):
 
 CHANGES = {
     "a constant": ("RATE = 0.5", "RATE = -0.5", True),
-    "a callee": ("def _inner(RATE):\n    return RATE", "def _inner(x): return -x", True),
+    "a callee": (
+        "def _inner(RATE):\n    return RATE",
+        "def _inner(x): return -x",
+        True,
+    ),
     "a default": ('def fast(x: "Type")', "def fast(x=1)", True),
     "another function": ("other.constant + x", "other.constant - x", False),
     "a comment": ("RATE = 0.5", "RATE = 0.5  # of the paper", False),

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 import xarray as xr
 
 from hpcjax.core import ConfigError, Diverged
-from hpcjax.runs import build, cli, directory, execute
+from hpcjax.runs import build, cli, code, directory, execute, table_records
 from hpcjax.runs import config as configs
 from hpcjax.runs.tables import Runs, Table, Tier
 from tests.runs import papers
@@ -139,7 +140,8 @@ def test_a_run_that_diverged_is_not_run_again_unless_fresh(root):
     assert len(before) == 7
     again = make(root, "curves/fragile", run_missing=False)
     assert again.dataset.identical(first.dataset)
-    assert again.runs == first.runs
+    assert [run["id"] for run in again.runs] == [run["id"] for run in first.runs]
+    assert all(run["used_again"] for run in again.runs)
     assert ids(root) == before
     fresh = make(root, "curves/fragile", fresh=True)
     assert not {run["id"] for run in fresh.runs} & before
@@ -193,10 +195,96 @@ def test_a_record_is_compared_with_later_tables(root):
     path.write_text(json.dumps(content))
     checked = make(root, check=True)
     assert not checked.passed
-    assert [text.split(":")[0] for text in checked.differences] == [
-        "slow.best",
-        "fast.best",
-    ]
+    *differing, damaged = checked.differences
+    assert [text.split(":")[0] for text in differing] == ["slow.best", "fast.best"]
+    assert "does not hold its cells: KeyError('slow.best')" in damaged
+
+
+def test_a_verdict_that_does_not_follow_from_the_cells_is_told(root):
+    make(root, "curves/fails", record=True)
+    path = root / "experiments/curves/results/fails.cpu.json"
+    content = json.loads(path.read_text())
+    assert not make(root, "curves/fails", check=True).differences
+    content["claims"]["fewer"]["holds"] = True
+    path.write_text(json.dumps(content))
+    (told,) = make(root, "curves/fails", check=True).differences
+    assert re.search(r'claim fewer: committed .*"holds": true.*follows .*false', told)
+
+
+def edit_experiment(root, old, new):
+    path = root / "experiments/curves/experiment.py"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_runs_of_older_code_are_not_used_again(root):
+    """As when the sign of a coefficient has changed between two tables."""
+    first = make(root)
+    edit_experiment(root, "loss = math", "# The rate's share.\n        loss = math")
+    code.forget()  # what another process would see
+    assert make(root, run_missing=False).dataset.identical(first.dataset)
+    edit_experiment(root, "loss += 1 /", "loss -= 1 /")
+    code.forget()
+    with pytest.raises(build.RunMissing, match="has not been run by this code yet"):
+        make(root, run_missing=False)
+    assert [run["used_again"] for run in make(root).runs] == [False] * RUNS_OF_HOLDS
+
+
+def test_a_record_is_refused_if_the_code_changed_meanwhile(root):
+    make(root)
+    edit_experiment(root, "loss += 1 /", "loss -= 1 /")
+    with pytest.raises(ConfigError, match="the code has changed since"):
+        make(root, record=True)
+    assert not (root / "experiments/curves/results").exists()
+
+
+def ages(root):
+    return {
+        record.table.id: table_records.find_age(record, root)
+        for record in table_records.find_records(root)
+        if record.table.id.startswith("curves/")
+    }
+
+
+def test_a_record_tells_whether_todays_code_made_it(root, capsys):
+    make(root, record=True)
+    assert ages(root) == {"curves/holds": ("this code", ())}
+    assert make(root, check=True).recorded == "this code"
+    path = root / "experiments/curves/results/holds.cpu.json"
+    record = path.read_text()
+    edit_experiment(root, "loss += 1 /", "loss -= 1 /")
+    code.forget()
+    assert ages(root) == {
+        "curves/holds": ("older code", ("the code of 10 of 10 runs: older code",))
+    }
+    assert cli.main(["list", "curves", "--stale", "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 1 are made by this code" in out
+    assert "the code of 10 of 10 runs" in out
+    edit_experiment(root, "loss -= 1 /", "loss += 1 /")
+    code.forget()
+    assert ages(root) == {"curves/holds": ("this code", ())}
+
+    content = json.loads(record)
+    content["runs"][0]["config_digest"] = "0" * 16
+    del content["runs"][1]["code"]
+    content["code"] = "0" * 16
+    path.write_text(json.dumps(content))
+    assert ages(root)["curves/holds"] == (
+        "unknown",
+        (
+            "the config of 1 of 10 runs: older code",
+            "the reduction: older code",
+            "the code of 1 of 10 runs: unknown",
+        ),
+    )
+
+
+def test_a_record_holds_all_that_is_needed_to_have_its_table_again(root):
+    result = make(root, "curves/fragile", record=True)
+    record = table_records.read_record(result.table, "cpu", root)
+    assert table_records.to_dataset(record).equals(result.dataset)
 
 
 def test_seconds_are_not_compared(root):
@@ -239,28 +327,34 @@ def test_the_times_of_a_benchmark_are_compared_by_factors():
         },
         coords={"row": ["x", "y", "z"]},
     )
-    old = build._cells(made)
-    assert build.compare(made, old, table) == ()
+    old = table_records.to_cells(made)
+    assert table_records.compare(made, old, table) == ()
     now = made.copy(deep=True)
     now["plain"][:] = [19.9, 20.1, 4.9]
     now["ratio"][:] = [0.3, -0.2, 1.0]
     now["timed"][:] = [1.1, 7.9, 8.1]
     now["timed_low"][:] = now["timed_high"][:] = 99.0
-    assert [text.split(":")[0] for text in build.compare(now, old, table)] == [
+    assert [text.split(":")[0] for text in table_records.compare(now, old, table)] == [
         "y.plain",
         "z.plain",
         "z.timed",
     ]
     for odd, old_word in ((math.nan, "nan"), (math.inf, "inf")):
         now = made.assign(plain=("row", [10.0, odd, 10.0]))
-        assert len(build.compare(now, old, table)) == 1
+        assert len(table_records.compare(now, old, table)) == 1
         changed = old | {"y.plain": old_word}
-        assert build.compare(now, changed, table) == ()
-        assert len(build.compare(made, changed, table)) == 1
-    assert len(build.compare(made.assign(plain=("row", [10, 99, 9])), old, table)) == 1
+        assert table_records.compare(now, changed, table) == ()
+        assert len(table_records.compare(made, changed, table)) == 1
+    assert (
+        len(table_records.compare(made.assign(plain=("row", [10, 99, 9])), old, table))
+        == 1
+    )
     # Where nothing is measured every digit counts, but for seconds.
     exact = dataclasses.replace(table, benchmark=False)
-    assert len(build.compare(made.assign(plain=made.plain + 1e-4), old, exact)) == 3
+    assert (
+        len(table_records.compare(made.assign(plain=made.plain + 1e-4), old, exact))
+        == 3
+    )
 
 
 def test_a_benchmark_of_another_machine_is_not_compared(root):
@@ -338,7 +432,7 @@ def test_unknown_tables_and_tiers_are_named(root):
 def test_a_missed_target_is_a_word_in_the_record(root):
     result = make(root, "curves/holds")
     result.dataset["steps"].loc[{"row": "slow"}] = math.inf
-    content = json.dumps(build.to_json(result), allow_nan=False)
+    content = json.dumps(table_records.to_json(result), allow_nan=False)
     assert json.loads(content)["cells"]["slow.steps"] == "inf"
 
 
@@ -347,7 +441,9 @@ def test_texts_of_a_table_are_recorded_whoever_holds_them(root):
     for kind in ("U4", object):
         texts = np.array(["some"] * result.dataset.sizes["row"], kind)
         texted = result.dataset.assign(model=("row", texts))
-        cells = build.to_json(dataclasses.replace(result, dataset=texted))["cells"]
+        cells = table_records.to_json(dataclasses.replace(result, dataset=texted))[
+            "cells"
+        ]
         assert cells["slow.model"] == "some"
 
 

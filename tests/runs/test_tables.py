@@ -9,7 +9,7 @@ import rich.console
 import xarray as xr
 
 from hpcjax.core import ConfigError
-from hpcjax.runs import build, render
+from hpcjax.runs import render, table_records
 from hpcjax.runs.tables import Claim, Runs, Table, TableResult, Tier, judge
 
 
@@ -154,11 +154,11 @@ def test_an_interval_is_shown_where_there_is_one(low, high, shown):
 def test_comparison_with_a_committed_result():
     old = values(ratio=[0.5, 1.0], ratio_low=[0.4, 1.0], ratio_high=[0.6, 1.0])
     result = table_of(old.assign(count=("row", [1, 2])), {})
-    cells = build.to_json(result)["cells"]
+    cells = table_records.to_json(result)["cells"]
 
     def compared(**columns):
         made = result.dataset.assign({k: ("row", v) for k, v in columns.items()})
-        return build.compare(made, cells, result.table)
+        return table_records.compare(made, cells, result.table)
 
     assert compared() == ()
     assert compared(ratio=[0.55, 1.0]) == ()
@@ -168,9 +168,9 @@ def test_comparison_with_a_committed_result():
 
 def test_a_committed_missed_target_is_compared_as_a_word():
     result = table_of(values(ratio=[math.inf, 1.0]), {})
-    cells = build.to_json(result)["cells"]
-    assert build.compare(result.dataset, cells, result.table) == ()
-    assert build.compare(values(ratio=[2.0, 1.0]), cells, result.table) == (
+    cells = table_records.to_json(result)["cells"]
+    assert table_records.compare(result.dataset, cells, result.table) == ()
+    assert table_records.compare(values(ratio=[2.0, 1.0]), cells, result.table) == (
         "a.ratio: 2.0 instead of inf",
     )
 
@@ -197,4 +197,4 @@ def test_how_figures_came_about(own, first, second, source, column):
     assert ("source" in shown) is bool(column)
     if column:
         assert shown["source"].tolist() == ["simulated", "measured"]
-    assert build.to_json(result)["source"] == source
+    assert table_records.to_json(result)["source"] == source

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from hpcjax.core import ConfigError, DataMissing
-from hpcjax.runs import build, cli, config, directory, discover, execute, plan, results
+from hpcjax.runs import cli, config, directory, discover, execute, plan, results
 from hpcjax.runs import overrides as override
+from hpcjax.runs.table_records import record_path
 from tests.data import writers
 
 pytestmark = pytest.mark.smoke
@@ -181,7 +182,7 @@ def test_every_run_of_a_table_is_a_config_that_loads(table_id):
     assert table.times or not table.benchmark
     for name, tier in table.tiers.items():
         assert tier.claims
-        assert build.committed_path(table, name, REPOSITORY).parent.name == "results"
+        assert record_path(table, name, REPOSITORY).parent.name == "results"
         for runs in tier.runs.values():
             takes = {
                 key: tier.runs[runs.like].tune[key][0]

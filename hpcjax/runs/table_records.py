@@ -1,0 +1,298 @@
+"""Committed results of tables: written, read, judged anew, compared, and their age.
+
+A record `experiments/<paper>/results/<table>.<tier>.json` holds a table's cells, its
+verdicts, and of each run the config with the digests of config and code, by which
+anyone can tell whether today's code made it.
+"""
+
+import itertools
+import json
+import math
+import pathlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from hpcjax.core import provenance
+from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.core.files import read_json
+from hpcjax.runs import code, discover, words
+from hpcjax.runs import config as configs
+from hpcjax.runs.tables import Table, TableResult, judge
+
+# Times measured twice on a machine shared with others may differ by this factor.
+_SLACK = 2
+
+
+class Record(NamedTuple):
+    """A committed result.
+
+    Attributes:
+      table: the definition of its table.
+      tier: its tier.
+      content: what the file holds.
+    """
+
+    table: Table
+    tier: str
+    content: Mapping[str, Any]
+
+
+def record_path(table: Table, tier: str, root: pathlib.Path) -> pathlib.Path:
+    """Returns the path of a table's committed result, which may not exist."""
+    paper, name = table.id.split("/")
+    folder = discover.experiment_folder(paper, root)
+    return folder / "results" / f"{name}.{tier}.json"
+
+
+def read_record(table: Table, tier: str, root: pathlib.Path) -> Record:
+    """Reads the committed result of a table.
+
+    Raises:
+      ConfigError: nothing was committed.
+      DataFormatError: the file cannot be read.
+    """
+    path = record_path(table, tier, root)
+    if not path.exists():
+        raise ConfigError(f"no committed result to compare with: {path}")
+    return Record(table, tier, read_json(path))
+
+
+def find_records(root: pathlib.Path) -> Iterator[Record]:
+    """Yields every committed result of the tables below a root."""
+    for table in discover.find_tables(root).values():
+        for tier in table.tiers:
+            if record_path(table, tier, root).exists():
+                yield read_record(table, tier, root)
+
+
+def to_json(result: TableResult) -> dict[str, Any]:
+    """Returns a table's cells, verdicts, runs and provenance, to be committed.
+
+    Commits are left out, for those of a branch vanish when it lands; the digests of the
+    code do not.
+    """
+    dataset, machine = result.dataset, provenance.collect(devices=True)
+    return {
+        "table": result.table.id,
+        "tier": result.tier,
+        "source": result.source,
+        "labels": {name: dataset[name].values.tolist() for name in dataset.dims},
+        "columns": {
+            name: " ".join(map(str, var.dims))
+            for name, var in dataset.data_vars.items()
+        },
+        "cells": to_cells(dataset),
+        "claims": {
+            v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
+            for v in result.verdicts
+        },
+        "tuned": {row: dict(values) for row, values in result.tuned.items()},
+        "code": code.of_function(result.table.reduce),
+        "runs": [_without(run, "commit", "used_again") for run in result.runs],
+        "provenance": _without(machine, "git_commit", "git_dirty"),
+    }
+
+
+def _without(mapping: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in mapping.items() if name not in names}
+
+
+def to_cells(dataset: xr.Dataset) -> dict[str, Any]:
+    """Returns `{"row.column": value}`, labels of further dimensions joined by `|`."""
+    cells = {}
+    for column, values in dataset.data_vars.items():
+        labels = [values[dim].values.tolist() for dim in values.dims]
+        flat = values.values.reshape(-1).tolist()
+        for place, value in zip(itertools.product(*labels), flat, strict=True):
+            cells[_cell(place, str(column))] = words.plain(value)
+    return cells
+
+
+def _cell(place: tuple[Any, ...], column: str) -> str:
+    return "|".join(map(str, place or (0,))) + f".{column}"
+
+
+def to_dataset(record: Record) -> xr.Dataset:
+    """Returns the table that a record's cells are of.
+
+    Raises:
+      DataFormatError: a cell or what describes the cells is missing.
+    """
+    try:
+        content = record.content
+        labels, cells = content["labels"], content["cells"]
+        columns = {}
+        for column, names in content["columns"].items():
+            dims = names.split()
+            places = itertools.product(*(labels[dim] for dim in dims))
+            values = [words.number(cells[_cell(place, column)]) for place in places]
+            shape = [len(labels[dim]) for dim in dims]
+            columns[column] = (dims, np.array(values).reshape(shape))
+        return xr.Dataset(columns, coords=labels)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        name = f"the record of {record.table.id}, tier {record.tier}"
+        raise DataFormatError(f"{name}, does not hold its cells: {error!r}") from error
+
+
+def find_false_claims(record: Record) -> tuple[str, ...]:
+    """Returns what a record says of its claims but its cells do not, in words."""
+    said = record.content.get("claims", {})
+    try:
+        verdicts = judge(record.table.tier(record.tier), to_dataset(record))
+    except DataFormatError as error:
+        return (str(error),)
+    follow = {
+        v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
+        for v in verdicts
+    }
+    return tuple(
+        f"claim {name}: committed {_words(said.get(name))}, of its cells follows "
+        f"{_words(follow.get(name))}"
+        for name in dict.fromkeys([*said, *follow])
+        if not _agree(said.get(name), follow.get(name))
+    )
+
+
+def _agree(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    if one is None or other is None:
+        return False
+    same = all(one.get(name) == other.get(name) for name in ("bound", "holds"))
+    return same and _same(words.number(one.get("ours")), words.number(other["ours"]))
+
+
+def _words(claim: Mapping[str, Any] | None) -> str:
+    return "nothing" if claim is None else json.dumps(claim, ensure_ascii=False)
+
+
+class Age(NamedTuple):
+    """How a record stands to today's code.
+
+    Attributes:
+      age: `"this code"`, `"older code"` or `"unknown"`.
+      reasons: what differs or is unknown, in words.
+    """
+
+    age: code.Age
+    reasons: tuple[str, ...]
+
+
+def find_age(record: Record, root: pathlib.Path) -> Age:
+    """Compares a record's digests with those of the configs and the code as they are.
+
+    Args:
+      record: the committed result.
+      root: folder with further configs.
+    """
+    reduced = code.age(
+        record.content.get("code"), code.of_function(record.table.reduce)
+    )
+    found = Counter(
+        (which, what)
+        for run in record.content.get("runs", ())
+        for which, what in _compare_run(run, root)
+    )
+    found[reduced, "the reduction"] += reduced != "this code"
+    total = len(record.content.get("runs", ()))
+    differing = {key: count for key, count in found.items() if count}
+    ages = {which for which, _ in differing}
+    age: code.Age = "older code" if ages else "this code"
+    if "unknown" in ages:
+        age = "unknown"
+    reasons = (
+        f"{what}{f' of {count} of {total} runs' * (what != 'the reduction')}: {which}"
+        for (which, what), count in sorted(differing.items())
+    )
+    return Age(age, tuple(reasons))
+
+
+def _compare_run(
+    run: Mapping[str, Any], root: pathlib.Path
+) -> Iterator[tuple[code.Age, str]]:
+    try:
+        config = discover.load(run["config"], run["overrides"], root).config
+    except ConfigError:
+        yield "older code", "the config"
+        return
+    if run.get("config_digest") != configs.digest(config):
+        yield "older code", "the config"
+    which = code.age(run.get("code"), code.of_run(config))
+    if which != "this code":
+        yield which, "the code"
+
+
+def require_comparable(record: Record) -> None:
+    """Checks that a committed table can be compared with one that is made here.
+
+    Raises:
+      ConfigError: it is a benchmark, measured on another kind of machine.
+    """
+    if not record.table.benchmark:
+        return
+    gpu = record.tier == "gpu"
+    here, there = provenance.collect(devices=gpu), record.content["provenance"]
+    kind = ("devices",) if gpu else ("cpu", "cpu_count")
+    ours, theirs = ({key: each.get(key) for key in kind} for each in (here, there))
+    if ours != theirs:
+        raise ConfigError(
+            f"{record.table.id} measures time, and its committed result is of another "
+            f"machine, {theirs}: this one is {ours}; leave out --check"
+        )
+
+
+def compare(
+    dataset: xr.Dataset, old: Mapping[str, Any], table: Table
+) -> tuple[str, ...]:
+    """Returns how a table differs from its committed result.
+
+    A cell with a committed interval must lie within it; others must be equal to six
+    digits. Columns whose names end in `seconds` and that have no interval are not
+    compared, as no two runs take the same time.
+
+    Of benchmarks only the times are compared, see `Table.times`. They must be within a
+    factor of 2 of the committed values or intervals. Other columns are left to claims.
+
+    Args:
+      dataset: the table that was made.
+      old: the cells of the committed one.
+      table: the definition of both.
+    """
+    new = to_cells(dataset)
+    differences = [
+        f"{cell}: only in one of both" for cell in sorted(set(old) ^ set(new))
+    ]
+    for cell in sorted(set(old) & set(new)):
+        row, column = cell.rsplit(".", 1)
+        if column.endswith(("_low", "_high")):
+            continue
+        before, now = old[cell], new[cell]
+        low, high = old.get(f"{row}.{column}_low"), old.get(f"{row}.{column}_high")
+        interval = isinstance(low, float) and isinstance(high, float)
+        if table.benchmark:
+            bounds = (low, high) if interval else (before, before)
+            if column in table.times and _far(now, *bounds):
+                differences.append(f"{cell}: {now} beside {before} or so")
+        elif interval and isinstance(now, float):
+            if not low <= now <= high:
+                differences.append(f"{cell}: {now:.6g} outside [{low:.6g}, {high:.6g}]")
+        elif not _same(before, now) and not column.endswith("seconds"):
+            differences.append(f"{cell}: {now} instead of {before}")
+    return tuple(differences)
+
+
+def _far(now: Any, low: Any, high: Any) -> bool:
+    """Returns whether a time is not within a factor `_SLACK` of an interval."""
+    now, low, high = (words.number(each) for each in (now, low, high))
+    if not all(math.isfinite(each) for each in (now, low, high)):
+        return words.plain(now) != words.plain(low)
+    return not low / _SLACK <= now <= high * _SLACK
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, float) and isinstance(right, float):
+        equal = math.isclose(left, right, rel_tol=1e-6)
+        return equal or (math.isnan(left) and math.isnan(right))
+    return left == right
