@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 DEV := $(VENV)/.dev
 
-.PHONY: quickstart test check docs clean
+.PHONY: quickstart test check oracles docs clean
 
 quickstart: $(BASE)
 	$(BIN)/hpcjax table jorge/quickstart
@@ -20,6 +20,10 @@ check: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
+
+# Tests that compare with PyTorch are skipped without it.
+oracles: $(DEV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[oracles]'
 
 docs: $(DEV)
 	$(BIN)/python docs/build.py

@@ -30,6 +30,8 @@ import jax
 import jaxtyping
 import pytest
 
+from tests import cpu_report
+
 # Tracing leaves many objects that stay: looking through them again and again took a
 # tenth of the time.
 gc.set_threshold(20_000, 50, 100)
@@ -58,6 +60,11 @@ jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "allow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Has the suite say where its time goes."""
+    config.pluginmanager.register(cpu_report)
 
 
 COMPILATIONS: list[str] = []

@@ -1,0 +1,44 @@
+"""Says where the suite's time goes: its processors are what a new system has least of."""
+
+import collections
+import os
+
+import pytest
+
+SLOWEST = 20
+_NAME = "cpu seconds"
+_now = {}
+
+
+def _spent():
+    """Returns the processor seconds of this process and of those it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Adds to each report the processor seconds since the one before."""
+    report = yield
+    before, _now[_NAME] = _now.get(_NAME, 0.0), _spent()
+    report.user_properties = [(_NAME, _now[_NAME] - before)]
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Prints processor seconds by folder, and the files that take most of them."""
+    files = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == _NAME:
+                    files[report.nodeid.partition("::")[0]] += value
+    if len(files) < SLOWEST:
+        return
+    folders = collections.Counter()
+    for file, seconds in files.items():
+        folders["/".join(file.split("/")[:2])] += seconds
+    total = sum(files.values())
+    terminalreporter.section("processor seconds; a new system may add 60 to them all")
+    terminalreporter.write_line(f"{total:7.0f}  all")
+    for name, seconds in (*folders.most_common(), *files.most_common(SLOWEST)):
+        terminalreporter.write_line(f"{seconds:7.0f}  {name}")
