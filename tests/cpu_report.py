@@ -1,4 +1,4 @@
-"""Says where the suite's time goes: its processors are what a new system has least of."""
+"""Says where the suite spends its time: a new system has least of that."""
 
 import collections
 import os
