@@ -71,7 +71,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     dense = given["keys"].nbytes + given["values"].nbytes
     own = given["kept"].nbytes + given["values"].nbytes
     size = [own if name == CLUSTERED else dense for name in names]
-    return runs.Dataset(
+    return runs.measured(
         {
             "seconds": measured["seconds"] / cfg.inner,
             "bytes": ("candidate", size),

@@ -66,7 +66,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     plan.save(ctx.directory.path / "plan.json")
     knee = inference.choose_clusters(total, rule="knee")
     first = np.where(total[:, :1] > 0, total[:, :1], 1)
-    return runs.Dataset(
+    return runs.measured(
         {
             "error": (("layer", "count"), total / first),
             "threshold": ("layer", list(plan.clusters)),

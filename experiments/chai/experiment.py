@@ -161,7 +161,7 @@ def measure(
     loss = np.concatenate(found).astype(np.float64).mean(axis=0)
     given, own = learned.memberships, core.derive(key, "passages")
     told = functools.partial(losses, key=core.derive(key, "questions"))
-    return runs.Dataset(
+    return runs.measured(
         {
             "loss": ("place", loss),
             "perplexity": np.exp(loss.mean()),

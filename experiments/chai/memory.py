@@ -102,7 +102,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             for each in memberships
         ]
         read = formulas.kv_cache_bytes(*sizes, [each.used.item() for each in slots])
-    return runs.Dataset(
+    return runs.measured(
         {
             "bytes": inference.cache_bytes(made),
             "formula": formula,

@@ -44,7 +44,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
       bytes]; `ping`, seconds of one message [bytes].
     """
     told = runs.in_processes(work, cfg, cfg.processes, patience=cfg.patience)
-    return runs.Dataset(
+    return runs.measured(
         {
             "latency": (
                 ("mode", "bytes"),

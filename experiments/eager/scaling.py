@@ -55,7 +55,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         cost.simulate_rounds(compute, mode=mode, seconds=seconds, seed=cfg.seed)
         for mode in MODES
     ]
-    return runs.Dataset(
+    return runs.simulated(
         {
             "total": (("mode", "repetition"), [each.total() for each in times]),
             "fresh": (
@@ -64,7 +64,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             ),
         },
         coords={"mode": list(MODES)},
-        attrs={"source": "simulated"},
     )
 
 

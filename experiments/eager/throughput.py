@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.eager.scaling import MODES
-from hpcjax import hostcomm
+from hpcjax import hostcomm, runs
 from hpcjax.core import checks
 from hpcjax.hostcomm.imbalance import Pattern
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from hpcjax.hostcomm import Transport
-    from hpcjax.runs.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Config:
         checks.require_positive(patience=self.patience)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures all modes in turns, with the same delays.
 
     Returns:
@@ -74,10 +71,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       `round`, seconds of a synchronous round, `ping` of a small message and `pong` of
       one as large as a gradient.
     """
-    import xarray as xr
-
     from hpcjax import cost
-    from hpcjax.runs.processes import in_processes
 
     del ctx
     sleeps = cfg.base + hostcomm.inject_delays(
@@ -86,7 +80,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     if cfg.asleep:
         sleeps[:, -1] = 0
         sleeps[0, -1] = cfg.asleep
-    told = in_processes(
+    told = runs.in_processes(
         work, cfg, cfg.processes, given=(sleeps,), patience=cfg.patience
     )
     seconds = max(0.0, float(np.median([each["round"] for each in told])))
@@ -97,7 +91,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         for mode in MODES
     ]
     ping, pong = told[0]["ping"]
-    return xr.Dataset(
+    return runs.measured(
         {
             **_figures(told),
             "foretold": ("mode", np.array(foretold)),

@@ -8,16 +8,13 @@ import numpy as np
 
 from experiments.eager.hyperplane import Hyperplane
 from experiments.eager.scaling import MODES
-from hpcjax import hostcomm
+from hpcjax import hostcomm, runs
 from hpcjax.core import checks
 from hpcjax.hostcomm.imbalance import Pattern
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from hpcjax.hostcomm import Transport
-    from hpcjax.runs.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Config:
         self.task.check(self.processes)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains with each mode, with the same data and delays.
 
     Returns:
@@ -72,12 +69,8 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       `total`, seconds until the last worker has ended its steps; `staleness`, standard
       deviation of how late gradients were summed, [mode].
     """
-    import xarray as xr
-
-    from hpcjax.runs.processes import in_processes
-
     del ctx
-    told = in_processes(work, cfg, cfg.processes, patience=cfg.patience)
+    told = runs.in_processes(work, cfg, cfg.processes, patience=cfg.patience)
     loss, seconds = (
         np.array([each[name] for each in told]) for name in ("loss", "seconds")
     )
@@ -87,7 +80,7 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
         )
         for row in range(len(MODES))
     ]
-    return xr.Dataset(
+    return runs.measured(
         {
             "loss": (("mode", "step"), loss.mean(0)),
             "seconds": (("mode", "step"), seconds.mean(0)),

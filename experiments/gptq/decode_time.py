@@ -83,7 +83,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         for name in speakers
     ]
     each = xr.concat(behind, dim="candidate") / (cfg.tokens - 1)
-    return runs.Dataset(
+    return runs.measured(
         {
             "seconds": each.assign_coords(candidate=list(speakers)),
             "bytes": ("candidate", [read_bytes(one) for one in speakers.values()]),

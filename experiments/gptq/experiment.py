@@ -86,7 +86,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         window=cfg.time,
     )
     figures = {"perplexity": found.perplexity, "loss": found.loss}
-    dataset = runs.Dataset(figures)
+    dataset = runs.measured(figures)
     if cfg.method != "gptq":
         return dataset
     columns = {

@@ -75,7 +75,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     measured = perf.compare(thunks, BASELINES[0], repetitions=cfg.repetitions, warmup=2)
     inner = xr.ones_like(measured["candidate"], dtype=int) * cfg.inner
     inner.loc["copy"] = 1
-    return runs.Dataset(
+    return runs.measured(
         {
             "seconds": measured["seconds"] / inner,
             "bytes": ("candidate", [size[name] for name in thunks]),

@@ -85,7 +85,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         for thunks in stages.values()
     ]
     seconds = xr.concat([each["seconds"] for each in measured], dim="stage")
-    return runs.Dataset(
+    return runs.measured(
         {
             "seconds": seconds.assign_coords(stage=list(stages)),
             "loss": xr.DataArray(

@@ -64,7 +64,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         compute=tuple(compute),
         encoding=tuple(encoding),
     ).save(ctx.directory.path / FILE)
-    return runs.Dataset(
+    return runs.measured(
         {
             "forward": _grid(compute, ("model", "batch"), "forward_s"),
             "backward": _grid(compute, ("model", "batch"), "backward_s"),

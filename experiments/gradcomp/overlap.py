@@ -44,4 +44,4 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     link = hostcomm.Link(rate=rate)
     seconds, *_ = runs.in_processes(ranks.overlap, cfg, cfg.processes, link=link)
     columns = {name: ("round", values) for name, values in seconds.items()}
-    return runs.Dataset({**columns, "rate": rate, "backward": backward})
+    return runs.measured({**columns, "rate": rate, "backward": backward})

@@ -170,7 +170,7 @@ def figures(cfg: Config, made: list[Setup]) -> "runs.Dataset":
         for s in made
     ]
     known = calibration(cfg)
-    return runs.Dataset(
+    return runs.analytical(
         {
             "speedup": (("setup", "gbit_per_s", "compute_speed"), gains),
             "required_ratio": (("setup", "gbit_per_s"), ratios),
@@ -189,7 +189,6 @@ def figures(cfg: Config, made: list[Setup]) -> "runs.Dataset":
             "compute_speed": list(cfg.compute_speed),
         },
         attrs={
-            "source": "analytical",
             "device": known.device,
             "times": known.source,
         },

@@ -84,7 +84,7 @@ def compared(cfg: Config, count: int, found: Mapping[str, Any]) -> "runs.Dataset
     predicted = [cost.predict(method, work, system).total_s for method in methods]
     measured = [found["step_s"][label] for label in cfg.methods]
     columns = dict(zip(COLUMNS, (measured, predicted, encoding), strict=True))
-    return runs.Dataset(
+    return runs.measured(
         {
             **{name: ("method", values) for name, values in columns.items()},
             "alpha": link.alpha,

@@ -70,7 +70,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     factors = perf.compare(_factors(cfg), "eigh", repetitions=cfg.repetitions)
     step = runs.Dataset(rows).to_array("row")
     factor = factors["seconds"].rename(candidate="method")
-    return runs.Dataset({"step": step, "factor": factor})
+    return runs.measured({"step": step, "factor": factor})
 
 
 def _factors(cfg: Config) -> dict[str, Callable[[], Any]]:

@@ -27,6 +27,11 @@ _FIRST_LOOK = {
     "optimizer.schedule": "constant",
 }
 
+
+def _to_three_percent(rows: reduce.Rows) -> xr.Dataset:
+    return time_to_target(rows, "sgd", metric="val_error", target=0.03)
+
+
 QUICKSTART = Table(
     id="jorge/quickstart",
     title="Jorge against SGD, AdamW and Shampoo on digits: steps to 3 % error",
@@ -37,7 +42,7 @@ QUICKSTART = Table(
         "jorge/steps."
     ),
     columns={**COLUMNS, "best": "best validation error"},
-    reduce=lambda rows: time_to_target(rows, "sgd", metric="val_error", target=0.03),
+    reduce=_to_three_percent,
     tiers=on_cpu(
         minutes=1.0,
         runs={
@@ -95,6 +100,10 @@ def _against_tuned_sgd(task: str, rates: tuple[str, ...]) -> dict[str, Runs]:
 _TASKS_WON = reduce.of("ratio", "/jorge").then(lambda ratio: (ratio <= 0.85).sum())
 
 
+def _to_sgds_best(rows: reduce.Rows) -> xr.Dataset:
+    return time_to_targets(rows, dict.fromkeys(_RATES, "sgd"))
+
+
 STEPS = Table(
     id="jorge/steps",
     title="Steps to the tuned SGD's validation loss, Jorge's settings derived from it",
@@ -106,7 +115,7 @@ STEPS = Table(
         "sgd-step and shampoo: the same rate and Jorge's schedule."
     ),
     columns={**COLUMNS, "target": "target loss"},
-    reduce=lambda rows: time_to_targets(rows, dict.fromkeys(_RATES, "sgd")),
+    reduce=_to_sgds_best,
     tiers=on_cpu(
         minutes=60.0,
         runs={
@@ -187,6 +196,11 @@ _ABLATED = {
     "no grafting": {"optimizer.graft": "none"},
 }
 
+
+def _to_sgd(rows: reduce.Rows) -> xr.Dataset:
+    return time_to_target(rows, "sgd")
+
+
 ABLATION = Table(
     id="jorge/ablation",
     title="Order, dynamic β2, interval k, symmetrizing, start and grafting on digits",
@@ -196,7 +210,7 @@ ABLATION = Table(
         "same rate and schedule reaches under every seed."
     ),
     columns=COLUMNS,
-    reduce=lambda rows: time_to_target(rows, "sgd"),
+    reduce=_to_sgd,
     tiers=on_cpu(
         minutes=8.0,
         runs={

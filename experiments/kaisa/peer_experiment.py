@@ -166,7 +166,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     difference = xr.DataArray(
         list(found.values()), dims="quantity", coords={"quantity": list(found)}
     )
-    return runs.Dataset(
+    return runs.measured(
         {"difference": difference, "seconds": measured["seconds"] / count},
         attrs={"peer": ", ".join(f"{name} {v}" for name, v in versions.items())},
     )

@@ -41,7 +41,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
       one, and bytes of collectives beside what the formulas say.
     """
     (found,) = runs.in_processes(work, cfg, 1, devices=cfg.devices)
-    return runs.Dataset(found, attrs={"source": "simulated"})
+    return runs.simulated(found)
 
 
 def work(transport: "hostcomm.Transport", cfg: Config) -> dict[str, float]:

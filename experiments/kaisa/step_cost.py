@@ -68,4 +68,4 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         "factors": (factors - plain) / cfg.factor_update_steps,
         "decompositions": (whole - factors) / cfg.inv_update_steps,
     }
-    return runs.Dataset({"seconds": runs.Dataset(rows).to_array("row")})
+    return runs.measured({"seconds": runs.Dataset(rows).to_array("row")})

@@ -81,4 +81,4 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     # A record holds no NUL; U+2400 is the picture of one.
     kept = [text.replace("\0", "\u2400") for text in texts]
     columns = {"text": ("sample", kept), "tokens": ("sample", lengths)}
-    return runs.Dataset({**columns, "tokens_per_second": rate})
+    return runs.measured({**columns, "tokens_per_second": rate})

@@ -66,7 +66,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     shares = covering(perf.seconds_by_operation(step))
     tokens = cfg.batch * cfg.context
     flops = models.flops_per_token(cfg.model, cfg.context, cfg.vocabulary)
-    return runs.Dataset(
+    return runs.measured(
         {
             "seconds": measured["seconds"],
             "share": ("operation", list(shares.values())),

@@ -69,7 +69,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     step = both.sel(candidate="steps", drop=True) / cfg.after
     added = both.sel(candidate="saving", drop=True) - cfg.after * step
     save = runs.Dataset({"steps": step, "saving": step + added / cfg.every})
-    return runs.Dataset(
+    return runs.measured(
         {
             "check": check.rename(candidate="step"),
             "save": save.to_array("loop"),

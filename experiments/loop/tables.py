@@ -1,11 +1,14 @@
 """What the training loop costs."""
 
-from collections.abc import Mapping
-
 import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+
+def _overhead(rows: reduce.Rows) -> xr.Dataset:
+    return reduce.ratios(reduce.single(rows)["seconds"], "bare")
+
 
 OVERHEAD = Table(
     id="loop/overhead",
@@ -18,7 +21,7 @@ OVERHEAD = Table(
     ),
     benchmark=True,
     columns={"milliseconds": "ms per step", "ratio": "ratio"},
-    reduce=lambda rows: reduce.ratios(reduce.single(rows)["seconds"], "bare"),
+    reduce=_overhead,
     tiers=on_cpu(
         minutes=6.0,
         runs={"all": Runs(config="loop/overhead")},
@@ -31,7 +34,7 @@ OVERHEAD = Table(
 )
 
 
-def _safety(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _safety(rows: reduce.Rows) -> xr.Dataset:
     run = reduce.single(rows)
     baselines = {"check": "unchecked", "save": "steps"}
     tables = [reduce.ratios(run[name], base) for name, base in baselines.items()]

@@ -86,7 +86,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         slowest = of_all.max(axis=0)
         seconds[place, :, : len(slowest)] = slowest[:, :2].T
         words[place, : len(slowest)] = slowest[:, 2]
-    return runs.Dataset(
+    return runs.measured(
         {
             "seconds": (("exchange", "phase", "step"), seconds),
             "words": (("exchange", "step"), words),

@@ -74,7 +74,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             ("summed", "summed"),
         )
     }
-    dataset = runs.Dataset(found, attrs={"source": "simulated"})
+    dataset = runs.simulated(found)
     return dataset.assign(wire=words_on_the_wire(cfg)) if cfg.compiled else dataset
 
 

@@ -127,7 +127,7 @@ def figures(cfg: Config, filled: "cost.FilledSchedule") -> "runs.Dataset":
     pipe = filled.timeline
     prec = max(cost.preconditioning(pipe.schedule, kfac_costs(cfg)))
     added = sum(filled.added) / filled.period
-    return runs.Dataset(
+    return runs.simulated(
         {
             "utilization": pipe.utilization,
             "filled": filled.utilization,
@@ -139,7 +139,6 @@ def figures(cfg: Config, filled: "cost.FilledSchedule") -> "runs.Dataset":
             "t_step": float(pipe.makespan + added + prec),
             "memory": max(memory(cfg, filled)),
         },
-        attrs={"source": "simulated"},
     )
 
 

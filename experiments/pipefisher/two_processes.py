@@ -206,7 +206,7 @@ def figures_of(
     unplaced = [it.task for it in filled.unplaced]
     share = perf.busy_share(ran, ends[first - 1], ends[-1], without=unplaced)
     units = sum(isinstance(each.work, cost.Task) for own in ran for each in own)
-    return runs.Dataset(
+    return runs.measured(
         {
             "utilization": share,
             "seconds": np.median(np.diff(ends[first - 1 :])),

@@ -57,7 +57,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         name: ("process", [each[name] for each in found])
         for name in ("flops", "memory", "sent", "loss")
     }
-    return runs.Dataset(columns, coords={"process": list(range(cfg.k))})
+    return runs.measured(columns, coords={"process": list(range(cfg.k))})
 
 
 def work(transport: "hostcomm.Transport", cfg: Config) -> dict[str, Any]:

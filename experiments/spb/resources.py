@@ -104,9 +104,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         "sent_zeros": optim.contributor_bytes([size] * k, who, "zeros").total,
     }
     made = {name: ("role", list(values)) for name, values in columns.items()}
-    return runs.Dataset(
-        made, coords={"role": list(roles)}, attrs={"source": "analytical"}
-    )
+    return runs.analytical(made, coords={"role": list(roles)})
 
 
 def _temporaries(program: Any) -> int:

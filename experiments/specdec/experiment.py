@@ -60,7 +60,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     }
     blocks = trees.num_params(draft.params["blocks"])
     whole = trees.num_params(draft.params)
-    return runs.Dataset(
+    return runs.measured(
         {
             "loss": ("step", losses),
             "accepted": (("sampling", "place"), [shares(c) for c in found.values()]),

@@ -108,7 +108,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     measured = perf.compare(thunks, "0", repetitions=cfg.repetitions)
     seconds = (measured["seconds"] / cfg.inner).rename(candidate="point")
     depths, widths, lines = zip(*points, strict=True)
-    return runs.Dataset(
+    return runs.measured(
         {
             "seconds": seconds.assign_coords(point=range(len(points))),
             "depth": ("point", list(depths)),

@@ -86,7 +86,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         # Prompts are read by both models, by the draft in a small part of the time.
         own = seconds.sel(candidate=str(rate)) - reading
         columns["measured"].append((plain * cfg.tokens / own).values)
-    return runs.Dataset(
+    return runs.measured(
         {
             "ahead": ("rate", list(chosen.values())),
             "foretold": ("rate", columns["foretold"]),

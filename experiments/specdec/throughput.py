@@ -79,7 +79,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     steps = [[seconds[f"draft, {n}, {s}"] for s in TEMPERATURES] for n in names]
     others = [[seconds[f"other, {s}, {a}"] for a in aheads] for s in TEMPERATURES]
     axes = ("draft", "sampling", "ahead")
-    return runs.Dataset(
+    return runs.measured(
         {
             **{name: (axes, each) for name, each in bench.rates(seconds).items()},
             "step": (axes[:2], steps),

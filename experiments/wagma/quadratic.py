@@ -63,7 +63,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     models, goals, trace, total = _train(cfg)
     variance = models.var(0).mean(-1)
     error = ((models.mean(0) - goals.mean(0)) ** 2).mean(-1)
-    return runs.Dataset(
+    return runs.simulated(
         {
             "variance": ("step", variance),
             "error": ("step", error),
@@ -72,7 +72,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             "staleness": int(trace.staleness().max()),
             "total": total,
         },
-        attrs={"source": "simulated"},
     )
 
 

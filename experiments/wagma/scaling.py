@@ -42,13 +42,12 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """
     compute, message = scaling.draw(cfg), hostcomm.MessageCost(cfg.alpha, cfg.beta)
     found = [_one(cfg, method, compute, message) for method in METHODS]
-    return runs.Dataset(
+    return runs.simulated(
         {
             "total": (("algorithm", "repetition"), [total for total, _ in found]),
             "words": ("algorithm", [words for _, words in found]),
         },
         coords={"algorithm": list(METHODS)},
-        attrs={"source": "simulated"},
     )
 
 

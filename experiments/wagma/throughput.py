@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.wagma.scaling import METHODS
-from hpcjax import hostcomm
+from hpcjax import hostcomm, runs
 from hpcjax.core import checks
 from hpcjax.hostcomm.groups import require_sizes
 from hpcjax.hostcomm.imbalance import Pattern
 from hpcjax.runs.config import check_seed
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from hpcjax.hostcomm import Transport
-    from hpcjax.runs.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +32,7 @@ class Config:
       pattern: who is delayed; see `hostcomm.inject_delays`.
       delay: by how many seconds.
       numbers: float32 in the model.
+      methods: what is run, of `METHODS`; "wagma" among them.
       repetitions: runs of each method, in turns.
       patience: seconds that a process waits for another one.
       seed: of delays and of who is asked.
@@ -50,12 +48,17 @@ class Config:
     pattern: Pattern = "random_one"
     delay: float = 0.2
     numbers: int = 250_000
+    methods: tuple[str, ...] = METHODS
     repetitions: int = 3
     patience: float = 60.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        for method in self.methods:
+            checks.require_choice("methods", method, METHODS)
+        rule = 'methods must hold "wagma"'
+        checks.require("wagma" in self.methods, rule, methods=self.methods)
         checks.require_count(2, processes=self.processes)
         require_sizes(self.group_size, processes=self.processes)
         periods = {"tau": self.tau, "period": self.period}
@@ -65,7 +68,7 @@ class Config:
         checks.require_positive(patience=self.patience)
 
 
-def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
+def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures all methods in turns, with the same delays.
 
     Returns:
@@ -74,15 +77,11 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
       `staleness`, [repetition]; `copy`, seconds to copy the model from the device and
       back.
     """
-    import xarray as xr
-
-    from hpcjax.runs.processes import in_processes
-
     del ctx
     sleeps = cfg.base + hostcomm.inject_delays(
         cfg.pattern, cfg.steps, cfg.processes, delay=cfg.delay, seed=cfg.seed
     )
-    told = in_processes(
+    told = runs.in_processes(
         work, cfg, cfg.processes, given=(sleeps,), patience=cfg.patience
     )
     begin = np.min([each["begin"] for each in told], axis=0)
@@ -93,14 +92,14 @@ def run(cfg: Config, ctx: "Context") -> "xr.Dataset":
     ]
     late = [trace.late()[cfg.warm_up :].mean() for trace in traces]
     stale = [int(trace.staleness().max()) for trace in traces]
-    return xr.Dataset(
+    return runs.measured(
         {
             "total": (("repetition", "algorithm"), end - begin),
             "late": ("repetition", late),
             "staleness": ("repetition", stale),
             "copy": float(np.median([each["copy"] for each in told])),
         },
-        coords={"algorithm": list(METHODS)},
+        coords={"algorithm": list(cfg.methods)},
     )
 
 
@@ -129,7 +128,7 @@ def work(transport: "Transport", cfg: Config, sleeps: np.ndarray) -> dict[str, A
     found: dict[str, list[Any]] = {"begin": [], "end": [], "traces": []}
     for _ in range(cfg.repetitions):
         rows = []
-        for method in METHODS:
+        for method in cfg.methods:
             worker = _worker(method, transport, cfg)
             rows.append(_run(transport, worker, own, params, cfg.warm_up))
             if method == "wagma":

@@ -110,7 +110,12 @@ def compare(
     return xr.Dataset(
         {"seconds": (("candidate", "repetition"), seconds, {"units": "s"})},
         coords={"candidate": names, "repetition": np.arange(repetitions)},
-        attrs={"baseline": baseline, "warmup": warmup, "inner": inner},
+        attrs={
+            "source": "measured",
+            "baseline": baseline,
+            "warmup": warmup,
+            "inner": inner,
+        },
     )
 
 

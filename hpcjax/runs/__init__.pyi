@@ -31,6 +31,9 @@ from .processes import in_processes as in_processes
 from .render import render_table as render_table
 from .report import write_report as write_report
 from .results import Dataset as Dataset
+from .results import analytical as analytical
+from .results import measured as measured
+from .results import simulated as simulated
 from .tables import Claim as Claim
 from .tables import Runs as Runs
 from .tables import Table as Table

@@ -77,7 +77,7 @@ def collect(run: directory.RunDirectory, root: pathlib.Path) -> Facts:
         id=run.id,
         title=str(data.get("name", "")),
         status=run.status,
-        source=dataset.attrs.get("source", "measured"),
+        source=dataset.attrs.get("source", "unknown"),
         seed=str(data.get("values", {}).get("seed", "")),
         commit=", ".join(dict.fromkeys(map(commit, [*earlier, origin]))),
         again=again if used == 1 else f"{again} --devices {used}",

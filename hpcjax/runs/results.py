@@ -27,6 +27,36 @@ Dataset = xr.Dataset
 SOURCES = ("measured", "simulated", "analytical")
 
 
+def measured(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
+    """Returns figures of what has really happened on the devices that are named.
+
+    Such are times, bytes that were sent or held, and losses of models that were trained
+    as they would be by anyone.
+
+    Args:
+      figures: `data_vars` of a dataset.
+      **options: its `coords` and `attrs`.
+    """
+    return _of_source("measured", figures, **options)
+
+
+def simulated(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
+    """Returns figures of what was played: devices, delays or times that were not there.
+
+    See `measured`.
+    """
+    return _of_source("simulated", figures, **options)
+
+
+def analytical(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
+    """Returns figures that formulas give; see `measured`."""
+    return _of_source("analytical", figures, **options)
+
+
+def _of_source(source: str, figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
+    return xr.Dataset(figures, **options).assign_attrs(source=source)
+
+
 def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
     """Returns a run's records as a dataset.
 
@@ -35,8 +65,9 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
         `{"step", "seconds", name: value}`, names starting with `val_` for validations.
 
     Returns:
-      Training metrics with dimension `step` and validation metrics with dimension
-      `eval_step`; `seconds` and `eval_seconds` are training seconds at each of them.
+      Measured training metrics with dimension `step` and validation metrics with
+      dimension `eval_step`; `seconds` and `eval_seconds` are the training seconds at
+      each of them.
       Scalars tell how the time of all sessions was spent: `compile_seconds`,
       `spent_<what>_seconds`, and `lost_seconds`, the time of steps that were taken
       again.
@@ -58,7 +89,7 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
         times["spent_compute_seconds"] = training_seconds(records) - waited
     trained = _columns(rows, "step", {"seconds": "seconds"})
     validated = _columns(validations, "eval_step", {"seconds": "eval_seconds"})
-    return xr.merge([trained, validated]).assign(times)
+    return xr.merge([trained, validated]).assign(times).assign_attrs(source="measured")
 
 
 def _columns(
@@ -130,18 +161,20 @@ def write(
     """Writes a result as netCDF, completely or not at all.
 
     Args:
-      dataset: the result; its attribute `source` is one of `SOURCES`, by default the
-        first.
+      dataset: the result; its attribute `source` is one of `SOURCES`, see `measured`.
       path: the file.
       provenance: kept as the JSON attribute `provenance`.
 
     Raises:
-      ValueError: the attribute `source` is not one of `SOURCES`.
+      ValueError: there is no attribute `source`, or it is not one of `SOURCES`.
       DiskFull: no room for it; a result that was there stays.
     """
-    source = dataset.attrs.setdefault("source", "measured")
+    source = dataset.attrs.get("source")
     if source not in SOURCES:
-        raise ValueError(f"source must be one of {SOURCES}: got {source!r}")
+        raise ValueError(
+            f"source must be one of {SOURCES}, as runs.measured(...) says it: "
+            f"got {source!r}"
+        )
     stamped = dataset.assign_attrs(provenance=json.dumps(provenance, sort_keys=True))
     with replacing(path) as temporary:
         stamped.to_netcdf(temporary, engine="h5netcdf")

@@ -290,7 +290,7 @@ class TableResult:
     def sources(self) -> dict[str, str]:
         """The source of each row's figures, see `results.SOURCES`."""
         return {
-            name: row.attrs.get("source", "measured") for name, row in self.rows.items()
+            name: row.attrs.get("source", "unknown") for name, row in self.rows.items()
         }
 
     @property
@@ -300,7 +300,7 @@ class TableResult:
         A `reduce` that computes figures of another source than the runs sets the
         attribute `source` of its result.
         """
-        ways = ", ".join(dict.fromkeys(self.sources.values())) or "measured"
+        ways = ", ".join(dict.fromkeys(self.sources.values()))
         return ways if "," in ways else self.dataset.attrs.get("source", ways)
 
     @property

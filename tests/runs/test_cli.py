@@ -12,11 +12,11 @@ from hpcjax.runs import build, cli, execute, plan, render, report, table_records
 from tests.runs import roots
 
 RUNNING = """
-import xarray as xr
+from hpcjax import runs
 
 def run(cfg, ctx):
     ctx.directory.metrics().write({"step": cfg.steps, "loss": 0.5})
-    return xr.Dataset({"answer": ("step", [42.0] * cfg.steps)})
+    return runs.measured({"answer": ("step", [42.0] * cfg.steps)})
 """
 TABLE = """
 from hpcjax.runs.tables import Claim, Runs, Table, Tier

@@ -188,7 +188,7 @@ def test_tables_with_runs_that_diverged(root, tmp_path):
 def test_a_run_that_returns_single_numbers(root, tmp_path):
     """Also where one is named as a curve is."""
     done = execute.run("curves/plain", {"lr": "0.71"}, root=root, quiet=True)
-    single = xr.Dataset({"val_loss": 0.25, "accuracy": 0.5})
+    single = results.measured({"val_loss": 0.25, "accuracy": 0.5})
     results.write(single, done.directory / "result.nc", {})
     path = report.write_report([done.id], root=root, path=tmp_path / "one.html")
     assert "svg" not in Page(path.read_text()).tags

@@ -53,6 +53,8 @@ def test_a_result_comes_back_as_it_was_written(tmp_path):
 def test_a_result_of_unknown_source_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"source must be one of.*'guessed'"):
         results.write(xr.Dataset(attrs={"source": "guessed"}), tmp_path / "r.nc", {})
+    with pytest.raises(ValueError, match=r"runs\.measured.*None"):
+        results.write(xr.Dataset(), tmp_path / "r.nc", {})
     assert not list(tmp_path.iterdir())
 
 
@@ -70,7 +72,7 @@ def test_a_device_without_room_is_a_full_disk(tmp_path, monkeypatch):
     if not full.exists():
         pytest.skip("needs /dev/full")
     path = tmp_path / "result.nc"
-    small = xr.Dataset({"a": ("x", [1.0])})
+    small = results.measured({"a": ("x", [1.0])})
     results.write(small, path, {})
 
     def linked(**names):
@@ -79,14 +81,14 @@ def test_a_device_without_room_is_a_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "mkstemp", linked)
     with pytest.raises(DiskFull):
-        results.write(xr.Dataset({"a": ("x", [2.0] * 10_000)}), path, {})
+        results.write(results.measured({"a": ("x", [2.0] * 10_000)}), path, {})
     xr.testing.assert_equal(results.read(path), small)
     assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
 
 
 def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     path = tmp_path / "result.nc"
-    small = xr.Dataset({"a": ("x", [1.0])})
+    small = results.measured({"a": ("x", [1.0])})
     results.write(small, path, {})
 
     def full(handle):
@@ -94,7 +96,7 @@ def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFull, match=r"result\.nc"):
-        results.write(xr.Dataset({"a": ("x", [2.0])}), path, {})
+        results.write(results.measured({"a": ("x", [2.0])}), path, {})
     xr.testing.assert_equal(results.read(path), small)
     assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
 

@@ -178,11 +178,12 @@ def test_a_committed_missed_target_is_compared_as_a_word():
 @pytest.mark.parametrize(
     ("own", "first", "second", "source", "column"),
     [
-        (None, None, "measured", "measured", None),
+        (None, "measured", "measured", "measured", None),
+        (None, None, "measured", "unknown, measured", True),
         (None, "simulated", "simulated", "simulated", None),
         ("analytical", "measured", "measured", "analytical", None),
         # A `reduce` that joins rows hands on the attributes of the first.
-        ("simulated", "simulated", None, "simulated, measured", True),
+        ("simulated", "simulated", "measured", "simulated, measured", True),
     ],
 )
 def test_how_figures_came_about(own, first, second, source, column):
@@ -196,5 +197,5 @@ def test_how_figures_came_about(own, first, second, source, column):
     shown = render.values(result)
     assert ("source" in shown) is bool(column)
     if column:
-        assert shown["source"].tolist() == ["simulated", "measured"]
+        assert shown["source"].tolist() == [first or "unknown", "measured"]
     assert table_records.to_json(result)["source"] == source

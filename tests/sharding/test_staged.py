@@ -143,6 +143,7 @@ def _sum(y, targets):
     return jnp.sum(y)
 
 
+@pytest.mark.acceptance("gradcomp-utility", 6)
 def test_a_bucket_is_handed_over_before_the_next_segment_is_computed():
     """The agent has the last segment's gradients while the first is yet to come."""
     params, tokens, targets = example()

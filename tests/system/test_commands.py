@@ -95,9 +95,9 @@ def test_a_run_in_an_empty_folder(tmp_path):
     (tmp_path / "experiments/mine/experiment.py").write_text(
         text[: text.index("def run")]
         + "def run(cfg, ctx):\n"
-        + "    import xarray as xr\n"
+        + "    from hpcjax import runs\n"
         + "    devices = ctx.mesh.devices.size\n"
-        + "    return xr.Dataset({'devices': devices})\n"
+        + "    return runs.measured({'devices': devices})\n"
     )
     process = command("run", "mine/first", "--devices", "3", cwd=tmp_path, XLA_FLAGS="")
     code, out, err = finish(process)

@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from hpcjax.core.errors import HpcjaxError
-from hpcjax.runs import directory, execute
+from hpcjax.runs import directory, execute, results
 from hpcjax.runs.sweeps.axes import Value
 from hpcjax.runs.sweeps.study import Outcome, Study
 
@@ -26,7 +26,8 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
       `trial` and the axes as coordinates. Variables are `value`, by which trials are
       judged, NaN if there is none; `status` (`done`, `diverged`, `failed`, `running` or
       `waiting`), `run` and `error` as text; and all variables of the runs' results.
-      Attributes are `config`, `by`, and `axes`, the swept keys separated by spaces.
+      Attributes are `source`, the least real of the runs'; `config`, `by`, and `axes`,
+      the swept keys separated by spaces.
     """
     outcomes, sweep = study.outcomes(), study.sweep
     cells = xr.Dataset(
@@ -47,7 +48,6 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
             },
         },
         attrs={
-            "source": "measured",
             "config": sweep.config,
             "by": sweep.by,
             "axes": " ".join(axis.key for axis in sweep.axes),
@@ -56,7 +56,7 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
     taken = {*cells.variables}
     whole = xr.merge(
         [cells, _histories(outcomes, root, taken)],
-        combine_attrs="override",
+        combine_attrs="no_conflicts",
         join="outer",
     )
     if sweep.sampler != "grid":
@@ -74,21 +74,24 @@ def _histories(
     outcomes: Sequence[Outcome], root: pathlib.Path, taken: Collection[Hashable]
 ) -> xr.Dataset:
     """Returns the results of the runs along `trial`; what is `taken` is renamed."""
-    by_cell = {}
+    by_cell, sources = {}, {results.SOURCES[0]}
     for outcome in outcomes:
         if outcome.run:
             try:
                 run = directory.open_run(root, outcome.run)
-                result = execute.read_result(run).drop_attrs()
+                result = execute.read_result(run)
+                sources.add(result.attrs["source"])
+                result = result.drop_attrs()
                 names = {*result.variables, *result.dims} & {*taken}
                 renamed = {name: f"result_{name}" for name in names}
                 by_cell[outcome.cell] = result.rename(renamed)
             except HpcjaxError:
                 continue  # deleted since, or diverged: the status says so
+    source = max(sources, key=results.SOURCES.index)
     if not by_cell:
-        return xr.Dataset()
+        return xr.Dataset(attrs={"source": source})
     joined = xr.concat(list(by_cell.values()), dim="trial", join="outer")
-    return joined.assign_coords(trial=list(by_cell))
+    return joined.assign_coords(trial=list(by_cell)).assign_attrs(source=source)
 
 
 def _value(outcome: Outcome) -> float:

@@ -44,7 +44,6 @@ def test_one_worker_sends_nothing_and_is_refused():
         ChainConfig(layers=1)
 
 
-@pytest.mark.acceptance("gradcomp-utility", 5)
 def test_the_recorded_predictions_hold_and_are_of_the_default_setups():
     found = record("validation")
     assert found["source"] == "measured"
@@ -61,7 +60,6 @@ def test_the_recorded_predictions_hold_and_are_of_the_default_setups():
     assert run["config"] == "gradcomp/validation"
 
 
-@pytest.mark.acceptance("gradcomp-utility", 6)
 def test_the_recorded_backward_pass_hides_its_communication():
     found = record("overlap")
     assert found["source"] == "measured"

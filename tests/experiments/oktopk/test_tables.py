@@ -41,7 +41,6 @@ def test_selections_are_compared_after_warm_up():
     assert off == pytest.approx(0.1)
 
 
-@pytest.mark.acceptance("oktopk", 6)
 def test_recorded_accuracy_is_within_a_point_of_dense():
     found = record("accuracy")
     assert found["source"] == "measured"
@@ -55,7 +54,6 @@ def test_recorded_accuracy_is_within_a_point_of_dense():
     assert tables.ACCURACY.tier("cpu").devices == 8
 
 
-@pytest.mark.acceptance("oktopk", 7)
 def test_recorded_exchanges_of_the_default_link_are_as_much_faster():
     found = record("throughput")
     assert found["source"] == "measured"

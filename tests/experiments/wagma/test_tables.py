@@ -130,7 +130,6 @@ def test_every_method_learns_digits(method, tmp_path):
     assert run["accuracy"] == pytest.approx(100 * (1 - run["val_error"][-1]))
 
 
-@pytest.mark.acceptance("wagma", 6)
 def test_recorded_throughput_is_of_the_default_setup():
     path = pathlib.Path(tables.__file__).parent / "results" / "throughput.cpu.json"
     found = json.loads(path.read_text())
