@@ -20,9 +20,6 @@ base = TrainingConfig(
 )
 full = dataclasses.replace(base, backward=dataclasses.replace(SPB, k=1))
 fixed = dataclasses.replace(base, backward=dataclasses.replace(SPB, rotation="fixed"))
-wrong_divisor = dataclasses.replace(
-    base, backward=dataclasses.replace(SPB, divisor="workers")
-)
 random_freezing = dataclasses.replace(
     base, backward=RandomFreezingConfig(k=4, workers=8)
 )
