@@ -193,6 +193,14 @@ def test_equal_chains_accept_everything_up_to_rounding():
     assert ((found.token >= 0) & (found.token < 5)).all()
 
 
+def test_without_a_residual_the_token_is_the_targets():
+    """The draft's token has no probability in either model."""
+    p = jnp.array([[[0.0, 1.0], [1.0, 0.0]]])
+    for seed in range(5):
+        made = inference.accept(p, p[:, :1], jnp.array([[0]]), jax.random.key(seed))
+        assert (made.count.item(), made.token.item()) == (0, 1)
+
+
 def test_greedy_takes_what_the_target_would_say():
     p = jnp.array([[[0, 2, 1], [3, 3, 0], [0, 0, 5.0]]] * 3)
     tokens = jnp.array([[1, 0], [1, 1], [2, 0]])

@@ -194,6 +194,24 @@ def test_tensors_that_cannot_be_are_refused(tmp_path, content, words):
         pretrained.read_gguf(path)
 
 
+@pytest.mark.parametrize(("keys", "tensors", "least"), [(3, 0, 39), (0, 2, 64)])
+def test_more_keys_and_tensors_than_there_is_room_for_are_refused(
+    tmp_path, keys, tensors, least
+):
+    """A key takes 13 bytes at least, a tensor's description 32."""
+    path, count = tmp_path / "bad.gguf", "descriptions of .* tensors"
+    head = b"GGUF" + struct.pack("<IQQ", 3, tensors, keys)
+    path.write_bytes(head + bytes(least - 1))
+    with pytest.raises(DataFormatError, match=count):
+        pretrained.read_gguf(path)
+    path.write_bytes(head + bytes(least))
+    if keys:
+        assert not pretrained.read_gguf(path).tensors  # empty keys are keys
+        return
+    with pytest.raises(DataFormatError, match="1 to 4 axes of '', found 0"):
+        pretrained.read_gguf(path)
+
+
 @pytest.mark.acceptance("lm-models", 10)
 def test_a_file_cut_anywhere_is_refused(example, tmp_path):
     whole = example[0].read_bytes()

@@ -100,6 +100,21 @@ def test_softmax_head_stalls_but_descends():
     assert not stalled[:1000].any()
 
 
+def test_slow_updates_are_counted_in_a_row():
+    options = optim.JorgeOptions()
+    state = optim.jorge_factor_init(4, options)
+    rng = np.random.default_rng(0)
+    gradient = jnp.asarray(rng.standard_normal((4, 4)), jnp.float32)
+    counts = []
+    for scale in (1e3, 1e3, 1.0, 1e3):
+        # L̂ stays: how slow an update is depends on the gradient's size alone.
+        state = optim.jorge_factor_update(
+            state._replace(matrix=jnp.eye(4)), scale * gradient, options
+        )
+        counts.append(int(state.slow_updates))
+    assert counts == [1, 2, 0, 1]
+
+
 def _regression(seed):
     """Curvature XᵀX/N and start W₀ − W of the least-squares problem of check 10."""
     rng = np.random.default_rng(seed)

@@ -339,6 +339,10 @@ def test_the_times_of_a_benchmark_are_compared_by_factors():
         "z.plain",
         "z.timed",
     ]
+    now["timed"][:] = [0.9, 1.0, 8.0]  # half of the low end, twice the high one
+    assert [
+        text for text in table_records.compare(now, old, table) if "timed" in text
+    ] == ["x.timed: 0.9 beside 3.0 or so"]
     for odd, old_word in ((math.nan, "nan"), (math.inf, "inf")):
         now = made.assign(plain=("row", [10.0, odd, 10.0]))
         assert len(table_records.compare(now, old, table)) == 1

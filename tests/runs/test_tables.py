@@ -163,6 +163,7 @@ def test_comparison_with_a_committed_result():
     assert compared() == ()
     assert compared(ratio=[0.55, 1.0]) == ()
     assert compared(ratio=[0.7, 1.0]) == ("a.ratio: 0.7 outside [0.4, 0.6]",)
+    assert compared(ratio=[0.3, 1.0]) == ("a.ratio: 0.3 outside [0.4, 0.6]",)
     assert compared(count=[1, 3]) == ("b.count: 3 instead of 2",)
 
 

@@ -343,6 +343,14 @@ def test_keeps_the_newest_and_what_is_verified(checkpoints, tmp_path):
     assert checkpoints.steps() == [50, 60, 70]
 
 
+def test_the_step_just_saved_is_kept_whatever_its_number(tmp_path):
+    """As after going back to an earlier step."""
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (10, 20, 30, 5):
+            save(checkpoints, step, {"a": jnp.zeros(3)})
+        assert checkpoints.steps() == [5, 20, 30]
+
+
 def test_nothing_is_deleted_for_a_checkpoint_that_cannot_be_read_back(
     tmp_path, monkeypatch
 ):

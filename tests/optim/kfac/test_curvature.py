@@ -50,6 +50,19 @@ def test_the_eigen_method_is_the_dense_kronecker_solve(prediv):
     assert np.abs(exact - split).max() > 1e-2
 
 
+@pytest.mark.parametrize("prediv", [True, False])
+def test_eigenvalues_that_rounding_made_negative_are_zero(prediv):
+    """Else a damping below them would turn the step around."""
+    a, g = np.diag([1.0, -1e-3]), np.diag([1.0, 2.0])
+    factors = {"a": jnp.asarray(a, jnp.float32), "g": jnp.asarray(g, jnp.float32)}
+    options = kfac.KfacOptions(method="eigen", prediv=prediv)
+    items = kfac.decompose(options, factors, 1e-4)
+    made = kfac.precondition(options, items, jnp.ones((2, 2)), 1e-4)
+    exact = 1 / (np.outer([1.0, 0.0], [1.0, 2.0]) + 1e-4)
+    np.testing.assert_allclose(np.abs(made), exact, rtol=1e-4)
+    assert (np.asarray(made) > 0).all()
+
+
 @pytest.mark.parametrize("method", ["eigen", "inverse"])
 def test_pi_damping_shares_by_mean_eigenvalues(method):
     rng = np.random.default_rng(1)
