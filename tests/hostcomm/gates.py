@@ -6,7 +6,8 @@ import threading
 class Gates:
     """Lets rounds begin only once all that are to be in time have written their models.
 
-    A rank that is late in a round posts only after its agent has ended the round.
+    A rank that is late in a round posts only after its agent has ended the round, and
+    has written its model of the step before when the round begins.
     """
 
     def __init__(self, ranks, late=()):
@@ -16,7 +17,8 @@ class Gates:
 
     def _barrier(self, number):
         with self._lock:
-            late = sum(step == number for step, _ in self.late)
+            # Who is late in the first round has written nothing before.
+            late = sum(step == number == 0 for step, _ in self.late)
             made = threading.Barrier(self._ranks - late)
             return self._barriers.setdefault(number, made)
 
@@ -35,5 +37,7 @@ class Gates:
             if (step, rank) in self.late:
                 rounds.wait(step, 20.0)
             post(step, model)
+            if (step + 1, rank) in self.late and step + 1 < steps:
+                self._barrier(step + 1).wait(20.0)
 
         rounds.arrive, groups.post = together, after
