@@ -178,10 +178,11 @@ def test_votes_are_the_majoritys():
 @pytest.mark.acceptance("oktopk", 9)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("backend", [on_mesh, on_hosts])
-def test_numbers_that_are_not_finite_change_nothing(bad, backend):
+@pytest.mark.parametrize("name", ALL)
+def test_numbers_that_are_not_finite_change_nothing(name, bad, backend):
     given = numbers(15, 3)
     given[1, 2, 17] = bad  # of one member only
-    config = ALL["ok_topk"]
+    config = ALL[name]
     made = backend(config, given)
     skipped = backend(config, given[[0, 2]])
     assert made[1].stats.nonfinite.tolist() == [1] * MEMBERS
