@@ -15,6 +15,9 @@ SEEDS = (0, 1, 2)
 EXCHANGES = ("top_k", "topk_dsa", "gtopk", "gaussian_k", "ok_topk")
 MEMBERS = (4, 8, 16, 32, 64)
 COMPILED = 8
+DENSITY = 0.01
+# The negative control: thresholds that let every entry pass.
+ALL = "all entries"
 _GIVEN = np.broadcast_to(np.float32(0), Config().numbers)
 
 
@@ -25,8 +28,8 @@ def _volume(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 def _words(row: str, run: xr.Dataset) -> reduce.Cells:
     name, _, members = row.partition(", P=")
-    p = int(members)
-    exchange = parts.classes("exchange")[name](density=0.01).make()
+    p, part = int(members), "ok_topk" if name == ALL else name
+    exchange = parts.classes("exchange")[part](density=DENSITY).make()
     cells = {
         "least": exchange.words(_GIVEN, p, place=0.0),
         "most": exchange.words(_GIVEN, p, place=1.0),
@@ -35,7 +38,8 @@ def _words(row: str, run: xr.Dataset) -> reduce.Cells:
     }
     if "wire" in run:
         cells["wire"] = float(run["wire"].mean())
-    if name == "ok_topk":
+    if part == "ok_topk":
+        cells["asked"] = cells["mean"] / (6 * DENSITY * _GIVEN.size * (p - 1) / p)
         entries = np.maximum(run["selected"], run["kept"])
         bound = 6 * entries * (p - 1) / p + 128 + 8 * p
         cells["bound"] = float((run["sent"] / bound).max())
@@ -54,8 +58,9 @@ VOLUME = Table(
     caption=(
         "Normal gradients, 40 steps; a word is a value or an index. wire: buffers of "
         "the program compiled for 8 devices, padding and bookkeeping included. "
-        "largest / bound: over 6 max(c, g)(P-1)/P + 128 + 8 P, with c entries selected "
-        "and g kept in that step, the largest of all steps and members."
+        "mean / 6 k: over 6 k (P-1)/P. largest / bound: over 6 max(c, g)(P-1)/P + 128 "
+        "+ 8 P, with c entries selected and g kept in that step, the largest of all "
+        "steps and members. all entries: Ok-Topk with k = n, judged as if k were 1 000."
     ),
     columns={
         "least": "formula, least",
@@ -63,24 +68,37 @@ VOLUME = Table(
         "mean": "sent, mean",
         "largest": "sent, largest",
         "wire": "wire",
+        "asked": "mean / 6 k",
         "bound": "largest / bound",
     },
     reduce=_volume,
     tiers=on_cpu(
         minutes=5.0,
         devices=COMPILED,
-        runs=grid(
-            "oktopk/volume:{0}",
-            EXCHANGES,
-            {
-                f"P={members}": {
-                    "members": str(members),
-                    "compiled": str(members == COMPILED).lower(),
-                }
-                for members in MEMBERS
-            },
-        ),
+        runs={
+            **grid(
+                "oktopk/volume:{0}",
+                EXCHANGES,
+                {
+                    f"P={members}": {
+                        "members": str(members),
+                        "compiled": str(members == COMPILED).lower(),
+                    }
+                    for members in MEMBERS
+                },
+            ),
+            f"{ALL}, P={COMPILED}": Runs(
+                config="oktopk/volume:ok_topk",
+                overrides={"members": str(COMPILED), "exchange.density": "1.0"},
+            ),
+        },
         claims={
+            "asked": reduce.most("asked", "ok_topk").at_most(
+                1.0, "Ok-Topk's words, on average, over 6 k (P-1)/P, largest"
+            ),
+            "control": reduce.cell("asked", f"{ALL}, P={COMPILED}").at_least(
+                2.0, "the same where all entries are selected: it fails the claim above"
+            ),
             "bounded": reduce.most("bound", "ok_topk").at_most(
                 1.0, "Ok-Topk's words over the bound of its entries, largest"
             ),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tyro
 
 from hpcjax.core.errors import HpcjaxError
-from hpcjax.runs import commands, show
+from hpcjax.runs import commands, show, table_commands
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 _KEY = re.compile(r"[A-Za-z_][\w.]*")
@@ -25,12 +25,12 @@ COMMANDS = {
     "show": commands.show_,
     "run": commands.run,
     "sweep": commands.sweep,
-    "table": commands.table,
+    "table": table_commands.table,
     "report": commands.report,
     "verify": commands.verify,
     "diff": commands.diff,
     "data": commands.data,
-    "bench": commands.bench,
+    "bench": table_commands.bench,
     "doctor": commands.doctor,
 }
 

@@ -4,20 +4,18 @@ Nothing here imports JAX before a config has been read and checked.
 """
 
 import pathlib
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.errors import ConfigError
 from hpcjax.runs import directory, discover, show
 from hpcjax.runs.command_options import (
     HERE,
     Config,
     Data,
     Devices,
-    Format,
     Ids,
     Overrides,
     Root,
@@ -249,69 +247,6 @@ def sweep(
     return 0 if result.successes else 1
 
 
-def table(
-    ids: Ids = (),
-    *,
-    tier: str = "cpu",
-    check: bool = False,
-    fresh: bool = False,
-    record: bool = False,
-    format: Format = "rich",  # noqa: A002 - the name of the flag
-    devices: Devices = None,
-    root: Root = HERE,
-    data: Data = None,
-) -> int:
-    """Make tables, running what is missing; exit status 1 if a claim fails.
-
-    Args:
-      ids: paper/table.
-      tier: kind of machine: cpu, gpu or model.
-      check: compare with the committed result.
-      fresh: run everything again.
-      record: write the result beside the table's definition, to be committed.
-      format: how it is printed.
-      devices: simulated devices to offer on a CPU; default what the tables need.
-      root: folder that holds runs/ and further experiments.
-      data: folder of data sets.
-    """
-    tables = discover.find_tables(root)
-    _check_known(ids, tables, "table")
-    wanted = max([tables[name].tier(tier).devices for name in ids], default=1)
-    prepare(data, devices or (wanted if wanted > 1 else None))
-    return _build_tables(
-        ids, root, format, tier=tier, check=check, fresh=fresh, record=record
-    )
-
-
-def bench(
-    ids: Ids = (),
-    *,
-    tier: str = "cpu",
-    check: bool = False,
-    format: Format = "rich",  # noqa: A002 - the name of the flag
-    root: Root = HERE,
-    data: Data = None,
-) -> int:
-    """Measure again what the benchmark tables measure.
-
-    Args:
-      ids: paper/table; default every benchmark of the tier.
-      tier: kind of machine: cpu, gpu or model.
-      check: compare with the committed result.
-      format: how it is printed.
-      root: folder that holds runs/ and further experiments.
-      data: folder of data sets.
-    """
-    prepare(data, None)
-    tables = discover.find_tables(root).items()
-    benchmarks = {name: table for name, table in tables if table.benchmark}
-    chosen = ids or tuple(k for k, table in benchmarks.items() if tier in table.tiers)
-    _check_known(chosen, benchmarks, "benchmark")
-    if check and not ids:
-        chosen = _keep_recorded(chosen, tier, root)
-    return _build_tables(chosen, root, format, tier=tier, check=check, fresh=True)
-
-
 def report(
     ids: Ids = (),
     *,
@@ -413,49 +348,3 @@ def doctor(*, root: Root = HERE, data: Data = None) -> int:
     checks = examination.examine(root)
     show.console().print(examination.render(checks))
     return 0 if examination.healthy(checks) else 1
-
-
-def _check_known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -> None:
-    """Raises ConfigError if there are no ids, or an unknown one."""
-    if not ids:
-        raise ConfigError(f"name a {what}: {', '.join(allowed) or 'there is none'}")
-    for name in ids:
-        if name not in allowed:
-            raise ConfigError(f"unknown {what} {name!r}{nearest(name, allowed)}")
-
-
-def _keep_recorded(
-    ids: Sequence[str], tier: str, root: pathlib.Path
-) -> tuple[str, ...]:
-    """Returns the tables with a committed result; prints which have none."""
-    from hpcjax.runs import table_records
-
-    tables = discover.find_tables(root)
-    paths = {name: table_records.record_path(tables[name], tier, root) for name in ids}
-    without = [name for name, path in paths.items() if not path.exists()]
-    if without:
-        message = f"nothing is committed of {', '.join(without)}: not measured"
-        show.console(stderr=True).print(message, soft_wrap=True)
-    return tuple(name for name in ids if name not in without)
-
-
-def _build_tables(
-    ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any
-) -> int:
-    """Makes and prints tables; returns 1 if a claim or a comparison fails."""
-    from hpcjax.runs import build, render, table_records
-
-    if options["check"]:
-        tables, tier = discover.find_tables(root), options["tier"]
-        for name in ids:
-            # Raises before any table is made if one cannot be compared.
-            old = table_records.read_record(tables[name], tier, root)
-            table_records.require_comparable(old)
-    passed = True
-    with log_to_stderr(quiet=True):
-        for name in ids:
-            result = build.build_table(name, root=root, **options)
-            printed = render.render_table(result, form)
-            show.console().print(printed, soft_wrap=isinstance(printed, str))
-            passed = passed and result.passed
-    return 0 if passed else 1

@@ -41,7 +41,12 @@ def test_every_measurement_is_kept_in_its_round():
     assert made["seconds"].dims == ("candidate", "repetition")
     np.testing.assert_allclose(made["seconds"].sel(candidate="a"), [1, 2, 3, 4])
     np.testing.assert_allclose(made["seconds"].sel(candidate="b"), [10, 20, 30, 40])
-    assert made.attrs == {"baseline": "a", "warmup": 2, "inner": 1}
+    assert made.attrs == {
+        "source": "measured",
+        "baseline": "a",
+        "warmup": 2,
+        "inner": 1,
+    }
 
 
 def test_the_order_rotates_so_that_each_is_first_equally_often():

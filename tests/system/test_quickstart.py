@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from hpcjax.runs import build, cli, commands, discover
+from hpcjax.runs import build, cli, commands, discover, table_commands
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
@@ -19,7 +19,8 @@ def test_the_readme_names_commands_that_exist():
     quoted = re.findall(r"[`$] ?hpcjax ([a-z]+)", README)
     assert set(quoted) <= set(cli.COMMANDS)
     flags = set(re.findall(r"`(--[a-z-]+)", README))
-    source = pathlib.Path(commands.__file__).read_text()
+    modules = commands, table_commands
+    source = "".join(pathlib.Path(each.__file__).read_text() for each in modules)
     for flag in flags - {"--help"}:
         assert flag.removeprefix("--").replace("-", "_") in source, flag
 

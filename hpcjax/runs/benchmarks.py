@@ -1,0 +1,127 @@
+"""Making benchmark tables on a machine that is lent for some minutes."""
+
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hpcjax.core import provenance
+from hpcjax.core.errors import ConfigError, HpcjaxError
+from hpcjax.runs import build, discover, table_records
+from hpcjax.runs.tables import Table, TableResult
+
+log = logging.getLogger(__name__)
+
+
+class KernelsWrong(HpcjaxError):
+    """A kernel's numbers are wrong on this device: its times would mean nothing."""
+
+
+def check_kernels(seconds: float) -> str:
+    """Runs the tests with the marker `gpu`, of a checkout; returns their last line.
+
+    Args:
+      seconds: after which they are given up.
+
+    Raises:
+      ConfigError: there is no checkout, and so no tests.
+      KernelsWrong: a test failed, or none ran in time.
+    """
+    source = discover.checkout()
+    if source is None or not (source / "tests").is_dir():
+        raise ConfigError("the kernels' tests are in a checkout of the project only")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/kernels"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=source,
+            env={**os.environ, "JAX_PLATFORMS": "cuda"},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelsWrong(
+            f"the kernels' tests took more than {seconds:.0f} s"
+        ) from error
+    last = (done.stdout.strip() or done.stderr.strip() or "no output").splitlines()[-1]
+    if done.returncode:
+        raise KernelsWrong(f"the kernels' tests fail here: {last}\n{done.stdout}")
+    return last
+
+
+def wanted_first(
+    tables: Sequence[Table], tier: str, root: pathlib.Path
+) -> tuple[Table, ...]:
+    """Returns the tables that are to be made, most wanted first.
+
+    Those without a record come first, then those whose record is of older code or
+    another kind of device; of equals the shortest. What today's code has recorded on
+    this kind of device is left out.
+    """
+    ranked = []
+    for table in tables:
+        minutes = table.tier(tier).minutes
+        try:
+            record = table_records.read_record(table, tier, root)
+            table_records.require_comparable(record)
+        except ConfigError:
+            missing = not table_records.record_path(table, tier, root).exists()
+            ranked.append((not missing, minutes, table.id, table))
+            continue
+        if table_records.find_age(record, root).age != "this code":
+            ranked.append((True, minutes, table.id, table))
+    return tuple(table for *_, table in sorted(ranked, key=lambda each: each[:3]))
+
+
+def make_within(
+    minutes: float,
+    tables: Sequence[Table],
+    tier: str,
+    root: pathlib.Path,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> Iterator[tuple[Table, TableResult | None, str]]:
+    """Makes and records tables while there is time for the next one.
+
+    Each record is written as its table ends. Called again, it goes on with what is
+    missing. A table that fails does not keep the others from being made.
+
+    Args:
+      minutes: to be spent.
+      tables: in order; one that would take longer than what is left is passed over.
+      tier: of all.
+      root: folder that holds `runs/` and further experiments.
+      clock: seconds.
+      **options: of `build_table`.
+
+    Yields:
+      Table, its result or None, and why there is none.
+    """
+    end = clock() + 60 * minutes
+    for table in tables:
+        takes, left = table.tier(tier).minutes, (end - clock()) / 60
+        if takes > left:
+            yield table, None, f"takes {takes:g} min, and {left:.1f} are left"
+            continue
+        try:
+            made = build.build_table(
+                table.id, root=root, tier=tier, record=True, fresh=True, **options
+            )
+        except Exception as error:
+            log.exception("%s could not be made", table.id)
+            yield table, None, f"{type(error).__name__}: {error}"
+            continue
+        yield table, made, ""
+
+
+def describe_device() -> str:
+    """Returns the devices of this machine in words, such as `1 NVIDIA H200`."""
+    kinds = provenance.collect(devices=True)["devices"] or {}
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"

@@ -1,0 +1,167 @@
+"""The subcommands of `hpcjax` that make tables; see `commands`."""
+
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.runs import discover, show
+from hpcjax.runs.command_options import (
+    HERE,
+    Data,
+    Devices,
+    Format,
+    Ids,
+    Root,
+    log_to_stderr,
+    prepare,
+)
+
+
+def table(
+    ids: Ids = (),
+    *,
+    tier: str = "cpu",
+    check: bool = False,
+    fresh: bool = False,
+    record: bool = False,
+    format: Format = "rich",  # noqa: A002 - the name of the flag
+    devices: Devices = None,
+    root: Root = HERE,
+    data: Data = None,
+) -> int:
+    """Make tables, running what is missing; exit status 1 if a claim fails.
+
+    Args:
+      ids: paper/table.
+      tier: kind of machine: cpu, gpu or model.
+      check: compare with the committed result.
+      fresh: run everything again.
+      record: write the result beside the table's definition, to be committed.
+      format: how it is printed.
+      devices: simulated devices to offer on a CPU; default what the tables need.
+      root: folder that holds runs/ and further experiments.
+      data: folder of data sets.
+    """
+    tables = discover.find_tables(root)
+    _check_known(ids, tables, "table")
+    wanted = max([tables[name].tier(tier).devices for name in ids], default=1)
+    prepare(data, devices or (wanted if wanted > 1 else None))
+    return _build_tables(
+        ids, root, format, tier=tier, check=check, fresh=fresh, record=record
+    )
+
+
+def bench(
+    ids: Ids = (),
+    *,
+    tier: str = "cpu",
+    check: bool = False,
+    minutes: Annotated[
+        float | None, tyro.conf.arg(metavar="M", help_behavior_hint="")
+    ] = None,
+    format: Format = "rich",  # noqa: A002 - the name of the flag
+    root: Root = HERE,
+    data: Data = None,
+) -> int:
+    """Measure again what the benchmark tables measure.
+
+    Args:
+      ids: paper/table; default every benchmark of the tier.
+      tier: kind of machine: cpu, gpu or model.
+      check: compare with the committed result.
+      minutes: make and record what is missing or of older code, as far as it fits in
+        so many minutes; on a GPU first test the kernels. Call it again to go on.
+      format: how it is printed.
+      root: folder that holds runs/ and further experiments.
+      data: folder of data sets.
+    """
+    prepare(data, None)
+    tables = discover.find_tables(root).items()
+    benchmarks = {name: table for name, table in tables if table.benchmark}
+    chosen = ids or tuple(k for k, table in benchmarks.items() if tier in table.tiers)
+    _check_known(chosen, benchmarks, "benchmark")
+    if minutes is not None:
+        return _bench_within(
+            minutes, [benchmarks[k] for k in chosen], tier, root, format
+        )
+    if check and not ids:
+        chosen = _keep_recorded(chosen, tier, root)
+    return _build_tables(chosen, root, format, tier=tier, check=check, fresh=True)
+
+
+def _bench_within(
+    minutes: float, chosen: list[Any], tier: str, root: pathlib.Path, form: Format
+) -> int:
+    """Makes and records benchmarks for some minutes; returns 1 if not all hold."""
+    from hpcjax.runs import benchmarks, render
+
+    output, begin = show.console(), time.monotonic()
+    if tier == "gpu":
+        output.print(f"kernels: {benchmarks.check_kernels(60 * minutes)}")
+    wanted = benchmarks.wanted_first(chosen, tier, root)
+    done = len(chosen) - len(wanted)
+    output.print(
+        f"{done} of {len(chosen)} benchmarks are recorded of this code on "
+        f"{benchmarks.describe_device()}"
+    )
+    left, passed = minutes - (time.monotonic() - begin) / 60, True
+    with log_to_stderr(quiet=True):
+        for table, result, why in benchmarks.make_within(left, wanted, tier, root):
+            if result is None:
+                output.print(f"{table.id}: not made: {why}")
+                passed = False
+                continue
+            printed = render.render_table(result, form)
+            output.print(printed, soft_wrap=isinstance(printed, str))
+            passed = passed and result.passed
+    return 0 if passed else 1
+
+
+def _check_known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -> None:
+    """Raises ConfigError if there are no ids, or an unknown one."""
+    if not ids:
+        raise ConfigError(f"name a {what}: {', '.join(allowed) or 'there is none'}")
+    for name in ids:
+        if name not in allowed:
+            raise ConfigError(f"unknown {what} {name!r}{nearest(name, allowed)}")
+
+
+def _keep_recorded(
+    ids: Sequence[str], tier: str, root: pathlib.Path
+) -> tuple[str, ...]:
+    """Returns the tables with a committed result; prints which have none."""
+    from hpcjax.runs import table_records
+
+    tables = discover.find_tables(root)
+    paths = {name: table_records.record_path(tables[name], tier, root) for name in ids}
+    without = [name for name, path in paths.items() if not path.exists()]
+    if without:
+        message = f"nothing is committed of {', '.join(without)}: not measured"
+        show.console(stderr=True).print(message, soft_wrap=True)
+    return tuple(name for name in ids if name not in without)
+
+
+def _build_tables(
+    ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any
+) -> int:
+    """Makes and prints tables; returns 1 if a claim or a comparison fails."""
+    from hpcjax.runs import build, render, table_records
+
+    if options["check"]:
+        tables, tier = discover.find_tables(root), options["tier"]
+        for name in ids:
+            # Raises before any table is made if one cannot be compared.
+            old = table_records.read_record(tables[name], tier, root)
+            table_records.require_comparable(old)
+    passed = True
+    with log_to_stderr(quiet=True):
+        for name in ids:
+            result = build.build_table(name, root=root, **options)
+            printed = render.render_table(result, form)
+            show.console().print(printed, soft_wrap=isinstance(printed, str))
+            passed = passed and result.passed
+    return 0 if passed else 1

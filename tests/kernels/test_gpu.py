@@ -1,0 +1,77 @@
+"""Every kernel on a real GPU against numpy or the reference, at sizes that are used.
+
+`hpcjax bench --tier gpu` runs these before it measures anything.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import kernels
+from tests.kernels.test_quantized_matmul import BITS, BOUND, error, problem
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _on_a_gpu():
+    assert jax.default_backend() == "gpu", "no GPU here"
+
+
+@pytest.mark.parametrize("dtype", list(BOUND))
+@pytest.mark.parametrize("rows", [1, 5, 16, 64])
+@pytest.mark.parametrize("bits", BITS)
+def test_quantized_products(bits, rows, dtype):
+    for inputs, outputs, group in ((4096, 4096, 128), (1024, 1000, None)):
+        matrix, x, weights = problem(
+            bits, inputs, outputs, group, rows=rows, dtype=dtype
+        )
+        y = jax.jit(
+            lambda x, matrix: kernels.quantized_matmul(
+                x, matrix, implementation="pallas", output="float32"
+            )
+        )(x, matrix)
+        assert error(y, x, weights) <= BOUND[dtype]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
+@pytest.mark.parametrize("size", [1000, 1_000_003])
+def test_selection_above_a_threshold(size, share):
+    x = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    x[:: size // 10] = 0
+    count = int(share * size)
+    k = max(1, count)
+    threshold = kernels.kth_magnitude(kernels.magnitudes(jnp.asarray(x)), k)
+    made, wanted = (
+        kernels.select_above(jnp.asarray(x), threshold, k, implementation=name)
+        for name in ("pallas", "reference")
+    )
+    for ours, theirs in zip(made, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("heads", "clusters"), [(32, 4), (32, 32), (12, 5)])
+def test_clustered_attention_of_one_token(heads, clusters, dtype):
+    rng = np.random.default_rng(heads + clusters)
+    batch, time, size = 2, 1111, 128
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    assign = np.concatenate(
+        [np.arange(clusters), rng.integers(0, clusters, heads - clusters)]
+    )
+    given = (
+        draw(batch, 1, clusters, size),
+        draw(batch, time, clusters, size),
+        draw(batch, time, heads, size),
+        jnp.asarray(np.tile(assign, (batch, 1)), jnp.int32),
+        jnp.asarray([[time - 1], [time // 3]], jnp.int32),
+    )
+    made, wanted = (
+        kernels.clustered_attention(*given, implementation=name, dtype="float32")
+        for name in ("pallas", "reference")
+    )
+    np.testing.assert_allclose(made, wanted, atol=2e-5 if dtype == "float32" else 5e-3)
