@@ -104,7 +104,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         "sent_zeros": optim.contributor_bytes([size] * k, who, "zeros").total,
     }
     made = {name: ("role", list(values)) for name, values in columns.items()}
-    return runs.analytical(made, coords={"role": list(roles)})
+    return runs.measured(made, coords={"role": list(roles)})
 
 
 def _temporaries(program: Any) -> int:

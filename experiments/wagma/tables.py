@@ -248,9 +248,6 @@ SCALING = Table(
             "waiting": over("faster", "P=1024, wagma", "P=1024, waiting").at_least(
                 1.15, "WAGMA is faster than groups that wait, 1024 processes"
             ),
-            "volume": over("words", "P=8, wagma", "P=8, allreduce").at_most(
-                1.25, "WAGMA's numbers sent, 8 processes, of allreduce's"
-            ),
         },
     ),
 )
