@@ -7,6 +7,10 @@ runs needed. Therefore this module follows names: from a function or class to ev
 function, class and constant at the top level of a module that its text mentions, and on
 from these.
 
+Text that is the dotted name of a module or `"module:name"` is followed, too. So are
+files that a module finds beside itself: of a definition whose module mentions
+`__file__`, strings that name a file or a folder there.
+
 Documentation, comments, annotations, formatting and the order of definitions do not
 count. Packages other than the given ones (JAX, NumPy) do not either: their versions are
 part of a result's provenance. Nothing is imported for it.
@@ -14,14 +18,20 @@ part of a result's provenance. Nothing is imported for it.
 
 import ast
 import dataclasses
-import functools
 import hashlib
+import itertools
 import pathlib
-import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+from hpcjax.core._source_trees import (
+    Bare,
+    find_defined,
+    find_mentions,
+    write_plain,
+)
+
+_READ = {".py", ".csv", ".json", ".txt", ".npz"}
 # All of a module: where it is used as a value, nobody can tell what of it is.
 _ALL = "*"
 # The statements of a module that define nothing, such as registrations.
@@ -40,36 +50,44 @@ class Symbol:
 
     @classmethod
     def parse(cls, place: str) -> "Symbol":
-        """Returns the symbol of `"module:name"`."""
+        """Returns the symbol of `"module:name"`; of `"module:Class.name"` the class."""
         module, _, name = place.partition(":")
-        return cls(module, name)
+        return cls(module, name.partition(".")[0])
 
 
 class Sources:
     """Follows names through the modules of some packages.
 
-    A module's text is read once, when it is first needed. An object that is made when a
-    process starts therefore tells what code the process runs, and one that is made
-    later what the files hold by then.
+    All files are read when it is made. An object that is made when a process starts
+    therefore tells what code the process runs, and one that is made later what the
+    files hold by then.
 
     Args:
       packages: top-level packages whose code counts; they must have been imported.
+      ignored: modules that cannot change a result, and are not followed.
     """
 
-    def __init__(self, packages: Iterable[str]) -> None:
+    def __init__(self, packages: Iterable[str], ignored: Iterable[str] = ()) -> None:
         self._folders = {name: _folders(name) for name in packages}
+        self._ignored = frozenset(ignored)
+        self._files = dict(_read_all(self._folders.values()))
         self._modules: dict[str, _Module | None] = {}
         self._nearby: dict[Symbol, tuple[Symbol, ...]] = {}
         self._digests: dict[frozenset[Symbol], str] = {}
 
     def digest(self, places: Iterable[str]) -> str:
         """Returns 16 hex digits of all code that `"module:name"`s depend on."""
-        start = frozenset(map(Symbol.parse, places))
+        start = frozenset(self._find_all(places))
         if start not in self._digests:
             texts = sorted(f"{s} {self._text(s)}" for s in self.reached(start))
             joined = "\n".join(texts).encode()
             self._digests[start] = hashlib.sha256(joined).hexdigest()[:16]
         return self._digests[start]
+
+    def _find_all(self, places: Iterable[str]) -> Iterator[Symbol]:
+        for symbol in map(Symbol.parse, places):
+            # Where it is defined; a module may have it of another one.
+            yield from self._resolve(symbol.module, symbol.name) or [symbol]
 
     def reached(self, start: Iterable[Symbol]) -> set[Symbol]:
         """Returns all symbols that some depend on, these included."""
@@ -97,16 +115,14 @@ class Sources:
             return
         if name != _REST:
             yield Symbol(module.name, _REST)
-        for node in module.definitions.get(name, ()):
-            for path in _mentions(node):
-                yield from self._follow(module, path)
+        for path in module.mentions(name):
+            yield from self._follow(module, path)
 
     def _follow(self, module: "_Module", path: tuple[str, ...]) -> Iterator[Symbol]:
         """Yields what a dotted name in a module means."""
-        if len(path) == 1 and ":" in path[0]:
+        if len(path) == 1 and (":" in path[0] or "." in path[0]):
             place = Symbol.parse(path[0])
-            if self._module(place.module) is not None:
-                yield from self._resolve(place.module, place.name)
+            yield from self._resolve(place.module, place.name or _ALL)
             return
         first, *rest = path
         if first in module.definitions:
@@ -153,9 +169,34 @@ class Sources:
             yield Symbol(place, _ALL)
 
     def _text(self, symbol: Symbol) -> str:
+        """Returns a definition, what its names were imported as, and files it reads."""
         module = self._module(symbol.module)
-        nodes = module.definitions.get(symbol.name, ()) if module else ()
-        return " ".join(map(_plain, nodes))
+        if module is None:
+            return ""
+        nodes = module.definitions.get(symbol.name, ())
+        bound = {path[0] for path in module.mentions(symbol.name)}
+        meant = sorted(
+            f"{name}={module.imports[name]}" for name in bound & set(module.imports)
+        )
+        files = self._digest_files(module, nodes) if module.finds_files else ()
+        return " ".join([*map(write_plain, nodes), *meant, *files])
+
+    def _digest_files(
+        self, module: "_Module", nodes: Iterable[ast.AST]
+    ) -> Iterator[str]:
+        """Yields name and digest of the files that strings of a definition name."""
+        texts = {
+            each.value
+            for node in nodes
+            for each in ast.walk(node)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        }
+        for text in sorted(texts - {"", ".", "..", "results"}):
+            place = module.folder / text
+            inside = sorted(place.iterdir()) if place.is_dir() else [place]
+            for file in inside:
+                if file.suffix in _READ and file.is_file():
+                    yield f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}"
 
     def _is_module(self, name: str) -> bool:
         return self._file(name) is not None
@@ -167,15 +208,27 @@ class Sources:
                 return None if inner else folder
             place = folder.joinpath(*inner)
             for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-                if file.is_file() and (inner or file.name == "__init__.py"):
+                if file in self._files and (inner or file.name == "__init__.py"):
                     return file
         return None
 
     def _module(self, name: str) -> "_Module | None":
         if name not in self._modules:
             file = self._file(name)
-            self._modules[name] = None if file is None else _Module(name, file)
+            known = file is not None and name not in self._ignored
+            self._modules[name] = _Module(name, file, self._files) if known else None
         return self._modules[name]
+
+
+def _read_all(
+    folders: Iterable[tuple[pathlib.Path, ...]],
+) -> Iterator[tuple[pathlib.Path, bytes]]:
+    """Yields the source files of packages, and of modules that lie in none."""
+    for folder in itertools.chain(*folders):
+        inside = [folder] if folder.is_file() else folder.rglob("*.py*")
+        for file in inside:
+            if file.suffix in (".py", ".pyi"):
+                yield file, file.read_bytes()
 
 
 def _folders(package: str) -> tuple[pathlib.Path, ...]:
@@ -194,26 +247,41 @@ class _Module:
       imports: targets by the name that they are bound to anywhere in the module:
         `"package.module"`, or `"package.module:name"` for a name out of one.
       exported: targets by name, of a package whose names are loaded when used.
+      folder: in which it lies.
+      finds_files: whether it looks for files beside itself.
     """
 
-    def __init__(self, name: str, file: pathlib.Path) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, file: pathlib.Path, files: Mapping[pathlib.Path, bytes]
+    ) -> None:
+        self.name, self.folder = name, file.parent
+        self.finds_files = b"__file__" in files[file]
         self._package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        tree = _Bare().visit(ast.parse(file.read_text(encoding="utf-8")))
+        tree = Bare().visit(ast.parse(files[file]))
         self.definitions: dict[str, list[ast.AST]] = {_REST: []}
-        self.imports: dict[str, set[str]] = {}
+        self.imports: dict[str, list[str]] = {}
+        self._mentions: dict[str, tuple[tuple[str, ...], ...]] = {}
         self.exported: dict[str, str] = {}
         for node in ast.walk(tree):
             for bound, target in self._targets(node):
-                self.imports.setdefault(bound, set()).add(target)
+                self.imports.setdefault(bound, []).append(target)
         for node in tree.body:
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
-                for bound in _defined(node) or [_REST]:
+                for bound in find_defined(node) or [_REST]:
                     self.definitions.setdefault(bound, []).append(node)
         stub = file.with_suffix(".pyi")
-        if stub.is_file():
-            for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if stub in files:
+            for node in ast.parse(files[stub]).body:
                 self.exported.update(self._targets(node))
+
+    def mentions(self, name: str) -> tuple[tuple[str, ...], ...]:
+        """Returns the dotted names and texts that a definition mentions."""
+        if name not in self._mentions:
+            nodes = self.definitions.get(name, ())
+            self._mentions[name] = tuple(
+                {p for node in nodes for p in find_mentions(node)}
+            )
+        return self._mentions[name]
 
     def _targets(self, node: ast.AST) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Import):
@@ -228,134 +296,3 @@ class _Module:
                 source = ".".join([*kept, source] if source else kept)
             for alias in node.names:
                 yield alias.asname or alias.name, f"{source}:{alias.name}"
-
-
-class _Bare(ast.NodeTransformer):
-    """Removes from a tree what has no effect on results."""
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        super().generic_visit(node)
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [each for each in body if not _is_text(each)]  # pyrefly: ignore
-        return node
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = None
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        self.generic_visit(node)
-        node.annotation = ast.Constant(value=None)
-        return node
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        """Drops `if TYPE_CHECKING`, which never runs."""
-        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            return None
-        return self.generic_visit(node)
-
-
-def _is_text(node: ast.AST) -> bool:
-    value = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
-
-
-def _defined(node: ast.AST) -> list[str]:
-    """Returns the names that a statement at the top level defines."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        return [
-            each.id
-            for target in targets
-            for each in ast.walk(target)
-            if isinstance(each, ast.Name)
-        ]
-    return []
-
-
-def _mentions(
-    node: ast.AST, hidden: frozenset[str] = frozenset()
-) -> Iterator[tuple[str, ...]]:
-    """Yields the dotted names that a tree reads, and texts `"module:name"`.
-
-    Args:
-      node: the tree.
-      hidden: names that mean variables of the functions around it.
-    """
-    path = _dotted(node)
-    if path:
-        if path[0] not in hidden:
-            yield path
-        return
-    text = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(text, str) and _PLACE.fullmatch(text):
-        yield (text,)
-    if isinstance(node, _SCOPES):
-        hidden |= frozenset(_variables(node))
-    for child in ast.iter_child_nodes(node):
-        yield from _mentions(child, hidden)
-
-
-_SCOPES = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.Lambda,
-    ast.ListComp,
-    ast.SetComp,
-    ast.DictComp,
-    ast.GeneratorExp,
-)
-
-
-def _variables(scope: ast.AST) -> Iterator[str]:
-    """Yields the arguments and variables of a function, but not of those inside it."""
-    waiting = list(ast.iter_child_nodes(scope))
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, ast.Global):
-            continue
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node.name
-        elif not isinstance(node, _SCOPES):
-            waiting += ast.iter_child_nodes(node)
-
-
-def _dotted(node: ast.AST) -> tuple[str, ...]:
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ()
-    is_set = not names and isinstance(node.ctx, ast.Store)
-    return () if is_set else (node.id, *reversed(names))
-
-
-@functools.cache
-def _plain(node: ast.AST) -> str:
-    """Returns a tree as text that no version of Python writes in another way."""
-    fields = (
-        (name, value)
-        for name, value in ast.iter_fields(node)
-        if value not in (None, []) and name not in ("kind", "type_comment", "ctx")
-    )
-    texts = []
-    for name, value in fields:
-        if isinstance(value, list):
-            each = [_plain(v) if isinstance(v, ast.AST) else repr(v) for v in value]
-            texts.append(f"{name}=[{','.join(each)}]")
-        else:
-            plain = _plain(value) if isinstance(value, ast.AST) else repr(value)
-            texts.append(f"{name}={plain}")
-    return f"{type(node).__name__}({','.join(texts)})"

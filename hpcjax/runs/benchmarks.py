@@ -10,8 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hpcjax.core import provenance
-from hpcjax.core.errors import ConfigError, HpcjaxError
-from hpcjax.runs import build, discover, table_records
+from hpcjax.core.errors import (
+    ConfigError,
+    DataFormatError,
+    DiskFull,
+    HpcjaxError,
+    Preempted,
+)
+from hpcjax.runs import build, code, discover, table_records
 from hpcjax.runs.tables import Table, TableResult
 
 log = logging.getLogger(__name__)
@@ -70,7 +76,7 @@ def wanted_first(
         try:
             record = table_records.read_record(table, tier, root)
             table_records.require_comparable(record)
-        except ConfigError:
+        except (ConfigError, DataFormatError):
             missing = not table_records.record_path(table, tier, root).exists()
             ranked.append((not missing, minutes, table.id, table))
             continue
@@ -91,7 +97,8 @@ def make_within(
     """Makes and records tables while there is time for the next one.
 
     Each record is written as its table ends. Called again, it goes on with what is
-    missing. A table that fails does not keep the others from being made.
+    missing. A table that fails does not keep the others from being made, but a signal,
+    a full disk and code that changes meanwhile do.
 
     Args:
       minutes: to be spent.
@@ -114,6 +121,8 @@ def make_within(
             made = build.build_table(
                 table.id, root=root, tier=tier, record=True, fresh=True, **options
             )
+        except (Preempted, DiskFull, code.CodeChanged):
+            raise
         except Exception as error:
             log.exception("%s could not be made", table.id)
             yield table, None, f"{type(error).__name__}: {error}"

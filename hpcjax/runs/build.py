@@ -53,8 +53,8 @@ def build_table(
       The table with its verdicts.
 
     Raises:
-      ConfigError: no such table or tier, or with `record` the code has changed since
-        the process started.
+      ConfigError: no such table or tier.
+      CodeChanged: with `record`, the code has changed since the process started.
       RunMissing: with `run_missing=False`.
       Diverged: all trials of a row's tuning did, or all runs of the baseline.
     """
@@ -210,9 +210,10 @@ class _Maker:
         return run
 
     def require_unchanged(self) -> None:
-        """Raises ConfigError if the runs' code has changed since it was read."""
-        if any(code.of_run(cfg, fresh=True) != made for cfg, made in self.configs):
-            raise ConfigError(
+        """Raises CodeChanged if the runs' code has changed since it was read."""
+        now = code.read_again()
+        if any(code.of_run(cfg, reading=now) != made for cfg, made in self.configs):
+            raise code.CodeChanged(
                 "the code has changed since this process started, and what it has made "
                 "cannot be traced: make the table again"
             )

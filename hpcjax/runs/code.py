@@ -7,42 +7,76 @@ on, a table besides of what its `reduce` depends on; see `core.sources`.
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.sources import Sources
 
 Age = Literal["this code", "older code", "unknown"]
+_readings = itertools.count(1)
 _PACKAGES = ("hpcjax", "experiments")
-# What `Context.train` calls, which an experiment reaches by its context alone.
-_TRAINING = ("hpcjax.train.loop:fit", "hpcjax.runs.results:history")
+# What every run has, or a training has by its context, without that a name says so.
+_ALWAYS = ("hpcjax.sharding.mesh:data_mesh",)
+_TRAINING = ("hpcjax.runs.context:Context",)
+# How the rows of a table are joined and a tuned row is chosen.
+_TABLES = ("hpcjax.runs.results:over_seeds", "hpcjax.runs.results:least")
+# Errors, folders, locks, terminals: they say what happened, and change no number.
+_IGNORED = (
+    "hpcjax",
+    *(f"hpcjax.core.{name}" for name in ("errors", "files", "parts", "provenance")),
+    *(
+        f"hpcjax.runs.{name}"
+        for name in (
+            "config",
+            "directory",
+            "discover",
+            "lock",
+            "overrides",
+            "progress",
+            "signals",
+            "values",
+            "words",
+        )
+    ),
+    *(f"hpcjax.train.{name}" for name in ("watchdog", "writers")),
+)
 
 
-def of_run(config: Any, *, fresh: bool = False) -> str:
+class CodeChanged(ConfigError):
+    """The code has changed while it ran: what it has made cannot be traced."""
+
+
+def of_run(config: Any, *, reading: int = 0) -> str:
     """Returns the digest of all code that a run of a config depends on, 16 hex digits.
 
     Args:
       config: the config; its module must define `run`.
-      fresh: read the files as they are now, instead of as they were when this process
-        first asked.
+      reading: 0 for the files as they were when this process first asked; another
+        number from `read_again` for what they held then.
     """
     classes = {type(each) for each in _parts(config)}
     places = {f"{cls.__module__}:{cls.__qualname__}" for cls in classes}
     places.add(f"{type(config).__module__}:run")
-    if hasattr(config, "train"):
-        places |= {*_TRAINING}
-    return _digest(places, fresh)
+    places |= {*_ALWAYS, *(_TRAINING if hasattr(config, "train") else ())}
+    return _digest(places, reading)
 
 
-def of_function(function: Callable[..., Any], *, fresh: bool = False) -> str:
-    """Returns the digest of the code that a function at a module's top level needs."""
+def of_reduction(function: Callable[..., Any]) -> str:
+    """Returns the digest of the code that makes a table of its runs.
+
+    Args:
+      function: the table's `reduce`, from the top level of a module.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
     name = function.__qualname__.partition(".")[0]
     whole = not name.isidentifier()  # a lambda
-    return _digest({f"{function.__module__}:{'*' if whole else name}"}, fresh)
+    own = f"{function.__module__}:{'*' if whole else name}"
+    return _digest({own, *_TABLES}, 0)
 
 
 def age(recorded: str | None, now: str) -> Age:
@@ -54,21 +88,25 @@ def age(recorded: str | None, now: str) -> Age:
 
 def forget() -> None:
     """Lets this process read the files again, as after its code was loaded anew."""
-    _read_once.cache_clear()
+    _read.cache_clear()
 
 
-def _digest(places: set[str], fresh: bool) -> str:
+def read_again() -> int:
+    """Returns a number by which `of_run` reads the files as they are now."""
+    return next(_readings)
+
+
+def _digest(places: set[str], reading: int) -> str:
     packages = {place.partition(".")[0].partition(":")[0] for place in places}
     used = tuple(sorted(packages.union(_PACKAGES) & set(sys.modules)))
     # The folders of `experiments` are those of the roots in use.
     folders = tuple(str(getattr(sys.modules[name], "__path__", "")) for name in used)
-    sources = Sources(used) if fresh else _read_once(used, folders)
-    return sources.digest(places)
+    return _read(used, folders, reading).digest(places)
 
 
-@functools.cache
-def _read_once(packages: tuple[str, ...], folders: tuple[str, ...]) -> Sources:
-    return Sources(packages)
+@functools.lru_cache(maxsize=8)
+def _read(packages: tuple[str, ...], folders: tuple[str, ...], reading: int) -> Sources:
+    return Sources(packages, _IGNORED)
 
 
 def _parts(config: Any) -> Iterator[Any]:

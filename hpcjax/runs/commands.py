@@ -55,8 +55,7 @@ def list_(
 
         ages = [
             (record, table_records.find_age(record, root))
-            for record in table_records.find_records(root)
-            if paper in (None, record.table.id.partition("/")[0])
+            for record in table_records.find_records(root, paper)
         ]
         output.print(show.list_stale(ages))
         return 0

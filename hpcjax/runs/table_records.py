@@ -18,11 +18,12 @@ import xarray as xr
 
 from hpcjax.core import provenance
 from hpcjax.core.errors import ConfigError, DataFormatError
-from hpcjax.core.files import read_json
+from hpcjax.core.files import read_object
 from hpcjax.runs import code, discover, words
 from hpcjax.runs import config as configs
-from hpcjax.runs.tables import Table, TableResult, judge
+from hpcjax.runs.tables import Runs, Table, TableResult, judge
 
+_OF_RUNS = ("the code", "the config")
 # Times measured twice on a machine shared with others may differ by this factor.
 _SLACK = 2
 
@@ -53,18 +54,37 @@ def read_record(table: Table, tier: str, root: pathlib.Path) -> Record:
 
     Raises:
       ConfigError: nothing was committed.
-      DataFormatError: the file cannot be read.
+      DataFormatError: the file cannot be read, or is no record.
     """
     path = record_path(table, tier, root)
     if not path.exists():
         raise ConfigError(f"no committed result to compare with: {path}")
-    return Record(table, tier, read_json(path))
+    content = read_object(path)
+    for name in ("cells", "claims", "columns", "labels", "provenance", "tuned"):
+        if not isinstance(content.get(name), dict):
+            raise DataFormatError(f"{path}: {name} must be an object")
+    if not all(isinstance(each, dict) for each in content["claims"].values()):
+        raise DataFormatError(f"{path}: claims must be objects")
+    runs = content.get("runs")
+    if not isinstance(runs, list) or not all(map(_is_run, runs)):
+        raise DataFormatError(
+            f"{path}: runs must be a list of objects with row, config and overrides"
+        )
+    return Record(table, tier, content)
 
 
-def find_records(root: pathlib.Path) -> Iterator[Record]:
-    """Yields every committed result of the tables below a root."""
+def _is_run(run: Any) -> bool:
+    if not isinstance(run, dict) or not isinstance(run.get("overrides"), dict):
+        return False
+    held = (run.get("row"), run.get("config"), *run["overrides"].values())
+    return all(isinstance(each, str) for each in held)
+
+
+def find_records(root: pathlib.Path, paper: str | None = None) -> Iterator[Record]:
+    """Yields every committed result of the tables below a root, or of one paper's."""
     for table in discover.find_tables(root).values():
-        for tier in table.tiers:
+        ours = paper in (None, table.id.partition("/")[0])
+        for tier in table.tiers if ours else ():
             if record_path(table, tier, root).exists():
                 yield read_record(table, tier, root)
 
@@ -80,7 +100,10 @@ def to_json(result: TableResult) -> dict[str, Any]:
         "table": result.table.id,
         "tier": result.tier,
         "source": result.source,
-        "labels": {name: dataset[name].values.tolist() for name in dataset.dims},
+        "labels": {
+            name: [words.plain(each) for each in dataset[name].values.tolist()]
+            for name in dataset.dims
+        },
         "columns": {
             name: " ".join(map(str, var.dims))
             for name, var in dataset.data_vars.items()
@@ -91,7 +114,8 @@ def to_json(result: TableResult) -> dict[str, Any]:
             for v in result.verdicts
         },
         "tuned": {row: dict(values) for row, values in result.tuned.items()},
-        "code": code.of_function(result.table.reduce),
+        "devices": result.table.tier(result.tier).devices,
+        "code": code.of_reduction(result.table.reduce),
         "runs": [_without(run, "commit", "used_again") for run in result.runs],
         "provenance": _without(machine, "git_commit", "git_dirty"),
     }
@@ -188,7 +212,7 @@ def find_age(record: Record, root: pathlib.Path) -> Age:
       root: folder with further configs.
     """
     reduced = code.age(
-        record.content.get("code"), code.of_function(record.table.reduce)
+        record.content.get("code"), code.of_reduction(record.table.reduce)
     )
     found = Counter(
         (which, what)
@@ -196,17 +220,51 @@ def find_age(record: Record, root: pathlib.Path) -> Age:
         for which, what in _compare_run(run, root)
     )
     found[reduced, "the reduction"] += reduced != "this code"
+    found["older code", "the table"] += not _is_of_table(record)
     total = len(record.content.get("runs", ()))
     differing = {key: count for key, count in found.items() if count}
     ages = {which for which, _ in differing}
-    age: code.Age = "older code" if ages else "this code"
-    if "unknown" in ages:
-        age = "unknown"
+    age: code.Age = "unknown" if ages else "this code"
+    if "older code" in ages:
+        age = "older code"
     reasons = (
-        f"{what}{f' of {count} of {total} runs' * (what != 'the reduction')}: {which}"
+        f"{what}{f' of {count} of {total} runs' * (what in _OF_RUNS)}: {which}"
         for (which, what), count in sorted(differing.items())
     )
     return Age(age, tuple(reasons))
+
+
+def _is_of_table(record: Record) -> bool:
+    """Returns whether the runs of a record are those that its table asks for today."""
+    tier, content = record.table.tier(record.tier), record.content
+    wanted = set()
+    for row, runs in tier.runs.items():
+        tuned = content["tuned"].get(runs.like or row, {})
+        chosen = {key: tuned.get(key) for key in runs.takes} if runs.like else tuned
+        wanted |= {_key(row, runs, chosen, seed, False) for seed in runs.seeds}
+        if runs.tune:
+            wanted |= {
+                _key(row, runs, trial, seed, True)
+                for trial in runs.trials()
+                for seed in runs.tune_seeds
+            }
+    held = {
+        (
+            run["row"],
+            run["config"],
+            tuple(sorted(run["overrides"].items())),
+            bool(run.get("tuning")),
+        )
+        for run in content["runs"]
+    }
+    return held == wanted and content.get("devices", tier.devices) == tier.devices
+
+
+def _key(
+    row: str, runs: Runs, chosen: Mapping[str, Any], seed: int, tuning: bool
+) -> tuple[Any, ...]:
+    overrides = {**runs.overrides, **chosen, "seed": str(seed)}
+    return row, runs.config, tuple(sorted(overrides.items())), tuning
 
 
 def _compare_run(

@@ -245,7 +245,7 @@ def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
     for name, claim in tier.claims.items():
         try:
             ours = float(claim.ours(dataset))
-        except (KeyError, ArithmeticError, ValueError):
+        except (KeyError, ArithmeticError, ValueError, TypeError):
             ours = math.nan
         verdicts.append(
             Verdict(

@@ -129,6 +129,59 @@ def test_nothing_of_it_is_imported(house):
     assert "house.room" not in sys.modules
 
 
+MORE = {
+    "house/far.py": """
+        import pathlib
+        from house.more import f as p, g as q
+        HERE = pathlib.Path(__file__).parent
+        STARTED = "house.more"
+        def run(c): return p(c) + q(c)
+        def reads(): return (HERE / "table.csv").read_text()
+        def starts(): return STARTED
+        def method(): return "house.more:Kind.make"
+        def default(RATE=HERE): return RATE
+        def listed(): return [HERE for HERE in HERE.glob("x")]
+        def shared():
+            global HERE
+            HERE = HERE / "x"
+        """,
+    "house/more.py": """
+        def f(c): return c
+        def g(c): return -c
+        class Kind:
+            def make(self): return 1
+        """,
+    "house/here.py": "from house.far import run\nclass Config: pass",
+    "house/table.csv": "1,2",
+}
+
+
+def test_what_a_second_look_found(house):
+    write(house, MORE)
+
+    def digests():
+        sources = Sources(["house"])
+        names = ("run", "reads", "starts", "method", "default", "listed", "shared")
+        found = {name: sources.digest([f"house.far:{name}"]) for name in names}
+        return {**found, "imported": sources.digest(["house.here:run"])}
+
+    def edit(file, old, new):
+        before = digests()
+        text = (house / file).read_text()
+        assert old in text
+        (house / file).write_text(text.replace(old, new))
+        after = digests()
+        (house / file).write_text(text)
+        return {name for name in after if after[name] != before[name]}
+
+    swapped = edit("house/far.py", "f as p, g as q", "g as p, f as q")
+    assert swapped == {"run", "imported"}
+    assert edit("house/table.csv", "1,2", "1,3") == {"reads"}
+    assert edit("house/more.py", "return 1", "return 2") == {"starts", "method"}
+    users = {"reads", "default", "listed", "shared"}
+    assert edit("house/far.py", ".parent", ".parents[0]") == users
+
+
 CHANGES = {
     "a constant": ("RATE = 0.5", "RATE = -0.5", True),
     "a callee": (

@@ -272,13 +272,55 @@ def test_a_record_tells_whether_todays_code_made_it(root, capsys):
     content["code"] = "0" * 16
     path.write_text(json.dumps(content))
     assert ages(root)["curves/holds"] == (
-        "unknown",
+        "older code",
         (
             "the config of 1 of 10 runs: older code",
             "the reduction: older code",
             "the code of 1 of 10 runs: unknown",
         ),
     )
+
+
+DAMAGE = {
+    "a list": lambda content: [content],
+    "no provenance": lambda content: {**content, "provenance": None},
+    "claims of texts": lambda content: {**content, "claims": {"fewer": "holds"}},
+    "runs of nothing": lambda content: {**content, "runs": [{}]},
+    "no cells": lambda content: {**content, "cells": [1]},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_record_is_told_before_a_table_is_made(root, damage, capsys):
+    make(root, record=True)
+    path = root / "experiments/curves/results/holds.cpu.json"
+    path.write_text(json.dumps(DAMAGE[damage](json.loads(path.read_text()))))
+    flags = ["--root", str(root)]
+    before = ids(root)
+    assert cli.main(["table", "curves/holds", "--check", "--fresh", *flags]) == 3
+    assert cli.main(["list", "curves", "--stale", *flags]) == 3
+    assert ids(root) == before
+    assert "holds.cpu.json" in capsys.readouterr().err
+
+
+def test_a_record_of_other_rows_or_seeds_is_not_of_the_table(root):
+    result = make(root, record=True)
+    record = table_records.read_record(result.table, "cpu", root)
+    tier = result.table.tier("cpu")
+    for changed in (
+        {"devices": 4},
+        {"runs": {"slow": tier.runs["slow"]}},
+        {
+            "runs": {
+                name: dataclasses.replace(runs, seeds=(7,))
+                for name, runs in tier.runs.items()
+            }
+        },
+    ):
+        tiers = {"cpu": dataclasses.replace(tier, **changed)}
+        other = record._replace(table=dataclasses.replace(result.table, tiers=tiers))
+        found = table_records.find_age(other, root)
+        assert found == ("older code", ("the table: older code",))
 
 
 def test_a_record_holds_all_that_is_needed_to_have_its_table_again(root):
