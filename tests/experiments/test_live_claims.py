@@ -102,4 +102,5 @@ def test_steps_over_slow_links_are_as_predicted():
     )
     found = validation.run(cfg, None)
     error = np.abs(found["predicted"] / found["measured"] - 1)
-    assert error.max() < 0.35
+    # A busy machine delays one or the other; a wrong bandwidth is wrong for all.
+    assert error.median() < 0.3
