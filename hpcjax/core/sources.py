@@ -87,7 +87,7 @@ class Sources:
     def _find_all(self, places: Iterable[str]) -> Iterator[Symbol]:
         for symbol in map(Symbol.parse, places):
             # Where it is defined; a module may have it of another one.
-            yield from self._resolve(symbol.module, symbol.name) or [symbol]
+            yield from self._resolve(symbol.module, symbol.name)
 
     def reached(self, start: Iterable[Symbol]) -> set[Symbol]:
         """Returns all symbols that some depend on, these included."""

@@ -295,8 +295,7 @@ def test_a_damaged_record_is_told_before_a_table_is_made(root, damage, capsys):
     make(root, record=True)
     path = root / "experiments/curves/results/holds.cpu.json"
     path.write_text(json.dumps(DAMAGE[damage](json.loads(path.read_text()))))
-    flags = ["--root", str(root)]
-    before = ids(root)
+    flags, before = ["--root", str(root)], ids(root)
     assert cli.main(["table", "curves/holds", "--check", "--fresh", *flags]) == 3
     assert cli.main(["list", "curves", "--stale", *flags]) == 3
     assert ids(root) == before
