@@ -1,35 +1,155 @@
-"""Writes the pages that are made from sources: one per paper, one per room."""
+"""Makes the site's sources in `build/docs`, and its settings in `build/mkdocs.yml`.
+
+The READMEs, the guides of this folder and a page for each room become pages; links
+between them, which work in the repository, are rewritten to work on the site.
+"""
 
 import ast
 import importlib
+import itertools
+import os
 import pathlib
 import pkgutil
+import re
+import shutil
+import sys
+
+import yaml
 
 import hpcjax
+from hpcjax.runs import curves, render, table_records
 
-DOCS = pathlib.Path(__file__).parent
-ROOT = DOCS.parent
+ROOT = pathlib.Path(__file__).parent.parent
+BUILD = ROOT / "build"
+SITE = BUILD / "docs"
+GUIDES = {
+    "house.md": "The house on one page",
+    "own-work.md": "Parts, configs and tables of your own",
+    "kfac.md": "K-FAC in your own step",
+    "sparsity.md": "Sparse networks",
+    "exchanges.md": "Exchanges of gradients",
+    "hostcomm.md": "Processes that do not wait",
+    "pipelines.md": "Pipelines",
+    "language-models.md": "Language models",
+    "reliability.md": "Reliability",
+    "clusters.md": "Clusters",
+    "gpu.md": "Minutes on a GPU",
+    "logging.md": "Logging services",
+    "notebooks.md": "Notebooks",
+}
 OPTIONS = """    options:
       show_root_heading: false
+      show_root_toc_entry: false
       show_source: true
       heading_level: 3
 """
+# A link or picture: what stands before its target, the target, what stands behind it.
+LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
+# What is shown as code: blocks, however indented, and words of a line.
+CODE = re.compile(r"(^[ ]*(`{3,}|~~~).*?^[ ]*\2|`+[^`\n]+`+)", re.M | re.S)
 
 
-def papers() -> list[str]:
-    """Copies each experiment's README to a page of its own."""
-    pages = []
-    for readme in sorted((ROOT / "experiments").glob("*/README.md")):
-        page = DOCS / "papers" / f"{readme.parent.name}.md"
-        page.parent.mkdir(exist_ok=True)
-        page.write_text(readme.read_text())
-        pages.append(page.stem)
-    return pages
+def find_pages() -> dict[pathlib.Path, str]:
+    """Returns the page of each Markdown file that becomes one."""
+    pages = {
+        ROOT / "README.md": "index.md",
+        ROOT / "CONTRIBUTING.md": "contributing.md",
+        ROOT / "CHANGELOG.md": "changelog.md",
+    }
+    pages |= {ROOT / "docs" / name: f"guides/{name}" for name in GUIDES}
+    papers = sorted((ROOT / "experiments").glob("*/README.md"))
+    return pages | {path: f"papers/{path.parent.name}.md" for path in papers}
 
 
-def rooms() -> list[str]:
-    """Writes a page per room with the documentation of its public names."""
-    pages = []
+def rewrite_links(
+    text: str, source: pathlib.Path, pages: dict[pathlib.Path, str]
+) -> tuple[str, list[pathlib.Path]]:
+    """Returns a page's text with links as they are on the site, and files it shows.
+
+    A link to a file of the repository that is neither a page nor lies in `docs/` has
+    nothing to lead to on the site, and becomes its text.
+
+    Raises:
+      SystemExit: a link leads nowhere.
+    """
+    shown: list[pathlib.Path] = []
+
+    def rewrite(match: re.Match[str]) -> str:
+        before, target, behind = match.groups()
+        place, hash_mark, anchor = target.partition("#")
+        if "://" in target or target.startswith("mailto:") or not place:
+            return match[0]
+        path = pathlib.Path(os.path.normpath(source.parent / place))
+        if not path.exists():
+            sys.exit(f"{source.relative_to(ROOT)}: dead link to {target}")
+        if path in pages:
+            found = pages[path]
+        elif path.is_relative_to(ROOT / "docs"):
+            shown.append(path)
+            found = f"guides/{path.relative_to(ROOT / 'docs')}"
+        else:
+            return before.lstrip("!")[1:-2]
+        here = pathlib.PurePosixPath(pages[source]).parent
+        return f"{before}{os.path.relpath(found, here)}{hash_mark}{anchor}{behind}"
+
+    # Code is set aside, for what looks like a link in it is none; a link's text may
+    # hold some.
+    codes: list[str] = []
+
+    def set_aside(match: re.Match[str]) -> str:
+        codes.append(match[0])
+        return f"\0{len(codes) - 1}\0"
+
+    rewritten = LINK.sub(rewrite, CODE.sub(set_aside, text))
+    return re.sub(r"\0(\d+)\0", lambda m: codes[int(m[1])], rewritten), shown
+
+
+def write_pages(pages: dict[pathlib.Path, str]) -> None:
+    """Writes all pages that are Markdown files of the repository."""
+    unknown = {path.name for path in (ROOT / "docs").glob("*.md")} - set(GUIDES)
+    if unknown:
+        sys.exit(f"docs/build.py: GUIDES has no title for {sorted(unknown)}")
+    for source, page in pages.items():
+        text, shown = rewrite_links(source.read_text(), source, pages)
+        if page.startswith("papers/"):
+            text += "\n".join(describe_records(source.parent.name))
+        write(SITE / page, text)
+        for path in shown:
+            copy = SITE / "guides" / path.relative_to(ROOT / "docs")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+
+
+def describe_records(paper: str) -> list[str]:
+    """Returns the lines on a paper's committed tables, and writes their pictures."""
+    lines = []
+    for record in table_records.find_records(ROOT, paper):
+        table, result = record.table, table_records.to_result(record)
+        lines += ["", f"### `{table.id}`, tier {record.tier}", "", f"{table.title}."]
+        figure = curves.draw_cells(result.dataset, table.columns)
+        if figure is not None:
+            picture = f"{table.id.replace('/', '-')}.{record.tier}.svg"
+            place = SITE / "papers" / "pictures" / picture
+            place.parent.mkdir(parents=True, exist_ok=True)
+            curves.save(figure, place)
+            lines += ["", f"![{table.title}](pictures/{picture})"]
+        lines += ["", f"Paper: {cite(table.paper)}.", "", "**Ours**"]
+        lines += ["", render.html(render.verdicts(result.verdicts)), ""]
+    return ["", "## Committed records", *lines] if lines else []
+
+
+def cite(paper: str) -> str:
+    """Returns what a table says of its paper, without figures that have no source.
+
+    A figure that is marked as recalled is one of somebody's memory: only the paper's
+    name is left then.
+    """
+    return paper.partition(":")[0] if "[recalled]" in paper else paper
+
+
+def write_rooms() -> list[str]:
+    """Writes a page for each room with the documentation of its public names."""
+    names = []
     for room in pkgutil.walk_packages(hpcjax.__path__, f"{hpcjax.__name__}."):
         stub = ROOT / room.name.replace(".", "/") / "__init__.pyi"
         if not (room.ispkg and stub.exists()):
@@ -39,21 +159,48 @@ def rooms() -> list[str]:
         for node in ast.parse(stub.read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
-                    source = f"{module.__name__}.{node.module}.{alias.name}"
-                    parts += [f"## {alias.name}", "", f"::: {source}", OPTIONS]
-        (DOCS / "api").mkdir(exist_ok=True)
+                    place = f"{module.__name__}.{node.module}.{alias.name}"
+                    parts += [f"## {alias.name}", "", f"::: {place}", OPTIONS]
         name = room.name.removeprefix(f"{hpcjax.__name__}.")
-        (DOCS / "api" / f"{name}.md").write_text("\n".join(parts))
-        pages.append(name)
-    return pages
+        write(SITE / "api" / f"{name}.md", "\n".join(parts))
+        names.append(name)
+    return names
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Writes a file and the folders around it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
+    """Writes the settings of MkDocs: those of the repository, and the navigation."""
+    papers = [page for page in pages.values() if page.startswith("papers/")]
+    navigation = [
+        {"hpcjax": "index.md"},
+        {"Guides": [{title: f"guides/{name}"} for name, title in GUIDES.items()]},
+        {"Papers": list(papers)},
+        {"Rooms": [{name: f"api/{name}.md"} for name in rooms]},
+        {"Contributing": "contributing.md"},
+        {"Changes": "changelog.md"},
+    ]
+    settings = {
+        "INHERIT": "../mkdocs.yml",
+        "docs_dir": "docs",
+        "site_dir": "../site",
+        "nav": navigation,
+    }
+    write(BUILD / "mkdocs.yml", yaml.safe_dump(settings, sort_keys=False))
 
 
 def main() -> None:
-    """Makes all pages and the front page."""
-    (DOCS / "index.md").write_text((ROOT / "README.md").read_text())
-    (DOCS / "contributing.md").write_text((ROOT / "CONTRIBUTING.md").read_text())
-    (DOCS / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text())
-    print(f"papers: {papers()}; rooms: {rooms()}")
+    """Makes all pages anew."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    pages = find_pages()
+    write_pages(pages)
+    rooms = write_rooms()
+    write_settings(pages, rooms)
+    print(f"pages: {', '.join(itertools.chain(pages.values(), rooms))}")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def _(result):
     middle = result.dataset["value"].median("seed")
     best = result.best
     print("best learning rate:", float(middle.idxmin("optimizer.lr")))
-    print("best trial:", str(best["run"].item()), f"error {float(best['value']):.3f}")
+    print("least mean:", float(best["optimizer.lr"]), best["value"].values.round(3))
     return
 
 

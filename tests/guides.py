@@ -1,18 +1,39 @@
-"""Runs what the pages of `docs/` show."""
+"""Runs what the project's pages show: their Python, and their commands."""
 
 import pathlib
 import re
+import shlex
 from typing import Any
 
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
+REPOSITORY = pathlib.Path(__file__).parent.parent
+# Every page that shows something to be run.
+PAGES = tuple(
+    str(path.relative_to(REPOSITORY))
+    for path in (
+        REPOSITORY / "README.md",
+        *sorted((REPOSITORY / "docs").glob("*.md")),
+        *sorted((REPOSITORY / "experiments").glob("*/README.md")),
+    )
+)
+
+
+def _path(page: str) -> pathlib.Path:
+    """The file of a page: a guide's name, or a path from the repository's root."""
+    from_root = "/" in page or page == "README.md"
+    return REPOSITORY / page if from_root else REPOSITORY / "docs" / page
 
 
 def blocks(page: str, heading: str | None = None) -> list[str]:
-    """Returns the Python blocks of `docs/<page>`, or of those below one heading alone.
+    """Returns the Python blocks of a page, or of those below one heading alone.
 
     A section ends with the next heading of its kind, or of a larger one.
+
+    Args:
+      page: the name of a file of `docs/`, or a path such as
+        `"experiments/jorge/README.md"`.
+      heading: the text of a heading.
     """
-    text = (DOCS / page).read_text()
+    text = _path(page).read_text()
     if heading is not None:
         (text,) = re.findall(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", text, re.M | re.S)
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -23,5 +44,33 @@ def run(page: str, *headings: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for heading in headings or (None,):
         for block in blocks(page, heading):
-            exec(compile(block, str(DOCS / page), "exec"), names)
+            run_block(block, page, names)
     return names
+
+
+def run_block(block: str, page: str, names: dict[str, Any]) -> None:
+    """Runs one block of a page with the names that it takes from its reader's code."""
+    exec(compile(block, str(_path(page)), "exec"), names)
+
+
+def commands(page: str) -> list[list[str]]:
+    """Returns the words of each `hpcjax` command of a page, by its path.
+
+    They stand in blocks of their own, or in a line between backticks; those of which
+    the reader fills in something (`ID`, `…`, `[paper]`) are left out.
+    """
+    text = re.sub(r"\\\n\s*", "", (REPOSITORY / page).read_text())
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    lines = [
+        line.removeprefix("$ ")
+        for language, block in fenced.findall(text)
+        if not language
+        for line in block.splitlines()
+    ]
+    lines += re.findall(r"`([^`\n]+)`", fenced.sub("", text))
+    told = [each.strip() for line in lines for each in line.split("&&")]
+    return [
+        shlex.split(line, comments=True)
+        for line in told
+        if line.startswith("hpcjax ") and not re.search(r"…|[<\[*]|\b[A-Z]{2,}\b", line)
+    ]

@@ -1,6 +1,6 @@
 """A product of one token with 49152×12288 weights of 4 and 3 bits; 1 min on a GPU.
 
-Needs a GPU; the kernel runs interpreted where there is none, small sizes only.
+Needs a GPU; where there is none the plain reference runs, small sizes only.
 Expect: at least 3 times as fast as bfloat16, not measured yet
 (`hpcjax table gptq/kernel --tier gpu`).
 """
@@ -15,5 +15,5 @@ smoke = {
     "outputs": "64",
     "inner": "2",
     "repetitions": "2",
-    "interpret": "true",
+    "implementation": "reference",
 }

@@ -1,7 +1,7 @@
 """Jorge, Shampoo, AdamW and SGD on 8×8 digits with ResNet-8; 10 s a run on 2 cores.
 
 Expect: at the same rate Jorge needs fewer steps than SGD to 3 % validation error,
-median of three seeds (`jorge/quickstart`). With SGD tuned: `jorge/steps`.
+median of twelve seeds (`jorge/quickstart`). With SGD tuned: `jorge/steps`.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 Needs `hpcjax data fetch kjv`. Masked words and the order of sentences, as in the
 paper's phase 1; the vocabulary head is tied to the table and keeps its gradient.
-Expect: 300 steps are too few to learn more than how often words occur; no table is
-recorded.
+Expect: 300 steps are too few to learn more than how often words occur, so no table
+compares them here.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""What a step of K-FAC costs against SGD, by stage; 5 min on 2 cores.
+"""What a step of K-FAC costs against SGD, by stage; 3 min on 2 cores.
 
-Expect: at intervals of 10 and 100 1.26 of SGD's step on a CPU; at most 1.25 on a GPU,
-not measured yet (`hpcjax table kaisa/step-cost`).
+Expect: at intervals of 10 and 100 at most 1.25 of SGD's step: 1.10 on a CPU, not
+measured on a GPU yet (`hpcjax table kaisa/step-cost`).
 """
 
 from experiments.kaisa.step_cost import Config
@@ -20,6 +20,9 @@ smoke = {
     "model.depth": "8",
     "model.width": "2",
     "inputs": "[8,8,1]",
+    "classes": "10",
+    "compute": "bfloat16",
+    "precision": "default",
     "batch_size": "4",
     "repetitions": "2",
 }

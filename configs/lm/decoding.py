@@ -13,6 +13,8 @@ needs = ("smollm2", "torch")
 
 one = Config()
 eight = dataclasses.replace(one, batch=8)
+one_core = dataclasses.replace(one, one_core=True)
+eight_one_core = dataclasses.replace(eight, one_core=True)
 base = one
 smoke = {
     "model": "random",

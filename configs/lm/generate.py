@@ -1,6 +1,7 @@
 """SmolLM2-135M continues a text; 10 s on 2 cores, most of it reading and compiling.
 
-Needs `hpcjax data fetch smollm2`. `hpcjax run lm/generate --prompt "Once upon a time"`.
+Needs `hpcjax data fetch smollm2`. `hpcjax run lm/generate --prompt "Once upon a time"`;
+`hpcjax run lm/generate:chat --prompt "Why is the sky blue?"` asks a question.
 Expect: English that goes on with the prompt, about 40 tokens a second on 2 cores.
 """
 
@@ -13,5 +14,11 @@ needs = ("smollm2",)
 
 sampled = Config()
 greedy = dataclasses.replace(sampled, sampler=Sampler(temperature=0.0))
+chat = dataclasses.replace(
+    greedy,
+    chat=True,
+    prompt="What is the capital of France, and what is it known for?",
+    max_new_tokens=128,
+)
 base = sampled
-smoke = {"model": "random", "max_new_tokens": "4", "prompt": "ab"}
+smoke = {"model": "random", "max_new_tokens": "4", "prompt": "ab", "chat": "false"}

@@ -11,6 +11,7 @@ smoke = {
     "model.width": "2",
     "inputs": "[8,8,1]",
     "batch_size": "4",
+    "larger": "2",
     "steps": "2",
     "repetitions": "2",
 }

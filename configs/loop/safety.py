@@ -11,6 +11,7 @@ smoke = {
     "model.width": "2",
     "inputs": "[8,8,1]",
     "batch_size": "4",
+    "larger": "2",
     "after": "1",
     "repetitions": "2",
 }

@@ -23,9 +23,11 @@ base = cpu
 smoke = {
     "depths": "[1,2,3,4]",
     "widths": "[8,16,24]",
-    "parameters": "100000",
+    "head_dim": "8",
+    "parameters": "3072",
     "vocabulary": "11",
     "size": "8",
+    "compute": "bfloat16",
     "repetitions": "2",
     "inner": "1",
 }

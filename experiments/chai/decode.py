@@ -40,7 +40,7 @@ class Config(config.Config):
     clusters: int = 4
     head_dim: int = 128
     compute: Literal["float32", "bfloat16"] = "bfloat16"
-    implementation: Literal["pallas", "reference"] = "pallas"
+    implementation: Literal["triton", "reference"] = "triton"
     dense: tuple[Literal["xla", "cudnn"], ...] = ("xla", "cudnn")
     inner: config.Size = 20
     repetitions: config.Several = 30
@@ -61,7 +61,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     Returns:
       `seconds` [candidate, repetition] of one attention; `bytes` [candidate] of keys
       and values that it has to read; `error`, the largest difference of the clusters'
-      result to that of float32 in plain operations, for the first request.
+      result to that of float32 in plain operations, for the first request, and `mixed`
+      the same if each head took the scores of another cluster.
     """
     given = problem(cfg)
     measured = perf.compare(
@@ -76,6 +77,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             "seconds": measured["seconds"] / cfg.inner,
             "bytes": ("candidate", size),
             "error": error_of(cfg, given),
+            "mixed": error_of(cfg, given, (given["assign"] + 1) % cfg.clusters),
         }
     )
 
@@ -171,8 +173,18 @@ def attentions(cfg: Config) -> dict[str, Callable[..., Any]]:
     return found
 
 
-def error_of(cfg: Config, given: "Mapping[str, jax.Array]") -> float:
-    """Returns how far the clusters' result is off for the first request."""
+def error_of(
+    cfg: Config,
+    given: "Mapping[str, jax.Array]",
+    assign: "jax.Array | None" = None,
+) -> float:
+    """Returns how far the clusters' result is off for the first request.
+
+    Args:
+      cfg: the dtypes and the implementation.
+      given: the problem.
+      assign: the clusters of heads that are used instead of the problem's.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -183,5 +195,6 @@ def error_of(cfg: Config, given: "Mapping[str, jax.Array]") -> float:
     }
     with jax.default_matmul_precision("highest"):
         expected = clustered(cfg, wide, "reference")
-    found = clustered(cfg, one, cfg.implementation, "float32")
+    used = one if assign is None else {**one, "assign": assign[:1]}
+    found = clustered(cfg, used, cfg.implementation, "float32")
     return float(jnp.max(jnp.abs(found - expected)))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Config(config.Config):
       inner: products in one program, whose launch then costs nothing that counts; they
         take two matrices in turns, so that none stays in a cache.
       repetitions: rounds of the measurement.
-      interpret: runs the kernel interpreted, on a device without it.
+      implementation: of the product.
       seed: of all numbers.
     """
 
@@ -40,7 +40,7 @@ class Config(config.Config):
     bits: tuple[int, ...] = (4, 3)
     inner: config.Size = 20
     repetitions: config.Size = 30
-    interpret: bool = False
+    implementation: Literal["triton", "reference"] = "triton"
     seed: config.Seed = 0
 
     def __post_init__(self) -> None:
@@ -59,7 +59,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     Returns:
       `seconds` [candidate, repetition] of one product, and of one `copy`; `bytes`
       [candidate] that it has to read, of a copy also to write; and `error` [bits], the
-      largest of 64 outputs against float64, relative to ‖w‖‖x‖.
+      largest of 64 outputs against float64, relative to ‖w‖‖x‖, and `mixed` [bits],
+      the same against another matrix' product.
     """
     import jax
     import xarray as xr
@@ -70,7 +71,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         bits: [random_matrix(one, cfg, bits) for one in jax.random.split(key)]
         for bits, key in zip(cfg.bits, keys, strict=True)
     }
-    error = [error_of(x, matrices[0], cfg) for matrices in quantized.values()]
+    pairs = list(quantized.values())
     thunks, size = candidates(x, quantized, cfg, dense)
     measured = perf.compare(thunks, BASELINES[0], repetitions=cfg.repetitions, warmup=2)
     inner = xr.ones_like(measured["candidate"], dtype=int) * cfg.inner
@@ -79,7 +80,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         {
             "seconds": measured["seconds"] / inner,
             "bytes": ("candidate", [size[name] for name in thunks]),
-            "error": ("bits", error),
+            "error": ("bits", [error_of(x, one, one, cfg) for one, _ in pairs]),
+            "mixed": ("bits", [error_of(x, one, two, cfg) for one, two in pairs]),
         },
         coords={"bits": list(cfg.bits)},
     )
@@ -108,21 +110,25 @@ def random_matrix(
 def product(
     x: "jax.Array", matrix: "kernels.QuantizedMatrix", cfg: Config
 ) -> "jax.Array":
-    """Returns the kernel's product, float32."""
+    """Returns the product, float32."""
     return kernels.quantized_matmul(
         x,
         matrix,
-        implementation="pallas",
-        interpret=cfg.interpret,
+        implementation=cfg.implementation,
         output="float32",
     )
 
 
-def error_of(x: "jax.Array", matrix: "kernels.QuantizedMatrix", cfg: Config) -> float:
-    """Returns how far the first 64 outputs are off, relative to ‖w‖‖x‖."""
+def error_of(
+    x: "jax.Array",
+    matrix: "kernels.QuantizedMatrix",
+    meant: "kernels.QuantizedMatrix",
+    cfg: Config,
+) -> float:
+    """Returns how far 64 outputs are from those of what is meant, over ‖w‖‖x‖."""
     import jax
 
-    some = jax.jit(lambda matrix: matrix.dequantize()[:, :64])(matrix)
+    some = jax.jit(lambda matrix: matrix.dequantize()[:, :64])(meant)
     weights, wide = np.asarray(some, np.float64), np.asarray(x, np.float64)
     found = np.asarray(product(x, matrix, cfg)[:, :64], np.float64)
     norms = np.linalg.norm(wide, axis=1)[:, None] * np.linalg.norm(weights, axis=0)

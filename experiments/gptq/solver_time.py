@@ -64,7 +64,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     Returns:
       `seconds` [stage, candidate, repetition]: of the whole block (`block`: Hessians,
       matrices, and the pass that feeds the next one) and of its `matrices` alone, with
-      Hessians given; and `loss` [path], our objective over theirs.
+      Hessians given; `loss` [path], our objective over theirs, and `rounded` [path],
+      that of rounding to the nearest over theirs.
     """
     import jax
     import xarray as xr
@@ -78,7 +79,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             f"{jax.default_backend()}"
         )
     sides = Sides(cfg, torch_side)
-    loss = sides.losses()
+    losses = sides.losses()
     stages = {"block": sides.block(), "matrices": sides.matrices()}
     measured = [
         perf.compare(thunks, "torch", repetitions=cfg.repetitions, warmup=1)
@@ -88,10 +89,10 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     return runs.measured(
         {
             "seconds": seconds.assign_coords(stage=list(stages)),
-            "loss": xr.DataArray(
-                list(loss.values()), dims="path", coords={"path": list(loss)}
-            ),
+            "loss": ("path", [ours for ours, _ in losses.values()]),
+            "rounded": ("path", [rounded for _, rounded in losses.values()]),
         },
+        coords={"path": list(losses)},
         attrs={"threads": torch_side.torch.get_num_threads()},
     )
 
@@ -150,8 +151,8 @@ class Sides:
             batch=self.cfg.batch,
         )
 
-    def losses(self) -> dict[str, float]:
-        """Returns our objective over theirs for each matrix, each with its Hessian."""
+    def losses(self) -> dict[str, tuple[float, float]]:
+        """Returns our objective, and rounding's, over theirs for each matrix."""
         made, hessians, _ = self.theirs()
         of_path = {path: hessians[group[0]] for group in self.groups for path in group}
         found = {}
@@ -160,7 +161,7 @@ class Sides:
             theirs = self.side.lost(
                 self.weights[name], made[name], of_path[report.path]
             )
-            found[report.path] = report.loss / theirs
+            found[report.path] = report.loss / theirs, report.rounded / theirs
         return found
 
     def block(self) -> dict[str, Callable[[], Any]]:

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ConfigError(
         "the baseline is written in PyTorch, which is not installed: "
-        "pip install 'hpcjax[dev]'"
+        "pip install 'hpcjax[oracles]'"
     ) from error
 
 Weights = Mapping[str, "torch.Tensor"]

@@ -32,7 +32,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures a backward pass, makes links as slow as that, and measures steps.
 
     Returns:
-      Seconds [round]: `computing` without sending, `sending` without computing, `both`;
+      Seconds [round]: `computing` without sending, `sending` without computing, `both`
+      at a time, and one `afterwards`;
       `rate`, bytes/s of a link; `backward`, seconds of the backward pass.
     """
     from experiments.gradcomp import ranks

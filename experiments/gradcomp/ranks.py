@@ -133,13 +133,14 @@ def split(forward: float, both: float) -> dict[str, float]:
 
 
 def overlap(transport: Transport, cfg: "OverlapConfig") -> dict[str, Any]:
-    """Returns seconds without sending, of sending alone and of both, by round."""
+    """Returns seconds of passes, of sending, of both at a time, one after the other."""
     worker = Worker(transport, cfg.chain, cfg.seed)
     with Agent() as agent:
         thunks = {
             "computing": worker.compute,
             "sending": worker.send,
             "both": worker.averaged(agent),
+            "afterwards": lambda: (worker.compute(), worker.send()),
         }
         return in_turns(transport, thunks, cfg.rounds)
 

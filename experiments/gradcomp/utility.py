@@ -145,10 +145,9 @@ def figures(cfg: Config, made: list[Setup]) -> "runs.Dataset":
       For each setup its `model`, `batch`, `processes`, `method`, and whether it is
       `counted`, all but fp16; `speedup` [setup, gbit_per_s, compute_speed] and
       `required_ratio` [setup, gbit_per_s]; `pays_below`, the Gbit/s from which on it
-      never pays, 0 if it does nowhere, `ALWAYS` if it does everywhere; `costly`,
-      whether encoding takes longer than a backward pass beside which nothing is sent
-      would save. The `share` [gbit_per_s] of those counted that pay, and `threshold`,
-      the Gbit/s from which on fewer than 3 % do.
+      never pays, 0 if it does nowhere, `ALWAYS` if it does everywhere. The
+      `share` [gbit_per_s] of those counted that pay, and `threshold`, the Gbit/s from
+      which on fewer than 3 % do.
     """
     from experiments.gradcomp.methods import HALF
 
@@ -160,8 +159,6 @@ def figures(cfg: Config, made: list[Setup]) -> "runs.Dataset":
     )
     counted = np.array([s.method.label != HALF.label for s in made])
     below = np.array([pays_below(s) for s in made])
-    saved = np.array([(s.workload.slowdown - 1) * s.workload.backward_s for s in made])
-    encode = np.array([s.method.encode_decode_s for s in made])
     ratios = [
         [
             cost.required_ratio(own.workload, own.system)
@@ -175,7 +172,6 @@ def figures(cfg: Config, made: list[Setup]) -> "runs.Dataset":
             "speedup": (("setup", "gbit_per_s", "compute_speed"), gains),
             "required_ratio": (("setup", "gbit_per_s"), ratios),
             "pays_below": ("setup", below),
-            "costly": ("setup", encode > saved),
             "counted": ("setup", counted),
             "model": ("setup", [s.model for s in made]),
             "batch": ("setup", [s.workload.batch for s in made]),

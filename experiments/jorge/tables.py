@@ -29,7 +29,23 @@ _FIRST_LOOK = {
 
 
 def _to_three_percent(rows: reduce.Rows) -> xr.Dataset:
-    return time_to_target(rows, "sgd", metric="val_error", target=0.03)
+    # One validation of 359 digits moves by a percent from step to step.
+    table = time_to_target(rows, "sgd", metric="val_error", target=0.03, smooth=3)
+    return table.assign(n=table["steps_by_seed"].notnull().sum("seed"))
+
+
+def _first_look(name: str, **overrides: str) -> Runs:
+    """Returns a row of the quickstart: twelve seeds, the same in every row.
+
+    With seven the verdict hung on whether a run had one core or two; more than twelve
+    take more than the five minutes of a first look. They are none of those under which
+    the smoothing was chosen.
+    """
+    return Runs(
+        config=f"jorge/digits:{name}",
+        overrides={**_FIRST_LOOK, **overrides},
+        seeds=tuple(range(20, 32)),
+    )
 
 
 QUICKSTART = Table(
@@ -38,55 +54,62 @@ QUICKSTART = Table(
     paper=PAPER,
     caption=(
         "scikit-learn digits in place of ImageNet, ResNet-8, the same rate and "
-        "schedule for SGD, Shampoo and Jorge: a first look. Against a tuned SGD: "
-        "jorge/steps."
+        "schedule for SGD, Shampoo and Jorge: a first look. Errors are means of three "
+        "validations. Against a tuned SGD: jorge/steps."
     ),
-    columns={**COLUMNS, "best": "best validation error"},
+    # Times of so few steps are those of the machine's other work: they are not shown.
+    columns={
+        "best": "best validation error",
+        "steps": "steps to 3 % error",
+        "ratio": COLUMNS["ratio"],
+        "n": "seeds",
+    },
     reduce=_to_three_percent,
     tiers=on_cpu(
-        minutes=1.0,
+        minutes=4.0,
         runs={
-            "sgd": Runs(
-                config="jorge/digits:sgd", overrides=_FIRST_LOOK, seeds=(0, 1, 2)
-            ),
-            "adamw": Runs(
-                config="jorge/digits:adamw",
-                overrides={**_FIRST_LOOK, "optimizer.lr": "0.003"},
-            ),
-            "shampoo": Runs(
-                config="jorge/digits:shampoo",
-                overrides={**_FIRST_LOOK, "optimizer.roots_every": "10"},
-            ),
-            "jorge": Runs(
-                config="jorge/digits:jorge", overrides=_FIRST_LOOK, seeds=(0, 1, 2)
-            ),
+            "sgd": _first_look("sgd"),
+            "adamw": _first_look("adamw", **{"optimizer.lr": "0.003"}),
+            "shampoo": _first_look("shampoo", **{"optimizer.roots_every": "10"}),
+            "jorge": _first_look("jorge"),
         },
         claims={
-            "fewer_steps": reduce.cell("ratio", "jorge").at_most(
-                0.95, "Jorge needs fewer steps than SGD (median of 3 seeds)"
-            )
+            # Of the interval the end that speaks against the claim.
+            "fewer_steps": reduce.cell("ratio_high", "jorge")
+            .at_most(0.99, "Jorge's steps over SGD's, upper end of the interval")
+            .fails({"jorge": "sgd"})
         },
     ),
 )
 
 
 _RATES = {
-    "digits": ("0.03", "0.1", "0.3", "1.0"),
-    "fashion": ("0.03", "0.1", "0.3", "1.0"),
-    "text": ("0.01", "0.03", "0.1", "0.3"),
+    "fashion": ("0.03", "0.1", "0.3", "1.0", "3.0"),
+    "phantoms": ("0.03", "0.1", "0.3", "1.0", "3.0"),
+    "text": ("0.03", "0.1", "0.3", "1.0", "3.0"),
 }
+# Validations of which means are taken.
+_SMOOTH = 3
+_KEEPS = "jorge, SGD's schedule"
 
 
 def _against_tuned_sgd(task: str, rates: tuple[str, ...]) -> dict[str, Runs]:
-    """Returns a task's rows: SGD tuned over 12 trials, the others with SGD's rate."""
+    """Returns a task's rows: SGD tuned over 15 trials, the others with SGD's rate."""
     tuned = {
         "optimizer.lr": rates,
         "optimizer.schedule": ("constant", "cosine", "stepdecay"),
     }
-    same_rate = {"like": f"{task}/sgd", "takes": ("optimizer.lr",), "seeds": SEEDS}
+    like = {"like": f"{task}/sgd", "seeds": SEEDS}
+    same_rate = {**like, "takes": ("optimizer.lr",)}
     step_decay = {"optimizer.schedule": "stepdecay"}
     return {
-        f"{task}/sgd": Runs(config=f"jorge/{task}:sgd", seeds=SEEDS, tune=tuned),
+        f"{task}/sgd": Runs(
+            config=f"jorge/{task}:sgd",
+            seeds=SEEDS,
+            tune=tuned,
+            tune_seeds=(1000, 1001, 1002),
+            smooth=_SMOOTH,
+        ),
         f"{task}/sgd-step": Runs(
             config=f"jorge/{task}:sgd", overrides=step_decay, **same_rate
         ),
@@ -94,14 +117,26 @@ def _against_tuned_sgd(task: str, rates: tuple[str, ...]) -> dict[str, Runs]:
             config=f"jorge/{task}:shampoo", overrides=step_decay, **same_rate
         ),
         f"{task}/jorge": Runs(config=f"jorge/{task}:jorge", **same_rate),
+        f"{task}/{_KEEPS}": Runs(
+            config=f"jorge/{task}:jorge", **like, takes=tuple(tuned)
+        ),
     }
 
 
-_TASKS_WON = reduce.of("ratio", "/jorge").then(lambda ratio: (ratio <= 0.85).sum())
+def _tasks_won(name: str, bound: str) -> Claim:
+    rows = [f"{task}/{name}" for task in _RATES]
+
+    def won(table: xr.Dataset) -> float:
+        return float((table["ratio"].sel(row=rows) <= 0.85).sum())
+
+    claim = reduce.Number(won).at_least(
+        2.0, f"tasks of three on which {bound} needs ≤ 0.85 of SGD's steps"
+    )
+    return claim.fails({f"{task}/{name}": f"{task}/sgd" for task in _RATES})
 
 
 def _to_sgds_best(rows: reduce.Rows) -> xr.Dataset:
-    return time_to_targets(rows, dict.fromkeys(_RATES, "sgd"))
+    return time_to_targets(rows, dict.fromkeys(_RATES, "sgd"), smooth=_SMOOTH)
 
 
 STEPS = Table(
@@ -109,24 +144,27 @@ STEPS = Table(
     title="Steps to the tuned SGD's validation loss, Jorge's settings derived from it",
     paper=PAPER,
     caption=(
-        "digits, 10,000 images of Fashion-MNIST and a character language model of the "
-        "King James Bible stand in for ImageNet and COCO. SGD: best of 12 trials (4 "
-        "rates, 3 schedules). Jorge: jorge_from_sgd of that rate, step decay, untuned. "
-        "sgd-step and shampoo: the same rate and Jorge's schedule."
+        "10,000 images of Fashion-MNIST of 14x14, a U-Net on phantoms, 30 epochs each, "
+        "and a character language model of the King James Bible, 4,000 steps, stand in "
+        "for ImageNet and COCO. SGD: best of 15 trials (5 rates, 3 schedules), each "
+        "with three seeds. Jorge: jorge_from_sgd of that rate, step decay, untuned; "
+        "and with SGD's schedule in place of that. sgd-step and shampoo: the same rate "
+        "and Jorge's schedule. Losses are means of three validations, of which there "
+        "are 30 or 40; the target is the median of the five SGD runs' least. At first "
+        "it was the worst: on the phantoms an SGD run fails, and set it."
     ),
     columns={**COLUMNS, "target": "target loss"},
     reduce=_to_sgds_best,
     tiers=on_cpu(
-        minutes=60.0,
+        minutes=120.0,
         runs={
             name: runs
             for task, rates in _RATES.items()
             for name, runs in _against_tuned_sgd(task, rates).items()
         },
         claims={
-            "fewer_steps": _TASKS_WON.at_least(
-                2.0, "tasks of three on which Jorge needs ≤ 0.85 of SGD's steps"
-            )
+            "fewer_steps": _tasks_won("jorge", "Jorge by the recipe"),
+            "own_schedule": _tasks_won(_KEEPS, "Jorge with SGD's schedule"),
         },
     ),
 )
@@ -142,11 +180,12 @@ def _costs(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 def _factor(times: float) -> Claim:
-    return reduce.Number(
+    claim = reduce.Number(
         lambda table: 1 / reduce.cell("ratio", "factor: jorge")(table)
     ).at_least(
         times, f"updating a 1024x1024 factor is > {times:g} times as fast as by eigh"
     )
+    return claim.fails({"factor: jorge": "factor: newton"})
 
 
 STEP_COST = Table(
@@ -165,9 +204,9 @@ STEP_COST = Table(
         minutes=6.0,
         runs={"all": Runs(config="jorge/step_cost:cpu")},
         claims={
-            "below_shampoo": reduce.over(
-                "ratio", "jorge, k = 1", "shampoo-eigh, k = 1"
-            ).at_most(1.0, "a step that updates costs less than Shampoo's (eigh)"),
+            "below_shampoo": reduce.over("ratio", "jorge, k = 1", "shampoo-eigh, k = 1")
+            .at_most(1.0, "a step that updates costs less than Shampoo's (eigh)")
+            .fails({"jorge, k = 1": "shampoo-newton, k = 1"}),
             "factor": _factor(1.0),
         },
     )
@@ -175,9 +214,9 @@ STEP_COST = Table(
         minutes=5.0,
         runs={"all": Runs(config="jorge/step_cost:gpu")},
         claims={
-            "close_to_sgd": reduce.cell("ratio", "jorge").at_most(
-                1.10, "Jorge's step costs at most 1.10 of SGD's"
-            ),
+            "close_to_sgd": reduce.cell("ratio", "jorge")
+            .at_most(1.10, "Jorge's step costs at most 1.10 of SGD's")
+            .fails({"jorge": "shampoo-eigh, k = 1"}),
             "factor": _factor(5.0),
         },
     ),
@@ -206,8 +245,8 @@ ABLATION = Table(
     title="Order, dynamic β2, interval k, symmetrizing, start and grafting on digits",
     paper="the reviewers of arXiv 2310.12298 asked for the effect of k",
     caption=(
-        "digits, ResNet-8, 300 steps, rate 0.1, three seeds; target: what SGD with the "
-        "same rate and schedule reaches under every seed."
+        "digits, ResNet-8, 300 steps, rate 0.1, three seeds; target: the median of the "
+        "least losses of SGD with the same rate and schedule."
     ),
     columns=COLUMNS,
     reduce=_to_sgd,
@@ -222,9 +261,9 @@ ABLATION = Table(
             **grid("jorge/ablation:jorge", _ABLATED, seeds=(0, 1, 2)),
         },
         claims={
-            "grafting": reduce.over("ratio", "no grafting", "jorge").at_least(
-                1.0, "without grafting the target takes more steps"
-            )
+            "grafting": reduce.over("ratio", "no grafting", "jorge")
+            .at_least(1.05, "without grafting the target takes more steps")
+            .fails({"no grafting": "jorge"})
         },
     ),
 )

@@ -176,15 +176,34 @@ def compare(side: "Side", peer: process.Peer, cfg: Config) -> dict[str, float]:
     """Returns the relative differences of what both make of the same problem.
 
     Of `gradient`, factors `a` and `g`, `preconditioned` gradient, and `change`: what
-    the first `inv_update_steps` steps add to the parameters.
+    the first `inv_update_steps` steps add to the parameters. And for control of `raw`,
+    our gradient beside their preconditioned one, and `one_more`, our change by one step
+    more beside theirs.
     """
     count = cfg.inv_update_steps
-    theirs = peer.ask("curvature")
+    theirs = in_our_terms(peer.ask("curvature"), cfg.divisor)
     change = peer.ask("change", count)
-    return differences(
-        {**side.curvature(), **side.change(count)},
-        {**in_our_terms(theirs, cfg.divisor), **change},
+    ours = side.curvature()
+    return {
+        **differences({**ours, **side.change(count)}, {**theirs, **change}),
+        **_control("raw", ours, "gradient", theirs, "preconditioned"),
+        **_control("one_more", side.change(count + 1), "change", change, "change"),
+    }
+
+
+def _control(
+    name: str, ours: "Arrays", mine: str, theirs: "Arrays", other: str
+) -> dict[str, float]:
+    """Returns the difference of two kinds of arrays that are not the same, by name."""
+    pair = (
+        {
+            path.replace(kind, name, 1): array
+            for path, array in arrays.items()
+            if path.startswith(f"{kind}/")
+        }
+        for arrays, kind in ((ours, mine), (theirs, other))
     )
+    return differences(*pair)
 
 
 def in_our_terms(arrays: "Arrays", divisor: int) -> "dict[str, np.ndarray]":

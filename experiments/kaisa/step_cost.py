@@ -35,8 +35,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times the steps, interleaved, in this process.
 
     Returns:
-      `seconds` [row, repetition]: SGD, K-FAC at its intervals, and the three stages'
-      shares of that.
+      `seconds` [row, repetition]: SGD, K-FAC at its intervals and at intervals of 1,
+      and the three stages' shares of the former.
     """
     base = SgdConfig(lr=1e-3)
 
@@ -64,6 +64,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         "kfac": plain
         + (factors - plain) / cfg.factor_update_steps
         + (whole - factors) / cfg.inv_update_steps,
+        "kfac, all at every step": whole,
         "precondition": plain - sgd,
         "factors": (factors - plain) / cfg.factor_update_steps,
         "decompositions": (whole - factors) / cfg.inv_update_steps,

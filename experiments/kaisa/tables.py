@@ -13,24 +13,34 @@ from hpcjax.runs.targets import time_to_targets
 KFAC_JAX = peer_tables.KFAC_JAX
 SEEDS = (0, 1, 2, 3, 4)
 FRACTIONS = {"1/8": "0.125", "1/4": "0.25", "1/2": "0.5", "1": "1.0"}
-BASELINES = {"digits": "sgd", "phantoms": "adamw", "bert": "lamb"}
-
-
+BASELINES = {"fashion": "sgd", "phantoms": "adamw"}
+# Validations of which means are taken.
+SMOOTH = 3
+# Nine trials for each: K-FAC has three rates and three dampings.
 RATES = {
-    "sgd": ("0.03", "0.1", "0.3", "1.0"),
-    "adamw": ("0.001", "0.003", "0.01", "0.03"),
-    "lamb": ("0.003", "0.01", "0.03", "0.1"),
+    "sgd": ("0.02", "0.05", "0.1", "0.2", "0.3", "0.5", "0.8", "1.2", "2.0"),
+    "adamw": (
+        *("0.0003", "0.001", "0.002", "0.003", "0.005"),
+        *("0.008", "0.012", "0.02", "0.03"),
+    ),
 }
+DAMPINGS = ("0.001", "0.01", "0.1")
 
 
-def _task(task: str, names: tuple[str, ...], rates: tuple[str, str]) -> dict[str, Runs]:
-    """Returns a task's rows, each optimizer tuned over four trials."""
+def _task(task: str, names: tuple[str, ...], rates: tuple[str, ...]) -> dict[str, Runs]:
+    """Returns a task's rows, each optimizer tuned over nine trials."""
     axes: dict[str, dict[str, tuple[str, ...]]] = {
         name: {"optimizer.lr": RATES[name]} for name in names
     }
-    axes["kfac"] = {"optimizer.base.lr": rates, "optimizer.damping": ("0.003", "0.03")}
+    axes["kfac"] = {"optimizer.base.lr": rates, "optimizer.damping": DAMPINGS}
     return {
-        f"{task}/{name}": Runs(config=f"kaisa/{task}:{name}", seeds=SEEDS, tune=grid)
+        f"{task}/{name}": Runs(
+            config=f"kaisa/{task}:{name}",
+            seeds=SEEDS,
+            tune=grid,
+            tune_seeds=(1000, 1001, 1002),
+            smooth=SMOOTH,
+        )
         for name, grid in axes.items()
     }
 
@@ -38,17 +48,21 @@ def _task(task: str, names: tuple[str, ...], rates: tuple[str, str]) -> dict[str
 def _steps(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Compares the rows of each task with that task's tuned baseline."""
     tasks = [row.partition("/")[0] for row in rows]
-    table = time_to_targets(rows, {task: BASELINES[task] for task in tasks})
+    baselines = {task: BASELINES[task] for task in tasks}
+    table = time_to_targets(rows, baselines, smooth=SMOOTH)
     steps = table["steps_by_seed"]
     base = steps.sel(row=[f"{task}/{BASELINES[task]}" for task in tasks]).values
-    return table.assign(wins=(steps <= 0.75 * base).sum("seed"))
+    # Where neither comes to the target nobody wins.
+    wins = (steps <= 0.75 * base) & np.isfinite(steps)
+    return table.assign(wins=wins.sum("seed"))
 
 
 def _wins(task: str) -> Claim:
     baseline = BASELINES[task]
-    return reduce.cell("wins", f"{task}/kfac").at_least(
+    claim = reduce.cell("wins", f"{task}/kfac").at_least(
         4.0, f"{task}: seeds of 5 with K-FAC at ≤ 0.75 of the tuned {baseline}"
     )
+    return claim.fails({f"{task}/kfac": f"{task}/{baseline}"})
 
 
 PAPER = (
@@ -68,36 +82,21 @@ STEPS = Table(
     title="Steps to the tuned baseline's validation loss",
     paper=PAPER,
     caption=(
-        "digits with ResNet-8 and ellipsoid phantoms with a U-Net, against SGD and "
-        "AdamW. Every optimizer is the best of 4 trials: 4 rates, for K-FAC 2 rates "
-        "and 2 dampings; cosine schedules."
+        "10,000 images of Fashion-MNIST of 7x7 with ResNet-8, batch 512, and "
+        "ellipsoid phantoms with a U-Net, against SGD and AdamW. Every optimizer is "
+        "the best of 9 trials: 9 rates, for K-FAC 3 rates and 3 dampings, each with "
+        "three seeds; cosine schedules. Losses are means of three validations, of "
+        "which there are 40 and 30."
     ),
     columns=COLUMNS,
     reduce=_steps,
     tiers=on_cpu(
-        minutes=25.0,
+        minutes=100.0,
         runs={
-            **_task("digits", ("sgd", "adamw"), ("0.1", "0.3")),
-            **_task("phantoms", ("adamw",), ("0.1", "0.3")),
+            **_task("fashion", ("sgd", "adamw"), ("0.1", "0.3", "1.0")),
+            **_task("phantoms", ("adamw",), ("0.1", "0.3", "1.0")),
         },
-        claims={f"{task}_wins": _wins(task) for task in ("digits", "phantoms")},
-    ),
-)
-
-BERT = Table(
-    id="kaisa/bert",
-    title="Steps of a two-layer BERT to the tuned LAMB's validation loss",
-    paper=PAPER,
-    caption=(
-        "Masked words of the King James Bible. LAMB: best of 4 rates; K-FAC in front "
-        "of LAMB: of 2 rates and 2 dampings; cosine schedules."
-    ),
-    columns=COLUMNS,
-    reduce=_steps,
-    tiers=on_cpu(
-        minutes=30.0,
-        runs=_task("bert", ("lamb",), ("0.01", "0.03")),
-        claims={"bert_wins": _wins("bert")},
+        claims={f"{task}_wins": _wins(task) for task in ("fashion", "phantoms")},
     ),
 )
 
@@ -150,12 +149,16 @@ MEMORY = Table(
         claims={
             "linear": _linear.at_least(
                 0.99, "the overhead is linear in the fraction: R²"
-            ),
-            "most": _LARGEST.at_most(2.9, "largest overhead over smallest, at most"),
-            "least": _LARGEST.at_least(1.5, "largest overhead over smallest, at least"),
-            "eighth": reduce.over("decompositions", "memory 1/8", "memory 1").at_most(
-                0.15, "decompositions at f = 1/8 over those at f = 1"
-            ),
+            ).fails({"memory 1/2": "memory 1/4"}),
+            "most": _LARGEST.at_most(
+                2.9, "largest overhead over smallest, at most"
+            ).fails(columns={"overhead": "decompositions"}),
+            "least": _LARGEST.at_least(
+                1.5, "largest overhead over smallest, at least"
+            ).fails({"memory 1/8": "memory 1"}),
+            "eighth": reduce.over("decompositions", "memory 1/8", "memory 1")
+            .at_most(0.15, "decompositions at f = 1/8 over those at f = 1")
+            .fails({"memory 1/8": "memory 1"}),
         },
     ),
 )
@@ -170,8 +173,21 @@ def _bytes(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     # Nothing where nothing is to be is exact.
     ratio = xr.where((found == 0) & (formula == 0), 1.0, found / formula)
     kept = {part: table[part] / 1e3 for part in _PARTS}
+    kept |= {f"{part}_formula": table[f"{part}_formula"] / 1e3 for part in _PARTS}
     ends = {"least": ratio.min("part"), "most": ratio.max("part")}
     return xr.Dataset({**kept, **ends})
+
+
+@reduce.Number
+def _off(table: xr.Dataset) -> float:
+    """Returns the largest relative difference of bytes from their formula."""
+    found, formula = (
+        np.stack([table[f"{part}{end}"].values for part in _PARTS])
+        for end in ("", "_formula")
+    )
+    # Nothing where nothing is to be is exact.
+    size = np.maximum(np.maximum(found, formula), 1e-9)
+    return float((abs(found - formula) / size).max())
 
 
 BYTES = Table(
@@ -196,11 +212,11 @@ BYTES = Table(
         minutes=4.0,
         runs=_sharing("memory"),
         claims={
-            "most": reduce.most("most").at_most(
-                1.01, "bytes of the program over the formula, largest"
-            ),
-            "least": reduce.least("least").at_least(
-                0.99, "bytes of the program over the formula, smallest"
+            "formula": _off.at_most(
+                0.01, "bytes of the program off the formula, of any of the four"
+            ).fails(
+                {"memory 1/8": "memory 1/4"},
+                only=("broadcast", "decomposition_broadcast"),
             ),
         },
     ),
@@ -228,9 +244,13 @@ STEP_COST = Table(
     reduce=_step_cost,
     tiers={
         name: Tier(
-            minutes=6.0,
+            minutes=3.0,
             runs={"all": Runs(config=f"kaisa/step_cost:{name}")},
-            claims={"step": reduce.cell("ratio", "kfac").at_most(1.25, _STEP)},
+            claims={
+                "step": reduce.cell("ratio", "kfac")
+                .at_most(1.25, _STEP)
+                .fails({"kfac": "kfac, all at every step"})
+            },
         )
         for name in ("cpu", "gpu")
     },

@@ -1,13 +1,14 @@
 """How fast a model writes, against `transformers` on the same cores."""
 
 import dataclasses
+import pathlib
 import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcjax import inference, perf, runs
+from hpcjax import hostcomm, inference, perf, runs
 from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
 from hpcjax.inference import Continuation, Sampler
@@ -27,6 +28,7 @@ class Config(config.Config):
       tokens: written behind each.
       repetitions: rounds of the measurement.
       peer: whether `transformers` is measured too.
+      one_core: whether both have one core instead of all, in a process of their own.
       seed: of the prompts.
     """
 
@@ -36,6 +38,7 @@ class Config(config.Config):
     tokens: config.Size = 32
     repetitions: int = 20
     peer: bool = True
+    one_core: bool = False
     seed: config.Seed = 0
 
 
@@ -46,9 +49,34 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
       `seconds` [candidate, repetition] of a whole text: scanned and unrolled layers,
       and the peer; `differing`, tokens of the peer's texts that are not ours.
     """
+    given = [str(ctx.data_root)]
+    if cfg.one_core:
+        cores = hostcomm.free_cores(1)
+        (found,) = runs.in_processes(measure, cfg, 1, given=given, cores=cores)
+    else:
+        found = measure(None, cfg, *given)
+    names, seconds, differing = found
+    return runs.measured(
+        {
+            "seconds": (("candidate", "repetition"), seconds),
+            "differing": differing,
+            "tokens": cfg.batch * cfg.tokens,
+        },
+        coords={"candidate": names},
+    )
+
+
+def measure(
+    transport: "hostcomm.Transport | None", cfg: Config, data_root: str
+) -> list[Any]:
+    """Returns candidates, their seconds, and how many of the peer's tokens differ.
+
+    The process is this one, or one of its own, which then has a transport.
+    """
     import jax
 
-    loaded = inference.load_language_model(cfg.model, ctx.data_root).pretrained
+    root = pathlib.Path(data_root)
+    loaded = inference.load_language_model(cfg.model, root).pretrained
     rng = np.random.default_rng(cfg.seed)
     shape = (cfg.batch, cfg.prompt)
     tokens = rng.integers(3, loaded.vocabulary, shape).astype(np.int32)
@@ -74,7 +102,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         differing = int(np.sum(candidates["transformers"]() != told))
     baseline = "transformers" if cfg.peer else "unrolled"
     measured = perf.compare(candidates, baseline, repetitions=cfg.repetitions, warmup=1)
-    return measured.assign(differing=differing, tokens=cfg.batch * cfg.tokens)
+    seconds = measured["seconds"]
+    return [seconds["candidate"].values.tolist(), seconds.values, differing]
 
 
 def peer(
@@ -90,7 +119,7 @@ def peer(
         import transformers
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "the peer needs torch and transformers: pip install 'hpcjax[dev]', or "
+            "the peer needs torch and transformers: pip install 'hpcjax[oracles]', or "
             "peer=false"
         ) from error
     from hpcjax.models import pretrained

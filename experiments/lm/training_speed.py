@@ -53,25 +53,30 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times a training step, a product of matrices and attention, in turns.
 
     Returns:
-      `seconds` [candidate, repetition] of "step", "product" and "attention, ..."; the
-      step's `tokens` and, by formula, `flops`; `peak`, the product's operations; and
+      `seconds` [candidate, repetition] of "step", a "short step" of one sequence of an
+      eighth, "product" and "attention, ..."; the step's `tokens` and, by formula,
+      `flops`, the short one's `short_flops`; `peak`, the product's operations; and
       `share` [operation], of a profiled step the time of each kind of operation, until
       90 % are covered.
     """
     step = training_step(cfg, ctx.mesh.size)
-    thunks = {"step": step, "product": product(cfg)}
+    few = dataclasses.replace(cfg, batch=1, context=max(1, cfg.context // 8))
+    thunks = {
+        "step": step,
+        "short step": training_step(few, ctx.mesh.size),
+        "product": product(cfg),
+    }
     for name in cfg.implementations:
         thunks[f"attention, {name}"] = attention(cfg, name)
     measured = perf.compare(thunks, "product", repetitions=cfg.repetitions)
     shares = covering(perf.seconds_by_operation(step))
-    tokens = cfg.batch * cfg.context
-    flops = models.flops_per_token(cfg.model, cfg.context, cfg.vocabulary)
     return runs.measured(
         {
             "seconds": measured["seconds"],
             "share": ("operation", list(shares.values())),
-            "tokens": tokens,
-            "flops": float(tokens * flops),
+            "tokens": cfg.batch * cfg.context,
+            "flops": operations(cfg),
+            "short_flops": operations(few),
             "peak": 2.0 * cfg.side**3,
         },
         coords={"operation": list(shares)},
@@ -86,6 +91,12 @@ def training_step(cfg: Config, devices: int) -> Callable[[], Any]:
     optimizer = AdamWConfig(lr=1e-4).make(cfg.repetitions)
     task = train.supervised(model, optimizer, dataset)
     return train.step_thunk(task, cfg.batch, devices=devices, seed=cfg.seed)
+
+
+def operations(cfg: Config) -> float:
+    """Returns the operations of a step, by formula."""
+    token = models.flops_per_token(cfg.model, cfg.context, cfg.vocabulary)
+    return float(cfg.batch * cfg.context * token)
 
 
 def product(cfg: Config) -> Callable[[], Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcjax import perf, runs, sharding, train
+from hpcjax.core.config import Size
 from hpcjax.optim import SgdConfig
 from hpcjax.runs.metrics import NullRecorder
 from hpcjax.runs.training import StepConfig
@@ -20,9 +21,11 @@ class Config(StepConfig):
 
     Attributes:
       steps: steps in a measurement.
+      larger: by how many images the batch of the negative control is larger.
     """
 
     steps: int = 10
+    larger: Size = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +53,7 @@ class Marks(NullRecorder):
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Measures seconds per step of the loop and of a bare jitted step, in turns.
+    """Measures seconds per step of the loop and of bare jitted steps, in turns.
 
     The loop's figure is that of its own records from the first to the last step, so
     that neither compiling nor the final validation is in it.
@@ -66,12 +69,18 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         train.fit(task, cfg.training(), seed=cfg.seed, mesh=ctx.mesh, recorder=marks)
         return (marks.seconds[-1] - marks.seconds[0]) / cfg.steps
 
-    rows = task.dataset.train.gather(np.arange(cfg.batch_size))
-    batch = sharding.place_batch(rows, ctx.mesh)
-    bare = bare_step(task.model, optimizer.make(cfg.steps), batch, cfg)
-    # Both tell their seconds themselves.
+    def bare(images: int) -> Callable[[], float]:
+        rows = task.dataset.train.gather(np.arange(images))
+        batch = sharding.place_batch(rows, ctx.mesh)
+        return bare_step(task.model, optimizer.make(cfg.steps), batch, cfg)
+
+    # All tell their seconds themselves.
     return perf.compare(
-        {"bare": bare, "loop": loop},
+        {
+            "bare": bare(cfg.batch_size),
+            "loop": loop,
+            "bare, larger batch": bare(cfg.batch_size + cfg.larger),
+        },
         "bare",
         repetitions=cfg.repetitions,
         warmup=1,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcjax import perf, runs, sharding, train
+from hpcjax.core.config import Size
 from hpcjax.optim import SgdConfig
 from hpcjax.runs.training import StepConfig
 
@@ -19,17 +20,19 @@ class Config(StepConfig):
     Attributes:
       every: steps between checkpoints, to which their cost is spread.
       after: steps during which a checkpoint is written in the background.
+      larger: by how many images the batch of the negative control is larger.
     """
 
     every: int = 100
     after: int = 3
+    larger: Size = 8
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times steps with and without the check, and with and without a save, in turns.
 
     The check is also timed alone: it is so short against a step that the difference of
-    two steps drowns in their noise.
+    two steps nearly drowns in their noise.
 
     Returns:
       `check` and `save`, seconds [candidate, repetition]; of `save` the seconds are
@@ -37,17 +40,21 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """
     import tempfile
 
-    task = cfg.task(SgdConfig(lr=0.01), devices=ctx.mesh.size)
+    task = cfg.task(SgdConfig(lr=0.01), devices=ctx.mesh.size, batches=2)
     state = train.init_state(task, cfg.seed, ctx.mesh)
-    rows = task.dataset.train.gather(np.arange(cfg.batch_size))
-    batch = sharding.place_batch(rows, ctx.mesh)
+
+    def step(check: bool, images: int) -> Callable[[], Any]:
+        rows = task.dataset.train.gather(np.arange(images))
+        batch = sharding.place_batch(rows, ctx.mesh)
+        made = train.train_step(task, ctx.mesh, state, check=check)
+        return perf.stepper(made, state, batch)
+
     steps = {
-        name: perf.stepper(
-            train.train_step(task, ctx.mesh, state, check=check), state, batch
-        )
-        for name, check in (("unchecked", False), ("checked", True))
+        "unchecked": step(False, cfg.batch_size),
+        "checked": step(True, cfg.batch_size),
+        "unchecked, larger batch": step(False, cfg.batch_size + cfg.larger),
+        "check alone": _check_alone(state, ctx),
     }
-    steps["check alone"] = _check_alone(state, ctx)
     check = perf.compare(steps, "unchecked", repetitions=cfg.repetitions)["seconds"]
 
     def some_steps() -> Any:

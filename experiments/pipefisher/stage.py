@@ -1,5 +1,6 @@
 """What a process of `two_processes` does: the passes of one stage, and its K-FAC."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -336,5 +337,9 @@ def run(
 
 def cores_of_threads() -> list[list[int]]:
     """Returns the cores on which each thread of this process may run."""
-    threads = map(int, os.listdir("/proc/self/task"))
-    return [sorted(os.sched_getaffinity(thread)) for thread in threads]
+    found = []
+    for thread in map(int, os.listdir("/proc/self/task")):
+        # A thread may end while others are looked at.
+        with contextlib.suppress(ProcessLookupError):
+            found.append(sorted(os.sched_getaffinity(thread)))
+    return found

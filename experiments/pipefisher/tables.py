@@ -82,7 +82,9 @@ BUBBLE_FILL = Table(
             between=" ",
         ),
         claims={
-            "cells": equal_cells.at_least(36.0, "cells of 36 equal to the last digit")
+            "cells": equal_cells.at_least(
+                36.0, "cells of 36 equal to the last digit"
+            ).fails({"base chimera D=4": "base gpipe D=4"})
         },
     ),
 )
@@ -113,7 +115,14 @@ def _of(column: str) -> reduce.Number:
 
 
 _BEYOND = abs(_of("t_step") / _of("t_pipe") - 1 - _of("overhead")).largest()
-_LATE = (_of("period") - _of("ratio").then(np.ceil)).largest()
+
+
+@reduce.Number
+def _late(table: xr.Dataset) -> float:
+    """Returns steps of a refresh beyond ⌈ratio⌉, inf if tasks fit into no bubble."""
+    own = table.sel(row=CLAIMED)
+    late = own["period"] - np.ceil(own["ratio"])
+    return float(late.where(own["unplaced"] == 0, np.inf).max())
 
 
 FILL = Table(
@@ -146,14 +155,14 @@ FILL = Table(
         claims={
             "utilization": _of("filled")
             .least()
-            .at_least(0.85, "GPipe, 1F1B and Chimera are busy ≥ 85 % of the time"),
-            "period": _LATE.at_most(1.0, "steps of a refresh beyond ⌈ratio⌉"),
-            "placed": _of("unplaced")
-            .largest()
-            .at_most(0.0, "tasks that fit into no bubble"),
+            .at_least(0.85, "GPipe, 1F1B and Chimera are busy ≥ 85 % of the time")
+            .fails({"base one_f_one_b": "base one_f_one_b, whole"}),
+            "period": _late.at_most(
+                1.0, "steps of a refresh beyond ⌈ratio⌉, if all tasks are placed"
+            ).fails({"base chimera": "base chimera, whole"}),
             "step": _BEYOND.at_most(
                 1e-9, "of a step beyond pipeline and preconditioning"
-            ),
+            ).fails({"base chimera": "base gpipe"}, only=("t_step",)),
         },
     ),
 )
@@ -169,6 +178,13 @@ def medians(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
         found[row] = {"units": float(own["units"].median())}
         for name in ("utilization", "milliseconds", "cpu"):
             found[row] |= reduce.interval(own[name], name)
+    plain = found["without"]
+    for cells in found.values():
+        work, base = (
+            each["utilization"] * each["milliseconds"] for each in (cells, plain)
+        )
+        # Had the bubbles' work come behind a step without it.
+        cells["behind"] = plain["milliseconds"] + work - base
     return reduce.from_cells(found)
 
 
@@ -189,6 +205,7 @@ TWO_PROCESSES = Table(
     columns={
         "utilization": "busy",
         "milliseconds": "ms per step",
+        "behind": "ms, its work behind a step",
         "units": "K-FAC tasks a refresh",
         "cpu": "cpu",
     },
@@ -197,10 +214,12 @@ TWO_PROCESSES = Table(
         minutes=2.0,
         runs={"all": Runs(config="pipefisher/two_processes")},
         claims={
-            "points": _GAINED.at_least(15.0, "points of busy time that filling gains"),
-            "step": reduce.over("milliseconds", "filled", "without").at_most(
-                1.2, "a step with K-FAC takes at most 1.2 of one without"
-            ),
+            "points": _GAINED.at_least(
+                15.0, "points of busy time that filling gains"
+            ).fails({"filled": "without"}),
+            "step": reduce.over("milliseconds", "filled", "without")
+            .at_most(1.2, "a step with K-FAC takes at most 1.2 of one without")
+            .fails(columns={"milliseconds": "behind"}),
         },
     ),
 )
@@ -242,11 +261,13 @@ def _stale(table: xr.Dataset) -> float:
     return float((steps.sel(row="pipefisher") / steps.sel(row="fresh")).median())
 
 
-_SEEDS = (0, 1, 2)
+_SEEDS = (0, 1, 2, 3, 4)
 _TUNED = {
-    "optimizer.base.lr": ("0.03", "0.1"),
-    "optimizer.damping": ("0.01", "0.03"),
+    "optimizer.base.lr": ("0.01", "0.03", "0.1"),
+    "optimizer.damping": ("0.01", "0.03", "0.1"),
 }
+_RATES = ("0.003", "0.006", "0.01", "0.02", "0.03", "0.05", "0.08", "0.12", "0.2")
+_TRIED = {"tune_seeds": (1000, 1001, 1002), "smooth": 3}
 TRAINING = Table(
     id="pipefisher/training",
     title="Steps and simulated time to LAMB's final training loss",
@@ -256,7 +277,8 @@ TRAINING = Table(
     ),
     caption=(
         "Characters of the King James Bible, two Transformer blocks, one a stage of a "
-        "simulated GPipe. Both optimizers are the best of 4 trials by validation loss. "
+        "simulated GPipe, 2,000 steps. Both optimizers are the best of 9 trials by "
+        "validation loss, each with three seeds. "
         "Losses are means over 5 % of the steps. fresh: inverts at every step, at "
         "pipefisher's rate and damping, as if that took no time."
     ),
@@ -272,9 +294,12 @@ TRAINING = Table(
             "lamb": Runs(
                 config="pipefisher/training:lamb",
                 seeds=_SEEDS,
-                tune={"optimizer.lr": ("0.01", "0.03", "0.1", "0.3")},
+                tune={"optimizer.lr": _RATES},
+                **_TRIED,
             ),
-            "pipefisher": Runs(config="pipefisher/training", seeds=_SEEDS, tune=_TUNED),
+            "pipefisher": Runs(
+                config="pipefisher/training", seeds=_SEEDS, tune=_TUNED, **_TRIED
+            ),
             "fresh": Runs(
                 config="pipefisher/training:fresh",
                 seeds=_SEEDS,
@@ -283,12 +308,12 @@ TRAINING = Table(
             ),
         },
         claims={
-            "time": reduce.cell("time", "pipefisher").at_most(
-                0.8, "simulated time to LAMB's final loss, of LAMB's"
-            ),
+            "time": reduce.cell("time", "pipefisher")
+            .at_most(0.8, "simulated time to LAMB's final loss, of LAMB's")
+            .fails({"pipefisher": "lamb"}),
             "stale": _stale.at_most(
                 1.05, "steps with late inverses over those with fresh ones"
-            ),
+            ).fails({"pipefisher": "lamb"}),
         },
     ),
 )

@@ -87,7 +87,7 @@ def work(transport: "hostcomm.Transport", cfg: Config) -> dict[str, Any]:
         }
         losses.append(float(value))
     parts = b"".join(params[name].tobytes() for name in names)
-    memory = [p.memory_analysis().temp_size_in_bytes for p in programs.values()]
+    memory = [perf.temporary_memory(p) for p in programs.values()]
     return {
         "flops": sum(map(perf.flops, programs.values())) / len(programs),
         "memory": max(memory),

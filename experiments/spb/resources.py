@@ -108,4 +108,4 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
 
 
 def _temporaries(program: Any) -> int:
-    return program.memory_analysis().temp_size_in_bytes
+    return perf.temporary_memory(program)

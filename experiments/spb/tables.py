@@ -66,7 +66,8 @@ QUALITY = Table(
         "perceptron, 500 small steps without momentum. 359 images held out, so that "
         "one is 0.28 points. Means of three seeds, [lowest, highest]. The 8 workers "
         "are on one device. wrong divisor: averages over all workers, the negative "
-        "control; batch norms hide it from the ResNet. random freezing: whole backward "
+        "control of the perceptron, of which alone something is claimed: batch norms "
+        "hide it from the ResNet. random freezing: whole backward "
         "passes, then blocks left out at random."
     ),
     columns={
@@ -92,15 +93,9 @@ QUALITY = Table(
             f"plain, {WRONG}": _partial(4, "spb/perceptron", "workers"),
         },
         claims={
-            "quality": reduce.cell("margin", QUARTERS).at_most(
-                1.0, "points of error that k = 4 has above full"
-            ),
-            "plain": reduce.cell("margin", f"plain, {QUARTERS}").at_most(
-                1.0, "points of error that k = 4 has above full, plain"
-            ),
-            "control": reduce.cell("margin", f"plain, {WRONG}").at_least(
-                1.0, "points above full with a wrong divisor: it fails the claim, plain"
-            ),
+            "plain": reduce.cell("margin", f"plain, {QUARTERS}")
+            .at_most(1.0, "points of error that k = 4 has above full, plain")
+            .fails({f"plain, {QUARTERS}": f"plain, {WRONG}"}),
         },
     ),
 )
@@ -117,12 +112,16 @@ def by_role(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     ).assign_attrs(source="measured, bytes analytical")
 
 
+# Roles that all take the whole backward pass.
+_WHOLE = {f"chain, role {role}": "chain, role 4" for role in (1, 2, 3)}
+
+
 @reduce.Number
-def _shrinking(table: xr.Dataset) -> float:
-    """Returns how many roles need less memory than the next shorter one."""
+def _not_growing(table: xr.Dataset) -> float:
+    """Returns how many roles need no more memory than the next shorter one."""
     names = ("chain", "cnn")
     steps = [np.diff(reduce.rows_of(table, name)["memory"].values) for name in names]
-    return float(sum((each < 0).sum() for each in steps))
+    return float(sum((each <= 0).sum() for each in steps))
 
 
 RESOURCES = Table(
@@ -155,13 +154,15 @@ RESOURCES = Table(
         claims={
             "flops": abs(of("flops", "chain") / of("exact", "chain") - 1)
             .largest()
-            .at_most(0.02, "largest relative difference of FLOPs from the exact form"),
-            "monotone": _shrinking.at_most(
-                0.0, "roles that need less memory than a shorter one"
-            ),
+            .at_most(0.02, "largest relative difference of FLOPs from the exact form")
+            .fails(_WHOLE, only=("flops",)),
+            "monotone": _not_growing.at_most(
+                0.0, "roles that need no more memory than a shorter one"
+            ).fails(_WHOLE),
             "memory": of("memory", "cnn")
             .then(lambda memory: memory[0] / memory[-1])
-            .at_most(0.6, "role 1's memory of role 8's, cnn"),
+            .at_most(0.6, "role 1's memory of role 8's, cnn")
+            .fails({"cnn, role 1": "cnn, role 8"}),
         },
     ),
 )
@@ -201,9 +202,11 @@ PROCESSES = Table(
             "zeros": Runs(config="spb/processes:zeros"),
         },
         claims={
-            "bytes": (
-                of("sent", "contributors").sum() / of("sent", "zeros").sum()
-            ).at_most(0.78, "bytes of contributors over those of zeros")
+            "bytes": (of("sent", "contributors").sum() / of("sent", "zeros").sum())
+            .at_most(0.78, "bytes of contributors over those of zeros")
+            .fails(
+                {f"contributors, process {p}": f"zeros, process {p}" for p in range(4)}
+            )
         },
     ),
 )

@@ -26,10 +26,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     history = training.run(cfg, ctx)
     accuracy = 100 * (1 - history["val_error"].isel(eval_step=-1, drop=True))
     alone = 100 * _alone(cfg, ctx)
-    # Who is late.
-    return history.assign(accuracy=accuracy, alone=alone).assign_attrs(
-        source="simulated"
-    )
+    return history.assign(accuracy=accuracy, alone=alone)
 
 
 def _alone(cfg: Config, ctx: "runs.Context") -> float:

@@ -46,6 +46,11 @@ class EagerConfig(AveragingConfig):
         both = {"missed": self.missed, "sync_models_every": self.sync_models_every}
         checks.require(everything or self.between == "processes", rule, **both)
 
+    @property
+    def plays_delays(self) -> bool:
+        """Whether delays that nobody spends decide what is trained: between devices."""
+        return self.between == "devices"
+
     def make(
         self, over: Any, tx: Any, *, workers: int, steps: int, seed: int = 0
     ) -> "Averaging":
@@ -78,7 +83,7 @@ class EagerConfig(AveragingConfig):
         plain = optimizer.gradients is None and mean is all_reduce_mean
         rule = "eager SGD sums whole gradients itself: no exchange, backward or K-FAC"
         checks.require(plain, rule, optimizer=optimizer.tx, mean=mean)
-        run = Run(setup.workers, setup.steps + BEYOND, setup.seed)
+        run = Run(setup.workers, setup.steps + BEYOND, setup.seed())
         late = self.late or LateConfig()
         seconds = late.step_seconds(run)
         times = cost.simulate_rounds(
@@ -86,6 +91,6 @@ class EagerConfig(AveragingConfig):
             mode=self.mode,
             seconds=late.seconds,
             limiter=self.limiter,
-            seed=setup.seed,
+            seed=run.seed,
         )
         return eager_rounds(times.trace(), optimizer, setup)

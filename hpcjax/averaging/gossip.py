@@ -28,7 +28,7 @@ from hpcjax.averaging.workers import (
 )
 from hpcjax.core import checks, keys
 from hpcjax.core.per_device import unwrap, wrap
-from hpcjax.core.varying import vary
+from hpcjax.core.varying import after, vary
 from hpcjax.hostcomm import (
     PairAverages,
     PushSum,
@@ -237,6 +237,8 @@ class _MeshPush:
             offsets = exponential_offsets(ranks, number, self._neighbours)
 
             def branch(values, weight):
+                # The values are of after the step's exchange, the weight of before.
+                weight = after(weight, values)
                 shares = jax.tree.map(
                     lambda leaf: leaf / (len(offsets) + 1), (values, weight)
                 )

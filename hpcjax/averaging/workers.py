@@ -12,7 +12,7 @@ import optax
 from hpcjax.averaging.vectors import agree, flat, like
 from hpcjax.core import checks
 from hpcjax.core.per_device import unwrap, wrap
-from hpcjax.core.varying import vary
+from hpcjax.core.varying import after, vary
 from hpcjax.hostcomm import Tag, Trace, Transport, allreduce, barrier
 from hpcjax.optim.full_precision import (
     check_real,
@@ -229,6 +229,8 @@ class _Worker:
             grads = like(mean, raise_precision(grads))
         if self._order == "average_then_update":
             precise, inner, memory = self._average_models(now, precise, inner, memory)
+            # The optimizer may begin with an exchange, which needs gradients alone.
+            grads = after(grads, precise) if self._exchange.axis else grads
         precise, inner = self._update(grads, inner, precise, extras)
         if self._order == "update_then_average":
             precise, inner, memory = self._average_models(now, precise, inner, memory)

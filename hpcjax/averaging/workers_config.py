@@ -33,6 +33,7 @@ class AveragingConfig(Config, abc.ABC):
         None: between devices nobody, between processes who is.
     """
 
+    claims: ClassVar[tuple[str, ...]] = ("parameters",)
     may_be_late: ClassVar[bool] = False
 
     workers: Size | None = None
@@ -47,6 +48,11 @@ class AveragingConfig(Config, abc.ABC):
         rule = "on a mesh this method waits for all: late needs between=processes"
         waits = self.between == "devices" and not self.may_be_late
         checks.require(not (self.late and waits), rule, late=self.late)
+
+    @property
+    def plays_delays(self) -> bool:
+        """Whether delays that nobody spends decide what is trained."""
+        return self.between == "devices" and self.late is not None
 
     def count(self, devices: int, *, shared: bool) -> int:
         """Returns how many workers so many devices are.
@@ -125,7 +131,7 @@ class AveragingConfig(Config, abc.ABC):
 
         rule = "between processes an optimizer must do with gradients: not K-FAC"
         checks.require(optimizer.gradients is None, rule, optimizer=optimizer.tx)
-        run = Run(transport.size, setup.steps, setup.seed)
+        run = Run(transport.size, setup.steps, setup.seed())
         worker = self.make(
             transport,
             leave_out_nonfinite(optimizer.tx),
@@ -159,7 +165,7 @@ class WorkerConfig(AveragingConfig):
             inner_transform(optimizer, mean),
             workers=setup.workers,
             steps=setup.steps,
-            seed=setup.seed,
+            seed=setup.seed(),
         )
         return train_apart(worker, optimizer, workers=setup.workers)
 

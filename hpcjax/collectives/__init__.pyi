@@ -4,6 +4,8 @@ from ._triangle import unpack_triangle as unpack_triangle
 from .amounts import Count as Count
 from .amounts import dense_words as dense_words
 from .amounts import entries_wanted as entries_wanted
+from .buckets import fill_buckets as fill_buckets
+from .buckets import map_buckets as map_buckets
 from .exchange import CommStats as CommStats
 from .exchange import Exchange as Exchange
 from .exchange import ExchangeState as ExchangeState

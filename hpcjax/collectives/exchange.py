@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hpcjax.collectives.buckets import fill_buckets, map_buckets
 from hpcjax.collectives.exchange_config import DenseConfig
 from hpcjax.collectives.group import Group, Scalar, Vector
 from hpcjax.collectives.transfers import Transfer, all_reduce
@@ -75,6 +76,14 @@ class Outcome(NamedTuple):
 class Method(abc.ABC):
     """A method of averaging trees of float32."""
 
+    def check_members(self, members: int) -> None:
+        """Raises ConfigError for a number of members with which it does not work.
+
+        Called before anything is sent: members that find out one after another would
+        leave the others waiting.
+        """
+        del members
+
     @abc.abstractmethod
     def init(self, tree: Any) -> tuple[Any, Any]:
         """Returns the states `own` and `shared` for trees of these shapes, in numpy."""
@@ -90,6 +99,10 @@ class Method(abc.ABC):
 
 class VectorMethod(abc.ABC):
     """A method of averaging vectors of float32."""
+
+    def check_members(self, members: int) -> None:
+        """As `Method.check_members`."""
+        del members
 
     def init(self, n: int) -> tuple[Any, Any]:
         """Returns the states `own` and `shared` for vectors of length n, in numpy."""
@@ -122,6 +135,9 @@ class Flat(Method):
     method: VectorMethod
     by_leaf: bool = False
     min_size: int = 0
+
+    def check_members(self, members: int) -> None:
+        self.method.check_members(members)
 
     def init(self, tree: Any) -> tuple[Any, Any]:
         if not self.by_leaf:
@@ -209,6 +225,37 @@ class Dense(VectorMethod):
         return (all_reduce(n, members),)
 
 
+@dataclasses.dataclass(frozen=True)
+class DenseBuckets(Method):
+    """The exact mean, bucket by bucket; see `DenseConfig.bucket_bytes`."""
+
+    bucket_bytes: int
+
+    def init(self, tree: Any) -> tuple[Any, Any]:
+        del tree
+        return None, None
+
+    def run(self, group: Group, tree: Any, own: Any, shared: Any) -> Outcome:
+        """Averages a tree."""
+        total = map_buckets(group.sum, tree, self.bucket_bytes, group.xp)
+        size = group.xp.float32(group.size)
+        mean = jax.tree.map(lambda leaf: leaf / size, total)
+        rest = jax.tree.map(group.xp.zeros_like, tree)
+        n, sent = trees.num_params(tree), self.transfers(tree, group.size, 1.0)
+        words = sum(transfer.words for transfer in sent)
+        stats = CommStats.of(
+            group, selected=n, kept=n, sent_words=words, received_words=words
+        )
+        return Outcome(mean, rest, own, shared, stats)
+
+    def transfers(self, tree: Any, members: int, place: float) -> tuple[Transfer, ...]:
+        leaves = jax.tree.leaves(tree)
+        return tuple(
+            all_reduce(sum(leaves[place].size for place in bucket), members)
+            for bucket in fill_buckets(leaves, self.bucket_bytes)
+        )
+
+
 class ExchangeState(NamedTuple):
     """State of an exchange between steps.
 
@@ -218,7 +265,7 @@ class ExchangeState(NamedTuple):
       own: state of the method that differs between members; it is initialized again
         when their number changes.
       shared: state of the method that is the same for all members.
-      step: int32, number of averages so far.
+      step: int32, number of averages so far, those that were skipped too.
       stats: counts of the last one.
     """
 
@@ -269,7 +316,7 @@ class Exchange:
         """Averages a tree over the group; all members must call this.
 
         If a value of any member is not finite, all members get zeros, and of the state
-        only `stats` changes.
+        only `stats` and `step` change.
 
         Args:
           group: the members.
@@ -282,45 +329,54 @@ class Exchange:
         Raises:
           TypeError: a leaf is not floating; names its path.
           ValueError: the tree is not like that of `init`, as far as the state tells.
+          ConfigError: the method does not work with so many members.
         """
         _check_floating(tree)
+        self.method.check_members(group.size)
         total = jax.tree.map(lambda leaf: _cast(leaf, "float32"), tree)
         if self.error_feedback:
             _check_alike(state.residual, total)
             total = jax.tree.map(lambda r, g: r + g, state.residual, total)
         bad = group.sum(_flag_not_finite(group, total)) > 0
+        # Zeros are exchanged then, and the outcome is dropped. If a group did not take
+        # part, others of the same mesh might wait for it: a `ppermute` is run by all
+        # devices, of whatever group (XLA on the CPU).
+        sound = jax.tree.map(lambda leaf: group.xp.where(bad, 0, leaf), total)
+
+        def dense() -> Outcome:
+            return Flat(Dense()).run(group, sound, state.own, state.shared)
+
+        def sparse() -> Outcome:
+            return self.method.run(group, sound, state.own, state.shared)
+
+        if self.dense_steps:
+            # `step` counts skipped averages, too, and so is the same in all groups.
+            outcome = group.cond(state.step < self.dense_steps, dense, sparse)
+        else:
+            outcome = sparse()
+        if not self.error_feedback:
+            outcome = outcome._replace(residual=None)
+        # Finite values can have infinite sums or products. Here nothing has to be
+        # communicated, since all members have the same mean.
+        skipped = bad | (_flag_not_finite(group, outcome.mean) > 0)
 
         def skip() -> Outcome:
             zeros = jax.tree.map(group.xp.zeros_like, total)
             stats = CommStats.of(group, nonfinite=1)
             return Outcome(zeros, state.residual, state.own, state.shared, stats)
 
-        def dense() -> Outcome:
-            outcome = Flat(Dense()).run(group, total, state.own, state.shared)
-            return outcome._replace(residual=self._keep_residual(outcome.residual))
-
-        def sparse() -> Outcome:
-            outcome = self.method.run(group, total, state.own, state.shared)
-            return outcome._replace(residual=self._keep_residual(outcome.residual))
-
-        def exchange() -> Outcome:
-            if not self.dense_steps:
-                return sparse()
-            return group.cond(state.step < self.dense_steps, dense, sparse)
-
-        outcome = group.cond(bad, skip, exchange)
-        # Finite values can have infinite sums or products. Here nothing has to be
-        # communicated, since all members have the same mean.
-        overflowed = _flag_not_finite(group, outcome.mean) > 0
-        outcome = group.cond(overflowed, skip, lambda: outcome)
-        step = state.step + group.xp.asarray(~(bad | overflowed), "int32")
+        outcome = group.choose(skipped, skip, lambda: outcome)
         mean = jax.tree.map(lambda m, leaf: _cast(m, leaf.dtype), outcome.mean, tree)
         if self.error_feedback:
             # What the cast to the tree's dtype rounds off goes into the residual, too.
             rounded = jax.tree.map(_add_rounding, outcome.residual, outcome.mean, mean)
             outcome = outcome._replace(residual=rounded)
         new = ExchangeState(
-            outcome.residual, outcome.own, outcome.shared, step, outcome.stats
+            outcome.residual,
+            outcome.own,
+            outcome.shared,
+            state.step + group.xp.int32(1),
+            outcome.stats,
         )
         return mean, new
 
@@ -357,9 +413,6 @@ class Exchange:
         """
         transfers = self.transfers(tree, members, place)
         return float(sum(transfer.words for transfer in transfers))
-
-    def _keep_residual(self, residual: Any) -> Any:
-        return residual if self.error_feedback else None
 
 
 def _split(whole: Vector, tree: Any) -> Any:

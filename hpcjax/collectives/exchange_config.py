@@ -3,7 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from hpcjax.core.config import Config, Count, Within
+from hpcjax.core import checks
+from hpcjax.core.config import Config, Count, Size, Within
 
 if TYPE_CHECKING:
     from hpcjax.collectives.exchange import Exchange, Method
@@ -66,8 +67,31 @@ class SparseConfig(VectorConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseConfig(VectorConfig):
-    """The exact mean, by an all-reduce."""
+    """The exact mean, by an all-reduce.
+
+    Attributes:
+      bucket_bytes: sends the gradients in buckets of at most so many bytes, an
+        all-reduce for each, so that no copy of all of them is made. None sends one
+        vector. As in every exchange a check that all are finite comes first;
+        `optim.all_reduce_mean` has the same option, and sends while the backward pass
+        goes on.
+    """
 
     factory: ClassVar[str] = "hpcjax.collectives.exchange:Dense"
 
     error_feedback: bool = False
+    bucket_bytes: Size | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bucket_bytes is not None:
+            rule = "bucket_bytes sends arrays together, and by_leaf each by itself"
+            checks.require(not self.by_leaf, rule, by_leaf=self.by_leaf)
+
+    def method(self) -> "Method":
+        """Returns the method, for trees where there are buckets."""
+        from hpcjax.collectives.exchange import DenseBuckets
+
+        if self.bucket_bytes is None:
+            return super().method()
+        return DenseBuckets(self.bucket_bytes)

@@ -144,6 +144,15 @@ class Group(abc.ABC):
         Every member may have another predicate.
         """
 
+    def after(self, tree: Any, earlier: Any) -> Any:
+        """Returns `tree`; what is sent of it is sent after `earlier` has come.
+
+        On a mesh by `core.after`, which says why. A host process goes line by line, so
+        that nothing has to be done.
+        """
+        del earlier
+        return tree
+
     @abc.abstractmethod
     def repeat(
         self,

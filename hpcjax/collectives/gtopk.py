@@ -24,6 +24,10 @@ class GTopk(VectorMethod):
 
     config: GTopkConfig
 
+    def check_members(self, members: int) -> None:
+        """Raises ConfigError unless the members are a power of two."""
+        _levels(members)
+
     def run(self, group: Group, x: Vector, own: Any, shared: Any) -> Outcome:
         """Averages the entries that survive all merges."""
         xp, n, size = group.xp, x.size, group.size

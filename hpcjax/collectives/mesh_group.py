@@ -14,7 +14,7 @@ from hpcjax import kernels
 from hpcjax.collectives.group import Entries, Group, Scalar, Sent, Vector
 from hpcjax.collectives.subset import spread
 from hpcjax.core.keys import derive
-from hpcjax.core.varying import Axes, assume_equal, axis_names, vary
+from hpcjax.core.varying import Axes, after, assume_equal, axis_names, vary
 
 
 class MeshGroup(Group):
@@ -151,6 +151,9 @@ class MeshGroup(Group):
         return jax.lax.cond(
             predicate, lambda: self._vary(yes()), lambda: self._vary(no())
         )
+
+    def after(self, tree: Any, earlier: Any) -> Any:
+        return after(tree, earlier)
 
     def repeat(
         self,

@@ -200,7 +200,9 @@ class OkTopk(VectorMethod):
         if group.padded:
             # The next step chooses new regions if 5 % of all entries did not fit into
             # the buffers.
-            all_missed, selected = group.sum((missed, local.entries.count))
+            # After the gather: nothing else of this step says which comes first.
+            late = group.after((missed, local.entries.count), everything)
+            all_missed, selected = group.sum(late)
             crowded = all_missed > selected // 20
         sent = split.sent + joint.sent + shares.sent + passed
         arrived = split.arrived + joint.arrived + shares.arrived + received

@@ -1,5 +1,7 @@
-"""Compression of trained models: GPTQ, SparseGPT, structured pruning, distillation."""
+"""Compression: GPTQ, SparseGPT, structured pruning, distillation, shared weights."""
 
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+PARTS = {"sharing": {"stores": "SharingConfig"}}

@@ -1,3 +1,4 @@
+from . import sharing as sharing
 from .blocks import Compressed as Compressed
 from .blocks import LayerReport as LayerReport
 from .blocks import dequantize_params as dequantize_params
@@ -21,6 +22,9 @@ from .grids import dequantize as dequantize
 from .grids import fit_grid as fit_grid
 from .grids import quantize as quantize
 from .grids import round_to_nearest as round_to_nearest
+from .network import QuantizedNetwork as QuantizedNetwork
+from .network import quantize_network as quantize_network
+from .sharing.options import SharingConfig as SharingConfig
 from .sparsegpt import Pruned as Pruned
 from .sparsegpt import prune as prune
 from .structured import keep_by_angle as keep_by_angle

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Groups = Sequence[Sequence[str]]
 
 
-class _CompressedMatrix(NamedTuple):
+class CompressedMatrix(NamedTuple):
     """One compressed matrix; see `LayerReport` for the last three.
 
     Attributes:
@@ -49,7 +49,7 @@ class _CompressedMatrix(NamedTuple):
 
 # (kernels with the same inputs, by path; their H; number of the block) -> by path
 _Compress = Callable[
-    [Mapping[str, jax.Array], jax.Array, int], Mapping[str, _CompressedMatrix]
+    [Mapping[str, jax.Array], jax.Array, int], Mapping[str, CompressedMatrix]
 ]
 
 
@@ -57,7 +57,7 @@ class LayerReport(NamedTuple):
     """The error of one compressed matrix.
 
     Attributes:
-      layer: number of the block.
+      layer: number of the block; in `quantize_network`, of the layer.
       path: of the matrix in the block.
       loss: tr((W − Ŵ)ᵀ H (W − Ŵ)) with the undamped H of the calibration.
       rounded: the loss of rounding to the nearest on the same grid; NaN for pruning.
@@ -133,7 +133,7 @@ def quantize_blocks(
 
     def compress(
         kernels: Mapping[str, jax.Array], hessian: jax.Array, layer: int
-    ) -> dict[str, _CompressedMatrix]:
+    ) -> dict[str, CompressedMatrix]:
         # Outputs are independent of each other, so that all matrices with one Hessian
         # can be solved as one.
         ends = list(
@@ -153,7 +153,7 @@ def quantize_blocks(
         )
         group = solved.group if scattered and spec.group_size else None
         return {
-            path: _report_matrix(
+            path: report_matrix(
                 kernel,
                 quantized_matrix(*part, bits=spec.bits, group=group),
                 hessian,
@@ -164,23 +164,23 @@ def quantize_blocks(
         }
 
     _check_groups(block, groups)
-    _check_kernels(params, groups, functools.partial(_check_grid, spec))
+    _check_kernels(params, groups, functools.partial(check_grid, spec))
     return _walk(
         block, params, inputs, groups, compress, true_sequential, batch, report
     )
 
 
-def _report_matrix(
+def report_matrix(
     kernel: jax.Array,
     matrix: QuantizedMatrix,
     hessian: jax.Array,
     damping: float,
     *,
     spec: GridSpec,
-) -> _CompressedMatrix:
+) -> CompressedMatrix:
     """Returns a matrix with its loss, and that of rounding to the nearest."""
     values, loss, rounded = _compare_to_rounding(kernel, matrix, hessian, spec=spec)
-    return _CompressedMatrix(values, matrix, loss, rounded, damping)
+    return CompressedMatrix(values, matrix, loss, rounded, damping)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -206,7 +206,7 @@ def round_blocks(params: Any, paths: Sequence[str], spec: GridSpec) -> Any:
     Raises:
       ConfigError: as `quantize_blocks` does.
     """
-    _check_kernels(params, [paths], functools.partial(_check_grid, spec))
+    _check_kernels(params, [paths], functools.partial(check_grid, spec))
 
     def round_kernel(kernel: jax.Array) -> QuantizedMatrix:
         integers, grid = grids.round_to_nearest(kernel.astype(jnp.float32), spec)
@@ -234,14 +234,14 @@ def prune_blocks(
 
     def compress(
         kernels: Mapping[str, jax.Array], hessian: jax.Array, layer: int
-    ) -> dict[str, _CompressedMatrix]:
+    ) -> dict[str, CompressedMatrix]:
         name = f"block {layer}, {', '.join(kernels)}"
         factor = factorize(hessian, options.damping, name)
         compressed = {}
         for path, kernel in kernels.items():
             new = prune_factored(kernel, factor, options).kernel
             loss = _quadratic_loss(kernel, new, hessian)
-            compressed[path] = _CompressedMatrix(
+            compressed[path] = CompressedMatrix(
                 new, new, loss, float("nan"), factor.damping
             )
         return compressed
@@ -319,7 +319,8 @@ def _stack_leaves(*leaves: Any) -> Any:
     return jnp.stack(leaves)
 
 
-def _check_grid(spec: GridSpec, inputs: int, name: str) -> None:
+def check_grid(spec: GridSpec, inputs: int, name: str) -> None:
+    """Raises ConfigError unless a packed matrix of so many inputs can have the grid."""
     rule = "a packed matrix can hold no ternary grid"
     checks.require(not spec.ternary, rule, ternary=spec.ternary)
     spec.groups(inputs, name)

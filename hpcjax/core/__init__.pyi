@@ -1,3 +1,5 @@
+from . import masks as masks
+from . import trees as trees
 from .assignment import Assignment as Assignment
 from .assignment import assign_longest_first as assign_longest_first
 from .compat import check_versions as check_versions
@@ -5,6 +7,8 @@ from .config import Above as Above
 from .config import AtLeast as AtLeast
 from .config import Config as Config
 from .config import Within as Within
+from .deferred import Deferred as Deferred
+from .deferred import realize as realize
 from .dtypes import Policy as Policy
 from .errors import CheckpointCorrupt as CheckpointCorrupt
 from .errors import ConfigError as ConfigError
@@ -30,6 +34,7 @@ from .method import Objective as Objective
 from .method import Optimization as Optimization
 from .method import Pass as Pass
 from .method import PassResult as PassResult
+from .method import RunSeed as RunSeed
 from .method import Setup as Setup
 from .method import Totals as Totals
 from .model import LOSSES as LOSSES
@@ -48,6 +53,7 @@ from .per_device import PerDevice as PerDevice
 from .slots import make_slots as make_slots
 from .structs import pytree as pytree
 from .structs import static as static
+from .varying import after as after
 from .varying import assume_equal as assume_equal
 from .varying import vary as vary
 from .varying import varying_axes as varying_axes

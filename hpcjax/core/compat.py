@@ -1,10 +1,11 @@
 """The supported versions, and the one place that knows how they differ.
 
-Nothing that hpcjax calls differs between jax 0.10.2 and 0.11.2 so far; a difference
-goes here, behind one name, when one is met.
+A difference goes here, behind one name, when one is met.
 """
 
+import functools
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -24,6 +25,7 @@ SUPPORTED: Mapping[str, tuple[str, str | None]] = {
 }
 
 
+@functools.cache  # a run asks for twenty, each of which is a file that is parsed
 def version(package: str) -> str | None:
     """Returns the installed version of a package, or of `"python"`; None if absent."""
     if package == "python":
@@ -73,18 +75,68 @@ def backends_initialized() -> bool:
     return xla_bridge.backends_are_initialized()
 
 
+def start_devices() -> list[Any]:
+    """Starts JAX, if it has not been; returns its devices.
+
+    Raises:
+      ConfigError: `JAX_PLATFORMS` names what this JAX cannot start.
+    """
+    import jax
+
+    try:
+        return jax.devices()
+    # JAX raises whatever the platform's library does, also an empty AssertionError.
+    except Exception as error:
+        chosen = os.environ.get("JAX_PLATFORMS")
+        if not chosen:
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ConfigError(
+            f"JAX cannot start JAX_PLATFORMS={chosen!r}: {reason}"
+        ) from error
+
+
 def quick_compilation(platform: str) -> dict[str, Any]:
     """Returns `compiler_options` for a program that is read and not run.
 
     XLA then optimizes, schedules and places in memory as always, and writes machine
-    code in its plainest way, which on a CPU is most of the work.
+    code in its plainest way, which on a CPU is most of the work. An option that the
+    user has chosen stays: the program can then be that of an earlier run.
     """
     if platform != "cpu":
         return {}
     # Up to here an emitter of its own makes each kernel; later ones do not know it.
     old = _parse(version("jaxlib") or "0") < (0, 11)
     emitters = {"xla_cpu_use_fusion_emitters": False} if old else {}
-    return {"xla_backend_optimization_level": 0, **emitters}
+    options = {"xla_backend_optimization_level": 0, **emitters}
+    chosen = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in chosen}
+
+
+def single_use_compilation(platform: str) -> dict[str, Any]:
+    """Returns `compiler_options` for a program that is run once.
+
+    Of the seconds in which a CPU's program of many random draws is compiled, LLVM's
+    higher levels take five sixths; its first one writes the same numbers. A level that
+    the user has chosen stays.
+    """
+    level = "xla_backend_optimization_level"
+    if platform != "cpu" or level in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    return {level: 1}
+
+
+def triton_options(outputs: Any) -> dict[str, Any]:
+    """Returns the arguments of `jax_triton.triton_call` that depend on its version.
+
+    Args:
+      outputs: shapes and dtypes of the kernel's outputs.
+    """
+    if _parse(version("jax-triton") or "0") < (0, 4):
+        return {"out_shape": outputs}
+    # Triton may write a newer PTX than the assembler of CUDA 13.0 reads.
+    options = {"ptx_version": 87, "enable_fp_fusion": True}
+    return {"out_type": outputs, "backend_options": options}
 
 
 def _parse(text: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 class HpcjaxError(Exception):
     """Base of the project's errors; `exit_code` is what the command line returns."""
 
-    exit_code = 1
+    exit_code = 70
 
 
 class ConfigError(HpcjaxError, ValueError):
@@ -78,6 +78,8 @@ def stopped_by(number: int) -> type[Preempted]:
 
 class UnsupportedOp(HpcjaxError, NotImplementedError):
     """An operation has no implementation for the given arguments."""
+
+    exit_code = 2
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

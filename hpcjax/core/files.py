@@ -11,8 +11,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import xxhash
+
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, DiskFull
 
+_CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -42,10 +45,15 @@ def check_inside(root: pathlib.Path, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: pathlib.Path) -> Iterator[None]:
-    """Turns "no space left" while writing `path` into `DiskFull` with free bytes."""
+    """Turns a lack of room while writing `path` into `DiskFull`.
+
+    The message tells the free bytes, or the largest file that this process may write.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise DiskFull(f"{path} cannot be written: {_size_limit()}") from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         existing = next(p for p in (path, *path.parents) if p.exists())
@@ -53,9 +61,67 @@ def disk_errors(path: pathlib.Path) -> Iterator[None]:
         raise DiskFull(f"no space left to write {path}: {free} bytes free") from error
 
 
+def check_room(path: pathlib.Path, nbytes: int) -> None:
+    """Raises `DiskFull` if a file of that size cannot be written at `path`.
+
+    Another process may fill the disk meanwhile: `disk_errors` turns that into an error.
+    """
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < nbytes:
+        raise DiskFull(
+            f"no space left to write {path}: {free} bytes free, {nbytes} needed"
+        )
+    limit = _largest_file()
+    if limit is not None and limit < nbytes:
+        raise DiskFull(f"{path} cannot be written: {_size_limit()}")
+
+
+def _largest_file() -> int | None:
+    """Returns how many bytes a file of this process may have; None is any number."""
+    import resource  # Unix has it, as it has limits
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _size_limit() -> str:
+    """Returns why a file cannot grow: a limit on this process, or its file system's."""
+    limit = _largest_file()
+    if limit is None:
+        return "its file system holds no file so large"
+    return f"no file may have more than {limit} bytes here, see `ulimit -f`"
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder, with those above it, unless it is there.
+
+    Raises:
+      ConfigError: there can be none.
+      DiskFull: there is no room for it.
+    """
+    try:
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+    except DiskFull:
+        raise
+    except OSError as error:
+        raise ConfigError(f"no folder can be made at {path}: {error}") from error
+
+
+def check_folder(path: pathlib.Path) -> None:
+    """Raises ConfigError if there is no such folder."""
+    if not path.is_dir():
+        raise ConfigError(f"there is no folder {path}")
+
+
 @contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def replacing(path: pathlib.Path, *, durable: bool = True) -> Iterator[pathlib.Path]:
     """Yields a temporary file that replaces `path` once the block has written it.
+
+    Args:
+      path: the file.
+      durable: whether it is safe on the disk then, also if the power fails.
 
     Raises:
       DiskFull: the file system is full; the old content of `path` is untouched.
@@ -67,8 +133,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         os.close(handle)
         try:
             yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            if durable:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
             temporary.chmod(0o644)
             temporary.replace(path)
         finally:
@@ -97,6 +164,15 @@ def cut_torn_line(path: pathlib.Path) -> None:
         if file.read(1) != b"\n":
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def checksum(path: pathlib.Path) -> str:
+    """Returns the xxh3-128 of a file, read in chunks."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

@@ -139,6 +139,33 @@ class Method(NamedTuple):
     hosts: Hosts | None = None
 
 
+class RunSeed:
+    """The seed of a run, for parts that draw by it: `seed()`.
+
+    It knows whether one has asked, for what is composed without it serves runs of all
+    seeds. So a part asks when it is built; in a program it would be too late.
+    """
+
+    def __init__(self, value: int) -> None:
+        self._value, self._asked, self._closed = value, False, False
+
+    def __call__(self) -> int:
+        """Returns the seed.
+
+        Raises:
+          RuntimeError: all parts have been built.
+        """
+        if self._closed:
+            raise RuntimeError("a part must ask for the run's seed when it is built")
+        self._asked = True
+        return self._value
+
+    def close(self) -> bool:
+        """Lets nobody ask from now on; returns whether somebody has."""
+        self._closed = True
+        return self._asked
+
+
 class Setup(NamedTuple):
     """The run for which the parts of a method are made.
 
@@ -148,7 +175,7 @@ class Setup(NamedTuple):
       steps: number of steps of the run.
       workers: number of workers, each with a model of its own.
       devices: number of devices of each worker, which share its model.
-      seed: the run's seed.
+      seed: `seed()` is the run's seed.
       layer_flops: `layer_flops(rows)` returns the operations of each layer's backward
         pass on `rows` examples, in the order of `optim.layers_of_model`.
     """
@@ -158,7 +185,7 @@ class Setup(NamedTuple):
     steps: int
     workers: int
     devices: int
-    seed: int
+    seed: RunSeed
     layer_flops: Callable[[int], tuple[float, ...]]
 
 

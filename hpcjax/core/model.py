@@ -148,6 +148,8 @@ class Tap:
       forward: `(x, y) -> record`, needs no backward pass.
       backward: `(x, g) -> statistic`. It is static: pass one module-level function,
         since a new lambda at each step would compile the step again.
+      overwrites: whether a later use of the layer may replace the forward record of an
+        earlier one; otherwise a second use is refused.
       active: scalar; where it is zero the statistic is not computed and the slot's
         gradient is zero. None: always computed. It is a float, not a boolean, so that
         `jax.grad` accepts the whole tap as its argument.
@@ -157,6 +159,7 @@ class Tap:
     active: Any = None
     forward: Callable[[Any, Any], Any] | None = static(default=None)
     backward: Callable[[Any, Any], Any] | None = static(default=None)
+    overwrites: bool = static(default=False)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -245,7 +248,7 @@ def added_loss(state: Mapping[str, Any]) -> jax.Array | None:
 def reuse_error(path: str) -> ValueError:
     """Returns the error for a layer that is observed more than once in a pass."""
     return ValueError(
-        f"layer {path!r} is used again in the same pass: a forward record, and so a "
-        "plan of K-FAC, needs a layer that is used once; leave it out (skip=), or "
-        "observe it by a backward statistic that may add up"
+        f"layer {path!r} is used again in the same pass: a forward record needs a "
+        "layer that is used once; leave it out, or take the mean of a backward "
+        "statistic over all uses, core.make_slots(..., average_uses=True)"
     )

@@ -19,8 +19,18 @@ from typing import Any
 
 from hpcjax.core.errors import ConfigError, nearest
 
-KINDS = ("dataset", "model", "optimizer", "exchange", "averaging", "backward")
-ROOMS = ("data", "models", "optim", "collectives", "averaging")
+KINDS = (
+    "dataset",
+    "model",
+    "optimizer",
+    "exchange",
+    "averaging",
+    "backward",
+    "state",
+    "sparsity",
+    "sharing",
+)
+ROOMS = ("data", "models", "optim", "compress", "collectives", "averaging")
 GROUP = "hpcjax.parts"
 
 Listing = Mapping[str, Mapping[str, str]]

@@ -28,6 +28,16 @@ def check_patterns(name: str, patterns: Iterable[str]) -> None:
             ) from error
 
 
+def matches_any(patterns: Iterable[str], path: str) -> bool:
+    """Says whether one of the regexes is found in a path.
+
+    Examples:
+      >>> matches_any(("^blocks/", "bias$"), "head/bias")
+      True
+    """
+    return any(re.search(pattern, path) for pattern in patterns)
+
+
 def check_stacked(stacked: tuple[str, ...], paths: Iterable[str]) -> None:
     """Raises ConfigError unless each of `stacked` is found in one of the paths.
 

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from hpcjax.core import trees
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.structs import pytree, static
 from hpcjax.core.varying import axis_names, vary
 
@@ -137,13 +138,48 @@ def specs(state: Any) -> Any:
 
 
 def enter(state: Any) -> Any:
-    """Drops the leading device dimension: the first line inside `shard_map`."""
-    return map_per_device(lambda _, leaf, __: leaf[0], state)
+    """Drops the leading device dimension: the first line inside `shard_map`.
+
+    Raises:
+      ConfigError: there is none, as where `expand` was forgotten.
+    """
+
+    def first(node: PerDevice, leaf: Any, path: str) -> Any:
+        if leaf.ndim == 0:
+            raise ConfigError(
+                f"{path} differs along {node.axis}, and has no axis of devices: call "
+                "per_device.expand(state, mesh) once, outside of shard_map"
+            )
+        return leaf[0]
+
+    return map_per_device(first, state)
 
 
 def leave(state: Any) -> Any:
     """Adds the leading device dimension: the last line inside `shard_map`."""
     return map_per_device(lambda _, leaf, __: leaf[None], state)
+
+
+def require_entered(part: Any, shapes: Any, who: str) -> None:
+    """Checks that the state of one device has the shapes of one device.
+
+    Args:
+      part: a `PerDevice` or its value.
+      shapes: the same tree of arrays or `ShapeDtypeStruct`s; `()` expects nothing.
+      who: whose state it is, for the message.
+
+    Raises:
+      ConfigError: it has other shapes, as where `expand` or `enter` was forgotten.
+    """
+    given, wanted = jax.tree.leaves(unwrap(part)), jax.tree.leaves(shapes)
+    for leaf, like in zip(given, wanted, strict=False):
+        if leaf.shape != like.shape:
+            raise ConfigError(
+                f"{who} has a part of shape {leaf.shape} on this device, where it must "
+                f"be {like.shape}: outside of shard_map call per_device.expand(state, "
+                "mesh) once, inside per_device.enter(state) on the first line and "
+                "per_device.leave(state) on the last"
+            )
 
 
 def axis_size(mesh: Mesh, axis: str | tuple[str, ...]) -> int:

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import xxhash
@@ -30,6 +30,25 @@ PACKAGES = (
     "xarray",
     "hpcjax",
 )
+# What others bring to the numbers of a run, with the name of their module.
+OTHERS = {
+    "array-record": "array_record",
+    "grain": "grain",
+    "jax-triton": "jax_triton",
+    "jaxtyping": "jaxtyping",
+    "ml-dtypes": "ml_dtypes",
+    "mpi4py": "mpi4py",
+    "optuna": "optuna",
+    "pandas": "pandas",
+    "pillow": "PIL",
+    "safetensors": "safetensors",
+    "scikit-learn": "sklearn",
+    "scipy": "scipy",
+    "tokenizers": "tokenizers",
+    "torch": "torch",
+    "transformers": "transformers",
+    "triton": "triton",
+}
 # Settings of `jax.config` that can change a number.
 SETTINGS = (
     "jax_enable_x64",
@@ -52,6 +71,7 @@ def collect(
     command: Sequence[str] | None = None,
     parent: str | None = None,
     devices: bool = False,
+    root: pathlib.Path | None = None,
 ) -> dict[str, Any]:
     """Returns what is needed to make a result again, as JSON values.
 
@@ -61,39 +81,71 @@ def collect(
       parent: identifier of the run that this one continues.
       devices: list devices even if that starts them; otherwise they are listed only
         when JAX has been used before.
+      root: the user's folder of `experiments/` and `configs/`.
 
     Returns:
       `git_commit` and `git_dirty` (a hash of all uncommitted changes; both None
-      outside a repository, the latter None when there are none), `versions`, `python`,
-      `platform`, `cpu`, `cpu_count`, `environment` (`XLA_FLAGS` and `JAX_*`),
-      `settings` (of `jax.config`, None before JAX is imported), `devices` (kind to
-      count, None if not started), `processes`, `command`, `seed`, `parent`, `started`
-      (UTC, ISO 8601).
+      outside a repository, the latter None when there are none), `root_files` (a hash
+      of the root's code where that is outside of this repository, else None),
+      `versions`, `python`, `platform`, `cpu`, `cpu_count`, `cores` (on which this
+      process may run: sums over more threads are added in another order), `environment`
+      (`XLA_FLAGS` and `JAX_*`), `settings` (of `jax.config`, None before JAX is
+      imported), `devices` (kind to count, None if not started), `processes`, `command`,
+      `seed`, `parent`, `started` (UTC, ISO 8601).
 
     Examples:
       >>> collect(seed=3, command=["hpcjax", "list"])["command"]
       'hpcjax list'
     """
-    root = repository()
+    source = repository()
     known = devices or compat.backends_initialized()
     counted, processes = _devices() if known else (None, None)
     return {
-        "git_commit": _git(root, "rev-parse", "HEAD") if root else None,
-        "git_dirty": dirty_hash(root) if root else None,
-        "versions": {name: compat.version(name) for name in PACKAGES},
+        "git_commit": _git(source, "rev-parse", "HEAD") if source else None,
+        "git_dirty": dirty_hash(source) if source else None,
+        "root_files": _hash_root(root, source) if root else None,
+        "versions": versions(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
-        "environment": _environment(root),
+        "cores": len(usable_cores()) or os.cpu_count(),
+        "environment": _environment(source),
         "settings": _settings(),
         "devices": counted,
         "processes": processes,
-        "command": _command(sys.argv if command is None else command, root),
+        "command": _command(sys.argv if command is None else command, source),
         "seed": seed,
         "parent": parent,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Returns versions: of `PACKAGES`, and of those of `OTHERS` that are imported."""
+    used = [name for name, module in OTHERS.items() if module in sys.modules]
+    return {name: compat.version(name) for name in (*PACKAGES, *used)}
+
+
+def is_versioned(folder: pathlib.Path) -> bool:
+    """Returns whether a folder is in a git repository."""
+    return _git(folder, "rev-parse", "--show-toplevel") is not None
+
+
+def _hash_root(root: pathlib.Path, source: pathlib.Path | None) -> str | None:
+    """Returns a hash of a root's code; None if there is none, or `source` has it."""
+    if source is not None and root.resolve().is_relative_to(source):
+        return None
+    places = (root / "experiments", root / "configs")
+    code = sorted(path for place in places for path in place.rglob("*.py"))
+    return _hash_files(root, code) if code else None
+
+
+def usable_cores() -> list[int]:
+    """Returns the cores on which this process may run; none if nobody can tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    return sorted(os.sched_getaffinity(0))
 
 
 def repository() -> pathlib.Path | None:
@@ -114,10 +166,16 @@ def dirty_hash(root: pathlib.Path) -> str | None:
     new = sorted(name for name in listed.split("\0") if name)
     if not diff and not new:
         return None
-    digest = xxhash.xxh3_128(diff.encode(errors="surrogateescape"))
-    for name in new:
-        digest.update(b"\0" + os.fsencode(name) + b"\0")
-        path = root / name
+    return _hash_files(root, [root / name for name in new], diff)
+
+
+def _hash_files(
+    root: pathlib.Path, paths: Iterable[pathlib.Path], before: str = ""
+) -> str:
+    """Returns a hash of a text, and of the names below `root` and contents of files."""
+    digest = xxhash.xxh3_128(before.encode(errors="surrogateescape"))
+    for path in paths:
+        digest.update(b"\0" + os.fsencode(path.relative_to(root)) + b"\0")
         if path.is_file():
             with path.open("rb") as file:
                 while chunk := file.read(1 << 20):
@@ -192,7 +250,7 @@ def _settings() -> dict[str, Any] | None:
 def _devices() -> tuple[dict[str, int], int]:
     import jax
 
-    kinds = Counter(device.device_kind for device in jax.devices())
+    kinds = Counter(device.device_kind for device in compat.start_devices())
     return dict(sorted(kinds.items())), jax.process_count()
 
 

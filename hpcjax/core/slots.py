@@ -1,11 +1,12 @@
-"""Zero slots for backward statistics, and the check that each layer is used once.
+"""Zero slots for backward statistics, and the count of the uses of each layer.
 
 A slot's gradient is the *sum* over all uses of its layer in a pass, which is in general
-not the statistic of the layer as a whole; so a layer that is used twice, or under
-`jax.vmap`, is refused. Uses are counted in the jaxpr, where loops and branches are
-explicit.
+not the statistic of the layer as a whole; so a layer that is used twice is refused,
+unless the mean over its uses is wanted, and one under `jax.vmap` always. Uses are
+counted in the jaxpr, where loops and branches are explicit.
 """
 
+import dataclasses
 import functools
 import operator
 from collections import Counter
@@ -22,6 +23,8 @@ from hpcjax.core.varying import vary_like
 Backward = Mapping[str, Callable[[Any, Any], Any]]
 # The path of the layer whose slot, or part of it, a variable of a jaxpr is.
 Slots = dict[Var, str]
+# How often a pass observes each layer: the least and the most, over branches.
+Uses = dict[str, tuple[int, int]]
 
 
 def make_slots(
@@ -32,6 +35,7 @@ def make_slots(
     x: Any,
     *,
     active: Any = None,
+    average_uses: bool = False,
 ) -> dict[str, Tap]:
     """Returns taps with zero slots of the right shape for each path in `backward`.
 
@@ -45,14 +49,29 @@ def make_slots(
       state: state, or its shapes.
       x: a batch of inputs, or its shapes.
       active: a scalar for all taps, may be traced; see `Tap`.
+      average_uses: accepts layers that are used several times in a pass, whose
+        statistic is then the mean of those of each use. A stack of layers must still be
+        used once, and all uses have inputs of one shape, so that the mean weighs all
+        rows alike.
 
     Raises:
-      ValueError: a path that is no layer of `model`; a layer that is never observed,
-        or that is used more than once or within `jax.vmap`, where statistics add up.
+      ValueError: a path that is no layer of `model`; a layer that is never observed, or
+        within `jax.vmap`, where statistics add up, or more than once if that is not
+        accepted; uses of a shared layer that differ in shape, or in number between the
+        branches of a `cond`.
     """
     check_taps(model, backward)
     depths = {spec.path: spec.options.get("depth") for spec in model.layers}
-    layers = _trace(model, backward, depths, params, state, x)
+    layers, uses = _trace(model, backward, depths, params, state, x)
+    shared = {path for path, (_, most) in uses.items() if most > (depths[path] or 1)}
+    for path in shared:
+        if not average_uses or depths[path] is not None:
+            raise reuse_error(path)
+        _check_mean(path, layers[path], *uses[path])
+    backward = {
+        path: _Share(function, uses[path][1]) if path in shared else function
+        for path, function in backward.items()
+    }
 
     def fill(path: str, shape: tuple[int, ...], dtype: Any, value: Any) -> jax.Array:
         """Returns a constant array, with a leading dimension for stacked layers."""
@@ -74,11 +93,39 @@ def make_slots(
     return vary_like(taps, (params, state, x))
 
 
-class _Layer(NamedTuple):
-    """Shapes of a layer's inputs and of the leaves of its statistic."""
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """A statistic divided by the uses of its layer, so that they add up to a mean.
 
-    inputs: tuple[int, ...]
+    It compares by value, so that an equal one does not make `jit` compile again.
+    """
+
+    statistic: Callable[[Any, Any], Any]
+    uses: int
+
+    def __call__(self, x: Any, g: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf / self.uses, self.statistic(x, g))
+
+
+class _Layer(NamedTuple):
+    """Shapes of a layer's inputs, of all uses, and of the leaves of its statistic."""
+
+    shapes: frozenset[tuple[int, ...]]
     statistic: Any
+
+
+def _check_mean(path: str, layer: _Layer, least: int, most: int) -> None:
+    """Raises ValueError unless the mean over a shared layer's uses is that of rows."""
+    if len(layer.shapes) > 1:
+        raise ValueError(
+            f"uses of the shared layer {path!r} must have inputs of one shape: got "
+            f"{sorted(layer.shapes)}"
+        )
+    if least != most:
+        raise ValueError(
+            f"the shared layer {path!r} must be used equally often in all branches of "
+            f"a cond: got {least} times in one and {most} in another"
+        )
 
 
 def _trace(
@@ -88,19 +135,22 @@ def _trace(
     params: Any,
     state: Any,
     x: Any,
-) -> dict[str, _Layer]:
-    """Returns the shapes at each layer; refuses layers that are not used once."""
+) -> tuple[dict[str, _Layer], Uses]:
+    """Returns the shapes at each layer, and how often a pass uses it."""
     layers: dict[str, _Layer] = {}
 
     def probe(path: str, slot: Any) -> Tap:
         function = backward[path]
 
         def note(x: Any, y: Any) -> jax.Array:
-            shape = jax.tree.leaves(x)[0].shape
-            layers[path] = _Layer(shape, jax.eval_shape(function, x, y))
+            shapes = {jax.tree.leaves(x)[0].shape}
+            if path in layers:
+                shapes |= layers[path].shapes
+            statistic = jax.eval_shape(function, x, y)
+            layers[path] = _Layer(frozenset(shapes), statistic)
             return jnp.zeros(())
 
-        return Tap(slot=slot, forward=note, backward=function)
+        return Tap(slot=slot, forward=note, backward=function, overwrites=True)
 
     def run(slots: Any, params: Any, state: Any, x: Any) -> Any:
         taps = {path: probe(path, slot) for path, slot in slots.items()}
@@ -113,38 +163,39 @@ def _trace(
     # `slots` is the first argument and JAX flattens dictionaries by sorted keys: the
     # first input variables are the slots in the order of their paths.
     names: Slots = dict(zip(jaxpr.invars, sorted(slots), strict=False))
-    _check_uses(jaxpr, names, layers, depths)
-    return layers
+    return layers, _uses(jaxpr, names, layers)
 
 
-def _check_uses(
-    jaxpr: Jaxpr,
-    names: Slots,
-    layers: Mapping[str, _Layer],
-    depths: Mapping[str, int | None],
-) -> None:
-    """Raises ValueError unless a pass observes each layer exactly once."""
+def _uses(jaxpr: Jaxpr, names: Slots, layers: Mapping[str, _Layer]) -> Uses:
+    """Returns how often a pass observes each layer; raises ValueError if never."""
     unseen = [path for path in names.values() if path not in layers]
     if unseen:
         raise ValueError(
             f"layers that the model lists but never observes: {unseen}; call "
             "core.observe(taps.get(path), x, y) after each"
         )
-    inputs = {path: layer.inputs for path, layer in layers.items()}
-    uses = _count_uses(jaxpr, dict(names), inputs)
-    for path, times in uses.items():
-        if times > (depths[path] or 1):
-            raise reuse_error(path)
+    ranks = {path: max(map(len, each.shapes)) for path, each in layers.items()}
+    # Of counters `|` takes the maximum of each count, `&` the minimum.
+    most, least = (
+        _count_uses(jaxpr, dict(names), ranks, choose)
+        for choose in (operator.or_, operator.and_)
+    )
+    return {path: (least[path], times) for path, times in most.items()}
 
 
-def _count_uses(jaxpr: Jaxpr, names: Slots, inputs: Mapping[str, Any]) -> Counter[str]:
-    """Returns how often each slot is observed; of several branches, the most.
+def _count_uses(
+    jaxpr: Jaxpr,
+    names: Slots,
+    ranks: Mapping[str, int],
+    choose: Callable[[Counter[str], Counter[str]], Counter[str]],
+) -> Counter[str]:
+    """Returns how often each slot is observed; `choose` says of which branch.
 
     A variable that is computed from a slot, such as a slice of a stack's, counts as the
     slot and is added to `names`.
 
     Raises:
-      ValueError: a layer's inputs have more dimensions than in `inputs`, which is the
+      ValueError: a layer's inputs have more dimensions than `ranks` says, which is the
         mark of `jax.vmap`.
     """
     total: Counter[str] = Counter()
@@ -157,7 +208,7 @@ def _count_uses(jaxpr: Jaxpr, names: Slots, inputs: Mapping[str, Any]) -> Counte
             # This is `core.observe`: x is the first operand, the slot is the last one.
             # In `vmap` x has one dimension more. A slot that is closed over remains a
             # scalar there, and its cotangent is summed over the examples.
-            batched = _rank(equation.invars[0]) > len(inputs[path])
+            batched = _rank(equation.invars[0]) > ranks[path]
             if batched and not _rank(given[-1]):
                 raise ValueError(
                     f"layer {path!r} is observed within jax.vmap, where the statistics "
@@ -174,12 +225,12 @@ def _count_uses(jaxpr: Jaxpr, names: Slots, inputs: Mapping[str, Any]) -> Counte
             # `cond` is its index, which no branch gets.
             own = equation.invars[-len(body.invars) :]
             inside = _hand_over(names, own, body.invars)
-            counts.append(_count_uses(body, inside, inputs))
+            counts.append(_count_uses(body, inside, ranks, choose))
             names |= _hand_over(inside, body.outvars, equation.outvars)
-        # One branch is executed: `|` of counters takes the maximum of each count. The
-        # body of a scan is executed `length` times.
+        # One branch is executed, the body of a scan `length` times.
         times = equation.params.get("length", 1)
-        for each, number in functools.reduce(operator.or_, counts, Counter()).items():
+        found = functools.reduce(choose, counts) if counts else Counter()
+        for each, number in found.items():
             total[each] += times * number
     return total
 

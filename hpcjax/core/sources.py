@@ -16,26 +16,18 @@ count. Packages other than the given ones (JAX, NumPy) do not either: their vers
 part of a result's provenance. Nothing is imported for it.
 """
 
-import ast
 import dataclasses
 import hashlib
 import itertools
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-from hpcjax.core._source_trees import (
-    Bare,
-    find_defined,
-    find_mentions,
-    write_plain,
-)
+from hpcjax.core._outlines import REST, Outline, find_outline
 
 _READ = {".py", ".csv", ".json", ".txt", ".npz"}
 # All of a module: where it is used as a value, nobody can tell what of it is.
 _ALL = "*"
-# The statements of a module that define nothing, such as registrations.
-_REST = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +63,7 @@ class Sources:
         self._folders = {name: _folders(name) for name in packages}
         self._ignored = frozenset(ignored)
         self._files = dict(_read_all(self._folders.values()))
-        self._modules: dict[str, _Module | None] = {}
+        self._modules: dict[str, Outline | None] = {}
         self._nearby: dict[Symbol, tuple[Symbol, ...]] = {}
         self._digests: dict[frozenset[Symbol], str] = {}
 
@@ -106,19 +98,19 @@ class Sources:
             self._nearby[symbol] = tuple(self._mentioned(module, symbol.name))
         return self._nearby[symbol]
 
-    def _mentioned(self, module: "_Module | None", name: str) -> Iterator[Symbol]:
+    def _mentioned(self, module: Outline | None, name: str) -> Iterator[Symbol]:
         if module is None:
             return
         if name == _ALL:
             for own in (*module.definitions, *module.exported):
                 yield from self._resolve(module.name, own)
             return
-        if name != _REST:
-            yield Symbol(module.name, _REST)
-        for path in module.mentions(name):
+        if name != REST:
+            yield Symbol(module.name, REST)
+        for path in module.definition(name).mentions:
             yield from self._follow(module, path)
 
-    def _follow(self, module: "_Module", path: tuple[str, ...]) -> Iterator[Symbol]:
+    def _follow(self, module: Outline, path: list[str]) -> Iterator[Symbol]:
         """Yields what a dotted name in a module means."""
         if len(path) == 1 and (":" in path[0] or "." in path[0]):
             place = Symbol.parse(path[0])
@@ -173,26 +165,21 @@ class Sources:
         module = self._module(symbol.module)
         if module is None:
             return ""
-        nodes = module.definitions.get(symbol.name, ())
-        bound = {path[0] for path in module.mentions(symbol.name)}
+        own = module.definition(symbol.name)
+        bound = {path[0] for path in own.mentions}
         meant = sorted(
             f"{name}={module.imports[name]}" for name in bound & set(module.imports)
         )
-        files = self._digest_files(module, nodes) if module.finds_files else ()
-        return " ".join([*map(write_plain, nodes), *meant, *files])
+        files = self._digest_files(module.name, own.strings)
+        return " ".join([*own.texts, *meant, *files])
 
-    def _digest_files(
-        self, module: "_Module", nodes: Iterable[ast.AST]
-    ) -> Iterator[str]:
-        """Yields name and digest of the files that strings of a definition name."""
-        texts = {
-            each.value
-            for node in nodes
-            for each in ast.walk(node)
-            if isinstance(each, ast.Constant) and isinstance(each.value, str)
-        }
-        for text in sorted(texts - {"", ".", "..", "results"}):
-            place = module.folder / text
+    def _digest_files(self, module: str, strings: Iterable[str]) -> Iterator[str]:
+        """Yields name and digest of the files beside a module that strings name."""
+        beside = self._file(module)
+        if beside is None:
+            return
+        for text in sorted(set(strings) - {"", ".", "..", "results"}):
+            place = beside.parent / text
             inside = sorted(place.iterdir()) if place.is_dir() else [place]
             for file in inside:
                 if file.suffix in _READ and file.is_file():
@@ -212,12 +199,17 @@ class Sources:
                     return file
         return None
 
-    def _module(self, name: str) -> "_Module | None":
+    def _module(self, name: str) -> Outline | None:
         if name not in self._modules:
             file = self._file(name)
             known = file is not None and name not in self._ignored
-            self._modules[name] = _Module(name, file, self._files) if known else None
+            self._modules[name] = self._outline(name, file) if known else None
         return self._modules[name]
+
+    def _outline(self, name: str, file: pathlib.Path) -> Outline:
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        stub = self._files.get(file.with_suffix(".pyi"), b"")
+        return find_outline(name, package, self._files[file], stub)
 
 
 def _read_all(
@@ -236,63 +228,3 @@ def _folders(package: str) -> tuple[pathlib.Path, ...]:
     module = sys.modules[package]
     folders = list(getattr(module, "__path__", ())) or [getattr(module, "__file__", "")]
     return tuple(pathlib.Path(folder) for folder in folders if folder)
-
-
-class _Module:
-    """What a module's text defines and imports.
-
-    Attributes:
-      name: dotted.
-      definitions: statements by the name that they define; `_REST` are all others.
-      imports: targets by the name that they are bound to anywhere in the module:
-        `"package.module"`, or `"package.module:name"` for a name out of one.
-      exported: targets by name, of a package whose names are loaded when used.
-      folder: in which it lies.
-      finds_files: whether it looks for files beside itself.
-    """
-
-    def __init__(
-        self, name: str, file: pathlib.Path, files: Mapping[pathlib.Path, bytes]
-    ) -> None:
-        self.name, self.folder = name, file.parent
-        self.finds_files = b"__file__" in files[file]
-        self._package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        tree = Bare().visit(ast.parse(files[file]))
-        self.definitions: dict[str, list[ast.AST]] = {_REST: []}
-        self.imports: dict[str, list[str]] = {}
-        self._mentions: dict[str, tuple[tuple[str, ...], ...]] = {}
-        self.exported: dict[str, str] = {}
-        for node in ast.walk(tree):
-            for bound, target in self._targets(node):
-                self.imports.setdefault(bound, []).append(target)
-        for node in tree.body:
-            if not isinstance(node, (ast.Import, ast.ImportFrom)):
-                for bound in find_defined(node) or [_REST]:
-                    self.definitions.setdefault(bound, []).append(node)
-        stub = file.with_suffix(".pyi")
-        if stub in files:
-            for node in ast.parse(files[stub]).body:
-                self.exported.update(self._targets(node))
-
-    def mentions(self, name: str) -> tuple[tuple[str, ...], ...]:
-        """Returns the dotted names and texts that a definition mentions."""
-        if name not in self._mentions:
-            nodes = self.definitions.get(name, ())
-            self._mentions[name] = tuple(
-                {p for node in nodes for p in find_mentions(node)}
-            )
-        return self._mentions[name]
-
-    def _targets(self, node: ast.AST) -> Iterator[tuple[str, str]]:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                whole = alias.name if alias.asname else alias.name.partition(".")[0]
-                yield alias.asname or whole, whole
-        if isinstance(node, ast.ImportFrom):
-            source = node.module or ""
-            if node.level:
-                around = self._package.split(".")
-                kept = around[: len(around) - node.level + 1]
-                source = ".".join([*kept, source] if source else kept)
-            for alias in node.names:
-                yield alias.asname or alias.name, f"{source}:{alias.name}"

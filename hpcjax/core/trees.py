@@ -1,7 +1,7 @@
 """Pytrees addressed by path, and values chosen by (regex, value) rules."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -144,6 +144,15 @@ def choose_tree(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
     A rule may match only leaves that `optax.masked` has removed.
     """
     return unflatten(tree, choose(rules, flatten(tree), others=paths(tree)))
+
+
+def signature(tree: Any) -> Hashable:
+    """Returns what a program that is compiled for these arrays depends on.
+
+    That is the structure, and of each array the shape, dtype and sharding.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
 
 
 def num_params(tree: Any) -> int:

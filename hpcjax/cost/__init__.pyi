@@ -15,6 +15,9 @@ from .decoding import fit_draft_latency as fit_draft_latency
 from .decoding import tokens_of_counts as tokens_of_counts
 from .decoding import tokens_per_iteration as tokens_per_iteration
 from .decoding import tokens_to_match as tokens_to_match
+from .decoding_drafts import DraftCandidate as DraftCandidate
+from .decoding_drafts import RankedDraft as RankedDraft
+from .decoding_drafts import choose_draft as choose_draft
 from .exchange_methods import AllReducible as AllReducible
 from .exchange_methods import Dense as Dense
 from .exchange_methods import Exchanged as Exchanged
@@ -39,6 +42,8 @@ from .kfac_work import kfac_tasks as kfac_tasks
 from .kfac_work import preconditioning as preconditioning
 from .kfac_work import split_stages as split_stages
 from .kfac_work import transformer_block as transformer_block
+from .layout_times import Roofline as Roofline
+from .layout_times import layout_times as layout_times
 from .partial_rounds import RoundTimes as RoundTimes
 from .partial_rounds import round_seconds as round_seconds
 from .partial_rounds import simulate_rounds as simulate_rounds
@@ -47,6 +52,16 @@ from .pipeline import StageMemory as StageMemory
 from .pipeline import Timeline as Timeline
 from .pipeline import pipeline_memory as pipeline_memory
 from .pipeline import simulate as simulate
+from .sparse_state import ParallelPlan as ParallelPlan
+from .sparse_state import PipelineJob as PipelineJob
+from .sparse_state import StateBytes as StateBytes
+from .sparse_state import break_even as break_even
+from .sparse_state import bubble_seconds as bubble_seconds
+from .sparse_state import dense_memory as dense_memory
+from .sparse_state import plan_pipeline as plan_pipeline
+from .sparse_state import sparse_memory as sparse_memory
+from .sparse_state import time_pipeline as time_pipeline
+from .sparse_state import transmission_seconds as transmission_seconds
 from .timelines import Bar as Bar
 from .timelines import chrome_trace as chrome_trace
 from .timelines import draw_timelines as draw_timelines

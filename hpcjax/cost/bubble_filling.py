@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcjax.core.errors import ConfigError
-from hpcjax.cost.filler import Filler, Gate, Placed
+from hpcjax.cost.filler import Filler, Gate, Placed, check_placed
 from hpcjax.cost.kfac_work import BEFORE, Factor, Task, panels
 from hpcjax.cost.pipeline import (
     Duration,
@@ -38,11 +38,18 @@ class FilledSchedule:
       placed: the tasks in the bubbles of each device, in order of time.
       unplaced: tasks that fit into no bubble of their device; they run after the
         pipeline of their step, which they lengthen.
+
+    Raises:
+      ConfigError: tasks overlap, begin before what they need has ended, or need
+        curvature that is never taken.
     """
 
     timeline: Timeline
     placed: tuple[tuple[Placed, ...], ...]
     unplaced: tuple[Placed, ...]
+
+    def __post_init__(self) -> None:
+        check_placed(self.timeline, tuple(self._all_placed()))
 
     @functools.cached_property
     def period_per_device(self) -> tuple[int, ...]:

@@ -2,14 +2,17 @@
 
 import collections
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from hpcjax.core.errors import ConfigError
 from hpcjax.cost.kfac_work import BEFORE, Factor, Task, TaskKind
 from hpcjax.cost.pipeline import Duration, Timeline
 
 Gate = Literal["device", "layer"]
+_SLACK = 1e-9
 Gap = tuple[Duration, Duration]
 # A step of the refresh and a time after its start; compares in order of time.
 When = tuple[int, Duration]
@@ -140,6 +143,57 @@ class Filler:
             and self.finished.get((kind, task.factor), now) <= now
             for kind in before
         )
+
+
+def check_placed(timeline: Timeline, placed: Sequence[Placed]) -> None:
+    """Checks a refresh, whoever has placed its tasks.
+
+    Args:
+      timeline: one step of the pipeline.
+      placed: all tasks, those behind the pipeline too.
+
+    Raises:
+      ConfigError: a device does two things at a time, a task begins before what it
+        needs has ended, or a sync or an inverse is of curvature that is never taken;
+        names them.
+    """
+    # What sums of floating-point times may be off.
+    slack = _SLACK * timeline.makespan
+    finished: dict[tuple[TaskKind, Factor], When] = {}
+    for it in placed:
+        key = it.task.kind, it.task.factor
+        finished[key] = max((it.step, it.end), finished.get(key, (0, 0)))
+    rows = collections.defaultdict(list)
+    passes = {span.op: span.end for row in timeline.spans for span in row}
+    for it in placed:
+        rows[it.step, it.task.device].append((it.start, it.end, it.task))
+        # Only syncs may be missing: those that take no time are no tasks.
+        for kind in BEFORE[it.task.kind]:
+            if kind.startswith("curv") and (kind, it.task.factor) not in finished:
+                raise ConfigError(f"{it.task} needs {kind}, which is never placed")
+        needed: list[tuple[object, When]] = [
+            (kind, finished[kind, it.task.factor])
+            for kind in BEFORE[it.task.kind]
+            if (kind, it.task.factor) in finished
+        ]
+        if it.task.kind.startswith("curv"):
+            op = it.task.needed_pass
+            needed.append((op, (0, passes.get(op, math.inf))))
+        for what, (step, end) in needed:
+            if (it.step, it.start + slack) < (step, end):
+                raise ConfigError(
+                    f"{it.task} begins at {it.start} of step {it.step}, before its "
+                    f"{what} ends, at {end} of step {step}"
+                )
+    for (step, device), row in rows.items():
+        busy = [*(span[:3] for span in timeline.spans[device]), *row]
+        busy.sort(key=lambda one: one[:2])
+        for (_, end, first), (start, _, second) in itertools.pairwise(busy):
+            if start + slack < end:
+                raise ConfigError(
+                    f"device {device} does two things at a time in step {step}: "
+                    f"{second} begins at {start}, and {first} ends at {end}"
+                )
 
 
 def _group_chains(tasks: Sequence[Task], device: int) -> list[Chain]:

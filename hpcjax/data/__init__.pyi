@@ -41,6 +41,7 @@ from .pipeline import batches as batches
 from .pipeline import evaluation_batches as evaluation_batches
 from .prompts import read_prompts as read_prompts
 from .prompts import read_token_blocks as read_token_blocks
+from .smtx import read_smtx as read_smtx
 from .source import Batch as Batch
 from .source import Dataset as Dataset
 from .source import ImageSource as ImageSource
@@ -49,8 +50,9 @@ from .source import images_dataset as images_dataset
 from .text import CharTextConfig as CharTextConfig
 from .text import TextSource as TextSource
 from .text import read_documents as read_documents
+from .token_cache import cached_tokens as cached_tokens
+from .token_cache import encode_documents as encode_documents
 from .token_text import TokenTextConfig as TokenTextConfig
-from .token_text import encode_documents as encode_documents
 from .tokenizer import Coder as Coder
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import byte_pair_tokenizer as byte_pair_tokenizer

@@ -138,9 +138,15 @@ def read_wikitext(path: pathlib.Path) -> str:
     become empty.
 
     Raises:
-      DataFormatError: no regular file, or not UTF-8.
+      DataFormatError: no regular file, empty, not UTF-8, or cut within a line.
     """
-    lines = re.findall("[^\n]*\n|[^\n]+", text.read_utf8(path))
+    content = text.read_utf8(path)
+    if not content.endswith("\n"):
+        raise DataFormatError(
+            f"{path}: character {len(content)}: expected the end of a line, found the "
+            f"end of the file"
+        )
+    lines = re.findall("[^\n]*\n", content)
     return "\n\n".join(line if line.strip() else "" for line in lines)
 
 
@@ -149,9 +155,9 @@ def read_ptb(path: pathlib.Path) -> list[str]:
 
     Raises:
       DataMissing: no such file.
-      DataFormatError: no regular file, or not UTF-8.
+      DataFormatError: no regular file, empty, not UTF-8, or cut within a line.
     """
-    return [line.strip() for _, line in read_lines(path)]
+    return [line.strip() for _, line in read_lines(path, ended=True)]
 
 
 def read_c4(path: pathlib.Path, limit: int | None = None) -> list[str]:

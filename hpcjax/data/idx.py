@@ -10,7 +10,7 @@ import gzip
 import io
 import pathlib
 import zlib
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int32, UInt8
@@ -34,7 +34,8 @@ class IdxConfig(Config):
       folder: where the files are below the data root.
       limit: at most this many training examples, the first after a fixed shuffle.
       validation_limit: at most this many validation examples, chosen likewise.
-      pad: zero pixels added on each side; 2 gives 32x32.
+      pool: height and width of the blocks of pixels whose means make smaller images.
+      pad: zero pixels added on each side afterwards; 2 gives 32x32.
     """
 
     kind: ClassVar[str] = "classification"
@@ -43,6 +44,7 @@ class IdxConfig(Config):
 
     limit: Size | None = None
     validation_limit: Size | None = None
+    pool: Literal[1, 2, 4, 7, 14] = 1
     pad: Count = 0
 
     def load(self, root: pathlib.Path) -> Dataset:
@@ -55,7 +57,9 @@ class IdxConfig(Config):
         paths = catalog.locate(self.folder, root)
         train, validation = (
             _pair(
-                paths[f"{part}-images-idx3-ubyte"], paths[f"{part}-labels-idx1-ubyte"]
+                paths[f"{part}-images-idx3-ubyte"],
+                paths[f"{part}-labels-idx1-ubyte"],
+                self.pool,
             )
             for part in ("train", "t10k")
         )
@@ -85,8 +89,8 @@ class FashionMnistConfig(IdxConfig):
 
 
 def _pair(
-    images_path: pathlib.Path, labels_path: pathlib.Path
-) -> tuple[UInt8[np.ndarray, "n 28 28 1"], Int32[np.ndarray, " n"]]:
+    images_path: pathlib.Path, labels_path: pathlib.Path, pool: int
+) -> tuple[UInt8[np.ndarray, "n side side 1"], Int32[np.ndarray, " n"]]:
     images = read_idx(images_path, 3)
     labels = read_idx(labels_path, 1)
     if images.shape[1:] != (SIDE, SIDE):
@@ -99,6 +103,9 @@ def _pair(
             f"{labels_path}: offset 4: expected {len(images)} labels, one per image of "
             f"{images_path.name}, found {len(labels)}"
         )
+    if pool > 1:
+        blocks = images.reshape(-1, SIDE // pool, pool, SIDE // pool, pool)
+        images = blocks.mean((2, 4), dtype=np.float32).round().astype(np.uint8)
     return images[..., None], check_labels(labels, CLASSES, labels_path, 8)
 
 

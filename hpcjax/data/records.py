@@ -14,14 +14,19 @@ from hpcjax.data.text import check_characters
 T = TypeVar("T")
 
 
-def read_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
+def read_lines(path: pathlib.Path, *, ended: bool = False) -> Iterator[tuple[str, str]]:
     """Yields (place, text) of each line of a file, without the end of the line.
 
     The place is for error messages. A file named "….gz" is decompressed.
 
+    Args:
+      path: the file.
+      ended: whether the last line of a whole file has an end too; one without is then
+        of a file that was cut.
+
     Raises:
       DataMissing: no such file.
-      DataFormatError: no regular file, not UTF-8, or damaged.
+      DataFormatError: no regular file, empty, not UTF-8, or damaged.
     """
     if not path.exists():
         raise DataMissing(f"no file {path}")
@@ -30,6 +35,11 @@ def read_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                if ended and not line.endswith(b"\n"):
+                    raise DataFormatError(
+                        f"{path}: line {number}: expected a line with an end, found "
+                        f"the end of the file"
+                    )
                 yield f"{path}: line {number}", line.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataFormatError(
@@ -40,6 +50,8 @@ def read_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
         raise DataFormatError(
             f"{path}: damaged after line {number}: {error}"
         ) from error
+    if number == 0:
+        raise DataFormatError(f"{path}: line 1: expected a line, found an empty file")
 
 
 def read_records(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:

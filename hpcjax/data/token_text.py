@@ -1,21 +1,18 @@
 """Texts as windows of byte-pair tokens, to train language models on."""
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-import numpy as np
-from jaxtyping import Int32
-
 from hpcjax.core import checks, files
 from hpcjax.core.config import AtLeast, Config, FileName, Size
-from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.core.errors import DataFormatError
 from hpcjax.data import corpora as texts
 from hpcjax.data.corpora import Part
 from hpcjax.data.source import Dataset, subset
 from hpcjax.data.text import TextSource
+from hpcjax.data.token_cache import cached_tokens, digest_of
 from hpcjax.data.tokenizer import (
     END,
     Tokenizer,
@@ -58,8 +55,9 @@ class TokenTextConfig(Config):
 
         Vocabulary and training windows are from the parts "train" of the corpora,
         validation windows from their parts "validation"; "test" is not read. Each
-        document is followed by the token that ends a text. The vocabulary is stored
-        below `root`, see `cached_byte_pairs`.
+        document is followed by the token that ends a text. Vocabulary and tokens are
+        stored below `root`, see `cached_byte_pairs` and `cached_tokens`; batches are
+        read from the disk.
 
         Raises:
           ConfigError: no such corpus, or the package `tokenizers` is not installed.
@@ -74,7 +72,7 @@ class TokenTextConfig(Config):
             held_out += validation
         coder = cached_byte_pairs(root, training, self.vocabulary)
         sources = [
-            _source(coder, documents, self.context, part)
+            _source(root, coder, documents, self.context, part)
             for documents, part in ((training, "train"), (held_out, "validation"))
         ]
         return Dataset(
@@ -108,35 +106,17 @@ def fingerprint(documents: Sequence[str], size: int) -> str:
     Raises:
       ConfigError: `tokenizers` is not installed.
     """
-    version = package().__version__
-    digest = hashlib.sha256(f"byte pairs 1, {version}, {size}".encode())
-    for document in documents:
-        coded = document.encode()
-        # The length keeps apart documents that are the same only when joined.
-        digest.update(f"\n{len(coded)}\n".encode())
-        digest.update(coded)
-    return digest.hexdigest()[:32]
-
-
-def encode_documents(
-    coder: Tokenizer, documents: Sequence[str]
-) -> Int32[np.ndarray, " tokens"]:
-    """Returns the tokens of all documents, each followed by `coder.eos`.
-
-    Raises:
-      ConfigError: the tokenizer has no token that ends a text.
-    """
-    if coder.eos is None:
-        raise ConfigError("the tokenizer must have a token that ends a text: eos")
-    end = np.array([coder.eos], np.int32)
-    parts = [part for codes in coder.encode_all(documents) for part in (codes, end)]
-    return np.concatenate([np.empty(0, np.int32), *parts])
+    return digest_of(f"byte pairs 1, {package().__version__}, {size}", documents)
 
 
 def _source(
-    coder: Tokenizer, documents: Sequence[str], context: int, part: Part
+    root: pathlib.Path,
+    coder: Tokenizer,
+    documents: Sequence[str],
+    context: int,
+    part: Part,
 ) -> TextSource:
-    tokens = encode_documents(coder, documents)
+    tokens = cached_tokens(root, coder, documents)
     if len(tokens) <= context:
         raise DataFormatError(
             f"part {part!r}: expected more than context={context} tokens, found "

@@ -40,7 +40,7 @@ def read_wordnet(root: pathlib.Path, speech: Speech) -> list[Synset]:
     # The licence at the beginning is indented.
     return [
         _synset(line, speech, place)
-        for place, line in read_lines(path)
+        for place, line in read_lines(path, ended=True)
         if not line.startswith("  ")
     ]
 

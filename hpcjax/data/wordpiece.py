@@ -96,6 +96,13 @@ class WordPiece:
     longest piece "##…" with which the rest starts, and so on. A word for which this
     fails is [UNK].
 
+    This is written here, and not taken from the package `tokenizers`, an extra: masked
+    text needs no package then, and codes are the same whether it is there or not. The
+    package's are equal for all text whose characters it knows (a test compares them).
+    They differ in characters that Unicode has since added, in 256 ideographs (U+2B820
+    to U+2B91F) that it makes no words, and in private ones, which it drops as control
+    characters; BERT's own code, as this, does not.
+
     Examples:
       >>> coder = WordPiece([*SPECIAL, "bird", "##s", "s", "ing"])
       >>> coder.encode("Birds sing, bird").tolist()

@@ -67,11 +67,14 @@ def frame(message: Message) -> list[memoryview]:
     return [first, *(each for each in contents if each)]
 
 
-def read_message(receive_into: Callable[[memoryview], int]) -> tuple[Message, int]:
+def read_message(
+    receive_into: Callable[[memoryview], int], most: float = math.inf
+) -> tuple[Message, int]:
     """Reads what `frame` has made.
 
     Args:
       receive_into: like that of a socket: fills some of it, returns how much.
+      most: bytes of a message; a longer one is refused before it is read.
 
     Returns:
       The message and its bytes.
@@ -81,13 +84,15 @@ def read_message(receive_into: Callable[[memoryview], int]) -> tuple[Message, in
       Exception: of any kind, if it is no message.
     """
     length = int.from_bytes(_exactly(_LENGTH, receive_into).tobytes(), "big")
-    if length > _LONGEST:
+    if length > min(_LONGEST, most):
         raise ValueError(f"a header of {length} bytes")
     name, options, forms = json.loads(_exactly(length, receive_into).tobytes())
     arrays, total = {}, _LENGTH + length
     for key, dtype, shape in forms:
         form = _dtype(dtype)
         count = math.prod(shape) * form.itemsize
+        if _LENGTH + length + count > most:
+            raise ValueError(f"an array of {count} bytes")
         arrays[key] = _exactly(count, receive_into).view(form).reshape(shape)
         total += count
     return Message(name, options, arrays), total

@@ -2,6 +2,7 @@ from .acceptance import accept as accept
 from .acceptance import accept_greedy as accept_greedy
 from .acceptance import accept_matching as accept_matching
 from .acceptance import acceptance_rate as acceptance_rate
+from .chat import write_chat as write_chat
 from .children import prune_language_model as prune_language_model
 from .clustered_cache import ClusteredMemory as ClusteredMemory
 from .clustered_cache import attend_clustered as attend_clustered
@@ -18,6 +19,7 @@ from .config import Sampler as Sampler
 from .generation import Generated as Generated
 from .generation import LanguageModel as LanguageModel
 from .generation import Prompts as Prompts
+from .generation import compile_generation as compile_generation
 from .generation import continue_tokens as continue_tokens
 from .generation import generate as generate
 from .generation import pad_prompts as pad_prompts

@@ -80,6 +80,7 @@ def attend_probing(
     memory: models.KeysValues, shared: Any, heads: models.Heads
 ) -> tuple[jax.Array, ProbingMemory, Any]:
     """Attends as `models.attend_cached`, and returns the attention maps as memory."""
+    heads.require_no_slopes("clustered heads")
     mixed, kept, shared = models.attend_cached(memory, shared, heads)
     places = heads.positions
     seen = places[:, None, :] <= places[:, :, None]
@@ -91,6 +92,7 @@ def attend_clustered(
     memory: ClusteredMemory, shared: Any, heads: models.Heads
 ) -> tuple[jax.Array, ClusteredMemory, Any]:
     """Writes the kept keys and values, and computes one attention map per cluster."""
+    heads.require_no_slopes("clustered heads")
     stored = heads._replace(
         key=_take_heads(heads.key, memory.stored),
         value=_take_heads(heads.value, memory.values),
@@ -103,6 +105,7 @@ def attend_clustered(
         memory.assign,
         heads.positions,
         key_heads=memory.slot,
+        layer=kept.layer,
     )
     memory = dataclasses.replace(memory, kept=kept)
     return _take_heads(mixed, memory.spread), memory, shared

@@ -96,7 +96,8 @@ def generate_clustered(
     cache, used = _begin(
         language_model, prompts.tokens, plan, clustering, size, key, memberships
     )
-    generated = _continue(
+    size_in_bytes = cache_bytes(cache)
+    generated, _ = _continue(
         language_model,
         cache,
         prompts,
@@ -104,7 +105,7 @@ def generate_clustered(
         window=clustering.window,
         options=options,
     )
-    return ClusteredResult(generated, used, cache_bytes(cache))
+    return ClusteredResult(generated, used, size_in_bytes)
 
 
 def clustered_losses(
@@ -213,7 +214,10 @@ _cluster_layers = jax.jit(
 _compact = jax.jit(compact, static_argnames=("decoder", "clustering", "size"))
 
 
-@functools.partial(jax.jit, static_argnames=("window", "options"))
+# The cache is donated and returned, so that its memory is written where it is.
+@functools.partial(
+    jax.jit, static_argnames=("window", "options"), donate_argnames="cache"
+)
 def _continue(
     language_model: LanguageModel,
     cache: models.Cache,
@@ -222,7 +226,7 @@ def _continue(
     *,
     window: int,
     options: Continuation,
-) -> Generated:
+) -> tuple[Generated, models.Cache]:
     # The window has been read with all heads: position p of a prompt is p - window.
     x = models.Decoding(
         tokens=prompts.tokens[:, window:],

@@ -1,7 +1,7 @@
 """Autoregressive decoding in one compiled loop."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -119,6 +119,31 @@ def generate(
     return _generate(language_model, prompts, key, options=options)
 
 
+def compile_generation(
+    language_model: LanguageModel,
+    prompts: Prompts,
+    options: Continuation | None = None,
+) -> Callable[[jax.Array], Generated]:
+    """Compiles `generate`, so that what is called next writes at full speed.
+
+    Args:
+      language_model: the model with its parameters.
+      prompts: see `pad_prompts`.
+      options: how many tokens to add and how to draw them; None for the defaults.
+
+    Returns:
+      A function from the key of the draws to the continuations.
+
+    Raises:
+      ConfigError: as `generate`.
+    """
+    options = options or Continuation()
+    prompts = prepare_prompts(language_model, prompts, options)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = _generate.lower(language_model, prompts, key, options=options).compile()
+    return functools.partial(program, language_model, prompts)
+
+
 def prepare_prompts(
     language_model: LanguageModel,
     prompts: Prompts,
@@ -214,7 +239,7 @@ def _generate(
     batch, time = prompts.tokens.shape
     cache = cache_for(language_model, batch, time + options.max_new_tokens, options)
     logits, cache = prefill(language_model, cache, prompts)
-    return continue_tokens(language_model, cache, logits, options, key)
+    return continue_tokens(language_model, cache, logits, options, key)[0]
 
 
 def continue_tokens(
@@ -224,8 +249,11 @@ def continue_tokens(
     options: Continuation,
     key: jax.Array,
     attend: models.Attend = models.attend_cached,
-) -> Generated:
+) -> tuple[Generated, models.Cache]:
     """Draws tokens and reads them, one at a time; to be called under `jit`.
+
+    The new tokens' keys and values are written to the cache where it is: a caller whose
+    cache is an argument of its program donates it, and returns the one returned here.
 
     Args:
       language_model: the model with its parameters.
@@ -265,5 +293,5 @@ def continue_tokens(
         jnp.ones(batch, jnp.int32),
         ended(first),
     )
-    *_, tokens, counts, _ = jax.lax.while_loop(more, advance, carry)
-    return Generated(tokens, counts)
+    _, _, cache, tokens, counts, _ = jax.lax.while_loop(more, advance, carry)
+    return Generated(tokens, counts), cache

@@ -5,13 +5,15 @@ This is not in the room `models`, which may not import the tokenizers of `data`.
 
 import dataclasses
 import functools
+import json
 import pathlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
-from hpcjax.core.errors import ConfigError, DataMissing
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
+from hpcjax.inference.chat import write_chat
 
 if TYPE_CHECKING:
     from hpcjax.data import Coder
@@ -44,10 +46,33 @@ class TextModel(NamedTuple):
     Attributes:
       pretrained: the model with its parameters.
       tokenizer: encodes texts and decodes tokens.
+      chat_template: how questions are written, see `write_chat`; None if the model is
+        not one that answers.
     """
 
     pretrained: "Pretrained"
     tokenizer: "Coder"
+    chat_template: str | None = None
+
+    def ask(self, question: str) -> str:
+        """Returns a question in the form that the model answers.
+
+        Raises:
+          ConfigError: it has no chat template.
+        """
+        if self.chat_template is None:
+            raise ConfigError(
+                "the model has no chat template: it continues texts, and answers no "
+                "questions; take chat=false"
+            )
+        coder = self.tokenizer
+        special = {
+            f"{name}_token": coder.decode(np.array([code]))
+            for name in ("bos", "eos")
+            if (code := getattr(coder, name, None)) is not None
+        }
+        messages = [{"role": "user", "content": question}]
+        return write_chat(self.chat_template, messages, special=special)
 
 
 # All runs of a table use one model: its file is read once, and as all get the same
@@ -89,14 +114,32 @@ def load_language_model(name: str, root: pathlib.Path) -> TextModel:
         # Chat models may have several; the first one is taken.
         eos = next(iter(eos), None) if isinstance(eos, list) else eos
         tokenizer = data.load_tokenizer(path / "tokenizer.json", eos=eos)
+        chat = _read_chat_template(path)
     else:
         tokenizer = data.gguf_tokenizer(loaded.metadata)
+        chat = loaded.metadata.get("tokenizer.chat_template")
     if len(tokenizer) > loaded.vocabulary:
         raise ConfigError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model only "
             f"{loaded.vocabulary}: they do not go together"
         )
-    return TextModel(loaded, tokenizer)
+    return TextModel(loaded, tokenizer, chat)
+
+
+def _read_chat_template(folder: pathlib.Path) -> str | None:
+    """Reads the template of a folder in Hugging Face's layout, if there is one."""
+    own, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if own.exists():
+        return own.read_text()
+    if not config.exists():
+        return None
+    try:
+        found = json.loads(config.read_text()).get("chat_template")
+    except (ValueError, AttributeError) as error:
+        raise DataFormatError(f"{config}: expected a JSON object: {error}") from error
+    if isinstance(found, list):  # several, by name
+        found = {one.get("name"): one.get("template") for one in found}.get("default")
+    return found
 
 
 @functools.lru_cache(maxsize=4)

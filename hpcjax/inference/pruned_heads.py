@@ -61,6 +61,7 @@ def attend_cascading(
     memory: CascadingMemory, shared: Cascade, heads: models.Heads
 ) -> tuple[jax.Array, CascadingMemory, Cascade]:
     """Attends with the most important heads to the most important tokens."""
+    heads.require_no_slopes("pruned tokens")
     positions = heads.positions
     kept = models.write_heads(memory.kept, heads)
     known = gather_importance(memory.earlier, shared.shown)
@@ -71,9 +72,13 @@ def attend_cascading(
         keep_heads=memory.heads[positions],
         keep_tokens=memory.tokens[positions],
     )
-    mixed = _mask_heads(left.heads, models.attend_where(left.tokens, kept, heads.query))
-    # The maps once more, since `attend_where` does not return them.
-    keys = kept.keys.astype(heads.query.dtype)
+    # Maps of all keys are what importance is measured by, whatever room there is.
+    keys, values = (
+        rows[kept.layer].astype(heads.query.dtype) for rows in (kept.keys, kept.values)
+    )
+    seen = layers.attention(heads.query, keys, values, causal=False, mask=left.tokens)
+    mixed = _mask_heads(left.heads, seen)
+    # Once more, since `attention` does not return them.
     maps = layers.attention_maps(heads.query, keys, left.tokens)
     # The last query of this call knows the sum over all queries so far.
     earlier = jax.tree.map(lambda rows: rows[:, -1], known)

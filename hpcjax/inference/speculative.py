@@ -372,7 +372,8 @@ def _write_tokens(
     places = jnp.arange(emitted.shape[1])
     # The others get an index out of bounds, at which nothing is written.
     target = jnp.where(places < added[:, None], known[:, None] + places, 1 << 30)
-    return models.write_at(tokens, emitted, target)
+    rows = jnp.arange(len(tokens))[:, None]
+    return tokens.at[rows, target].set(emitted, mode="drop")
 
 
 def _cut_continuations(

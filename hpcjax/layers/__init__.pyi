@@ -1,5 +1,6 @@
 from ._activations import ACTIVATIONS as ACTIVATIONS
 from ._activations import activation as activation
+from ._alibi import alibi_slopes as alibi_slopes
 from ._attention import Implementation as Implementation
 from ._attention import allowed_keys as allowed_keys
 from ._attention import attention as attention
@@ -8,6 +9,7 @@ from ._attention import cudnn_works as cudnn_works
 from ._conv import Padding as Padding
 from ._conv import check_padding as check_padding
 from ._conv import conv as conv
+from ._conv import patches as patches
 from ._dense import dense as dense
 from ._embedding import embedding as embedding
 from ._experts import ExpertDense as ExpertDense
@@ -20,6 +22,8 @@ from ._experts import route as route
 from ._experts import router_z_loss as router_z_loss
 from ._rope import rope as rope
 from ._rope import rope_frequencies as rope_frequencies
+from ._sparse_attention import AttentionBits as AttentionBits
+from ._sparse_attention import sparse_attention as sparse_attention
 from .norms import RunningStatistics as RunningStatistics
 from .norms import batch_norm as batch_norm
 from .norms import batch_statistics as batch_statistics

@@ -25,6 +25,7 @@ def attention(
     *,
     causal: bool = True,
     mask: Bool[Array, "batch q_time k_time"] | None = None,
+    slopes: Float[Array, " heads"] | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "batch q_time heads head_dim"]:
     """Computes softmax(q kᵀ / √head_dim) v for each head; the softmax is float32.
@@ -40,16 +41,19 @@ def attention(
         last query sees all.
       mask: `[batch, q_time, k_time]`, true where a query attends to a key; a query
         whose row is all false gets the mean of all values.
+      slopes: what each head's scores lose with each place between query and key, see
+        `alibi_slopes`; None for nothing. Only if causal.
       implementation: "reference" is the code of this module. "xla" and "cudnn" are
-        those of `jax.nn.dot_product_attention`; they take no mask and, if causal, need
-        as many queries as keys. "auto" takes cuDNN's for such arguments on a GPU in
-        half precision, else the reference.
+        those of `jax.nn.dot_product_attention`; they take no mask, no slopes and, if
+        causal, need as many queries as keys. "auto" takes cuDNN's for such arguments on
+        a GPU in half precision, else the reference.
 
     Returns:
       `[batch, q_time, heads, head_dim]` in the dtype of `query`.
 
     Raises:
-      ValueError: kv_heads does not divide heads, or an unknown implementation.
+      ValueError: kv_heads does not divide heads, slopes without causal, or an unknown
+        implementation.
       UnsupportedOp: the chosen implementation cannot handle the arguments.
 
     Examples:
@@ -63,13 +67,17 @@ def attention(
         raise ValueError(
             f"kv_heads must divide heads: got kv_heads={kv_heads}, heads={heads}"
         )
-    chosen = _choose(implementation, query, key, causal, mask)
+    if slopes is not None and not causal:
+        raise ValueError("slopes need keys before the query: got causal=False")
+    plain = mask is None and slopes is None
+    chosen = _choose(implementation, query, key, causal, plain)
     if chosen is not None:
         return jax.nn.dot_product_attention(
             query, key, value, is_causal=causal, implementation=chosen
         )
     # b batch, k key head, g query head in its group, t query, s key, d feature.
-    maps = _grouped_maps(query, key, allowed_keys(q_time, k_time, causal, mask))
+    allowed = allowed_keys(q_time, k_time, causal, mask)
+    maps = _grouped_maps(query, key, allowed, slopes)
     y = _product("bkgts,bskd->btkgd", maps, value)
     return y.reshape(query.shape).astype(query.dtype)
 
@@ -96,7 +104,10 @@ def attention_maps(
 
 
 def _grouped_maps(
-    query: jax.Array, key: jax.Array, allowed: jax.Array | None
+    query: jax.Array,
+    key: jax.Array,
+    allowed: jax.Array | None,
+    slopes: jax.Array | None = None,
 ) -> jax.Array:
     """Returns softmax weights `[batch, kv_heads, group, q_time, k_time]`, float32."""
     batch, time, _, head_dim = query.shape
@@ -104,6 +115,11 @@ def _grouped_maps(
     # uses each key head for its whole group without repeating it.
     grouped = query.reshape(batch, time, key.shape[2], -1, head_dim)
     scores = _product("btkgd,bskd->bkgts", grouped, key) / math.sqrt(head_dim)
+    if slopes is not None:
+        q_time, k_time = scores.shape[-2:]
+        # As in `allowed_keys`, the last query stands at the last key.
+        places = jnp.arange(k_time - q_time, k_time)[:, None] - jnp.arange(k_time)
+        scores -= slopes.reshape(key.shape[2], -1, 1, 1) * places
     if allowed is not None:
         # The least finite number, not −∞: a row that is masked throughout gives uniform
         # weights, where −∞ − (−∞) would give NaN in the values and in the gradient.
@@ -116,9 +132,12 @@ def _choose(
     query: jax.Array,
     key: jax.Array,
     causal: bool,
-    mask: jax.Array | None,
+    plain: bool,
 ) -> Literal["xla", "cudnn"] | None:
-    """Returns which implementation of JAX to call; None for the reference."""
+    """Returns which implementation of JAX to call; None for the reference.
+
+    `plain` says that there are neither a mask nor slopes.
+    """
     allowed = ("auto", "reference", "xla", "cudnn")
     if implementation not in allowed:
         raise ValueError(
@@ -128,14 +147,15 @@ def _choose(
     if implementation == "reference":
         return None
     square = not causal or query.shape[1] == key.shape[1]
-    possible = mask is None and square
+    possible = plain and square
     if implementation == "auto":
         half = query.dtype in _HALF and key.dtype == query.dtype
         return "cudnn" if possible and half and cudnn_works() else None
     if not possible:
         raise UnsupportedOp(
-            f"attention {implementation!r} takes no mask, and as many queries as keys: "
-            f"got {query.shape[1]} queries, {key.shape[1]} keys; take 'reference'"
+            f"attention {implementation!r} takes no mask, no slopes, and as many "
+            f"queries as keys: got {query.shape[1]} queries, {key.shape[1]} keys; take "
+            "'reference'"
         )
     if implementation == "cudnn" and query.dtype not in _HALF:
         raise UnsupportedOp(

@@ -22,10 +22,8 @@ from .decoding import Decoding as Decoding
 from .decoding import Heads as Heads
 from .decoding import KeysValues as KeysValues
 from .decoding import attend_cached as attend_cached
-from .decoding import attend_where as attend_where
 from .decoding import decoder_of as decoder_of
 from .decoding import empty_cache as empty_cache
-from .decoding import write_at as write_at
 from .decoding import write_heads as write_heads
 from .mlp_config import MlpConfig as MlpConfig
 from .modules import BatchNorm as BatchNorm
@@ -45,6 +43,7 @@ from .scan import scan_with_memory as scan_with_memory
 from .scan import stack as stack
 from .transformer import causal_lm as causal_lm
 from .transformer_config import BERT as BERT
+from .transformer_config import BLOOM as BLOOM
 from .transformer_config import GPT2 as GPT2
 from .transformer_config import LLAMA as LLAMA
 from .transformer_config import OPT as OPT

@@ -13,6 +13,7 @@ from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.fused import FusedBlock
 from hpcjax.models.modules import FLOAT32, ZEROS, Dense, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
 from hpcjax.models.transformer import Block, Embedding, Norm, Sizes, check_time
@@ -66,7 +67,8 @@ class _Bert(nnx.Module):
             table(rows) for rows in (vocabulary, context, TYPES)
         )
         self.embed_norm = norm()
-        self.blocks = stack(Block(sizes), config.depth)
+        block = FusedBlock if config.block == "fused" else Block
+        self.blocks = stack(block(sizes), config.depth)
         both, words = config.head == "pretraining", config.head == "masked_lm"
         pooled = both or config.head == "pooler"
         self.pooler = sizes.dense(width, width) if pooled else None
@@ -129,6 +131,7 @@ def bert(
     mlp_width: int | None = None,
     head: Head = "pretraining",
     remat: Remat = "none",
+    block: Literal["plain", "fused"] = "plain",
     policy: Policy = FLOAT32,
 ) -> Model:
     """Returns BERT, with its pre-training heads or without, and without dropout.
@@ -153,6 +156,8 @@ def bert(
         "pooler" for no head but the dense layer and tanh of the first position; "none"
         for the encoder alone.
       remat: "none", "full", "dots" or "offload", see `models.scan_blocks`.
+      block: "plain", or "fused" with one operation for all that stands between two
+        products; both have the same parameters.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
 
     Returns:
@@ -183,6 +188,7 @@ def bert(
         mlp_width=mlp_width,
         head=head,
         remat=remat,
+        block=block,
     )
     if inputs[1:] not in ((), (CHANNELS,)) or min(*inputs, outputs) < 1:
         raise errors.ConfigError(

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hpcjax.core import trees
+from hpcjax.core.deferred import realize
 from hpcjax.core.keys import derive
 from hpcjax.core.model import LOSSES, SEEN, Decoder, LayerSpec, Model, Tap, check_taps
 from hpcjax.models._flax_layers import make_observable
-from hpcjax.models.modules import Loss, Observable, Observation
+from hpcjax.models.modules import STACKED, Loss, Observable, Observation
 
 VariableT = TypeVar("VariableT", bound=nnx.Variable)
 Flat = dict[str, nnx.Variable]
@@ -177,7 +178,8 @@ def _draw(declared: Flat, key: jax.Array, by_flax: Flat) -> dict[str, Any]:
 def _fill(like: Any, tree: Any) -> Any:
     """Returns the NNX state `like` with the leaves of the nested dicts `tree`.
 
-    A leaf may be a pytree itself, such as a quantized matrix in place of a kernel.
+    A leaf may be a pytree itself, such as a quantized matrix in place of a kernel. A
+    `core.Deferred` becomes an array here, or if it is of a stack in the stack's scan.
     """
     declared = flatten(like)
     leaves = trees.flatten(tree, is_leaf=lambda node: not isinstance(node, Mapping))
@@ -192,10 +194,15 @@ def _fill(like: Any, tree: Any) -> Any:
     keys = [keys for keys, _ in nnx.to_flat_state(like)]
     return nnx.from_flat_state(
         [
-            (place, variable.replace(leaves[path]))
+            (place, variable.replace(_take(leaves[path], variable)))
             for place, (path, variable) in zip(keys, declared.items(), strict=True)
         ]
     )
+
+
+def _take(leaf: Any, variable: nnx.Variable) -> Any:
+    """Returns a leaf as the module gets it."""
+    return leaf if variable.get_metadata().get(STACKED) else realize(leaf)
 
 
 def _make_zeros(declared: Flat) -> dict[str, Any]:

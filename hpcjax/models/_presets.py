@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.transformer_config import (
+    BLOOM,
     LLAMA,
     OPT,
     CausalLmConfig,
@@ -38,6 +39,11 @@ def _opt(
 ) -> Preset:
     config = CausalLmConfig(depth=depth, heads=heads, width=width, options=options)
     return Preset(config, 2048, 50272)
+
+
+def _bloom(depth: int, heads: int, width: int) -> Preset:
+    config = CausalLmConfig(depth=depth, heads=heads, width=width, options=BLOOM)
+    return Preset(config, 2048, 250880)
 
 
 def _llama(
@@ -80,6 +86,12 @@ PRESETS: Mapping[str, Preset] = {
     "opt-13b": _opt(40, 40, 5120),
     "opt-30b": _opt(48, 56, 7168),
     "opt-66b": _opt(64, 72, 9216),
+    "bloom-560m": _bloom(24, 16, 1024),
+    "bloom-1b1": _bloom(24, 16, 1536),
+    "bloom-1b7": _bloom(24, 16, 2048),
+    "bloom-3b": _bloom(30, 32, 2560),
+    "bloom-7b1": _bloom(30, 32, 4096),
+    "bloom-176b": _bloom(70, 112, 14336),
     "llama-7b": _llama(32, 32, 4096, 11008),
     "llama-13b": _llama(40, 40, 5120, 13824),
     "llama-33b": _llama(60, 52, 6656, 17920),

@@ -20,6 +20,8 @@ class BertConfig(ModelConfig):
       head: "pretraining" for both heads, "masked_lm" for that of the words, "pooler"
         for the encoder with its pooler, "none" for the encoder alone.
       remat: what the backward pass recomputes, as in `CausalLmConfig`.
+      block: "plain", or "fused" with one operation for all that stands between two
+        products, see `models.fused`.
     """
 
     factory: ClassVar[str] = "hpcjax.models._bert:bert"
@@ -32,6 +34,7 @@ class BertConfig(ModelConfig):
     mlp_width: Size | None = None
     head: Literal["pretraining", "masked_lm", "pooler", "none"] = "pretraining"
     remat: Literal["none", "full", "dots", "offload"] = "none"
+    block: Literal["plain", "fused"] = "plain"
 
     def __post_init__(self) -> None:
         super().__post_init__()

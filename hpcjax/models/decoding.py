@@ -6,15 +6,16 @@ is a function in the `Decoding`. `attend_cached` is the plain one; those for clu
 and for pruned heads are in `inference`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
-from hpcjax import layers
-from hpcjax.core.errors import ConfigError
+from hpcjax import kernels
+from hpcjax.core.errors import ConfigError, UnsupportedOp
 from hpcjax.core.model import Decoder, Model
 from hpcjax.core.structs import pytree, static
 
@@ -29,6 +30,8 @@ class Heads(NamedTuple):
       value: of the shape of `key`.
       positions: of the tokens in their sequence, `[batch, time]`.
       hidden: the block's input, `[batch, time, width]`.
+      slopes: what each head's scores lose with each place between query and key, see
+        `layers.alibi_slopes`; None for nothing.
     """
 
     query: Float[Array, "batch time heads head_dim"]
@@ -36,11 +39,21 @@ class Heads(NamedTuple):
     value: Float[Array, "batch time kv_heads head_dim"]
     positions: Int[Array, "batch time"]
     hidden: Float[Array, "batch time width"]
+    slopes: Float[Array, " heads"] | None = None
+
+    def require_no_slopes(self, method: str) -> None:
+        """Raises UnsupportedOp for slopes, which `method` knows nothing of."""
+        if self.slopes is not None:
+            raise UnsupportedOp(
+                f"{method} have no linear biases: got a model with position='alibi'; "
+                "take plain decoding"
+            )
 
 
 # (memory, shared, heads) -> (mixed, memory, shared), called once in each layer.
-# `memory` is the layer's part of the cache, `shared` is passed on from layer to layer,
-# and `mixed`, the output of attention, has the shape of the query.
+# `memory` is the layer's part of the cache: of arrays in it the layer's slice, and
+# `KeysValues` whole, with the layer's number. `shared` is passed on from layer to
+# layer, and `mixed`, the output of attention, has the shape of the query.
 Attend = Callable[[Any, Any, Heads], tuple[jax.Array, Any, Any]]
 
 
@@ -51,25 +64,31 @@ class Cache:
     Attributes:
       runs: memory of the layers, in order. A run holds consecutive layers whose memory
         has the same shape, stacked along axis 0.
-      length: number of tokens in the cache for each sequence. Entries beyond it are
-        garbage that will be overwritten, so reducing the length removes tokens.
+      length: number of tokens in the cache for each sequence, int32 `[batch]`. Entries
+        beyond it are garbage that will be overwritten, so reducing the length removes
+        tokens.
     """
 
     runs: tuple[Any, ...]
-    length: Int[Array, " batch"]
+    # `Any`, as below: a tree of a cache's form may hold shapes, to compile for.
+    length: Any
 
 
 @pytree
 class KeysValues:
-    """Keys and values of a run of layers, or without the first axis of one layer.
+    """Keys and values of a run of layers, which a step writes where they are.
+
+    To pass each layer its slice would copy all of them in every step.
 
     Attributes:
-      keys: `[layers, batch, size, kv_heads, head_dim]`.
+      keys: `[layers, batch, size, kv_heads, head_dim]`, floating.
       values: the same, except that clustered heads keep fewer keys than values.
+      layer: inside of a layer, its number in the run, an int32 scalar; else None.
     """
 
-    keys: Float[Array, "*layers batch size kv_heads head_dim"]
-    values: Float[Array, "*layers batch size value_heads head_dim"]
+    keys: Any
+    values: Any
+    layer: Any = None
 
 
 def attend_cached(
@@ -77,41 +96,31 @@ def attend_cached(
 ) -> tuple[jax.Array, KeysValues, Any]:
     """Writes keys and values to the cache, then attends causally to all in it."""
     memory = write_heads(memory, heads)
-    past = jnp.arange(memory.keys.shape[1]) <= heads.positions[..., None]
-    return attend_where(past, memory, heads.query), memory, shared
+    mixed = kernels.cached_attention(
+        heads.query,
+        memory.keys,
+        memory.values,
+        heads.positions,
+        layer=memory.layer,
+        slopes=heads.slopes,
+    )
+    return mixed, memory, shared
 
 
 def write_heads(memory: KeysValues, heads: Heads) -> KeysValues:
-    """Returns a layer's memory with the keys and values of the new tokens written."""
-    return KeysValues(
-        keys=write_at(memory.keys, heads.key, heads.positions),
-        values=write_at(memory.values, heads.value, heads.positions),
+    """Returns the memory with a layer's keys and values of the new tokens written."""
+
+    def write(rows: jax.Array, new: jax.Array) -> jax.Array:
+        batch = jnp.arange(len(new))[:, None]
+        # Tokens for which there is no room are not written.
+        at = rows.at[memory.layer, batch, heads.positions]
+        return at.set(new.astype(rows.dtype), mode="drop")
+
+    return dataclasses.replace(
+        memory,
+        keys=write(memory.keys, heads.key),
+        values=write(memory.values, heads.value),
     )
-
-
-def attend_where(
-    seen: Bool[Array, "batch time size"],
-    memory: KeysValues,
-    query: Float[Array, "batch time heads head_dim"],
-) -> Float[Array, "batch time heads head_dim"]:
-    """Returns attention to those cached tokens that `seen` lets each query see."""
-    return layers.attention(
-        query,
-        memory.keys.astype(query.dtype),
-        memory.values.astype(query.dtype),
-        causal=False,
-        mask=seen,
-    )
-
-
-def write_at(
-    rows: Shaped[Array, "batch size *shape"],
-    new: Shaped[Array, "batch time *shape"],
-    positions: Int[Array, "batch time"],
-) -> Shaped[Array, "batch size *shape"]:
-    """Returns `rows` with `new` at each sequence's positions, where these exist."""
-    batch = jnp.arange(len(rows))[:, None]
-    return rows.at[batch, positions].set(new.astype(rows.dtype), mode="drop")
 
 
 @pytree

@@ -27,8 +27,9 @@ ONES: Initializer = nnx.initializers.ones
 LECUN: Initializer = nnx.initializers.lecun_normal()
 HE_FAN_OUT: Initializer = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
-
 FLOAT32 = Policy()
+# Metadata of variables that hold the values of all blocks of a stack.
+STACKED = "stacked"
 
 
 class Observation(nnx.Variable):
@@ -121,7 +122,7 @@ class Observable(nnx.Module):
         tap: Tap = self.tap.get_value()
         y, record = observe(tap, x, y)
         if tap.forward is not None:
-            if self.record is not None:
+            if self.record is not None and not tap.overwrites:
                 raise reuse_error(self.tap.get_metadata()["path"])
             self.record = nnx.data(Record(record))
         return y
@@ -148,10 +149,16 @@ class Dense(Observable):
         self.compute, self.output = policy.compute, output
         self.inputs, self.outputs = inputs, outputs
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[..., inputs]` to `[..., outputs]`."""
+    def __call__(self, x: jax.Array, *, add_bias: bool = True) -> jax.Array:
+        """Maps `[..., inputs]` to `[..., outputs]`.
+
+        Args:
+          x: inputs.
+          add_bias: whether the bias is added here, not by what follows; a tap observes
+            what is returned.
+        """
         x = x.astype(self.compute)
-        bias = None if self.bias is None else self.bias[...]
+        bias = self.bias[...] if self.bias is not None and add_bias else None
         kernel = self.kernel.get_value()
         y = layers.dense(x, kernel, bias, compute=self.compute, output=self.output)
         return self.apply_tap(x, y)

@@ -7,6 +7,7 @@ from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.mlp_config import MlpConfig
 from hpcjax.models.resnet_config import ResNetConfig
 from hpcjax.models.transformer_config import (
+    BLOOM,
     GPT2,
     LLAMA,
     OPT,
@@ -56,6 +57,7 @@ REGISTRY: dict[str, Entry] = {
             OPT, norm_position="post", final_norm=False, embed_width=4
         )
     ),
+    "bloom": _language(options=BLOOM, width=12, heads=3),
     "llama": _language(options=LLAMA, heads=4, kv_heads=2, mlp_width=12),
     "llama_heads": _language(
         options=LLAMA, heads=3, kv_heads=1, head_dim=6, mlp_width=12

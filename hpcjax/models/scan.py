@@ -1,5 +1,6 @@
 """Stacks of equal blocks, with parameters stacked along axis 0, run by one scan."""
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Callable
@@ -11,8 +12,11 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from hpcjax.core.deferred import realize
 from hpcjax.models._from_nnx import flatten, observable_layers
+from hpcjax.models.decoding import KeysValues
 from hpcjax.models.modules import (
+    STACKED,
     Initializer,
     Observation,
     Record,
@@ -47,7 +51,8 @@ def stack(block: ModuleT, depth: int) -> ModuleT:
     for variable in flatten(nnx.state(block)).values():
         like = variable.get_value()
         initializer: Initializer = variable.get_metadata()["initializer"]
-        variable.set_metadata(initializer=stacked_initializer(initializer, depth))
+        stacked = stacked_initializer(initializer, depth)
+        variable.set_metadata(**{"initializer": stacked, STACKED: True})
         variable.set_value(jax.ShapeDtypeStruct((depth, *like.shape), like.dtype))
     for _, layer in observable_layers(block):
         layer.depth = depth
@@ -102,7 +107,9 @@ def scan_with_memory(
     Args:
       blocks: the result of `stack`, after merging.
       x: the input of the first block.
-      call: `(block, x, memory) -> (x, memory)`, one block's forward pass.
+      call: `(block, x, memory) -> (x, memory)`, one block's forward pass. Of arrays in
+        the memory it gets its slice, and may return others. `KeysValues` it gets whole,
+        with the block's number, to write them where they are, or to drop them.
       memory: for each run a tree of arrays with the run's blocks along axis 0; a single
         run may have an empty tree.
       remat: see `scan_blocks`.
@@ -117,11 +124,10 @@ def scan_with_memory(
     policy = choice("remat", remat, POLICIES)
     graph, *states = nnx.split(blocks, nnx.Param, nnx.BatchStat, Observation)
 
-    def body(carry: Any, slices: Any) -> tuple[Any, Any]:
-        states, remembered = slices
-        carry = jax.tree.map(lambda leaf: checkpoint_name(leaf, _INPUT), carry)
-        block = nnx.merge(graph, *states)
-        carry, remembered = call(block, carry, remembered)
+    def advance(x: Any, states: Any, remembered: Any) -> tuple[Any, Any, Any]:
+        x = jax.tree.map(lambda leaf: checkpoint_name(leaf, _INPUT), x)
+        block = nnx.merge(graph, *realize(states))
+        x, remembered = call(block, x, remembered)
         # The merged block is lost after the body: what it changed is returned as
         # outputs of the scan, which stacks them.
         changed = nnx.state(block, nnx.BatchStat), nnx.state(block, Record)
@@ -129,12 +135,12 @@ def scan_with_memory(
             {path: variable.get_value() for path, variable in flatten(state).items()}
             for state in changed
         )
-        return carry, (*values, remembered)
+        return x, values, remembered
 
     if policy is not None:
         # Inside a scan XLA cannot merge the recomputation with the forward pass, so the
         # barriers against that, which cost time, are not needed.
-        body = jax.checkpoint(body, policy=policy, prevent_cse=False)
+        advance = jax.checkpoint(advance, policy=policy, prevent_cse=False)
     depth = _depth(states)
     ends = list(itertools.accumulate(_depth(run) or depth for run in memory))
     if not ends or ends[-1] != depth:
@@ -142,12 +148,59 @@ def scan_with_memory(
     outputs, start = [], 0
     for run, end in zip(memory, ends, strict=True):
         part = jax.tree.map(operator.itemgetter(slice(start, end)), tuple(states))
-        x, output = lax.scan(body, x, (part, run))
-        outputs.append(output)
+        x, values, remembered = _scan_run(advance, x, part, run, end - start)
+        outputs.append((*values, remembered))
         start = end
     statistics, records, remembered = zip(*outputs, strict=True)
     _restore(blocks, _concatenate(statistics), _concatenate(records))
     return x, remembered
+
+
+def _scan_run(
+    advance: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
+    x: Any,
+    states: Any,
+    memory: Any,
+    depth: int,
+) -> tuple[Any, Any, Any]:
+    """Scans the blocks of a run; returns the carry, stacked values and the memory."""
+    kept, slices, form = _part(memory)
+    new_form = form
+
+    def body(carry: Any, given: Any) -> tuple[Any, Any]:
+        nonlocal new_form
+        x, kept = carry
+        number, states, slices = given
+        numbered = [dataclasses.replace(one, layer=number) for one in kept]
+        x, values, remembered = advance(x, states, form(numbered, slices))
+        written, slices, new_form = _part(remembered)
+        if written:
+            kept = [dataclasses.replace(one, layer=None) for one in written]
+        return (x, kept), (values, slices)
+
+    given = jnp.arange(depth), states, slices
+    (x, kept), (values, slices) = lax.scan(body, (x, kept), given)
+    return x, values, new_form(kept, slices)
+
+
+def _part(memory: Any) -> tuple[list[KeysValues], list[Any], Callable[..., Any]]:
+    """Parts a memory into what is carried and what is sliced, and how to join them."""
+
+    def carried(node: Any) -> bool:
+        return isinstance(node, KeysValues)
+
+    nodes, form = jax.tree.flatten(memory, is_leaf=carried)
+    places = [carried(node) for node in nodes]
+
+    def join(kept: Any, slices: Any) -> Any:
+        ours, others = iter(kept), iter(slices)
+        return form.unflatten([next(ours if is_kept else others) for is_kept in places])
+
+    return (
+        [node for node in nodes if carried(node)],
+        [node for node in nodes if not carried(node)],
+        join,
+    )
 
 
 def _depth(tree: Any) -> int:

@@ -133,8 +133,14 @@ class Attention(nnx.Module):
         self.head_dim, self.causal = sizes.head_dim, sizes.causal
         self.implementation = sizes.attention
         self.rotates = sizes.options.position == "rope"
+        self.heads, self.falls = sizes.heads, sizes.options.position == "alibi"
         self.theta = sizes.options.rope_theta
         self.scaling = sizes.options.rope_scaling
+
+    @property
+    def slopes(self) -> jax.Array | None:
+        """How much each head's scores fall with the distance of a key, if they do."""
+        return layers.alibi_slopes(self.heads) if self.falls else None
 
     def __call__(
         self,
@@ -143,7 +149,17 @@ class Attention(nnx.Module):
         mask: jax.Array | None = None,
         mix: Mix | None = None,
     ) -> jax.Array:
-        """Maps `[batch, time, width]` to the same shape.
+        """Maps `[batch, time, width]` to the same shape; arguments as `mix_values`."""
+        return self.output(self.mix_values(x, positions, mask, mix))
+
+    def mix_values(
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array | None = None,
+        mix: Mix | None = None,
+    ) -> jax.Array:
+        """Returns the inputs of the output projection, `[batch, time, inner]`.
 
         Args:
           x: inputs.
@@ -165,10 +181,10 @@ class Attention(nnx.Module):
                 layers.attention,
                 causal=self.causal,
                 mask=mask,
+                slopes=self.slopes,
                 implementation=self.implementation,
             )
-        mixed = mix(query, key, value)
-        return self.output(mixed.reshape(*x.shape[:2], -1))
+        return mix(query, key, value).reshape(*x.shape[:2], -1)
 
 
 class FeedForward(nnx.Module):
@@ -279,8 +295,9 @@ class CausalLm(nnx.Module):
         )
         self.project_in = None if narrow == width else project(narrow, width)
         self.project_out = None if narrow == width else project(width, narrow)
-        learned, tied = options.position != "rope", options.tied_head
+        self.embed_norm = Norm(width, options, policy) if options.embed_norm else None
         self.offset = OFFSET if options.position == "offset" else 0
+        learned, tied = options.has_table, options.tied_head
         self.position = table(context + self.offset, width) if learned else None
         self.blocks = stack(Block(sizes), config.depth)
         self.final_norm = Norm(width, options, policy) if options.final_norm else None
@@ -327,7 +344,9 @@ class CausalLm(nnx.Module):
             def mix(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
                 # Called once by `block`, in the middle of which the cache is updated.
                 nonlocal memory, shared
-                heads = Heads(query, key, value, positions, hidden)
+                heads = Heads(
+                    query, key, value, positions, hidden, block.attention.slopes
+                )
                 mixed, memory, shared = x.attend(memory, shared, heads)
                 return mixed
 
@@ -345,6 +364,7 @@ class CausalLm(nnx.Module):
         """Maps tokens `[batch, time]` to the inputs of the first block."""
         y = self.embed(tokens)
         y = y if self.project_in is None else self.project_in(y)
+        y = y if self.embed_norm is None else self.embed_norm(y)
         if self.position is None:
             return y
         check_time(tokens.shape[1], self.context)
@@ -388,7 +408,7 @@ def causal_lm(
 
     Args:
       inputs: `(context,)`, the number of rows of the position table. With rotary
-        positions there is no table, and sequences may be longer.
+        positions and linear biases there is no table, and sequences may be longer.
       outputs: size of the vocabulary.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
       **sizes: the fields of `CausalLmConfig`.
@@ -424,7 +444,7 @@ def causal_lm(
         kv_heads=config.kv_heads or config.heads,
         head_dim=config.head_size,
         vocabulary=outputs,
-        context=None if config.options.position == "rope" else inputs[0],
+        context=inputs[0] if config.options.has_table else None,
         dtype=policy.compute,
         crowded=experts is not None and experts.capacity_factor is not None,
     )

@@ -86,7 +86,9 @@ class TransformerOptions(Config):
       norm_eps: added to the variance.
       final_norm: whether a norm follows the last block.
       position: "learned" for a table, "offset" for one in which position p has row p +
-        2 (OPT), "rope" for rotary embeddings.
+        2 (OPT), "rope" for rotary embeddings, "alibi" for scores that fall linearly
+        with the distance of a key, by a slope for each head (BLOOM).
+      embed_norm: whether a norm follows the embedding table.
       rope_theta: base of the rotary embeddings' wavelengths.
       rope_scaling: LLaMA 3's scaling of these; None for no scaling.
       mlp: activation of the feed-forward part; "silu_gated" has a third matrix.
@@ -104,7 +106,8 @@ class TransformerOptions(Config):
     norm_position: Literal["pre", "post"] = "pre"
     norm_eps: Positive = 1e-5
     final_norm: bool = True
-    position: Literal["learned", "offset", "rope"] = "learned"
+    position: Literal["learned", "offset", "rope", "alibi"] = "learned"
+    embed_norm: bool = False
     rope_theta: Positive = 1e4
     rope_scaling: RopeScaling | None = None
     mlp: Literal["gelu_tanh", "gelu_erf", "relu", "silu_gated"] = "gelu_tanh"
@@ -115,9 +118,15 @@ class TransformerOptions(Config):
     init_scale: Positive = 0.02
     scale_residual: bool = True
 
+    @property
+    def has_table(self) -> bool:
+        """Whether positions have a table, and sequences a longest length."""
+        return self.position in ("learned", "offset")
+
 
 GPT2 = TransformerOptions()
 OPT = TransformerOptions(position="offset", mlp="relu", scale_residual=False)
+BLOOM = TransformerOptions(position="alibi", embed_norm=True, scale_residual=False)
 LLAMA = TransformerOptions(
     norm="rms",
     position="rope",
@@ -147,7 +156,7 @@ class CausalLmConfig(ModelConfig):
       head_dim: features of a head; None means width / heads, which must divide. Models
         with pruned heads need it.
       mlp_width: features inside the feed-forward part; None means 4 · width.
-      options: the differences between GPT-2, OPT and LLaMA.
+      options: the differences between GPT-2, OPT, BLOOM and LLaMA.
       remat: what the backward pass recomputes: "none" nothing; "full" all but the
         inputs of blocks; "dots" all but these and matrix products without batch axes;
         "offload" like "full", with the inputs of blocks kept in the host's memory.
@@ -186,6 +195,14 @@ class CausalLmConfig(ModelConfig):
         checks.require(
             self.options.position != "rope" or self.head_size % 2 == 0,
             "rope needs an even number of features a head",
+            width=self.width,
+            heads=self.heads,
+            head_dim=self.head_dim,
+        )
+        checks.require(
+            self.options.position != "alibi"
+            or self.head_size * self.heads == self.width,
+            "alibi has a slope for each of width / head_dim heads, and none may miss",
             width=self.width,
             heads=self.heads,
             head_dim=self.head_dim,

@@ -18,4 +18,15 @@ PARTS = {
         "partial": "PartialBackwardConfig",
         "random_freezing": "RandomFreezingConfig",
     },
+    "state": {"sparse": "SparseStateConfig"},
+    "sparsity": {
+        "prune": "PruneConfig",
+        "dynamic": "DynamicConfig",
+        "straight_through": "StraightThroughConfig",
+        "top_kast": "TopKastConfig",
+        "movement": "MovementConfig",
+        "soft_threshold": "SoftThresholdConfig",
+        "l0": "L0Config",
+        "variational_dropout": "VariationalDropoutConfig",
+    },
 }

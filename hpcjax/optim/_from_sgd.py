@@ -8,7 +8,11 @@ from hpcjax.optim import schedules
 from hpcjax.optim.from_sgd_config import SGDRecipe
 from hpcjax.optim.jorge_config import JorgeConfig
 from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules
-from hpcjax.optim.schedule_config import ScheduleConfig, StepDecayConfig
+from hpcjax.optim.schedule_config import (
+    ScheduleConfig,
+    StepDecayConfig,
+    WarmUpConfig,
+)
 
 
 class Derived(NamedTuple):
@@ -52,8 +56,9 @@ def _report(recipe: SGDRecipe, schedule: ScheduleConfig) -> dict[str, Derived]:
         "graft_nesterov": Derived(recipe.nesterov, "SGD's: the length is of its step"),
         "b1": Derived(recipe.momentum, "SGD's: both buffers remember equally long"),
         "steps": Derived(total, "SGD's epochs times steps per epoch"),
-        "warmup_steps": Derived(schedule.warmup, "SGD's warm-up epochs"),
     }
+    if isinstance(schedule, WarmUpConfig):
+        derived["warmup_steps"] = Derived(schedule.warmup, "SGD's warm-up epochs")
     if not isinstance(schedule, StepDecayConfig):
         name = type(schedule).__name__
         return derived | {"schedule": Derived(name, "given in place of the step decay")}

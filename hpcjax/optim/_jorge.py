@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array
 
 from hpcjax.optim import jorge_factor, matrices, preconditioning
+from hpcjax.optim._owners import map_groups_on_owners, unstack
 from hpcjax.optim.jorge_config import JorgeOptions
 from hpcjax.optim.jorge_factor import FactorState
 
@@ -41,6 +42,17 @@ def _refresh(
     def update(groups: list[FactorState]) -> list[FactorState]:
         gram = functools.partial(jorge_factor.scaled_gram, precision=options.precision)
         step = functools.partial(jorge_factor.update, options=options)
+        if options.axis_name is not None:
+            pairs = [
+                [*zip(unstack(group), own, strict=True)]
+                for group, own in zip(groups, gradients, strict=True)
+            ]
+            return map_groups_on_owners(
+                lambda pair: step(pair[0], *gram(pair[1])),
+                pairs,
+                _multiply_adds,
+                options.axis_name,
+            )
         return [
             jax.vmap(step)(state, *own)
             for state, own in zip(groups, measured(gram), strict=True)
@@ -54,6 +66,12 @@ def _refresh(
     since = count - options.start_step
     turn = (since >= 0) & (since % options.update_every == 0)
     return jax.lax.cond(turn, update, lambda kept: kept, groups)
+
+
+def _multiply_adds(pair: tuple[FactorState, Array]) -> float:
+    """Returns 5m³ + m²n, the work of updating a factor by a gradient `[m, n]`."""
+    m, n = pair[1].shape
+    return m * m * (5.0 * m + n)
 
 
 def _metrics(found: preconditioning.Figures) -> dict[str, Array]:
@@ -102,6 +120,10 @@ def scale_by_jorge(**options: Any) -> optax.GradientTransformationExtraArgs:
     it and `init="grad"` shortens it. All is done in float32, or in the parameters'
     dtype if that is better.
 
+    With `axis_name` the updates of the preconditioners are shared out over a mesh axis:
+    each device computes those it owns, balanced by their multiply-adds, and broadcasts
+    them. Everything else, and the result, is the same on all devices.
+
     Expects averaged gradients. `state.metrics` has, over all factors, the largest
     `jorge_beta2_left`, `jorge_beta2_right`, `jorge_nu`, `jorge_gain`,
     `jorge_asymmetry`, the smallest `jorge_sign` of ⟨G̃, G⟩, and the numbers
@@ -115,7 +137,8 @@ def scale_by_jorge(**options: Any) -> optax.GradientTransformationExtraArgs:
       A transform; its updates have the dtype of the gradients.
 
     Raises:
-      ConfigError: an option out of its range.
+      ConfigError: an option out of its range; an update outside of `shard_map` over
+        `axis_name`.
       TypeError: at init, for complex or integer parameters.
 
     References:

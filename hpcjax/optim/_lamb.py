@@ -99,6 +99,11 @@ def lamb(
     computes in float32 or better. With `clip_norm=1.0` it is NVLAMB, which first
     divides all gradients by their global norm where that is above 1.
 
+    Without rules, `clip_norm` and `stacked` it gives what `optax.lamb` gives. That has
+    none of the three, which BERT's recipes and scanned stacks need, and its norms
+    overflow or vanish where squares of the entries do; so it is not used here, except
+    for its moments.
+
     Args:
       learning_rate: η, a number, a schedule or a traced scalar.
       b1: decay of m.

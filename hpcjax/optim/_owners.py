@@ -9,8 +9,36 @@ import numpy as np
 
 from hpcjax.collectives import broadcast
 from hpcjax.core.assignment import assign_longest_first
-from hpcjax.core.varying import Axes, assume_equal, axis_names, vary
+from hpcjax.core.varying import Axes, assume_equal, axis_names, require_axes, vary
 from hpcjax.optim.matrices import map_equal_shapes
+
+
+def unstack(group: Any) -> list[Any]:
+    """Returns the members of a tree whose leaves have a first dimension of them."""
+    count = len(jax.tree.leaves(group)[0])
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], group) for i in range(count)]
+
+
+def map_groups_on_owners(
+    function: Callable[[Any], Any],
+    groups: Sequence[Sequence[Any]],
+    cost: Callable[[Any], float],
+    axes: Axes,
+) -> list[Any]:
+    """Returns the results of `map_on_owners` for each group, stacked.
+
+    Args:
+      function: of an argument; its results must have one shape within a group.
+      groups: the arguments.
+      cost: of the call with an argument, in any unit.
+      axes: the mesh axis, or axes.
+    """
+    arguments = [argument for group in groups for argument in group]
+    found = iter(map_on_owners(function, arguments, [*map(cost, arguments)], axes))
+    return [
+        jax.tree.map(lambda *each: jnp.stack(each), *[next(found) for _ in group])
+        for group in groups
+    ]
 
 
 def map_on_owners(
@@ -29,7 +57,11 @@ def map_on_owners(
       arguments: one for each call, the same on all devices of `axes`.
       costs: one for each call, in any unit.
       axes: the mesh axis, or axes.
+
+    Raises:
+      ConfigError: outside of `shard_map` over the axes.
     """
+    require_axes(axes, "an optimizer that shares its factors out")
     names = axis_names(axes)
     devices = 1
     for name in names:

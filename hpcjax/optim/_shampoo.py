@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float
 
 from hpcjax.optim import matrices, matrix_roots, preconditioning
-from hpcjax.optim._owners import map_on_owners
+from hpcjax.optim._owners import map_groups_on_owners, unstack
 from hpcjax.optim.shampoo_config import ShampooOptions
 
 DEFAULT_POWER = 4
@@ -165,18 +165,13 @@ def scale_by_shampoo(**options: Any) -> optax.GradientTransformationExtraArgs:
                 new = step(state)
                 return {name: getattr(new, name) for name in FOUND}
 
-            states = [
-                jax.tree.map(lambda leaf, i=i: leaf[i], group)
-                for group in groups
-                for i in range(len(group.matrix))
-            ]
-            costs = [len(state.statistic) ** 3.0 for state in states]
-            found = iter(map_on_owners(root, states, costs, chosen.axis_name))
-            made = [[next(found) for _ in group.matrix] for group in groups]
-            return [
-                old._replace(**jax.tree.map(lambda *each: jnp.stack(each), *new))
-                for old, new in zip(groups, made, strict=True)
-            ]
+            made = map_groups_on_owners(
+                root,
+                [*map(unstack, groups)],
+                lambda state: len(state.statistic) ** 3.0,
+                chosen.axis_name,
+            )
+            return [old._replace(**new) for old, new in zip(groups, made, strict=True)]
 
         groups = _on_turn(count, chosen.stats_every, statistics, groups)
         return _on_turn(count, chosen.roots_every, roots, groups)

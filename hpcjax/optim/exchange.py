@@ -12,8 +12,10 @@ from hpcjax.collectives import (
     ExchangeState,
     MeshGroup,
 )
-from hpcjax.core.per_device import unwrap, wrap
-from hpcjax.core.varying import Axes, assume_equal
+from hpcjax.core.per_device import require_entered, unwrap, wrap
+from hpcjax.core.varying import Axes, after, assume_equal, require_axes
+
+_COUNTS = CommStats(*[jax.ShapeDtypeStruct((), "int32")] * len(CommStats._fields))
 
 
 class ExchangeLinkState(NamedTuple):
@@ -51,10 +53,12 @@ def exchange_gradients(
       axis_name: the mesh axis, or axes; None stands for a group of this device alone.
 
     Returns:
-      A transform for use inside `jax.shard_map`. Its `update` raises NameError outside.
+      A transform for use inside `jax.shard_map`.
 
     Raises:
       TypeError: at `init`, a parameter that is not floating; names its path.
+      ConfigError: an update outside of `shard_map` over the axes, or of state that was
+        not entered, see `core.per_device`.
 
     Examples:
       >>> from hpcjax.collectives import OkTopkConfig
@@ -72,6 +76,10 @@ def exchange_gradients(
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
+        if axis_name is not None:
+            require_axes(axis_name, "the exchange of gradients")
+            # Of all that differs between devices these are there in every exchange.
+            require_entered(state.stats, _COUNTS, "the exchange's state")
         group = MeshGroup(axis_name)
         bare = ExchangeState(*map(unwrap, state[:-1]))
         mean, new = method.average(group, updates, bare)
@@ -82,6 +90,8 @@ def exchange_gradients(
         )
         new = new._replace(shared=shared, step=step)
         counts = group.sum(_counts(new.stats)) / group.size
+        # What comes next may communicate in a branch, as WAGMA does: not before this.
+        mean = after(mean, counts)
         return mean, _link_state(new, axis_name, counts)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -31,6 +31,9 @@ class JorgeOptions(Config):
       precision: of the matrix products; below `"highest"` the fourth power breaks.
       stacked: regexes of parameters whose first axis is a stack of layers, such as
         `"^blocks/"` of a scanned Transformer; each layer is a matrix of its own.
+      axis_name: mesh axis over which updates of the preconditioners are shared out:
+        each device computes those it owns, balanced by their work, and broadcasts them.
+        Everything else, and the result, is the same on all devices.
     """
 
     factory: ClassVar[str] = "hpcjax.optim._jorge:scale_by_jorge"
@@ -48,6 +51,7 @@ class JorgeOptions(Config):
     init: Literal["eps", "grad"] = "eps"
     precision: Literal["default", "high", "highest"] = "highest"
     stacked: Patterns = ()
+    axis_name: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

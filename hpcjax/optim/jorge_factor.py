@@ -225,9 +225,13 @@ def update(
 ) -> FactorState:
     """Does what `jorge_factor_update` does, given `scaled_gram` of the gradient."""
     product = functools.partial(jnp.matmul, precision=options.precision)
-    square = product(state.matrix, state.matrix)
+    # Brought near 1 by a power of two, so that the fourth power of a small L̂, as huge
+    # gradients start it, is not rounded to zero.
+    length = jnp.minimum(norms.power_of_two(state.matrix), 1)
+    unit = state.matrix / length
+    square = product(unit, unit)
     x = product(product(square, square), gram)
-    step = _step(x, scale, options)
+    step = _step(x, length * length * scale, options)
     series = _series(step.y, options.order, options.precision)
     new, gain = _guarded(step.multiplier * product(state.matrix, series), options)
     if options.symmetrize:

@@ -130,5 +130,10 @@ def differentiate_pass(
     means, added = result.loss_aux.means(), added_loss(result.aux)
     if added is not None:
         means["added_loss"] = added
-    extras = {"value": result.value, "value_fn": value_fn, "step": one_pass.step}
+    extras = {
+        "value": result.value,
+        "value_fn": value_fn,
+        "step": one_pass.step,
+        "loss_terms": result.loss_aux.count,
+    }
     return PassResult(result.grads, means, result.aux, extras), result

@@ -8,7 +8,7 @@ from hpcjax.core import checks
 from hpcjax.core.config import Config, Count, Size
 
 if TYPE_CHECKING:
-    from hpcjax.core.method import Backward, Setup
+    from hpcjax.core.method import Backward, RunSeed, Setup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class BlocksConfig(Config, abc.ABC):
 
     @abc.abstractmethod
     def _build(
-        self, blocks: Any, local: int, workers: int, share: float, seed: int
+        self, blocks: Any, local: int, workers: int, share: float, seed: "RunSeed"
     ) -> "Backward":
         """Returns the backward pass.
 
@@ -73,7 +73,7 @@ class BlocksConfig(Config, abc.ABC):
           local: workers on each device.
           workers: workers in all.
           share: cost of the backward passes over that of whole ones.
-          seed: of random choices.
+          seed: of the run, for random choices.
         """
 
 
@@ -97,7 +97,7 @@ class PartialBackwardConfig(BlocksConfig):
     divisor: Literal["contributors", "workers"] = "contributors"
 
     def _build(
-        self, blocks: Any, local: int, workers: int, share: float, seed: int
+        self, blocks: Any, local: int, workers: int, share: float, seed: "RunSeed"
     ) -> "Backward":
         import optax
 
@@ -137,7 +137,7 @@ class RandomFreezingConfig(BlocksConfig):
     """
 
     def _build(
-        self, blocks: Any, local: int, workers: int, share: float, seed: int
+        self, blocks: Any, local: int, workers: int, share: float, seed: "RunSeed"
     ) -> "Backward":
         import optax
 
@@ -145,11 +145,11 @@ class RandomFreezingConfig(BlocksConfig):
         from hpcjax.core.method import Backward
 
         del workers, share
-        whole = optim.Blocks((sum(blocks.paths, ()),))
+        drawn, whole = seed(), optim.Blocks((sum(blocks.paths, ()),))
         backward = optim.PartialBackward(blocks=whole, mode="zeros", workers=local)
 
         def mean(axes: Any) -> optax.GradientTransformation:
             link = optim.contributor_mean(backward, axes)
-            return optax.chain(link, optim.freeze_at_random(blocks, seed))
+            return optax.chain(link, optim.freeze_at_random(blocks, drawn))
 
         return Backward(mean, optim.gradients_of_roles(backward), {"share": 1.0})

@@ -12,7 +12,7 @@ import optax
 from hpcjax.collectives import OkTopkConfig, PowerSgdConfig
 from hpcjax.core import parts
 from hpcjax.core.model import LayerSpec, Model
-from hpcjax.optim import contract, kfac
+from hpcjax.optim import contract, kfac, sparsify
 from hpcjax.optim._graft import graft
 from hpcjax.optim._jorge import scale_by_jorge
 from hpcjax.optim._lamb import lamb, scale_by_trust_ratio
@@ -78,6 +78,7 @@ REGISTRY = {
     "contributor_mean": partial(
         contributor_mean, PartialBackward(blocks=_BLOCKS, mode="zeros", workers=2)
     ),
+    "dynamic": partial(sparsify.dynamic, sgd(0.1), steps=100, every=1),
     "exchange_gradients": partial(
         exchange_gradients, OkTopkConfig(density=0.3, tau_prime=2)
     ),
@@ -96,6 +97,12 @@ REGISTRY = {
     "jorge_from_sgd": lambda: JorgeFromSgdConfig(lr=0.05, update_every=2).make(1000),
     "lamb": partial(lamb, 0.05),
     "lamb_stacked": partial(lamb, 0.05, clip_norm=1.0, stacked=("kernel|3",)),
+    "prune": partial(
+        sparsify.prune,
+        sgd(0.1),
+        distribution=sparsify.Uniform(sparsity=0.5),
+        schedule=sparsify.OneShot(),
+    ),
     "scale_blocks": partial(scale_blocks, _BLOCKS, (0.5, 1.0)),
     "scale_by_jorge": partial(scale_by_jorge, update_every=2),
     "scale_by_kfac": partial(kfac.scale_by_kfac, _plan(), inv_update_steps=2),
@@ -131,6 +138,12 @@ EXTRA_ARGS = {
 # Transforms that communicate by themselves: the version to use inside `shard_map`,
 # which must give the same updates as the single-device version of `REGISTRY`.
 SHARDED = {
+    "scale_by_jorge": lambda: optax.chain(
+        all_reduce_mean("data"), scale_by_jorge(update_every=2, axis_name="data")
+    ),
+    "scale_by_shampoo": lambda: optax.chain(
+        all_reduce_mean("data"), scale_by_shampoo(roots_every=2, axis_name="data")
+    ),
     "scale_by_kfac": lambda: optax.chain(
         all_reduce_mean("data"),
         kfac.scale_by_kfac(_plan(), inv_update_steps=2, axis_name="data"),

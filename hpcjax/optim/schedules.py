@@ -1,12 +1,24 @@
-"""Learning-rate schedules: constant, cosine and step decay, with linear warm-up."""
+"""Learning-rate schedules: constant, cosine, step decay with warm-up, and optax's."""
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import optax
 
 from hpcjax.core import checks
-from hpcjax.optim.schedule_config import ConstantConfig, CosineConfig, StepDecayConfig
+from hpcjax.core.config import check_fields
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.optim.schedule_config import (
+    ConstantConfig,
+    CosineConfig,
+    OptaxConfig,
+    StepDecayConfig,
+)
+
+# What a schedule of optax calls its length.
+_LENGTHS = ("decay_steps", "transition_steps")
 
 
 def _check(
@@ -129,3 +141,51 @@ def step_decay_schedule(
         return peak * factor**passed
 
     return _warm_up(after, peak, warmup)
+
+
+def optax_schedule(
+    peak: float,
+    steps: int,
+    name: str = "constant_schedule",
+    arguments: tuple[tuple[str, Any], ...] = (("value", 1.0),),
+) -> optax.Schedule:
+    """Returns `peak` times a schedule of optax.
+
+    Args:
+      peak: the learning rate for which the schedule is 1.
+      steps: length of the run, which is the schedule's where it needs one and none is
+        given.
+      name: of the function of optax.
+      arguments: `(name, value)` pairs, see `OptaxConfig`.
+
+    Raises:
+      ConfigError: an unknown schedule or argument, one that is missing, or a value that
+        optax refuses.
+
+    Examples:
+      >>> rate = optax_schedule(
+      ...   0.5, 10, "linear_schedule", (("init_value", 1.0), ("end_value", 0.0))
+      ... )
+      >>> [float(rate(step)) for step in (0, 5, 10)]
+      [0.5, 0.25, 0.0]
+    """
+    checks.require_float32(peak=peak)
+    checks.require_count(1, steps=steps)
+    check_fields(OptaxConfig, name=name, arguments=arguments)
+    make, given = getattr(optax, name), dict(arguments)
+    known = inspect.signature(make).parameters
+    for argument in given:
+        if argument not in known:
+            hint = nearest(argument, known)
+            raise ConfigError(f"{name} has no argument {argument!r}{hint}")
+    needed = [key for key, one in known.items() if one.default is one.empty]
+    given |= {key: steps for key in _LENGTHS if key in needed and key not in given}
+    if missing := [key for key in needed if key not in given]:
+        raise ConfigError(f"{name} needs {', '.join(missing)}: got {list(given)}")
+    if "boundaries_and_scales" in given:
+        given["boundaries_and_scales"] = dict(given["boundaries_and_scales"])
+    try:
+        schedule = make(**given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: {error}: got {given}") from error
+    return lambda count: peak * schedule(count)

@@ -17,6 +17,7 @@ from .exchange_calibration import time_together as time_together
 from .exchange_encoding import encode_decode as encode_decode
 from .hlo import KINDS as KINDS
 from .hlo import Collective as Collective
+from .hlo import bytes_accessed as bytes_accessed
 from .hlo import bytes_by_kind as bytes_by_kind
 from .hlo import collective_bytes as collective_bytes
 from .hlo import collectives as collectives
@@ -25,6 +26,7 @@ from .hlo import count_ops as count_ops
 from .hlo import flops as flops
 from .hlo import peak_memory as peak_memory
 from .hlo import ring_bytes as ring_bytes
+from .hlo import temporary_memory as temporary_memory
 from .host_pipeline import DeviceWork as DeviceWork
 from .host_pipeline import HostPipeline as HostPipeline
 from .host_pipeline import WorkSpan as WorkSpan

@@ -22,7 +22,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.stages import Compiled
 
@@ -237,10 +237,29 @@ def flops(compiled: Compiled) -> float:
       >>> flops(jax.jit(jnp.dot).lower(x, x).compile()) >= 2 * 8**3
       True
     """
+    return _analysis(compiled, "flops")
+
+
+def bytes_accessed(compiled: Compiled) -> float:
+    """Returns XLA's count of bytes that a program's instructions read and write.
+
+    What a fusion reads or writes is counted, not what stays inside of it; an operand
+    that a fusion uses several times may count as often.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+      >>> bytes_accessed(jax.jit(jnp.add).lower(x, x).compile())
+      768.0
+    """
+    return _analysis(compiled, "bytes accessed")
+
+
+def _analysis(compiled: Compiled, name: str) -> float:
     analysis = compiled.cost_analysis()
     if isinstance(analysis, list):
         analysis = analysis[0] if analysis else None
-    return float((analysis or {}).get("flops", 0.0))
+    return float((analysis or {}).get(name, 0.0))
 
 
 def peak_memory(compiled: Compiled) -> int:
@@ -252,9 +271,7 @@ def peak_memory(compiled: Compiled) -> int:
     Raises:
       UnsupportedOp: the backend has no memory analysis.
     """
-    memory = compiled.memory_analysis()
-    if memory is None:
-        raise UnsupportedOp("this backend gives no memory analysis")
+    memory = _memory(compiled)
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -263,7 +280,23 @@ def peak_memory(compiled: Compiled) -> int:
     )
 
 
-def count_ops(compiled: Compiled, name: str) -> int:
+def temporary_memory(compiled: Compiled) -> int:
+    """Returns bytes per device that are neither arguments nor outputs.
+
+    Raises:
+      UnsupportedOp: the backend has no memory analysis.
+    """
+    return _memory(compiled).temp_size_in_bytes
+
+
+def _memory(compiled: Compiled) -> Any:
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise UnsupportedOp("this backend gives no memory analysis")
+    return memory
+
+
+def count_ops(compiled: Compiled, name: str | None = None) -> int:
     """Returns how many instructions of a program have opcode `name`.
 
     An instruction in a loop or in a fusion counts once, and so does a pair of a start
@@ -271,11 +304,12 @@ def count_ops(compiled: Compiled, name: str) -> int:
 
     Args:
       compiled: the program.
-      name: an HLO opcode, such as `"dot"`, `"fusion"` or `"all-reduce"`.
+      name: an HLO opcode, such as `"dot"`, `"fusion"` or `"all-reduce"`; None for all
+        instructions.
     """
     program = parse(_read_text(compiled))
     return sum(
-        instruction.opcode in (name, f"{name}-start")
+        name is None or instruction.opcode in (name, f"{name}-start")
         for computation in program.computations.values()
         for instruction in computation.values()
     )

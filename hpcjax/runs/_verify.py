@@ -14,9 +14,10 @@ from rich.text import Text
 from hpcjax.core import files
 from hpcjax.core.errors import CheckpointCorrupt, DataFormatError
 from hpcjax.hostcomm import load_trace
-from hpcjax.runs import code, directory, discover, lock, results, show
+from hpcjax.runs import code, directory, discover, lock, results, show, tags
 from hpcjax.runs import config as configs
 from hpcjax.runs.directory import WORKERS
+from hpcjax.runs.metrics import Metrics
 
 Verdict = Literal["ok", "note", "foreign", "bad"]
 _CHECKPOINTS = "checkpoints"
@@ -45,9 +46,9 @@ def verify(run_id: str, *, root: pathlib.Path | None = None) -> list[Finding]:
 
     It reads all records, the whole result and all arrays of all checkpoints.
     Checkpoints are compared with their manifests, the config with the recorded digest,
-    and the records with the newest checkpoint; a run that is done must have records up
-    to the last step of its result. Results and records have no checksums, so that a
-    number that was changed to another one is not noticed.
+    and the records with the checkpoints that are whole; a run that is done must have
+    records up to the last step of its result. A run that is done or has diverged must
+    have its files as they were when it ended.
 
     Args:
       run_id: the folder's name, or its last six digits where they are unique.
@@ -64,15 +65,46 @@ def verify(run_id: str, *, root: pathlib.Path | None = None) -> list[Finding]:
     """
     root = root or pathlib.Path.cwd()
     run = _open(root, run_id)
+    checkpoints = [*_checkpoints(run)]
     findings = [
         _look("config.json", lambda: _config(run, root)),
         _look("provenance.json", lambda: _provenance(run)),
-        _look("metrics.jsonl", lambda: _metrics(run)),
+        _look("metrics.jsonl", lambda: _metrics(run, checkpoints)),
         _look("status", lambda: _status(run)),
         _look("result.nc", lambda: _result(run)),
     ]
-    findings += [*_checkpoints(run), *_traces(run), *_workers(run)]
-    return [*findings, *_others(run, {f.part for f in findings})]
+    findings += [*checkpoints, *_traces(run), *_workers(run)]
+    findings += [*_others(run, {f.part for f in findings})]
+    return [*_sealed(run, findings)]
+
+
+def _sealed(
+    run: directory.RunDirectory, findings: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yields the findings, bad where a file is not what it was when the run ended."""
+    if _word(run) not in ("done", "diverged"):
+        yield from findings
+        return
+    part, changed = directory.CHECKSUMS, {}
+    try:
+        changed = run.changed()
+    except DataFormatError as error:
+        yield Finding(part=part, verdict="bad", detail=str(error))
+    else:
+        if changed is None:
+            text = "none: by an earlier version; changed numbers would not be noticed"
+            yield Finding(part=part, verdict="note", detail=text)
+        else:
+            text = f"{len(changed)} files differ" if changed else "all files as sealed"
+            yield Finding(part=part, verdict="ok", detail=text)
+    for finding in findings:
+        how = (changed or {}).pop(finding.part, None)
+        if how is None or finding.verdict == "bad":
+            yield finding
+        else:
+            yield dataclasses.replace(finding, verdict="bad", detail=how)
+    for name, how in (changed or {}).items():
+        yield Finding(part=name, verdict="bad", detail=how)
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -145,13 +177,17 @@ def _provenance(run: directory.RunDirectory) -> str | Finding:
     return f"sessions: {len(sessions)}, commit {', '.join(commits)}"
 
 
-def _metrics(run: directory.RunDirectory) -> str | Finding:
+def _metrics(
+    run: directory.RunDirectory, checkpoints: Sequence[Finding]
+) -> str | Finding:
+    """Compares records with the result and the whole checkpoints.
+
+    A run goes on before a damaged one, and may have taken other steps since.
+    """
     part = "metrics.jsonl"
     path = run.path / part
-    manifests = run.path.glob(f"{_CHECKPOINTS}/*/MANIFEST.json")
-    names = [path.parent.name for path in manifests]
-    taken = [int(name) for name in names if name.isdecimal()]
-    due = max([*taken, _steps(_history(run))])
+    whole = [pathlib.Path(f.part) for f in checkpoints if f.verdict == "ok"]
+    due = max([*(int(found.name) for found in whole), _steps(_history(run))])
     if not path.exists():
         if due:
             raise DataFormatError(f"missing, and the run has taken {due} steps")
@@ -161,6 +197,10 @@ def _metrics(run: directory.RunDirectory) -> str | Finding:
     text = f"{len(records)} records, up to step {last}"
     if last < due:
         raise DataFormatError(f"{text}; the run has taken {due} steps")
+    for found in whole:
+        manifest = files.read_object(run.path / found / "MANIFEST.json")
+        if mark := manifest["body"]["extra"].get("records"):
+            Metrics(path).check(mark)
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         text += "; a last line is cut off and counts as not written"
@@ -254,8 +294,9 @@ def _workers(run: directory.RunDirectory) -> Iterator[Finding]:
     """Yields the findings of each worker in a process, whose folder is like a run's."""
     for folder in sorted((run.path / WORKERS).glob("*")):
         own = directory.RunDirectory(folder)
-        records = _look("metrics.jsonl", lambda own=own: _metrics(own))
-        for finding in (records, *_checkpoints(own), *_traces(own)):
+        kept = [*_checkpoints(own)]
+        records = _look("metrics.jsonl", lambda own=own, kept=kept: _metrics(own, kept))
+        for finding in (records, *kept, *_traces(own)):
             part = f"{WORKERS}/{folder.name}/{finding.part}"
             yield dataclasses.replace(finding, part=part)
 
@@ -270,6 +311,8 @@ def _others(run: directory.RunDirectory, known: set[str]) -> Iterator[Finding]:
     for path in sorted(run.path.iterdir()):
         name = path.name
         if name in known or (name in (_CHECKPOINTS, WORKERS) and path.is_dir()):
+            continue
+        if name in (directory.CHECKSUMS, tags.NAME):
             continue
         if name.startswith("log.") and path.suffix == ".txt":
             yield _look(name, lambda path=path: _lines(path))

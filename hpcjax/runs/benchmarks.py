@@ -1,12 +1,14 @@
 """Making benchmark tables on a machine that is lent for some minutes."""
 
+import hashlib
 import logging
 import os
 import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hpcjax.core import provenance
@@ -17,18 +19,26 @@ from hpcjax.core.errors import (
     HpcjaxError,
     Preempted,
 )
-from hpcjax.runs import build, code, discover, table_records
+from hpcjax.core.files import read_object, replacing, write_json
+from hpcjax.runs import build, code, discover, record_age, table_records
 from hpcjax.runs.tables import Table, TableResult
 
 log = logging.getLogger(__name__)
+# In a checkout: of which kernels on which device the tests have passed.
+KERNELS_PASSED = pathlib.PurePath("tests/kernels/passed.json")
 
 
 class KernelsWrong(HpcjaxError):
     """A kernel's numbers are wrong on this device: its times would mean nothing."""
 
+    exit_code = 70
+
 
 def check_kernels(seconds: float) -> str:
     """Runs the tests with the marker `gpu`, of a checkout; returns their last line.
+
+    That they passed is kept beside them: kernels and tests that are still the same are
+    not tested again on the same kind of device.
 
     Args:
       seconds: after which they are given up.
@@ -40,6 +50,11 @@ def check_kernels(seconds: float) -> str:
     source = discover.checkout()
     if source is None or not (source / "tests").is_dir():
         raise ConfigError("the kernels' tests are in a checkout of the project only")
+    wanted = {"code": _digest_kernels(source), "device": describe_device()}
+    passed = source / KERNELS_PASSED
+    held = read_object(passed) if passed.exists() else {}
+    if {name: held.get(name) for name in wanted} == wanted:
+        return f"{held['result']}, before"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/kernels"]
     try:
         done = subprocess.run(
@@ -58,7 +73,41 @@ def check_kernels(seconds: float) -> str:
     last = (done.stdout.strip() or done.stderr.strip() or "no output").splitlines()[-1]
     if done.returncode:
         raise KernelsWrong(f"the kernels' tests fail here: {last}\n{done.stdout}")
+    write_json(passed, {**wanted, "result": last})
     return last
+
+
+def _digest_kernels(source: pathlib.Path) -> str:
+    """Returns a digest of the kernels and of their tests."""
+    tests = sorted((source / "tests/kernels").glob("*.py"))
+    texts = [
+        code.of_package("hpcjax.kernels").encode(),
+        *(t.read_bytes() for t in tests),
+    ]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+
+
+def write_archive(
+    archive: pathlib.Path, tables: Iterable[Table], tier: str, root: pathlib.Path
+) -> None:
+    """Writes the records of tables, and that kernels passed, into one zip file.
+
+    From a machine that is given back one file is easily fetched; unpacked in a checkout
+    it puts each record where it belongs.
+
+    Args:
+      archive: the file, which is replaced.
+      tables: those with a record are taken.
+      tier: of the records.
+      root: folder with further experiments.
+    """
+    paths = [table_records.record_path(table, tier, root) for table in tables]
+    source = discover.checkout()
+    paths += [source / KERNELS_PASSED] if source else []
+    with replacing(archive) as temporary, zipfile.ZipFile(temporary, "w") as file:
+        for path in filter(pathlib.Path.exists, paths):
+            ours = source if source and path.is_relative_to(source) else root
+            file.write(path, path.relative_to(ours))
 
 
 def wanted_first(
@@ -80,7 +129,7 @@ def wanted_first(
             missing = not table_records.record_path(table, tier, root).exists()
             ranked.append((not missing, minutes, table.id, table))
             continue
-        if table_records.find_age(record, root).age != "this code":
+        if record_age.find_age(record, root).age != "this code":
             ranked.append((True, minutes, table.id, table))
     return tuple(table for *_, table in sorted(ranked, key=lambda each: each[:3]))
 

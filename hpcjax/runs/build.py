@@ -1,6 +1,7 @@
 """Making a table: running what is missing, assembling, judging."""
 
 import dataclasses
+import itertools
 import logging
 import math
 import pathlib
@@ -12,9 +13,18 @@ import xarray as xr
 
 from hpcjax.core.errors import ConfigError, Diverged, HpcjaxError, nearest
 from hpcjax.core.files import write_json
-from hpcjax.runs import code, directory, discover, execute, results, table_records
+from hpcjax.runs import (
+    ahead,
+    code,
+    directory,
+    discover,
+    execute,
+    record_age,
+    results,
+    table_records,
+)
 from hpcjax.runs import config as configs
-from hpcjax.runs.tables import Runs, TableResult, Tier, judge
+from hpcjax.runs.tables import Runs, Table, TableResult, judge
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +43,7 @@ def build_table(
     fresh: bool = False,
     progress: bool = True,
     run_missing: bool = True,
+    parallel: int = 1,
 ) -> TableResult:
     """Makes one table on one tier.
 
@@ -48,12 +59,13 @@ def build_table(
       fresh: run everything again.
       progress: show the runs' progress.
       run_missing: False raises RunMissing instead of running what has not finished.
+      parallel: how many runs are made at a time, in processes of their own.
 
     Returns:
       The table with its verdicts.
 
     Raises:
-      ConfigError: no such table or tier.
+      ConfigError: no such table or tier, or a benchmark and `parallel` above one.
       CodeChanged: with `record`, the code has changed since the process started.
       RunMissing: with `run_missing=False`.
       Diverged: all trials of a row's tuning did, or all runs of the baseline.
@@ -63,10 +75,13 @@ def build_table(
     if table_id not in tables:
         raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, tables)}")
     table = tables[table_id]
-    maker = _Maker(root, table.tier(tier), fresh, progress, run_missing)
+    maker = _Maker(root, table, tier, fresh, progress, run_missing)
     old = table_records.read_record(table, tier, root) if check else None
     if old is not None:
         table_records.require_comparable(old)
+    ahead.check_parallel(parallel, table.benchmark, table_id)
+    if parallel > 1 and run_missing:
+        maker.make_ahead(parallel)
     rows = {row: maker.row(row) for row in maker.tier.runs}
     dataset = table.reduce(rows)
     result = TableResult(
@@ -76,6 +91,7 @@ def build_table(
         verdicts=judge(maker.tier, dataset),
         runs=tuple(maker.made),
         tuned=maker.tuned,
+        at_edge=maker.at_edge(),
         rows=rows,
     )
     if old is not None:
@@ -86,7 +102,7 @@ def build_table(
                 *table_records.compare(dataset, cells, table),
                 *table_records.find_false_claims(old),
             ),
-            recorded=table_records.find_age(old, root).age,
+            recorded=record_age.find_age(old, root).age,
         )
     if record:
         maker.require_unchanged()
@@ -103,7 +119,7 @@ def read_run(run: directory.RunDirectory) -> xr.Dataset:
       DataFormatError: its files cannot be read.
     """
     if run.status == "diverged":
-        return results.history(run.records())
+        return results.history(run.records(), None)
     return execute.read_result(run)
 
 
@@ -113,16 +129,50 @@ class _Maker:
     def __init__(
         self,
         root: pathlib.Path,
-        tier: Tier,
+        table: Table,
+        tier: str,
         fresh: bool,
         progress: bool,
         run_missing: bool,
     ) -> None:
-        self.root, self.tier, self.fresh, self.progress = root, tier, fresh, progress
+        self.root, self.tier, self.timed = root, table.tier(tier), table.benchmark
+        self.fresh, self.progress = fresh, progress
         self.run_missing = run_missing
         self.made: list[Mapping[str, Any]] = []
         self.configs: list[tuple[Any, str]] = []
         self.tuned: dict[str, dict[str, str]] = {}
+        self.made_now: set[str] = set()
+        self.datasets: dict[str, xr.Dataset] = {}
+
+    def make_ahead(self, parallel: int) -> None:
+        """Makes what is missing in several processes: trials, then what they choose."""
+        fresh, self.fresh = self.fresh, False
+        options = {"root": self.root, "devices": self.tier.devices, "fresh": fresh}
+        for tuning in (True, False):
+            rows = [self.wanted(name, tuning) for name in self.tier.runs]
+            missing = []
+            for each in itertools.chain(*rows):
+                config = discover.load(each.config, each.overrides, self.root).config
+                digest = configs.digest(config)
+                ended = not fresh and self.has_ended(digest, code.of_run(config))
+                if not (ended or digest in self.made_now):
+                    self.made_now.add(digest)
+                    missing.append(each)
+            log.info("%d runs, %d at a time", len(missing), parallel)
+            ahead.make_runs(missing, parallel, **options)
+
+    def wanted(self, name: str, tuning: bool) -> list[ahead.Wanted]:
+        """Returns a row's trials, or the runs that are reported."""
+        runs = self.tier.runs[name]
+        trials = runs.trials() if tuning and runs.tune else []
+        chosen, seeds = (
+            (trials, runs.tune_seeds) if tuning else ([self.tune(name)], runs.seeds)
+        )
+        return [
+            ahead.Wanted(runs.config, {**runs.overrides, **each, "seed": str(seed)})
+            for each in chosen
+            for seed in seeds
+        ]
 
     def row(self, name: str) -> xr.Dataset:
         """Returns the runs of one row, joined along `seed`."""
@@ -133,7 +183,7 @@ class _Maker:
             for seed in runs.seeds
         }
         return results.over_seeds(
-            {seed: read_run(run) for seed, run in by_seed.items()}
+            {seed: self.read(run) for seed, run in by_seed.items()}
         )
 
     def tune(self, name: str) -> dict[str, str]:
@@ -154,6 +204,12 @@ class _Maker:
             self.tuned[name] = best
         return self.tuned[name]
 
+    def at_edge(self) -> dict[str, dict[str, str]]:
+        """Returns what was tuned to an edge of its grid, by row; rows that have it."""
+        tuned = self.tuned.items()
+        edges = {name: self.tier.runs[name].at_edge(chosen) for name, chosen in tuned}
+        return {name: edge for name, edge in edges.items() if edge}
+
     def score(self, name: str, runs: Runs, trial: Mapping[str, str]) -> float:
         """Returns a trial's best validation, median over the tuning seeds.
 
@@ -165,7 +221,8 @@ class _Maker:
             if run.status == "diverged":
                 best.append(math.inf)
                 continue
-            best.append(results.least(read_run(run)[runs.by]))
+            values = results.smoothed(self.read(run)[runs.by], runs.smooth)
+            best.append(results.least(values))
         return float(np.median(best))
 
     def once(
@@ -202,12 +259,21 @@ class _Maker:
                 "id": run.id,
                 "config_digest": digest,
                 "code": made_by,
-                "used_again": ended,
+                # A benchmark's numbers are times, which nothing repeats.
+                "result": None if self.timed else results.digest(self.read(run)),
+                "cores": run.sessions()[-1].get("cores"),
+                "used_again": ended and digest not in self.made_now,
                 "commit": run.sessions()[-1].get("git_commit"),
                 "diverged": run.status == "diverged",
             }
         )
         return run
+
+    def read(self, run: directory.RunDirectory) -> xr.Dataset:
+        """Returns a run's result, whose file is opened once."""
+        if run.id not in self.datasets:
+            self.datasets[run.id] = read_run(run)
+        return self.datasets[run.id]
 
     def require_unchanged(self) -> None:
         """Raises CodeChanged if the runs' code has changed since it was read."""

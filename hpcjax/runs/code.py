@@ -15,14 +15,16 @@ from typing import Any, Literal
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.sources import Sources
 
-Age = Literal["this code", "older code", "unknown"]
+Age = Literal["this code", "confirmed", "older code", "unknown"]
 _readings = itertools.count(1)
 _PACKAGES = ("hpcjax", "experiments")
 # What every run has, or a training has by its context, without that a name says so.
 _ALWAYS = ("hpcjax.sharding.mesh:data_mesh",)
 _TRAINING = ("hpcjax.runs.context:Context",)
 # How the rows of a table are joined and a tuned row is chosen.
-_TABLES = ("hpcjax.runs.results:over_seeds", "hpcjax.runs.results:least")
+_TABLES = tuple(
+    f"hpcjax.runs.results:{name}" for name in ("over_seeds", "least", "smoothed")
+)
 # Errors, folders, locks, terminals: they say what happened, and change no number.
 _IGNORED = (
     "hpcjax",
@@ -77,6 +79,11 @@ def of_reduction(function: Callable[..., Any]) -> str:
     whole = not name.isidentifier()  # a lambda
     own = f"{function.__module__}:{'*' if whole else name}"
     return _digest({own, *_TABLES}, 0)
+
+
+def of_package(name: str) -> str:
+    """Returns the digest of all that a package offers, and of what that depends on."""
+    return _digest({f"{name}:*"}, 0)
 
 
 def age(recorded: str | None, now: str) -> Age:

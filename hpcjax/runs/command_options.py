@@ -17,14 +17,17 @@ from hpcjax.runs import directory
 Config = Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG")]]
 Overrides = Positional[
     Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
+        tuple[str, ...], tyro.conf.arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")
     ]
 ]
 Ids = Positional[
-    Annotated[tuple[str, ...], tyro.conf.arg(metavar="ID", help_behavior_hint="")]
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="[ID ...]", help_behavior_hint="")]
 ]
 Run = Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 Side = Positional[Annotated[str, tyro.conf.arg(metavar="RUN|CONFIG")]]
+Tags = tyro.conf.UseAppendAction[
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+]
 Root = Annotated[
     pathlib.Path,
     tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: working directory)"),
@@ -41,6 +44,8 @@ Data = Annotated[
 ]
 Format = Literal["rich", "md", "csv", "html", "latex"]
 
+# Loggers that say in which folder a run is, and what is planned.
+_TOLD = (directory.__name__, "hpcjax.runs.plan")
 HERE = pathlib.Path()
 
 
@@ -66,13 +71,16 @@ def prepare(data: pathlib.Path | None, devices: int | None) -> None:
 
 @contextlib.contextmanager
 def log_to_stderr(quiet: bool) -> Iterator[None]:
-    """Shows warnings on standard error, and unless `quiet` the folder of the run."""
+    """Shows warnings on standard error, and unless `quiet` what takes its time."""
+    # Of an error that Orbax raises, its threads and tasks log all tracebacks besides,
+    # some of them as late as at the end of the process.
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(
         lambda record: (
-            record.levelno >= logging.WARNING
-            or (not quiet and record.name == directory.__name__)
+            record.levelno >= logging.WARNING or (not quiet and record.name in _TOLD)
         )
     )
     logger = logging.getLogger("hpcjax")

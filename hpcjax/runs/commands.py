@@ -4,11 +4,14 @@ Nothing here imports JAX before a config has been read and checked.
 """
 
 import pathlib
-from typing import Annotated, Any, Literal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
+from hpcjax.core import files
 from hpcjax.core.errors import ConfigError
 from hpcjax.runs import directory, discover, show
 from hpcjax.runs.command_options import (
@@ -21,40 +24,75 @@ from hpcjax.runs.command_options import (
     Root,
     Run,
     Side,
+    Tags,
     log_to_stderr,
     prepare,
 )
 from hpcjax.runs.overrides import pairs
 from hpcjax.train.writers import WriterName
 
+if TYPE_CHECKING:
+    from hpcjax.runs import inventory
+
+_NO_VALUE = 8  # exit status of a sweep without any
+
 
 def list_(
     paper: Positional[
-        Annotated[str | None, tyro.conf.arg(metavar="PAPER", help_behavior_hint="")]
+        Annotated[str | None, tyro.conf.arg(metavar="[PAPER]", help_behavior_hint="")]
     ] = None,
     *,
     parts: bool = False,
     stale: bool = False,
+    runs: bool = False,
+    state: Annotated[
+        str | None, tyro.conf.arg(metavar="STATE", help_behavior_hint="")
+    ] = None,
+    tag: Tags = (),
+    delete: bool = False,
+    yes: bool = False,
     root: Root = HERE,
 ) -> int:
-    """List configs and tables, or parts, or committed results of older code.
+    """List configs and tables, or parts, or results of older code, or runs.
 
     Args:
       paper: only this paper's.
       parts: list what a training config can combine instead.
       stale: list the committed results of tables that today's code did not make.
+      runs: list the runs in runs/ instead.
+      state: with --runs, only those that are running, interrupted, preempted, failed,
+        diverged, done or damaged.
+      tag: with --runs, only those with this tag; may be repeated.
+      delete: with --runs and a paper, a state or a tag, delete them, after asking.
+      yes: with --delete, do not ask.
       root: folder with further configs.
     """
+    files.check_folder(root)
     output = show.console()
+    if runs:
+        from hpcjax.runs import inventory
+
+        entries = inventory.list_runs(root, paper, state, tag)
+        output.print(show.list_runs(entries))
+        if delete:
+            if not (paper or state or tag):
+                raise ConfigError(
+                    "--delete needs a paper, a --state or a --tag: it deletes no runs "
+                    "but the listed"
+                )
+            _delete_runs(entries, yes)
+        return 0
+    if delete or yes or state is not None or tag:
+        raise ConfigError("--state, --tag, --delete and --yes go with --runs")
     if parts:
         discover.activate(root)
         output.print(show.list_parts())
         return 0
     if stale:
-        from hpcjax.runs import table_records
+        from hpcjax.runs import record_age, table_records
 
         ages = [
-            (record, table_records.find_age(record, root))
+            (record, record_age.find_age(record, root))
             for record in table_records.find_records(root, paper)
         ]
         output.print(show.list_stale(ages))
@@ -65,6 +103,19 @@ def list_(
         tables = {key: t for key, t in tables.items() if key.startswith(f"{paper}/")}
     output.print(show.list_tables(tables))
     return 0
+
+
+def _delete_runs(entries: "Sequence[inventory.Entry]", yes: bool) -> None:
+    """Deletes the runs that were listed, if that is confirmed."""
+    from hpcjax.runs import inventory
+
+    if entries and not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("--delete asks before it deletes: here give --yes, too")
+        if input(f"Delete these {len(entries)} runs? [y/N] ").lower() != "y":
+            return
+    inventory.delete(entries)
+    show.console().print(f"{len(entries)} runs deleted")
 
 
 def show_(
@@ -103,7 +154,9 @@ def run(
     restart: int = 0,
     distributed: bool = False,
     log: tyro.conf.UseAppendAction[tuple[WriterName, ...]] = (),
+    tag: Tags = (),
     trust: bool = False,
+    profile: bool = False,
     quiet: bool = False,
     root: Root = HERE,
     data: Data = None,
@@ -116,25 +169,32 @@ def run(
       resume: id of an interrupted run to continue; last is the newest one of this
         config, or a new run if there is none.
       fork: with --resume, start a child run, whose config may differ.
-      dry_run: only say what the run would take.
+      dry_run: only show the config and say what the run would take.
       devices: devices of the data axis; simulated ones on a CPU.
       processes: start so many processes on this machine, which share the devices.
       restart: begin anew from the last checkpoint so often when a process is lost.
       distributed: this is one of several processes, started by Slurm, mpirun, or with
         JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set.
       log: copy the records for this service, below the run's folder; may be repeated.
+      tag: a word by which `hpcjax list --runs --tag` finds the run; may be repeated.
       trust: with --resume, also load a checkpoint without a manifest, of which nothing
         can be verified.
+      profile: trace five training steps with JAX's profiler, in the run's folder.
       quiet: no progress line.
       root: folder that holds runs/ and further configs.
       data: folder of data sets.
     """
+    if profile and (processes or restart):
+        raise ConfigError(
+            "--profile traces one process: give no --processes, --restart"
+        )
     prepare(data, devices)
     changes = pairs(overrides)
     # The config is checked before anything is imported that starts JAX.
-    title = discover.load(config, changes, root).title
+    loaded = discover.load(config, changes, root)
     if dry_run:
-        return _dry_run(title, config, changes, root, devices)
+        with log_to_stderr(quiet):
+            return _dry_run(loaded, config, changes, root, devices)
     from hpcjax.runs import execute, launch
 
     options: dict[str, Any] = {
@@ -143,6 +203,7 @@ def run(
         "fork": fork,
         "devices": devices,
         "log": log,
+        "tags": tag,
         "trust": trust,
         "quiet": quiet,
     }
@@ -151,24 +212,26 @@ def run(
             count = processes or 1
             launch.launch(config, changes, processes=count, restart=restart, **options)
             return 0  # the first process has said where the result is
-        result = execute.run(config, changes, distributed=distributed, **options)
+        options |= {"distributed": distributed, "profile": profile}
+        result = execute.run(config, changes, **options)
     if result.leads:
         show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
     return 0
 
 
 def _dry_run(
-    title: str,
+    loaded: discover.Loaded,
     config: str,
     changes: dict[str, str],
     root: pathlib.Path,
     devices: int | None,
 ) -> int:
-    """Prints what a run would take, without running it."""
+    """Prints a config and what its run would take, without running it."""
     from hpcjax.runs import plan
 
+    show.console().print(show.settings(loaded))
     planned = plan.plan_run(config, changes, root=root, devices=devices)
-    text = f"{title} does not train: there is nothing to plan"
+    text = f"{loaded.title} does not train: there is nothing to plan"
     show.console().print(text if planned is None else plan.render_plan(planned))
     return 0
 
@@ -205,6 +268,8 @@ def sweep(
     data: Data = None,
 ) -> int:
     """Run a config under many overrides; run it again to go on with what is missing.
+
+    Exit status 8 if no trial has a value.
 
     Args:
       config: paper/config, paper/config:variant, or the name of a sweep that is there,
@@ -243,7 +308,7 @@ def sweep(
     show.console().print(sweeps.summary(result))
     if plot:
         show.console().print(f"picture    {sweeps.save_picture(result)}")
-    return 0 if result.successes else 1
+    return 0 if result.successes else _NO_VALUE
 
 
 def report(
@@ -298,44 +363,56 @@ def diff(old: Side, new: Side, *, root: Root = HERE) -> int:
     return 0
 
 
-def data(
-    action: Positional[Literal["list", "fetch"]],
-    names: Ids = (),
-    *,
-    root: Root = HERE,
-    data: Data = None,
-) -> int:
-    """List data sets, or fetch some.
+def list_data(*, root: Root = HERE, data: Data = None) -> int:
+    """List data sets: which are here, and how to get the others.
 
     Args:
-      action: what to do.
-      names: data sets to fetch.
+      root: folder below which data sets lie by default.
+      data: folder of data sets.
+    """
+    from hpcjax.data import catalog
+
+    prepare(data, None)
+    place = directory.data_root(root)
+    rows = catalog.list_entries(place)
+    columns = tuple(rows[0])
+    cells = ([row[name] for name in columns] for row in rows)
+    show.console().print(show.frame(f"Data sets in {place}", columns, cells))
+    return 0
+
+
+def fetch_data(names: Ids = (), *, root: Root = HERE, data: Data = None) -> int:
+    """Fetch data sets from where they are published, and check what came.
+
+    What is here already is not fetched again. `hpcjax data list` names them all.
+
+    Args:
+      names: the data sets, at least one.
       root: folder below which data sets lie by default.
       data: folder of data sets.
     """
     from hpcjax.data import _fetch, catalog
 
     prepare(data, None)
-    place = directory.data_root(root)
-    if action == "list":
-        rows = catalog.list_entries(place)
-        columns = tuple(rows[0])
-        output = show.frame(
-            f"Data sets in {place}",
-            columns,
-            ([row[c] for c in columns] for row in rows),
-        )
-        show.console().print(output)
-        return 0
     if not names:
         raise ConfigError(f"name the data sets to fetch: {', '.join(catalog.CATALOG)}")
     for name in names:
-        _fetch.fetch(name, place)
+        _fetch.fetch(name, directory.data_root(root))
     return 0
 
 
+def data(
+    status: tyro.conf.OmitArgPrefixes[
+        Annotated[int, tyro.conf.subcommand("list", constructor=list_data)]
+        | Annotated[int, tyro.conf.subcommand("fetch", constructor=fetch_data)]
+    ],
+) -> int:
+    """List data sets, or fetch some."""
+    return status
+
+
 def doctor(*, root: Root = HERE, data: Data = None) -> int:
-    """Say what works on this machine; exit status 1 if something needed does not.
+    """Say what works on this machine; exit status 2 if something needed does not.
 
     Args:
       root: folder below which data sets lie by default.
@@ -346,4 +423,4 @@ def doctor(*, root: Root = HERE, data: Data = None) -> int:
     prepare(data, None)
     checks = examination.examine(root)
     show.console().print(examination.render(checks))
-    return 0 if examination.healthy(checks) else 1
+    return 0 if examination.healthy(checks) else ConfigError.exit_code

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcjax.runs import results
 from hpcjax.runs.directory import RunDirectory
+from hpcjax.runs.profiler import profiling
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
 from hpcjax.train.recorder import Recorder, TeeRecorder
@@ -43,6 +44,7 @@ class Context:
         *,
         log: Sequence[str] = (),
         trust: bool = False,
+        profile: bool = False,
     ) -> None:
         self.data_root = data_root
         self.mesh = mesh
@@ -51,6 +53,7 @@ class Context:
         self._signals = signals
         self._log = log
         self._trust = trust
+        self._profile = profile
         self._recorder: Recorder | None = None
         self.trained: train.TrainState | None = None
 
@@ -90,7 +93,12 @@ class Context:
         self._progress.say(text)
 
     def train(
-        self, task: "train.Task", config: "train.TrainConfig", *, seed: int
+        self,
+        task: "train.Task",
+        config: "train.TrainConfig",
+        *,
+        seed: int,
+        source: str,
     ) -> "xr.Dataset":
         """Trains, continuing from this run's newest verified checkpoint if it has one.
 
@@ -98,6 +106,7 @@ class Context:
           task: model, method, objective and data.
           config: length, batch size and intervals.
           seed: of parameters, data order and all draws.
+          source: of the history's figures, see `runs.measured`.
 
         Returns:
           The history as `results.history` describes it.
@@ -116,6 +125,9 @@ class Context:
                     self._log, own.path, own.id, own.read_config(), own.records
                 )
             )
+            traces = stack.enter_context(
+                profiling(own.path / "profile" if self._profile else None)
+            )
             checkpoints = stack.enter_context(
                 train.Checkpoints(folder, keep=config.keep, trust=self._trust)
             )
@@ -127,12 +139,12 @@ class Context:
                 config,
                 seed=seed,
                 mesh=task.mesh(self.mesh.size),
-                recorder=TeeRecorder(own.metrics(), self._progress, *copies),
+                recorder=TeeRecorder(own.metrics(), self._progress, *copies, *traces),
                 checkpoints=checkpoints,
                 stop=lambda: self._signals.received,
                 watchdog=watchdog,
             )
-        return results.history(self.directory.records())
+        return results.history(self.directory.records(), source)
 
     def _watchdog(self, least: float) -> Watchdog:
         import jax

@@ -1,8 +1,10 @@
 """The directory of a run: its files, its lock, and finding it again.
 
 `runs/<date>-<config>-<6 hex>/` contains `config.json`, `provenance.json`,
-`metrics.jsonl`, `checkpoints/`, `result.nc`, `log.txt` and `status`, and `lock` while a
-process writes to it. All files except the records and the log are replaced atomically.
+`metrics.jsonl`, `checkpoints/`, `result.nc`, `log.txt` and `status`, `tags.txt` if it
+has tags, and `lock` while a process writes to it. All files except the records and the
+log are replaced atomically.
+A run that is done or has diverged has `checksums.json` over what it is judged by.
 """
 
 import contextlib
@@ -31,6 +33,11 @@ Status = Literal["running", "done", "failed", "preempted", "diverged"]
 log = logging.getLogger(__name__)
 
 WORKERS = "workers"  # the folder of those that are processes, but for the first
+CHECKSUMS = "checksums.json"
+_SEALED = (
+    *("config.json", "provenance.json", "metrics.jsonl", "result.nc", "trace-*.npz"),
+    *(f"{WORKERS}/*/metrics.jsonl", f"{WORKERS}/*/trace-*.npz"),
+)
 _COPIED = ("checkpoints", "metrics.jsonl", WORKERS, "trace-*.npz")
 
 
@@ -103,6 +110,10 @@ class RunDirectory:
         files.write_json(path, held)
         return held
 
+    def rewrite_provenance(self, provenance: Mapping[str, Any]) -> None:
+        """Replaces what `write_provenance` has written and returned."""
+        files.write_json(self.path / "provenance.json", provenance)
+
     def sessions(self) -> list[dict[str, Any]]:
         """Returns the provenance of every session of the run, oldest first.
 
@@ -136,6 +147,39 @@ class RunDirectory:
         raise DataFormatError(
             f"{path}: expected one of {get_args(Status)}: got {word!r}"
         )
+
+    def seal(self) -> None:
+        """Writes checksums of the files that will not change any more.
+
+        Checkpoints have theirs; logs, copies for services and reports may change.
+        """
+        sums = {
+            path.relative_to(self.path).as_posix(): files.checksum(path)
+            for pattern in _SEALED
+            for path in sorted(self.path.glob(pattern))
+        }
+        files.write_json(self.path / CHECKSUMS, sums)
+
+    def unseal(self) -> None:
+        """Removes the checksums, before a run goes on."""
+        (self.path / CHECKSUMS).unlink(missing_ok=True)
+
+    def changed(self) -> dict[str, str] | None:
+        """Returns which files were changed since `seal`, and how; None if not sealed.
+
+        Raises:
+          DataFormatError: the checksums cannot be read.
+        """
+        if not (self.path / CHECKSUMS).exists():
+            return None
+        found = {}
+        for name, kept in _read_object(self.path / CHECKSUMS).items():
+            path = self.path / name
+            if not path.is_file():
+                found[name] = "missing, and was there when the run ended"
+            elif files.checksum(path) != kept:
+                found[name] = "changed since the run ended"
+        return found
 
     @property
     def standing(self) -> str:
@@ -210,12 +254,21 @@ class RunDirectory:
 class Follower(RunDirectory):
     """The directory of a run for processes other than the first, which only read."""
 
+    def seal(self) -> None:
+        """Does nothing: the first process does it."""
+
+    def unseal(self) -> None:
+        """Does nothing."""
+
     def write_config(self, name: str, config: Any, parent: str | None = None) -> None:
         """Does nothing: the first process does it."""
 
     def write_provenance(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
         """Writes nothing."""
         return dict(provenance)
+
+    def rewrite_provenance(self, provenance: Mapping[str, Any]) -> None:
+        """Does nothing."""
 
     def set_status(self, status: str) -> None:
         """Does nothing."""
@@ -253,8 +306,8 @@ def create(
     files.check_name(name, "config name")
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     path = files.inside(root, "runs", f"{day}-{name}-{secrets.token_hex(3)}")
+    files.make_folder(path.parent)
     with files.disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
     folder = RunDirectory(path)
     folder.set_status("running")
@@ -313,8 +366,8 @@ def find_run(
 
     Forked runs, and runs that were resumed after a change of their config, do not
     count, as their first steps were of another config; nor do runs whose files cannot
-    be read. A run that was killed before it wrote its provenance has taken no step, and
-    counts.
+    be read, or were changed since they ended. A run that was killed before it wrote its
+    provenance has taken no step, and counts.
 
     Args:
       root: folder that holds `runs/`.
@@ -331,6 +384,9 @@ def find_run(
             if free and lock.is_held(run.path):
                 continue
             if run.status != "done" or (run.path / "result.nc").exists():
+                if changed := run.changed():
+                    log.warning("run %s is not used: %s", run.id, changed)
+                    continue
                 return run
     return None
 
@@ -419,6 +475,10 @@ def _continue(folder: RunDirectory, loaded: discover.Loaded) -> None:
             f"steps must be at least the {taken} that the run has taken: "
             f"got {loaded.steps}"
         )
+    folder.unseal()
+    if configs.digest(loaded.config) != configs.digest_json(data):
+        # A kill from here on must not leave an end that is of another config.
+        folder.set_status("running")
     folder.write_config(loaded.title, loaded.config, data.get("parent"))
 
 

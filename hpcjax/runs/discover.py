@@ -95,6 +95,15 @@ class Loaded:
         """The number of training steps; None for an experiment that does not train."""
         return getattr(getattr(self.config, "train", None), "steps", None)
 
+    def check_devices(self, devices: int) -> None:
+        """Raises ConfigError if the config says that so many devices cannot run it.
+
+        Loads no JAX, so that this is said at once.
+        """
+        check = getattr(self.config, "check_devices", None)
+        if check is not None:
+            check(devices)
+
     @property
     def experiment(self) -> types.ModuleType:
         """The module of the config's class, which has `run(cfg, ctx)`."""
@@ -105,11 +114,18 @@ def search_path(root: pathlib.Path) -> tuple[pathlib.Path, ...]:
     """Returns the folders that may hold `experiments/` and `configs/`.
 
     Raises:
-      ConfigError: a paper lies in two of them, or a part is a regular package.
+      ConfigError: the folder is a checkout other than that of the code that runs, a
+        paper lies in two of them, or a part is a regular package.
     """
     folders = [root.resolve()]
     source = checkout()
     if source is not None:
+        if _is_checkout(folders[0]) and folders[0] != source.resolve():
+            raise ConfigError(
+                f"{folders[0]} is a checkout of hpcjax, and the one that runs is "
+                f"{source}: run `python -m hpcjax` in that folder, or its own .venv's "
+                "hpcjax"
+            )
         folders.append(source)
     elif not _is_checkout(root):
         folders.append(_HOME / "_bundled")

@@ -14,14 +14,16 @@ from packaging.version import Version
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from hpcjax import kernels
 from hpcjax.runs import directory, discover, show
 
 Verdict = Literal["ok", "wrong", "missing"]
 _SHOWN = ("jax", "jaxlib", "flax", "optax")
 _COSTS = {
+    "jax-cuda13-pjrt": "JAX does not see an NVIDIA GPU",
     "jax-cuda13-plugin": "JAX does not see an NVIDIA GPU",
-    "jax-triton": "kernels written in Triton run their reference",
-    "triton": "kernels written in Triton run their reference",
+    "jax-triton": "kernels run in their plain JAX, also on a GPU",
+    "triton": "kernels run in their plain JAX, also on a GPU",
     "mpi4py": "`hostcomm.MpiTransport` is refused",
     "mlflow-skinny": "`--log mlflow` is refused",
     "tensorboardX": "`--log tensorboard` is refused",
@@ -55,6 +57,7 @@ def examine(root: pathlib.Path) -> tuple[Check, ...]:
         python(),
         *packages(),
         *devices(),
+        *kernels_here(),
         *extras(),
         *data_sets(directory.data_root(root)),
     )
@@ -153,6 +156,17 @@ def devices() -> Iterator[Check]:
     yield Check(part="devices", found=text, verdict="ok", advice=advice)
 
 
+def kernels_here() -> Iterator[Check]:
+    """Yields what computes each operation that has a kernel, and why; starts JAX."""
+    for choice in kernels.choices_here():
+        yield Check(
+            part=f"kernel {choice.operation}",
+            found=choice.implementation,
+            verdict="ok",
+            advice=choice.reason,
+        )
+
+
 def extras() -> Iterator[Check]:
     """Yields the optional extras, with the consequences of missing ones."""
     by_extra: dict[str, list[Requirement]] = {}
@@ -179,8 +193,9 @@ def extras() -> Iterator[Check]:
 def _parts(need: Requirement) -> Iterator[str]:
     """Yields the distributions that a requirement brings, extras of JAX included."""
     yield from (
-        f"{need.name}-{extra}-plugin"
+        f"{need.name}-{extra}-{part}"
         for extra in sorted(need.extras)
+        for part in ("pjrt", "plugin")
         if need.name == "jax"
     )
     if need.name == "jax-triton":

@@ -8,10 +8,11 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcjax.core import provenance
+from hpcjax.core import compat, compile_cache, provenance
 from hpcjax.core.errors import ConfigError, Diverged, Preempted, ProcessLost
 from hpcjax.runs import code, directory, discover, results
 from hpcjax.runs import config as configs
+from hpcjax.runs import tags as tagging
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
 from hpcjax.train.writers import check_writers
@@ -41,7 +42,7 @@ class RunResult:
     leads: bool = True
 
 
-def run(
+def run(  # noqa: PLR0913 - an argument for each option
     name: str,
     overrides: Mapping[str, str] | None = None,
     *,
@@ -52,7 +53,9 @@ def run(
     distributed: bool = False,
     log: Sequence[str] = (),
     trust: bool = False,
+    profile: bool = False,
     quiet: bool = False,
+    tags: Sequence[str] = (),
 ) -> RunResult:
     """Runs a config and writes its result.
 
@@ -72,7 +75,11 @@ def run(
         `wandb`, `mlflow`.
       trust: with `resume`, also load a checkpoint without a manifest, which cannot be
         verified.
+      profile: trace five training steps with JAX's profiler, below the run's folder
+        `profile`; their times are longer for it.
       quiet: show no progress line.
+      tags: words by which `hpcjax list --runs --tag` finds the run; a run that is
+        resumed keeps those that it has.
 
     Returns:
       The run's id, folder and dataset.
@@ -89,18 +96,35 @@ def run(
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
+    if devices is not None or not distributed:
+        loaded.check_devices(devices or 1)
     check_log(loaded, log)
+    tagging.check_tags(tags)
     if trust and resume is None:
         raise ConfigError("trust needs the id of a run to resume from")
+    if profile and (loaded.steps is None or starts_processes(loaded) or distributed):
+        raise ConfigError(
+            f"a profile is of a training in this process alone: {loaded.title} does "
+            f"not train, or in several processes; got distributed={distributed}"
+        )
     if starts_processes(loaded) and (trust or distributed):
         raise ConfigError(
             f"{loaded.title} starts processes of its own, which trust no checkpoint "
             f"and are not distributed: got trust={trust}, distributed={distributed}"
         )
-    how = _How(root=root, devices=devices, quiet=quiet, log=tuple(log), trust=trust)
+    how = _How(
+        root=root,
+        devices=devices,
+        quiet=quiet,
+        log=tuple(log),
+        trust=trust,
+        profile=profile,
+        tags=tuple(tags),
+    )
     claim = functools.partial(directory.claim, root, loaded, resume=resume, fork=fork)
     if distributed:
         return _run_jointly(loaded, how, claim)
+    compat.start_devices()  # before there is a folder of a run that cannot be
     with claim() as folder, folder.logging():
         return _execute(loaded, folder, how)
 
@@ -131,6 +155,8 @@ class _How:
     quiet: bool = False
     log: tuple[str, ...] = ()
     trust: bool = False
+    profile: bool = False
+    tags: tuple[str, ...] = ()
     among_others: bool = False
 
 
@@ -153,7 +179,7 @@ def _run_jointly(
             if not place:
                 raise ProcessLost("process 0 could not begin the run, and says why")
             folder: directory.RunDirectory = directory.Follower(pathlib.Path(place))
-            how = dataclasses.replace(how, quiet=True, log=())
+            how = dataclasses.replace(how, quiet=True, log=(), tags=())
         else:
             try:
                 folder = stack.enter_context(claim())
@@ -223,13 +249,19 @@ def _execute(
             with Progress(loaded.title, loaded.steps, quiet=how.quiet) as progress:
                 context = make_context(how, folder, progress, signals)
                 dataset = loaded.experiment.run(loaded.config, context)
+            _tell_versions(folder, origin)
             folder.write_result(dataset, origin)
         except Preempted as error:
             folder.set_status("preempted")
             raise type(error)(f"{error}; to go on: {folder.again}") from None
         except BaseException as error:
-            folder.set_status(_status(error))
+            status = _status(error)
+            if status == "diverged":  # tables use it as it is
+                _tell_versions(folder, origin)
+                folder.seal()
+            folder.set_status(status)
             raise
+        folder.seal()
         folder.set_status("done")
         if how.among_others:
             # A signal that came too late to stop this run stops those that would
@@ -238,13 +270,36 @@ def _execute(
     return RunResult(id=folder.id, directory=folder.path, dataset=dataset)
 
 
+def _tell_versions(folder: directory.RunDirectory, origin: dict[str, Any]) -> None:
+    """Writes versions of what the run has imported, which its beginning cannot know."""
+    origin["versions"] = provenance.versions()
+    folder.rewrite_provenance(origin)
+
+
+@functools.cache
+def _tell_unversioned(root: pathlib.Path) -> None:
+    """Tells once that nothing but the user keeps what a root's runs were made by."""
+    if not provenance.is_versioned(root):
+        directory.log.info(
+            "%s is in no git repository: its runs keep a digest of experiments/ and "
+            "configs/, which tells that these have changed, and not how",
+            root,
+        )
+
+
 def _begin(
     loaded: discover.Loaded, folder: directory.RunDirectory, how: _How
 ) -> dict[str, Any]:
     """Writes the provenance of this session; returns it with that of earlier ones."""
     seed = getattr(loaded.config, "seed", None)
+    folder.unseal()
     try:
-        origin = provenance.collect(devices=True, seed=seed, parent=folder.parent)
+        tagging.add_tags(folder.path, how.tags)
+        origin = provenance.collect(
+            devices=True, seed=seed, parent=folder.parent, root=how.root
+        )
+        if origin["root_files"]:
+            _tell_unversioned(how.root)
         origin["config_digest"] = configs.digest(loaded.config)
         origin["code"] = code.of_run(loaded.config)
         origin["used_devices"] = how.devices or 1
@@ -257,20 +312,13 @@ def _begin(
                 folder.id,
             )
     except BaseException as error:
-        # Only a new run is `running` here; one that is resumed keeps its status.
+        # Only a run that is new or of a new config is `running` here; one that is
+        # resumed as it was keeps its status.
         if folder.status == "running":
             folder.set_status(_status(error))
         raise
     folder.set_status("running")
     return origin
-
-
-def _cache_compiled(root: pathlib.Path) -> None:
-    """Caches compiled programs below `root`, so that further seeds start at once."""
-    import jax
-
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(root / ".cache" / "jax"))
 
 
 def make_context(
@@ -283,7 +331,7 @@ def make_context(
     from hpcjax import sharding
     from hpcjax.runs.context import Context
 
-    _cache_compiled(how.root)
+    compile_cache.keep_compiled()
     return Context(
         directory.data_root(how.root),
         sharding.data_mesh(how.devices or 1),
@@ -292,6 +340,7 @@ def make_context(
         signals,
         log=how.log,
         trust=how.trust,
+        profile=how.profile,
     )
 
 

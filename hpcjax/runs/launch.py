@@ -20,7 +20,7 @@ from hpcjax.core.errors import (
 )
 from hpcjax.runs import directory, discover, execute
 from hpcjax.runs.signals import StopSignals
-from hpcjax.train.watchdog import PROGRESS, find_behind
+from hpcjax.train.watchdog import PROGRESS, blame, blame_stopped
 
 logger = logging.getLogger(__name__)
 _POLL, _GRACE = 0.1, 5.0
@@ -50,6 +50,7 @@ def launch(  # noqa: PLR0913 - those of `run`, and two
     log: Sequence[str] = (),
     trust: bool = False,
     quiet: bool = False,
+    tags: Sequence[str] = (),
 ) -> execute.RunResult:
     """Runs a config in several processes of this machine.
 
@@ -67,6 +68,7 @@ def launch(  # noqa: PLR0913 - those of `run`, and two
       log: services for which records are copied, see `run`.
       trust: with `resume`, also load a checkpoint without a manifest.
       quiet: no progress line.
+      tags: words by which the run is found again.
 
     Returns:
       The run's id, folder and dataset.
@@ -89,10 +91,12 @@ def launch(  # noqa: PLR0913 - those of `run`, and two
     execute.check_log(loaded, log)
     if execute.starts_processes(loaded):
         raise ConfigError(f"{loaded.title} starts processes of its own: give none")
+    loaded.check_devices(total)
     if trust and resume is None:
         raise ConfigError("trust needs the id of a run to resume from")
     flags = ["--devices", str(total), "--root", str(root)]
     flags += [part for name in log for part in ("--log", name)]
+    flags += [part for name in tags for part in ("--tag", name)]
     flags += ["--quiet"] if quiet else []
     once = ["--trust"] if trust else []
     with directory.claim(root, loaded, resume=resume, fork=fork) as folder:
@@ -152,7 +156,7 @@ class _Crew:
         Raises:
           HpcjaxError: a process has failed; see `_cause`.
         """
-        told = False
+        told, stopped = False, ""
         try:
             for index in range(len(self._environments)):
                 self._processes.append(self._start(index))
@@ -161,6 +165,8 @@ class _Crew:
                     self._send_signal(signal.SIGTERM)
                     told = True
                 time.sleep(_POLL)
+            # Before who has ended is silent for long, too.
+            stopped = blame_stopped(self._folder.path / PROGRESS)
             self._wait(_GRACE)
         finally:
             # A process that still runs waits for one that has ended.
@@ -168,7 +174,7 @@ class _Crew:
             self._send_signal(signal.SIGKILL)
             self._wait(_GRACE)
         if any(ended):
-            raise self._cause(ended, signals)
+            raise self._cause(ended, signals, stopped)
 
     def _statuses(self) -> list[int | None]:
         return [process.poll() for process in self._processes]
@@ -183,7 +189,9 @@ class _Crew:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def _cause(self, ended: list[int | None], signals: StopSignals) -> HpcjaxError:
+    def _cause(
+        self, ended: list[int | None], signals: StopSignals, stopped: str
+    ) -> HpcjaxError:
         """Returns the error of the process that failed first.
 
         A process whose neighbour has died ends by itself, with status 1 or by SIGABRT,
@@ -199,8 +207,11 @@ class _Crew:
             kind = stopped_by(signals.received)
             return kind(f"all processes have saved; to go on: {self.again()}")
         if status == ProcessLost.exit_code:
-            step, names = find_behind(self._folder.path / PROGRESS)
-            return ProcessLost(f"process {names} stood still at step {step}")
+            return ProcessLost(blame(self._folder.path / PROGRESS))
+        # JAX aborts the processes that miss another's heartbeat, in a checkpoint
+        # long before the watchdog would end it.
+        if status == -signal.SIGABRT and stopped:
+            return ProcessLost(stopped)
         if status < 0:
             name = signal.Signals(-status).name
             return ProcessLost(f"process {index} was killed by {name}")

@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import xxhash
+
 from hpcjax.core import files
 from hpcjax.core.errors import DataFormatError
 from hpcjax.runs import words
@@ -52,9 +54,40 @@ class Metrics:
                 files.cut_torn_line(self.path)
             self._whole = False
             with self.path.open("ab", buffering=0) as file:
-                if file.write(line) != len(line):
+                rest = line[file.write(line) :]
+                # Where only a part has room, the rest is refused with the reason.
+                if rest and file.write(rest) != len(rest):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._whole = True
+
+    def mark(self) -> dict[str, Any]:
+        """Returns the size and a checksum of the file, which is safe on the disk then.
+
+        Raises:
+          DiskFull: it could not be written.
+        """
+        with files.disk_errors(self.path), self.path.open("ab") as file:
+            os.fsync(file.fileno())
+        content = self.path.read_bytes()
+        return {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
+
+    def check(self, mark: Mapping[str, Any]) -> None:
+        """Raises DataFormatError unless the file begins as it was at `mark`.
+
+        What follows, records of later steps, is not checked: `rewind` drops it.
+        """
+        size, content = mark.get("bytes"), b""
+        if self.path.exists():
+            content = self.path.read_bytes()
+        if xxhash.xxh3_128_hexdigest(content[:size]) == mark.get("xxh3_128"):
+            return
+        lost = "are missing" if len(content) < (size or 0) else "have been changed"
+        raise DataFormatError(
+            f"{self.path}: records {lost} that were there when the checkpoint was "
+            f"saved: {size} bytes with the checksum {mark.get('xxh3_128')}; found "
+            f"{len(content)} bytes. Put the file back, or start a new run: one that "
+            "went on would have a gap"
+        )
 
     def read(self) -> list[dict[str, Any]]:
         """Returns all complete records, without a last line that a kill truncated.

@@ -20,6 +20,7 @@ from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import values
 
 _CLOSE = 0.5
+_PART = 0.85  # of a key's last word: a whole key that is as like comes first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,4 +266,5 @@ def _likeness(given: str, path: str) -> float:
     if "." in given:
         return ratio
     last = path.rpartition(".")[2]
-    return max(ratio, difflib.SequenceMatcher(None, last, given).ratio())
+    part = difflib.SequenceMatcher(None, last, given).ratio()
+    return max(ratio, _PART * part)

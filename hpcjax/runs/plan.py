@@ -1,15 +1,23 @@
 """What a run would need, without running it: `hpcjax run --dry-run`."""
 
 import dataclasses
+import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from hpcjax.core import compat, trees
-from hpcjax.runs import directory, discover
+from hpcjax.core.errors import ConfigError
+from hpcjax.runs import code, directory, discover, results
+from hpcjax.runs import config as configs
+
+log = logging.getLogger(__name__)
+_NAMED = 8  # parameters that are named where weight decay leaves some out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +37,11 @@ class Plan:
       processes: that train apart, each with these figures; what they send each other
         while they compute is not among these.
       checkpoints: number of checkpoints that will be written, of which `keep` remain.
+      decay: the optimizer's weight decay; 0 if it has none.
+      decays: whether it covers each parameter, by path; none without weight decay.
+      earlier: a run of this config, this code and as many devices that has finished;
+        "" if there is none.
+      seconds: of that run's training, without compilation, validation and checkpoints.
       files: what the run directory will contain.
     """
 
@@ -43,6 +56,10 @@ class Plan:
     collective_bytes: int
     checkpoints: int
     processes: int = 1
+    decay: float = 0.0
+    decays: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    earlier: str = ""
+    seconds: float = 0.0
     files: tuple[str, ...] = (
         "config.json",
         "provenance.json",
@@ -74,21 +91,96 @@ def plan_run(
 
     Raises:
       ConfigError: a name, key, value or combination that cannot be used.
-      DataMissing: the data set, whose shapes are needed, is not here.
+      DataMissing: the data that the config needs is not here; also of an experiment
+        that does not train.
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
     if not hasattr(loaded.experiment, "task"):
+        _check_data(loaded, root)
         return None
     devices = 1 if devices is None else devices
+    loaded.check_devices(devices)
+    compat.start_devices()
+    log.info("loading the data of %s", loaded.title)
     task = loaded.experiment.task(loaded.config, directory.data_root(root), devices)
     processes = getattr(loaded.config, "processes", 1)
     config = loaded.config.alone() if processes > 1 else loaded.config
+    log.info("compiling its training step, which is not run")
     plan = _measure(loaded.title, task, config.train, task.mesh(devices))
+    decay, decays = _find_decay(getattr(config, "optimizer", None), task)
+    plan = dataclasses.replace(
+        plan, decay=decay, decays=decays, **_find_earlier(loaded, root, devices)
+    )
     if processes == 1:
         return plan
     epochs, files = plan.epochs * processes, (*plan.files, f"{directory.WORKERS}/")
     return dataclasses.replace(plan, processes=processes, epochs=epochs, files=files)
+
+
+def _check_data(loaded: discover.Loaded, root: pathlib.Path) -> None:
+    """Raises DataMissing if a data set is not here that the config needs.
+
+    Its file says which; one that it names by a value is not needed after an override.
+    What no value names goes with those.
+    """
+    from hpcjax.data import catalog
+
+    try:
+        entry, _ = discover.find(loaded.name, root)
+    except ConfigError:  # the config.json of a run whose config is gone
+        return
+    needs = [name for name in entry.needs if name in catalog.CATALOG]
+    usual, chosen = _texts(loaded.base), _texts(loaded.config)
+    replaced = any(name in usual - chosen for name in needs)
+    for name in needs:
+        if name in chosen or not (name in usual or replaced):
+            catalog.locate(name, directory.data_root(root))
+
+
+def _texts(config: Any) -> set[str]:
+    return {x for x in configs.flatten(config).values() if isinstance(x, str)}
+
+
+def _find_decay(optimizer: Any, task: Any) -> tuple[float, dict[str, bool]]:
+    """Returns an optimizer's weight decay, and whether it covers each parameter."""
+    import jax
+
+    from hpcjax import optim
+
+    params, _ = jax.eval_shape(task.model.init, jax.random.key(0))
+    for part in _parts(optimizer):
+        decay = getattr(part, "weight_decay", 0.0)
+        if decay and hasattr(part, "decay_rules"):
+            mask = optim.decay_mask(part.decay_rules, params)
+            return decay, trees.flatten(mask)
+    return 0.0, {}
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """Yields a config and those within it, as K-FAC has one for its first order."""
+    if dataclasses.is_dataclass(config):
+        yield config
+        for field in dataclasses.fields(config):
+            yield from _parts(getattr(config, field.name))
+
+
+def _find_earlier(
+    loaded: discover.Loaded, root: pathlib.Path, devices: int
+) -> dict[str, Any]:
+    """Returns a finished run of the same config and code, and its training seconds.
+
+    Operations do not tell the time, which this machine's load and caches decide.
+    """
+    digest = configs.digest(loaded.config)
+    made_by = code.of_run(loaded.config)
+    run = directory.find_run(root, digest, devices=devices, code=made_by)
+    if run is None:
+        return {}
+    history = results.read(run.path / "result.nc")
+    if "seconds" not in history:
+        return {}
+    return {"earlier": run.id, "seconds": float(history["seconds"].max())}
 
 
 def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
@@ -96,7 +188,7 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
 
     from hpcjax import perf, train
 
-    train.check_batch(task, config, mesh)
+    task = train.accumulating(task, config, mesh)
     state = train.state_shapes(task, mesh)
     batch = train.batch_shapes(task, config.batch_size, mesh)
     # What is read here is the same to a thousandth, and bytes sent are to the byte.
@@ -126,9 +218,9 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     )
 
 
-def render_plan(plan: Plan) -> RichTable:
+def render_plan(plan: Plan) -> RenderableType:
     """Returns the plan as a table for `rich`."""
-    table = RichTable(title=f"{plan.name} (not run)", box=box.SIMPLE, show_header=False)
+    table = RichTable(box=box.SIMPLE, show_header=False)
     lines = {
         "processes": f"{plan.processes}, each with the figures below",
         "devices": f"{plan.devices}",
@@ -139,13 +231,30 @@ def render_plan(plan: Plan) -> RichTable:
         "operations of a step per device": f"{plan.flops:.3g} FLOP",
         "communicated by a step per device": _bytes(plan.collective_bytes),
         "checkpoints": f"{plan.checkpoints}",
+        "weight decay": _render_decay(plan),
+        "training takes": "not known: no run of this config and code has finished here",
         "files": ", ".join(plan.files),
     }
+    if plan.earlier:
+        lines["training takes"] = f"{plan.seconds:.3g} s in run {plan.earlier}"
     if plan.processes == 1:
         del lines["processes"]
     for label, value in lines.items():
         table.add_row(label, value)
-    return table
+    return Group(Text(f"{plan.name} (not run)"), table)
+
+
+def _render_decay(plan: Plan) -> str:
+    if not plan.decay:
+        return "none"
+    left = [path for path, decays in plan.decays.items() if not decays]
+    if not left:
+        return f"{plan.decay:g} on all {len(plan.decays)} arrays"
+    named = ", ".join(left[:_NAMED])
+    if len(left) > _NAMED:
+        named += f" and {len(left) - _NAMED} more"
+    covered = len(plan.decays) - len(left)
+    return f"{plan.decay:g} on {covered} of {len(plan.decays)} arrays: not on {named}"
 
 
 def _bytes(count: int) -> str:

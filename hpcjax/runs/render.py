@@ -1,7 +1,7 @@
 """Tables in print: for the terminal, Markdown, CSV, HTML and LaTeX."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -9,12 +9,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hpcjax.runs import show
-from hpcjax.runs.tables import TableResult
+from hpcjax.runs.tables import TableResult, Verdict
 
 Format = Literal["rich", "md", "csv", "html", "latex"]
 # Characters that pandas does not escape: signs that TeX fonts lack, and a bracket,
 # which at the beginning of a row would be an optional argument of the preceding `\\\\`.
 _TEX = {"∞": r"$\infty$", "≤": r"$\leq$", "≥": r"$\geq$", "[": "{[}"}
+# A number as `cell` writes it, with its interval; also of a unit of per cent.
+_NUMBER = re.compile(
+    r"(-?\d[\d.,]*(e[-+]?\d+)?|-?∞|missing)( \[[^\]]*\])?( %)?", re.IGNORECASE
+)
 
 
 def render_table(result: TableResult, form: Format = "rich") -> Any:
@@ -32,7 +36,7 @@ def render_table(result: TableResult, form: Format = "rich") -> Any:
         "html": html,
         "latex": _latex,
     }
-    parts = [writers[form](values(result)), writers[form](verdicts(result))]
+    parts = [writers[form](values(result)), writers[form](verdicts(result.verdicts))]
     return "\n".join(parts)
 
 
@@ -40,6 +44,7 @@ def values(result: TableResult) -> pd.DataFrame:
     """Returns the shown columns as text, with intervals in brackets.
 
     If rows differ in their source, such as measured and simulated, a column names it.
+    Another one tells what of a row's best trial is at the edge of its grid, if any is.
     """
     dataset, table = result.dataset, result.table
     names = [name for name in table.columns if name in dataset]
@@ -57,25 +62,45 @@ def values(result: TableResult) -> pd.DataFrame:
                 for text, low, high in pairs
             ]
         shown[table.columns[name]] = cells
+    edges = result.at_edge
+    if "row" in frame and edges:
+        shown["at the edge of the grid"] = [
+            ", ".join(f"{key}={text}" for key, text in edges.get(row, {}).items())
+            for row in frame["row"]
+        ]
     sources = result.sources
     if "row" in frame and "source" not in frame and len({*sources.values()}) > 1:
         shown["source"] = [sources.get(row, result.source) for row in frame["row"]]
     return shown
 
 
-def verdicts(result: TableResult) -> pd.DataFrame:
-    """Returns the claims: paper's relation, our number, verdict."""
+def list_verdicts(found: Iterable[Verdict], title: str = "") -> RenderableType:
+    """Returns verdicts for the terminal."""
+    columns = "paper's relation | ours | verdict | control"
+    return _frame(verdicts(found), f"{title} · {columns}" if title else columns)
+
+
+def verdicts(found: Iterable[Verdict]) -> pd.DataFrame:
+    """Returns the claims: paper's relation, our number, verdict, negative control."""
     return pd.DataFrame(
         [
             {
                 "paper's relation": verdict.relation,
                 "ours": f"{cell(verdict.ours)} ({verdict.bound})",
                 "verdict": "holds" if verdict.holds else "FAILS",
+                "must fail": _control(verdict),
             }
-            for verdict in result.verdicts
+            for verdict in found
         ],
-        columns=["paper's relation", "ours", "verdict"],
+        columns=["paper's relation", "ours", "verdict", "must fail"],
     )
+
+
+def _control(verdict: Verdict) -> str:
+    """Returns the number of the negative control, and whose cells make it."""
+    if verdict.broken is None:
+        return ""
+    return f"{cell(verdict.broken)}, with {verdict.control}"
 
 
 def cell(value: Any) -> str:
@@ -91,7 +116,7 @@ def _rich(result: TableResult) -> RenderableType:
     title = f"{result.table.id} · tier {result.tier} · {result.source}"
     parts = [_frame(values(result), title)]
     if result.verdicts:
-        parts.append(_frame(verdicts(result), "paper's relation | ours | verdict"))
+        parts.append(list_verdicts(result.verdicts))
     parts.append(Text(f"Paper: {result.table.paper}"))
     if result.table.caption:
         parts.append(Text(f"Note: {result.table.caption}"))
@@ -119,8 +144,21 @@ def texts(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return list(map(str, frame.columns)), [list(map(str, row)) for row in rows]
 
 
+def number_columns(rows: Sequence[Sequence[str]]) -> set[int]:
+    """Returns which columns of a table of text hold numbers alone, to end at the right.
+
+    Examples:
+      >>> number_columns([["sgd", "58 [54, 64]", "1e-3"], ["adamw", "∞", "missing"]])
+      {1, 2}
+    """
+    columns = enumerate(zip(*rows, strict=True))
+    return {n for n, cells in columns if all(map(_NUMBER.fullmatch, cells))}
+
+
 def _frame(frame: pd.DataFrame, title: str) -> RenderableType:
-    return show.frame(title, *texts(frame))
+    columns, rows = texts(frame)
+    numbers = [columns[n] for n in number_columns(rows)]
+    return show.frame(title, columns, rows, numbers)
 
 
 def _latex(frame: pd.DataFrame) -> str:

@@ -108,6 +108,7 @@ class _Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        environment.filters["number_columns"] = render.number_columns
         now = datetime.datetime.now(datetime.UTC)
         text = environment.get_template("report.html.jinja").render(
             papers=self.papers(),
@@ -151,10 +152,12 @@ class _Page:
             "paper": table.paper,
             "caption": table.caption,
             "values": render.texts(render.values(result)),
-            "verdicts": render.texts(render.verdicts(result)),
+            "verdicts": render.texts(render.verdicts(result.verdicts)),
             "held": sum(verdict.holds for verdict in result.verdicts),
             "claims": len(result.verdicts),
-            "figures": self.figures(result.rows, table.id),
+            "figures": self.figures(
+                result.rows, table.id, [run["id"] for run in reported]
+            ),
             "runs": [(run["row"], self.fact(run["id"])) for run in reported],
             "tuned": {row: _pairs(found) for row, found in result.tuned.items()},
             "trials": _trials(run for run in result.runs if run["tuning"]),
@@ -168,7 +171,7 @@ class _Page:
             "name": run.id,
             "fact": fact,
             "source": fact.source,
-            "figures": self.figures({run.id: seeds}, run.id),
+            "figures": self.figures({run.id: seeds}, run.id, [run.id]),
         }
 
     def sweep(self, name: str) -> dict[str, Any]:
@@ -217,11 +220,12 @@ class _Page:
         }
 
     def figures(
-        self, rows: Mapping[str, xr.Dataset], name: str
+        self, rows: Mapping[str, xr.Dataset], name: str, of: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
         """Draws rows that are trainings, those of one task (`task/method`) together.
 
-        Writes a PNG for each picture, and returns its panels as SVG.
+        Writes a PNG for each picture, which tells the runs `of` which it is made, and
+        returns its panels as SVG.
         """
         groups: dict[str, dict[str, xr.Dataset]] = {}
         for row, dataset in rows.items():
@@ -234,7 +238,7 @@ class _Page:
             title = f"{name}/{group}" if group else name
             stem = title.replace("/", "-")
             picture = curves.draw(members, held[0])
-            curves.save(picture, self.path.with_name(f"{stem}.png"))
+            curves.save(picture, self.path.with_name(f"{stem}.png"), of)
             panels = [
                 curves.inline(curves.draw(members, held[0], (what,)), f"{stem}-{what}")
                 for what in ("steps", "seconds")

@@ -1,5 +1,6 @@
 """Results as labelled arrays: made from records, joined over seeds, in netCDF files."""
 
+import hashlib
 import json
 import pathlib
 import re
@@ -28,10 +29,11 @@ SOURCES = ("measured", "simulated", "analytical")
 
 
 def measured(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
-    """Returns figures of what has really happened on the devices that are named.
+    """Returns figures of what has really happened.
 
-    Such are times, bytes that were sent or held, and losses of models that were trained
-    as they would be by anyone.
+    Such are times, bytes that were sent or held, and the losses of a training that took
+    place, on whatever devices: several that one device simulates compute the same
+    losses as real ones. What depends on something that was only played is `simulated`.
 
     Args:
       figures: `data_vars` of a dataset.
@@ -41,9 +43,10 @@ def measured(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
 
 
 def simulated(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
-    """Returns figures of what was played: devices, delays or times that were not there.
+    """Returns figures that depend on what was played: devices, delays or times.
 
-    See `measured`.
+    Such are the times, bytes and memory of devices that were not there, and losses of a
+    training in which played delays decide whose model is late. See `measured`.
     """
     return _of_source("simulated", figures, **options)
 
@@ -57,15 +60,17 @@ def _of_source(source: str, figures: Mapping[Any, Any], **options: Any) -> xr.Da
     return xr.Dataset(figures, **options).assign_attrs(source=source)
 
 
-def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
+def history(records: Iterable[Mapping[str, Any]], source: str | None) -> xr.Dataset:
     """Returns a run's records as a dataset.
 
     Args:
       records: the records of the training loop in order,
         `{"step", "seconds", name: value}`, names starting with `val_` for validations.
+      source: of the metrics, one of `SOURCES`, see `measured`; None for those of a run
+        that did not come to say it.
 
     Returns:
-      Measured training metrics with dimension `step` and validation metrics with
+      Training metrics with dimension `step` and validation metrics with
       dimension `eval_step`; `seconds` and `eval_seconds` are the training seconds at
       each of them.
       Scalars tell how the time of all sessions was spent: `compile_seconds`,
@@ -89,7 +94,8 @@ def history(records: Iterable[Mapping[str, Any]]) -> xr.Dataset:
         times["spent_compute_seconds"] = training_seconds(records) - waited
     trained = _columns(rows, "step", {"seconds": "seconds"})
     validated = _columns(validations, "eval_step", {"seconds": "eval_seconds"})
-    return xr.merge([trained, validated]).assign(times).assign_attrs(source="measured")
+    joined = xr.merge([trained, validated]).assign(times)
+    return joined if source is None else joined.assign_attrs(source=source)
 
 
 def _columns(
@@ -144,6 +150,17 @@ def least(values: xr.DataArray) -> float:
     return float(np.min(column[np.isfinite(column)], initial=np.inf))
 
 
+def smoothed(values: xr.DataArray, count: int, dim: str = "eval_step") -> xr.DataArray:
+    """Returns means of the last so many values at each place; NaN at the first ones.
+
+    Examples:
+      >>> losses = xr.DataArray([4.0, 2.0, 3.0], dims="eval_step")
+      >>> smoothed(losses, 2).values.tolist()
+      [nan, 3.0, 2.5]
+    """
+    return values.rolling({dim: count}).mean()
+
+
 def goodput(split: Mapping[str, float]) -> float:
     """Returns the share of the time that was spent on computing, NaN if not known.
 
@@ -194,6 +211,24 @@ def read(path: pathlib.Path) -> xr.Dataset:
         raise DataFormatError(
             f"{path} is not a readable netCDF result: {error}"
         ) from error
+
+
+def digest(dataset: xr.Dataset) -> str:
+    """Returns 16 hex digits that results with the same bits in all numbers share.
+
+    Variables whose names end in `seconds` are left out: no two runs take as long.
+    """
+    found = hashlib.sha256()
+    for name in sorted(map(str, dataset.variables)):
+        if name.endswith("seconds"):
+            continue
+        values = dataset.variables[name]
+        numbers = np.asarray(values.values)
+        plain = numbers.dtype.kind in "biufc"
+        held = numbers.tobytes() if plain else repr(numbers.tolist()).encode()
+        head = f"{name} {values.dims} {numbers.shape} {numbers.dtype.str} "
+        found.update(head.encode() + held)
+    return found.hexdigest()[:16]
 
 
 def over_seeds(datasets: Mapping[int, xr.Dataset]) -> xr.Dataset:

@@ -1,7 +1,7 @@
 """Printing lists of configs, parts and tables, and one config in full."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -15,7 +15,10 @@ from hpcjax.runs import overrides, values
 from hpcjax.runs.discover import ConfigEntry, Loaded
 
 if TYPE_CHECKING:
-    from hpcjax.runs.table_records import Age, Record
+    from hpcjax.runs.confirmation import Confirmation
+    from hpcjax.runs.inventory import Entry
+    from hpcjax.runs.record_age import Age
+    from hpcjax.runs.table_records import Record
     from hpcjax.runs.tables import Table
 
 _PIPED_WIDTH = 1000
@@ -25,16 +28,39 @@ def console(*, stderr: bool = False) -> Console:
     """Returns the console of a command; in a pipe lines are not cut or coloured."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPED_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return _Console(
+        file=stream, width=width, highlight=False, markup=False, emoji=False
+    )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command to end; rich would exit with 1, a failed claim."""
+        raise Unread
+
+
+class Unread(Exception):
+    """Nobody reads what a command prints any more."""
 
 
 def frame(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    numbers: Collection[str] = (),
 ) -> RenderableType:
-    """Returns a table of text under its title; cells are folded, never cut."""
+    """Returns a table of text under its title; cells are folded, never cut.
+
+    Args:
+      title: of the table; may be empty.
+      columns: their names.
+      rows: a text for each column.
+      numbers: the columns that end at the right, so that digits stand below digits.
+    """
     table = RichTable(box=box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(Text(column), overflow="fold")
+        justify = "right" if column in numbers else "left"
+        table.add_column(Text(column), overflow="fold", justify=justify)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return Group(Text(title), table) if title else table
@@ -84,15 +110,63 @@ def list_tables(tables: "Mapping[str, Table]") -> RenderableType:
 
 
 def list_stale(ages: "Sequence[tuple[Record, Age]]") -> RenderableType:
-    """Returns a line for each committed table that today's code did not make."""
+    """Returns a line for each committed table that nothing says today's code makes."""
     rows = [
         (record.table.id, record.tier, age.age, "; ".join(age.reasons))
         for record, age in ages
-        if age.age != "this code"
+        if age.stale
     ]
     listed = frame("Committed tables", ("table", "tier", "made by", "why"), rows)
-    count = f"{len(ages) - len(rows)} of {len(ages)} are made by this code"
+    made = sum(age.age == "this code" for _, age in ages)
+    repeated = len(ages) - len(rows) - made
+    count = (
+        f"{made} of {len(ages)} are made by this code, {repeated} by older code whose "
+        "numbers this code repeats"
+    )
     return Group(listed, Text(count)) if rows else Text(count)
+
+
+def list_repeated(found: "Confirmation") -> RenderableType:
+    """Returns a line for each run that was repeated, and what follows for the table."""
+    if not found.repeated:
+        return Text(f"{found.table} is not stale: nothing to confirm")
+    words = {True: "the same bits", False: "DIFFERS"}
+    rows = [(run.row, run.title, words[run.same]) for run in found.repeated]
+    count = f"{sum(run.same for run in found.repeated)} of {len(rows)} repeated runs "
+    count += f"(of {found.total}) have the same bits: "
+    count += "confirmed" if found.passed else "NOT confirmed"
+    lines = [
+        Text(f"{what} was {there}, and is {here} here: bits may differ for that")
+        for what, (there, here) in found.machine.items()
+        if not found.passed
+    ]
+    table = frame(found.table, ("row", "run", "result"), rows)
+    return Group(table, Text(count), *lines)
+
+
+def list_runs(entries: "Sequence[Entry]") -> RenderableType:
+    """Returns a line for each run, and how much room they take together."""
+    rows = [
+        (
+            entry.id,
+            entry.title,
+            " ".join(entry.tags),
+            entry.state,
+            " ".join(f"{name} {value:.4g}" for name, value in entry.scores.items()),
+            str(entry.steps or ""),
+            entry.made_by,
+            f"{entry.days:.0f} d" if entry.days >= 1 else f"{24 * entry.days:.0f} h",
+            f"{entry.bytes / 1e6:.1f} MB",
+        )
+        for entry in entries
+    ]
+    whole = sum(entry.bytes for entry in entries) / 1e6
+    count = Text(f"{len(rows)} runs, {whole:.1f} MB")
+    if not rows:
+        return count
+    columns = ["run", "config", "tags", "state", "last scores"]
+    columns += ["steps", "made by", "age", "size"]
+    return Group(frame("Runs", columns, rows, ("steps", "age", "size")), count)
 
 
 def page(entry: ConfigEntry | None, loaded: Loaded) -> RenderableType:
@@ -127,6 +201,16 @@ def _keys(loaded: Loaded) -> RenderableType:
         for path, key in overrides.keys(loaded.config).items()
     ]
     return frame("", ("key", "value", "base has", "type", "what"), rows)
+
+
+def settings(loaded: Loaded) -> RenderableType:
+    """Returns the values of a config by key, and its base's where they differ."""
+    changed = configs.diff(loaded.base, loaded.config)
+    rows = [
+        (path, values.show(value), _show(changed[path][0]) if path in changed else "")
+        for path, value in configs.flatten(loaded.config).items()
+    ]
+    return frame(loaded.title, ("key", "value", "base has"), rows)
 
 
 def _show(value: Any) -> str:

@@ -28,6 +28,7 @@ def table(
     check: bool = False,
     fresh: bool = False,
     record: bool = False,
+    parallel: int = 1,
     format: Format = "rich",  # noqa: A002 - the name of the flag
     devices: Devices = None,
     root: Root = HERE,
@@ -36,23 +37,78 @@ def table(
     """Make tables, running what is missing; exit status 1 if a claim fails.
 
     Args:
-      ids: paper/table.
+      ids: paper/table; a paper alone lists its tables.
       tier: kind of machine: cpu, gpu or model.
       check: compare with the committed result.
       fresh: run everything again.
       record: write the result beside the table's definition, to be committed.
+      parallel: how many runs are made at a time, each on its share of the cores.
       format: how it is printed.
       devices: simulated devices to offer on a CPU; default what the tables need.
       root: folder that holds runs/ and further experiments.
       data: folder of data sets.
     """
     tables = discover.find_tables(root)
+    if len(ids) == 1 and "/" not in ids[0]:
+        own = {name: t for name, t in tables.items() if name.startswith(f"{ids[0]}/")}
+        if own:
+            show.console().print(show.list_tables(own))
+            return 0
     _check_known(ids, tables, "table")
     wanted = max([tables[name].tier(tier).devices for name in ids], default=1)
     prepare(data, devices or (wanted if wanted > 1 else None))
-    return _build_tables(
-        ids, root, format, tier=tier, check=check, fresh=fresh, record=record
-    )
+    options = {"check": check, "fresh": fresh, "record": record, "parallel": parallel}
+    return _build_tables(ids, root, format, tier=tier, **options)
+
+
+def rejudge(ids: Ids = (), *, tier: str = "cpu", root: Root = HERE) -> int:
+    """Judge committed tables by their claims as they are; exit status 1 if one fails.
+
+    Nothing is run: claims are computed from the recorded cells, and written there.
+
+    Args:
+      ids: paper/table.
+      tier: kind of machine: cpu, gpu or model.
+      root: folder that holds runs/ and further experiments.
+    """
+    from hpcjax.runs import render, table_records
+
+    tables, passed = discover.find_tables(root), True
+    _check_known(ids, tables, "table")
+    for name in ids:
+        record = table_records.read_record(tables[name], tier, root)
+        found = table_records.rejudge(record, root)
+        show.console().print(render.list_verdicts(found, name))
+        passed = passed and all(verdict.holds for verdict in found)
+    return 0 if passed else 1
+
+
+def confirm(
+    ids: Ids = (), *, tier: str = "cpu", root: Root = HERE, data: Data = None
+) -> int:
+    """Repeat a sample of the runs of committed tables; exit status 1 if a bit differs.
+
+    A table of older code whose sample is equal is then one that this code confirms.
+
+    Args:
+      ids: paper/table; default every table of the tier whose runs can be repeated.
+      tier: kind of machine: cpu, gpu or model.
+      root: folder that holds runs/ and further experiments.
+      data: folder of data sets.
+    """
+    from hpcjax.runs import confirmation
+
+    tables = discover.find_tables(root)
+    chosen = ids or confirmation.find_confirmable(tier, root)
+    _check_known(chosen, tables, "table")
+    prepare(data, None)
+    passed = True
+    with log_to_stderr(quiet=True):
+        for name in chosen:
+            found = confirmation.confirm_table(name, root=root, tier=tier)
+            show.console().print(show.list_repeated(found))
+            passed = passed and found.passed
+    return 0 if passed else 1
 
 
 def bench(
@@ -62,6 +118,9 @@ def bench(
     check: bool = False,
     minutes: Annotated[
         float | None, tyro.conf.arg(metavar="M", help_behavior_hint="")
+    ] = None,
+    archive: Annotated[
+        pathlib.Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
     ] = None,
     format: Format = "rich",  # noqa: A002 - the name of the flag
     root: Root = HERE,
@@ -75,6 +134,8 @@ def bench(
       check: compare with the committed result.
       minutes: make and record what is missing or of older code, as far as it fits in
         so many minutes; on a GPU first test the kernels. Call it again to go on.
+      archive: with `minutes`, a zip file of all records, written anew after each one;
+        unpacked in a checkout it puts them where they belong.
       format: how it is printed.
       root: folder that holds runs/ and further experiments.
       data: folder of data sets.
@@ -85,16 +146,22 @@ def bench(
     chosen = ids or tuple(k for k, table in benchmarks.items() if tier in table.tiers)
     _check_known(chosen, benchmarks, "benchmark")
     if minutes is not None:
-        return _bench_within(
-            minutes, [benchmarks[k] for k in chosen], tier, root, format
-        )
+        wanted = [benchmarks[k] for k in chosen]
+        return _bench_within(minutes, wanted, tier, root, format, archive)
+    if archive is not None:
+        raise ConfigError(f"an archive holds what `minutes` records: got {archive}")
     if check and not ids:
         chosen = _keep_recorded(chosen, tier, root)
     return _build_tables(chosen, root, format, tier=tier, check=check, fresh=True)
 
 
 def _bench_within(
-    minutes: float, chosen: list[Any], tier: str, root: pathlib.Path, form: Format
+    minutes: float,
+    chosen: list[Any],
+    tier: str,
+    root: pathlib.Path,
+    form: Format,
+    archive: pathlib.Path | None,
 ) -> int:
     """Makes and records benchmarks for some minutes; returns 1 if not all hold."""
     from hpcjax.runs import benchmarks, render
@@ -111,6 +178,8 @@ def _bench_within(
     left, passed = minutes - (time.monotonic() - begin) / 60, True
     with log_to_stderr(quiet=True):
         for table, result, why in benchmarks.make_within(left, wanted, tier, root):
+            if archive is not None:
+                benchmarks.write_archive(archive, chosen, tier, root)
             if result is None:
                 output.print(f"{table.id}: not made: {why}")
                 passed = False

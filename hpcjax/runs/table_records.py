@@ -1,16 +1,15 @@
-"""Committed results of tables: written, read, judged anew, compared, and their age.
+"""Committed results of tables: written, read, judged anew and compared.
 
 A record `experiments/<paper>/results/<table>.<tier>.json` holds a table's cells, its
-verdicts, and of each run the config with the digests of config and code, by which
-anyone can tell whether today's code made it.
+verdicts, and of each run the config with the digests of config, code and result, by
+which anyone can tell whether today's code made it; see `record_age`.
 """
 
 import itertools
 import json
 import math
 import pathlib
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +17,10 @@ import xarray as xr
 
 from hpcjax.core import provenance
 from hpcjax.core.errors import ConfigError, DataFormatError
-from hpcjax.core.files import read_object
+from hpcjax.core.files import read_object, write_json
 from hpcjax.runs import code, discover, words
-from hpcjax.runs import config as configs
-from hpcjax.runs.tables import Runs, Table, TableResult, judge
+from hpcjax.runs.tables import Table, TableResult, Verdict, judge
 
-_OF_RUNS = ("the code", "the config")
 # Times measured twice on a machine shared with others may differ by this factor.
 _SLACK = 2
 
@@ -109,11 +106,9 @@ def to_json(result: TableResult) -> dict[str, Any]:
             for name, var in dataset.data_vars.items()
         },
         "cells": to_cells(dataset),
-        "claims": {
-            v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
-            for v in result.verdicts
-        },
+        "claims": _claims(result.verdicts),
         "tuned": {row: dict(values) for row, values in result.tuned.items()},
+        "at_edge": {row: dict(values) for row, values in result.at_edge.items()},
         "devices": result.table.tier(result.tier).devices,
         "code": code.of_reduction(result.table.reduce),
         "runs": [_without(run, "commit", "used_again") for run in result.runs],
@@ -162,6 +157,27 @@ def to_dataset(record: Record) -> xr.Dataset:
         raise DataFormatError(f"{name}, does not hold its cells: {error!r}") from error
 
 
+def to_result(record: Record) -> TableResult:
+    """Returns a record as the table that was made, judged anew, to be printed.
+
+    The rows' histories are not in a record, so that `rows` is empty.
+
+    Raises:
+      DataFormatError: a cell or what describes the cells is missing.
+    """
+    dataset, content = to_dataset(record), record.content
+    return TableResult(
+        table=record.table,
+        tier=record.tier,
+        dataset=dataset.assign_attrs(source=content.get("source", "unknown")),
+        verdicts=judge(record.table.tier(record.tier), dataset),
+        runs=tuple(content["runs"]),
+        tuned=content["tuned"],
+        at_edge=content.get("at_edge", {}),
+        rows={},
+    )
+
+
 def find_false_claims(record: Record) -> tuple[str, ...]:
     """Returns what a record says of its claims but its cells do not, in words."""
     said = record.content.get("claims", {})
@@ -169,16 +185,44 @@ def find_false_claims(record: Record) -> tuple[str, ...]:
         verdicts = judge(record.table.tier(record.tier), to_dataset(record))
     except DataFormatError as error:
         return (str(error),)
-    follow = {
-        v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
-        for v in verdicts
-    }
+    follow = _claims(verdicts)
     return tuple(
         f"claim {name}: committed {_words(said.get(name))}, of its cells follows "
         f"{_words(follow.get(name))}"
         for name in dict.fromkeys([*said, *follow])
         if not _agree(said.get(name), follow.get(name))
     )
+
+
+def rejudge(record: Record, root: pathlib.Path) -> tuple[Verdict, ...]:
+    """Writes into a committed result what today's claims say of its cells.
+
+    Raises:
+      ConfigError: a claim or its negative control has no number, as of a cell that the
+        record lacks; nothing is written.
+    """
+    verdicts = judge(record.table.tier(record.tier), to_dataset(record))
+    lacking = [v.name for v in verdicts if math.isnan(v.ours) or _is_nan(v.broken)]
+    if lacking:
+        raise ConfigError(
+            f"the record of {record.table.id} lacks what claims {lacking} are computed "
+            f"from: make it again: hpcjax table {record.table.id} --record"
+        )
+    judged = {**record.content, "claims": _claims(verdicts)}
+    write_json(record_path(record.table, record.tier, root), judged)
+    return verdicts
+
+
+def _is_nan(number: float | None) -> bool:
+    return number is not None and math.isnan(number)
+
+
+def _claims(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
+    """Returns verdicts as a record holds them."""
+    return {
+        v.name: {"ours": words.plain(v.ours), "bound": v.bound, "holds": v.holds}
+        for v in verdicts
+    }
 
 
 def _agree(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
@@ -190,96 +234,6 @@ def _agree(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bo
 
 def _words(claim: Mapping[str, Any] | None) -> str:
     return "nothing" if claim is None else json.dumps(claim, ensure_ascii=False)
-
-
-class Age(NamedTuple):
-    """How a record stands to today's code.
-
-    Attributes:
-      age: `"this code"`, `"older code"` or `"unknown"`.
-      reasons: what differs or is unknown, in words.
-    """
-
-    age: code.Age
-    reasons: tuple[str, ...]
-
-
-def find_age(record: Record, root: pathlib.Path) -> Age:
-    """Compares a record's digests with those of the configs and the code as they are.
-
-    Args:
-      record: the committed result.
-      root: folder with further configs.
-    """
-    reduced = code.age(
-        record.content.get("code"), code.of_reduction(record.table.reduce)
-    )
-    found = Counter(
-        (which, what)
-        for run in record.content.get("runs", ())
-        for which, what in _compare_run(run, root)
-    )
-    found[reduced, "the reduction"] += reduced != "this code"
-    found["older code", "the table"] += not _is_of_table(record)
-    total = len(record.content.get("runs", ()))
-    differing = {key: count for key, count in found.items() if count}
-    ages = {which for which, _ in differing}
-    age: code.Age = "unknown" if ages else "this code"
-    if "older code" in ages:
-        age = "older code"
-    reasons = (
-        f"{what}{f' of {count} of {total} runs' * (what in _OF_RUNS)}: {which}"
-        for (which, what), count in sorted(differing.items())
-    )
-    return Age(age, tuple(reasons))
-
-
-def _is_of_table(record: Record) -> bool:
-    """Returns whether the runs of a record are those that its table asks for today."""
-    tier, content = record.table.tier(record.tier), record.content
-    wanted = set()
-    for row, runs in tier.runs.items():
-        tuned = content["tuned"].get(runs.like or row, {})
-        chosen = {key: tuned.get(key) for key in runs.takes} if runs.like else tuned
-        wanted |= {_key(row, runs, chosen, seed, False) for seed in runs.seeds}
-        if runs.tune:
-            wanted |= {
-                _key(row, runs, trial, seed, True)
-                for trial in runs.trials()
-                for seed in runs.tune_seeds
-            }
-    held = {
-        (
-            run["row"],
-            run["config"],
-            tuple(sorted(run["overrides"].items())),
-            bool(run.get("tuning")),
-        )
-        for run in content["runs"]
-    }
-    return held == wanted and content.get("devices", tier.devices) == tier.devices
-
-
-def _key(
-    row: str, runs: Runs, chosen: Mapping[str, Any], seed: int, tuning: bool
-) -> tuple[Any, ...]:
-    overrides = {**runs.overrides, **chosen, "seed": str(seed)}
-    return row, runs.config, tuple(sorted(overrides.items())), tuning
-
-
-def _compare_run(
-    run: Mapping[str, Any], root: pathlib.Path
-) -> Iterator[tuple[code.Age, str]]:
-    try:
-        config = discover.load(run["config"], run["overrides"], root).config
-    except ConfigError:
-        yield "older code", "the config"
-        return
-    if run.get("config_digest") != configs.digest(config):
-        yield "older code", "the config"
-    which = code.age(run.get("code"), code.of_run(config))
-    if which != "this code":
-        yield which, "the code"
 
 
 def require_comparable(record: Record) -> None:

@@ -20,6 +20,37 @@ TierName = Literal["cpu", "gpu", "model"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Control:
+    """A negative control: the table that a broken variant would have made.
+
+    Attributes:
+      rows: `{row: other row}`, whose cells are put in its place.
+      columns: `{column: other column}`, likewise.
+      only: the columns whose cells other rows give; all if empty.
+    """
+
+    rows: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    only: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Returns whose cells are put in the place of others."""
+        return ", ".join(
+            map(str, dict.fromkeys([*self.rows.values(), *self.columns.values()]))
+        )
+
+    def apply(self, table: xr.Dataset) -> xr.Dataset:
+        """Returns the table with the cells of others; KeyError if it lacks them."""
+        table = table.assign({to: table[name] for to, name in self.columns.items()})
+        if not self.rows:
+            return table
+        table["row"].sel(row=list(self.rows))
+        names = [self.rows.get(row, row) for row in table["row"].values.tolist()]
+        other = table.sel(row=names).assign_coords(row=table["row"])
+        return table.assign({name: other[name] for name in self.only or other})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
     """A statement of the paper, as a bound on a number of ours.
 
@@ -28,18 +59,34 @@ class Claim:
       ours: computes our number from the assembled table.
       at_most: the claim holds when the number is at most this; or
       at_least: when it is at least this.
+      control: on whose table the bound must not hold, or it would say nothing.
     """
 
     relation: str
     ours: Callable[[xr.Dataset], float]
     at_most: float | None = None
     at_least: float | None = None
+    control: Control | None = None
 
     def __post_init__(self) -> None:
         if (self.at_most is None) == (self.at_least is None):
             raise ConfigError(
                 f"claim {self.relation!r} needs exactly one of at_most and at_least"
             )
+
+    def fails(
+        self,
+        rows: Mapping[Any, Any] | None = None,
+        columns: Mapping[str, str] | None = None,
+        only: tuple[str, ...] = (),
+    ) -> "Claim":
+        """Returns the claim with a negative control; see `Control`.
+
+        Examples:
+          `claim.fails({"jorge": "sgd"})` must not hold if Jorge does what SGD does.
+        """
+        control = Control(rows=rows or {}, columns=columns or {}, only=only)
+        return dataclasses.replace(self, control=control)
 
     @property
     def bound(self) -> str:
@@ -70,7 +117,8 @@ class Runs:
       tune: axes of a grid, `key: values as text`. Of its cells the one with the least
         `by`, the median over `tune_seeds` of the best validation, is run with `seeds`.
       tune_seeds: seeds of the tuning runs, which are not reported.
-      by: validation metric that is minimised.
+      by: validation metric that is minimised, and
+      smooth: of how many validations the mean is taken first.
       like: name of another row, whose tuned values this row uses without tuning.
       takes: the keys of these values.
     """
@@ -81,10 +129,13 @@ class Runs:
     tune: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tune_seeds: tuple[int, ...] = (1000,)
     by: str = "val_loss"
+    smooth: int = 1
     like: str | None = None
     takes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.smooth < 1:
+            raise ConfigError(f"smooth must be at least 1: got {self.smooth}")
         if set(self.seeds) & set(self.tune_seeds) and self.tune:
             raise ConfigError(
                 f"tuning seeds must differ from reported seeds: both hold "
@@ -98,6 +149,30 @@ class Runs:
             dict(zip(axes, cell, strict=True))
             for cell in itertools.product(*axes.values())
         ]
+
+    def at_edge(self, chosen: Mapping[str, str]) -> dict[str, str]:
+        """Returns what of a trial is the least or largest number of its axis.
+
+        Beyond it there might be something better. Axes of words, and of one value, have
+        no edge.
+
+        Args:
+          chosen: a trial, `{key: text}`.
+
+        Examples:
+          >>> runs = Runs(config="a", tune={"lr": ("1", "0.1", "10"), "wd": ("0", "1")})
+          >>> runs.at_edge({"lr": "1", "wd": "0"})
+          {'wd': '0'}
+        """
+        found = {}
+        for key, texts in self.tune.items():
+            try:
+                numbers = sorted({float(text) for text in texts})
+            except ValueError:
+                continue
+            if len(numbers) > 1 and float(chosen[key]) in (numbers[0], numbers[-1]):
+                found[key] = chosen[key]
+        return found
 
 
 def grid(
@@ -230,33 +305,58 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A claim beside our number."""
+    """A claim beside our number.
+
+    Attributes:
+      name: the claim's.
+      relation: the paper's statement in words.
+      ours: our number; NaN if a cell of it is missing.
+      bound: in print.
+      holds: whether our number satisfies it, and that of the negative control does not.
+      control: the negative control, and
+      broken: its number; None without one.
+    """
 
     name: str
     relation: str
     ours: float
     bound: str
     holds: bool
+    control: Control | None = None
+    broken: float | None = None
 
 
 def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
-    """Computes all claims; those that lack a cell are NaN."""
+    """Computes all claims and their negative controls.
+
+    A number that lacks a cell is NaN. A claim does not hold if its control passes, or
+    has no number.
+    """
     verdicts = []
     for name, claim in tier.claims.items():
-        try:
-            ours = float(claim.ours(dataset))
-        except (KeyError, ArithmeticError, ValueError, TypeError):
-            ours = math.nan
+        ours, broken, holds = _compute(claim, dataset), None, True
+        if claim.control is not None:
+            broken = _compute(claim, dataset, claim.control)
+            holds = not (math.isnan(broken) or claim.holds(broken))
         verdicts.append(
             Verdict(
                 name=name,
                 relation=claim.relation,
                 ours=ours,
                 bound=claim.bound,
-                holds=claim.holds(ours),
+                holds=holds and claim.holds(ours),
+                control=claim.control,
+                broken=broken,
             )
         )
     return tuple(verdicts)
+
+
+def _compute(claim: Claim, table: xr.Dataset, control: Control | None = None) -> float:
+    try:
+        return float(claim.ours(control.apply(table) if control else table))
+    except Exception:  # of any kind, as a cell is missing
+        return math.nan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,6 +371,7 @@ class TableResult:
       runs: a record for each of its runs: row, overrides, id, digests of config and
         code, commit, whether it was used again, and whether it diverged.
       tuned: by row, the overrides that tuning chose.
+      at_edge: by row, what of these lies at an edge of its grid, see `Runs.at_edge`.
       rows: by row, the results of the reported runs, joined along `seed`.
       differences: from the committed result; None if it was not compared.
       recorded: what code the committed result is of, see `code.Age`; None likewise.
@@ -282,6 +383,7 @@ class TableResult:
     verdicts: tuple[Verdict, ...]
     runs: tuple[Mapping[str, Any], ...]
     tuned: Mapping[str, Mapping[str, str]]
+    at_edge: Mapping[str, Mapping[str, str]]
     rows: Mapping[str, xr.Dataset]
     differences: tuple[str, ...] | None = None
     recorded: str | None = None

@@ -1,23 +1,29 @@
 """Steps and time that methods need to reach the target of a tuned baseline.
 
-The target is the worst of the baseline seeds' best validations, so that every baseline
-run reaches it, and the baseline's steps are counted to the same target. A run that
-misses it counts as infinitely slow, not as missing. Validations that are NaN, or that a
-diverged run did not come to, reach no target.
+The target is the median of the baseline seeds' best validations, of an even number the
+worse of the middle ones: half of them reach it, and one that fails does not set it. The
+baseline's steps are counted to the same target. A run that misses it counts as
+infinitely slow, not as missing. Validations that are NaN, or that a diverged run did
+not come to, reach no target.
 
-A baseline seed without any finite validation does not count for the target and misses
-it, as any seed may miss a target that is given. Other rows are then compared with the
-last step at which the baseline was validated. The baseline would have needed more, so
-that the true ratio under this seed is at most the one that is shown.
+A baseline seed without any finite validation does not count for the target. With a seed
+under which the baseline misses the target, other rows are compared with the last step
+at which it was validated. The baseline would have needed more, so that the true ratio
+under this seed is at most the one that is shown.
+
+Single validations of noisy training fall below a target by luck, the sooner the more
+often one looks: `smooth` of them are averaged first.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import Diverged
 from hpcjax.perf.intervals import bootstrap_median, median
+from hpcjax.runs import results
 
 
 def time_to_target(
@@ -25,6 +31,7 @@ def time_to_target(
     baseline: str,
     metric: str = "val_loss",
     target: float | None = None,
+    smooth: int = 1,
 ) -> xr.Dataset:
     """Compares methods by the number of steps to a target.
 
@@ -32,7 +39,8 @@ def time_to_target(
       rows: `{row: history with dimension seed}`; the baseline has every seed.
       baseline: the row with which others are compared.
       metric: validation metric, less is better.
-      target: a value of the metric; None for what all baseline seeds reach.
+      target: a value of the metric; None for the median of the baseline seeds' best.
+      smooth: the metric is the mean of so many validations, the last ones at a step.
 
     Returns:
       With dimension `row`: `steps` (median over seeds) and `ratio`, the median over
@@ -45,12 +53,12 @@ def time_to_target(
     Raises:
       Diverged: no seed of the baseline has a finite value of the metric.
     """
-    scored = {name: _fill_missing(row, metric) for name, row in rows.items()}
+    scored = {name: _fill_missing(row, metric, smooth) for name, row in rows.items()}
     best = scored[baseline][metric].min("eval_step").values
     if not np.isfinite(best).any():
         raise Diverged(f"no seed of {baseline!r}, the baseline, has a finite {metric}")
     if target is None:
-        target = float(best[np.isfinite(best)].max())
+        target = float(np.quantile(best[np.isfinite(best)], 0.5, method="higher"))
     reached = {
         name: first_at_most(row[metric], target, "eval_step")
         for name, row in scored.items()
@@ -65,13 +73,14 @@ def time_to_target(
 
 
 def time_to_targets(
-    rows: Mapping[str, xr.Dataset], baselines: Mapping[str, str]
+    rows: Mapping[str, xr.Dataset], baselines: Mapping[str, str], **options: Any
 ) -> xr.Dataset:
     """Compares the methods of each of several tasks with that task's baseline.
 
     Args:
       rows: by `task/method`.
       baselines: by task, the method that the others are compared with.
+      **options: of `time_to_target`.
 
     Returns:
       What `time_to_target` says of each task, joined; `target` too has dimension `row`.
@@ -79,19 +88,20 @@ def time_to_targets(
     compared = []
     for task, baseline in baselines.items():
         own = {name: row for name, row in rows.items() if name.startswith(f"{task}/")}
-        table = time_to_target(own, f"{task}/{baseline}")
+        table = time_to_target(own, f"{task}/{baseline}", **options)
         compared.append(table.assign(target=table["target"].expand_dims(row=table.row)))
     return xr.concat(compared, dim="row", join="outer")
 
 
-def _fill_missing(row: xr.Dataset, metric: str) -> xr.Dataset:
-    """Returns a row in which the metric is infinite where it has no value."""
+def _fill_missing(row: xr.Dataset, metric: str, smooth: int) -> xr.Dataset:
+    """Returns a row with the smoothed metric, infinite where it has no value."""
     # None of its runs came to a validation.
     if metric not in row:
         nothing = xr.full_like(row["seed"], np.inf, float).expand_dims(eval_step=[0])
         row = row.drop_dims("eval_step")
         row = row.assign({metric: nothing, "eval_seconds": nothing})
-    return row.assign({metric: row[metric].fillna(np.inf)})
+    values = results.smoothed(row[metric], smooth)
+    return row.assign({metric: values.fillna(np.inf)})
 
 
 def _row(

@@ -34,12 +34,20 @@ OptimizerPart = Annotated[Any, Part("optimizer")]
 ExchangePart = Annotated[Any, Part("exchange", optional=True)]
 AveragingPart = Annotated[Any, Part("averaging", optional=True)]
 BackwardPart = Annotated[Any, Part("backward", optional=True)]
+StatePart = Annotated[Any, Part("state", optional=True)]
+SparsityPart = Annotated[Any, Part("sparsity", optional=True)]
+SharingPart = Annotated[Any, Part("sharing", optional=True)]
 
 # What at most one part of a run may do.
 CLAIMS = {
     "gradients": "have a backward pass of their own",
     "mean": "average the gradients",
+    "parameters": "hold the parameters in a form of their own",
 }
+
+
+# The parts that may claim something, in the order in which they are named.
+CLAIMANTS = ("optimizer", "exchange", "averaging", "backward", "state", "sparsity")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +62,14 @@ class TrainingConfig(Config):
       averaging: workers that train separate models and average these; none if all
         devices train one model.
       backward: which part of the backward pass each worker takes; none for all of it.
-      compute: dtype of products; parameters and updates are float32.
+      state: the form of parameters and optimizer state; none for dense arrays.
+      sparsity: which weights are pruned in training, and how; none for all weights.
+      sharing: which layers share their weights; none if each has its own.
+      compute: dtype of products.
+      param: dtype of parameters. In bfloat16 they take half the memory, and so do what
+        devices exchange of them; updates are computed in float32 and then rounded, so
+        that those below 2⁻⁹ of a parameter are lost.
+      output: dtype of logits; losses are float32 whatever it is.
       train: length, batch size and intervals.
       seed: of parameters, data order and draws.
     """
@@ -63,6 +78,7 @@ class TrainingConfig(Config):
         "train.steps",
         "train.checkpoint_every",
         "train.keep",
+        "train.stall_seconds",
     )
 
     dataset: DatasetPart = DigitsConfig()
@@ -71,7 +87,12 @@ class TrainingConfig(Config):
     exchange: ExchangePart = None
     averaging: AveragingPart = None
     backward: BackwardPart = None
+    state: StatePart = None
+    sparsity: SparsityPart = None
+    sharing: SharingPart = None
     compute: Literal["float32", "bfloat16"] = "float32"
+    param: Literal["float32", "bfloat16"] = "float32"
+    output: Literal["float32", "bfloat16"] = "float32"
     train: TrainConfig = TrainConfig()
     seed: Seed = 0
 
@@ -86,7 +107,7 @@ class TrainingConfig(Config):
         for claim, what in CLAIMS.items():
             both = [
                 _name_claimant(field, getattr(self, field))
-                for field in ("optimizer", "exchange", "averaging", "backward")
+                for field in CLAIMANTS
                 if claim in _claims_of(getattr(self, field))
             ]
             if len(both) > 1:
@@ -121,6 +142,13 @@ class TrainingConfig(Config):
         batch, workers = self.train.batch_size, self.averaging.workers
         rule = f"train.batch_size must divide by the {workers} workers"
         checks.require(batch % workers == 0, rule, batch_size=batch)
+
+    def check_devices(self, devices: int) -> None:
+        """Raises ConfigError if so many devices, of each process, cannot train this.
+
+        What only the composed task knows is checked when it is composed.
+        """
+        self.train.rows(devices * self.processes)
 
     def _check_kinds(self) -> None:
         """Raises ConfigError if the model cannot learn this kind of data set."""
@@ -160,16 +188,47 @@ def task(
       transport: this process's among the workers, where these are processes; None is
         then one of them alone, with its part of the batch and nobody to send to.
 
+    Returns:
+      The task. If no part draws by the seed, and it is asked for again for a config
+      that differs by the seed alone, it is the same one, with its programs.
+
     Raises:
       ConfigError: the parts do not fit each other or the devices.
       DataMissing: the data set is not here.
     """
+    given = (dataclasses.replace(cfg, seed=0), data_root.absolute(), devices)
+    if transport is None and _newest and _newest[0] == given:
+        return _newest[1]
+    _newest.clear()  # what is not wanted any more makes room first
+    seed = core.RunSeed(cfg.seed)
+    made = _compose(cfg, data_root, devices, transport, seed)
+    if not seed.close() and transport is None:
+        _newest.extend((given, made))
+    return made
+
+
+_newest: list[Any] = []  # what was given and made, for runs of one seed after another
+
+
+def _compose(
+    cfg: TrainingConfig,
+    data_root: pathlib.Path,
+    devices: int,
+    transport: "Transport | None",
+    seed: "core.RunSeed",
+) -> "train.Task":
+    """Composes a task; see `task`."""
     if transport is None:
         cfg = cfg.alone()
     dataset = cfg.dataset.load(data_root)
-    policy = core.Policy(compute=cfg.compute)
+    policy = core.Policy(param=cfg.param, compute=cfg.compute, output=cfg.output)
     model = cfg.model.make(dataset.inputs, dataset.outputs, policy)
     stacks = getattr(cfg.model, "stacks", ())
+    if cfg.sharing is not None:
+        model = with_stacks(cfg.sharing, stacks).apply_to(model, seed())
+    sparsity = with_stacks(cfg.sparsity, stacks)
+    if hasattr(sparsity, "apply_to"):  # the network sees other weights than are trained
+        model = sparsity.apply_to(model)
     method = train.compose(
         model,
         dataset,
@@ -177,13 +236,26 @@ def task(
         exchange=with_stacks(cfg.exchange, stacks),
         backward=cfg.backward,
         averaged=cfg.averaging,
+        state=with_stacks(cfg.state, stacks),
+        sparsity=sparsity,
         batch_size=cfg.train.batch_size,
         steps=cfg.train.steps,
         devices=devices,
-        seed=cfg.seed,
+        seed=seed,
         transport=transport,
     )
+    _check_sync_axis(cfg.model, tuple(method.mesh_shape(devices)))
     return train.supervised(model, method, dataset)
+
+
+def _check_sync_axis(model: Any, axes: tuple[str, ...]) -> None:
+    """Raises ConfigError if a model averages its statistics over an unknown axis."""
+    axis = getattr(model, "sync_axis", None)
+    if axis not in (None, *axes):
+        raise ConfigError(
+            f"model.sync_axis must be none or an axis of the run's mesh, "
+            f"{' or '.join(axes)}: got {axis!r}"
+        )
 
 
 def _claims_of(part: Any) -> tuple[str, ...]:
@@ -238,7 +310,9 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
 
         return train_in_processes(cfg, ctx)
     composed = task(cfg, ctx.data_root, ctx.mesh.size)
-    history = ctx.train(composed, cfg.train, seed=cfg.seed)
+    played = getattr(cfg.averaging, "plays_delays", False)
+    source = "simulated" if played else "measured"
+    history = ctx.train(composed, cfg.train, seed=cfg.seed, source=source)
     return history.assign(composed.method.facts)
 
 

@@ -139,7 +139,9 @@ def read(text: Any, hint: Any, path: str) -> Any:
     elif not many and not plain:
         raise ConfigError(f"{path} is a config: it cannot be written in one override")
     form = ", written such as [64,10]" if many else ""
-    raise ConfigError(f"{path} must be {describe(hint)}{form}: got {text!r}")
+    named = [str(choice) for option in options for choice in choices(option)]
+    near = nearest(text, named) if named and isinstance(text, str) else ""
+    raise ConfigError(f"{path} must be {describe(hint)}{form}: got {text!r}{near}")
 
 
 def _split(text: Any, path: str) -> Any:

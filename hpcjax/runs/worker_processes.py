@@ -103,7 +103,8 @@ def _keep_traces(task: "Task", folder: pathlib.Path) -> "Task":
         return paused
 
     hosts_keeping = hosts._replace(pause=pause)
-    return task._replace(method=task.method._replace(hosts=hosts_keeping))
+    method = task.method._replace(hosts=hosts_keeping)
+    return task.replace(method=method)
 
 
 def _folder(run: pathlib.Path, rank: int) -> pathlib.Path:
@@ -138,9 +139,9 @@ def _join(run: pathlib.Path, workers: int) -> "xr.Dataset":
     import xarray as xr
 
     folders = [_folder(run, rank) for rank in range(workers)]
+    records = [Metrics(own / "metrics.jsonl").read() for own in folders]
     histories = xr.concat(
-        [results.history(Metrics(own / "metrics.jsonl").read()) for own in folders],
-        "worker",
+        [results.history(own, "measured") for own in records], "worker"
     )
     # What one of them has not is not to be hidden by the others.
     history = histories.mean("worker", skipna=False, keep_attrs=True)

@@ -55,6 +55,12 @@ def connect(heartbeat_seconds: int = 10) -> None:
             f"no cluster that JAX knows ({error}); elsewhere set {ADDRESS}, {COUNT} "
             f"and {INDEX}"
         ) from error
+    if jax.default_backend() == "cpu":
+        # Gloo pairs collectives by their order. XLA keeps an order between those of a
+        # program that do not depend on each other, but a program that it reads from
+        # the cache of compiled ones has lost it: sums of two processes then meet in
+        # the wrong pairs, and one process is aborted.
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def broadcast(text: str) -> str:

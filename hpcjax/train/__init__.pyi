@@ -3,6 +3,7 @@ from .checkpoint import Restored as Restored
 from .checkpoint_files import examine_checkpoints as examine_checkpoints
 from .compose import compose as compose
 from .config import TrainConfig as TrainConfig
+from .loop import accumulating as accumulating
 from .loop import check_batch as check_batch
 from .loop import fit as fit
 from .loop import make_validator as make_validator

@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from hpcjax.core import files
-from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DiskFull
+from hpcjax.core.errors import CheckpointCorrupt, ConfigError
 from hpcjax.train import checkpoint_files as stored
 from hpcjax.train import manifest as manifests
 from hpcjax.train import snapshot as snapshots
@@ -40,6 +40,12 @@ log = logging.getLogger(__name__)
 
 _SAVING, _REPLACED, _PARTS = ".saving-", ".replaced-", ".parts-"
 _BARRIER_MS = 600_000
+# How TensorStore says that there is no room for a file.
+_NO_ROOM = {
+    "No space left": errno.ENOSPC,
+    "quota exceeded": errno.EDQUOT,
+    "File too large": errno.EFBIG,
+}
 
 
 class Restored(NamedTuple):
@@ -125,7 +131,8 @@ class Checkpoints:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"extra must hold JSON values only: {error}") from error
         snapshot = snapshots.take(state)
-        self._check_room(step, snapshot)
+        # Uncompressed; of TensorStore's many writers each would print that it failed.
+        files.check_room(self._path(step), snapshot.nbytes)
         aside = self._directory / f"{_SAVING}{step}"
         self._saves += 1
         with self._writing(step):
@@ -135,15 +142,6 @@ class Checkpoints:
         self._pending = self._worker.submit(
             self._finish, step, self._saves, snapshot, values
         )
-
-    def _check_room(self, step: int, snapshot: snapshots.Snapshot) -> None:
-        """Raises DiskFull if the uncompressed state does not fit on the disk."""
-        free = shutil.disk_usage(self._directory).free
-        if free < snapshot.nbytes:
-            raise DiskFull(
-                f"no space left to write {self._path(step)}: {free} bytes free, "
-                f"{snapshot.nbytes} needed"
-            )
 
     def wait(self) -> None:
         """Waits until the last save is complete on disk; raises its error, once."""
@@ -384,18 +382,18 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Removes the files of a failed save; raises DiskFull for a full disk.
+        """Removes the files of a failed save; raises DiskFull if there is no room.
 
-        The operating system raises OSError for "no space", TensorStore ValueError.
+        The operating system raises OSError for that, TensorStore ValueError.
         """
         try:
             with files.disk_errors(self._path(step)):
                 try:
                     yield
                 except ValueError as error:
-                    text = str(error)
-                    if "No space left" in text or "quota exceeded" in text:
-                        raise OSError(errno.ENOSPC, "no space left") from error
+                    for text, number in _NO_ROOM.items():
+                        if text in str(error):
+                            raise OSError(number, text) from error
                     raise
         except BaseException:
             # Orbax may still be writing into the directory that is removed here.

@@ -8,7 +8,7 @@ import jax
 
 from hpcjax import data, optim, perf
 from hpcjax.core import checks
-from hpcjax.core.method import Backward, Method, Optimization, Setup
+from hpcjax.core.method import Backward, Method, Optimization, RunSeed, Setup
 from hpcjax.core.model import Model
 from hpcjax.train.objectives import OBJECTIVES
 from hpcjax.train.task import rows_like
@@ -25,10 +25,12 @@ def compose(  # noqa: PLR0913 - an argument for each part
     exchange: Any = None,
     backward: Any = None,
     averaged: Any = None,
+    state: Any = None,
+    sparsity: Any = None,
     batch_size: int,
     steps: int,
     devices: int = 1,
-    seed: int = 0,
+    seed: int | RunSeed = 0,
     transport: "Transport | None" = None,
 ) -> Method:
     """Returns the training method of a run.
@@ -38,7 +40,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
     by the optimizer. With `averaged` there are several models, which are then averaged.
 
     Args:
-      model: the model to train.
+      model: the model to train; that of `apply_to` of what changes it.
       dataset: the data set to train it on.
       optimizer: config of the optimizer, with either `build(setup)`, which returns a
         `core.Optimization`, or `make(steps)`, which returns a transform.
@@ -46,6 +48,11 @@ def compose(  # noqa: PLR0913 - an argument for each part
       backward: config of a backward pass with a mean of its own, whose `build(setup)`
         returns a `core.Backward`.
       averaged: config of workers that train separate models.
+      state: config of parameters and optimizer state in a form of their own, whose
+        `build(optimization, mean, setup)` returns a `core.Method`.
+      sparsity: config of pruning, whose `build(optimization, setup)` returns a
+        `core.Optimization` that also sets parameters to zero, or that trains what the
+        weights of `model` are made of.
       batch_size: number of examples in a step over all devices.
       steps: length of the run.
       devices: number of devices; those of this process, where `transport` is given.
@@ -67,7 +74,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
         steps,
         workers,
         devices // workers,
-        seed,
+        seed if isinstance(seed, RunSeed) else RunSeed(seed),
         functools.cache(functools.partial(_layer_flops, model, dataset)),
     )
     mean: Callable[[Any], Any] = optim.all_reduce_mean
@@ -84,6 +91,13 @@ def compose(  # noqa: PLR0913 - an argument for each part
         own: Backward = backward.build(setup)
         mean, facts = own.mean, {**chosen.facts, **own.facts}
         chosen = chosen._replace(gradients=own.gradients, facts=facts)
+    if sparsity is not None:
+        chosen = sparsity.build(chosen, setup)
+    if state is not None:
+        plain = averaged is None and backward is None and chosen.gradients is None
+        rule = "state in a form of its own is of one model with plain gradients"
+        checks.require(plain, rule, averaging=averaged, backward=backward)
+        return state.build(chosen, mean, setup)
     if averaged is None:
         return optim.data_parallel(chosen, mean=mean)
     if transport is not None:

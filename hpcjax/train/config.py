@@ -13,6 +13,8 @@ class TrainConfig:
     Attributes:
       steps: optimizer steps in all.
       batch_size: examples per step over all devices.
+      accumulate: passes in which each device differentiates its part of a batch, one
+        after another, with as much less memory; see `optim.accumulate`.
       eval_every: steps between validations; the last step is always validated.
       checkpoint_every: steps between checkpoints; the last step is always saved, and
         with 0 only that.
@@ -25,6 +27,7 @@ class TrainConfig:
 
     steps: int = 400
     batch_size: int = 128
+    accumulate: int = 1
     eval_every: int = 50
     checkpoint_every: int = 100
     keep: int = 3
@@ -32,7 +35,8 @@ class TrainConfig:
     max_skipped: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "eval_every", "keep", "max_skipped"):
+        counts = ("steps", "batch_size", "accumulate", "eval_every", "keep")
+        for name in (*counts, "max_skipped"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} must be at least 1: got {getattr(self, name)}"
@@ -47,3 +51,30 @@ class TrainConfig:
             raise ConfigError(
                 f"checkpoint_every must be at least 0: got {self.checkpoint_every}"
             )
+
+    def rows(self, devices: int, places: str = "devices") -> int:
+        """Returns how many examples of a batch each device gets.
+
+        Args:
+          devices: that share a batch.
+          places: what they are, for the message.
+
+        Raises:
+          ConfigError: they cannot share it evenly, or not in `accumulate` passes.
+
+        Examples:
+          >>> TrainConfig(batch_size=96).rows(4)
+          24
+        """
+        if self.batch_size % devices:
+            raise ConfigError(
+                f"batch_size must divide by the {devices} {places}: got "
+                f"{self.batch_size}"
+            )
+        rows = self.batch_size // devices
+        if rows % self.accumulate:
+            raise ConfigError(
+                f"accumulate must divide the {rows} examples of a device: got "
+                f"{self.accumulate}"
+            )
+        return rows

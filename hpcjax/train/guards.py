@@ -20,10 +20,14 @@ class SkipGuard:
     Args:
       names: names of the arrays that the entries of the step's `NONFINITE` count.
       limit: number of consecutive steps.
+      in_a_row: how many of them there have been already.
+
+    Attributes:
+      in_a_row: how many there have been.
     """
 
-    def __init__(self, names: list[str], limit: int) -> None:
-        self.names, self.limit, self.in_a_row = names, limit, 0
+    def __init__(self, names: list[str], limit: int, in_a_row: int = 0) -> None:
+        self.names, self.limit, self.in_a_row = names, limit, in_a_row
 
     def check(self, step: int, nonfinite: np.ndarray) -> None:
         """Takes the counts of a step; logs arrays that are not finite.

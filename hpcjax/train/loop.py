@@ -2,22 +2,23 @@
 
 import collections
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from hpcjax import data
-from hpcjax.core import per_device
+from hpcjax import data, optim
+from hpcjax.core import per_device, trees
 from hpcjax.core.errors import CheckpointCorrupt, ConfigError
 from hpcjax.sharding.mesh import data_axes, place_batch
 from hpcjax.train.checkpoint import Checkpoints, Restored
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
 from hpcjax.train.host_step import compile_host_step, go_on, pause
-from hpcjax.train.recorder import Recorder
+from hpcjax.train.recorder import Recorder, mark, rewind
 from hpcjax.train.state import TrainState, init_state, state_shapes
 from hpcjax.train.step import NONFINITE, STOP, eval_step, list_guarded, train_step
 from hpcjax.train.stopwatch import Stopwatch
@@ -52,6 +53,8 @@ def fit(
       recorder: receives `{"step", "seconds", metric: value}` per step, and
         `{"step", "seconds", "val_" + metric: value}` per validation. `seconds` is
         training time without validation, checkpoints and compilation.
+        If it is a `DurableRecorder`, its records are made durable with each checkpoint,
+        and a run goes on only with the records that its checkpoint was saved with.
       checkpoints: where to save; None saves nothing.
       stop: is called at every step, and returns the number of a signal that asks this
         process to stop, or 0. All processes then save and stop after the same step.
@@ -61,16 +64,17 @@ def fit(
     Raises:
       ConfigError: the batch cannot be divided, or the checkpoint is of a later step
         than `config.steps`.
+      DataFormatError: records are lost that were there when the checkpoint was saved.
       Diverged: `config.max_skipped` consecutive steps gave non-finite numbers.
       Preempted: `stop` gave a signal; Interrupted for SIGINT.
     """
     began = time.perf_counter()
-    check_batch(task, config, mesh)
-    state, start = resume(task, config, seed, mesh, checkpoints)
-    watch = Stopwatch(recorder.rewind(start), began, watchdog)
+    task = accumulating(task, config, mesh)
+    state, start, extra = resume(task, config, seed, mesh, checkpoints)
+    watch = Stopwatch(rewind(recorder, start, extra), began, watchdog)
     validate = make_validator(task, config, mesh, watch)
     batches = local_batches(task, config, seed)
-    guard = SkipGuard(list_guarded(state), config.max_skipped)
+    guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
     request, numbers = StopRequest(stop, mesh), range(start + 1, config.steps + 1)
     step: Any = None
     pending: collections.deque[tuple[int, Any]] = collections.deque()
@@ -110,7 +114,7 @@ def fit(
             stopping = bool(request.signal) and not last
             if checkpoints and (stopping or saving):
                 emit(keep=0)
-                save(checkpoints, number, state, watch)
+                save(checkpoints, number, state, watch, guard, recorder)
             if stopping or last:
                 emit(keep=0)
                 break
@@ -128,11 +132,21 @@ def fit(
 
 
 def save(
-    checkpoints: Checkpoints, step: int, state: TrainState, watch: Stopwatch
+    checkpoints: Checkpoints,
+    step: int,
+    state: TrainState,
+    watch: Stopwatch,
+    guard: SkipGuard,
+    recorder: Recorder,
 ) -> None:
-    """Saves a state, and the training seconds until it."""
+    """Saves a state, with what the loop itself must know to go on from it."""
     with watch.pause("checkpoint"):
-        checkpoints.save(step, state, {"seconds": watch.read()})
+        kept = {
+            "seconds": watch.read(),
+            "skips": guard.in_a_row,
+            "records": mark(recorder),
+        }
+        checkpoints.save(step, state, kept)
 
 
 def wait_for(checkpoints: Checkpoints, watch: Stopwatch) -> None:
@@ -167,7 +181,10 @@ def compile_step(
     if task.method.hosts is not None:
         step = compile_host_step(task, mesh, task.method.hosts, state, batch)
     else:
-        step = train_step(task, mesh, state).lower(state, batch).compile()
+        key = ("step", mesh, *(trees.signature(tree) for tree in (state, batch)))
+        step = task.once(
+            key, lambda: train_step(task, mesh, state).lower(state, batch).compile()
+        )
     return step, time.perf_counter() - began
 
 
@@ -177,8 +194,10 @@ def resume(
     seed: int,
     mesh: Mesh,
     checkpoints: Checkpoints | None,
-) -> tuple[TrainState, int]:
-    """Returns the newest good checkpoint's state and step, or a fresh state and 0.
+) -> tuple[TrainState, int, Mapping[str, Any]]:
+    """Returns the newest good checkpoint's state, step and what was saved beside it.
+
+    If there is none, it is a fresh state, 0 and nothing.
 
     If all checkpoints have lost their manifests, it does not start again from step 0:
     `restore` raises. Workers in processes of their own go on from the newest step that
@@ -194,14 +213,14 @@ def resume(
         if common < newest:
             restored = _restore_common(checkpoints, like, common, mesh)
     if restored is None:
-        return init_state(task, seed, mesh), 0
+        return init_state(task, seed, mesh), 0, {}
     if restored.step > config.steps:
         raise ConfigError(
             f"steps must be at least the {restored.step} that the run has taken: "
             f"got {config.steps}"
         )
     log.info("continuing from step %d", restored.step)
-    return restored.state, restored.step
+    return restored.state, restored.step, restored.extra
 
 
 def _restore_common(
@@ -229,6 +248,24 @@ def _restore_common(
     return restored
 
 
+def accumulating(task: Task, config: TrainConfig, mesh: Mesh) -> Task:
+    """Returns a task whose gradients are computed in `config.accumulate` passes.
+
+    Raises:
+      ConfigError: devices or passes do not divide the batch.
+    """
+    check_batch(task, config, mesh)
+    if config.accumulate == 1:
+        return task
+
+    def accumulate() -> Task:
+        gradients = optim.accumulate(task.method.gradients, config.accumulate)
+        method = task.method._replace(gradients=gradients)
+        return task.replace(method=method)
+
+    return task.once(("accumulating", config.accumulate), accumulate)
+
+
 def is_due(step: int, config: TrainConfig) -> bool:
     """Returns whether a checkpoint is due after `step`; after the last it always is."""
     every = config.checkpoint_every
@@ -236,15 +273,28 @@ def is_due(step: int, config: TrainConfig) -> bool:
 
 
 def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
-    """Raises ConfigError if the number of devices does not divide the batch."""
+    """Raises ConfigError if devices cannot share the batch, or there are no examples.
+
+    A batch of more examples than there are is told.
+    """
+    for what in ("train", "validation"):
+        if not len(getattr(task.dataset, what)):
+            raise ConfigError(
+                f"the data set must hold at least one example for {what}: got none"
+            )
     axes = data_axes(mesh)
     devices, places = per_device.axis_size(mesh, axes), f"devices of axes {axes}"
     if task.method.hosts is not None:
         devices *= task.method.hosts.size
         places = f"devices of {task.method.hosts.size} processes"
-    if config.batch_size % devices:
-        raise ConfigError(
-            f"batch_size must divide by the {devices} {places}: got {config.batch_size}"
+    config.rows(devices, places)
+    examples = len(task.dataset.train)
+    if config.batch_size > examples:
+        log.warning(
+            "batch_size=%d is more than the %d examples: a batch holds some more than "
+            "once",
+            config.batch_size,
+            examples,
         )
 
 
@@ -257,7 +307,7 @@ def make_validator(
     that means depend on the batch size only by float32 rounding within a batch. A
     worker in a process of its own scores its own model, on all of the set.
     """
-    score = eval_step(task, mesh)
+    score = task.once(("validation", mesh), lambda: eval_step(task, mesh))
     alone = task.method.hosts is not None
     shard = (0, 1) if alone else own_shard(task)
 
@@ -274,6 +324,14 @@ def make_validator(
                 count += float(totals.count)
                 for name, value in totals.sums.items():
                     sums[name] += float(value)
-        return {f"val_{name}": total / count for name, total in sums.items()}
+        # There is no mean where nothing has weight, as where all labels are ignored.
+        means = {
+            f"val_{name}": total / count if count else math.nan
+            for name, total in sums.items()
+        }
+        lost = [name for name, mean in means.items() if not math.isfinite(mean)]
+        if lost:
+            log.warning("step %d: the validation is not finite: %s", step, lost)
+        return means
 
     return validate

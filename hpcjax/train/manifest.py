@@ -93,15 +93,6 @@ def checksum(array: np.ndarray) -> str:
     return xxhash.xxh3_128_hexdigest(flat.view(np.uint8).data)
 
 
-def file_checksum(path: pathlib.Path) -> str:
-    """Returns the xxh3-128 of a file, read in chunks."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def scan(directory: pathlib.Path) -> dict[str, File]:
     """Returns size and checksum of every file below `directory` but the manifest."""
     files_by_name = {}
@@ -109,7 +100,7 @@ def scan(directory: pathlib.Path) -> dict[str, File]:
         name = path.relative_to(directory).as_posix()
         if path.is_file() and name != NAME:
             size = path.stat().st_size
-            files_by_name[name] = File(size=size, xxh3_128=file_checksum(path))
+            files_by_name[name] = File(size=size, xxh3_128=files.checksum(path))
     return files_by_name
 
 
@@ -187,7 +178,7 @@ def check_files(directory: pathlib.Path, manifest: Manifest) -> None:
                     manifest.step,
                     f"file {name!r} must have {entry.size} bytes: got {size}",
                 )
-            if file_checksum(path) != entry.xxh3_128:
+            if files.checksum(path) != entry.xxh3_128:
                 raise _corrupt(
                     manifest.step, f"file {name!r} does not match its checksum"
                 )

@@ -22,6 +22,41 @@ class Recorder(Protocol):
         ...
 
 
+@runtime_checkable
+class DurableRecorder(Recorder, Protocol):
+    """A recorder whose records can be told from those that a checkpoint came with."""
+
+    def mark(self) -> Mapping[str, Any]:
+        """Makes all that was written durable; returns JSON values to know it by."""
+        ...
+
+    def check(self, mark: Mapping[str, Any]) -> None:
+        """Raises DataFormatError unless the records are still there as at `mark`."""
+        ...
+
+
+def mark(recorder: Recorder) -> Mapping[str, Any]:
+    """Returns the mark of a recorder's records; nothing if it is not durable."""
+    return recorder.mark() if isinstance(recorder, DurableRecorder) else {}
+
+
+def rewind(recorder: Recorder, step: int, extra: Mapping[str, Any]) -> float:
+    """Drops records after `step`; returns the training seconds until then.
+
+    Args:
+      recorder: if it is durable, it must have the records of the checkpoint's mark.
+      step: of the checkpoint, or 0.
+      extra: what was saved beside the state.
+
+    Raises:
+      DataFormatError: records of the checkpoint are lost.
+    """
+    kept = extra.get("records")
+    if kept and isinstance(recorder, DurableRecorder):
+        recorder.check(kept)
+    return recorder.rewind(step)
+
+
 class TeeRecorder:
     """A recorder that passes everything on to several recorders.
 
@@ -46,3 +81,12 @@ class TeeRecorder:
         for other in self._others:
             other.rewind(step)
         return seconds
+
+    def mark(self) -> Mapping[str, Any]:
+        """Returns the mark of the run's own records."""
+        return mark(self._own)
+
+    def check(self, mark: Mapping[str, Any]) -> None:
+        """Checks the run's own records."""
+        if isinstance(self._own, DurableRecorder):
+            self._own.check(mark)

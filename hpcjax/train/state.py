@@ -1,12 +1,13 @@
 """The state of a training run, which is on devices and saved completely."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from hpcjax.core import per_device
+from hpcjax.core import compat, per_device
 from hpcjax.core.keys import derive
 from hpcjax.core.structs import pytree
 from hpcjax.sharding.mesh import state_shardings
@@ -52,6 +53,10 @@ def make_state(task: Task, key: jax.Array, mesh: Mesh) -> TrainState:
 
 def state_shapes(task: Task, mesh: Mesh) -> TrainState:
     """Returns the state's shapes, dtypes and shardings without computing it."""
+    return task.once(("shapes of the state", mesh), lambda: _find_shapes(task, mesh))
+
+
+def _find_shapes(task: Task, mesh: Mesh) -> TrainState:
     shapes = jax.eval_shape(lambda: make_state(task, jax.random.key(0), mesh))
     shardings = state_shardings(shapes, mesh)
     return jax.tree.map(
@@ -69,6 +74,15 @@ def init_state(task: Task, seed: int, mesh: Mesh) -> TrainState:
     Its placement is that of the states that steps return, so that the step function is
     compiled only once.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state_shapes(task, mesh))
-    make = jax.jit(lambda key: make_state(task, key, mesh), out_shardings=shardings)
+    make = task.once(("first state", mesh), lambda: _state_maker(task, mesh))
     return make(jax.random.key(seed))
+
+
+def _state_maker(task: Task, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state_shapes(task, mesh))
+    options = compat.single_use_compilation(mesh.devices.flat[0].platform)
+    return jax.jit(
+        lambda key: make_state(task, key, mesh),
+        out_shardings=shardings,
+        compiler_options=options,
+    )

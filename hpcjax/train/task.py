@@ -1,7 +1,8 @@
 """The task of a training run: a model, a method, an objective and a data set."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -12,9 +13,15 @@ from hpcjax.core.method import Method, Objective
 from hpcjax.core.model import Model
 from hpcjax.sharding.mesh import data_axes, make_mesh
 
+T = TypeVar("T")
 
-class Task(NamedTuple):
-    """Everything that defines a training run, except its length.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """Everything that defines a training run, except its length and its seed.
+
+    A task keeps the programs that are compiled for it: to train it again, with another
+    seed or from a checkpoint, compiles nothing.
 
     Attributes:
       model: pure functions `init` and `apply`.
@@ -29,6 +36,19 @@ class Task(NamedTuple):
     objective: Objective
     dataset: "data.Dataset"
     augment: Callable[..., Any] | None = None
+    _made: dict[Hashable, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns what `make` returned when it was first called for this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def replace(self, **parts: Any) -> "Task":
+        """Returns a task with other parts, for which nothing is compiled yet."""
+        return dataclasses.replace(self, **parts)
 
     def mesh(self, devices: int) -> Mesh:
         """Returns the mesh of the method for a number of devices."""

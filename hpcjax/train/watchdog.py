@@ -2,13 +2,13 @@
 
 A process that is alive but hangs leaves all others waiting in a collective, without any
 message. Therefore every process writes its progress to a file, and a thread in each
-watches the time. The process that is behind is the one that hangs: the others have
-already submitted their step to the devices, and wait.
+watches the time, and touches the file. A process whose file is no longer touched is
+stopped altogether. Else the one that is behind hangs: the others have already submitted
+their step to the devices, and wait.
 """
 
 import contextlib
 import faulthandler
-import math
 import os
 import pathlib
 import statistics
@@ -26,6 +26,10 @@ _TICK = 1.0
 _LAST_WORDS = 3.0
 # Durations needed for a median, and durations kept, of steps and of validation batches.
 _KNOWN, _REMEMBERED = 3, 50
+# A process that has been silent for so many seconds more than another is stopped.
+_SILENT = 3.0
+# Seconds that a checkpoint may always take, however short the steps are.
+_CHECKPOINT = 1800.0
 # The limit in medians; before there is one, in multiples of `least`, and for the first.
 _PATIENCE = 20
 _EARLY, _FIRST = 10, 30
@@ -45,8 +49,9 @@ class Watchdog:
         median, and 30 times for the first one, which compiles.
       count: number of processes; files of others are from an earlier attempt.
 
-    Checkpoints are not watched, as there is no limit to how long they may take. Time in
-    which this process is stopped, as by Ctrl-Z, does not count.
+    A checkpoint, and what comes before the first step, may take half an hour, or 30
+    times `least` if that is more. Time in which this process is stopped, as by Ctrl-Z,
+    does not count.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class Watchdog:
         """Returns the seconds that the current step or batch may take."""
         times = self._times[self._expected]
         if self._expected == "checkpoint":
-            return math.inf
+            return max(_CHECKPOINT, _FIRST * self._least)
         if len(times) < _KNOWN:
             return (_EARLY if times else _FIRST) * self._least
         return max(self._least, _PATIENCE * statistics.median(times))
@@ -118,6 +123,8 @@ class Watchdog:
             # Ticks are counted instead of reading a clock, which also runs while the
             # process is stopped.
             self._waited += _TICK
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
             if self._waited > self.limit():
                 self._abort()
                 return
@@ -132,23 +139,51 @@ class Watchdog:
         os._exit(ProcessLost.exit_code)
 
     def describe_stall(self) -> str:
-        """Returns for how long nothing happened, and which processes are behind."""
-        step, names = find_behind(self._folder)
+        """Returns for how long nothing happened, and which processes are to blame."""
         waited = f"{self._expected} stands still for {self._waited:.0f} s"
-        return f"{waited}: process {names} is behind at {step}"
+        return f"{waited}: {blame(self._folder)}"
 
 
-def find_behind(folder: pathlib.Path) -> tuple[int, str]:
-    """Returns the least step of any process, and the processes there: `(7, "1, 3")`.
+def blame(folder: pathlib.Path) -> str:
+    """Returns which processes a run waits for: "process 1, 3 is behind at 7".
 
     Args:
       folder: of the progress files.
     """
-    places = {}
+    if stopped := blame_stopped(folder):
+        return stopped
+    places, _ = _read_progress(folder)
+    least = min(places.values(), default=(0,))
+    found = [index for index, place in places.items() if place == least]
+    return _name(found, "is behind", places)
+
+
+def blame_stopped(folder: pathlib.Path) -> str:
+    """Returns which processes were silent long before the others; "" if none was.
+
+    Args:
+      folder: of the progress files.
+    """
+    places, touched = _read_progress(folder)
+    newest = max(touched.values(), default=0.0)
+    found = [index for index in places if newest - touched[index] > _SILENT]
+    return _name(found, "shows no sign of life, last", places) if found else ""
+
+
+def _read_progress(
+    folder: pathlib.Path,
+) -> tuple[dict[int, tuple[int, ...]], dict[int, float]]:
+    """Returns where each process is, and when it last touched its file."""
+    places: dict[int, tuple[int, ...]] = {}
+    touched: dict[int, float] = {}
     for path in folder.glob("*"):
         with contextlib.suppress(ValueError, OSError):
             step, *batch = map(int, path.read_text().split())
             places[int(path.name)] = (step, *batch)
-    least = min(places.values(), default=(0,))
-    names = sorted(index for index, place in places.items() if place == least)
-    return least[0], ", ".join(map(str, names))
+            touched[int(path.name)] = path.stat().st_mtime
+    return places, touched
+
+
+def _name(found: list[int], what: str, places: dict[int, tuple[int, ...]]) -> str:
+    names = ", ".join(map(str, sorted(found)))
+    return f"process {names} {what} at {min((places[i][0] for i in found), default=0)}"

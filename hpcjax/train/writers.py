@@ -42,6 +42,8 @@ _FLUSH_SECONDS = 2.0
 class WriterFailed(HpcjaxError):
     """A service did not accept a record; the run's own records have it."""
 
+    exit_code = 9
+
 
 class Writer(abc.ABC):
     """A recorder that copies a run's records to a service.

@@ -8,6 +8,8 @@ from hpcjax import averaging
 from hpcjax.core import parts
 from hpcjax.optim import contract
 
+pytestmark = pytest.mark.smoke
+
 # Eager SGD on a mesh is no worker but whole rounds; see test_eager_method.py.
 NAMES = tuple(name for name in parts.list_places("averaging") if name != "eager")
 # Models that are averaged with few others are not those of one device. A worker's state

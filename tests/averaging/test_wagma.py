@@ -291,6 +291,7 @@ def test_per_device_state_goes_in_and_out_of_a_compiled_step():
         grads = core.PerDevice(value=grads, axis="data")
         return per_device.leave(worker.step(grads, state, params))
 
+    state = jax.device_put(state, sharding.state_shardings(state, mesh))
     specs = per_device.specs(state)
     step_of = jax.jit(
         jax.shard_map(

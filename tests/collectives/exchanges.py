@@ -40,6 +40,8 @@ def program(config: ExchangeConfig, members: int, n: int) -> Any:
     tx = optim.exchange_gradients(config, "data")
     params = {"w": jnp.zeros(n)}
     state = per_device.expand(tx.init(params), mesh)
+    # Placed as the step returns it, or the second one would be compiled once more.
+    state = jax.device_put(state, sharding.state_shardings(state, mesh))
     specs = per_device.specs(state)
 
     def body(given, state):

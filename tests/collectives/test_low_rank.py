@@ -98,6 +98,7 @@ def test_low_rank_on_devices_and_hosts(warm_start):
     params = jax.tree.map(lambda x: jnp.asarray(x[0]), given[0])
     mesh, tx = sharding.data_mesh(4), optim.exchange_gradients(config, "data")
     state = per_device.expand(tx.init(params), mesh)
+    state = jax.device_put(state, sharding.state_shardings(state, mesh))
     specs = per_device.specs(state)
 
     def body(tree, state):

@@ -14,6 +14,8 @@ from hpcjax.collectives import (
 )
 from tests.collectives.exchanges import on_hosts
 
+pytestmark = pytest.mark.smoke
+
 LENGTH = 300
 
 

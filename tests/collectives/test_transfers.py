@@ -40,6 +40,7 @@ SPLIT = {"by_leaf": True, "min_size": 20}
 FIXED = {
     "dense": DenseConfig(),
     "dense_by_leaf": DenseConfig(by_leaf=True),
+    "dense_in_buckets": DenseConfig(bucket_bytes=300),
     "half": HalfConfig(),
     "half_by_leaf": HalfConfig(**SPLIT),
     "top_k": TopKConfig(density=0.1),

@@ -102,6 +102,7 @@ def test_a_pattern_holds_for_every_output():
     assert ((~kept).reshape(6, 4, -1).sum(1) == 2).all()
 
 
+@pytest.mark.acceptance("sparsity", 9)
 def test_with_an_identity_the_least_weights_go_and_the_rest_stays():
     kernel, _ = problem(seed=6)
     found = prune(kernel, np.eye(24))
@@ -110,6 +111,7 @@ def test_with_an_identity_the_least_weights_go_and_the_rest_stays():
     np.testing.assert_array_equal(found.kernel, expected)
 
 
+@pytest.mark.acceptance("sparsity", 9)
 def test_keeping_everything_changes_nothing():
     kernel, hessian = problem(seed=7)
     found = prune(kernel, hessian, sparsity=0.0)
@@ -117,6 +119,7 @@ def test_keeping_everything_changes_nothing():
     assert found.loss == 0
 
 
+@pytest.mark.acceptance("sparsity", 9)
 @pytest.mark.parametrize("seed", range(5))
 def test_on_correlated_inputs_it_beats_magnitude_and_wanda(seed):
     kernel, hessian = problem(256, 32, seed=seed, samples=400)

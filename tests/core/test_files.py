@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+import xxhash
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, DiskFull
@@ -68,6 +69,12 @@ def test_a_full_disk_leaves_the_old_content(tmp_path, monkeypatch, code):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_no_limit_forbids_is_too_large_for_its_file_system(tmp_path):
+    told = r"a cannot be written: its file system holds no file so large"
+    with pytest.raises(DiskFull, match=told), files.disk_errors(tmp_path / "a"):
+        raise OSError(errno.EFBIG, "too large")
+
+
 def test_other_errors_pass_unchanged(tmp_path):
     with pytest.raises(PermissionError), files.disk_errors(tmp_path):
         raise PermissionError(errno.EACCES, "no")
@@ -85,3 +92,10 @@ def test_what_is_no_json_is_a_bad_file(tmp_path):
     assert files.read_json(path) == []
     with pytest.raises(DataFormatError, match=r"expected a JSON object, found .*list"):
         files.read_object(path)
+
+
+def test_a_checksum_reads_in_chunks(tmp_path, monkeypatch):
+    content = bytes(range(250)) * 10
+    (tmp_path / "f").write_bytes(content)
+    monkeypatch.setattr(files, "_CHUNK", 64)
+    assert files.checksum(tmp_path / "f") == xxhash.xxh3_128_hexdigest(content)

@@ -1,6 +1,7 @@
 """Provenance: complete, free of names, and honest about uncommitted changes."""
 
 import getpass
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -37,10 +39,41 @@ def test_holds_every_field_as_json():
     assert found["parent"] == "p"
     assert found["command"] == "hpcjax run 'a b'"
     assert found["versions"]["jax"] == jax.__version__
-    assert set(found["versions"]) == set(provenance.PACKAGES)
+    assert set(found["versions"]) >= set(provenance.PACKAGES)
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found["started"])
     assert found["settings"]["jax_enable_x64"] is False
+
+
+def test_versions_are_of_what_is_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    assert "scikit-learn" not in provenance.versions()
+    monkeypatch.setitem(sys.modules, "sklearn", types.ModuleType("sklearn"))
+    found = provenance.versions()["scikit-learn"]
+    assert found == importlib.metadata.version("scikit-learn")
+
+
+def test_files_of_a_root_are_known_by_a_digest_outside_of_the_repository(tmp_path):
+    def digest(root):
+        return provenance.collect(root=root)["root_files"]
+
+    assert digest(provenance.repository()) is None
+    assert digest(tmp_path) is None
+    seen = set()
+    for name, text in (("experiments/a/x.py", "1"), ("configs/a/x.py", "1")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+        seen.add(digest(tmp_path))
+    (tmp_path / "experiments/a/x.py").write_text("2")
+    seen.add(digest(tmp_path))
+    (tmp_path / "experiments/a/x.py").rename(tmp_path / "experiments/a/y.py")
+    seen.add(digest(tmp_path))
+    assert len(seen) == 4
+    (tmp_path / "experiments/a/result.json").write_text("{}")
+    assert digest(tmp_path) in seen
+    assert not provenance.is_versioned(tmp_path)
+    git(tmp_path, "init", "-q")
+    assert provenance.is_versioned(tmp_path)
 
 
 def test_lists_devices_by_kind():

@@ -83,8 +83,11 @@ def test_wikitext_is_joined_as_its_perplexity_is_measured(tmp_path):
     # Each line with its end, a blank one empty, two newlines between.
     expected = "\n\n = Größe = \n\n\n\n\n A\u2028b\x0cc .\n"
     assert data.read_wikitext(path) == expected
+    path.write_text("a\nb\n")
+    assert data.read_wikitext(path) == "a\n\n\nb\n"
     path.write_text("a\nb")
-    assert data.read_wikitext(path) == "a\n\n\nb"
+    with pytest.raises(DataFormatError, match="character 3: expected the end of a"):
+        data.read_wikitext(path)
 
 
 def test_sentences_of_the_penn_treebank(tmp_path):

@@ -112,6 +112,18 @@ def test_limits_are_nested_and_leave_the_scale_alone(tmp_path):
     assert len(data.MnistConfig(limit=10**6).load(tmp_path).train) == 60
 
 
+def test_pooled_images_are_means_of_blocks(tmp_path):
+    writers.write_mnist(tmp_path, 12)
+    whole = data.MnistConfig().load(tmp_path).train.images
+    pooled = data.MnistConfig(pool=7, pad=1).load(tmp_path)
+    assert pooled.inputs == (6, 6, 1)
+    for image, small in zip(whole, pooled.train.images, strict=True):
+        for row, column in ((0, 0), (1, 3), (3, 2)):
+            block = image[7 * row : 7 * row + 7, 7 * column : 7 * column + 7]
+            assert small[1 + row, 1 + column] == np.round(block.mean())
+    assert not pooled.train.images[:, 0].any()
+
+
 def test_text_can_be_put_together_again(tiny_root):
     read = data.CharTextConfig(corpus="sample.txt", context=100).load(tiny_root)
     whole = (tiny_root / "text" / "sample.txt").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import pathlib
 import unicodedata
 
 import hypothesis
@@ -125,6 +126,35 @@ def test_a_vocabulary_depends_on_how_often_words_occur_and_nothing_else():
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused():
     with pytest.raises(ConfigError, match="3 characters of the text: got vocabulary=7"):
         data.train_vocabulary(["abc"], 7)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_codes_are_those_of_the_package(lowercase):
+    """On real text, and on every character of Unicode's first blocks and of CJK."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the package is the oracle")
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "house.md").read_text()
+    pieces = data.train_vocabulary([text, "größe œuvre 漢字"], 300, lowercase=lowercase)
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(
+            {piece: code for code, piece in enumerate(pieces)},
+            unk_token="[UNK]",
+            max_input_chars_per_word=100,
+        )
+    )
+    theirs.normalizer = tokenizers.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=lowercase,
+        lowercase=lowercase,
+    )
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    coder = WordPiece(pieces, lowercase)
+    points = [*range(0x590), *range(0x2000, 0x2070), *range(0x4E00, 0x4E40)]
+    points += [*range(0x20000, 0x20010), *range(0xFF00, 0xFF60), 0xFFFD]
+    words = [f"gr{chr(point)}s in {chr(point)}." for point in points]
+    for each in [text, "größe " * 20, "a" * 101, *words]:
+        expected = theirs.encode(each, add_special_tokens=False).ids
+        assert coder.encode(each).tolist() == expected, each
 
 
 def test_vocabulary_files(tmp_path):

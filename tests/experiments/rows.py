@@ -40,7 +40,10 @@ def run(
 
 
 class Judged(NamedTuple):
-    """A claim's number, and whether it holds."""
+    """A claim's number, and whether it is within the bound.
+
+    That negative controls are not is tested on the records.
+    """
 
     ours: float
     holds: bool
@@ -51,4 +54,7 @@ def verdicts(
 ) -> dict[str, Judged]:
     """Returns what claims say of a table that was made, by name; of the first tier."""
     chosen = table.tier(tier or next(iter(table.tiers)))
-    return {it.name: Judged(it.ours, it.holds) for it in judge(chosen, dataset)}
+    return {
+        it.name: Judged(it.ours, chosen.claims[it.name].holds(it.ours))
+        for it in judge(chosen, dataset)
+    }

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from experiments.eager import throughput as eager_throughput
-from experiments.gradcomp import validation
+from experiments.gradcomp import ranks, validation
 from experiments.gradcomp.chain import ChainConfig
 from experiments.oktopk import link
 from experiments.wagma import throughput as wagma_throughput
 from hpcjax.runs import discover
+from tests.experiments.gradcomp import small_messages
 
 discover.activate(pathlib.Path(__file__).parents[2])
 
@@ -48,12 +49,31 @@ def test_partial_rounds_do_not_wait_for_who_is_late():
     assert fresh.sel(mode="solo") < fresh.sel(mode="majority")
 
 
+@pytest.mark.acceptance("eager-sgd", 1)
+def test_without_delays_partial_rounds_are_not_slower():
+    """Steps of 40 ms, all that an agent does in a round included: at most 50 ms."""
+    cfg = eager_throughput.Config(
+        processes=4,
+        steps=12,
+        base=0.04,
+        pattern="none",
+        delay=0.0,
+        numbers=1000,
+        repetitions=3,
+        calibration=2,
+    )
+    total = eager_throughput.run(cfg, None)["total"]
+    ratio = (total / total.sel(mode="sync")).median("repetition")
+    assert ratio.sel(mode="solo") <= 1.25
+    assert ratio.sel(mode="majority") <= 1.25
+
+
 @pytest.mark.acceptance("wagma", 6)
 def test_groups_that_avoid_waiting_are_faster_than_all_and_than_groups_that_wait():
     cfg = wagma_throughput.Config(
         processes=4,
         group_size=2,
-        tau=8,
+        tau=18,  # only the last round waits for all
         steps=16,
         warm_up=2,
         base=0.0,
@@ -62,10 +82,14 @@ def test_groups_that_avoid_waiting_are_faster_than_all_and_than_groups_that_wait
         repetitions=1,
         methods=("allreduce", "wagma", "waiting"),
     )
-    total = wagma_throughput.run(cfg, None)["total"].isel(repetition=0)
+    found = wagma_throughput.run(cfg, None).isel(repetition=0)
+    total = found["total"]
     assert total.sel(algorithm="allreduce") >= 1.6
     assert total.sel(algorithm="wagma") < 0.8 * total.sel(algorithm="allreduce")
-    assert total.sel(algorithm="wagma") < total.sel(algorithm="waiting")
+    # The event model gives 0.54 of the time, and 0.62 of the models come late. Groups
+    # that wait have no late models, and need all of the time.
+    assert total.sel(algorithm="wagma") < 0.8 * total.sel(algorithm="waiting")
+    assert found["late"] > 0.3
 
 
 @pytest.mark.acceptance("oktopk", 7)
@@ -90,15 +114,26 @@ def test_fewer_words_take_less_time_on_a_slow_link():
 
 
 @pytest.mark.acceptance("gradcomp-utility", 5)
-def test_steps_over_slow_links_are_as_predicted():
+@pytest.mark.parametrize(
+    ("processes", "rates", "width", "methods"),
+    [
+        (2, (12.0, 36.0), 192, ("dense", "fp16")),
+        (4, (12.0,), 192, ("dense",)),
+        (4, (12.0,), 512, ("signSGD",)),
+    ],
+)
+def test_steps_over_slow_links_are_as_predicted(
+    monkeypatch, processes, rates, width, methods
+):
+    monkeypatch.setattr(ranks, "measure", small_messages.measure)
     cfg = validation.Config(
-        chain=ChainConfig(width=256, layers=4, rows=8),
-        processes=(2,),
-        mbit_per_s=(40.0, 120.0),
-        methods=("dense", "fp16"),
-        repetitions=1,
+        chain=ChainConfig(width=width, layers=4, rows=8),
+        processes=(processes,),
+        mbit_per_s=rates,
+        methods=methods,
+        repetitions=3,
     )
     found = validation.run(cfg, None)
     error = np.abs(found["predicted"] / found["measured"] - 1)
     # A busy machine delays one or the other; a wrong bandwidth is wrong for all.
-    assert error.median() < 0.3
+    assert error.median() < 0.25

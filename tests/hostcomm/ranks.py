@@ -91,14 +91,26 @@ def sleep_through_all_rounds(transport, who, steps):
 
 def die_in_a_round(transport, who, folder):
     """All but one note what they are told and end with the error."""
-    partial = hostcomm.PartialAllreduce(transport, 1000, mode="solo", limiter=3)
+    sums = hostcomm.PartialAllreduce(transport, 1000, mode="solo", limiter=3)
+    _die_averaging(sums, who, folder)
+
+
+def die_in_a_group(transport, who, folder):
+    """The same with averages of models in groups."""
+    groups = hostcomm.GroupAllreduce(transport, 1000, 2, 4)
+    groups.start(np.ones(1000))
+    _die_averaging(groups, who, folder)
+
+
+def _die_averaging(averaging, who, folder):
+    rank = averaging.transport.rank
     try:
         for step in range(1000):
-            if transport.rank == who and step == 5:
+            if rank == who and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.001)
-            partial.post(step, np.ones(1000))
-            partial.result(step, 60.0)
+            averaging.post(step, np.ones(1000))
+            averaging.result(step, 60.0)
     except ProcessLost as error:
-        pathlib.Path(folder, str(transport.rank)).write_text(str(error))
+        pathlib.Path(folder, str(rank)).write_text(str(error))
         raise

@@ -24,6 +24,7 @@ from hpcjax.hostcomm import (
     save_trace,
     start_processes,
 )
+from tests import hostile
 from tests.hostcomm import ranks
 from tests.hostcomm.threads import in_threads
 
@@ -195,6 +196,7 @@ def test_who_is_a_whole_ring_behind_is_waited_for(ring):
     assert trace.contributed[: ring + 1, 1].tolist() == [ring] * (ring + 1)
 
 
+@pytest.mark.acceptance("eager-sgd", 5)
 def test_majority_is_started_by_the_rank_that_was_drawn():
     """Round by round the initiator is the last to arrive, so all are fresh."""
     size, steps, seed = 3, 6, 5
@@ -322,7 +324,10 @@ def test_nobody_waits_for_one_that_sleeps():
 @pytest.mark.faults(15)
 @pytest.mark.acceptance("eager-sgd", 8)
 @pytest.mark.system
-def test_who_loses_a_rank_raises_in_time_and_ends_with_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("program", [ranks.die_in_a_round, ranks.die_in_a_group])
+def test_who_loses_a_rank_raises_in_time_and_ends_with_an_error(
+    program, tmp_path, monkeypatch
+):
     """By patience alone it would take 600 s."""
     codes = []
 
@@ -336,13 +341,14 @@ def test_who_loses_a_rank_raises_in_time_and_ends_with_an_error(tmp_path, monkey
 
     monkeypatch.setattr("hpcjax.hostcomm._launch.start_processes", watched)
     with pytest.raises(ProcessLost, match="rank 1: rank 2 has ended"):
-        launch(ranks.die_in_a_round, 4, arguments=(2, str(tmp_path)), patience=600.0)
+        launch(program, 4, arguments=(2, str(tmp_path)), patience=600.0)
     lost = ProcessLost.exit_code
     assert codes == [lost, lost, -signal.SIGKILL, lost]
     for rank in (0, 1, 3):
         assert "rank 2 has ended" in (tmp_path / str(rank)).read_text()
 
 
+@pytest.mark.faults(9, 21)
 def test_traces_are_saved_whole(tmp_path):
     runs = in_threads(
         lambda t: random_run(t, 4, mode="solo", limiter=2), connected(2, patience=20.0)
@@ -376,6 +382,15 @@ def test_traces_are_saved_whole(tmp_path):
         (tmp_path / "bad.npz").write_bytes(damaged)
         with pytest.raises(DataFormatError, match="expected a trace"):
             load_trace(tmp_path / "bad.npz")
+    for content in hostile.files(tmp_path / "run").values():
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(DataFormatError, match="expected a trace"):
+            load_trace(tmp_path / "bad.npz")
+    objects = np.array([{"an": "object"}])
+    np.savez(tmp_path / "bad.npz", **{**trace._asdict(), "arrival": objects})
+    with pytest.raises(DataFormatError, match="expected a trace"):
+        load_trace(tmp_path / "bad.npz")
+    assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="of one run"):
         join_traces([trace, trace._replace(stale="drop")])
 

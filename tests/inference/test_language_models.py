@@ -15,7 +15,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 
 def test_the_random_model_spells_in_bytes(tmp_path):
-    loaded, tokenizer = load_language_model("random", tmp_path)
+    loaded, tokenizer, _ = load_language_model("random", tmp_path)
     assert tokenizer.decode(tokenizer.encode("aé")) == "aé"
     made = inference.generate(
         inference.LanguageModel(model=loaded.model, params=loaded.params),
@@ -44,7 +44,7 @@ def saved(folder, vocabulary, words, **metadata):
 
 def test_a_folder_with_its_tokenizer(tmp_path):
     saved(tmp_path, 5, ["?", "a", "b"])
-    loaded, tokenizer = load_language_model(str(tmp_path), tmp_path)
+    loaded, tokenizer, _ = load_language_model(str(tmp_path), tmp_path)
     assert loaded.vocabulary == 5
     assert tokenizer.encode("b a c").tolist() == [2, 1, 0]
     assert tokenizer.eos is None
@@ -53,7 +53,7 @@ def test_a_folder_with_its_tokenizer(tmp_path):
 @pytest.mark.parametrize("eos", [0, [2, 1]])
 def test_the_end_token_of_a_folder(tmp_path, eos):
     saved(tmp_path, 5, ["?", "a", "b"], eos_token_id=eos)
-    _, tokenizer = load_language_model(str(tmp_path), tmp_path)
+    _, tokenizer, _ = load_language_model(str(tmp_path), tmp_path)
     assert tokenizer.eos == (eos if eos == 0 else 2)
 
 
@@ -76,6 +76,8 @@ def test_what_is_not_there_is_named(tmp_path):
     [
         (["run", "a", "--prompt", "x y"], ["run", "a", "prompt=x y"]),
         (["run", "a", "--prompt=x=1"], ["run", "a", "prompt=x=1"]),
+        (["run", "a", "--max-new-tokens", "5"], ["run", "a", "max_new_tokens=5"]),
+        (["run", "a", "--a.top-p=0.5"], ["run", "a", "a.top_p=0.5"]),
         (["run", "a", "--model.width", "8", "--quiet"],
          ["run", "a", "model.width=8", "--quiet"]),
         (["run", "a", "--root", "b", "--dry-run"],

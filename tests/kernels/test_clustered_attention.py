@@ -10,10 +10,16 @@ import pytest
 
 from hpcjax import kernels
 from hpcjax.core import ConfigError, UnsupportedOp
-from tests.kernels import cuda_export
+from hpcjax.kernels._triton.launch import find_problem
 
-pallas = importlib.import_module("hpcjax.kernels._clustered_attention.pallas")
+blocked = importlib.import_module("hpcjax.kernels._clustered_attention.blocked")
+launch = importlib.import_module("hpcjax.kernels._clustered_attention.launch")
 reference = importlib.import_module("hpcjax.kernels._clustered_attention.reference")
+interpreted = functools.partial(launch.clustered_attention, interpreted=True)
+needs_triton = pytest.mark.skipif(
+    find_problem(interpreted=True) is not None,
+    reason="the extra `oracles` is missing",
+)
 
 
 def by_hand(query, keys, values, assign, positions, key_heads):
@@ -91,6 +97,101 @@ def test_the_reference_is_the_loop(heads, clusters, options):
     np.testing.assert_allclose(y, by_hand(*given), rtol=0, atol=1e-5)
 
 
+BLOCKS = [
+    (9, 4, 11, {}),
+    (9, 9, 12, {"q_time": 5}),
+    (6, 1, 13, {"q_time": 3}),
+    (6, 4, 4, {"kv": 3, "q_time": 2}),
+    (6, 5, 3, {"kv": 2, "shared": 2}),
+    (6, 5, 17, {"kv": 2, "shared": 2, "q_time": 7}),
+]
+
+
+@pytest.mark.acceptance("chai", 2)
+@pytest.mark.parametrize(("heads", "clusters", "time", "options"), BLOCKS)
+def test_blocks_are_the_loop(heads, clusters, time, options):
+    """Rooms that are no multiple of the block, one block, and less than one."""
+    given = case(heads, clusters, time, **options)
+    found, key_heads = arrays(given)
+    y = blocked.clustered_attention(*found, key_heads=key_heads, blocks=(2, 4))
+    np.testing.assert_allclose(y, by_hand(*given), rtol=0, atol=1e-5)
+
+
+def test_blocks_that_no_query_sees_are_not_read():
+    (query, keys, values, assign, _), _ = arrays(case(6, 4, 16, q_time=3))
+    positions = jnp.array([[0, 5, 2], [1, 1, 1], [3, -1, 0]])
+    # Behind the longest text, at position 5, two blocks of four are there, and no more.
+    hidden = jnp.arange(16)[:, None, None] >= 8
+    poisoned = jnp.where(hidden, jnp.nan, keys), jnp.where(hidden, jnp.nan, values)
+    options = {"blocks": (2, 4)}
+    y = blocked.clustered_attention(query, *poisoned, assign, positions, **options)
+    expected = reference.clustered_attention(query, keys, values, assign, positions)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    assert not np.any(np.asarray(y[2, 1])), "a query in front of all keys sees none"
+
+
+@pytest.mark.parametrize("implementation", ["blocked", "reference"])
+def test_one_of_several_layers(implementation):
+    (query, keys, values, assign, positions), _ = arrays(case(6, 4, 9))
+    stacks = (jnp.stack([0 * keys, keys]), jnp.stack([0 * values, values]))
+    y = kernels.clustered_attention(
+        query,
+        *stacks,
+        assign,
+        positions,
+        layer=jnp.int32(1),
+        implementation=implementation,
+    )
+    expected = reference.clustered_attention(query, keys, values, assign, positions)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [(2, 4), (256, 128)])
+def test_scores_that_fall_with_the_distance(blocks):
+    """Against JAX's own attention with a bias, over one block and over several."""
+    rng = np.random.default_rng(0)
+    query, keys, values = (
+        jnp.asarray(rng.normal(size=(2, 11, heads, 8)), jnp.float32)
+        for heads in (6, 2, 2)
+    )
+    slopes = jnp.asarray(rng.uniform(size=6), jnp.float32)
+    # The last five queries, at other places in each request.
+    at = jnp.array([[6], [2]]) + jnp.arange(5)
+    new = jnp.take_along_axis(query, at[..., None, None], axis=1)
+    y = blocked.clustered_attention(
+        new, keys, values, None, at, slopes=slopes, blocks=blocks
+    )
+    places = jnp.arange(11)
+    bias = slopes[:, None, None] * (places - places[:, None])
+    whole = jax.nn.dot_product_attention(
+        query, keys, values, bias[None], is_causal=True
+    )
+    expected = jnp.take_along_axis(whole, at[..., None, None], axis=1)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (6, 2), (4, 1)])
+def test_attention_of_all_heads_to_a_cache(heads, kv_heads, dtype):
+    """Against JAX's own, over more than one block of keys and of queries."""
+    rng = np.random.default_rng(heads)
+    time = 300
+    query, keys, values = (
+        jnp.asarray(rng.normal(size=(2, time, count, 8)), dtype)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    positions = jnp.broadcast_to(jnp.arange(time), (2, time))
+    y = kernels.cached_attention(query, keys, values, positions)
+    plain = jax.nn.dot_product_attention(
+        *(each.astype(jnp.float32) for each in (query, keys, values)), is_causal=True
+    )
+    assert y.dtype == dtype
+    bar = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(y.astype(jnp.float32), plain, rtol=0, atol=bar)
+    with pytest.raises(ConfigError, match="kv_heads must divide heads: got kv_heads=5"):
+        kernels.cached_attention(query, *2 * [jnp.ones((2, 5, 5, 8))], positions)
+
+
 def test_clusters_of_one_head_are_plain_attention():
     (query, keys, values, *_), _ = arrays(case(6, 6, 8, q_time=8))
     assign = jnp.broadcast_to(jnp.arange(6), (3, 6))
@@ -103,25 +204,29 @@ def test_clusters_of_one_head_are_plain_attention():
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-3}
 
 
+@needs_triton
 @pytest.mark.acceptance("chai", 7)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("heads", [9, 32])
 @pytest.mark.parametrize("clusters", [1, 4, "all"])
-def test_the_kernel_is_the_reference(heads, clusters, dtype):
+def test_the_kernel_is_the_reference(monkeypatch, heads, clusters, dtype):
+    monkeypatch.setattr(launch, "BLOCK", 16)
     clusters = heads if clusters == "all" else clusters
     given, _ = arrays(case(heads, clusters, 45), dtype)
     expected = reference.clustered_attention(*given, dtype="float32")
-    y = pallas.clustered_attention(*given, dtype="float32", block=16, interpret=True)
+    y = interpreted(*given, dtype="float32")
     assert y.shape == (3, 1, heads, 16)
     np.testing.assert_allclose(y, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
+@needs_triton
 @pytest.mark.parametrize("time", [1, 16, 17])
-def test_the_kernel_with_shared_heads_and_odd_widths(time):
+def test_the_kernel_with_shared_heads_and_odd_widths(monkeypatch, time):
+    monkeypatch.setattr(launch, "BLOCK", 16)
     given, key_heads = arrays(case(6, 4, time, kv=2, shared=2, head_dim=24))
     options = {"key_heads": key_heads, "dtype": "float32"}
     expected = reference.clustered_attention(*given, **options)
-    y = pallas.clustered_attention(*given, **options, block=16, interpret=True)
+    y = interpreted(*given, **options)
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
@@ -129,11 +234,12 @@ def test_the_kernel_with_shared_heads_and_odd_widths(time):
     "attend",
     [
         reference.clustered_attention,
-        functools.partial(pallas.clustered_attention, block=4, interpret=True),
+        pytest.param(interpreted, marks=needs_triton),
     ],
-    ids=["reference", "pallas"],
+    ids=["reference", "interpreted"],
 )
-def test_what_is_not_seen_does_not_count(attend):
+def test_what_is_not_seen_does_not_count(monkeypatch, attend):
+    monkeypatch.setattr(launch, "BLOCK", 4)
     (query, keys, values, assign, _), _ = arrays(case(5, 2, 12))
     positions = jnp.array([[-1], [5], [40]])
     y = attend(query, keys, values, assign, positions)
@@ -154,27 +260,32 @@ def test_the_result_has_the_dtype_asked_for():
     assert y.dtype == jnp.float32
 
 
-@pytest.mark.parametrize(("heads", "clusters", "head_dim"), [(32, 4, 128), (9, 9, 80)])
-def test_the_kernel_lowers_for_cuda(heads, clusters, head_dim):
-    given, _ = arrays(case(heads, clusters, 300, head_dim=head_dim), "bfloat16")
-    text = cuda_export.lowered(
-        functools.partial(kernels.clustered_attention, implementation="pallas"), *given
-    )
-    assert cuda_export.kernels(text) == ["clustered_attention"]
+def test_the_kernel_is_in_a_program_for_cuda(lowering):
+    given, _ = arrays(case(9, 9, 300, head_dim=80), "bfloat16")
+    attend = functools.partial(kernels.clustered_attention, implementation="triton")
+    assert lowering.kernels(attend, *given) == ["attend"]
+
+
+def test_the_next_heads_values_are_loaded_while_one_is_added(hopper):
+    sizes = launch.Sizes(16, 8192, 4, 32, 4, 32, 128)
+    arrays = [jax.ShapeDtypeStruct((1,), dtype) for dtype in ["int32"] * 4]
+    arrays += [jax.ShapeDtypeStruct((1,), "bfloat16")] * 3
+    found = hopper.compile_launch(launch.plan(sizes), *arrays)
+    assert not found.spilled
+    (loop,) = found.loops()
+    # Copies to shared memory that nothing waits for, a tile's in each turn.
+    size = launch.BLOCK * sizes.head_dim * 2 // (16 * 32 * 4)
+    assert loop.count("LDGSTS.E.BYPASS.128") == size
 
 
 def test_bad_input_is_refused():
     given, _ = arrays(case(6, 4, 8, q_time=2))
     query, keys, values, assign, positions = given
     with pytest.raises(UnsupportedOp, match="one query: got 2"):
-        kernels.clustered_attention(*given, implementation="pallas")
-    with pytest.raises(ConfigError, match="did you mean 'pallas'"):
-        kernels.clustered_attention(*given, implementation="palas")
+        kernels.clustered_attention(*given, implementation="triton")
+    with pytest.raises(ConfigError, match="did you mean 'triton'"):
+        kernels.clustered_attention(*given, implementation="tritom")
     with pytest.raises(ConfigError, match="kv_heads=5, heads=6"):
         kernels.clustered_attention(query, keys, values[:, :, :5], assign, positions)
     with pytest.raises(ConfigError, match="3 heads, 4 clusters"):
         kernels.clustered_attention(query, keys[:, :, :3], values, assign, positions)
-    with pytest.raises(ValueError, match="block=12"):
-        pallas.clustered_attention(
-            query[:, :1], *given[1:4], positions[:, :1], block=12
-        )

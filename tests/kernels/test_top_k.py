@@ -12,9 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from hpcjax import kernels
 from hpcjax.core import ConfigError
-from tests.kernels import cuda_export
 
-pallas = importlib.import_module("hpcjax.kernels._top_k.pallas")
+launch = importlib.import_module("hpcjax.kernels._top_k.launch")
 masks = importlib.import_module("hpcjax.kernels._top_k.masks")
 reference = importlib.import_module("hpcjax.kernels._top_k.reference")
 SIZES = (1, 7, 64, 1000)
@@ -106,37 +105,71 @@ def test_the_kth_magnitude_over_devices_is_that_of_all_numbers():
         assert int(joint(x, k)) == int(kth(x, k))
 
 
-@pytest.mark.acceptance("oktopk", 5)
-@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "denormal"])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("capacity", [1, 13])
-def test_selection_is_that_of_a_list(kind, size, capacity):
+CASES = [
+    (kind, size, capacity)
+    for kind in ("normal", "ties", "zeros", "denormal")
+    for size in SIZES
+    for capacity in (1, 13)
+]
+
+
+def check_selection(select, kind, size, capacity):
     x = numbers(kind, size)
     threshold = kth(jnp.asarray(x), min(9, size))
     expected = by_hand(x, int(threshold), capacity)
-    for select in (
-        jax.jit(reference.select_above, static_argnums=2),
-        functools.partial(pallas.select_above, block=32, interpret=True),
-    ):
-        found = select(jnp.asarray(x), threshold, capacity)
-        for mine, theirs in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(np.asarray(mine), theirs)
+    found = select(jnp.asarray(x), threshold, capacity)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), theirs)
 
 
-@pytest.mark.parametrize("size", [2048, 5000])
-def test_the_kernel_lowers_for_cuda(size):
-    select = functools.partial(
-        kernels.select_above, capacity=64, implementation="pallas"
+@pytest.mark.acceptance("oktopk", 5)
+@pytest.mark.parametrize(("kind", "size", "capacity"), CASES)
+def test_selection_is_that_of_a_list(kind, size, capacity):
+    select = jax.jit(reference.select_above, static_argnums=2)
+    check_selection(select, kind, size, capacity)
+
+
+@pytest.mark.acceptance("oktopk", 5)
+@pytest.mark.parametrize(("kind", "size", "capacity"), CASES)
+def test_the_kernel_selects_what_a_list_would(monkeypatch, kind, size, capacity):
+    pytest.importorskip("triton", reason="the extra `oracles` is missing")
+    # Several programs, the last of which is not full.
+    monkeypatch.setattr(launch, "BLOCK", 32)
+    select = functools.partial(launch.select_above, interpreted=True)
+    check_selection(select, kind, size, capacity)
+
+
+def test_the_kernel_selects_from_each_of_several_arrays():
+    pytest.importorskip("triton", reason="the extra `oracles` is missing")
+    several = jnp.stack([jnp.asarray(numbers("normal", 70, seed=s)) for s in range(3)])
+    threshold = jnp.stack([kth(each, 5) for each in several])
+    select = functools.partial(kernels.select_above, capacity=6)
+    found, expected = (
+        jax.vmap(functools.partial(select, implementation=name))(several, threshold)
+        for name in ("interpreted", "reference")
     )
-    text = cuda_export.lowered(select, jnp.ones(size), jnp.int32(1))
-    assert cuda_export.kernels(text) == ["select_above"]
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_kernel_is_in_a_program_for_cuda(lowering):
+    select = functools.partial(
+        kernels.select_above, capacity=64, implementation="triton"
+    )
+    assert lowering.kernels(select, jnp.ones(5000), jnp.int32(1)) == ["select_above"]
+
+
+def test_the_machine_code_does_not_spill(hopper):
+    plan = launch.plan(5000, jnp.float32)
+    found = hopper.compile_launch(plan, jnp.ones(1), jnp.zeros(1, jnp.int32))
+    assert not found.spilled
+    # Every value is read once, by loads of four.
+    assert found.count("LDG.E.128") == launch.BLOCK // (32 * plan.warps) // 4
 
 
 def test_bad_input_is_refused():
     x, threshold = jnp.ones(4), jnp.int32(1)
-    with pytest.raises(ConfigError, match="did you mean 'pallas'"):
-        kernels.select_above(x, threshold, 2, implementation="palas")
+    with pytest.raises(ConfigError, match="did you mean 'triton'"):
+        kernels.select_above(x, threshold, 2, implementation="tritom")
     with pytest.raises(ConfigError, match="capacity=0"):
         kernels.select_above(x, threshold, 0)
-    with pytest.raises(ValueError, match="block=12"):
-        pallas.select_above(x, threshold, 2, block=12)

@@ -68,6 +68,26 @@ def test_attention_equals_its_definition(
     )
 
 
+def test_slopes_are_a_bias_of_the_distance():
+    """Against JAX's own attention with a bias, fewer queries than keys."""
+    rng = np.random.default_rng(0)
+    query, key, value = (
+        jnp.asarray(rng.normal(size=(2, 7, heads, 4)), jnp.float32)
+        for heads in (6, 3, 3)
+    )
+    slopes = layers.alibi_slopes(6)
+    assert slopes.tolist() == [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
+    places = jnp.arange(7)
+    bias = slopes[:, None, None] * (places - places[:, None])
+    expected = jax.nn.dot_product_attention(
+        query, key, value, bias[None], is_causal=True
+    )
+    found = layers.attention(query[:, 3:], key, value, slopes=slopes)
+    np.testing.assert_allclose(found, expected[:, 3:], rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="causal=False"):
+        layers.attention(query, key, value, slopes=slopes, causal=False)
+
+
 def test_a_query_that_may_look_nowhere_gets_the_mean():
     rng = np.random.default_rng(0)
     value = jnp.asarray(rng.normal(size=(1, 3, 1, 2)), jnp.float32)

@@ -35,6 +35,11 @@ CASES = {
     ),
     "opt": ("OPTForCausalLM", "OPTConfig", {**SIZES, "ffn_dim": 37}),
     "opt_350m": ("OPTForCausalLM", "OPTConfig", {**SIZES, "ffn_dim": 37, **NARROW}),
+    "bloom": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"hidden_size": 24, "n_layer": 3, "n_head": 3, "layer_norm_epsilon": 1e-4},
+    ),
     "llama": (
         "LlamaForCausalLM",
         "LlamaConfig",

@@ -12,6 +12,7 @@ import pytest
 
 from hpcjax import compress, core, models
 from hpcjax.models import pretrained
+from tests import hostile
 from tests.models.checkpoints import copy_of, one
 
 OLD = {
@@ -262,6 +263,7 @@ def test_the_keys_of_old_rope_configs_are_read(case, tmp_path):
         models.TransformerOptions(embed_width=8),
         models.TransformerOptions(position="offset", norm_eps=1e-3),
         models.TransformerOptions(position="rope"),
+        models.TransformerOptions(position="alibi"),
         models.GPT2,
     ],
 )
@@ -276,7 +278,7 @@ def test_a_model_that_no_family_expresses_is_not_saved(tmp_path, options):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "bert"])
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "llama", "bert"])
 def test_what_the_project_trains_is_saved_and_loaded(tmp_path, name):
     config, inputs, vocabulary, _ = models.REGISTRY[name]
     params, _ = config.make(inputs, vocabulary).init(jax.random.key(0))
@@ -320,3 +322,26 @@ def test_parameters_of_another_model_are_not_saved(tmp_path):
     assert kept == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     whole = compress.dequantize_params(params | {"blocks": packed})
     pretrained.save(tmp_path, dataclasses.replace(ours, params=whole))
+
+
+@pytest.mark.faults(21)
+def test_hostile_weights_are_refused_and_run_nothing(tmp_path):
+    config, inputs, vocabulary, _ = models.REGISTRY["llama"]
+    params, _ = config.make(inputs, vocabulary).init(jax.random.key(0))
+    ours = pretrained.Pretrained(
+        params=params, config=config, context=inputs[0], vocabulary=vocabulary
+    )
+    (folder := tmp_path / "weights").mkdir()
+    pretrained.save(folder, ours)
+    for kind, content in hostile.files(tmp_path / "run").items():
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(core.DataFormatError, match=r"model\.safetensors"):
+            pretrained.load(folder)
+        (tmp_path / "model.gguf").write_bytes(content)
+        with pytest.raises(core.DataFormatError, match=r"model\.gguf"):
+            pretrained.load(tmp_path / "model.gguf")
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(core.DataMissing, match=r"pytorch_model\.bin is not read"):
+            pretrained.load(folder)
+        assert not (tmp_path / "run").exists(), kind

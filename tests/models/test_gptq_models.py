@@ -22,7 +22,12 @@ from hpcjax.core import (
 from hpcjax.models import pretrained
 
 VOCABULARY, CONTEXT = 64, 24
-FAMILIES = {"gpt2": models.GPT2, "opt": models.OPT, "llama": models.LLAMA}
+FAMILIES = {
+    "gpt2": models.GPT2,
+    "opt": models.OPT,
+    "bloom": models.BLOOM,
+    "llama": models.LLAMA,
+}
 TOKENS = jax.random.randint(jax.random.key(0), (2, 11), 3, VOCABULARY)
 
 
@@ -33,7 +38,7 @@ def model_of(family):
         width=64,
         heads=4,
         kv_heads=2 if family == "llama" else None,
-        mlp_width=96,
+        mlp_width=None if family == "bloom" else 96,
         options=FAMILIES[family],
     )
     empty = pretrained.Pretrained(
@@ -111,6 +116,7 @@ CASES = [
     ("gpt2", 4, 16, True, "gptq"),
     ("gpt2", 8, None, False, "gptq_v2"),
     ("opt", 2, 32, False, "gptq_v2"),
+    ("bloom", 4, 16, True, "gptq"),
 ]
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hpcjax import core, data, metrics, models
+from hpcjax import core, data, layers, metrics, models
 from hpcjax.core import trees
 from hpcjax.models import pretrained
 from hpcjax.runs import directory
@@ -67,6 +67,9 @@ def hidden_of(loaded, x):
     if "position/table" in flat:
         offset = 2 if options.position == "offset" else 0
         first = first + flat["position/table"][offset:][: x.shape[1]]
+    if "embed_norm/scale" in flat:
+        norm, eps = loaded.params["embed_norm"], options.norm_eps
+        first = layers.layer_norm(first, norm["scale"], norm["bias"], eps=eps)
     added = np.cumsum(np.asarray(output[1] + down[1]), axis=0)
     return y, np.asarray(first) + np.concatenate([np.zeros_like(added[:1]), added[:-1]])
 

@@ -13,7 +13,7 @@ from tests.models import helpers
 from tests.oracles import transformer as oracle
 
 FAMILIES = [
-    *("gpt2", "gpt2_remat", "opt", "opt_350m", "llama", "llama_heads"),
+    *("gpt2", "gpt2_remat", "opt", "opt_350m", "bloom", "llama", "llama_heads"),
     *("moe", "moe_gated", "post_norm"),
 ]
 
@@ -24,7 +24,9 @@ def forward(params, tokens, config):
     x = params["embed"]["table"][tokens]
     if options.embed_width:
         x = x @ params["project_in"]["kernel"]
-    if options.position != "rope":
+    if options.embed_norm:
+        x = oracle.norm(x, params["embed_norm"], options.norm_eps)
+    if options.position in ("learned", "offset"):
         offset = 2 if options.position == "offset" else 0
         x = x + params["position"]["table"][offset : offset + len(tokens)]
     for layer in range(config.depth):

@@ -3,19 +3,23 @@
 import functools
 import inspect as python_inspect
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from hpcjax import core, optim
 from hpcjax.core import per_device
-from hpcjax.optim import contract, kfac, registry, tree_assertions
+from hpcjax.optim import contract, kfac, registry, sparsify, tree_assertions
 from hpcjax.optim.contract import Subject
 from hpcjax.optim.registry import REGISTRY
+
+pytestmark = pytest.mark.smoke
 
 # These give updates without a learning rate; the others are optimizers.
 LINKS = {
@@ -46,7 +50,7 @@ def _subject(name):
 
 def test_every_factory_of_transforms_is_registered():
     factories = set()
-    rooms = optim, kfac
+    rooms = optim, kfac, sparsify
     for value in [getattr(room, name) for room in rooms for name in room.__all__]:
         if not python_inspect.isfunction(value):
             continue
@@ -183,6 +187,22 @@ def test_updates_are_finite_for_hard_gradients(name):
     # Adam squares the gradients: its second moment is infinite from 1e19 on.
     if name not in ("adamw", "lamb", "lamb_stacked"):
         assert tree_assertions.is_finite(contract.after_three(_subject(name), 1e20))
+
+
+@pytest.mark.faults(12)
+@every_transform
+@hypothesis.settings(max_examples=8)
+@hypothesis.given(st.lists(st.sets(st.integers(0, 4), min_size=1), max_size=4))
+def test_gradients_that_vanish_in_any_leaves_and_steps_do_no_harm(name, vanished):
+    subject = _subject(name)
+    params = subject.parameters()
+    leaves, form = jax.tree.flatten(params)
+    state = subject.tx.init(params)
+    for places in vanished:
+        given = [0 * leaf if i in places else leaf for i, leaf in enumerate(leaves)]
+        gradients = jax.tree.unflatten(form, given)
+        updates, state = subject.jitted(gradients, state, params)
+        assert tree_assertions.is_finite((updates, state))
 
 
 @pytest.mark.parametrize("name", sorted(LINKS - {"add_weight_decay"}))

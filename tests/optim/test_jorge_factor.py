@@ -249,6 +249,7 @@ def test_non_finite_gradients_leave_the_factor(bad):
     assert int(after.updates) == 0
 
 
+@pytest.mark.faults(11)
 @pytest.mark.parametrize("init", ["eps", "grad"])
 @pytest.mark.parametrize("scale", [1e-20, 1e-10, 1e-4, 1e4, 1e10, 1e20])
 @pytest.mark.parametrize("shape", [(1, 1), (6, 9)])
@@ -263,6 +264,24 @@ def test_any_scale_stays_finite(scale, init, shape):
     start = optim.jorge_factor_init(shape[0], options)
     state = jax.jit(lambda g: jax.lax.scan(body, start, g)[0])(gradients)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in state)
+
+
+HARD = oracle.hard_gradients()
+
+
+@pytest.mark.faults(11)
+@pytest.mark.parametrize("init", ["eps", "grad"])
+@pytest.mark.parametrize("kind", HARD)
+def test_hard_gradients_give_what_float64_gives(kind, init):
+    options = JorgeOptions(init=init)
+    state = optim.jorge_factor_init(HARD[kind].shape[1], options)
+    for gradient in jnp.asarray(HARD[kind], jnp.float32):
+        state = optim.jorge_factor_start(state, gradient)
+        state = optim.jorge_factor_update(state, gradient, options)
+    expected = oracle.factor(HARD[kind], init)
+    # Five updates of eight products of length ≤ 6, each as long as the largest entry.
+    tolerance = 5 * 8 * np.finfo(np.float32).eps * np.abs(expected).max()
+    np.testing.assert_allclose(state.matrix, expected, rtol=0, atol=tolerance)
 
 
 def test_start_from_the_first_gradient_that_is_not_zero():

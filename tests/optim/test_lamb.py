@@ -82,6 +82,20 @@ def test_lamb_is_optaxs():
         np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_norms_hold_where_those_of_optax_do_not(size):
+    """Why LAMB is not optax's: a float32 square of these entries is 0 or infinite."""
+    params, gradient = {"w": jnp.full(4, size)}, {"w": jnp.ones(4)}
+
+    def step(tx):
+        return tx.update(gradient, tx.init(params), params)[0]["w"]
+
+    # The update has the length of the parameter, times the rate.
+    ours = step(optim.lamb(0.5, weight_decay=0.0))
+    np.testing.assert_allclose(ours / size, -0.5, rtol=1e-5)
+    assert not np.allclose(step(optax.lamb(0.5)) / size, -0.5)
+
+
 def test_a_stack_of_layers_is_scaled_layer_by_layer():
     rng = np.random.default_rng(0)
     # Layers of very different size: their norms must not be taken together.

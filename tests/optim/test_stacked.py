@@ -42,11 +42,12 @@ def test_a_stack_of_layers_is_preconditioned_layer_by_layer(name):
     states = [
         alone.init(jax.tree.map(lambda g, i=i: g[i], gradients(0))) for i in range(3)
     ]
+    update_stack, update_layer = jax.jit(stacked.update), jax.jit(alone.update)
     for step in range(5):
-        together, state = stacked.update(gradients(step), state, gradients(step))
+        together, state = update_stack(gradients(step), state, gradients(step))
         for i in range(3):
             own = jax.tree.map(lambda g, i=i: g[i], gradients(step))
-            update, states[i] = alone.update(own, states[i], own)
+            update, states[i] = update_layer(own, states[i], own)
             layer = jax.tree.map(lambda u, i=i: u[i], together)
             chex.assert_trees_all_close(layer, update, rtol=2e-4, atol=1e-5)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+TINY = 1e-30  # ν below which a factor stays as it is
 COEFFICIENTS = (-1 / 4, 5 / 32, -15 / 128)
 
 
@@ -46,6 +47,21 @@ def factor_step(
     return ((new + new.T) / 2 if symmetrize else new), nu, used
 
 
+def factor(gradients: np.ndarray, init: str = "eps", eps: float = 1e-6) -> np.ndarray:
+    """L̂ after an update for each of the gradients that are not too small for one."""
+    size = gradients.shape[1]
+    root = eps**-0.25 * np.eye(size) if init == "eps" else None
+    for gradient in gradients:
+        mean = np.sum(gradient**2) / size
+        if root is None and mean >= TINY:
+            root = mean**-0.25 * np.eye(size)
+        if root is not None:
+            x = np.linalg.matrix_power(root, 4) @ gradient @ gradient.T
+            if np.linalg.norm(x) >= TINY:
+                root, _, _ = factor_step(root, gradient, eps=eps)
+    return eps**-0.25 * np.eye(size) if root is None else root
+
+
 def inverse_root(matrix: np.ndarray, power: float = 4) -> np.ndarray:
     """A^(−1/p) of a symmetric positive definite matrix."""
     values, vectors = np.linalg.eigh(matrix)
@@ -64,6 +80,56 @@ def exact_shampoo(
         stats[1] = b * stats[1] + (1 - b) * g.T @ g
         found.append(inverse_root(stats[0]) @ g @ inverse_root(stats[1]))
     return np.stack(found)
+
+
+def shampoo(
+    gradients: np.ndarray, damping: str, b2: float, eps: float = 1e-6
+) -> np.ndarray:
+    """L^(−1/4)GR^(−1/4) with new roots at each step.
+
+    A statistic that float32 cannot hold is not taken.
+    """
+    stats = [eps * np.eye(size) for size in gradients.shape[1:]]
+    found = []
+    for g in gradients:
+        for side, square in enumerate((g @ g.T, g.T @ g)):
+            new = b2 * stats[side] + (1 - b2) * square
+            if np.abs(square).max() <= np.finfo(np.float32).max:
+                stats[side] = new
+        left, right = (_damped_root(stat, damping, eps) for stat in stats)
+        found.append(left @ g @ right)
+    return np.stack(found)
+
+
+def _damped_root(matrix: np.ndarray, damping: str, eps: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(matrix)
+    least = eps * values[-1]
+    values = values + least if damping == "ridge" else np.maximum(values, least)
+    return vectors * values**-0.25 @ vectors.T
+
+
+def hard_gradients() -> dict[str, np.ndarray]:
+    """Five gradients of each degenerate kind, `[5, m, n]`, that float32 holds exactly.
+
+    Zero, of one entry, singular, of low rank, of scales that float32 cannot square.
+    """
+    rng = np.random.default_rng(0)
+    full, (left, right) = rng.normal(size=(5, 4, 6)), rng.normal(size=(2, 5, 6, 2))
+    thin = left[:, :4] @ right.transpose(0, 2, 1)
+    kinds = {
+        "zero": 0 * full,
+        "one entry": full[:, :1, :1],
+        "one entry, zero": 0 * full[:, :1, :1],
+        "one entry, huge": 1e20 * full[:, :1, :1],
+        "a row of zeros": full * [[1], [1], [0], [1]],
+        "rank 1": left[:, :4, :1] * right[:, None, :, 0],
+        "rank 2 of 4": thin,
+        "rank 2, huge": 1e20 * thin,
+        "tiny": 1e-20 * full,
+        "huge": 1e20 * full,
+        "rows apart": full * [[1e-6], [1e6], [1], [1e-10]],
+    }
+    return {name: g.astype(np.float32).astype(float) for name, g in kinds.items()}
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

@@ -37,9 +37,22 @@ def nearest(rows, values):
 
 
 def obq(
-    kernel, hessian, bits, *, group=None, order=None, static=False, damping=0.01, **grid
+    kernel,
+    hessian,
+    bits,
+    *,
+    group=None,
+    order=None,
+    static=False,
+    damping=0.01,
+    taken=None,
+    **grid,
 ):
     """Quantizes input after input by eliminating each from the full inverse Hessian.
+
+    With the values `taken` [inputs, outputs] of another, each input is eliminated with
+    the error that those leave: what is returned is then the choice at each input after
+    the other's choices before it, and a near tie that fell otherwise has no successors.
 
     Returns integers [inputs, outputs], the values, and the damped Hessian.
     """
@@ -63,7 +76,8 @@ def obq(
         elif place % size == 0:
             now = fit(weights[order[place : place + size]], bits, **grid)
         integers[i], values[i] = nearest(weights[i], now)
-        error = (weights[i] - values[i]) / inverse[i, i]
+        left = values[i] if taken is None else taken[i]
+        error = (weights[i] - left) / inverse[i, i]
         weights -= inverse[:, i : i + 1] * error
         inverse = inverse - np.outer(inverse[:, i], inverse[i]) / inverse[i, i]
         # What is done takes part in nothing any more.

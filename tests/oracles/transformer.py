@@ -25,6 +25,18 @@ def rotate(x, theta):
     return np.concatenate([z.real, z.imag], -1)
 
 
+def slope(head, heads):
+    """ALiBi's slope by the recursion of its authors' code."""
+
+    def of_power_of_two(n):
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    closest = 2 ** math.floor(math.log2(heads))
+    more = of_power_of_two(2 * closest)[0::2][: heads - closest]
+    return (of_power_of_two(closest) + more)[head]
+
+
 def attend(x, params, config, options, allowed):
     """Attention of one sequence, head by head; `allowed[i, j]`: i sees j."""
     size = params["query"]["kernel"].shape[-1] // config.heads
@@ -38,6 +50,10 @@ def attend(x, params, config, options, allowed):
         if options.position == "rope":
             q, k = (rotate(a, options.rope_theta) for a in (q, k))
         scores = q @ k.T / math.sqrt(size)
+        if options.position == "alibi":
+            # Press et al. subtract slope · distance; BLOOM adds slope · key's place,
+            # which differs by a constant in each row.
+            scores = scores + slope(head, config.heads) * np.arange(len(x))
         scores = np.where(allowed, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         parts.append(weights / weights.sum(-1, keepdims=True) @ v)

@@ -4,6 +4,8 @@ import collections
 import concurrent.futures
 import itertools
 import json
+import time
+import types
 
 import numpy as np
 import pytest
@@ -86,10 +88,10 @@ def test_every_op_gets_the_result_that_it_needs(schedule, transports):
                 np.testing.assert_array_equal(given, code(step, need))
 
 
-def filled_schedule():
+def filled_schedule(t_curv=3, t_inv=6):
     schedule = sharding.gpipe(2, 2)
     line = cost.simulate(schedule, cost.StageCosts(t_f=4, t_b=8))
-    costs = cost.KfacCosts(t_curv=3, t_inv=6)
+    costs = cost.KfacCosts(t_curv=t_curv, t_inv=t_inv)
     return cost.assign(
         line, cost.kfac_tasks(schedule, [[cost.Layer(8, 8)] * 2] * 2, costs)
     )
@@ -136,6 +138,7 @@ def test_a_task_gives_way_to_what_has_arrived_and_ends_before_the_flush(transpor
     assert device.log == [forward, backward, task(0), task(1), task(2), "flush"]
 
 
+@pytest.mark.acceptance("pipefisher", 12)
 def test_a_device_fills_its_time_until_a_message_comes(transports):
     schedule = sharding.gpipe(2, 1)
     theirs, ours = transports(2)
@@ -151,6 +154,51 @@ def test_a_device_fills_its_time_until_a_message_comes(transports):
     pipeline = HostPipeline(schedule, ours, work)
     pipeline.step(0, [task(0), task(1), task(2), forward, backward])
     assert device.log == [task(0), task(1), forward, backward, task(2), "flush"]
+
+
+def asleep(transports, filled, *, tasks):
+    """Share of the time and median seconds of a step; all that devices do is sleep."""
+    unit, lasts = 0.004, {"F": 4, "B": 8}  # as planned
+    rows = [filled.steps(device) for device in range(2)]
+    if not tasks:
+        rows = [[[w for w in row if w.kind in lasts] for row in own] for own in rows]
+
+    def run_op(op, received):
+        del received
+        time.sleep(unit * lasts[op.kind])
+        return np.zeros(1)
+
+    devices = [
+        types.SimpleNamespace(
+            pipeline=HostPipeline(
+                filled.timeline.schedule,
+                own,
+                DeviceWork(
+                    run_op=run_op,
+                    run_task=lambda task: time.sleep(unit * float(task.duration)),
+                    flush=lambda number: None,
+                ),
+            )
+        )
+        for own in transports(2)
+    ]
+    in_threads(devices, rows, 3 * filled.period)
+    pipelines = [device.pipeline for device in devices]
+    steps = np.array([each.steps for each in pipelines])
+    busy = host_pipeline.busy_share(
+        [each.spans for each in pipelines], steps.min(), steps.max()
+    )
+    return busy, np.median(np.diff(steps, axis=-1))
+
+
+@pytest.mark.acceptance("pipefisher", 12)
+def test_filling_uses_the_time_that_devices_wait_and_takes_no_longer(transports):
+    """By plan they are busy for 92 % instead of 67 % of steps of the same length."""
+    filled = filled_schedule(t_curv=4, t_inv=10)
+    without, plain = asleep(transports, filled, tasks=False)
+    busy, step = asleep(transports, filled, tasks=True)
+    assert busy >= without + 0.15
+    assert step <= 1.2 * plain
 
 
 def test_a_lost_neighbour_ends_the_step(transports):

@@ -65,7 +65,7 @@ def run(cfg, ctx):
         record = {"step": step, "seconds": step / 10}
         metrics.write({**record, "loss": loss})
         metrics.write({**record, "val_loss": loss, "val_error": loss / 10})
-    return results.history(metrics.read())
+    return results.history(metrics.read(), "measured")
 '''
 CONFIG = '''
 """Curves; no time at all.
@@ -126,6 +126,12 @@ WEAK_BASE = table("weak_base", 0.9, {
 })
 NO_BASE = table("no_base", 0.9, {
     "slow": Runs(**{**SEEDS, "seeds": (1,)}, overrides={"fragile": "1", "at": "1"}),
+})
+TWICE = table("twice", 0.9, {
+    "slow": Runs(config="curves/plain:slow", overrides={"wd": "0.7"}, seeds=(0, 1)),
+    "fast": Runs(
+        config="curves/plain:fast", overrides={"wd": "0.7", "speed": "1.0"},
+        seeds=(0, 1)),
 })
 HOPELESS = table("hopeless", 0.9, {
     "slow": Runs(config="curves/plain:slow", tune={"lr": ("1000.0", "2000.0")}),

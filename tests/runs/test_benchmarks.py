@@ -3,6 +3,7 @@
 import json
 import subprocess
 import types
+import zipfile
 
 import pytest
 
@@ -98,7 +99,17 @@ def test_older_code_and_another_machine_are_wanted_after_what_is_missing(root):
     ]
 
 
-def test_kernels_are_tested_before_times_are_taken(root, monkeypatch, capsys):
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout whose kernels have not been tested, and that forgets it afterwards."""
+    source = tmp_path / "checkout"
+    (source / "tests/kernels").mkdir(parents=True)
+    monkeypatch.setattr(discover, "checkout", lambda: source)
+    monkeypatch.setattr(benchmarks, "describe_device", lambda: "1 device")
+    return source
+
+
+def test_kernels_are_tested_before_times_are_taken(root, checkout, monkeypatch, capsys):
     asked = []
 
     def run(command, **options):
@@ -113,6 +124,10 @@ def test_kernels_are_tested_before_times_are_taken(root, monkeypatch, capsys):
         benchmarks.check_kernels(5.0)
     assert benchmarks.check_kernels(5.0) == "9 passed"
     assert asked[0] == (["-m", "gpu", "tests/kernels"], "cuda")
+    # The same kernels on the same device are not tested again.
+    assert benchmarks.check_kernels(5.0) == "9 passed, before"
+    assert len(asked) == 2
+    (checkout / "tests/kernels/test_more.py").write_text("# one more")
 
     def late(command, **options):
         raise subprocess.TimeoutExpired(command, options["timeout"])
@@ -131,3 +146,22 @@ def test_kernels_are_tested_before_times_are_taken(root, monkeypatch, capsys):
     assert "curves/fails · tier cpu" in out
     assert cli.main(["bench", "curves/fails", "curves/holds", *flags]) == 0
     assert "2 of 2 benchmarks" in capsys.readouterr().out
+
+
+def test_records_come_back_in_one_file(root, checkout, tmp_path):
+    archive = tmp_path / "out" / "records.zip"
+    flags = ["--root", str(root), "--archive", str(archive)]
+    assert cli.main(["bench", "curves/fails", *flags]) == 2
+    assert not archive.exists()
+    cli.main(["bench", "curves/fails", "curves/holds", *flags, "--minutes", "9"])
+    (checkout / benchmarks.KERNELS_PASSED).write_text("{}")
+    benchmarks.write_archive(archive, benches(root), "cpu", root)
+    with zipfile.ZipFile(archive) as file:
+        held = set(file.namelist())
+        file.extractall(tmp_path / "back")
+    records = {
+        f"experiments/curves/results/{name}.cpu.json" for name in ("fails", "holds")
+    }
+    assert held == records | {str(benchmarks.KERNELS_PASSED)}
+    for name in records:
+        assert (tmp_path / "back" / name).read_bytes() == (root / name).read_bytes()

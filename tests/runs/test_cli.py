@@ -1,8 +1,10 @@
 """Every command through `main`, in this process."""
 
+import errno
 import json
 import os
 import pathlib
+import re
 import types
 
 import pytest
@@ -57,11 +59,21 @@ def run_dirs(root):
     return sorted(root.glob("runs/*/status"))
 
 
+def every_error(base):
+    return {
+        base,
+        *(found for kind in base.__subclasses__() for found in every_error(kind)),
+    }
+
+
 def test_help(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(command in text for command in cli.COMMANDS)
     assert "75 preempted" in text
+    # Every error tells how it ends, and a failed claim alone ends with 1.
+    told = {int(number) for number in re.findall(r"\b(\d+) [a-z]", text)}
+    assert {error.exit_code for error in every_error(core.HpcjaxError)} <= told - {1}
     assert cli.main([]) == 0
 
 
@@ -69,6 +81,26 @@ def test_help(capsys):
 def test_help_of_each_command(command, capsys):
     assert cli.main([command, "--help"]) == 0
     assert f"hpcjax {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "usage", "about"),
+    [
+        (["list"], "[PAPER]\n", "List configs and tables"),
+        (["run"], "CONFIG [KEY=VALUE ...]\n", "Run a config."),
+        (["report"], "[ID ...]", "Write one HTML page"),
+        (["data", "fetch"], "[ID ...]", "Fetch data sets"),
+        (["data", "list"], "[--root DIR]", "which are here"),
+    ],
+)
+def test_help_is_the_commands_own_and_shows_what_may_be_left_out(
+    args, usage, about, capsys
+):
+    assert cli.main([*args, "--help"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines(keepends=True)
+    assert first.startswith(f"usage: hpcjax {' '.join(args)} [-h] ")
+    assert usage in first
+    assert about in "".join(rest)
 
 
 def test_version(capsys):
@@ -160,6 +192,7 @@ def test_run(root, capsys):
         "provenance.json",
         "metrics.jsonl",
         "result.nc",
+        "checksums.json",
         "log.txt",
         "status",
     }
@@ -245,13 +278,63 @@ def test_exit_codes(root, monkeypatch, error, code, capsys):
     assert captured.err.count("\n") == 1
 
 
-def test_an_unexpected_error_keeps_its_traceback(root, monkeypatch):
+def test_an_unexpected_error_keeps_its_traceback_and_is_no_failed_claim(
+    root, monkeypatch, capsys
+):
     def fails(*args, **kwargs):
         raise ZeroDivisionError
 
     monkeypatch.setattr(execute, "run", fails)
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["run", "mine/first"])
+    assert cli.main(["run", "mine/first"]) == 70
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert "ZeroDivisionError" in told
+    assert "a fault in hpcjax" in told
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [("ENOSPC", 6), ("EFBIG", 6), ("EROFS", 2), ("ENAMETOOLONG", 2), ("EACCES", 2)],
+)
+def test_what_the_system_refuses_is_a_line(root, monkeypatch, number, code, capsys):
+    def fails(*args, **kwargs):
+        raise OSError(getattr(errno, number), "no", "/some/file")
+
+    monkeypatch.setattr(execute, "run", fails)
+    assert cli.main(["run", "mine/first"]) == code
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "/some/file" in told
+
+
+@pytest.mark.parametrize("root", ["/etc/passwd/below", "/proc/below"])
+def test_a_root_that_cannot_hold_runs_is_told(root, capsys):
+    assert cli.main(["run", "train/digits", "train.steps=1", "--root", root]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: no folder can be made at {root}/runs: ")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", [[], ["--runs"], ["--parts"]])
+def test_a_folder_that_is_not_there_has_no_list(what, tmp_path, capsys):
+    root = str(tmp_path / "none")
+    assert cli.main(["list", *what, "--root", root]) == 2
+    assert capsys.readouterr().err == f"error: there is no folder {root}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(FileNotFoundError(2, "no", "/x"), 70), (BrokenPipeError(32, "a socket"), 70)],
+)
+def test_a_fault_of_an_experiment_is_not_taken_for_the_users(
+    root, monkeypatch, error, code, capsys
+):
+    def fails(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(execute, "run", fails)
+    assert cli.main(["run", "mine/first"]) == code
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -281,7 +364,9 @@ def test_flags_and_overrides_in_any_order(root, monkeypatch, args):
         "devices": 4,
         "distributed": False,
         "log": (),
+        "tags": (),
         "trust": False,
+        "profile": False,
         "quiet": False,
     }
     flags = os.environ["XLA_FLAGS"].split()
@@ -291,8 +376,11 @@ def test_flags_and_overrides_in_any_order(root, monkeypatch, args):
 
 
 def test_dry_run(root, monkeypatch, capsys):
-    assert cli.main(["run", "mine/first", "--dry-run"]) == 0
-    assert "mine/first:second does not train" in capsys.readouterr().out
+    assert cli.main(["run", "mine/first", "--dry-run", "seed=4"]) == 0
+    out = capsys.readouterr().out
+    assert "mine/first:second does not train" in out
+    assert re.search(r"^ +seed +4 +0 *$", out, re.M)
+    assert re.search(r"^ +optimizer.momentum +0.9 *$", out, re.M)
     assert not run_dirs(root)
     monkeypatch.setattr(plan, "plan_run", lambda *args, **kwargs: "the plan")
     monkeypatch.setattr(plan, "render_plan", lambda planned: f"{planned}, in print")
@@ -384,7 +472,7 @@ def test_doctor(root, monkeypatch, capsys):
 
     wrong = doctor.Check(part="jax", found="", verdict="wrong")
     monkeypatch.setattr(doctor, "examine", lambda root: (wrong,))
-    assert cli.main(["doctor"]) == 1
+    assert cli.main(["doctor"]) == 2
 
 
 def test_every_command_is_documented():

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import xarray as xr
+from matplotlib.colors import to_rgb
 from PIL import Image
 
 from hpcjax.runs import curves, results
@@ -9,8 +11,11 @@ from hpcjax.runs import curves, results
 
 def run_of(values, seconds=1.0):
     return results.history(
-        {"step": 10 * n, "seconds": n * seconds, "val_error": v, "val_loss": 2 * v}
-        for n, v in enumerate(values, 1)
+        (
+            {"step": 10 * n, "seconds": n * seconds, "val_error": v, "val_loss": 2 * v}
+            for n, v in enumerate(values, 1)
+        ),
+        "measured",
     )
 
 
@@ -33,6 +38,15 @@ def test_medians_against_steps_and_seconds(rows):
     assert [t.get_text() for t in by_time.get_legend().get_texts()] == ["sgd", "jorge"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_a_picture_has_one_legend_and_none_for_one_line(rows, count):
+    figure = curves.draw({f"row {place}": rows["sgd"] for place in range(count)})
+    shown = [panel.get_legend() for panel in figure.axes if panel.get_legend()]
+    shown += figure.legends
+    assert len(shown) == (count > 1)
+    assert all(len(legend.get_texts()) == count for legend in shown)
+
+
 def test_the_band_is_the_range_over_seeds(rows):
     by_steps, _ = curves.draw({"sgd": rows["sgd"]}).axes
     (band,) = by_steps.collections
@@ -40,6 +54,14 @@ def test_the_band_is_the_range_over_seeds(rows):
     at_ten = corners[corners[:, 0] == 10][:, 1]
     assert at_ten.min() == pytest.approx(0.5)
     assert at_ten.max() == pytest.approx(0.7)
+
+
+def test_a_band_has_the_colour_of_its_line(rows):
+    for axes in curves.draw(rows).axes:
+        lines = [to_rgb(line.get_color()) for line in axes.get_lines()]
+        bands = [to_rgb(band.get_facecolor()[0]) for band in axes.collections]
+        assert lines == bands
+        assert len(set(lines)) == 2
 
 
 def test_rows_without_the_metric_are_left_out(rows):
@@ -50,10 +72,54 @@ def test_rows_without_the_metric_are_left_out(rows):
 
 def test_files_by_suffix(rows, tmp_path):
     figure = curves.draw(rows)
-    curves.save(figure, tmp_path / "a.png")
+    curves.save(figure, tmp_path / "a.png", ["run-1", "run-2"])
     with Image.open(tmp_path / "a.png") as image:
         assert image.format == "PNG"
+        assert image.info["Description"] == "run-1 run-2"
     curves.save(figure, tmp_path / "a.svg")
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
     assert curves.encode(figure, "pdf").startswith(b"%PDF")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.fixture
+def table():
+    """Three rows, of which one has missed the target; two columns have intervals."""
+    cells = {
+        "best": ("row", [0.1, 0.2, 0.3]),
+        "steps": ("row", [50.0, 40.0, np.inf]),
+        "steps_low": ("row", [45.0, 38.0, np.inf]),
+        "steps_high": ("row", [60.0, np.inf, np.inf]),
+        "steps_by_seed": (
+            ("row", "seed"),
+            [[45.0, 60.0], [38.0, np.inf], [np.inf] * 2],
+        ),
+        "unit": ((), 1.0),
+    }
+    return xr.Dataset(cells, coords={"row": ["sgd", "costs $1", "late"]})
+
+
+def test_cells_with_their_intervals_and_seeds(table):
+    columns = {"best": "best loss", "steps": "steps", "unit": "unit"}
+    (axes,) = curves.draw_cells(table, columns).axes
+    assert axes.get_xlabel() == "steps"
+    dots, seeds, first, second, arrow = axes.get_lines()
+    np.testing.assert_array_equal(dots.get_xdata(), [50, 40, np.inf])
+    assert sorted(seeds.get_xdata()) == [38, 45, 60]
+    np.testing.assert_array_equal(first.get_xdata(), [45, 60])
+    # What has no end goes beyond all numbers that are shown.
+    edge = axes.get_xlim()[1]
+    assert edge > 60
+    np.testing.assert_array_equal(second.get_xdata(), [38, edge])
+    assert (arrow.get_marker(), *arrow.get_xdata()) == (">", edge)
+    assert [text.get_text() for text in axes.texts] == ["missed"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["sgd", r"costs \$1", "late"]
+
+
+def test_without_intervals_the_first_column_of_numbers(table):
+    shown = table.assign(name=("row", ["a", "b", "c"]))[["name", "best", "steps"]]
+    columns = {"name": "name", "best": "best loss", "steps": "steps"}
+    (axes,) = curves.draw_cells(shown, columns).axes
+    assert axes.get_xlabel() == "best loss"
+    assert curves.draw_cells(shown[["name"]], columns) is None

@@ -56,8 +56,11 @@ def test_a_run_and_a_config(root):
 
 def test_the_best_is_finite_and_the_last_is_the_last(root):
     history = results.history(
-        {"step": n, "seconds": 0.5 * n, "val_loss": value, "val_x": math.nan}
-        for n, value in enumerate((math.nan, 2.0, 3.0, math.inf), 1)
+        (
+            {"step": n, "seconds": 0.5 * n, "val_loss": value, "val_x": math.nan}
+            for n, value in enumerate((math.nan, 2.0, 3.0, math.inf), 1)
+        ),
+        "measured",
     )
     found = difference.figures(history.assign(spent_compute_seconds=4.0))
     assert found["val_loss (best)"] == 2.0

@@ -170,6 +170,15 @@ def test_the_same_folder_twice_is_one_root(tmp_path):
     assert discover.search_path(linked) == discover.search_path(REPOSITORY)
 
 
+def test_another_checkout_is_not_a_root_of_this_one(tmp_path):
+    other = roots.make(tmp_path / "other", "shipped")
+    (other / "hpcjax").mkdir()
+    (other / "hpcjax/__init__.py").touch()
+    (other / "pyproject.toml").touch()
+    with pytest.raises(ConfigError, match="run `python -m hpcjax` in that folder"):
+        discover.search_path(other)
+
+
 def installed(folder, monkeypatch):
     """Pretends that hpcjax is installed in `folder`, with a bundled paper."""
     home = folder / "site-packages" / "hpcjax"

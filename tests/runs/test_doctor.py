@@ -44,6 +44,9 @@ def test_this_machine(tmp_path, monkeypatch):
         assert parts[part].verdict == "ok", part
     assert parts["data fashion-mnist"].verdict == "missing"
     assert "hpcjax data fetch" in parts["data fashion-mnist"].advice
+    kernel = parts["kernel select_above"]
+    assert (kernel.found, kernel.verdict) == ("reference", "ok")
+    assert kernel.advice == "the device is a cpu"
     text = printed(checks)
     assert "Everything needed is here." in text
     assert all(part in text for part in parts)
@@ -67,7 +70,8 @@ def test_python_out_of_range(monkeypatch):
 
 
 def test_a_missing_extra_says_what_it_costs(monkeypatch):
-    versions = {"jax-cuda13-plugin": "0.10.2", "numpy": "2.0"}
+    versions = {"jax-cuda13-pjrt": "0.10.2", "numpy": "2.0"}
+    versions["jax-cuda13-plugin"] = "0.10.2"
     monkeypatch.setattr(doctor, "_version", versions.get)
     requirements(
         monkeypatch,
@@ -77,8 +81,8 @@ def test_a_missing_extra_says_what_it_costs(monkeypatch):
     )
     found = by_part(doctor.extras())
     gpu = found["extra gpu"]
-    assert (gpu.found, gpu.verdict) == ("1 of 3 packages", "missing")
-    assert "jax-triton: kernels written in Triton run their reference;" in gpu.advice
+    assert (gpu.found, gpu.verdict) == ("2 of 4 packages", "missing")
+    assert "jax-triton: kernels run in their plain JAX, also on a GPU;" in gpu.advice
     assert "pip install" in gpu.advice
     assert "[gpu]'" in gpu.advice
     assert found["extra other"].verdict == "ok"

@@ -1,8 +1,11 @@
 """One run: the files it leaves, and how each end is told."""
 
+import contextlib
 import errno
 import json
 import pathlib
+import sys
+import types
 
 import pytest
 import xarray as xr
@@ -15,7 +18,8 @@ from hpcjax.core import (
     files,
     provenance,
 )
-from hpcjax.runs import cli, directory, discover, execute, lock
+from hpcjax.runs import _verify, cli, directory, discover, execute, lock
+from hpcjax.runs import config as configs
 from tests.runs import papers
 
 FILES = {
@@ -23,6 +27,7 @@ FILES = {
     "provenance.json",
     "metrics.jsonl",
     "result.nc",
+    "checksums.json",
     "log.txt",
     "status",
 }
@@ -84,6 +89,8 @@ def test_each_end_is_told_and_leaves_readable_files(root, ends, error, status):
     assert [r["step"] for r in run.records()] == [1, 1, 2, 2]
     assert json.loads((run.path / "provenance.json").read_text())["versions"]
     assert not (run.path / "lock").exists()
+    # Tables use a run that has diverged as it is.
+    assert run.changed() == ({} if status == "diverged" else None)
     with pytest.raises(ConfigError, match=f"has no result: it is {status}"):
         execute.load_result(run.id, root=root)
 
@@ -94,6 +101,36 @@ def test_each_end_is_told_and_leaves_readable_files(root, ends, error, status):
 def test_each_end_has_its_exit_status(root, ends, code):
     args = ["run", "curves/plain", "--root", str(root), "--quiet", f"ends={ends}"]
     assert cli.main(args) == code
+
+
+@pytest.mark.parametrize("ends", ["well", "diverged"])
+def test_versions_are_of_all_that_the_run_imported(root, monkeypatch, ends):
+    honest = directory.RunDirectory.metrics
+
+    def metrics(self):
+        monkeypatch.setitem(sys.modules, "sklearn", types.ModuleType("sklearn"))
+        return honest(self)
+
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.setattr(directory.RunDirectory, "metrics", metrics)
+    with contextlib.suppress(Diverged):
+        execute.run("curves/plain", {"ends": ends}, root=root, quiet=True)
+    (session,) = only_run(root).sessions()
+    assert session["versions"]["scikit-learn"]
+    assert only_run(root).changed() == {}
+
+
+def test_a_root_outside_of_git_is_told_once_and_known_by_its_files(root, caplog):
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            execute.run("curves/plain", root=root, quiet=True)
+    told = f"{root} is in no git repository"
+    assert sum(told in message for message in caplog.messages) == 1
+    first, second = (
+        run.sessions()[0]["root_files"] for run in directory.list_runs(root)
+    )
+    assert first == second
+    assert len(first) == 32
 
 
 def test_a_bad_override_makes_no_directory(root):
@@ -116,6 +153,39 @@ def test_resuming_may_change_what_the_config_lists(root):
     assert json.loads(attrs["provenance"])["earlier"] == [first]
     with pytest.raises(ConfigError, match=r"lr: 0\.1 -> 0\.3"):
         execute.run("curves/plain", {"lr": "0.3"}, root=root, resume=done.id)
+
+
+class Killed(BaseException):
+    """What a kill does to a process: nothing of it goes on."""
+
+
+@pytest.mark.faults(3)
+@pytest.mark.parametrize("place", ["unseal", "set_status", "write_config", "claimed"])
+def test_a_kill_as_a_done_run_is_resumed_leaves_no_end_of_another_config(
+    root, monkeypatch, place
+):
+    done = execute.run("curves/plain", root=root, quiet=True)
+    old = discover.load("curves/plain", {}, root)
+    longer = discover.load("curves/plain", {"train.steps": "6"}, root)
+
+    def kill(*_, **__):
+        raise Killed
+
+    if place != "claimed":
+        monkeypatch.setattr(directory.RunDirectory, place, kill)
+    with pytest.raises(Killed), directory.claim(root, longer, resume=done.id):
+        kill()
+    monkeypatch.undo()
+    run = only_run(root)
+    assert run.changed() in ({}, None)
+    written = configs.from_json(run.read_config(), type(old.config))
+    finished = run.status == "done"
+    assert written == (longer if place == "claimed" else old).config
+    assert finished == (place in ("unseal", "set_status"))
+    for loaded in (old, longer):
+        found = directory.find_run(root, configs.digest(loaded.config))
+        assert (found is not None) == (finished and loaded is old)
+    assert _verify.exit_status(_verify.verify(done.id, root=root)) == 0
 
 
 @pytest.mark.faults(3)

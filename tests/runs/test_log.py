@@ -86,7 +86,7 @@ def test_a_service_that_fails_ends_the_run_and_it_can_go_on(root, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(writers.TensorBoard, "_write", fail)
-        assert command(root, "--log", "tensorboard") == 1
+        assert command(root, "--log", "tensorboard") == 9
     run = only_run(root)
     assert run.status == "failed"
     assert run.records()[-1]["step"] == 3

@@ -1,12 +1,14 @@
 """What a run would take, against figures counted by hand."""
 
 import pathlib
+import re
 
 import pytest
 from rich.console import Console
 
 from hpcjax.core import ConfigError, DataMissing
-from hpcjax.runs import plan
+from hpcjax.data import catalog
+from hpcjax.runs import cli, discover, execute, plan
 from hpcjax.train import loop
 from hpcjax.train.config import TrainConfig
 from tests.runs import papers
@@ -83,6 +85,40 @@ def test_it_is_printed_whole(made):
     assert f"{PARAMETERS:,}" in text
     assert "metrics.jsonl" in text
     assert "not run" in text
+    assert re.search(r"weight decay +\S+ on all 4 arrays", text)
+    assert re.search(r"training takes +not known", text)
+
+
+RULES = {
+    "optimizer": "sgd",
+    "optimizer.weight_decay": "0.25",
+    "optimizer.decay_rules": '[["bias$", false], [".*", true]]',
+}
+
+
+@pytest.mark.parametrize("place", ["optimizer", "optimizer.base"])
+def test_weight_decay_covers_what_the_rules_choose(place):
+    outer = {} if place == "optimizer" else {"optimizer": "kfac"}
+    rules = {key.replace("optimizer", place): text for key, text in RULES.items()}
+    loaded = discover.load("train/digits", {**SMALL, **outer, **rules}, REPOSITORY)
+    task = loaded.experiment.task(loaded.config, REPOSITORY / ".cache/data")
+    decay, decays = plan._find_decay(loaded.config.optimizer, task)
+    assert decay == 0.25
+    assert decays == {
+        f"{layer}/{name}": name == "kernel"
+        for layer in ("dense_0", "head")
+        for name in ("bias", "kernel")
+    }
+
+
+def test_an_earlier_run_says_how_long_training_takes(tmp_path):
+    given = {**SMALL, "train.steps": "2"}
+    assert plan.plan_run("jorge/digits:sgd", given, root=tmp_path).earlier == ""
+    done = execute.run("jorge/digits:sgd", given, root=tmp_path, quiet=True)
+    planned = plan.plan_run("jorge/digits:sgd", given, root=tmp_path)
+    assert planned.earlier == done.id
+    assert planned.seconds == done.dataset["seconds"].values[-1] > 0
+    assert plan.plan_run("jorge/digits:sgd", SMALL, root=tmp_path).earlier == ""
 
 
 def test_nothing_is_written(tmp_path):
@@ -100,6 +136,23 @@ def test_impossible_combinations_are_refused_before_compiling(compilations):
     with pytest.raises(ConfigError, match=r"8 devices.*got 12"):
         plan.plan_run("jorge/digits:sgd", changes, root=REPOSITORY, devices=8)
     assert compilations == []
+
+
+def test_missing_data_of_what_does_not_train_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HPCJAX_DATA", str(tmp_path))
+    assert cli.main(["run", "lm/generate", "--dry-run"]) == 3
+    told = capsys.readouterr().err
+    assert told.startswith("error: data set 'smollm2' is not here")
+    assert "hpcjax data fetch smollm2" in told
+    assert plan.plan_run("lm/generate", {"model": "random"}, root=REPOSITORY) is None
+    # What no value names is needed as long as the others are.
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / catalog.SMOLLM2).touch()
+    assert plan.plan_run("lm/generate", root=REPOSITORY) is None
+    with pytest.raises(DataMissing, match="hpcjax data fetch kjv"):
+        plan.plan_run("specdec/distil", root=REPOSITORY)
+    other = {"draft.target": "random"}
+    assert plan.plan_run("specdec/distil", other, root=REPOSITORY) is None
 
 
 def test_missing_data_is_said(tmp_path, monkeypatch):

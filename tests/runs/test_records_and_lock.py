@@ -42,6 +42,17 @@ def test_records_are_written_and_read_back(tmp_path):
         json.loads(line, parse_constant=pytest.fail)
 
 
+def test_a_mark_is_of_records_that_are_safe_on_the_disk(tmp_path, monkeypatch):
+    log, synced = records.Metrics(tmp_path / "metrics.jsonl"), []
+    log.write({"step": 1})
+    log.write({"step": 2})
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle)))
+    size = log.mark()["bytes"]
+    (file,) = synced
+    assert os.path.samestat(file, log.path.stat())
+    assert file.st_size == size == log.path.stat().st_size
+
+
 def test_rewind_keeps_a_step_and_returns_its_seconds(tmp_path):
     log = records.Metrics(tmp_path / "metrics.jsonl")
     assert log.rewind(3) == 0.0
@@ -92,6 +103,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.faults(18)
 def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
     log = records.Metrics(tmp_path / "metrics.jsonl")
     log.write({"step": 1})

@@ -96,6 +96,22 @@ def test_it_refers_to_nothing_outside(page):
     assert not {"script", "iframe", "img", "object", "embed"} & set(page.tags)
 
 
+def test_the_list_of_runs_is_aligned(written):
+    """Every line has a cell below each heading, and numbers end at the right."""
+    text = written.read_text()
+    (head,) = re.findall(r'<div class="columns quiet".*?</div>', text)
+    headings = re.findall(r"<span[^>]*>([^<]+)</span>", head)
+    assert headings == ["run", "config", "seed", "commit", "state", "goodput"]
+    lines = re.findall(r'<summary class="columns">(.*?)</summary>', text, re.DOTALL)
+    assert len(lines) == 4
+    for line in lines:
+        cells = re.sub(r'<span class="unseen">.*?</span>', "", line)
+        found = re.findall(r'<(?:code|span)(?: class="(\w+)")?>[^<]*<', cells)
+        assert found[:6] == ["", "quiet", "number", "", "", "number"]
+    assert re.search(r'<th class="number">steps / slow&#39;s</th>', text)
+    assert re.search(r"<th>row</th>", text)
+
+
 def test_it_shows_values_and_verdicts(page):
     text = " ".join(page.text)
     for part in (
@@ -288,7 +304,7 @@ def test_the_time_of_a_run_is_split(root, tmp_path):
     assert told["compute"] == "41.7 %"
     assert told["init"] == "8.3 %"
     assert told["lost"] == "16.7 %"
-    assert "goodput 41.7%" in path.read_text()
+    assert "goodput </span>41.7%" in path.read_text()
 
 
 def test_how_figures_came_about_is_marked(root, tmp_path):
@@ -305,17 +321,20 @@ def test_how_figures_came_about_is_marked(root, tmp_path):
             result = results.read(run.path / "result.nc")
             simulated = result.assign_attrs(source="simulated")
             results.write(simulated, run.path / "result.nc", {})
+            run.seal()
         path = tmp_path / "mixed.html"
         report.write_report(["curves/holds"], root=root, path=path)
     finally:
         for folder, content in kept.items():
             (folder / "result.nc").write_bytes(content)
+            directory.RunDirectory(folder).seal()
     words = [word.strip() for word in Page(path.read_text()).text if word.strip()]
     assert words.count("simulated, measured") == 2  # the index, and the table's head
-    head, *shown = words[words.index("steps / slow's") + 1 :]
-    assert head == "source"
-    assert shown[0:5:4] == ["slow", "simulated"]
-    assert shown[5:10:4] == ["fast", "measured"]
+    edge, head, *shown = words[words.index("steps / slow's") + 1 :]
+    assert (edge, head) == ("at the edge of the grid", "source")
+    # The row that was tuned, to the least of its two decays.
+    assert (shown[0], shown[4:6]) == ("slow", ["wd=0.25", "simulated"])
+    assert shown[6:11:4] == ["fast", "measured"]
 
 
 def test_a_run_of_several_sessions_and_devices(root, tmp_path):
@@ -428,7 +447,7 @@ def test_a_sweep_that_is_asked_for(root, tmp_path, sampler):
     ]
     assert all(f"#run-{run}" in page.references for run in ranking["run"])
     if sampler == "grid":
-        assert words.count("diverged") == 2
+        assert words.count("diverged") == 4  # two trials, each also in the list of runs
     assert all(ref.startswith(("#", "data:")) for ref in page.references)
 
 

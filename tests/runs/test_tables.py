@@ -10,6 +10,7 @@ import xarray as xr
 
 from hpcjax.core import ConfigError
 from hpcjax.runs import render, table_records
+from hpcjax.runs.reduce import Number
 from hpcjax.runs.tables import Claim, Runs, Table, TableResult, Tier, judge
 
 
@@ -37,8 +38,58 @@ def table_of(dataset, claims):
         verdicts=judge(tier, dataset),
         runs=(),
         tuned={},
+        at_edge={},
         rows={},
     )
+
+
+RATIO = Number(lambda table: table["ratio"].sel(row="a").item())
+CLAIM = RATIO.at_most(0.9, "a over b")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "holds"),
+    [
+        ([0.8, 1.0], True),
+        # The claim is met, but so it is by what must not meet it.
+        ([0.8, 0.85], False),
+        ([0.95, 1.0], False),
+        # Nobody knows whether it would be.
+        ([0.8, math.nan], False),
+        ([0.8, math.inf], True),
+    ],
+)
+def test_a_claim_holds_if_its_negative_control_fails(ratio, holds):
+    made = table_of(values(ratio=ratio), {"c": CLAIM.fails({"a": "b"})})
+    (verdict,) = made.verdicts
+    assert verdict.holds == holds
+    assert verdict.ours == ratio[0]
+    assert verdict.broken == pytest.approx(ratio[1], nan_ok=True)
+    (shown,) = render.verdicts(made.verdicts)["must fail"]
+    assert shown.endswith(", with b")
+
+
+def test_a_control_without_a_row_of_the_table_lets_no_claim_hold():
+    for rows in ({"a": "c"}, {"c": "a"}):
+        (verdict,) = table_of(
+            values(ratio=[0.8, 1.0]), {"c": CLAIM.fails(rows)}
+        ).verdicts
+        assert math.isnan(verdict.broken)
+        assert not verdict.holds
+
+
+def test_a_control_takes_rows_or_columns_or_some_columns_of_rows():
+    table = values(ratio=[0.8, 1.0], other=[3.0, 4.0])
+
+    def made(**options):
+        changed = CLAIM.fails(**options).control.apply(table)
+        return changed["ratio"].values.tolist(), changed["other"].values.tolist()
+
+    assert made(rows={"a": "b"}) == ([1.0, 1.0], [4.0, 4.0])
+    assert made(rows={"a": "b", "b": "a"}) == ([1.0, 0.8], [4.0, 3.0])
+    assert made(rows={"a": "b"}, only=("other",)) == ([0.8, 1.0], [4.0, 4.0])
+    assert made(columns={"ratio": "other"}) == ([3.0, 4.0], [3.0, 4.0])
+    assert table["ratio"].values.tolist() == [0.8, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +180,7 @@ def test_text_is_escaped_in_markdown():
     escaped = r"[bold] a \& b\_% #1 $x$ {c} ~ ^ \\ \| \\\| \*d\* \`e\` \<f> :smile:"
     assert lines[0] == f"| row | {escaped} |"
     assert lines[2] == f"| {escaped} | 0.5 |"
-    assert lines[-1] == f"| {escaped} | 0.5 (≤ 0.85) | holds |"
+    assert lines[-1] == f"| {escaped} | 0.5 (≤ 0.85) | holds |  |"
 
 
 def test_text_is_escaped_in_html_and_csv():
@@ -200,3 +251,20 @@ def test_how_figures_came_about(own, first, second, source, column):
     if column:
         assert shown["source"].tolist() == [first or "unknown", "measured"]
     assert table_records.to_json(result)["source"] == source
+
+
+def test_the_edge_of_a_grid_is_shown():
+    """Beyond the best trial's rate there might be a better one."""
+    tune = {
+        "lr": ("1e-1", "0.3", "0.03"),
+        "schedule": ("constant", "cosine"),
+        "wd": ("0.0",),
+    }
+    runs = Runs(config="paper/a", tune=tune)
+    chosen = {"schedule": "constant", "wd": "0.0"}
+    edges = {lr: runs.at_edge({"lr": lr, **chosen}) for lr in tune["lr"]}
+    assert edges == {"1e-1": {}, "0.3": {"lr": "0.3"}, "0.03": {"lr": "0.03"}}
+    result = table_of(values(ratio=[0.5, 1.0]), {})
+    assert list(render.values(result)) == ["row", "ratio"]
+    tuned = dataclasses.replace(result, at_edge={"b": edges["0.3"]})
+    assert list(render.values(tuned)["at the edge of the grid"]) == ["", "lr=0.3"]

@@ -1,17 +1,30 @@
 """The training experiment: what it refuses, and parts from outside."""
 
+import dataclasses
 import importlib.metadata
 import json
 import pathlib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
+from hpcjax import train
 from hpcjax.averaging import LateConfig, LocalSgdConfig, SgpConfig, WagmaConfig
 from hpcjax.collectives import OkTopkConfig, PowerSgdConfig
+from hpcjax.compress import SharingConfig
 from hpcjax.core import ConfigError, parts
 from hpcjax.data import CharTextConfig, PhantomsConfig
-from hpcjax.models import BertConfig, CausalLmConfig, UNetConfig
-from hpcjax.optim import JorgeConfig, KfacConfig, LambConfig, PartialBackwardConfig
+from hpcjax.models import BertConfig, CausalLmConfig, MlpConfig, UNetConfig
+from hpcjax.optim import (
+    DynamicConfig,
+    JorgeConfig,
+    KfacConfig,
+    LambConfig,
+    PartialBackwardConfig,
+)
 from hpcjax.runs import config, discover, execute, launch, plan, training
 from hpcjax.runs.training import TrainingConfig
 from tests.runs import roots
@@ -77,6 +90,28 @@ def test_a_plan_of_workers_in_processes_is_that_of_one_of_them():
         assert getattr(apart, name) == getattr(one, name)
     assert apart.epochs == pytest.approx(4 * one.epochs)
     assert (apart.processes, apart.files[-1]) == (4, "workers/")
+
+
+def test_an_axis_that_the_mesh_does_not_have_is_refused_before_compiling(compilations):
+    given = {"model": "resnet", "model.width": "2", "model.sync_axis": "modle"}
+    told = r"model.sync_axis must be none or an axis of the run's mesh, {}: got 'modle'"
+    apart = {"averaging": "wagma", "averaging.workers": "2"}
+    for more, axes in (({}, "data"), (apart, "worker or data")):
+        loaded = discover.load("train/digits", given | more, REPOSITORY)
+        with pytest.raises(ConfigError, match=told.format(axes)):
+            training.task(loaded.config, REPOSITORY / ".cache/data", 4)
+    assert compilations == []
+
+
+def test_a_resumed_run_may_wait_longer_for_a_step_and_not_take_larger_ones():
+    cfg = TrainingConfig()
+
+    def changed(**changes):
+        return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, **changes))
+
+    config.check_resumable(cfg, changed(stall_seconds=600.0, steps=900, keep=5))
+    with pytest.raises(ConfigError, match=r"train.batch_size: 128 -> 64"):
+        config.check_resumable(cfg, changed(batch_size=64))
 
 
 def test_parts_of_one_kind_of_data_go_together():
@@ -220,3 +255,84 @@ def test_workers_in_processes_are_refused_what_they_do_not_take(options, tmp_pat
     with pytest.raises(ConfigError, match="starts processes of its own"):
         launch.launch("train/digits", given, processes=2, root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("held", ["float32", "bfloat16"])
+def test_parameters_products_and_logits_have_the_dtypes_of_the_config(
+    held, monkeypatch
+):
+    made, make = [], MlpConfig.make
+
+    def spy(*arguments):
+        made.append(make(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(MlpConfig, "make", spy)
+    cfg = TrainingConfig(param=held, compute="bfloat16", output=held)
+    task = training.task(cfg, REPOSITORY)
+    state = train.init_state(task, 0, task.mesh(1))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(held)}
+    x = jnp.asarray(task.dataset.train.gather(np.arange(2))["x"])
+    logits, _ = jax.eval_shape(
+        lambda params: made[0].apply(params, {}, x, train=False), state.params
+    )
+    assert logits.dtype == held
+
+
+def test_seeds_share_a_task_unless_a_part_draws_by_them():
+    plain = TrainingConfig(model=MlpConfig(widths=(4,)))
+
+    def are_one(cfg, **changes):
+        first = training.task(cfg, REPOSITORY)
+        return training.task(dataclasses.replace(cfg, **changes), REPOSITORY) is first
+
+    assert are_one(plain, seed=1)
+    assert are_one(dataclasses.replace(plain, exchange=OkTopkConfig()), seed=1)
+    assert not are_one(plain, optimizer=JorgeConfig())
+    assert not are_one(plain, param="bfloat16")
+    for part in (
+        {"sparsity": DynamicConfig()},
+        {"averaging": WagmaConfig(workers=1)},
+        {"sharing": SharingConfig()},
+    ):
+        assert not are_one(dataclasses.replace(plain, **part), seed=1), part
+    assert training.task(plain, REPOSITORY) is not training.task(plain, REPOSITORY, 2)
+
+
+def test_a_part_that_asks_for_the_seed_in_a_program_is_told(tmp_path, monkeypatch):
+    build = KfacConfig.build
+
+    def late(self, setup):
+        built = build(self, setup)
+
+        def update(*arguments, **extras):
+            setup.seed()
+            return built.tx.update(*arguments, **extras)
+
+        return built._replace(tx=optax.GradientTransformation(built.tx.init, update))
+
+    monkeypatch.setattr(KfacConfig, "build", late)
+    with pytest.raises(RuntimeError, match="when it is built"):
+        execute.run("train/digits", SMALL | {"optimizer": "kfac"}, root=tmp_path)
+
+
+def test_a_run_with_parameters_of_half_the_size_is_resumed_bit_for_bit(tmp_path):
+    small = SMALL | {"train.checkpoint_every": "1", "param": "bfloat16"}
+    longer = small | {"train.steps": "4"}
+    whole = execute.run("train/digits", longer, root=tmp_path, quiet=True)
+    short = execute.run("train/digits", small, root=tmp_path, quiet=True)
+    resumed = execute.run(
+        f"runs/{short.id}/config.json",
+        {"train.steps": "4"},
+        root=tmp_path,
+        resume=short.id,
+        quiet=True,
+    )
+    left, right = (run.dataset["loss"].values for run in (whole, resumed))
+    assert left.tolist() == right.tolist()
+    assert left[-1] < left[0]
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(ConfigError, match=r"param must be .*'bfloat16'.*'float16'"):
+        TrainingConfig(param="float16")

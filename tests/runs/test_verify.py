@@ -11,6 +11,7 @@ import pytest
 from hpcjax import runs, train
 from hpcjax.core import ConfigError
 from hpcjax.runs import _verify, cli, directory, execute, results
+from hpcjax.runs.metrics import Metrics
 from tests.runs import papers
 
 
@@ -54,6 +55,7 @@ def test_a_whole_run_is_good_and_left_as_it_is(run):
         "status",
         "result.nc",
         "log.txt",
+        "checksums.json",
         "checkpoints/2",
         "checkpoints/4",
     }
@@ -132,6 +134,77 @@ def test_damage_of_a_file_is_told(run, part, damage):
     assert others <= ({"provenance.json"} if part == "config.json" else set())
 
 
+def other_digit(path):
+    """Changes a number to another one, which every reader takes."""
+    text = path.read_text()
+    found = re.search(r'"loss": \d\.(\d)', text)
+    at = found.start(1)
+    path.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+
+
+def other_result(path):
+    history = results.read(path)
+    results.write(history.assign(loss=history["loss"] / 2), path, {})
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [("metrics.jsonl", other_digit), ("result.nc", other_result)],
+)
+def test_a_number_that_was_changed_is_told_and_the_run_not_used(run, part, change):
+    root = run.path.parents[1]
+    digest = run.sessions()[-1]["config_digest"]
+    assert directory.find_run(root, digest).id == run.id
+    change(run.path / part)
+    found, status = look(run)
+    assert found[part].verdict == "bad"
+    assert found[part].detail == "changed since the run ended"
+    assert found["checksums.json"].detail == "1 files differ"
+    assert status == 3
+    assert directory.find_run(root, digest) is None
+
+
+def test_a_number_of_a_diverged_run_that_was_changed_is_told(run):
+    run.set_status("diverged")
+    assert look(run)[0]["checksums.json"].detail == "all files as sealed"
+    other_digit(run.path / "metrics.jsonl")
+    found, status = look(run)
+    assert (found["metrics.jsonl"].verdict, status) == ("bad", 3)
+
+
+def test_records_of_a_run_that_went_on_before_a_damaged_checkpoint_are_good(run):
+    run.set_status("running")
+    records = Metrics(run.path / "metrics.jsonl")
+    records.path.unlink()
+    with train.Checkpoints(run.path / "checkpoints") as checkpoints:
+        for step in range(1, 5):
+            records.write({"step": step, "loss": 1.0})
+            if step in (2, 4):
+                saved = {"records": records.mark()}
+                checkpoints.save(step, {"a": jnp.arange(3.0)}, saved)
+    assert look(run)[1] == 0
+    damaged = (run.path / "checkpoints" / "4").rglob("*")
+    data = [p for p in damaged if p.is_file() and p.name != "MANIFEST.json"]
+    flip(max(data, key=lambda path: path.stat().st_size))
+    records.rewind(2)
+    records.write({"step": 3, "loss": 1.0})
+    found, status = look(run)
+    assert found["checkpoints/4"].verdict == "bad"
+    assert found["metrics.jsonl"].verdict == "ok"
+    assert status == 5
+    edit(records.path, '"loss": 1.0', '"loss": 7.0')
+    assert look(run)[0]["metrics.jsonl"].verdict == "bad"
+
+
+def test_a_run_without_checksums_is_told(run):
+    (run.path / "checksums.json").unlink()
+    found, status = look(run)
+    assert (found["checksums.json"].verdict, status) == ("note", 0)
+    (run.path / "checksums.json").write_text("[")
+    found, status = look(run)
+    assert (found["checksums.json"].verdict, status) == ("bad", 3)
+
+
 @pytest.mark.parametrize("damage", [flip, halve, lambda p: p.unlink()])
 def test_damage_of_a_checkpoint_is_told(run, damage):
     files = [p for p in (run.path / "checkpoints" / "2").rglob("*") if p.is_file()]
@@ -155,6 +228,7 @@ def test_a_checkpoint_without_manifest_is_bad_unless_it_was_trusted(run, steps):
         assert "loads only with --trust" in found[f"checkpoints/{step}"].detail
     assert status == 5
     run.write_provenance({**run.sessions()[-1], "trusted": True})
+    run.seal()
     found, status = look(run)
     assert {found[f"checkpoints/{step}"].verdict for step in steps} == {"foreign"}
     assert status == 0
@@ -166,6 +240,7 @@ def trained(run):
     """Makes the run's result one of our loop, which has compiled its step."""
     history = results.read(run.path / "result.nc")
     results.write(history.assign(compile_seconds=1.0), run.path / "result.nc", {})
+    run.seal()
 
 
 @pytest.mark.parametrize("gone", [("4",), ("2", "4"), ("",)])

@@ -1,5 +1,7 @@
 """Backward passes in segments: the same gradients, ready one after the other."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,6 +164,41 @@ def test_a_bucket_is_handed_over_before_the_next_segment_is_computed():
     in_threads(rank, connected(1))
     numbers = list(reversed(range(len(SEGMENTS))))
     assert order == [each for number in numbers for each in ("sent", number)]
+
+
+@pytest.mark.acceptance("gradcomp-utility", 6)
+def test_a_bucket_is_under_way_while_the_next_segment_is_computed():
+    """Each is sent before the next is computed, and arrives only after that.
+
+    Without overlap one of the two waits for what the other would do after it.
+    """
+    params, tokens, targets = example()
+
+    def rank(transport):
+        begun, computed = ([threading.Event() for _ in SEGMENTS] for _ in range(2))
+        send = transport.send
+
+        def held(to, tag, array):
+            if tag.kind == "bucket":
+                number = tag.round
+                begun[number].set()
+                assert number == 0 or computed[number - 1].wait(20.0), f"{number} waits"
+            send(to, tag, array)
+
+        def ready(number, grads):
+            del grads
+            computed[number].set()
+            assert begun[number].wait(20.0), f"bucket {number}"
+
+        transport.send = held
+        with Agent() as agent, transport:
+            run = sharding.averaged_value_and_grad(SEGMENTS, loss, transport, agent)
+            return run(params, tokens, targets, ready)
+
+    made = in_threads(rank, connected(2, patience=60.0))
+    expected = jax.value_and_grad(whole)(params, tokens, targets)
+    for each in made:
+        assert_close(each, expected)
 
 
 def test_what_does_not_fit_is_refused():

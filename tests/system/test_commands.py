@@ -81,12 +81,24 @@ def test_piped_output_is_plain_text_in_whole_lines(encoding):
     assert "--tier" in line
 
 
-def test_a_reader_that_leaves_is_no_traceback():
-    process = command("list")
+@pytest.mark.parametrize("args", [["list"], ["run", "--help"], ["--version"]])
+def test_a_reader_that_leaves_is_no_traceback(args):
+    process = command(*args)
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=60) == 141
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_a_platform_that_does_not_start_is_told(tmp_path, flags):
+    options = ["--root", str(tmp_path), *flags]
+    process = command("run", "train/digits", *options, JAX_PLATFORMS="foo")
+    code, _, err = finish(process)
+    assert code == 2
+    assert err.startswith("error: JAX cannot start JAX_PLATFORMS='foo': ")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_in_an_empty_folder(tmp_path):

@@ -1,6 +1,7 @@
 """Every config and variant that is in the repository: runs small, is described."""
 
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -16,8 +17,6 @@ from hpcjax.runs import overrides as override
 from hpcjax.runs.table_records import record_path
 from tests.data import writers
 
-pytestmark = pytest.mark.smoke
-
 REPOSITORY = pathlib.Path(__file__).parents[2]
 ENTRIES = discover.find_configs(REPOSITORY)
 VARIANTS = [f"{entry.name}:{name}" for entry in ENTRIES for name in entry.variants]
@@ -32,6 +31,7 @@ def entry_of(name):
     return next(e for e in ENTRIES if e.name == name.partition(":")[0])
 
 
+smoke = pytest.mark.smoke
 # A plan compiles what the small run of each variant compiles, too.
 BASES = [name for name in TRAINING if entry_of(name).base == name.partition(":")[2]]
 # Variants that the smoke override makes equal to another of their config run once.
@@ -41,6 +41,13 @@ SMALL = {
     for name in entry.variants
     for small in [discover.load(f"{entry.name}:{name}", entry.smoke, REPOSITORY)]
 }
+# The newest Python and JAX run one variant of each config, and the contracts that all
+# optimizers, exchanges and averages keep.
+RUNS = [
+    pytest.param(name, marks=smoke if number == 0 else ())
+    for _, group in itertools.groupby(SMALL.values(), lambda name: entry_of(name).name)
+    for number, name in enumerate(group)
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,7 @@ def root(tmp_path_factory):
         yield folder
 
 
+@smoke
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_a_config_says_what_it_is_and_what_to_expect(entry):
     assert entry.problem == ""
@@ -64,6 +72,7 @@ def test_a_config_says_what_it_is_and_what_to_expect(entry):
         assert config.diff(entry.variants[name], small)
 
 
+@smoke
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_config_survives_json_and_is_spelled_by_overrides(name):
     loaded = discover.load(name, {}, REPOSITORY)
@@ -85,7 +94,7 @@ def absent_peers(entry):
 
 
 def absent_packages(entry):
-    """Packages of the extra `dev` that a small run needs and that are not installed."""
+    """Packages of the extra `oracles` that a small run needs and that are absent."""
     without_peer = entry.smoke.get("peer") == "false"
     return [
         need
@@ -96,10 +105,10 @@ def absent_packages(entry):
     ]
 
 
-@pytest.mark.parametrize("name", SMALL.values())
+@pytest.mark.parametrize("name", RUNS)
 def test_a_small_run_ends_well(name, root):
     if absent_packages(entry_of(name)):
-        with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[dev\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[oracles\]'"):
             execute.run(name, entry_of(name).smoke, root=root, quiet=True)
         return
     for peer in absent_peers(entry_of(name)):
@@ -154,6 +163,9 @@ def test_a_small_plan_has_figures(name, root):
 @pytest.mark.parametrize("name", TRAINING)
 def test_the_full_model_and_optimizer_can_be_built(name, root):
     loaded = discover.load(name, {}, REPOSITORY)
+    if "dataset.corpora" in config.flatten(loaded.config):
+        # The vocabulary is of a few texts: to learn it from all takes 15 seconds.
+        loaded = discover.load(name, {"dataset.limit": "20"}, REPOSITORY)
     task = loaded.experiment.task(loaded.config, directory.data_root(root))
 
     def make():
@@ -164,6 +176,7 @@ def test_the_full_model_and_optimizer_can_be_built(name, root):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) > 1000
 
 
+@smoke
 def test_dry_run_prints_the_plan(root, capsys):
     entry = entry_of("jorge/digits")
     smoke = [f"{key}={value}" for key, value in entry.smoke.items()]
@@ -176,6 +189,7 @@ def test_dry_run_prints_the_plan(root, capsys):
     assert len(directory.list_runs(root)) == runs
 
 
+@smoke
 @pytest.mark.parametrize("table_id", discover.find_tables(REPOSITORY))
 def test_every_run_of_a_table_is_a_config_that_loads(table_id):
     table = discover.find_tables(REPOSITORY)[table_id]

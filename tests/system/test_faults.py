@@ -47,9 +47,14 @@ def fit(folder, task, steps, devices):
     return state, {r["step"]: r["loss"] for r in records if "loss" in r}
 
 
+def jitter(batch, rng):
+    """Draws by the place of an example in the whole order, whoever draws."""
+    return {**batch, "x": batch["x"] + rng.random((len(batch["x"]), 4)).astype("f4")}
+
+
 @pytest.mark.faults(4)
 def test_a_run_moves_between_device_counts(tmp_path):
-    task = tiny.task(optax.adam(0.05))
+    task = tiny.task(optax.adam(0.05)).replace(augment=jitter)
     _, undisturbed = fit(tmp_path / "whole", task, 15, 8)
     losses = {}
     for steps, devices in ((5, 8), (10, 4), (15, 8)):
@@ -64,18 +69,18 @@ def test_a_run_moves_between_device_counts(tmp_path):
 def test_residuals_keep_their_mean_between_device_counts(tmp_path):
     task = test_step.sparse_task()
     state, _ = fit(tmp_path, task, 5, 8)
-    before = jax.device_get(state.opt_state[0].value)
-    with train.Checkpoints(tmp_path) as checkpoints:
-        for devices in (4, 8):
-            mesh = sharding.data_mesh(devices)
+    for devices, steps in ((8, 5), (4, 12), (8, 20)):
+        before = trees.flatten(jax.device_get(state.opt_state[0].value))
+        mesh = sharding.data_mesh(devices)
+        with train.Checkpoints(tmp_path) as checkpoints:
             moved = checkpoints.restore(train.state_shapes(task, mesh), mesh=mesh)
-            after = jax.device_get(moved.state.opt_state[0].value)
-            for path, leaf in trees.flatten(after).items():
-                assert len(leaf) == devices
-                old = trees.flatten(before)[path]
-                np.testing.assert_allclose(leaf.mean(0), old.mean(0), atol=1e-6)
-    _, losses = fit(tmp_path, task, 20, 4)
-    assert np.isfinite(list(losses.values())).all()
+        after = trees.flatten(jax.device_get(moved.state.opt_state[0].value))
+        for path, leaf in after.items():
+            assert len(leaf) == devices
+            np.testing.assert_allclose(leaf.mean(0), before[path].mean(0), atol=1e-6)
+            assert np.abs(leaf).max() > 0
+        state, losses = fit(tmp_path, task, steps, devices)
+        assert np.isfinite(list(losses.values())).all()
 
 
 @pytest.fixture
@@ -101,7 +106,6 @@ def run(root, *args, **environment):
         env={
             **os.environ,
             "PYTHONPATH": str(killing.REPOSITORY),
-            "JAX_COMPILATION_CACHE_DIR": str(killing.REPOSITORY / ".cache" / "jax"),
             **environment,
         },
         check=False,
@@ -149,6 +153,40 @@ def test_a_disk_that_is_full_of_others_data(small_disk):
         assert all(json.loads(line)["step"] >= 0 for line in lines[:-1])
 
 
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1))
+from hpcjax.runs.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.faults(18)
+@pytest.mark.parametrize(
+    ("limit", "file"), [("1500", "metrics.jsonl"), ("12000", "checkpoints/24")]
+)
+def test_a_limit_on_the_size_of_files_is_a_line(tmp_path, limit, file):
+    """As `ulimit -f` sets it: the system's own error, and TensorStore's."""
+    options = ["model=mlp", "train.steps=24", "train.batch_size=16", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, limit, "run", "train/digits", *options],
+        capture_output=True,
+        text=True,
+        timeout=killing.PATIENCE,
+        cwd=tmp_path,
+        env=killing.environment(),
+        check=False,
+    )
+    assert done.returncode == 6, done.stderr
+    lines = done.stderr.splitlines()
+    told = [line for line in lines if "programs are not kept" not in line]
+    assert len(told) == 1, told
+    (line,) = told
+    assert line.startswith("error: ")
+    assert f"{file} cannot be written: no file may have more than {limit}" in line
+    killing.run_folder(tmp_path)
+
+
 @pytest.mark.faults(23)
 def test_a_run_needs_no_network_and_writes_below_its_root(tmp_path):
     home, root = tmp_path / "home", tmp_path / "root"
@@ -180,8 +218,10 @@ def test_a_run_needs_no_network_and_writes_below_its_root(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert not list(home.rglob("*"))
-    assert {path.name for path in root.iterdir()} == {"runs", ".cache"}
+    # Nothing but the programs that were compiled.
+    assert {path.name for path in home.iterdir()} <= {".cache"}
+    assert {path.name for path in home.glob(".cache/*")} <= {"hpcjax"}
+    assert {path.name for path in root.iterdir()} == {"runs"}
 
 
 @pytest.mark.faults(29)

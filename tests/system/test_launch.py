@@ -67,7 +67,8 @@ def task(cfg, data_root):
     return train.supervised(model, SgdConfig().make(cfg.train.steps), dataset)
 
 def run(cfg, ctx):
-    return ctx.train(task(cfg, ctx.data_root), cfg.train, seed=cfg.seed)
+    made = task(cfg, ctx.data_root)
+    return ctx.train(made, cfg.train, seed=cfg.seed, source="measured")
 '''
 CONFIG = '''
 """A small run."""
@@ -179,10 +180,21 @@ def test_a_stuck_process_is_found_and_named(root):
     code, _, err = finish(process)
     assert time.monotonic() - began < 90
     assert code == 7, err
-    assert "process 1 stood still" in err.splitlines()[-1]
+    assert "process 1 is behind" in err.splitlines()[-1]
     # The stacks of the one that slept say where.
     said = (killing.run_folder(root) / "process-1.txt").read_text() + err
     assert "gather" in said
+
+
+@pytest.mark.faults(14)
+def test_a_process_that_was_stopped_is_named(root):
+    """However far it was: the other waits for it within the same step or the next."""
+    process = command(root, "train.stall_seconds=4", "--processes", "2", "--quiet")
+    wait_for(root, 9, process)
+    rank(process, 1).send_signal(signal.SIGSTOP)
+    code, _, err = finish(process)
+    assert code == 7, err
+    assert "process 1 shows no sign of life" in err.splitlines()[-1]
 
 
 @pytest.mark.faults(2)

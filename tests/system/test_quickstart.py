@@ -1,11 +1,21 @@
-"""The README's commands are commands, and the table it begins with holds."""
+"""The README's commands are commands, and the table it begins with is the record."""
 
 import pathlib
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from hpcjax.runs import build, cli, commands, discover, table_commands
+from hpcjax.runs import (
+    build,
+    cli,
+    commands,
+    discover,
+    render,
+    table_commands,
+    table_records,
+)
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
@@ -32,9 +42,54 @@ def test_the_readme_names_configs_and_tables_that_exist(name):
         assert discover.load(name, {}, REPOSITORY).config
 
 
+def test_the_readmes_code_runs_as_it_stands(tmp_path, monkeypatch):
+    """But for the number of steps."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    names = {}
+    for block in blocks:
+        exec(block.replace('"200"', '"12"'), names)
+    assert names["logits"].shape == (8, 10)
+    assert names["result"].dataset.sizes["step"] == 12
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    table = discover.find_tables(REPOSITORY)["jorge/quickstart"]
+    return table_records.read_record(table, "cpu", REPOSITORY)
+
+
+@pytest.mark.smoke
+def test_the_readme_shows_the_committed_quickstart(recorded):
+    """As `hpcjax table jorge/quickstart --format md` prints it."""
+    shown = render.render_table(table_records.to_result(recorded), "md")
+    assert shown in README
+
+
+@pytest.mark.smoke
+def test_the_readmes_picture_is_of_the_committed_quickstart(recorded):
+    with Image.open(REPOSITORY / "docs" / "quickstart.png") as picture:
+        drawn = picture.info["Description"].split()
+    new = "`hpcjax report jorge/quickstart` draws the one to copy from runs/"
+    assert drawn == [run["id"] for run in recorded.content["runs"]], new
+
+
+@pytest.mark.smoke
+def test_rows_of_the_quickstart_have_the_same_seeds(recorded):
+    seeds = {}
+    for run in recorded.content["runs"]:
+        seeds.setdefault(run["row"], []).append(run["overrides"]["seed"])
+    assert list(seeds) == ["sgd", "adamw", "shampoo", "jorge"]
+    assert all(each == [*map(str, range(20, 32))] for each in seeds.values())
+
+
 @pytest.mark.slow
-def test_the_quickstart_table_holds(tmp_path):
+def test_the_quickstart_can_be_made(tmp_path):
     """All of it: a minute on two idle cores."""
     result = build.build_table("jorge/quickstart", root=tmp_path, progress=False)
-    assert result.passed, result.verdicts
     assert all(run["row"] in result.dataset["row"] for run in result.runs)
+    assert np.isfinite(result.dataset["steps_by_seed"]).all()
+    assert float(result.dataset["ratio"].sel(row="jorge")) < 1.0
+    (verdict,) = result.verdicts
+    assert verdict.ours == float(result.dataset["ratio_high"].sel(row="jorge"))

@@ -1,12 +1,13 @@
 """Committed results of tables: what they claim follows from what they hold."""
 
-import collections
 import json
+import math
 
 import pytest
 
 from hpcjax.runs import discover, table_records
 from hpcjax.runs.table_records import read_record, record_path
+from hpcjax.runs.tables import judge
 from tests.system.test_configs import REPOSITORY
 
 TABLES = discover.find_tables(REPOSITORY)
@@ -43,20 +44,38 @@ def test_verdicts_follow_from_cells(table_id, tier):
     assert len(told) == len(forged["claims"])
 
 
-def test_kfac_and_its_rivals_were_tuned_alike():
-    """Five seeds, as many trials for each optimizer, and no seed tuned on.
+@pytest.mark.parametrize("table_id", TABLES)
+def test_every_claim_has_a_negative_control(table_id):
+    for tier in TABLES[table_id].tiers.values():
+        assert [name for name, claim in tier.claims.items() if not claim.control] == []
 
-    The claim itself, four seeds of five on digits, does not hold: acceptance check 10
-    of KAISA is not claimed.
-    """
-    found = record("kaisa/steps")
-    trials, seeds = collections.Counter(), collections.defaultdict(set)
-    for run in found["runs"]:
-        row, seed = run["row"], run["overrides"]["seed"]
-        if run["tuning"]:
-            trials[row] += 1
-        else:
-            seeds[row].add(seed)
-        assert (seed == "1000") == run["tuning"]
-    assert len(set(trials.values())) == 1
-    assert {len(each) for each in seeds.values()} == {5}
+
+@pytest.mark.parametrize(("table_id", "tier"), RECORDS)
+def test_negative_controls_fail_their_claims(table_id, tier):
+    found = read_record(TABLES[table_id], tier, REPOSITORY)
+    claims = TABLES[table_id].tier(tier).claims
+    for verdict in judge(TABLES[table_id].tier(tier), table_records.to_dataset(found)):
+        if verdict.broken is None:
+            continue
+        assert not math.isnan(verdict.broken), verdict
+        assert not claims[verdict.name].holds(verdict.broken), verdict
+
+
+TUNED = [
+    name
+    for name, table in TABLES.items()
+    if any(runs.tune for tier in table.tiers.values() for runs in tier.runs.values())
+]
+
+
+@pytest.mark.parametrize("table_id", TUNED)
+def test_baselines_are_tuned_as_well_as_ours(table_id):
+    """As many trials for each, the same seeds, and none that is reported."""
+    for tier in TABLES[table_id].tiers.values():
+        tuned = [runs for runs in tier.runs.values() if runs.tune]
+        assert len({len(runs.trials()) for runs in tuned}) == 1
+        assert len({(runs.tune_seeds, runs.smooth, runs.by) for runs in tuned}) == 1
+        assert len(tuned[0].tune_seeds) >= 3
+        for runs in tier.runs.values():
+            assert len(runs.seeds) >= 5
+            assert not set(runs.seeds) & set(tuned[0].tune_seeds)

@@ -74,6 +74,8 @@ def check_same(root, undisturbed):
     assert (killing.run_folder(root) / "status").read_text() == "done\n"
 
 
+# Eleven processes one after the other, each of which loads JAX.
+@pytest.mark.timeout(900)
 @pytest.mark.faults(1)
 def test_a_run_killed_ten_times_goes_on_bit_for_bit(whole, tmp_path):
     name, undisturbed = whole

@@ -11,9 +11,10 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from hpcjax import averaging, data, optim, sharding, train
-from hpcjax.core import parts, per_device, trees
+from hpcjax.core import after, parts, per_device, trees
 from hpcjax.optim import kfac
 from hpcjax.runs.training import with_stacks
+from tests.train import hlo_order
 
 # What makes a part small, and do all that it does within two steps.
 SMALL: dict[str, dict[str, Any]] = {
@@ -59,9 +60,20 @@ def choices() -> dict[str, tuple[Any, ...]]:
 
 
 def _of_rooms(kind: str) -> tuple[str, ...]:
-    """Returns the parts but those of papers, which have tests of their own."""
+    """Returns the parts but those of papers, which have tests of their own.
+
+    And but `jorge_from_sgd`, which makes Jorge's transform of SGD's values: it has a
+    row of its own, `DERIVED`.
+    """
     places = parts.list_places(kind).items()
-    return tuple(name for name, place in places if place.startswith("hpcjax."))
+    return tuple(
+        name
+        for name, place in places
+        if place.startswith("hpcjax.") and name != "jorge_from_sgd"
+    )
+
+
+DERIVED = Row("jorge_from_sgd", "ok_topk", "local_sgd", None, "causal_lm", 4)
 
 
 def refused() -> list[tuple[tuple[str, str], tuple[str, str]]]:
@@ -273,7 +285,8 @@ def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -
         else:
             updates, opt = chained.update(grads, opt, params, **extras)
             held = optax.apply_updates(params, updates)
-        return *per_device.leave((held, opt)), jax.lax.pmean(new, axes)
+        new = jax.lax.pmean(after(new, held), axes)
+        return *per_device.leave((held, opt)), new
 
     opt = (worker or chained).init(params)
     held = per_device.wrap(params, "worker") if worker else params
@@ -288,8 +301,16 @@ def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -
             check_vma=False,
         )
     )
-    for number in range(STEPS):
-        batch = own.train.gather(np.arange(ROWS) + ROWS * number)
+    # Placed as steps return them, or the second step would be compiled once more.
+    placed = [jax.sharding.NamedSharding(mesh, spec) for spec in (P(), P(axes))]
+    held, opt, state = jax.device_put(
+        (held, opt, state), (*sharding.state_shardings((held, opt), mesh), placed[0])
+    )
+    batches = [own.train.gather(np.arange(ROWS) + ROWS * at) for at in range(STEPS)]
+    batches = [jax.device_put(batch, placed[1]) for batch in batches]
+    run = run.lower(held, opt, state, batches[0], jnp.int32(0)).compile()
+    assert not hlo_order.swappable(run.as_text())
+    for number, batch in enumerate(batches):
         held, opt, state = run(held, opt, state, batch, jnp.int32(number))
     return per_device.agree_outside(held)
 

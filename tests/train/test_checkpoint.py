@@ -4,6 +4,7 @@ import logging
 import pathlib
 import random
 import shutil
+import types
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DiskFull
 from hpcjax.core.per_device import PerDevice
 from hpcjax.train import checkpoint, checkpoint_files
 from hpcjax.train.checkpoint import Checkpoints
+from tests import full_disk
 
 
 class Residual(NamedTuple):
@@ -428,6 +430,30 @@ def test_a_full_disk_says_so_and_harms_nothing(checkpoints, monkeypatch, where):
     assert checkpoints.restore({"a": jnp.zeros(3)}).step == 1
     save(checkpoints, 2, {"a": jnp.zeros(3)})
     assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.faults(18)
+@pytest.mark.parametrize("stage", full_disk.STAGES)
+def test_a_checkpoint_without_room_for_its_manifest_is_none(checkpoints, stage):
+    save(checkpoints, 1, {"a": jnp.zeros(3)})
+    with (
+        full_disk.no_room("MANIFEST.json", stage) as failed,
+        pytest.raises(DiskFull, match="bytes free"),
+    ):
+        save(checkpoints, 2, {"a": jnp.ones(3)})
+    assert failed
+    assert [path.name for path in checkpoints._directory.iterdir()] == ["1"]
+    assert checkpoints.restore({"a": jnp.zeros(3)}).step == 1
+    save(checkpoints, 2, {"a": jnp.ones(3)})
+    assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.faults(18)
+def test_a_state_that_does_not_fit_is_not_begun(checkpoints, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=9))
+    with pytest.raises(DiskFull, match="9 bytes free, 12 needed"):
+        save(checkpoints, 1, {"a": jnp.zeros(3)})
+    assert not list(checkpoints._directory.iterdir())
 
 
 @pytest.mark.faults(8)

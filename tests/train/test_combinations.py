@@ -13,8 +13,8 @@ from hpcjax.core import ConfigError, per_device, trees
 from hpcjax.runs import discover
 from hpcjax.runs.training import TrainingConfig
 from hpcjax.train import snapshot
-from tests.train import combinations
-from tests.train.combinations import ROWS, Row
+from tests.train import combinations, hlo_order
+from tests.train.combinations import DERIVED, ROWS, Row
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 discover.activate(REPOSITORY)  # whose papers list parts, too
@@ -45,7 +45,9 @@ def test_parts_that_do_the_same_are_refused_by_name(left, right):
 TOO_FEW = "workers must be a multiple of k"
 
 
-@pytest.mark.parametrize("row", COVERING, ids=lambda row: "-".join(map(str, row)))
+@pytest.mark.parametrize(
+    "row", [*COVERING, DERIVED], ids=lambda row: "-".join(map(str, row))
+)
 def test_parts_train_together_as_in_a_loop_of_ones_own_and_resume(row: Row):
     if row.backward == "partial" and row.devices == 1:
         with pytest.raises(ConfigError, match=TOO_FEW):
@@ -60,6 +62,9 @@ def test_parts_train_together_as_in_a_loop_of_ones_own_and_resume(row: Row):
         for at in (0, ROWS)
     )
     step = train.train_step(task, mesh, start).lower(start, first).compile()
+    # On a busy processor devices would take these in different orders, and wait for
+    # ever: `core.after`.
+    assert not hlo_order.swappable(step.as_text())
     state, _ = step(start, first)
     kept = snapshot.take(state)
     state, metrics = step(state, second)

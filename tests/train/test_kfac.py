@@ -17,7 +17,7 @@ from tests.train import tiny
 
 def task(devices=1, **options):
     """The tiny task's data and model under K-FAC and momentum."""
-    plain = tiny.task()._replace(model=models.mlp((4,), 3, widths=(5,)))
+    plain = tiny.task().replace(model=models.mlp((4,), 3, widths=(5,)))
     options = {"inv_update_steps": 3, **options}
     config = KfacConfig(base=SgdConfig(lr=0.05), **options)
     method = train.compose(
@@ -138,7 +138,7 @@ def _is_kfac(node):
 def test_a_state_that_is_no_kfac_is_refused():
     plain = task()
     observed = core.Optimization(optax.sgd(0.1), plain.method.gradients)
-    other = plain._replace(method=optim.data_parallel(observed))
+    other = plain.replace(method=optim.data_parallel(observed))
     with pytest.raises(ValueError, match="no state of K-FAC"):
         fit(other, 1)
 

@@ -1,21 +1,28 @@
+import contextlib
 import logging
+import pathlib
 import re
 import signal
 import threading
 import time
 
 import chex
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import strategies as st
 
 from hpcjax import sharding, train
-from hpcjax.core import ConfigError, Diverged, Interrupted, Preempted
+from hpcjax.core import ConfigError, DataFormatError, Diverged, Interrupted, Preempted
 from hpcjax.runs import results
+from hpcjax.runs.metrics import Metrics
 from hpcjax.train import watchdog as watchdogs
 from tests.train import test_step, tiny
+
+NOTHING = contextlib.nullcontext()
 
 
 def fit(
@@ -89,10 +96,10 @@ def test_the_step_is_traced_once_also_after_resuming(tmp_path):
             traced.append(batch)
         return objective(outputs, batch)
 
-    task = task._replace(objective=counted)
+    task = task.replace(objective=counted)
     fit(task, steps=6, directory=tmp_path)
     assert len(traced) == 1
-    fit(task, steps=9, directory=tmp_path)
+    fit(task.replace(), steps=9, directory=tmp_path)  # as in another process
     assert len(traced) == 2
 
 
@@ -176,6 +183,63 @@ def test_a_batch_that_devices_cannot_share_is_refused():
         fit(devices=7)
 
 
+@pytest.mark.faults(12)
+@hypothesis.given(
+    batch_size=st.integers(1, 40),
+    devices=st.integers(1, 8),
+    accumulate=st.integers(1, 5),
+    examples=st.integers(0, 20),
+    held_out=st.integers(0, 3),
+)
+def test_every_batch_is_shared_evenly_or_refused_with_what_was_given(
+    batch_size, devices, accumulate, examples, held_out
+):
+    """Batches smaller than the devices or than the data set, and empty data sets."""
+    task = tiny.task()
+    source = tiny.dataset()._replace(
+        train=tiny.Points(examples), validation=tiny.Points(held_out)
+    )
+    config = train.TrainConfig(steps=1, batch_size=batch_size, accumulate=accumulate)
+    rows, left = divmod(batch_size, devices)
+    refusal = None
+    if not (examples and held_out):
+        refusal = "at least one example for (train|validation): got none"
+    elif left:
+        refusal = f"divide by the {devices} devices.*: got {batch_size}"
+    elif rows % accumulate:
+        refusal = f"divide the {rows} examples of a device: got {accumulate}"
+    expected = pytest.raises(ConfigError, match=refusal) if refusal else NOTHING
+    with expected:
+        train.check_batch(
+            task.replace(dataset=source), config, sharding.data_mesh(devices)
+        )
+
+
+@pytest.mark.faults(12)
+def test_more_devices_than_examples_train_and_score_all_of_them(caplog):
+    few = tiny.dataset()._replace(train=tiny.Points(3), validation=tiny.Points(2))
+    state, records = fit(tiny.task().replace(dataset=few), steps=2, devices=8)
+    assert "batch_size=16 is more than the 3 examples" in caplog.text
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    assert np.isfinite([r["val_loss"] for r in records if "val_loss" in r]).all()
+
+
+@pytest.mark.faults(12)
+def test_a_validation_set_without_weight_has_no_mean(caplog, tmp_path):
+    """Labels that are all ignored, say."""
+    task = tiny.task()
+
+    def unlabelled(outputs, batch):
+        found = task.objective(outputs, batch)
+        return found._replace(count=0.0 * found.count) if "weight" in batch else found
+
+    records = Metrics(tmp_path / "metrics.jsonl")
+    fit(task.replace(objective=unlabelled), steps=2, eval_every=1, records=records)
+    scores = [r["val_loss"] for r in records.read() if "val_loss" in r]
+    assert np.isnan(scores).tolist() == [True, True]
+    assert "step 1: the validation is not finite: ['val_error', " in caplog.text
+
+
 class Poisoned(tiny.Points):
     """Points of which some are infinite."""
 
@@ -186,7 +250,7 @@ class Poisoned(tiny.Points):
 
 def poisoned_task(bad):
     dataset = tiny.dataset()._replace(train=Poisoned(bad))
-    return tiny.task()._replace(dataset=dataset)
+    return tiny.task().replace(dataset=dataset)
 
 
 @pytest.mark.faults(10)
@@ -208,6 +272,59 @@ def test_bad_steps_in_a_row_end_the_run_and_keep_its_checkpoints(tmp_path):
         fit(poisoned_task(set(range(96))), steps=30, directory=tmp_path, max_skipped=3)
     with train.Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [4]
+
+
+@pytest.mark.faults(10)
+def test_bad_steps_are_counted_across_a_stop(tmp_path):
+    """So that a run that is stopped again and again ends none the later."""
+    bad, options = poisoned_task(set(range(96))), {"checkpoint_every": 1}
+    fit(bad, steps=2, directory=tmp_path, max_skipped=5, **options)
+    fit(bad, steps=4, directory=tmp_path, max_skipped=5, **options)
+    with pytest.raises(Diverged, match=r"5 consecutive steps.*the last step 5"):
+        fit(bad, steps=30, directory=tmp_path, max_skipped=5, **options)
+    # A good step between them ends the row.
+    fit(tiny.task(), steps=5, directory=tmp_path, **options)
+    with pytest.raises(Diverged, match="the last step 10"):
+        fit(bad, steps=30, directory=tmp_path, max_skipped=5, **options)
+
+
+def cut_lines(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:3]))
+
+
+def change_digit(path):
+    text = path.read_text()
+    at = text.index('"loss": ') + len('"loss": 0.')
+    path.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+
+
+@pytest.mark.parametrize("damage", [cut_lines, change_digit, pathlib.Path.unlink])
+def test_a_run_does_not_go_on_without_its_records(tmp_path, damage):
+    kept = tmp_path / "metrics.jsonl"
+    options = {"directory": tmp_path / "checkpoints", "checkpoint_every": 3}
+    fit(steps=8, records=Metrics(kept), **options)
+    whole = kept.read_bytes()
+    with kept.open("a") as file:
+        file.write('{"step": 9, "lo')  # what a kill leaves
+    damage(kept)
+    with pytest.raises(DataFormatError, match=r"records .* when the checkpoint was"):
+        fit(steps=12, records=Metrics(kept), **options)
+    kept.write_bytes(whole)
+    fit(steps=12, records=Metrics(kept), **options)
+    steps = [r["step"] for r in Metrics(kept).read() if "loss" in r]
+    assert steps == list(range(1, 13))
+
+
+def test_an_older_checkpoint_knows_its_records_too(tmp_path):
+    """Of records that were rewound and written again, the first ones are the same."""
+    kept, folder = tmp_path / "metrics.jsonl", tmp_path / "checkpoints"
+    options = {"directory": folder, "checkpoint_every": 3}
+    fit(steps=8, records=Metrics(kept), **options)
+    for newest in ("8", "6"):
+        next(folder.joinpath(newest).rglob("*/d/*")).unlink()
+    fit(steps=12, records=Metrics(kept), **options)
+    steps = [r["step"] for r in Metrics(kept).read() if "loss" in r]
+    assert steps == list(range(1, 13))
 
 
 def explosive(at: int) -> optax.GradientTransformation:
@@ -254,7 +371,7 @@ def test_an_exception_in_the_data_thread_reaches_the_loop():
         def gather(self, indices):
             raise OSError("disk on fire")
 
-    task = tiny.task()._replace(dataset=tiny.dataset()._replace(train=Broken()))
+    task = tiny.task().replace(dataset=tiny.dataset()._replace(train=Broken()))
     with pytest.raises(OSError, match="disk on fire"):
         fit(task)
 
@@ -296,7 +413,7 @@ def test_the_time_of_a_run_is_accounted_for(tmp_path):
             time.sleep(0.05)
             return super().gather(indices)
 
-    task = tiny.task()._replace(dataset=tiny.dataset()._replace(train=Slow()))
+    task = tiny.task().replace(dataset=tiny.dataset()._replace(train=Slow()))
     began = time.perf_counter()
     _, records = fit(task, steps=12, directory=tmp_path, checkpoint_every=5)
     whole = time.perf_counter() - began
@@ -305,7 +422,7 @@ def test_the_time_of_a_run_is_accounted_for(tmp_path):
     assert [r["step"] for r in told] == [0, 5, 5, 10, 10, 12, 12]
     assert set(told[0]) == {"step", "compile_seconds", "spent_init_seconds"}
     assert told[0]["spent_init_seconds"] > told[0]["compile_seconds"]
-    split = results.time_split(results.history(records))
+    split = results.time_split(results.history(records, "measured"))
     assert all(seconds > 0 for what, seconds in split.items() if what != "lost")
     training = max(r["seconds"] for r in records if "seconds" in r)
     assert split["compute"] + split["data"] == pytest.approx(training)
@@ -345,7 +462,7 @@ def test_a_run_that_is_stuck_is_found_wherever_it_is(
         "train": Stuck(0, released),
         "validation": Stuck(4, released, count=37, seed=1),
     }[part]
-    task = tiny.task()._replace(dataset=tiny.dataset()._replace(**{part: stuck}))
+    task = tiny.task().replace(dataset=tiny.dataset()._replace(**{part: stuck}))
     least = {"train": 0.01, "validation": 1.0}[part]
     config = train.TrainConfig(steps=10, batch_size=16, eval_every=5)
     with watchdogs.Watchdog(tmp_path, 0, least) as watched:

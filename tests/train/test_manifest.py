@@ -123,11 +123,3 @@ def test_checksum_is_of_the_bytes_in_c_order(dtype):
     assert manifests.checksum(np.asfortranarray(array)) == wanted
     scalar = array[1, 1, ...]
     assert manifests.checksum(scalar) == xxhash.xxh3_128_hexdigest(scalar.tobytes())
-
-
-def test_file_checksum_reads_in_chunks(tmp_path, monkeypatch):
-    content = bytes(range(250)) * 10
-    (tmp_path / "f").write_bytes(content)
-    monkeypatch.setattr(manifests, "_CHUNK", 64)
-    wanted = xxhash.xxh3_128_hexdigest(content)
-    assert manifests.file_checksum(tmp_path / "f") == wanted

@@ -76,7 +76,7 @@ def test_a_step_compiles_once_and_keeps_its_shardings(compilations):
 
 def test_a_forgotten_exchange_is_an_error_that_says_so():
     full = tiny.task()
-    alone = full._replace(method=optim.data_parallel(optax.sgd(0.1), mean=None))
+    alone = full.replace(method=optim.data_parallel(optax.sgd(0.1), mean=None))
     with pytest.raises(ValueError, match=r"parameters differ.*all_reduce_mean"):
         run_steps(alone, 8, 1)
 
@@ -128,7 +128,7 @@ def error_feedback(density: float, axis: str) -> optax.GradientTransformationExt
 
 def sparse_task():
     tx = optax.chain(error_feedback(0.3, "data"), optax.trace(0.9), optax.scale(-0.2))
-    return tiny.task()._replace(method=optim.data_parallel(tx, mean=None))
+    return tiny.task().replace(method=optim.data_parallel(tx, mean=None))
 
 
 def simulate_error_feedback(params, batch, devices, steps):
@@ -193,7 +193,7 @@ def test_bare_state_that_differs_between_devices_is_an_error():
         return mean, updates
 
     tx = optax.GradientTransformationExtraArgs(init, update)
-    task = tiny.task()._replace(method=optim.data_parallel(tx, mean=None))
+    task = tiny.task().replace(method=optim.data_parallel(tx, mean=None))
     with pytest.raises(ValueError, match=r"optimizer state differ.*PerDevice"):
         run_steps(task, 8, 1)
 

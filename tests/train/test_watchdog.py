@@ -1,10 +1,10 @@
-import math
+import os
 import time
 
 import pytest
 
 from hpcjax.train import watchdog
-from hpcjax.train.watchdog import Watchdog, find_behind
+from hpcjax.train.watchdog import Watchdog, blame
 
 
 @pytest.fixture
@@ -66,17 +66,17 @@ def test_steps_keep_it_quiet(tmp_path, ticking):
     assert ticking == [7]
 
 
-def test_checkpoints_may_take_for_ever(tmp_path, ticking):
+def test_checkpoints_may_take_half_an_hour(tmp_path, ticking, monkeypatch):
+    monkeypatch.setattr(watchdog, "_TICK", 1.0)
     watched = Watchdog(tmp_path, 0, 0.005)
-    let_pass(watched, 10_000)  # reads one
+    let_pass(watched, 1800)  # reads one
     watched.expect("step")
     for step in range(1, 5):
         watched.beat(step)
     watched.expect("checkpoint")
-    let_pass(watched, 10_000)
+    let_pass(watched, 1800)
     assert not ticking
-    watched.expect("step")
-    let_pass(watched, 10_000)
+    let_pass(watched, 1)
     assert ticking == [7]
 
 
@@ -109,7 +109,7 @@ def clock(monkeypatch):
 @pytest.mark.parametrize("what", ["step", "validation"])
 def test_how_long_each_may_take(tmp_path, clock, what):
     watched = Watchdog(tmp_path, 0, 60.0)
-    assert watched.limit() == math.inf
+    assert watched.limit() == 1800.0
     watched.expect(what)
     limits = []
     for number, seconds in enumerate((900.0, 1.0, 10.0, 11.0), 1):
@@ -120,7 +120,7 @@ def test_how_long_each_may_take(tmp_path, clock, what):
     # The first compiles; then, before a median is known; then that of 900, 1 and 10.
     assert limits == [1800.0, 600.0, 600.0, 200.0]
     watched.expect("checkpoint")
-    assert watched.limit() == math.inf
+    assert watched.limit() == 1800.0
     watched.expect(what)
     assert watched.limit() == 20 * 10.5
     other = {"step": "validation", "validation": "step"}[what]
@@ -152,17 +152,36 @@ def test_files_of_an_earlier_attempt_are_forgotten(tmp_path):
         (tmp_path / name).write_text("40\n")
     with Watchdog(tmp_path, 0, 60.0, count=2) as watched:
         watched.beat(9)
-        assert find_behind(tmp_path) == (9, "0")
+        assert blame(tmp_path) == "process 0 is behind at 9"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_who_is_behind(tmp_path):
-    assert find_behind(tmp_path) == (0, "")
+    assert blame(tmp_path) == "process  is behind at 0"
     for index, text in enumerate(["5\n", "4\n", "4\n", "", "?"]):
         (tmp_path / str(index)).write_text(text)
     (tmp_path / "note.txt").write_text("9")
-    assert find_behind(tmp_path) == (4, "1, 2")
+    assert blame(tmp_path) == "process 1, 2 is behind at 4"
     (tmp_path / "1").write_text("4 2\n")  # in the validation after it
-    assert find_behind(tmp_path) == (4, "2")
+    assert blame(tmp_path) == "process 2 is behind at 4"
     (tmp_path / "2").write_text("4 10\n")
-    assert find_behind(tmp_path) == (4, "1")
+    assert blame(tmp_path) == "process 1 is behind at 4"
+
+
+def test_a_process_that_is_stopped_is_to_blame_though_it_is_ahead(tmp_path):
+    for index, step in enumerate((7, 8, 7)):
+        (tmp_path / str(index)).write_text(f"{step}\n")
+        os.utime(tmp_path / str(index), (1000.0, 1000.0))
+    os.utime(tmp_path / "0", (1002.5, 1002.5))
+    assert blame(tmp_path) == "process 0, 2 is behind at 7"
+    os.utime(tmp_path / "0", (1006.0, 1006.0))
+    os.utime(tmp_path / "2", (1005.5, 1005.5))
+    assert blame(tmp_path) == "process 1 shows no sign of life, last at 8"
+
+
+def test_a_living_process_touches_its_file(tmp_path, ticking):
+    watched = Watchdog(tmp_path, 0, 60.0)
+    watched.beat(1)
+    os.utime(tmp_path / "0", (1000.0, 1000.0))
+    let_pass(watched, 1)
+    assert (tmp_path / "0").stat().st_mtime > 1000.0

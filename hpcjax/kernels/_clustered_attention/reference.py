@@ -21,7 +21,7 @@ def clustered_attention(
     """See `kernels.clustered_attention`."""
     if key_heads is not None:
         keys = jnp.take_along_axis(keys, key_heads[:, None, :, None], axis=2)
-    scores = _product("bqcd,btcd->bcqt", query, keys) / math.sqrt(query.shape[-1])
+    scores = product("bqcd,btcd->bcqt", query, keys) / math.sqrt(query.shape[-1])
     seen = jnp.arange(keys.shape[1]) <= positions[:, None, :, None]
     # jax.nn.softmax would give NaN for a query without keys, whose output is to be 0.
     largest = jnp.max(scores, axis=-1, keepdims=True, where=seen, initial=-jnp.inf)
@@ -32,12 +32,12 @@ def clustered_attention(
     maps = jnp.take_along_axis(weights, assign[:, :, None, None], axis=1)
     batch, _, kv_heads, head_dim = values.shape
     grouped = maps.reshape(batch, kv_heads, -1, *maps.shape[2:])
-    y = _product("bkgqt,btkd->bqkgd", grouped, values)
+    y = product("bkgqt,btkd->bqkgd", grouped, values)
     y = y.reshape(*positions.shape, assign.shape[1], head_dim)
     return y.astype(dtype or query.dtype)
 
 
-def _product(formula: str, left: jax.Array, right: jax.Array) -> jax.Array:
+def product(formula: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """Returns an einsum that accumulates in float32.
 
     Operands of one low-precision dtype stay so: products of bfloat16 are exact in

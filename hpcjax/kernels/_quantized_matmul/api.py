@@ -1,27 +1,22 @@
 """Products with quantized matrices: checks, and the choice of an implementation."""
 
 import functools
-import logging
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hpcjax.core.errors import ConfigError, nearest
-from hpcjax.kernels._quantized_matmul import tiles
+from hpcjax.core.errors import ConfigError
+from hpcjax.kernels._dispatch import INTERPRETED, choose
+from hpcjax.kernels._quantized_matmul import launch
 from hpcjax.kernels._quantized_matmul.matrix import (
     QuantizedMatrix,
     check_matrix,
     replace_scales,
 )
-from hpcjax.kernels._quantized_matmul.pallas import find_problem, pallas
 from hpcjax.kernels._quantized_matmul.reference import reference
 
-log = logging.getLogger(__name__)
-
-IMPLEMENTATIONS = ("reference", "pallas")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -31,29 +26,30 @@ def quantized_matmul(
     *,
     implementation: str = "auto",
     output: Any = None,
-    interpret: bool = False,
 ) -> Float[Array, "*batch outputs"]:
     """Computes y_o = Σ_i x_i s_go (q_io − z_go), where g is the group of input i.
 
-    Sums are float32. Weights are rounded to the dtype of x before the product, except
-    by the Pallas kernel for one row, which multiplies in float32. Gradients with
-    respect to x, scales and zeros are those of the reference; integers have none.
+    Sums are float32, and weights are rounded to the dtype of x. The kernel for one row
+    of a lower dtype instead adds 32 products at a time in float16, of weights that are
+    not rounded. Gradients with respect to x, scales and zeros are those of the
+    reference; integers have none.
 
     Args:
       x: `[..., inputs]`, float16, bfloat16 or float32.
       matrix: Ŵ, not stacked.
-      implementation: "reference" for plain JAX; "pallas" for the GPU kernels; "auto"
-        for the kernels on a GPU where they support the matrix and x has at most 256
-        rows. A named implementation is never replaced by another.
+      implementation: "reference" for plain JAX; "triton" for the GPU kernels;
+        "interpreted" for these by numpy on the CPU, slowly; "auto" for the kernel on a
+        GPU where it supports the matrix and x has one row: the one for several has not
+        been timed against the reference. What is named is never replaced.
       output: dtype of y; None for that of x.
-      interpret: runs the Pallas kernel in Python on any device, slowly, for tests.
 
     Returns:
       y, `[..., outputs]`.
 
     Raises:
       ConfigError: shapes or dtypes that do not fit, or an unknown implementation.
-      UnsupportedOp: "pallas" with groups that are not a multiple of 32 inputs.
+      UnsupportedOp: a kernel is named and cannot run here, or groups are not a multiple
+        of 32 inputs.
 
     References:
       Frantar et al., GPTQ, ICLR 2023, §5 (the product of one token).
@@ -66,20 +62,21 @@ def quantized_matmul(
       >>> quantized_matmul(jnp.array([1.0, 10.0]), matrix).tolist()
       [38.0]
     """
-    _check(x, matrix, implementation)
-    if implementation == "auto":
-        implementation = _choose(x, matrix)
-    if implementation == "reference":
+    _check(x, matrix)
+    chosen = choose(
+        "quantized_matmul",
+        implementation,
+        unsupported=launch.find_problem(matrix),
+        slower=None if x.size == matrix.inputs else "x has several rows",
+    )
+    if chosen == "reference":
         y = reference(x, matrix)
     else:
-        y = _pallas(interpret, x, matrix)
+        y = _by_kernel(chosen == INTERPRETED, x, matrix)
     return y.astype(output or x.dtype)
 
 
-def _check(x: jax.Array, matrix: QuantizedMatrix, implementation: str) -> None:
-    if implementation not in ("auto", *IMPLEMENTATIONS):
-        hint = nearest(implementation, ("auto", *IMPLEMENTATIONS))
-        raise ConfigError(f"no implementation {implementation!r}{hint}")
+def _check(x: jax.Array, matrix: QuantizedMatrix) -> None:
     check_matrix(matrix)
     if not x.ndim or x.shape[-1] != matrix.inputs:
         raise ConfigError(
@@ -90,36 +87,19 @@ def _check(x: jax.Array, matrix: QuantizedMatrix, implementation: str) -> None:
         raise ConfigError(f"x must be one of {', '.join(_DTYPES)}: got {x.dtype}")
 
 
-def _choose(x: jax.Array, matrix: QuantizedMatrix) -> str:
-    platform = jax.default_backend()
-    problem = find_problem(matrix)
-    if platform != "gpu":
-        problem = f"the device is a {platform}"
-    elif math.prod(x.shape[:-1]) > tiles.MANY_ROWS:
-        problem = f"x has more than {tiles.MANY_ROWS} rows"
-    chosen = "reference" if problem else "pallas"
-    _log_choice(chosen, problem or "the device is a gpu")
-    return chosen
-
-
-@functools.cache
-def _log_choice(chosen: str, because: str) -> None:
-    log.info("quantized_matmul takes implementation=%r: %s", chosen, because)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _pallas(interpret: bool, x: jax.Array, matrix: QuantizedMatrix) -> jax.Array:
-    return pallas(x, matrix, interpret=interpret)
+def _by_kernel(interpreted: bool, x: jax.Array, matrix: QuantizedMatrix) -> jax.Array:
+    return launch.product(x, matrix, interpreted=interpreted)
 
 
 def _forward(
-    interpret: bool, x: jax.Array, matrix: QuantizedMatrix
+    interpreted: bool, x: jax.Array, matrix: QuantizedMatrix
 ) -> tuple[jax.Array, tuple[jax.Array, QuantizedMatrix]]:
-    return _pallas(interpret, x, matrix), (x, matrix)
+    return _by_kernel(interpreted, x, matrix), (x, matrix)
 
 
 def _backward(
-    interpret: bool, kept: tuple[jax.Array, QuantizedMatrix], g: jax.Array
+    interpreted: bool, kept: tuple[jax.Array, QuantizedMatrix], g: jax.Array
 ) -> tuple[jax.Array, Any]:
     x, matrix = kept
     # The cotangent may be float32: in the dtype of x, both operands of the products
@@ -142,4 +122,4 @@ def _backward(
     return dx.reshape(x.shape), replace_scales(none, scale, zero)
 
 
-_pallas.defvjp(_forward, _backward)
+_by_kernel.defvjp(_forward, _backward)

@@ -174,8 +174,10 @@ def join_outputs(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
     return _map_outputs(lambda *parts: jnp.concatenate(parts, axis=-1), *matrices)
 
 
-def take_outputs(matrix: QuantizedMatrix, outputs: slice) -> QuantizedMatrix:
-    """Returns the matrix of a slice of the outputs."""
+def take_outputs(
+    matrix: QuantizedMatrix, outputs: slice | np.ndarray
+) -> QuantizedMatrix:
+    """Returns the matrix of some of the outputs, a slice or their places in order."""
     return _map_outputs(operator.itemgetter((..., outputs)), matrix)
 
 

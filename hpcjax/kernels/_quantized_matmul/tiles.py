@@ -5,10 +5,6 @@ from typing import NamedTuple
 
 from hpcjax.kernels._quantized_matmul.packing import RUN
 
-# A kernel unpacks the matrix for every tile of rows. Beyond so many rows it is cheaper
-# to unpack the whole matrix once.
-MANY_ROWS = 256
-
 
 class Tile(NamedTuple):
     """What one program of a kernel computes; sizes are powers of two.
@@ -16,7 +12,7 @@ class Tile(NamedTuple):
     Attributes:
       rows: rows of x; 1 for the kernel for one row.
       outputs: columns of the matrix.
-      runs: runs of 32 inputs whose words are loaded together.
+      runs: runs of 32 inputs of one tensor-core product; any number for one row.
       warps: number of threads / 32.
       stages: stages of Triton's software pipeline of loads.
     """
@@ -44,33 +40,29 @@ class Split(NamedTuple):
     parts: int
 
 
-# By bits: eight outputs per thread, so that a loaded value of x is used eight times.
-GEMV = {
-    bits: Tile(rows=1, outputs=1024, runs=2 if bits == 2 else 1, warps=4, stages=1)
-    for bits in (2, 3, 4, 8)
-}
-# By rows: tensor cores take at least 16, and contract 16 runs at a time. With four
-# warps, or with two stages and 64 rows, registers spill (compiled for sm_90).
+# Eight outputs per thread, so that a loaded value of x is used eight times.
+GEMV = Tile(rows=1, outputs=1024, runs=1, warps=4, stages=1)
+# By rows, the tensor cores' shorter side. The longer one is of outputs.
 GEMM = {
-    rows: Tile(rows=rows, outputs=64, runs=16, warps=8, stages=1)
+    rows: Tile(rows=rows, outputs=128, runs=2, warps=4, stages=2)
     for rows in (16, 32, 64)
 }
 # Programs that fill an H200 (132 multiprocessors) four times over.
 PROGRAMS = 528
 
 
-def choose_tile(rows: int, outputs: int, bits: int) -> Tile:
+def choose_tile(rows: int, outputs: int) -> Tile:
     """Returns the tile for a product, no wider than the outputs need.
 
     Examples:
-      >>> choose_tile(1, 100, 4).outputs, choose_tile(20, 4096, 4).rows
+      >>> choose_tile(1, 100).outputs, choose_tile(20, 4096).rows
       (128, 32)
     """
     if rows == 1:
-        tile = GEMV[bits]
+        tile = GEMV
     else:
         tile = GEMM[min((size for size in GEMM if size >= rows), default=max(GEMM))]
-    least = 32 if rows == 1 else 16
+    least = 32 if rows == 1 else 64
     needed = max(least, 1 << (outputs - 1).bit_length())
     return tile._replace(outputs=min(tile.outputs, needed))
 
@@ -88,7 +80,7 @@ def choose_split(
       group_size: a multiple of 32, or None.
 
     Examples:
-      >>> choose_split(GEMV[4], 1, 12288, 49152, 128)
+      >>> choose_split(GEMV, 1, 12288, 49152, 128)
       Split(chunk=4, chunks=96, share=9, parts=11)
     """
     runs = -(-inputs // RUN)

@@ -1,18 +1,12 @@
 """Selection above a threshold: checks, and the choice of an implementation."""
 
-import functools
-import logging
 from typing import NamedTuple
 
-import jax
 from jaxtyping import Array, Float, Int
 
 from hpcjax.core import checks
-from hpcjax.kernels._top_k import reference
-
-log = logging.getLogger(__name__)
-
-IMPLEMENTATIONS = ("auto", "reference", "pallas")
+from hpcjax.kernels._dispatch import INTERPRETED, choose
+from hpcjax.kernels._top_k import launch, reference
 
 
 class Selected(NamedTuple):
@@ -43,36 +37,31 @@ def select_above(
       threshold: as an integer of `magnitudes`, such as their `kth_magnitude`.
       capacity: size of the result; if more entries are selected, the first by index are
         returned.
-      implementation: `"reference"` for plain JAX; `"pallas"` for a GPU kernel that
-        reads the values once; `"auto"` for the kernel on a GPU.
+      implementation: `"reference"` for plain JAX; `"triton"` for a GPU kernel that
+        reads the values once; `"interpreted"` for the same by numpy, slowly; `"auto"`
+        for the kernel on a GPU.
 
     Raises:
       ConfigError: an unknown implementation, or no capacity.
+      UnsupportedOp: the kernel is named and cannot run here.
 
     References:
       Used in Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep
       Learning, PPoPP 2022.
 
     Examples:
+      >>> import jax
       >>> from hpcjax import kernels
       >>> x = jax.numpy.array([0.5, -3.0, 0.0, 2.0])
       >>> k = kernels.kth_magnitude(kernels.magnitudes(x), 2)
       >>> select_above(x, k, 3).indices.tolist()
       [1, 3, 4]
     """
-    checks.require_choice("implementation", implementation, IMPLEMENTATIONS)
     checks.require_count(1, capacity=capacity)
-    if implementation == "auto":
-        implementation = _choose(jax.default_backend())
-    if implementation == "reference":
+    chosen = choose("select_above", implementation)
+    if chosen == "reference":
         return Selected(*reference.select_above(x, threshold, capacity))
-    from hpcjax.kernels._top_k import pallas
-
-    return Selected(*pallas.select_above(x, threshold, capacity))
-
-
-@functools.cache
-def _choose(backend: str) -> str:
-    chosen = "pallas" if backend == "gpu" else "reference"
-    log.info("select_above: %s on %s", chosen, backend)
-    return chosen
+    interpreted = chosen == INTERPRETED
+    return Selected(
+        *launch.select_above(x, threshold, capacity, interpreted=interpreted)
+    )

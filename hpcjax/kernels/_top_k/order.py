@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from hpcjax.core.bisection import find_largest
 from hpcjax.kernels._top_k.masks import count
 
 _SIGN = 0x7FFFFFFF
@@ -49,14 +50,7 @@ def kth_magnitude(
     """
     order = order.reshape(-1)
 
-    # The result is the largest m with at least k values >= m. Its bits are decided from
-    # the highest to the lowest: one is set if at least k values still reach m with it.
-    def decide_bit(number: jax.Array, decided: jax.Array) -> jax.Array:
-        tried = decided | (1 << (_BITS - 1 - number))
-        reached = total(count(order >= tried))
-        return jnp.where(reached >= k, tried, decided)
+    def reaches(value: jax.Array) -> jax.Array:
+        return total(count(order >= value)) >= k
 
-    # The first bit outside the loop, for the loop's carry must have one type: inside
-    # `shard_map` the result varies over other mesh axes than a constant does.
-    first = decide_bit(jnp.int32(0), jnp.int32(0))
-    return jax.lax.fori_loop(1, _BITS, decide_bit, first)
+    return find_largest(reaches, _BITS, jnp.int32)

@@ -10,6 +10,7 @@ from hpcjax.core.errors import ConfigError, DataFormatError, UnsupportedOp, near
 from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.transformer_config import (
     BERT,
+    BLOOM,
     GPT2,
     LLAMA,
     OPT,
@@ -18,7 +19,7 @@ from hpcjax.models.transformer_config import (
     TransformerOptions,
 )
 
-FamilyName = Literal["gpt2", "opt", "llama", "bert"]
+FamilyName = Literal["gpt2", "opt", "bloom", "llama", "bert"]
 
 # The largest size that is believed; a file with a larger one is damaged.
 MOST = 2**31 - 1
@@ -28,7 +29,7 @@ _ACTIVATIONS: dict[str, Any] = {
     "gelu": "gelu_erf",
     "relu": "relu",
 }
-_OPTIONS = {"gpt2": GPT2, "opt": OPT, "llama": LLAMA}
+_OPTIONS = {"gpt2": GPT2, "opt": OPT, "bloom": BLOOM, "llama": LLAMA}
 _BERT_CLASSES = {
     "pretraining": "BertForPreTraining",
     "masked_lm": "BertForMaskedLM",
@@ -187,6 +188,33 @@ def _opt(description: Description, _: Collection[str]) -> Architecture:
     return Architecture("opt", config, context, description.size("vocab_size"))
 
 
+def _bloom(description: Description, _: Collection[str]) -> Architecture:
+    description.require_one_of("apply_residual_connection_post_layernorm", False)
+    # Files disagree about the names of the sizes.
+    width, depth, heads = (
+        next((name for name in names if description.content.get(name)), names[0])
+        for names in (
+            ("hidden_size", "n_embed"),
+            ("n_layer", "num_hidden_layers"),
+            ("n_head", "num_attention_heads"),
+        )
+    )
+    description.require_one_of("n_inner", None, 4 * description.size(width))
+    options = dataclasses.replace(
+        BLOOM,
+        norm_eps=description.number("layer_norm_epsilon", 1e-5),
+        tied_head=description.flag("tie_word_embeddings", True),
+    )
+    config = CausalLmConfig(
+        depth=description.size(depth),
+        width=description.size(width),
+        heads=description.size(heads),
+        options=options,
+    )
+    context = description.size("seq_length", 2048)
+    return Architecture("bloom", config, context, description.size("vocab_size"))
+
+
 def _llama(description: Description, _: Collection[str]) -> Architecture:
     description.require_one_of("hidden_act", "silu")
     description.require_one_of("attention_bias", False)
@@ -268,7 +296,13 @@ def _bert(description: Description, names: Collection[str]) -> Architecture:
     return Architecture("bert", config, context, description.size("vocab_size"))
 
 
-_READERS = {"gpt2": _gpt2, "opt": _opt, "llama": _llama, "bert": _bert}
+_READERS = {
+    "gpt2": _gpt2,
+    "opt": _opt,
+    "bloom": _bloom,
+    "llama": _llama,
+    "bert": _bert,
+}
 
 
 def from_gguf(
@@ -338,6 +372,7 @@ def family_of(config: CausalLmConfig | BertConfig) -> FamilyName:
     families: dict[str, FamilyName] = {
         "learned": "gpt2",
         "offset": "opt",
+        "alibi": "bloom",
         "rope": "llama",
     }
     family = families[options.position]
@@ -345,6 +380,7 @@ def family_of(config: CausalLmConfig | BertConfig) -> FamilyName:
     free = {
         "gpt2": ("norm_eps", "mlp", "tied_head"),
         "opt": ("norm_position", "final_norm", "mlp", "tied_head", "embed_width"),
+        "bloom": ("norm_eps", "tied_head"),
         "llama": ("norm_eps", "rope_theta", "rope_scaling", "tied_head"),
     }
     good = _differs_only_in(options, _OPTIONS[family], *free[family])
@@ -352,6 +388,8 @@ def family_of(config: CausalLmConfig | BertConfig) -> FamilyName:
         grouped = config.kv_heads not in (None, config.heads)
         good &= options.mlp != "silu_gated" and not grouped
         good &= config.head_dim in (None, config.width // config.heads)
+    if family == "bloom":
+        good &= config.mlp_width in (None, 4 * config.width)
     if family == "opt":
         good &= options.norm_position == "pre" or not options.final_norm
     if not good:
@@ -406,6 +444,15 @@ def to_json(architecture: Architecture) -> dict[str, Any]:
             "do_layer_norm_before": options.norm_position == "pre",
             "_remove_final_layer_norm": not options.final_norm,
             "word_embed_proj_dim": options.embed_width or config.width,
+        }
+    if architecture.family == "bloom":
+        return content | {
+            "architectures": ["BloomForCausalLM"],
+            "n_layer": config.depth,
+            "hidden_size": config.width,
+            "n_head": config.heads,
+            "layer_norm_epsilon": options.norm_eps,
+            "seq_length": architecture.context,
         }
     return content | {
         "architectures": ["LlamaForCausalLM"],

@@ -71,7 +71,7 @@ def read_params(
         shape, dtype = flat[line.path].shape, flat[line.path].dtype
         layers = [tensors[name] for name in _tensor_names(line, shape)]
         if any(map(_is_packed, layers)):
-            leaves[line.path] = _convert_packed(line, layers, source)
+            leaves[line.path] = _convert_packed(line, layers, config, source)
             continue
         # One parameter at a time: the host holds no second copy of the model.
         whole = np.empty(shape, dtype)
@@ -94,12 +94,15 @@ class Written(NamedTuple):
     packed: dict[str, QuantizedMatrix]
 
 
-def write_tensors(family: Family, params: Any) -> Written:
+def write_tensors(
+    family: Family, params: Any, config: CausalLmConfig | BertConfig
+) -> Written:
     """Returns parameters as the tensors of a new file.
 
     Args:
       family: the table of names of a Hugging Face layout.
       params: the parameters, all of which must be in the table.
+      config: the model.
 
     Raises:
       ConfigError: query, key and value share a tensor, but only some of them are
@@ -107,6 +110,7 @@ def write_tensors(family: Family, params: Any) -> Written:
     """
     flat = jax.device_get(trees.flatten(params, is_packed))
     parts: dict[str, list[Any]] = defaultdict(list)
+    lines: dict[str, Name] = {}
     for line in family.names:
         if line.path not in flat:
             continue
@@ -115,18 +119,42 @@ def write_tensors(family: Family, params: Any) -> Written:
             layer = ours
             if _STACKED in line.name:
                 layer = jax.tree.map(operator.itemgetter(number), ours)
-            transposed = line.transposed and not is_packed(layer)
-            parts[family.full(name)].append(layer.T if transposed else layer)
+            parts[family.full(name)].append(layer)
+            lines[family.full(name)] = line
     written = Written({}, {})
     # The table lists the thirds of a tensor in their order, so that they concatenate.
     for name, each in parts.items():
+        line, order = lines[name], slice(None)
+        if line.third is not None:
+            outputs = each[0].shape[-1]
+            ours = [_outputs_of(line, third, outputs, config) for third in range(3)]
+            order = np.argsort(np.concatenate(ours))
         if any(map(is_packed, each)):
             if not all(map(is_packed, each)):
                 raise ConfigError(f"the parts of {name!r} must be packed, all or none")
-            written.packed[name.removesuffix(".weight")] = _join_thirds(name, each)
+            joined = take_outputs(_join_thirds(name, each), order)
+            written.packed[name.removesuffix(".weight")] = joined
         else:
-            written.tensors[name] = np.concatenate(each, axis=-1)
+            whole = np.concatenate(each, axis=-1)[..., order]
+            written.tensors[name] = whole.T if line.transposed else whole
     return written
+
+
+def _outputs_of(
+    line: Name, third: int, outputs: int, config: CausalLmConfig | BertConfig
+) -> np.ndarray:
+    """Returns the places of query's, key's or value's outputs in their common tensor.
+
+    Args:
+      line: of one of the three.
+      third: 0 for the query, 1 for the key, 2 for the value.
+      outputs: of each of the three.
+      config: the model.
+    """
+    places = np.arange(3 * outputs)
+    if line.by_head:
+        return places.reshape(config.heads, 3, -1)[:, third].ravel()
+    return places.reshape(3, -1)[third]
 
 
 def _join_thirds(name: str, thirds: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
@@ -157,9 +185,9 @@ def _tensor_shape(line: Name, ours: tuple[int, ...], packed: bool) -> tuple[int,
     Packed matrices are `[inputs, outputs]` in files as well, never transposed.
     """
     shape = ours[1:] if _STACKED in line.name else ours
-    if line.transposed and not packed:
-        shape = shape[::-1]
-    return shape if line.third is None else (*shape[:-1], 3 * shape[-1])
+    if line.third is not None:
+        shape = (*shape[:-1], 3 * shape[-1])
+    return shape[::-1] if line.transposed and not packed else shape
 
 
 def _convert_layer(
@@ -167,7 +195,9 @@ def _convert_layer(
 ) -> np.ndarray:
     """Returns one layer of a parameter from its tensor."""
     if line.third is not None:
-        theirs = np.split(theirs, 3, axis=-1)[line.third]
+        axis = 0 if line.transposed else -1
+        width = theirs.shape[axis] // 3
+        theirs = theirs.take(_outputs_of(line, line.third, width, config), axis)
     if line.interleaved:
         # GGUF rotates feature pairs (0, 1), (2, 3), …, our rotary embedding the pairs
         # (i, i + half). Stored row 2i + j of a head is therefore our row i + j · half:
@@ -178,7 +208,10 @@ def _convert_layer(
 
 
 def _convert_packed(
-    line: Name, layers: Sequence[Stored], source: str
+    line: Name,
+    layers: Sequence[Stored],
+    config: CausalLmConfig | BertConfig,
+    source: str,
 ) -> QuantizedMatrix:
     """Returns a packed parameter, all layers stacked, from its tensors."""
     packed = sum(map(_is_packed, layers))
@@ -194,7 +227,7 @@ def _convert_packed(
     matrices = [layer.read() for layer in layers]
     if line.third is not None:
         width = matrices[0].shape[-1] // 3
-        own = slice(line.third * width, (line.third + 1) * width)
+        own = _outputs_of(line, line.third, width, config)
         matrices = [take_outputs(matrix, own) for matrix in matrices]
     return stack_matrices(matrices) if _STACKED in line.name else matrices[0]
 

@@ -98,12 +98,18 @@ def _plain(dtype: str, blocks: np.ndarray) -> np.ndarray:
     return blocks.view(dtype).astype(np.float32)
 
 
+def _bf16(blocks: np.ndarray) -> np.ndarray:
+    # A bfloat16 is the upper half of a float32.
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
 FORMATS = {
     0: _Format("F32", 1, 4, functools.partial(_plain, "<f4")),
     1: _Format("F16", 1, 2, functools.partial(_plain, "<f2")),
     2: _Format("Q4_0", 32, 18, _q4_0),
     3: _Format("Q4_1", 32, 20, _q4_1),
     8: _Format("Q8_0", 32, 34, _q8_0),
+    30: _Format("BF16", 1, 2, _bf16),
 }
 _OTHERS = {
     6: "Q5_0",
@@ -115,7 +121,6 @@ _OTHERS = {
     13: "Q5_K",
     14: "Q6_K",
     15: "Q8_K",
-    30: "BF16",
 }
 
 
@@ -182,8 +187,8 @@ def read_gguf(path: pathlib.Path) -> Gguf:
     Every size is checked against that of the file before memory is allocated for it.
 
     Args:
-      path: the file. Tensors may be in F32, F16, Q8_0, Q4_0 and Q4_1; reading one in
-        another format raises UnsupportedOp.
+      path: the file. Tensors may be in F32, F16, BF16, Q8_0, Q4_0 and Q4_1; reading one
+        in another format raises UnsupportedOp.
 
     Returns:
       Metadata and tensors. The file stores the innermost dimension first; shapes here

@@ -43,8 +43,8 @@ class Pretrained:
     Attributes:
       params: a tree like that of the model's `init`, in `policy.param`.
       config: the model's config.
-      context: rows of the position table; with rotary positions the longest sequence it
-        was trained for.
+      context: rows of the position table; without a table the longest sequence it was
+        trained for.
       vocabulary: number of words.
       policy: dtypes of the model.
       metadata: content of the checkpoint's `config.json`, or the keys of a GGUF file,
@@ -83,7 +83,7 @@ def load(
     policy: Policy | None = None,
     checkpoint_format: str | None = None,
 ) -> Pretrained:
-    """Loads GPT-2, OPT, LLaMA or BERT; matrices packed by GPTQ stay packed.
+    """Loads GPT-2, OPT, BLOOM, LLaMA or BERT; matrices packed by GPTQ stay packed.
 
     Args:
       source: a folder with `config.json` and `model.safetensors`, or its shards with
@@ -171,7 +171,9 @@ def save(
     for key, other in _SPECIAL.items():
         if key in metadata or other in metadata:
             content[key] = metadata.get(key, metadata.get(other))
-    written = write_tensors(names.FAMILIES[family], pretrained.params)
+    written = write_tensors(
+        names.FAMILIES[family], pretrained.params, pretrained.config
+    )
     packed = {}
     if written.packed:
         packed = matrix_tensors(written.packed, checkpoint_format)

@@ -19,6 +19,8 @@ class Name:
         outputs]`.
       third: which third of the tensor's last axis the parameter is, if query, key and
         value are in one tensor; None for the whole tensor.
+      by_head: whether that tensor has query, key and value of the first head, then of
+        the second, and so on, instead of one third after the other.
       interleaved: whether the rows of a head are in the order of interleaved rotation.
     """
 
@@ -26,6 +28,7 @@ class Name:
     name: str
     transposed: bool = False
     third: int | None = None
+    by_head: bool = False
     interleaved: bool = False
 
 
@@ -79,12 +82,12 @@ def _table(path: str, name: str) -> tuple[Name, ...]:
     return (Name(f"{path}/table", f"{name}.weight"),)
 
 
-def _fused(name: str) -> tuple[Name, ...]:
+def _fused(name: str, *, transposed: bool, by_head: bool) -> tuple[Name, ...]:
     """Returns the entries of query, key and value that share one tensor."""
     return tuple(
-        Name(f"blocks/attention/{part}/{ours}", f"{name}.{theirs}", third=third)
+        dataclasses.replace(line, third=third, by_head=by_head)
         for third, part in enumerate(("query", "key", "value"))
-        for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
+        for line in _dense(f"blocks/attention/{part}", name, transposed=transposed)
     )
 
 
@@ -96,7 +99,7 @@ GPT2 = Family(
     (
         *_table("embed", "wte"),
         *_table("position", "wpe"),
-        *_fused("h.{i}.attn.c_attn"),
+        *_fused("h.{i}.attn.c_attn", transposed=False, by_head=False),
         *_dense("blocks/attention/output", "h.{i}.attn.c_proj", transposed=False),
         *_norm("blocks/attention_norm", "h.{i}.ln_1"),
         *_dense("blocks/mlp/up", "h.{i}.mlp.c_fc", transposed=False),
@@ -132,6 +135,25 @@ OPT = Family(
     prefixes=("model.", "decoder."),
     outside=("lm_head.",),
     harmless=(r"version", r"lm_head\.weight"),
+)
+
+# `query_key_value` is [outputs, inputs], its outputs [heads, 3, head_dim].
+BLOOM = Family(
+    (
+        *_table("embed", "word_embeddings"),
+        *_norm("embed_norm", "word_embeddings_layernorm"),
+        *_fused("h.{i}.self_attention.query_key_value", transposed=True, by_head=True),
+        *_dense("blocks/attention/output", "h.{i}.self_attention.dense"),
+        *_norm("blocks/attention_norm", "h.{i}.input_layernorm"),
+        *_dense("blocks/mlp/up", "h.{i}.mlp.dense_h_to_4h"),
+        *_dense("blocks/mlp/down", "h.{i}.mlp.dense_4h_to_h"),
+        *_norm("blocks/mlp_norm", "h.{i}.post_attention_layernorm"),
+        *_norm("final_norm", "ln_f"),
+        _HEAD,
+    ),
+    prefixes=("transformer.",),
+    outside=("lm_head.",),
+    harmless=(r"lm_head\.weight",),
 )
 
 LLAMA = Family(
@@ -184,6 +206,7 @@ BERT = Family(
 FAMILIES: Mapping[str, Family] = {
     "gpt2": GPT2,
     "opt": OPT,
+    "bloom": BLOOM,
     "llama": LLAMA,
     "bert": BERT,
 }

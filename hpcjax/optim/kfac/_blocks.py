@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from jaxtyping import Array, Float
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import LayerSpec, Model, Tap
-from hpcjax.core.patterns import check_patterns
+from hpcjax.core.patterns import check_patterns, matches_any
 from hpcjax.core.slots import make_slots
 from hpcjax.optim.full_precision import check_real
 from hpcjax.optim.kfac import config
@@ -135,7 +134,7 @@ def plan(
     reference = conv_normalization == "reference"
     blocks = []
     for spec in model.layers:
-        if _matches(skip, spec.path):
+        if matches_any(skip, spec.path):
             continue
         grouped = spec.options.get("groups", 1) != 1
         if spec.kind not in ("dense", "conv") or grouped:
@@ -187,11 +186,6 @@ def _make_block(spec: LayerSpec, reference: bool, precision: str) -> Block:
     )
 
 
-def _matches(patterns: tuple[str, ...], path: str) -> bool:
-    """Returns whether some regex is found in the path."""
-    return any(re.search(pattern, path) for pattern in patterns)
-
-
 def check_covered(chosen: Plan, params: Any) -> None:
     """Raises ConfigError unless each parameter is in a block or matched by `skip`.
 
@@ -216,7 +210,7 @@ def check_covered(chosen: Plan, params: Any) -> None:
                     f"{leaves[path].shape}"
                 )
     rest = [path for path in named if path not in inside]
-    loose = [p for p in rest if p in leaves and not _matches(chosen.skip, p)]
+    loose = [p for p in rest if p in leaves and not matches_any(chosen.skip, p)]
     if loose:
         raise ConfigError(
             f"parameters in no K-FAC block and matched by no rule of skip: {loose}; "
@@ -225,7 +219,8 @@ def check_covered(chosen: Plan, params: Any) -> None:
     idle = [
         rule
         for rule in chosen.skip
-        if rule not in config.SKIP and not any(_matches((rule,), path) for path in rest)
+        if rule not in config.SKIP
+        and not any(matches_any((rule,), path) for path in rest)
     ]
     if idle:
         raise ConfigError(f"rules of skip that match no parameter: {idle}; {rest}")
@@ -274,6 +269,14 @@ def part_of(chosen: Plan, tree: Any) -> Plan:
     return chosen._replace(blocks=tuple(blocks))
 
 
+def withholds(taps: Any) -> bool:
+    """Returns whether `taps={}`, or nested dicts as empty, was passed to an update.
+
+    That is right in steps that take no statistics; None is what was forgotten.
+    """
+    return taps is not None and not jax.tree.leaves(taps)
+
+
 def check_statistics(
     chosen: Plan, taps: Any, like: Mapping[str, Mapping[str, jax.Array]]
 ) -> dict[str, dict[str, Float[Array, "depth n n"]]]:
@@ -286,8 +289,15 @@ def check_statistics(
       like: the running factors, whose `depth` the result has.
 
     Raises:
-      ValueError: statistics are missing, or have another shape than the layer's.
+      ValueError: statistics are missing, have another shape than the layer's, or are
+        no statistics but taps.
     """
+    nodes = jax.tree.leaves(taps, is_leaf=lambda node: isinstance(node, Tap))
+    if any(isinstance(node, Tap) for node in nodes):
+        raise ValueError(
+            "taps must be statistics, and these are the taps themselves: pass "
+            "taps=kfac.statistics_of(gradient of the taps) to update"
+        )
     given, statistics = trees.flatten(taps or {}), {}
     missing = [
         block.path
@@ -320,7 +330,9 @@ def make_taps(
     """Returns taps for the plan's layers, to be passed to `model.apply`.
 
     The gradient of a loss with respect to these taps is the statistics, see
-    `statistics_of`.
+    `statistics_of`. A layer that is used several times in a pass, such as one of tied
+    weights, has the mean of its A and of its G over all uses: uses count as further
+    rows, as in K-FAC-expand.
 
     Args:
       chosen: which layers.
@@ -330,9 +342,16 @@ def make_taps(
       x: a batch of inputs, or its shapes.
       active: whether to compute statistics, such as `kfac.statistics_due(opt_state)`;
         None always does.
+
+    Raises:
+      ValueError: see `core.make_slots`.
+
+    References:
+      Eschenhagen, Immer, Turner, Schneider, Hennig, Kronecker-Factored Approximate
+      Curvature for Modern Neural Network Architectures, NeurIPS 2023.
     """
     wanted = {block.path: block.statistic for block in chosen.blocks}
-    return make_slots(model, wanted, params, state, x, active=active)
+    return make_slots(model, wanted, params, state, x, active=active, average_uses=True)
 
 
 def statistics_of(taps: Mapping[str, Any]) -> dict[str, Any]:
@@ -396,7 +415,7 @@ def explain(chosen: Plan, params: Any) -> str:
     inside = {path for path, _ in lines}
     for path in leaves:
         if path not in inside:
-            rule = next(rule for rule in chosen.skip if re.search(rule, path))
+            rule = next(rule for rule in chosen.skip if matches_any((rule,), path))
             lines.append((path, f"first order, by skip {rule!r}"))
     heads = {path: f"{path} {leaves[path].shape}" for path, _ in lines}
     width = max(map(len, heads.values()))

@@ -148,8 +148,8 @@ def precondition(
 
     Args:
       options: the method.
-      items: the result of `decompose` for both sides.
-      matrix: the gradient.
+      items: the result of `decompose` for both sides, maybe rounded to 16 bits.
+      matrix: the gradient; its dtype is that of the products.
       damping: γ; used only if eigenvalues are kept, other arrays contain it already.
     """
 
@@ -158,6 +158,7 @@ def precondition(
         half = jnp.matmul(left, middle, precision=options.precision)
         return jnp.matmul(half, right, precision=options.precision)
 
+    items = {name: item.astype(matrix.dtype) for name, item in items.items()}
     if options.method == "inverse":
         inverse = {side: items[f"inverse_{side}"] for side in SIDES}
         if options.symmetry_aware:

@@ -266,6 +266,8 @@ def memory_words(
 ) -> Mapping[str, Any]:
     """Returns the words that each device keeps, by purpose, padding included.
 
+    Those of factors are of `factor_dtype`, those of decompositions of `inv_dtype`.
+
     Examples:
       >>> from hpcjax import models
       >>> from hpcjax.optim import kfac

@@ -52,10 +52,7 @@ def gradients_with_statistics(curvature: Curvature) -> Gradients:
         result, differentiated = differentiate_pass(
             one_pass, params, taps, fisher=curvature.fisher
         )
-        observed = {
-            "taps": differentiated.statistics,
-            "loss_terms": differentiated.loss_aux.count,
-        }
+        observed = {"taps": differentiated.statistics}
         return result._replace(extras=result.extras | observed)
 
     return gradients

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.varying import vary, vary_like
+from hpcjax.core.varying import require_axes, vary, vary_like
 from hpcjax.optim.full_precision import statistics_dtype
 from hpcjax.optim.kfac import _blocks, config
 from hpcjax.optim.kfac._blocks import Block, Plan
@@ -44,7 +44,7 @@ class PipeFisherState(NamedTuple):
         ...}}`.
       inverses: the damped inverses in use, in the same form.
       skipped: `{path: {"a": int32 [depth], ...}}`, how often an inverse was not finite,
-        so that the previous one was kept.
+        so that the previous one was kept, or a refresh began without statistics.
     """
 
     count: Int[Array, ""]
@@ -106,7 +106,9 @@ def scale_by_pipefisher(
     `update` needs `taps=` and `loss_terms=` as `scale_by_kfac` does: statistics and
     number of loss terms of the whole batch, already averaged over devices, or with
     `data_axis` those of each device's part. Statistics may be nested:
-    `{"stages": statistics}`.
+    `{"stages": statistics}`. They are `{}` in steps that take none, see
+    `kfac.statistics_due`; a refresh that begins without any keeps the curvature that it
+    has, at first identities, and is counted in `skipped`.
 
     Works outside `shard_map` on all rows, or inside on those of a device.
 
@@ -129,7 +131,9 @@ def scale_by_pipefisher(
     Raises:
       ConfigError: factors missing, doubled or unknown in `visible`, steps that are not
         0, 1, …, stacks of different depths or that rows do not divide, an option out of
-        its range; at init for a parameter in no block that no rule leaves out.
+        its range; at init for a parameter in no block that no rule leaves out; at an
+        update outside of `shard_map` over the axes, or on stacks that are not split
+        over them.
       ValueError: statistics or loss_terms are missing at an update.
 
     References:
@@ -209,7 +213,8 @@ class _PipeFisher:
         return PipeFisherState(
             count=jnp.zeros((), jnp.int32),
             due=jnp.ones((), bool),
-            curvature=jax.tree.map(jnp.zeros_like, inverses),
+            # Copies: the state may be donated.
+            curvature=jax.tree.map(jnp.copy, inverses),
             inverses=inverses,
             skipped=jax.tree.map(lambda f: jnp.zeros(f.shape[:1], jnp.int32), inverses),
         )
@@ -220,20 +225,27 @@ class _PipeFisher:
         """Returns preconditioned updates and the next state."""
         if not self.plan.blocks:
             return updates, state
-        # `check_statistics` needs arrays in every step; they are used at j = 0 alone.
-        begins = state.count % self.table.period == 0
-        curvature = jax.tree.map(
-            lambda new, old: jnp.where(begins, new, old),
-            self.statistics(taps, loss_terms, state.curvature),
-            state.curvature,
-        )
         leaves, inverses, skipped, results = trees.flatten(updates), {}, {}, {}
+        self.check_place(state, leaves)
+        begins = state.count % self.table.period == 0
+        missed = jnp.zeros((), jnp.int32)
+        if _blocks.withholds(taps):
+            curvature, missed = state.curvature, begins.astype(jnp.int32)
+        else:
+            # Statistics may be given in every step; they are used at j = 0 alone.
+            curvature = jax.tree.map(
+                lambda new, old: jnp.where(begins, new, old),
+                self.statistics(taps, loss_terms, state.curvature),
+                state.curvature,
+            )
         for block in self.plan.blocks:
             path = block.path
             inverses[path], lost = self.refresh_inverses(
                 path, state.count, curvature[path], state.inverses[path]
             )
-            skipped[path] = jax.tree.map(jnp.add, state.skipped[path], lost)
+            skipped[path] = jax.tree.map(
+                lambda old, new: old + new + missed, state.skipped[path], lost
+            )
             results[path] = self.precondition_stack(block, inverses[path], leaves)
         if self.sum_replicas is not None:
             results = self.sum_shares(self.sum_replicas, results)
@@ -250,6 +262,32 @@ class _PipeFisher:
             inverses=inverses,
             skipped=skipped,
         )
+
+    def check_place(
+        self, state: PipeFisherState, leaves: Mapping[str, jax.Array]
+    ) -> None:
+        """Raises ConfigError unless axes and stacks here are those of this transform.
+
+        Args:
+          state: of which each stack must have this device's layers.
+          leaves: gradients by path, likewise.
+        """
+        for axis in (self.axis, self.data_axis):
+            if axis is not None:
+                require_axes(axis, "PipeFisher's update")
+        devices = 1 if self.axis is None else jax.lax.axis_size(self.axis)
+        for block in self.plan.blocks:
+            here = len(self.table.mine[block.path]) // devices
+            found = {
+                "state": len(state.curvature[block.path]["a"]),
+                "gradients": leaves[block.params[0]].size // block.words[0],
+            }
+            if set(found.values()) != {here}:
+                raise ConfigError(
+                    f"stacks of {block.path!r} must have {here} layers here: got "
+                    f"{found}; inside shard_map over the stages pass axis_name, and "
+                    "specifications such as sharding.stage_specs((params, state))"
+                )
 
     def statistics(self, taps: Any, loss_terms: Any, like: Any) -> Any:
         """Returns statistics in the form of `like`, with G of single examples.
@@ -280,10 +318,10 @@ class _PipeFisher:
         """Returns a stack's inverses, and for each whether a new one was not finite."""
         inverses, lost = {}, {}
         for side in SIDES:
-            step = self.rows_here(self.table.steps[path][side], curvature[side])
+            step = self.rows_here(self.table.steps[path][side])
             due = (step == count % self.table.period) | (count == 0)
             if self.sum_replicas is not None:
-                due &= self.rows_here(self.table.mine[path], due)
+                due &= self.rows_here(self.table.mine[path])
             # A loop instead of `vmap`, which would turn the `cond` in `inverse` into a
             # `select` and invert all factors in every step.
             inverses[side], lost[side] = jax.lax.map(
@@ -327,7 +365,7 @@ class _PipeFisher:
 
         if self.sum_replicas is None:
             return jax.vmap(make)(inverses["a"], inverses["g"], matrices)
-        mine = self.rows_here(self.table.mine[block.path], matrices)
+        mine = self.rows_here(self.table.mine[block.path])
         return jax.lax.map(
             lambda each: jax.lax.cond(each[0], make, keep, *each[1:]),
             (mine, inverses["a"], inverses["g"], matrices),
@@ -342,18 +380,13 @@ class _PipeFisher:
         total = sum_replicas(rows)
         return {path: total[path].reshape(m.shape) for path, m in shares.items()}
 
-    def rows_here(self, column: np.ndarray, like: jax.Array) -> jax.Array:
+    def rows_here(self, column: np.ndarray) -> jax.Array:
         """Returns the entries of a table's column that belong to this device's rows."""
         rows = jnp.asarray(column)
-        if self.axis is not None:
-            size = jax.lax.axis_size(self.axis)
-            rows = rows.reshape(size, -1)[jax.lax.axis_index(self.axis)]
-        if len(rows) != len(like):
-            raise ValueError(
-                f"stacks must have {len(rows)} layers here: got {len(like)}; inside "
-                "shard_map pass axis_name"
-            )
-        return rows
+        if self.axis is None:
+            return rows
+        size = jax.lax.axis_size(self.axis)
+        return rows.reshape(size, -1)[jax.lax.axis_index(self.axis)]
 
 
 def _matrices(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax.collectives import broadcast
+from hpcjax.core import per_device
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.per_device import PerDevice
 from hpcjax.core.varying import assume_equal, vary
@@ -108,7 +109,12 @@ class Local:
         """
         owned = dict.fromkeys(self.plan.units, SIDES)
         items = _decompose(self.options, factors, damping, owned)
-        layers = {f"{path}/{number}": items[path, number] for path, number in items}
+        # Cast first: what is finite may be too large for 16 bits.
+        layers = jax.tree.map(
+            lambda new, old: new.astype(old.dtype),
+            {f"{path}/{number}": items[path, number] for path, number in items},
+            kept["layers"],
+        )
         finite = _all_finite(layers)
         return _select(finite, {"layers": layers, MADE: finite}, kept), finite
 
@@ -156,8 +162,12 @@ class Shared:
         The result is the same on all devices.
 
         Raises:
-          ConfigError: the surrounding mesh is not that of the distribution.
+          ConfigError: the surrounding mesh is not that of the distribution, or the
+            state was not entered.
         """
+        buffer = kept.value["buffer"]
+        like = jax.ShapeDtypeStruct((self.layout.length,), buffer.dtype)
+        per_device.require_entered(buffer, like, "K-FAC's state")
         sizes = {axis: jax.lax.axis_size(axis) for axis in AXES}
         if sizes != self.grid.mesh_shape:
             raise ConfigError(

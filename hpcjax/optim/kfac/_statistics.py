@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from hpcjax import layers
 from hpcjax.core.varying import vary_like
 from hpcjax.layers import Padding
 from hpcjax.optim.full_precision import statistics_dtype
@@ -102,29 +103,13 @@ class Statistic:
 
         Within a patch the order is that of the kernel's axes, the channel the fastest.
         """
-        # A dilated kernel covers `reach + 1` pixels.
-        reach = [
-            (size - 1) * step
-            for size, step in zip(self.kernel_size, self.dilation, strict=True)
-        ]
-        pads = self.padding
-        if isinstance(pads, str):
-            window = [far + 1 for far in reach]
-            pads = lax.padtype_to_pads(x.shape[1:3], window, self.strides, pads)
-        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-        # For each kernel row (or column) the strided slice of the pixels that it meets,
-        # one for each output position.
-        along = [
-            [
-                slice(first, size - far + first, stride)
-                for first in range(0, far + 1, step)
-            ]
-            for size, far, step, stride in zip(
-                x.shape[1:3], reach, self.dilation, self.strides, strict=True
-            )
-        ]
-        taps = [x[:, row, column] for row in along[0] for column in along[1]]
-        patches = jnp.concatenate(taps, axis=-1)
+        patches = layers.patches(
+            x,
+            self.kernel_size,
+            strides=self.strides,
+            padding=self.padding,
+            dilation=self.dilation,
+        )
         return patches.reshape(-1, patches.shape[-1])
 
 

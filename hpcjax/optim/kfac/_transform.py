@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from hpcjax.collectives import pack_triangle, unpack_triangle
 from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.varying import Axes, axis_names, vary
+from hpcjax.core.varying import Axes, after, axis_names, require_axes, vary
 from hpcjax.optim.full_precision import statistics_dtype
 from hpcjax.optim.kfac import _blocks, config
 from hpcjax.optim.kfac._blocks import Plan
@@ -101,10 +101,12 @@ def scale_by_kfac(
     the plan keep their gradient. Factors are updated every `factor_update_steps` steps
     and decomposed every `inv_update_steps`.
 
-    Keywords of `update`: `taps`, the statistics from `kfac.statistics_of`, is required;
-    `loss_terms` is the number of terms of this device's mean loss, its examples or
-    scored tokens; `loss_scale` is the factor by which loss scaling has enlarged the
-    gradients; `value` and `value_fn` are the loss and the function `params -> loss` of
+    Keywords of `update`: `taps`, the statistics from `kfac.statistics_of`, is required,
+    and is `{}` in steps that take none, see `kfac.statistics_due`: a step that should
+    have taken some counts as skipped; `loss_terms` is the number of terms of this
+    device's mean loss, its examples or scored tokens; `loss_scale` is the factor by
+    which loss scaling has enlarged the gradients; `value` and `value_fn` are the loss
+    and the function `params -> loss` of
     this batch, for adaptive damping.
 
     Expects gradients averaged over the devices, but statistics of each device's own
@@ -122,6 +124,8 @@ def scale_by_kfac(
       ConfigError: an option out of its range, or both axis_name and distribution; at
         init for a parameter in no block that no rule of the plan leaves out.
       ValueError: taps are missing at an update; names the layers.
+      ConfigError: an update outside of `shard_map` over the axes, or of state that was
+        not entered, see `core.per_device`.
 
     References:
       Martens and Grosse, ICML 2015; Pauloski et al., SC 2021, §2.1.3 and §3.
@@ -185,6 +189,7 @@ class _Kfac:
         first = [leaves[block.params[0]] for block in self.plan.blocks[:1]]
         dtype = statistics_dtype(first[0].dtype if first else "float32")
         factor_dtype = self.options.factor_dtype or dtype
+        inv_dtype = self.options.inv_dtype or dtype
 
         def identity(n: int, depth: int) -> jax.Array:
             return jnp.broadcast_to(jnp.eye(n, dtype=factor_dtype), (depth, n, n))
@@ -201,7 +206,7 @@ class _Kfac:
             count=jnp.zeros((), jnp.int32),
             due=jnp.ones((), bool),
             factors=factors or jnp.zeros(0),
-            decompositions=self.placement.init(dtype) if factors else jnp.zeros(0),
+            decompositions=self.placement.init(inv_dtype) if factors else jnp.zeros(0),
             damping=damping,
             skipped=jnp.zeros((), jnp.int32),
             metrics={
@@ -228,9 +233,17 @@ class _Kfac:
         if not self.plan.blocks:
             return updates, state
         dtype = state.damping.dtype
-        statistics = _blocks.check_statistics(self.plan, taps, state.factors)
-        scale = self.g_scale(loss_terms, loss_scale, dtype)
-        factors, lost = self.update_factors(state, statistics, scale)
+        if self.axes is not None:
+            require_axes(self.axes, "K-FAC's update")
+        # Statistics do not need the gradients, whose exchange comes first.
+        earlier = () if self.axes is None else updates
+        if _blocks.withholds(taps):
+            factors, lost = after(state.factors, earlier), state.due
+        else:
+            statistics = _blocks.check_statistics(self.plan, taps, state.factors)
+            statistics = after(statistics, earlier)
+            scale = self.g_scale(loss_terms, loss_scale, dtype)
+            factors, lost = self.update_factors(state, statistics, scale)
         kept, failed = self.update_decompositions(state, factors)
         leaves = trees.flatten(updates)
         raw = {

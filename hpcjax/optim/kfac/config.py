@@ -29,6 +29,7 @@ Method = Literal["eigen", "inverse"]
 GScale = Literal["per_example", "mean_loss"]
 ConvNormalization = Literal["kfc", "reference"]
 Fisher = Literal["empirical", "true", "exact"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 # Embedding and position tables, and the scales and shifts of norms: these are no
 # matrices between the inputs and outputs of a layer.
@@ -59,6 +60,9 @@ class KfacOptions(Config):
         the batch's mean loss, as KAISA's library does. Its dampings assume that.
       factor_dtype: dtype in which factors are kept and communicated; None for the
         statistics' own, float32 or better.
+      inv_dtype: dtype in which decompositions and inverses are kept and communicated;
+        they are computed, and applied to gradients, in float32 or better. None for the
+        statistics' own, float32 or better.
       symmetry_aware: communicates only the triangles of symmetric matrices, and keeps
         explicit inverses as triangles.
       precision: of the matrix products that form and apply the factors.
@@ -75,7 +79,8 @@ class KfacOptions(Config):
     pi_damping: bool = False
     adaptive_damping: bool = False
     g_scale: GScale = "per_example"
-    factor_dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    factor_dtype: Dtype | None = None
+    inv_dtype: Dtype | None = None
     symmetry_aware: bool = False
     precision: Literal["default", "high", "highest"] = "highest"
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 log = logging.getLogger(__name__)
+SEED = "seed"  # the key over whose values points are averaged
 _POLL = 0.2
 _KILLED = (Interrupted.exit_code, Preempted.exit_code)
 
@@ -52,15 +53,20 @@ class SweepResult:
 
     @property
     def best(self) -> "xr.Dataset":
-        """The trial with the least value, and its point.
+        """The point with the least value.
+
+        If the seed is an axis of the grid, it is the point with the least mean over
+        seeds, with all of them.
 
         Raises:
-          ConfigError: no trial has one.
+          ConfigError: no point has a value, of every seed.
         """
-        if not self.successes:
-            raise ConfigError(f"no trial of sweep {self.name} has a finite value")
         value = self.dataset["value"]
-        return self.dataset.isel(value.argmin(...))
+        if SEED in value.dims:
+            value = value.mean(SEED, skipna=False)
+        if not np.isfinite(value).any():
+            raise ConfigError(f"no point of sweep {self.name} has a finite value")
+        return self.dataset.isel(value.argmin(...)) if value.dims else self.dataset
 
 
 def run_sweep(

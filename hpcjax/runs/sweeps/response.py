@@ -1,6 +1,7 @@
 """The response of a sweep's value to its axes, as a table and as a picture."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,7 @@ import xarray as xr
 from rich.console import Group, RenderableType
 
 from hpcjax.runs import curves, show
-from hpcjax.runs.sweeps.driver import SweepResult
+from hpcjax.runs.sweeps.driver import SEED, SweepResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,16 +21,12 @@ _SPREAD = 20.0
 
 
 def summary(result: SweepResult, best: int = 10) -> RenderableType:
-    """Returns a table of the best trials, and counts of the others by status."""
+    """Returns a table of the best points, and counts of the trials by status.
+
+    Where the seed is swept, points are judged by their mean over seeds.
+    """
     dataset = result.dataset
-    names = dataset.attrs["axes"].split()
     frame = ranking(dataset)
-    shown = frame[frame["value"].notna()].head(best)
-    title = f"{result.name}: the best of {len(frame)} trials by {dataset.attrs['by']}"
-    rows = [
-        [*(str(row[name]) for name in names), f"{row['value']:.6g}", row["run"]]
-        for _, row in shown.iterrows()
-    ]
     counts = frame["status"].value_counts()
     lines = [", ".join(f"{count} {status}" for status, count in counts.items())]
     failed = frame[frame["error"] != ""]
@@ -38,13 +35,54 @@ def summary(result: SweepResult, best: int = 10) -> RenderableType:
         for error, count in failed["error"].value_counts().items()
     )
     lines.append(f"sweep      {result.name}\ndirectory  {result.directory}")
-    return Group(show.frame(title, [*names, "value", "run"], rows), "\n".join(lines))
+    by = dataset.attrs["by"]
+    shown = frame[frame["mean"].notna()]
+    if SEED in _axes(dataset):
+        columns, rows = _points(shown, _axes(dataset))
+        title = f"the best of {len(rows)} points by the mean of {by} over seeds"
+    else:
+        columns = [*_axes(dataset), "value", "run"]
+        rows = [_cells(row[columns]) for _, row in shown.iterrows()]
+        title = f"the best of {len(frame)} trials by {by}"
+    table = show.frame(f"{result.name}: {title}", columns, rows[:best])
+    return Group(table, "\n".join(lines))
+
+
+def _points(
+    trials: pd.DataFrame, axes: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """Returns columns and rows of the points that all seeds have a value of."""
+    others = [name for name in axes if name != SEED]
+    groups = trials.groupby(others or ["by"], sort=False, dropna=False)
+    rows = []
+    for _, group in groups:
+        ends = f"{group['value'].min():.6g} to {group['value'].max():.6g}"
+        first = _cells(group.iloc[0][[*others, "mean"]])
+        rows.append([*first, ends, str(len(group))])
+    return [*others, "mean", "range", "seeds"], rows
+
+
+def _cells(row: pd.Series) -> list[str]:
+    return [f"{x:.6g}" if n in ("value", "mean") else str(x) for n, x in row.items()]
+
+
+def _axes(dataset: xr.Dataset) -> list[str]:
+    return dataset.attrs["axes"].split()
 
 
 def ranking(dataset: xr.Dataset) -> pd.DataFrame:
-    """Returns one line per trial, best first: axes, value, status, run and error."""
+    """Returns one line per trial, best first: axes, value, mean, status, run, error.
+
+    `mean` is that of the values of all seeds at the trial's point, by which trials are
+    ordered: the best of many seeds would be chosen for its luck. It is the value itself
+    where the seed is not swept, and NaN where a seed has no value.
+    """
     cells = dataset[["value", "status", "run", "error"]].to_dataframe().reset_index()
-    return cells.sort_values("value", kind="stable")
+    others = [name for name in _axes(dataset) if name != SEED]
+    cells["by"] = dataset.attrs["by"]
+    groups = cells.groupby(others or ["by"], sort=False, dropna=False)
+    cells["mean"] = groups["value"].transform(lambda values: values.mean(skipna=False))
+    return cells.sort_values(["mean", *others, "value"], kind="stable")
 
 
 def save_picture(result: SweepResult) -> pathlib.Path:
@@ -65,7 +103,7 @@ def draw(dataset: xr.Dataset) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    names = dataset.attrs["axes"].split()
+    names = _axes(dataset)
     flat = dataset[["value"]].stack(cell=dataset["value"].dims).reset_index("cell")
     mapped = len(names) > 1 and dataset["value"].ndim > 1
     panels = len(names) + mapped
@@ -74,6 +112,8 @@ def draw(dataset: xr.Dataset) -> "Figure":
     for name, panel in zip(names, axes, strict=False):
         _panel(panel, flat[name].values, flat["value"].values, name)
         panel.set_ylabel(str(dataset.attrs.get("by", "value")))
+    if axes[0].get_legend_handles_labels()[1]:  # the same in every panel
+        axes[0].legend(frameon=False)
     if mapped:
         _map(figure, axes[-1], dataset["value"], names)
     return figure
@@ -93,7 +133,6 @@ def _panel(panel: "Axes", places: np.ndarray, values: np.ndarray, name: str) -> 
             color="tab:red",
             label="no finite value",
         )
-        panel.legend(frameon=False)
     listed = np.unique(at[good])
     if len(listed) < good.sum():
         middles = [np.median(values[good & (at == place)]) for place in listed]

@@ -17,7 +17,7 @@ import os
 import pathlib
 import socket
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import filelock
 import numpy as np
@@ -349,8 +349,7 @@ def create_study(name: str, sweep: Sweep, root: pathlib.Path) -> Study:
         same are allowed.
     """
     folder = files.inside(root, "sweeps", name)
-    with files.disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     with filelock.FileLock(folder / ".lock"):
         if (folder / "sweep.json").exists():
             _check_same(name, _read(folder), sweep)
@@ -398,12 +397,38 @@ def _study(folder: pathlib.Path) -> "optuna.Study":
             self._lock.release()
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    lock_of: Any = Lock()
-    backend = journal.JournalFileBackend(str(folder / "journal.log"), lock_obj=lock_of)
-    return optuna.create_study(
-        study_name=folder.name,
-        storage=optuna.storages.JournalStorage(backend),
-        load_if_exists=True,
+    path, lock_of = folder / "journal.log", Lock()
+    _check_journal(path)
+    backend = journal.JournalFileBackend(str(path), lock_obj=cast("Any", lock_of))
+    try:
+        return optuna.create_study(
+            study_name=folder.name,
+            storage=optuna.storages.JournalStorage(backend),
+            load_if_exists=True,
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise _damaged(path, repr(error)) from error
+
+
+def _check_journal(path: pathlib.Path) -> None:
+    """Raises DataFormatError at a line that is none; Optuna passes over the last one.
+
+    What follows the last line's end is of a write that was cut off, and is mended.
+    """
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines, 1):
+        try:
+            known = isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            known = False
+        if not known:
+            raise _damaged(path, f"line {number} is not a JSON object")
+
+
+def _damaged(path: pathlib.Path, how: str) -> DataFormatError:
+    return DataFormatError(
+        f"{path} is damaged: {how}. Put it back, or remove it and run the sweep again: "
+        "runs that have ended are used again"
     )
 
 

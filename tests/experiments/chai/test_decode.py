@@ -33,7 +33,7 @@ TINY = experiment.Config(
 def tiny(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     writers.write_kjv(root)
-    loaded, tokenizer = load_language_model("random", root)
+    loaded, tokenizer, _ = load_language_model("random", root)
     # As they are drawn, what heads attend to hardly changes a loss.
     blocks = jax.tree.map(lambda leaf: 4 * leaf, loaded.params["blocks"])
     params = {**loaded.params, "blocks": blocks}
@@ -87,7 +87,7 @@ def test_tokens_fall_evenly_to_the_share_of_the_last_layer(tiny):
 
 def test_questions_are_answered_by_what_is_foretold(tiny, tmp_path):
     write_bible(tmp_path)
-    (speaker, tokenizer), _ = tiny
+    (speaker, tokenizer, _), _ = tiny
     cfg = clustered("spatten", questions=5, question_time=90)
     found = experiment.measure(cfg, TextModel(speaker, tokenizer), tmp_path)
     assert {found["accuracy"].item(), found["normalized"].item()} <= {
@@ -156,6 +156,7 @@ def test_all_that_is_timed_computes_the_same_attention():
     )
     given = decode.problem(cfg)
     assert decode.error_of(cfg, given) < 1e-5
+    assert decode.error_of(cfg, given, (given["assign"] + 1) % cfg.clusters) > 0.01
     expected = by_hand(*(given[name] for name in ("query", "keys", "values")))
     # A cluster for each head is attention of all heads, in whatever order.
     found = decode.clustered(cfg, given, "reference")

@@ -64,10 +64,14 @@ def test_the_baseline_loses_what_we_do(sides):
     np.testing.assert_allclose(ours.outputs, outputs, rtol=0.1, atol=0.1)
     assert set(hessians) == {group[0] for group in sides.groups}
     flat = trees.flatten(compress.dequantize_params(ours.params))
-    for path in sides.losses():
+    losses = sides.losses()
+    for path in losses:
         theirs = made[f"{path}/kernel"].numpy().T
         assert np.isclose(flat[f"{path}/kernel"][0], theirs, atol=1e-5).mean() > 0.9
-    assert np.median(np.abs(np.array(list(sides.losses().values())) - 1)) < 0.01
+    of_ours, of_rounding = np.array(list(losses.values())).T
+    assert np.median(np.abs(of_ours - 1)) < 0.01
+    # The negative control of the table's claim.
+    assert np.abs(of_rounding - 1).max() > 0.01
 
 
 def run_of(name, perplexity, ratio):
@@ -119,7 +123,7 @@ def test_a_claim_of_quality_can_fail(claim, ratio, changes):
     verdicts = quality(ratio, **changes)[1]
     failed = {name for name, verdict in verdicts.items() if not verdict.holds}
     assert claim in failed
-    assert failed <= {claim, "objective"}
+    assert failed <= {claim, "objective", "every_matrix"}
 
 
 def test_the_time_of_the_solver_is_pytorchs_over_ours():
@@ -128,10 +132,12 @@ def test_the_time_of_the_solver_is_pytorchs_over_ours():
         {"stage": ["block", "matrices"], "candidate": ["torch", "hpcjax"]},
         seconds=("stage candidate repetition", seconds),
         loss=("path", [1.0, 0.98]),
+        rounded=("path", [1.7, 1.9]),
     )
     table = tables.SOLVER.reduce({"all": run})
-    assert table["ratio"].values.tolist() == [4, 3]
-    assert table["milliseconds"].values.tolist() == [4000, 9000]
+    assert table["row"].values.tolist()[:2] == ["block, torch", "block, hpcjax"]
+    assert table["ratio"].values.tolist() == [1, 1 / 4, 1, 1 / 3]
+    assert table["milliseconds"].values.tolist() == [4000, 1000, 9000, 3000]
     found = rows.verdicts(tables.SOLVER, table)
     assert [verdict.holds for verdict in found.values()] == [True, True, False]
 
@@ -147,6 +153,7 @@ def test_a_slow_baseline_of_the_product_does_not_help(dense, expected):
         seconds=("candidate repetition", 1e-6 * np.repeat(micro[:, None], 3, axis=1)),
         bytes=("candidate", [size] * 3 + [size / 4] * 2 + [2 * size]),
         error=("bits", [1e-4, 2e-4]),
+        mixed=("bits", [0.02, 0.03]),
     )
     table = tables.KERNEL.reduce({"all": run})
     assert float(table["ratio"].sel(row="4 bits")) == pytest.approx(expected)
@@ -203,7 +210,7 @@ class Silent:
         assert figures["loss"] > 0
 
 
-def measured(root, bits, blocks, method, seeds=(0, 1, 2), **options):
+def measured(root, bits, blocks, method, seeds=(0, 1, 2), windows=16, **options):
     """Mean perplexity over seeds, and rounding's objective over GPTQ's."""
     perplexities, ratios = [], []
     for seed in seeds:
@@ -212,6 +219,7 @@ def measured(root, bits, blocks, method, seeds=(0, 1, 2), **options):
             method=method,
             grid=GridSpec(bits=bits),
             gptq=GptqOptions(**options),
+            windows=windows,
             seed=seed,
         )
         made = experiment.run(cfg, Silent(root))
@@ -227,6 +235,31 @@ def root():
     for name in ("smollm2", "kjv"):
         data.fetch(name, found)
     return found
+
+
+@pytest.mark.acceptance("gptq", 10)
+def test_two_blocks_of_smollm2_keep_their_perplexity():
+    """The relations of the table, of two blocks and three windows.
+
+    At 2 bits over three seeds, as in the specification: with one, another order of
+    sums, as another processor has it, moves the perplexity by 10 %.
+    """
+    root = directory.data_root(ROOT)
+    if not all(data.is_present(name, root) for name in ("smollm2", "kjv")):
+        pytest.skip("needs `hpcjax data fetch smollm2 kjv`")
+    given = {"root": root, "blocks": 2, "seeds": (0,), "windows": 3}
+    whole, _ = measured(bits=3, method="none", **given)
+    for bits in (3, 2):
+        given["seeds"] = (0,) if bits == 3 else (0, 1, 2)
+        rounded, _ = measured(bits=bits, method="rtn", **given)
+        found, ratios = measured(bits=bits, method="gptq", **given)
+        ordered, others = measured(bits=bits, method="gptq", act_order=True, **given)
+        assert ordered <= 1.05 * found
+        assert rounded - found >= 0.5 * (rounded - whole)
+        assert math.log(rounded / whole) >= 1.5 * math.log(found / whole)
+        for each in (ratios, others):
+            assert each.min() > 1
+            assert np.exp(np.log(each).mean()) >= 1.5
 
 
 @pytest.mark.slow
@@ -252,6 +285,8 @@ def test_at_2_bits_the_gap_in_log_perplexity_is_smaller(root):
     whole, _ = measured(root, 2, 6, "none", (0,))
     rounded, _ = measured(root, 2, 6, "rtn", (0,))
     found, ratios = measured(root, 2, 6, "gptq")
+    ordered, _ = measured(root, 2, 6, "gptq", act_order=True)
+    assert ordered <= 1.05 * found
     assert math.log(rounded / whole) >= 1.5 * math.log(found / whole)
     assert ratios.min() > 1
     assert np.exp(np.log(ratios).mean()) >= 1.5

@@ -29,7 +29,7 @@ def test_bounds_are_of_the_entries_of_each_step():
     made = tables.VOLUME.reduce({"ok_topk, P=2": run, "top_k, P=2": run})
     bound = max(4000 / (3 * 1000 + 144), 1000 / (3 * 900 + 144))
     assert made["bound"].sel(row="ok_topk, P=2") == pytest.approx(bound)
-    assert np.isnan(made["bound"].sel(row="top_k, P=2"))
+    assert np.isnan(made["asked"].sel(row="top_k, P=2"))
     assert made["most"].sel(row="top_k, P=2") == 2000
     assert tables.BALANCE.reduce({"a": run})["summed"].item() == 1.5
 

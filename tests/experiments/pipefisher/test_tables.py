@@ -86,7 +86,7 @@ def test_bubbles_become_as_full_as_the_relation_asks():
     # The table judges all of these rows, and fails when one of them does.
     assert list(rows) == tables.CLAIMED
     found = verdicts(tables.FILL, tables.FILL.reduce(rows))
-    assert list(found) == ["utilization", "period", "placed", "step"]
+    assert list(found) == ["utilization", "period", "step"]
     assert all(v.holds for v in found.values())
     worse = {"filled": 0.8, "period": 9, "unplaced": 1, "t_step": 1.0}
     last = tables.CLAIMED[-1]

@@ -1,5 +1,7 @@
 """Factors, inverses and kl-clip against loops and dense solves in numpy."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,6 +63,60 @@ def test_eigenvalues_that_rounding_made_negative_are_zero(prediv):
     exact = 1 / (np.outer([1.0, 0.0], [1.0, 2.0]) + 1e-4)
     np.testing.assert_allclose(np.abs(made), exact, rtol=1e-4)
     assert (np.asarray(made) > 0).all()
+
+
+HARD = {
+    "zero": np.zeros((4, 4)),
+    "one row": np.ones((1, 1)),
+    "rank 1": np.outer(np.arange(4.0), np.arange(4.0)),
+    "rank 2 of 6": np.diag([1.0, 2.0, 0, 0, 0, 0]),
+    "huge": 1e20 * np.eye(3),
+    "tiny": 1e-20 * np.eye(3),
+}
+
+
+def backward_error(factor):
+    """What a decomposition in float32 may add to a factor; diagonal ones are exact."""
+    diagonal = (factor == np.diag(np.diag(factor))).all()
+    return 0.0 if diagonal else 16 * 2.0**-24 * np.linalg.norm(factor, 2)
+
+
+@pytest.mark.faults(11)
+@pytest.mark.parametrize("method", ["eigen", "inverse"])
+@pytest.mark.parametrize("prediv", [True, False])
+@pytest.mark.parametrize("left", HARD)
+@pytest.mark.parametrize("right", HARD)
+def test_hard_factors_give_what_float64_gives(left, right, prediv, method):
+    a, g, damping = HARD[left], HARD[right], 1e-3
+    gradient = np.random.default_rng(0).standard_normal((len(g), len(a)))
+    solve = {
+        "eigen": lambda: oracle.solve_kronecker(a, g, gradient, damping),
+        "inverse": lambda: oracle.solve_factors(a, g, gradient, damping, damping),
+    }
+    options = kfac.KfacOptions(method=method, prediv=prediv)
+    factors = {"a": jnp.asarray(a, jnp.float32), "g": jnp.asarray(g, jnp.float32)}
+    items = kfac.decompose(options, factors, damping)
+    matrix = jnp.asarray(gradient.T, jnp.float32)
+    found = np.asarray(kfac.precondition(options, items, matrix, damping)).T
+    assert np.isfinite(found).all()
+    # Relative to the least damped curvature: A⊗G + γI, or the two factors' own.
+    lost = backward_error(a), backward_error(g)
+    if method == "eigen":
+        room = lost[0] * np.linalg.norm(g, 2) + lost[1] * np.linalg.norm(a, 2)
+    else:
+        room = sum(lost)
+    room *= math.sqrt(gradient.size) / damping
+    if room > 0.5:
+        # Float32 does not tell which curvature is zero; nothing is less than damped.
+        least = damping if method == "eigen" else damping**2
+        assert np.linalg.norm(found) <= 1.001 * np.linalg.norm(gradient) / least
+        return
+    expected = solve[method]()
+    # Of the largest entry: where curvature is zero, that is the gradient over γ.
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=(2e-4 + room) * largest + 1e-30
+    )
 
 
 @pytest.mark.parametrize("method", ["eigen", "inverse"])

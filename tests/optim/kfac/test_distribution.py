@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from hpcjax import core, models, perf, sharding
+from hpcjax import core, models, perf, sharding, train
 from hpcjax.core import ConfigError, per_device
 from hpcjax.optim import kfac
 from hpcjax.optim.kfac import _placement
@@ -306,8 +306,11 @@ def test_less_than_one_worker_is_one(fraction):
 
 @pytest.mark.acceptance("kaisa", 9)
 @pytest.mark.parametrize("fraction", [None, 1 / 4])
-def test_resuming_mid_interval_with_decompositions_is_exact(fraction):
-    """Five steps after a save through the host, and without decompositions."""
+def test_resuming_mid_interval_with_decompositions_is_exact(fraction, tmp_path):
+    """From a checkpoint at step 7 past the next decomposition, the eleventh step's.
+
+    And without the decompositions, which are then made of the saved factors.
+    """
     model = problems.mlp()
     chosen = kfac.plan(model)
     params, _ = model.init(jax.random.key(0))
@@ -325,22 +328,34 @@ def test_resuming_mid_interval_with_decompositions_is_exact(fraction):
 
     for _ in range(7):
         params, state = step(params, state, x, y)
-    saved = jax.device_get((params, state))
-    straight = (params, state)
-    again = (saved[0], place(saved[1]))
+    straight = (params, place(state))
+    with train.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(7, straight, {})
+        checkpoints.wait()
+        like = jax.tree.map(jnp.zeros_like, straight)
+        again = checkpoints.restore(like).state
     stripped = [
         kfac.without_decompositions(s) if isinstance(s, kfac.KfacState) else s
-        for s in saved[1]
+        for s in jax.device_get(state)
     ]
-    bare = (saved[0], place(type(saved[1])(stripped)))
-    for _ in range(2):
+    bare = (params, place(type(state)(stripped)))
+    made = [decompositions(straight)]
+    for _ in range(5):
         straight, again, bare = (step(*each, x, y) for each in (straight, again, bare))
-    for left, right in zip(
-        jax.tree.leaves(straight), jax.tree.leaves(again), strict=True
-    ):
-        np.testing.assert_array_equal(left, right)
+        made.append(decompositions(straight))
+        chex.assert_trees_all_equal(straight, again)
+    assert [same(made[0], later) for later in made[1:]] == [True] * 3 + [False] * 2
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(bare))
     assert 0 < distance(bare[0], straight[0]) < 0.1
+
+
+def decompositions(held):
+    (found,) = (s for s in held[1] if isinstance(s, kfac.KfacState))
+    return jax.device_get(found.decompositions)
+
+
+def same(one, other):
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
 
 
 @pytest.mark.acceptance("kaisa", 9)
@@ -428,3 +443,32 @@ def test_a_broadcast_reaches_groups_of_any_size_and_order():
                 ),
                 jnp.arange(8.0),
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("forgotten", ["enter", "expand"])
+def test_a_state_that_was_not_entered_is_told(forgotten):
+    model, grid = problems.mlp(), kfac.Distribution(8, 1 / 4)
+    chosen = kfac.plan(model)
+    params, _ = model.init(jax.random.key(0))
+    tx = kfac.scale_by_kfac(chosen, distribution=grid)
+    state, mesh = tx.init(params), sharding.make_mesh(grid.mesh_shape)
+    specs = per_device.specs(state)
+    if forgotten == "enter":
+        state = per_device.expand(state, mesh)
+    else:
+        specs = P()
+
+    def run(state):
+        entered = state if forgotten == "enter" else per_device.enter(state)
+        statistics = jax.tree.map(lambda f: f, state.factors)
+        return tx.update(params, entered, params, taps=statistics, loss_terms=8)[0]
+
+    mapped = jax.shard_map(
+        run, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False
+    )
+    told = {
+        "enter": r"K-FAC's state has a part of shape \(1, .*per_device.enter",
+        "expand": r"decompositions/.* has no axis of devices: call per_device.expand",
+    }
+    with pytest.raises(ConfigError, match=told[forgotten]):
+        jax.jit(mapped)(state)

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,11 +53,16 @@ def transform(visible, rows=None, **options):
     return optax.chain(scale, optax.scale_by_learning_rate(RATE))
 
 
-@functools.cache
-def zero_taps(dtype):
+def slots(dtype="float32"):
+    """The taps of one stage."""
     x = jax.ShapeDtypeStruct((1, pipelines.WIDTH), dtype)
     one = jax.tree.map(lambda leaf: leaf[0], pipelines.params(4, dtype)["stages"])
-    taps = kfac.make_taps(PLAN, pipelines.stage_model(dtype), one, {}, x)
+    return kfac.make_taps(PLAN, pipelines.stage_model(dtype), one, {}, x)
+
+
+@functools.cache
+def zero_taps(dtype):
+    taps = slots(dtype)
     return jax.tree.map(lambda slot: jnp.zeros((4, *slot.shape), slot.dtype), taps)
 
 
@@ -400,14 +406,16 @@ def test_wrong_use_is_told():
     tx, params = transform(FRESH), pipelines.params(4)
     state, taps = tx.init(params), factors(np.random.default_rng(0))
     with pytest.raises(ValueError, match=r"taps are missing for layers.*'stages/down'"):
-        tx.update(params, state, taps={}, loss_terms=1)
+        tx.update(params, state, loss_terms=1)
+    with pytest.raises(ValueError, match="these are the taps themselves"):
+        tx.update(params, state, taps={"stages": slots()}, loss_terms=1)
     with pytest.raises(ValueError, match="needs loss_terms="):
         tx.update(params, state, taps=taps)
     small = jax.tree.map(lambda f: f[:2], taps)
     with pytest.raises(ValueError, match=r"must be \(4, 6, 6\): got \(2, 6, 6\)"):
         tx.update(params, state, taps=small, loss_terms=1)
     half = {**params, "stages": jax.tree.map(lambda p: p[:2], params["stages"])}
-    with pytest.raises(ValueError, match=r"4 layers here: got 2.*pass axis_name"):
+    with pytest.raises(ConfigError, match=r"4 layers here: got .*2.*pass axis_name"):
         tx.update(half, tx.init(half), taps=small, loss_terms=1)
     with pytest.raises(ConfigError, match="sum_replicas needs axis_name"):
         transform(FRESH, sum_replicas=lambda rows: rows)
@@ -418,6 +426,57 @@ def test_wrong_use_is_told():
     bare = kfac.scale_by_pipefisher(kfac.stage_plan(PLAN, 4), FRESH)
     with pytest.raises(ConfigError, match="head"):
         bare.init(params)
+
+
+@pytest.mark.parametrize("axis", ["axis_name", "data_axis"])
+def test_axes_that_are_not_there_and_stacks_that_are_not_split_are_told(axis):
+    tx, params = transform(FRESH, **{axis: "stage"}), pipelines.params(4)
+    state, taps = tx.init(params), factors(np.random.default_rng(0))
+
+    def run():
+        return tx.update(params, state, taps=taps, loss_terms=1)[0]
+
+    told = r"PipeFisher's update communicates over the mesh axes \('stage',\)"
+    with pytest.raises(ConfigError, match=told):
+        run()
+
+    def inside(name):
+        mesh = sharding.make_mesh({name: 2})
+        return jax.shard_map(
+            run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False
+        )
+
+    with pytest.raises(ConfigError, match=r"not among the axes here, \['data'\]"):
+        jax.eval_shape(inside("data"))
+    if axis == "axis_name":
+        with pytest.raises(
+            ConfigError, match=r"2 layers here: .*sharding\.stage_specs"
+        ):
+            jax.eval_shape(inside("stage"))
+
+
+def test_steps_that_take_no_statistics_need_none():
+    rng, params = np.random.default_rng(0), pipelines.params(4)
+    late = {0: [f for f in FRESH[0] if f[2] == "A"]}
+    late[1] = [f for f in FRESH[0] if f[2] == "B"]
+    tx, given = transform(late), {"taps": factors(rng), "loss_terms": 1}
+    update = jax.jit(tx.update)
+    _, state = update(params, tx.init(params), **given)
+    assert not bool(kfac.statistics_due(state))
+    expected = update(params, state, taps=factors(rng), loss_terms=1)
+    found = update(params, state, taps={"stages": {}})
+    chex.assert_trees_all_equal(found, expected)
+    # The next step begins a refresh: to leave statistics out there is counted.
+    _, state = found
+    _, late = update(params, state, taps={"stages": {}})
+    chex.assert_trees_all_equal(late[0].curvature, state[0].curvature)
+    counts = [leaf.tolist() for leaf in jax.tree.leaves(late[0].skipped)]
+    assert counts == [[1] * 4] * len(counts)
+    # Where there never were any, the inverses are those of identities.
+    _, first = update(params, tx.init(params), taps={"stages": {}})
+    for inverse in jax.tree.leaves(first[0].inverses):
+        expected = np.broadcast_to(np.eye(inverse.shape[-1]), inverse.shape)
+        np.testing.assert_allclose(inverse, expected / (1 + DAMPING), rtol=1e-6)
 
 
 def test_the_documented_example_trains(capsys):

@@ -16,6 +16,7 @@ from jaxtyping import TypeCheckError
 from hpcjax import core, models, optim, sharding
 from hpcjax.core import ConfigError, LayerSpec, Model
 from hpcjax.optim import kfac
+from hpcjax.optim.kfac import _blocks
 from tests.optim.kfac import problems
 
 
@@ -386,3 +387,47 @@ def test_a_chain_with_momentum_trains_and_compiles_once(compilations):
     assert not compilations
     assert problems.differentiated(chosen, model, params, x, y).value < 0.7 * first
     assert {"kfac_nu", "kfac_damping"} <= set(optim.inspect(state))
+
+
+def test_steps_that_take_no_statistics_need_none(problem):
+    chosen, params, grads, statistics = problem
+    options = {"factor_update_steps": 2, "inv_update_steps": 2}
+    tx = kfac.scale_by_kfac(chosen, **options)
+    given = {"taps": statistics, "loss_terms": 8}
+    _, state = tx.update(grads, tx.init(params), params, **given)
+    assert not bool(kfac.statistics_due(state))
+    expected = tx.update(grads, state, params, **given)
+    found = tx.update(grads, state, params, taps={}, loss_terms=8)
+    chex.assert_trees_all_equal(found, expected)
+    # In the step after it some are due: to leave them out is told.
+    _, state = found
+    _, late = jax.jit(tx.update)(grads, state, params, taps={})
+    assert (int(state.skipped), int(late.skipped)) == (0, 1)
+    chex.assert_trees_all_equal(late.factors, state.factors)
+
+
+def test_taps_in_place_of_statistics_are_told(problem):
+    chosen, params, _, _ = problem
+    tx, model = kfac.scale_by_kfac(chosen), problems.mlp()
+    taps = kfac.make_taps(chosen, model, params, {}, problems.batch(8)[0])
+    # Not by `update`, whose types are checked in tests.
+    with pytest.raises(ValueError, match="these are the taps themselves"):
+        _blocks.check_statistics(chosen, taps, tx.init(params).factors)
+
+
+def test_axes_that_are_not_there_are_named(problem):
+    chosen, params, grads, statistics = problem
+    tx = kfac.scale_by_kfac(chosen, axis_name=("data", "more"))
+    state = tx.init(params)
+
+    def run():
+        return tx.update(grads, state, params, taps=statistics, loss_terms=8)[0]
+
+    with pytest.raises(ConfigError, match=r"K-FAC's update communicates over .*'more'"):
+        run()
+    inside = jax.shard_map(
+        run, mesh=sharding.data_mesh(2), in_specs=(), out_specs=P(), check_vma=False
+    )
+    told = r"\['more'\] is not among the axes here, \['data'\]"
+    with pytest.raises(ConfigError, match=told):
+        jax.jit(inside)()

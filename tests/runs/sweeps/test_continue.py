@@ -155,12 +155,12 @@ def test_retrying_twice_enters_a_point_once(root):
 
 def test_the_flag(root):
     args = ["sweep", "curves/plain", "ends=broken,missing", "--name", "s", "--quiet"]
-    assert cli.main([*args, "--root", str(root)]) == 1
+    assert cli.main([*args, "--root", str(root)]) == 8
     assert len(run_ids(root)) == 2
     again = ["sweep", "s", "--quiet", "--root", str(root)]
-    assert cli.main([*again]) == 1
+    assert cli.main([*again]) == 8
     assert len(run_ids(root)) == 2
-    assert cli.main([*again, "--retry-failed"]) == 1
+    assert cli.main([*again, "--retry-failed"]) == 8
     assert len(run_ids(root)) == 4
 
 

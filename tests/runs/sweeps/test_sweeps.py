@@ -1,7 +1,9 @@
 """Sweeps over the curves paper, whose runs take no time: workers are real processes."""
 
+import dataclasses
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import time
 
 import numpy as np
 import pytest
+import xarray as xr
+from rich.console import Console
 
 from hpcjax.core import ConfigError, DataFormatError, HpcjaxError, RunBusy
 from hpcjax.runs import cli, directory, results, sweeps
@@ -58,6 +62,35 @@ def test_texts_and_seeds_are_axes_too(root):
     assert np.isnan(value.sel(ends="broken")).all()
     assert "a fault" in result.dataset["error"].sel(ends="broken", seed=0).item()
     assert result.successes == 2
+
+
+def test_the_best_is_over_seeds_and_not_the_luck_of_one():
+    values = {0.1: [0.1, 0.9], 0.2: [0.3, 0.3], 0.3: [0.05, np.nan], 0.4: [0.2, np.inf]}
+    grid = np.array([*values.values()])
+    texts = np.full(grid.shape, "", object)
+    dataset = xr.Dataset(
+        dict.fromkeys(("status", "run", "error"), (("lr", "seed"), texts)),
+        coords={"lr": [*values], "seed": [0, 1]},
+        attrs={"axes": "lr seed", "by": "val_loss"},
+    ).assign(value=(("lr", "seed"), grid))
+    result = sweeps.SweepResult(name="s", directory=pathlib.Path("s"), dataset=dataset)
+    ranking = sweeps.ranking(dataset)
+    assert ranking["lr"].tolist() == [0.2, 0.2, 0.1, 0.1, 0.4, 0.4, 0.3, 0.3]
+    assert ranking["mean"].tolist()[:5] == [0.3, 0.3, 0.5, 0.5, np.inf]
+    assert ranking["mean"].isna().tolist()[-2:] == [True, True]
+    assert result.best["lr"].item() == 0.2
+    assert result.best["value"].values.tolist() == [0.3, 0.3]
+    shown = Console(width=200)
+    with shown.capture() as capture:
+        shown.print(sweeps.summary(result))
+    first, *_ = re.findall(r"^ +0\..*$", capture.get(), re.M)
+    assert first.split() == ["0.2", "0.3", "0.3", "to", "0.3", "2"]
+    for alone, where in ((dataset.isel(lr=[1]), 0.2), (dataset.isel(seed=0), 0.3)):
+        best = dataclasses.replace(result, dataset=alone).best
+        assert best["lr"].item() == where
+    broken = dataclasses.replace(result, dataset=dataset.isel(lr=[2, 3]))
+    with pytest.raises(ConfigError, match="no point of sweep s has a finite value"):
+        broken.best  # noqa: B018
 
 
 @pytest.mark.parametrize("sampler", ["random", "halton", "tpe"])
@@ -176,7 +209,7 @@ def test_workers_that_cannot_start_end_the_sweep(root, monkeypatch):
         (root / "sweeps" / name / "journal.log").write_text("no journal\n")
         return launcher(name, root, index)
 
-    with pytest.raises(HpcjaxError, match="worker 0 ended with 1"):
+    with pytest.raises(HpcjaxError, match="worker 0 ended with 3"):
         sweeps.run_sweep(sweep_of(), root=root, launcher=broken, quiet=True)
 
 
@@ -266,8 +299,9 @@ def test_cells_are_found_by_place_not_by_value(root):
     """Two texts of one number, no number at all, and a result with the axis's name."""
     path = root / "experiments/curves/experiment.py"
     text = path.read_text().replace(
-        "return results.history(metrics.read())",
-        "return results.history(metrics.read()).assign_coords(lr=('z', [7.0, 8.0]))",
+        'return results.history(metrics.read(), "measured")',
+        'return results.history(metrics.read(), "measured")'
+        ".assign_coords(lr=('z', [7.0, 8.0]))",
     )
     path.write_text(text)
     varied = {"lr": "0.1,0.10,nan", "wd": "0.5,0.25"}
@@ -285,6 +319,20 @@ def test_a_torn_journal_is_mended(root):
     journal = result.directory / "journal.log"
     journal.write_bytes(journal.read_bytes() + b'{"op_code": 5, "wor')
     assert run(result.name, root).dataset["value"].equals(result.dataset["value"])
+
+
+@pytest.mark.parametrize("line", [b"{", b"\xff", b"[]", b'{"op_code": 0}', b""])
+@pytest.mark.parametrize("place", [0, 2, -1])
+def test_a_damaged_journal_is_told(root, capsys, line, place):
+    sweeps.create_study("s", sweep_of(), root).take()
+    journal = root / "sweeps/s/journal.log"
+    lines = journal.read_bytes().splitlines()
+    lines[place] = line
+    journal.write_bytes(b"\n".join(lines) + b"\n")
+    assert cli.main(["sweep", "s", "--root", str(root)]) == 3
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "journal.log is damaged: " in told
 
 
 def test_a_run_that_is_busy_is_waited_for(root, monkeypatch):
@@ -325,7 +373,7 @@ def test_fixed_keys_leave_the_config_files_own_sweep(root):
 
 def test_a_sweep_of_failures_fails(root):
     args = ["sweep", "curves/plain", "ends=broken,missing", "--quiet"]
-    assert cli.main([*args, "--root", str(root)]) == 1
+    assert cli.main([*args, "--root", str(root)]) == 8
 
 
 def test_the_config_files_own_sweep(root):
@@ -352,3 +400,5 @@ def test_pictures_of_every_kind_of_axis(root):
         figure = sweeps.draw(result.dataset)
         labels = [panel.get_xlabel() for panel in figure.axes if panel.get_xlabel()]
         assert set(varied) <= set(labels) | {"wd"}
+        legends = [panel for panel in figure.axes if panel.get_legend()]
+        assert len(legends) == ("ends" in varied)

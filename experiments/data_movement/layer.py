@@ -1,0 +1,132 @@
+"""An encoder layer in plain JAX, and with the fused operations between products."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcjax import kernels
+
+EPS = 1e-5
+# Axes as in `ir.encoder_layer`; a mask is 0 where a value is dropped, else 1 / (1 - p).
+PARAMETERS = {
+    "w_qkv": "qphi",
+    "b_qkv": "qph",
+    "w_out": "phi",
+    "b_out": "i",
+    "scale_1": "i",
+    "shift_1": "i",
+    "w_up": "ui",
+    "b_up": "u",
+    "w_down": "iu",
+    "b_down": "i",
+    "scale_2": "i",
+    "shift_2": "i",
+}
+MASKS = {"attention": "hbjk", "out": "bij", "up": "bju", "down": "bji"}
+INPUT = "ibj"
+
+
+def shapes(axes: Mapping[str, str], sizes: Mapping[str, int], dtype: str) -> Any:
+    """Returns shapes and dtypes of arrays with these axes."""
+    import jax
+
+    return {
+        name: jax.ShapeDtypeStruct(tuple(sizes[axis] for axis in own), dtype)
+        for name, own in axes.items()
+    }
+
+
+def plain_layer(params: Mapping[str, Any], x: Any, masks: Mapping[str, Any]) -> Any:
+    """Returns the output `[i, b, j]` of a post-norm encoder layer.
+
+    Args:
+      params: as `PARAMETERS`.
+      x: `[i, b, j]`.
+      masks: as `MASKS`.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    stacked = jnp.einsum("qphi,ibj->qphbj", params["w_qkv"], x)
+    query, key, value = stacked + params["b_qkv"][..., None, None]
+    scores = jnp.einsum("phbk,phbj->hbjk", key, query)
+    weights = jax.nn.softmax(scores * query.shape[0] ** -0.5, axis=-1)
+    dropped = weights * masks["attention"]
+    mixed = jnp.einsum("phbk,hbjk->phbj", value, dropped)
+    out = jnp.einsum("phi,phbj->bij", params["w_out"], mixed)
+    out = (out + params["b_out"][:, None]) * masks["out"]
+    total = jnp.moveaxis(out, 1, 2) + jnp.moveaxis(x, 0, -1)
+    normed = _norm(total, params["scale_1"], params["shift_1"])
+    up = jnp.einsum("bji,ui->bju", normed, params["w_up"]) + params["b_up"]
+    hidden = jax.nn.relu(up) * masks["up"]
+    down = jnp.einsum("bju,iu->bji", hidden, params["w_down"]) + params["b_down"]
+    total = down * masks["down"] + normed
+    y = _norm(total, params["scale_2"], params["shift_2"])
+    return jnp.moveaxis(y, -1, 0)
+
+
+def fused_layer(
+    params: Mapping[str, Any],
+    x: Any,
+    seeds: Mapping[str, Any],
+    rates: Mapping[str, float],
+) -> Any:
+    """Returns the same with the fused operations of `kernels` between contractions.
+
+    Args:
+      params: as `PARAMETERS`.
+      x: `[i, b, j]`.
+      seeds: of the masks, by the names of `MASKS`; that of "out" is drawn for `bji`.
+      rates: likewise, the probabilities that elements are dropped.
+    """
+    import jax.numpy as jnp
+
+    def dropout(name: str) -> dict[str, Any]:
+        return {"seed": seeds[name], "rate": rates[name]}
+
+    stacked = jnp.einsum("qphi,ibj->qphbj", params["w_qkv"], x)
+    query, key, value = kernels.attention_biases(
+        stacked, params["b_qkv"][..., None, None]
+    )
+    scores = jnp.einsum("phbk,phbj->hbjk", key, query)
+    scale = query.shape[0] ** -0.5
+    dropped = kernels.softmax_dropout(scores, scale=scale, **dropout("attention"))
+    mixed = jnp.einsum("phbk,hbjk->phbj", value, dropped)
+    out = jnp.einsum("phi,phbj->bji", params["w_out"], mixed)
+    normed = kernels.dropout_residual_norm(
+        out,
+        params["b_out"],
+        jnp.moveaxis(x, 0, -1),
+        params["scale_1"],
+        params["shift_1"],
+        eps=EPS,
+        **dropout("out"),
+    )
+    up = jnp.einsum("bji,ui->bju", normed, params["w_up"])
+    hidden = kernels.bias_activation_dropout(up, params["b_up"], **dropout("up"))
+    down = jnp.einsum("bju,iu->bji", hidden, params["w_down"])
+    y = kernels.dropout_residual_norm(
+        down,
+        params["b_down"],
+        normed,
+        params["scale_2"],
+        params["shift_2"],
+        eps=EPS,
+        **dropout("down"),
+    )
+    return jnp.moveaxis(y, -1, 0)
+
+
+def _norm(x: Any, scale: Any, shift: Any) -> Any:
+    import jax
+
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + EPS) * scale + shift
+
+
+def with_gradients(params: Any, x: Any, masks: Any, cotangent: Any) -> Any:
+    """Returns the output and the gradients of parameters and input."""
+    import jax
+
+    y, pull = jax.vjp(lambda params, x: plain_layer(params, x, masks), params, x)
+    return y, pull(cotangent)

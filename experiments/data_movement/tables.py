@@ -1,0 +1,194 @@
+"""Tables of what an encoder layer moves, by counting, and of its layouts."""
+
+import xarray as xr
+
+from hpcjax.runs import reduce
+from hpcjax.runs.tables import Claim, Runs, Table, by_model, grid
+
+PAPER = "Ivanov et al., MLSys 2021"
+_LISTS = {name: {"softmax": name} for name in ("joint", "apart")}
+_KERNELS = {
+    "unfused": {},
+    "fused": {"kernels": "paper"},
+    "fused, masks drawn again": {"kernels": "paper", "masks": "recomputed"},
+}
+
+
+def _movement(rows: reduce.Rows) -> xr.Dataset:
+    """Returns Mi words, and percent saved of the same list's without fusion."""
+    cells = {}
+    for name, row in rows.items():
+        run, base = (
+            reduce.first(row),
+            reduce.first(rows[f"{name.partition(', ')[0]}, unfused"]),
+        )
+        cells[name] = {
+            "forward": run["forward"],
+            "backward": run["total"] - run["forward"],
+            "total": run["total"],
+            "saved": 100 * (1 - run["total"] / base["total"]),
+        }
+    return reduce.from_cells(cells)
+
+
+def _saved(row: str, percent: float) -> dict[str, Claim]:
+    off = abs(reduce.cell("saved", row) - percent)
+    unfused = f"{row.partition(', ')[0]}, unfused"
+    return {
+        row: off.at_most(
+            0.05, f"{row}: distance of the saved words from {percent} %"
+        ).fails({row: unfused})
+    }
+
+
+MOVEMENT = Table(
+    id="data_movement/movement",
+    title="Words that an encoder layer of BERT-large moves, fused and not",
+    paper=(
+        f"{PAPER}, abstract: up to 22.91 % less; the list of operators that this is "
+        "counted on is not known, and none is fitted to it"
+    ),
+    caption=(
+        "Mi words (2^20) of forward and backward pass, 8 sequences of 512 tokens, 16 "
+        "heads, width 1024; biases and parameters of norms are not counted. joint: the "
+        "softmax and its dropout are one operator of the unfused list; apart: two. "
+        "masks drawn again: dropout masks are made from a counter where they are used."
+    ),
+    columns={
+        "forward": "forward",
+        "backward": "backward",
+        "total": "both",
+        "saved": "saved, %",
+    },
+    reduce=_movement,
+    tiers=by_model(
+        minutes=0.2,
+        runs=grid("data_movement/movement", _LISTS, _KERNELS),
+        claims={
+            **_saved("joint, fused", 14.1),
+            **_saved("joint, fused, masks drawn again", 23.8),
+            **_saved("apart, fused", 20.7),
+            **_saved("apart, fused, masks drawn again", 29.6),
+        },
+    ),
+)
+
+
+def _operators(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each operator of a list."""
+    runs = {name: reduce.first(row) for name, row in rows.items()}
+    parts = {
+        name: run[["operator_flops", "read", "written"]] for name, run in runs.items()
+    }
+    table = reduce.stack(parts, "operator")
+    table["intensity"] = (
+        1024 * table["operator_flops"] / (table["read"] + table["written"])
+    )
+    return table
+
+
+_MAPS = tuple(
+    f"unfused, {name}"
+    for name in ("softmax", "norm 1", "ReLU", "softmax dX", "norm 1 dX", "out dbias")
+)
+
+OPERATORS = Table(
+    id="data_movement/operators",
+    title="Operations and words of every operator of an encoder layer",
+    paper=f"{PAPER}, appendix: the operators of the encoder layer",
+    caption=(
+        "Gi operations (2^30), Mi words (2^20); sizes as in data_movement/movement. "
+        "Names behind fused are the paper's kernels. Operations of what is no "
+        "contraction: one for each addition, product, comparison or function."
+    ),
+    columns={
+        "operator_flops": "operations, Gi",
+        "read": "read, Mi",
+        "written": "written, Mi",
+        "intensity": "operations a word",
+    },
+    reduce=_operators,
+    tiers=by_model(
+        minutes=0.2,
+        runs={
+            "unfused": Runs(config="data_movement/movement"),
+            "fused": Runs(
+                config="data_movement/movement", overrides={"kernels": "paper"}
+            ),
+        },
+        claims={
+            "bound by memory": reduce.most("intensity", *_MAPS)
+            .at_most(4.0, "operations a word of what is no contraction, most")
+            .fails({"unfused, softmax": "unfused, lin1"}),
+        },
+    ),
+)
+
+_SELECTED = {"both passes": {}, "forward": {"passes": "forward"}}
+LAYOUTS = Table(
+    id="data_movement/layouts",
+    title="Layouts of all tensors of a fused encoder layer: exact, and by paths",
+    paper=f"{PAPER}, §6: within 4 % of the fastest configuration of each operator",
+    caption=(
+        "Times are predicted by a roofline of a V100's published peaks; that an "
+        "operand to transpose costs 5 % and that strided tensors move at half the "
+        "bandwidth are assumptions. fp_first and bp_first: shortest paths through one "
+        "pass, then the other with what is bound; inf: nothing fits what was bound."
+    ),
+    columns={
+        "seconds": "ms",
+        "over_fastest": "over the fastest",
+        "worst": "worst kernel",
+        "gap": "gap to the bound",
+    },
+    reduce=lambda rows: reduce.by_run(rows).assign(
+        seconds=lambda table: 1e3 * table["seconds"]
+    ),
+    tiers=by_model(
+        minutes=1.0,
+        runs=grid(
+            "data_movement/layouts",
+            _SELECTED,
+            {name: {"method": name} for name in ("exact", "fp_first", "bp_first")},
+        ),
+        claims={
+            "proved": reduce.cell("gap", "both passes, exact")
+            .at_most(1e-9, "gap of the exact selection of both passes to its bound")
+            .fails({"both passes, exact": "both passes, fp_first"}),
+            "close": reduce.cell("over_fastest", "both passes, exact")
+            .at_most(1.05, "time over that of each kernel's fastest layouts")
+            .fails({"both passes, exact": "both passes, fp_first"}),
+        },
+    ),
+)
+
+COMPILED = Table(
+    id="data_movement/compiled",
+    title="The plain layer's primitives, fused by the rules, and XLA's program",
+    paper=f"{PAPER}, §4: operators and movement are read from the program",
+    caption=(
+        "A float32 layer in plain JAX, forward and backward, 2 sequences of 128 "
+        "tokens, 4 heads, width 256. primitives: each an operator. fused: by the rules "
+        "of `ir.fusion_groups`. xla: its own analysis of the program compiled for this "
+        "CPU, whose fusions may read a tensor more than once. Operations are over "
+        "those of the contractions in the paper's list."
+    ),
+    columns={
+        "words": "words, Mi",
+        "flops": "operations / contractions'",
+        "transposes": "transposes and copies",
+    },
+    reduce=reduce.by_run,
+    tiers=by_model(
+        minutes=0.5,
+        runs=grid(
+            "data_movement/compiled",
+            {name: {"count": name} for name in ("primitives", "fused", "xla")},
+        ),
+        claims={
+            "fused": reduce.over("words", "fused", "primitives")
+            .at_most(0.7, "words of the fused graph over those of the primitives")
+            .fails({"fused": "primitives"}),
+        },
+    ),
+)

@@ -1,0 +1,243 @@
+"""The graph of a JAX function, read from its jaxpr; nothing is compiled or run."""
+
+import math
+import string
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from hpcjax.core.errors import UnsupportedOp
+from hpcjax.ir.graph import Dataflow, Kind, Operator, Tensor
+
+# Primitives that run one inner program once.
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    }
+)
+# Primitives that only rename elements: their results are the tensors that they take.
+_RENAMES = frozenset(
+    {
+        *("reshape", "squeeze", "expand_dims", "broadcast_in_dim"),
+        *("name", "pvary", "optimization_barrier"),
+    }
+)
+_NAMED: Mapping[Kind, tuple[str, ...]] = {
+    "contraction": ("dot_general", "conv_general_dilated"),
+    "movement": (
+        *("transpose", "slice", "dynamic_slice", "dynamic_update_slice", "gather"),
+        *("scatter", "scatter-add", "scatter_add", "concatenate", "pad", "rev"),
+        *("copy_p", "device_put", "split"),
+    ),
+    "statistical": ("sort", "top_k"),
+}
+_KINDS = {name: kind for kind, names in _NAMED.items() for name in names}
+_REDUCTIONS = ("reduce_", "arg", "cum")
+# Maps that compute nothing, and so can be part of a kernel at no cost.
+_FREE = ("broadcast_in_dim", "convert_element_type", "iota", "select_n", "copy")
+
+
+def dataflow(fn: Callable[..., Any], *args: Any) -> Dataflow:
+    """Returns the operators of a function, those that its results depend on.
+
+    Inner functions, `custom_vjp` rules and rematerialised parts are inlined, the body
+    of a scan once, with its number of executions. What only reshapes is no operator.
+    Constants within an operator are not counted.
+
+    Args:
+      fn: of arrays; `jax.vjp` of it for gradients.
+      *args: arrays, or their shapes and dtypes.
+
+    Raises:
+      UnsupportedOp: a loop or branch that depends on values, or another primitive with
+        an inner program; it is named.
+
+    Examples:
+      >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+      >>> flow = dataflow(lambda x: jax.nn.relu(x @ x.T).sum(), x)
+      >>> [each.name for each in flow.operators]
+      ['transpose 1', 'dot_general 2', 'max 3', 'reduce_sum 4']
+      >>> flow.moved("dot_general 2")
+      Moved(flops=2048, read=256, written=64)
+    """
+    closed = jax.make_jaxpr(fn)(*args)
+    reader = _Reader()
+    inner = closed.jaxpr
+    results = reader.read(
+        inner, [reader.new(v) for v in (*inner.constvars, *inner.invars)]
+    )
+    outputs = frozenset(results)
+    operators = _needed(reader.operators, outputs)
+    named = {t for each in operators for t in (*each.inputs, *each.outputs)} | outputs
+    return Dataflow(
+        operators=operators,
+        tensors={name: t for name, t in reader.tensors.items() if name in named},
+        outputs=outputs,
+    )
+
+
+class _Reader:
+    """Collects the operators and tensors of nested jaxprs."""
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self.tensors: dict[str, Tensor] = {}
+
+    def new(self, variable: Any) -> str:
+        """Adds a tensor of a variable's shape and returns its name."""
+        name = f"tensor {len(self.tensors) + 1}"
+        self.tensors[name] = Tensor(tuple(getattr(variable.aval, "shape", ())))
+        return name
+
+    def read(self, jaxpr: Any, inputs: Iterable[str], times: int = 1) -> list[str]:
+        """Adds a jaxpr's operators and returns the names of its results.
+
+        Args:
+          jaxpr: without constants of its own.
+          inputs: names of the tensors that its constants and arguments are.
+          times: how often it is executed.
+        """
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        names = dict(zip(variables, inputs, strict=True))
+
+        def name(variable: Any) -> str:
+            literal = isinstance(variable, core.Literal)
+            return self.new(variable) if literal else names[variable]
+
+        for eqn in jaxpr.eqns:
+            primitive = eqn.primitive.name
+            if primitive in _CALLS:
+                inner = _inner(eqn)
+                own = [self.new(variable) for variable in inner.constvars]
+                results = self.read(inner, own + [name(v) for v in eqn.invars], times)
+            elif primitive == "scan":
+                results = self._scan(eqn, [name(v) for v in eqn.invars], times)
+            elif _renames(eqn):
+                results = [name(variable) for variable in eqn.invars]
+            else:
+                results = [self.new(variable) for variable in eqn.outvars]
+                read = [n for n in eqn.invars if not isinstance(n, core.Literal)]
+                self._add(eqn, [name(v) for v in read], results, times)
+            names |= dict(zip(eqn.outvars, results, strict=True))
+        return [name(variable) for variable in jaxpr.outvars]
+
+    def _scan(self, eqn: Any, inputs: list[str], times: int) -> list[str]:
+        """Adds the body of a scan; its slices and stacks are views."""
+        params, inner = eqn.params, eqn.params["jaxpr"].jaxpr
+        kept = params["num_consts"] + params["num_carry"]
+        times *= params["length"]
+        consts = [self.new(v) for v in inner.constvars]
+        for place in range(kept, len(inputs)):
+            whole, inputs[place] = inputs[place], self.new(inner.invars[place])
+            self._view("scan_slice", [whole], [inputs[place]], times)
+        parts = self.read(inner, consts + inputs, times)
+        # One view of all results: each may depend on what all iterations carry.
+        results = [self.new(variable) for variable in eqn.outvars]
+        self._view("scan_results", parts, results, times)
+        return results
+
+    def _view(
+        self, name: str, inputs: list[str], outputs: list[str], times: int
+    ) -> None:
+        name = f"{name} {len(self.operators) + 1}"
+        self.operators.append(
+            Operator(name, "view", tuple(inputs), tuple(outputs), times=times)
+        )
+
+    def _add(self, eqn: Any, inputs: list[str], outputs: list[str], times: int) -> None:
+        primitive = eqn.primitive.name
+        reduces = primitive.startswith(_REDUCTIONS)
+        kind: Kind = _KINDS.get(primitive, "statistical" if reduces else "elementwise")
+        known = primitive in _KINDS or reduces
+        if not known and _programs(eqn):
+            raise UnsupportedOp(
+                f"the work of {primitive!r} is not known before it runs; a dataflow "
+                f"graph takes scan, and calls: {sorted(_CALLS)}"
+            )
+        whole = eqn.invars if kind == "statistical" else eqn.outvars
+        shape = tuple(getattr(whole[0].aval, "shape", ()))
+        axes = eqn.params.get("axes", (eqn.params.get("axis"),)) if reduces else ()
+        self.operators.append(
+            Operator(
+                name=f"{primitive} {len(self.operators) + 1}",
+                kind=kind,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                flops=_flops(eqn, kind, shape),
+                space=shape,
+                reduced=tuple(axes),
+                einsum=_einsum(eqn) if primitive == "dot_general" else "",
+                times=times,
+            )
+        )
+
+
+def _renames(eqn: Any) -> bool:
+    """Whether the results are the arguments in other shapes of as many elements."""
+    if eqn.primitive.name not in _RENAMES or len(eqn.invars) != len(eqn.outvars):
+        return False
+    sizes = [
+        [math.prod(v.aval.shape) for v in own] for own in (eqn.invars, eqn.outvars)
+    ]
+    literal = any(isinstance(variable, core.Literal) for variable in eqn.invars)
+    return sizes[0] == sizes[1] and not literal
+
+
+def _inner(eqn: Any) -> Any:
+    """Returns the program that a call runs."""
+    program = eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
+    return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+
+
+def _programs(eqn: Any) -> list[Any]:
+    """Returns the inner programs of a primitive."""
+    values = (
+        value
+        for param in eqn.params.values()
+        for value in (param if isinstance(param, tuple | list) else (param,))
+    )
+    return [v for v in values if isinstance(v, core.ClosedJaxpr | core.Jaxpr)]
+
+
+def _flops(eqn: Any, kind: Kind, shape: tuple[int, ...]) -> int:
+    """Returns operations: two for a multiplication and addition, one for others."""
+    if kind in ("movement", "view") or eqn.primitive.name in _FREE:
+        return 0
+    if eqn.primitive.name == "dot_general":
+        (summed, _), _ = eqn.params["dimension_numbers"]
+        sizes = eqn.invars[0].aval.shape
+        return 2 * math.prod(shape) * math.prod(sizes[axis] for axis in summed)
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        outputs = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * math.prod(shape) * math.prod(kernel) // outputs
+    return math.prod(shape)
+
+
+def _einsum(eqn: Any) -> str:
+    """Returns what a `dot_general` computes, with letters in the order of use."""
+    (sums, other_sums), (batch, other_batch) = eqn.params["dimension_numbers"]
+    left, right = (v.aval.ndim for v in eqn.invars)
+    first = string.ascii_letters[:left]
+    fresh = iter(string.ascii_letters[left:])
+    shared = dict(zip(other_sums + other_batch, sums + batch, strict=True))
+    second = "".join(
+        first[shared[axis]] if axis in shared else next(fresh) for axis in range(right)
+    )
+    batched = "".join(first[axis] for axis in batch)
+    free = "".join(axis for axis in first if axis not in second)
+    other = "".join(axis for axis in second if axis not in first)
+    return f"{first},{second}->{batched}{free}{other}"
+
+
+def _needed(operators: list[Operator], outputs: Iterable[str]) -> tuple[Operator, ...]:
+    """Returns the operators that results depend on, in their order."""
+    live, kept = set(outputs), []
+    for each in reversed(operators):
+        if live & set(each.outputs):
+            live |= set(each.inputs)
+            kept.append(each)
+    return tuple(reversed(kept))

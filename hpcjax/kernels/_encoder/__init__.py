@@ -1,0 +1,1 @@
+"""The operations of an encoder layer between its contractions, each in one pass."""

@@ -1,0 +1,1 @@
+"""Products of dense matrices at the places of a sparse one."""

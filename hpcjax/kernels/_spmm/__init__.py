@@ -1,0 +1,1 @@
+"""Products of a sparse matrix with a dense one."""

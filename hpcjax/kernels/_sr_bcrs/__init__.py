@@ -1,0 +1,1 @@
+"""Sparse matrices of column vectors, with integers of few bits."""

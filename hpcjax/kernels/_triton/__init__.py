@@ -1,0 +1,1 @@
+"""Kernels written in Triton: run on a GPU, interpreted on a CPU, and who may run."""

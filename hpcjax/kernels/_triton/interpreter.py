@@ -1,0 +1,94 @@
+"""Runs a `triton.jit` kernel on the CPU, on numpy arrays, for tests.
+
+Triton's own switch, TRITON_INTERPRET=1, takes only tensors of PyTorch, and makes every
+kernel of the process an interpreted one, which cannot be compiled any more. Here a
+kernel is interpreted for one call. That takes private names of Triton's interpreter,
+which are the same in triton 3.6 to 3.9.
+
+Where it differs from a GPU: a cast to bfloat16 truncates; arithmetic of bfloat16 other
+than a dot is wrong, so that kernels widen to float32 first; integer products wrap,
+where `mma.sync ... satfinite` saturates. Programs run one after the other.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import triton.language as tl
+from triton.language import core  # noqa: F401  (see `interpret`)
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+from hpcjax.kernels._triton.launch import Launch
+from hpcjax.kernels._triton.pairs import STAND_INS
+
+# The interpreter changes triton.language for all threads.
+_LOCK = threading.RLock()
+_DOT = interpreter.InterpreterBuilder.create_dot
+
+
+class _Pointer:
+    """What the interpreter asks of an array: its address, and its dtype's name."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.dtype = array, array.dtype.name
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+
+class _Programs(interpreter.GridExecutor):
+    """Runs every program of a grid, without copies to and from a device."""
+
+    def _init_args_hst(self, args_dev: Any, kwargs: Any) -> tuple[Any, Any]:
+        return args_dev, kwargs
+
+    def _restore_args_dev(
+        self, args_dev: Any, args_hst: Any, kwargs: Any, kwargs_hst: Any
+    ) -> None:
+        pass
+
+
+def interpret(
+    launch: Launch, inputs: Sequence[np.ndarray | jax.Array]
+) -> tuple[np.ndarray, ...]:
+    """Returns the kernel's outputs; what it does not write is zero."""
+    given = [np.ascontiguousarray(each) for each in inputs]
+    made = [np.zeros(out.shape, out.dtype) for out in launch.outputs]
+    function = interpreter.InterpretedFunction(launch.load().fn)
+    with _LOCK:
+        call = JITFunction.__call__
+        # Triton interprets the language's modules that it sees beside a function: here
+        # both, for all functions that the kernel calls.
+        scope = interpreter._patch_lang(_call_inner)
+        JITFunction.__call__ = _call_inner
+        interpreter.InterpreterBuilder.create_dot = _dot
+        try:
+            programs = _Programs(function.rewrite(), function.arg_names, launch.grid)
+            with np.errstate(all="ignore"):  # as on a GPU
+                programs(*map(_Pointer, given + made), **launch.constants)
+        finally:
+            scope.restore()
+            JITFunction.__call__ = call
+            interpreter.InterpreterBuilder.create_dot = _DOT
+    return tuple(made)
+
+
+def _call_inner(function: JITFunction, *args: Any, **kwargs: Any) -> Any:
+    """Calls a jitted function from a kernel, `tl.zeros` and `tl.cdiv` among them."""
+    plain = STAND_INS.get(function.fn, function.fn)
+    return interpreter.InterpretedFunction(plain).rewrite()(*args, **kwargs)
+
+
+def _dot(
+    self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
+) -> Any:
+    """Multiplies numbers where the interpreter would multiply bits of bfloat16."""
+
+    def widen(x: Any) -> Any:
+        brain = x.dtype.scalar == tl.bfloat16
+        return self.create_fp_ext(x, tl.float32) if brain else x
+
+    return _DOT(self, widen(a), widen(b), d, input_precision, max_num_imprecise_acc)

@@ -1,0 +1,132 @@
+"""Runs a kernel that is written in Triton, through jax-triton or interpreted."""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from hpcjax.core import compat
+from hpcjax.core.varying import vary_like
+
+_capability: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "capability", default=None
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """All that a kernel's compilation and its call depend on besides its inputs.
+
+    An operation's `plan` makes it from shapes and dtypes, and imports no Triton. What
+    runs, interprets or only compiles the kernel takes the same one.
+
+    Attributes:
+      kernel: `"module:function"` of a `triton.jit` function, whose parameters are the
+        inputs, the outputs and the constants.
+      grid: numbers of programs along three axes.
+      outputs: shape and dtype of each output.
+      constants: the parameters that are `tl.constexpr`.
+      zeroed: the outputs that are zero when the kernel begins.
+      warps: threads of a program / 32.
+      stages: how many loads of a loop are under way at once.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    constants: Mapping[str, Any]
+    zeroed: tuple[int, ...] = ()
+    warps: int = 4
+    stages: int = 1
+
+    def load(self) -> Any:
+        """Returns the `triton.jit` function; imports Triton."""
+        module, _, name = self.kernel.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def run(
+    launch: Launch, *inputs: jax.Array, interpreted: bool = False
+) -> tuple[jax.Array, ...]:
+    """Returns a kernel's outputs.
+
+    It has no gradient; under `vmap` the kernel runs once for each element. Inside
+    `shard_map` the outputs differ along every axis along which an input does.
+
+    Args:
+      launch: the kernel and its sizes.
+      inputs: arrays, as the kernel's first parameters.
+      interpreted: runs it by numpy on the CPU, slowly, for tests.
+    """
+    call = _interpret if interpreted else _call
+
+    @jax.custom_batching.sequential_vmap
+    def once(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+        return vary_like(call(launch, *inputs), inputs)
+
+    return once(*inputs)
+
+
+@contextlib.contextmanager
+def compiling_for(capability: int) -> Iterator[None]:
+    """Compiles kernels for a GPU that need not be here, such as 90 for Hopper.
+
+    For programs that are lowered or exported on another machine than they run on.
+    """
+    token = _capability.set(capability)
+    try:
+        yield
+    finally:
+        _capability.reset(token)
+
+
+def find_problem(*, interpreted: bool = False) -> str | None:
+    """Says why no kernel can run here, or be interpreted here; None if they can."""
+    if interpreted:
+        return _find_missing("triton")
+    platform = jax.default_backend()
+    if _capability.get() is None and platform != "gpu":
+        return f"the device is a {platform}"
+    # Without CUDA's plugin for JAX, jax-triton is there and does not load.
+    return _find_missing("triton") or _find_missing("jax_triton")
+
+
+@functools.cache
+def _find_missing(package: str) -> str | None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        return f"{package} does not load ({error}): pip install 'hpcjax[gpu]'"
+    return None
+
+
+def _call(launch: Launch, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+    import jax_triton
+
+    kernel = launch.load()
+    return jax_triton.triton_call(
+        *inputs,
+        kernel=kernel,
+        name=kernel.__name__,
+        grid=launch.grid,
+        zeroed_outputs=launch.zeroed,
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+        compute_capability=_capability.get(),
+        **compat.triton_options(launch.outputs),
+        **launch.constants,
+    )
+
+
+def _interpret(launch: Launch, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+    def on_host(*arrays: Any) -> tuple[Any, ...]:
+        from hpcjax.kernels._triton.interpreter import interpret
+
+        return interpret(launch, arrays)
+
+    return jax.pure_callback(on_host, launch.outputs, *inputs, vmap_method="sequential")

@@ -1,0 +1,5 @@
+"""Training of pruned networks whose weights are dense and whose state is compressed."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,105 @@
+"""Telling whether a transform may be given kept values in place of whole arrays."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hpcjax.core import trees
+from hpcjax.optim.sparse_state._pruned import map_pruned
+
+NEEDS = "compressed state needs an elementwise transform"
+# The shape that a pruned parameter, or each layer of a stack, has in the trial.
+_MATRIX, _STEPS = (4, 3), 2
+
+
+def check_elementwise(tx: optax.GradientTransformation, params: Any) -> None:
+    """Raises TypeError unless a transform needs neither shapes nor order of elements.
+
+    It may use norms of arrays and of the whole tree, as LAMB and clipping do. Two
+    things are verified. Its state must consist of scalars and of arrays like
+    parameters; Adafactor's rows and columns, Shampoo's and K-FAC's factors are neither.
+    And it is tried: steps on small matrices must give the same as steps on their
+    elements in another order.
+
+    Args:
+      tx: the transform.
+      params: compressed parameters, or their shapes.
+    """
+    dense = map_pruned(lambda node: _float32(node.positions.shape), params, dense=_like)
+    kept = map_pruned(
+        lambda node: _float32((*node.positions.lead, node.positions.kept)),
+        params,
+        dense=_like,
+    )
+    _check_state(tx, dense, kept)
+    rng = np.random.default_rng(0)
+    order = rng.permutation(math.prod(_MATRIX))
+
+    def draw(node: Any) -> np.ndarray:
+        rows = (1 + _STEPS, *[2] * len(node.positions.stack), math.prod(_MATRIX))
+        return rng.normal(size=rows).astype(np.float32)
+
+    drawn = map_pruned(draw, params, dense=lambda _: np.ones(1 + _STEPS, np.float32))
+    pruned = map_pruned(lambda _: True, params, dense=lambda _: False)
+
+    def run(form: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+        formed = jax.tree.map(lambda p, x: form(x) if p else x, pruned, drawn)
+        return trees.flatten(_run(tx, formed))
+
+    # The parameters' shapes are known while their values may be traced.
+    with jax.ensure_compile_time_eval():
+        whole = run(lambda x: x.reshape(*x.shape[:-1], *_MATRIX))
+        shuffled = run(lambda x: x[..., order])
+    for path, is_pruned in trees.flatten(pruned).items():
+        if not is_pruned:
+            continue
+        expected = whole[path].reshape(shuffled[path].shape)[..., order]
+        if not np.allclose(expected, shuffled[path], rtol=1e-4, atol=1e-6):
+            raise TypeError(
+                f"{NEEDS}: of this one the updates of a matrix and of its elements in "
+                f"another order differ, for {path}"
+            )
+
+
+def _check_state(tx: optax.GradientTransformation, dense: Any, kept: Any) -> None:
+    whole, short = (
+        trees.flatten(jax.eval_shape(tx.init, tree)) for tree in (dense, kept)
+    )
+    wrong = sorted(whole.keys() ^ short.keys())
+    known = [{leaf.shape for leaf in jax.tree.leaves(tree)} for tree in (dense, kept)]
+    for path in whole.keys() & short.keys():
+        shapes = whole[path].shape, short[path].shape
+        scalar = max(map(math.prod, shapes)) == 1
+        if not (scalar or (shapes[0] in known[0] and shapes[1] in known[1])):
+            wrong.append(f"{path} {list(shapes[0])}")
+    if wrong:
+        raise TypeError(
+            f"{NEEDS}, with a state of scalars and of arrays like parameters: got "
+            f"{wrong[:3]}"
+        )
+
+
+def _run(tx: optax.GradientTransformation, drawn: Any) -> Any:
+    """Returns the last updates of a few steps from drawn parameters and gradients."""
+    update = optax.with_extra_args_support(tx).update
+    params, *grads = (
+        jax.tree.map(lambda x, row=row: jnp.asarray(x[row]), drawn)
+        for row in range(1 + _STEPS)
+    )
+    state, updates = tx.init(params), params
+    for gradient in grads:
+        updates, state = update(gradient, state, params, value=1.0)
+    return jax.tree.map(np.asarray, updates)
+
+
+def _float32(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def _like(leaf: Any) -> jax.ShapeDtypeStruct:
+    return _float32(leaf.shape)

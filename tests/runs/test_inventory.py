@@ -1,0 +1,120 @@
+"""Runs at a glance: what is listed, what is left out, and what may be deleted."""
+
+import io
+import os
+import re
+
+import pytest
+
+from hpcjax.core import ConfigError
+from hpcjax.runs import _verify, cli, commands, directory, execute, inventory, tags
+from tests.runs import papers
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = papers.make(tmp_path_factory.mktemp("inventory"))
+    execute.run("curves/plain", root=root, quiet=True)
+    execute.run("curves/plain", {"train.steps": "2"}, root=root, quiet=True)
+    return root
+
+
+def runs_of(root):
+    return [entry.id for entry in inventory.list_runs(root)]
+
+
+def test_what_is_told_of_a_run(root):
+    first, second = inventory.list_runs(root)
+    assert first.title.startswith("curves/plain")
+    assert (first.state, first.made_by) == ("done", "this code")
+    last = [r for r in directory.RunDirectory(first.path).records() if "val_loss" in r]
+    assert first.scores["loss"] == last[-1]["val_loss"]
+    assert 0 <= first.days < 1
+    whole = sum(p.stat().st_size for p in first.path.rglob("*") if p.is_file())
+    assert first.bytes == whole
+    (second.path / "status").write_text("running\n")
+    assert [e.state for e in inventory.list_runs(root)] == ["done", "interrupted"]
+    found = inventory.list_runs(root, "curves", "interrupted")
+    assert [entry.id for entry in found] == [second.id]
+    (second.path / "status").write_text("?")
+    (found,) = inventory.list_runs(root, state="damaged")
+    assert (found.id, found.made_by) == (second.id, "unknown")
+    (second.path / "status").write_text("done\n")
+    assert inventory.list_runs(root, "jorge") == []
+    with pytest.raises(ConfigError, match=r"unknown state 'dome'.*'done'"):
+        inventory.list_runs(root, state="dome")
+
+
+def test_the_list_as_a_command(root, capsys):
+    assert cli.main(["list", "--runs", "--root", os.fspath(root)]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in runs_of(root))
+    assert "2 runs" in out
+    assert f"loss {inventory.list_runs(root)[0].scores['loss']:.4g}" in out
+    head, *lines = [
+        line for line in out.splitlines() if re.search("made by| MB ", line)
+    ]
+    for name in ("age", "size"):  # numbers end where their column's name does
+        end = head.index(name) + len(name)
+        assert all(line[end - 1] != " " and line[end] == " " for line in lines)
+    assert cli.main(["list", "--state", "done", "--root", os.fspath(root)]) == 2
+
+
+def test_tags_find_runs_and_are_no_part_of_the_config(root, capsys):
+    command = ["run", "curves/plain", "train.steps=5", "--quiet", "--root", str(root)]
+    assert cli.main([*command, "--tag", "poster", "--tag", "draft-2"]) == 0
+    assert cli.main(command) == 0
+    one, other = (
+        directory.RunDirectory(e.path) for e in inventory.list_runs(root)[-2:]
+    )
+    assert tags.read_tags(one.path) == ("poster", "draft-2")
+    assert one.read_config() == other.read_config()
+    assert _verify.exit_status(_verify.verify(one.id, root=root)) == 0
+    capsys.readouterr()
+    asked = ["list", "--runs", "--root", str(root), "--tag"]
+    assert cli.main([*asked, "poster"]) == 0
+    out = capsys.readouterr().out
+    assert one.id in out
+    assert other.id not in out
+    assert cli.main([*asked, "poster", "--tag", "final"]) == 0
+    assert capsys.readouterr().out == "0 runs, 0.0 MB\n"
+    # A resumed run keeps its tags, and may have more.
+    assert cli.main([*command, "--resume", one.id, "--tag", "final"]) == 0
+    assert tags.read_tags(one.path) == ("poster", "draft-2", "final")
+    assert cli.main([*command, "--tag", "a b"]) == 2
+    assert "tag may hold only" in capsys.readouterr().err
+    delete = ["list", "--runs", "--delete", "--yes", "--root", str(root), "--tag"]
+    assert cli.main([*delete, "poster"]) == 0
+    assert one.id not in runs_of(root)
+    inventory.delete(e for e in inventory.list_runs(root) if e.id == other.id)
+
+
+def test_deleting_needs_a_filter_an_answer_and_a_free_run(root, monkeypatch, capsys):
+    more = execute.run("curves/plain", {"train.steps": "3"}, root=root, quiet=True)
+    folder = directory.RunDirectory(more.directory)
+    folder.set_status("failed")
+    before = runs_of(root)
+    delete = ["list", "--runs", "--delete", "--root", os.fspath(root)]
+    assert cli.main(delete) == 2
+    assert "needs a paper, a --state or a --tag" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert cli.main([*delete, "--state", "failed"]) == 2
+    assert "--yes" in capsys.readouterr().err
+    monkeypatch.setattr(commands.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert cli.main([*delete, "--state", "failed"]) == 0
+    with folder.hold_lock():
+        assert cli.main([*delete, "curves", "--yes"]) == 2
+    assert runs_of(root) == before
+    (folder.path / "checkpoints").mkdir(exist_ok=True)
+    (folder.path / "checkpoints" / "x").touch()
+    assert cli.main([*delete, "--state", "failed", "--yes"]) == 0
+    assert runs_of(root) == before[:2]
+
+
+def test_a_paper_in_place_of_a_table_lists_its_tables(capsys):
+    assert cli.main(["table", "jorge"]) == 0
+    out = capsys.readouterr().out
+    assert "hpcjax table jorge/steps" in out
+    assert "kaisa" not in out
+    assert cli.main(["table", "jorg"]) == 2

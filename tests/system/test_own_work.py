@@ -1,0 +1,34 @@
+"""The guide on a folder of one's own: its files make a part, configs and a table."""
+
+import pytest
+
+from hpcjax.runs import build, cli, discover
+from tests import guides
+from tests.runs import roots
+
+FILES = (
+    "experiments/mine/parts.py",
+    "experiments/mine/optimizer.py",
+    "configs/mine/digits.py",
+    "experiments/mine/tables.py",
+)
+
+
+@pytest.fixture
+def root(tmp_path):
+    blocks = guides.blocks("own-work.md")
+    assert len(blocks) == len(FILES)
+    for path, block in zip(FILES, blocks, strict=True):
+        roots.write(tmp_path, path, block)
+    return tmp_path
+
+
+@pytest.mark.system
+def test_the_table_of_the_guide_is_made_and_its_claim_holds(root, capsys):
+    made = build.build_table("mine/halving", root=root, progress=False)
+    (verdict,) = made.verdicts
+    assert verdict.holds, verdict
+    assert cli.main(["list", "--parts", "--root", str(root)]) == 0
+    assert "halving" in capsys.readouterr().out
+    fast = discover.load("mine/digits:fast", {"optimizer.every": "7"}, root)
+    assert fast.config.optimizer.every == 7

@@ -1,0 +1,125 @@
+"""The site's pages: links rewritten, every page in the navigation, records shown."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+import yaml
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """`docs/build.py`, which writes into a temporary folder."""
+    spec = importlib.util.spec_from_file_location(
+        "site_build", REPOSITORY / "docs" / "build.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "BUILD", tmp_path)
+    monkeypatch.setattr(module, "SITE", tmp_path / "docs")
+    return module
+
+
+def rewritten(build, text, source="README.md"):
+    return build.rewrite_links(text, REPOSITORY / source, build.find_pages())
+
+
+@pytest.mark.parametrize(
+    ("source", "link", "expected"),
+    [
+        ("README.md", "[a](docs/kfac.md)", "[a](guides/kfac.md)"),
+        ("README.md", "[`a`](docs/kfac.md#notes)", "[`a`](guides/kfac.md#notes)"),
+        ("README.md", "[a](experiments/lm/README.md)", "[a](papers/lm.md)"),
+        ("docs/kfac.md", "[a](house.md)", "[a](house.md)"),
+        ("docs/kfac.md", "[a](../CONTRIBUTING.md)", "[a](../contributing.md)"),
+        (
+            "experiments/lm/README.md",
+            "[a](../../docs/language-models.md)",
+            "[a](../guides/language-models.md)",
+        ),
+        ("README.md", "[a](https://x.org/b)", "[a](https://x.org/b)"),
+        ("README.md", "[a](mailto:a@x.org)", "[a](mailto:a@x.org)"),
+        ("README.md", "[a](#below)", "[a](#below)"),
+        # A file that is no page leaves its text; code is no link.
+        ("README.md", "see [the makefile](Makefile)", "see the makefile"),
+        ("README.md", "`[a](gone.md)`", "`[a](gone.md)`"),
+        ("README.md", "```\n[a](gone.md)\n```", "```\n[a](gone.md)\n```"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(build, source, link, expected):
+    assert rewritten(build, link, source) == (expected, [])
+
+
+def test_pictures_come_along(build):
+    picture = REPOSITORY / "docs" / "quickstart.png"
+    text, shown = rewritten(build, "![a](docs/quickstart.png)")
+    assert (text, shown) == ("![a](guides/quickstart.png)", [picture])
+
+
+@pytest.mark.parametrize("link", ["[a](docs/gone.md)", "![a](gone.png#b)"])
+def test_a_dead_link_ends_the_build(build, link):
+    target = link[link.index("(") + 1 : -1]
+    with pytest.raises(
+        SystemExit, match=re.escape(f"README.md: dead link to {target}")
+    ):
+        rewritten(build, link)
+
+
+@pytest.fixture
+def settings(build, tmp_path):
+    build.write_settings(build.find_pages(), ["optim", "runs"])
+    return yaml.safe_load((tmp_path / "mkdocs.yml").read_text())
+
+
+def list_targets(navigation):
+    for entry in navigation:
+        held = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        yield from [held] if isinstance(held, str) else list_targets(held)
+
+
+def test_every_page_is_in_the_navigation_once(build, settings):
+    targets = list(list_targets(settings["nav"]))
+    assert len(set(targets)) == len(targets)
+    rooms = {"api/optim.md", "api/runs.md"}
+    assert set(targets) == {*build.find_pages().values(), *rooms}
+
+
+def test_every_guide_has_a_title_and_every_title_a_guide(build):
+    assert {path.name for path in (REPOSITORY / "docs").glob("*.md")} == set(
+        build.GUIDES
+    )
+
+
+def test_a_guide_without_a_title_ends_the_build(build, monkeypatch):
+    titles = {k: v for k, v in build.GUIDES.items() if k != "kfac.md"}
+    monkeypatch.setattr(build, "GUIDES", titles)
+    with pytest.raises(SystemExit, match=r"no title for \['kfac.md'\]"):
+        build.write_pages({})
+
+
+def test_every_public_name_is_listed_once(build):
+    rooms = build.write_rooms()
+    assert {"optim", "optim.kfac", "runs"} <= set(rooms)
+    for room in rooms:
+        text = (build.SITE / "api" / f"{room}.md").read_text()
+        for kind in (r"^## (\w+)$", r"^::: (\S+)$"):
+            names = re.findall(kind, text, re.M)
+            assert len(set(names)) == len(names), (room, kind)
+
+
+def test_a_papers_page_shows_its_records(build):
+    text = "\n".join(build.describe_records("jorge"))
+    pictures = re.findall(r"\]\((pictures/[^)]+\.svg)\)", text)
+    assert "pictures/jorge-quickstart.cpu.svg" in pictures
+    assert all((build.SITE / "papers" / name).exists() for name in pictures)
+    assert "Paper: arXiv 2310.12298: time per iteration" in text
+    assert "must fail" in text
+    assert build.describe_records("of nobody") == []
+
+
+def test_figures_without_a_source_are_not_printed(build):
+    assert build.cite("A, 2020: twice [abstract]") == "A, 2020: twice [abstract]"
+    assert build.cite("A, 2020: 1.5 times [recalled]") == "A, 2020"
