@@ -1,10 +1,13 @@
 """Eight simulated CPU devices and one cache of compiled programs for the suite."""
 
+import contextlib
+import functools
 import gc
 import importlib.metadata
 import os
 import pathlib
 import sys
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs here run once or twice; to compile them is what the suite spends its time on.
@@ -28,22 +31,17 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 
-from hpcjax.core.compile_cache import compile_cache, keep_compiled
-
-# Every program is kept, also for the processes that tests start: most are small, and
-# the user's next suite, in whatever clone, compiles nothing.
-os.environ.update(
-    {"JAX_COMPILATION_CACHE_DIR": str(folder)} if (folder := compile_cache()) else {}
-)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # Each operation of a program else carries ten frames of the stack, for profilers.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
+import filelock
 import hypothesis
 import jax
 import jaxtyping
 import pytest
+from jax._src.interpreters import mlir
 
+from hpcjax.core.compile_cache import keep_compiled
 from tests import cpu_report, failures_at_once, without_triton
 
 # Tracing leaves many objects that stay: looking through them again and again took a
@@ -54,6 +52,7 @@ hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
+LOCK = pathlib.Path(tempfile.gettempdir(), f"hpcjax-tests-{os.getuid()}.lock")
 
 
 def _shaped() -> list[str]:
@@ -65,11 +64,20 @@ def _shaped() -> list[str]:
     ]
 
 
-# Types are checked there when tests run. Modules that state no shapes are left to
-# pyrefly: a check takes tens of microseconds a call, most of the time of some tests.
-jaxtyping.install_import_hook(_shaped(), "beartype.beartype")
+# `make test-all` checks types there. Modules that state no shapes are left to pyrefly:
+# a check takes tens of microseconds a call, most of the time of some tests.
+if os.environ.get("HPCJAX_CHECK_TYPES"):
+    jaxtyping.install_import_hook(_shaped(), "beartype.beartype")
 
-keep_compiled()  # a test that is killed leaves no half of a program there
+# For each program JAX makes a context of MLIR and loads all dialects into it, which
+# takes longer than to lower most programs here: a fifth of the suite's time.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+# Every program is kept, also for the processes that tests start: most are small, and
+# the user's next suite, in whatever clone, compiles nothing.
+keep_compiled()
+if folder := jax.config.values["jax_compilation_cache_dir"]:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "allow")
 
@@ -79,6 +87,34 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(cpu_report)
     config.pluginmanager.register(without_triton)
     config.pluginmanager.register(failures_at_once)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before a test's timeout begins to run
+def pytest_runtest_protocol(item):
+    """Tests of processes run one after the other, whichever workers have them."""
+    alone = item.get_closest_marker("processes")
+    with filelock.FileLock(LOCK) if alone else contextlib.nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(config, items):
+    """Tests of processes, and they alone, are run once more if they fail.
+
+    Of a test that is marked `quick` the other parameters are slow.
+    """
+    unknown = {}
+    for item in items:
+        if item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+        if quick := item.get_closest_marker("quick"):
+            unknown.setdefault(item.originalname, set(quick.args))
+            unknown[item.originalname].discard(item.callspec.id)
+            if item.callspec.id not in quick.args:
+                item.add_marker(pytest.mark.slow)
+    unknown = {name: ids for name, ids in unknown.items() if ids}
+    if unknown and not any("[" in asked for asked in config.args):
+        raise pytest.UsageError(f"`quick` names what is no parameter: {unknown}")
 
 
 COMPILATIONS: list[str] = []
@@ -139,6 +175,7 @@ def _room_for_programs():
     # A task that is composed again would not show what a test has put in the place of
     # a part's function.
     training._newest.clear()
+    mlir.make_ir_context.cache_clear()  # it holds the constants of all programs
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 12_000:
         jax.clear_caches()

@@ -17,12 +17,16 @@ class _Printer:
         self.config = config
 
     def pytest_runtest_logreport(self, report):
-        """Prints the test's name, its seconds and the end of what it says."""
+        """Prints the test's name, its seconds and the end of what it says.
+
+        Of a test that is run once more, too.
+        """
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
-        if not report.failed or terminal is None:
+        if report.outcome not in ("failed", "rerun") or terminal is None:
             return
         terminal.ensure_newline()
         terminal.write_line(
-            f"FAILED in {report.when}: {report.nodeid}, {report.duration:.0f} s"
+            f"{report.outcome.upper()} in {report.when}: {report.nodeid}, "
+            f"{report.duration:.0f} s"
         )
         terminal.write_line(report.longreprtext[-_LAST:])

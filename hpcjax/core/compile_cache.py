@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import platform
+import time
 
 from hpcjax.core import files, user_cache
 from hpcjax.core.provenance import cpu_model
@@ -13,6 +14,8 @@ from hpcjax.core.provenance import cpu_model
 log = logging.getLogger(__name__)
 
 _VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+LIMIT = 2 * 2**30  # bytes of programs, of all versions together
+_CHECKED_EVERY = 3600.0  # seconds: to look at 10,000 programs takes a tenth of one
 
 
 def compile_cache() -> pathlib.Path | None:
@@ -37,7 +40,8 @@ def keep_compiled() -> None:
 
     Small ones too: a process begins with hundreds of them, and to compile one takes
     longer than to read it. Whoever has chosen the folder, programs are written whole or
-    not at all.
+    not at all; of our own folders those go that were not read for longest, once there
+    are more than `LIMIT` bytes.
     """
     import jax
 
@@ -47,10 +51,35 @@ def keep_compiled() -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.environ.get(_VARIABLE):
+            _forget_oldest(folder.parent)
     except OSError:  # a home that cannot be written to: it is only a cache
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _forget_oldest(cache: pathlib.Path) -> None:
+    """Deletes what was not read for longest, down to three quarters of the limit.
+
+    JAX has a limit of its own, `jax_compilation_cache_max_size`, for which it reads the
+    times of all programs whenever it stores one: with 10,000 of them that takes longer
+    than most take to compile.
+    """
+    checked = cache / "checked"
+    if checked.exists() and time.time() - checked.stat().st_mtime < _CHECKED_EVERY:
+        return
+    checked.touch()
+    programs = [(path.stat(), path) for path in cache.glob("jax-*/*-cache")]
+    programs.sort(key=lambda each: max(each[0].st_atime, each[0].st_mtime))
+    total = sum(stat.st_size for stat, _ in programs)
+    if total <= LIMIT:
+        return
+    for stat, path in programs:
+        if total <= 0.75 * LIMIT:
+            break
+        path.unlink(missing_ok=True)
+        total -= stat.st_size
 
 
 def _write_whole() -> None:

@@ -1,4 +1,4 @@
-"""Making benchmark tables on a machine that is lent for some minutes."""
+"""Making benchmark tables on a GPU that is reserved for some minutes."""
 
 import hashlib
 import logging

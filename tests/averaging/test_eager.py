@@ -86,8 +86,9 @@ def replay(trace, task, tx, seed=0, value=None):
 TX = optax.sgd(eager_ranks.LR, momentum=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("eager-sgd", 3)
-@pytest.mark.system
+@pytest.mark.processes
 @pytest.mark.parametrize("name", RUNS)
 def test_a_replay_ends_where_the_real_run_has_ended(real, name):
     """Of every worker, though each may have applied other results."""
@@ -99,7 +100,8 @@ def test_a_replay_ends_where_the_real_run_has_ended(real, name):
     np.testing.assert_allclose(got, weights, atol=1e-5)
 
 
-@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.processes
 def test_the_real_runs_are_what_their_names_say(real):
     """Without this a replay of nothing but synchronous rounds would pass."""
     for name, (weights, trace) in real.items():
@@ -145,8 +147,9 @@ def test_a_replay_of_sync_is_plain_training_to_the_last_bit(tx):
     np.testing.assert_array_equal(got, plain(tx, task, ranks, steps))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("eager-sgd", 4)
-@pytest.mark.system
+@pytest.mark.processes
 def test_the_real_run_of_sync_is_plain_training(real):
     weights, _ = real["sync"]
     steps = STEPS
@@ -162,6 +165,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("eager-sgd", 7)
 @pytest.mark.parametrize("seed", range(3))
 def test_majority_learns_as_much_in_as_many_steps_and_sooner(seed):

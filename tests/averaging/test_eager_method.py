@@ -75,6 +75,7 @@ def replayed(trace, task):
     return jax.jit(jax.vmap(worker, in_axes=1, axis_name="w"))(x, y)[1]
 
 
+@pytest.mark.slow
 def test_late_workers_compute_what_the_replay_says():
     trace = trace_of(STEPS + 1)
     assert (trace.staleness() > 1).any()  # who brings several gradients at once
@@ -86,6 +87,7 @@ def test_late_workers_compute_what_the_replay_says():
         np.testing.assert_allclose(ours, losses[rank, :taken], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_of_more_steps_begins_in_the_same_way():
     first = in_the_loop(trace_of(STEPS + 8), 6)[1]
     again = in_the_loop(trace_of(STEPS + 20), 6)[1]

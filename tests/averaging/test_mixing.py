@@ -160,6 +160,7 @@ def test_workers_follow_the_recursion(name, ranks):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("ranks", [1, 2, 4, 5, 8])
 def test_on_a_mesh_pairs_meet_that_change_from_step_to_step(ranks):
     """Known by their matrices, which also tell all that happens in a step."""

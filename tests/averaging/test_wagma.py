@@ -78,8 +78,9 @@ def replay(trace, **options):
     return on_devices(rank, trace.size, *shards(TASK, trace.size))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("wagma", 5)
-@pytest.mark.system
+@pytest.mark.processes
 @pytest.mark.parametrize("name", RUNS)
 def test_a_replay_ends_where_the_real_run_has_ended(real, name):
     weights, trace = real[name]
@@ -194,6 +195,7 @@ def on_hosts(make, ranks, steps):
     return np.stack(in_threads(rank, connected(ranks, patience=60.0)))
 
 
+@pytest.mark.quick("sgp", "warm pushes")
 @pytest.mark.parametrize("name", MAKERS)
 def test_hosts_and_a_mesh_agree(name):
     ranks, steps = 4, 13
@@ -247,6 +249,7 @@ def decaying():
     return optax.sgd(lambda step: 0.2 * 0.85 ** jnp.maximum(step - 80.0, 0.0))
 
 
+@pytest.mark.quick("2")
 @pytest.mark.acceptance("wagma", 10)
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_push_sum_agrees_on_a_quadratic(overlap):

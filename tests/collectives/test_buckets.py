@@ -73,6 +73,7 @@ def whole():
     return program(gradients(), state)[0]
 
 
+@pytest.mark.quick("1000000", "104", "240")
 @pytest.mark.parametrize("limit", IN_BUCKETS)
 def test_a_bucket_is_an_all_reduce_and_the_mean_is_the_same(limit):
     tx = optim.all_reduce_mean("data", bucket_bytes=limit)

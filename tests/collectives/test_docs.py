@@ -1,8 +1,11 @@
 """The examples of docs/exchanges.md run."""
 
+import pytest
+
 from tests import guides
 
 
+@pytest.mark.slow
 def test_the_guide_runs():
     names = guides.run("exchanges.md")
     assert 0 < names["link"].metrics["sent_words"] < 6 * 50 * 1.34

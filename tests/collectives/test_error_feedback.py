@@ -39,6 +39,7 @@ def quadratic(config, steps, *, shape=(400,), decay=1000.0, members=4, lr=0.01):
     return float(np.sum((ends[0] - best) ** 2) / np.sum(best**2))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("gradcomp-utility", 2)
 def test_error_feedback_is_what_makes_top_k_converge():
     config = TopKConfig(density=0.01)
@@ -55,6 +56,7 @@ def test_error_feedback_is_what_makes_rank_one_fast():
     assert quadratic(without, 3000, **options) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("oktopk", 6)
 def test_residuals_are_what_makes_ok_topk_converge():
     exact = {"density": 0.01, "tau": 1, "tau_prime": 1, "capacity_factor": 8.0}

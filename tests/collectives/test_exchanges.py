@@ -71,6 +71,7 @@ def numbers(seed=1, steps=4, members=MEMBERS, n=LENGTH):
     return draws.astype(np.float32)
 
 
+@pytest.mark.quick("dense", "signs", "random_k", "top_k", "ok_topk")
 @pytest.mark.parametrize("name", ALL)
 def test_devices_and_hosts_agree(name):
     given = numbers()
@@ -88,6 +89,7 @@ def test_devices_and_hosts_agree(name):
         assert (extra <= BOOKKEEPING.get(name, 40)).all()
 
 
+@pytest.mark.quick("half", "signs", "random_k")
 @pytest.mark.parametrize("name", CONSERVING)
 def test_what_is_not_sent_is_kept(name):
     given, carried = numbers(2), np.zeros((MEMBERS, LENGTH))
@@ -160,6 +162,7 @@ BYTES = {
 }
 
 
+@pytest.mark.quick("dense", "signs", "half")
 @pytest.mark.acceptance("gradcomp-utility", 3)
 @pytest.mark.parametrize("name", BYTES)
 def test_programs_send_what_the_formulas_say(name):
@@ -200,6 +203,7 @@ def test_numbers_that_are_not_finite_change_nothing(name, bad, backend):
     assert made[2].stats.nonfinite.sum() == 0
 
 
+@pytest.mark.quick("warm_up")
 @pytest.mark.acceptance("oktopk", 9)
 @pytest.mark.parametrize("name", ["global", "warm_up", "ok_topk"])
 def test_a_group_that_leaves_out_a_step_does_not_hold_up_others(name):
@@ -246,6 +250,7 @@ HUGE = {
 }
 
 
+@pytest.mark.quick("dense", "signs", "power_sgd")
 @pytest.mark.acceptance("oktopk", 9)
 @pytest.mark.parametrize("name", HUGE)
 def test_finite_numbers_whose_sums_are_not_change_nothing(name):
@@ -273,6 +278,7 @@ def test_density_is_not_rounded_down():
             assert entries_wanted(k / n, n) == k
 
 
+@pytest.mark.slow
 def test_what_bfloat16_does_not_hold_is_kept():
     tx = optim.exchange_gradients(TopKConfig(density=0.5))
     given = {"w": jnp.full(4, 1 / 3, jnp.bfloat16)}
@@ -352,6 +358,7 @@ def test_a_number_of_members_is_refused_before_anything_is_sent(dense_steps):
         exchange.average(nobody, tree, exchange.init(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("oktopk", 8)
 def test_indices_beyond_the_range_of_floats_arrive():
     n = 40_000_000
@@ -408,6 +415,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.faults(12)
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
@@ -431,6 +439,7 @@ def test_any_size_is_conserved(method, members, n, density, largest, seed):
         assert step.stats.nonfinite.sum() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.faults(12)
 @pytest.mark.parametrize(("members", "n"), [(8, 3), (2, 1)])
 def test_devices_outnumber_entries(members, n):
@@ -464,6 +473,7 @@ def test_leaves_by_themselves_and_small_ones_densely():
     assert not state.residual["bias"].any()
 
 
+@pytest.mark.slow
 def test_bfloat16_gradients_keep_their_type_and_float32_residuals():
     tx = optim.exchange_gradients(OkTopkConfig(density=0.5))
     tree = {"w": jnp.asarray([1.0, 3.0], jnp.bfloat16)}
@@ -472,6 +482,7 @@ def test_bfloat16_gradients_keep_their_type_and_float32_residuals():
     assert state.residual["w"].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_a_chain_with_an_exchange_learns():
     tx = optax.chain(
         optim.exchange_gradients(OkTopkConfig(density=0.1)), optax.sgd(0.05)
@@ -494,6 +505,7 @@ def test_per_device_state_is_marked():
     assert state.shared.threshold.shape == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ok_topk", "global"])
 def test_vmapped_members_are_a_group(name):
     given = numbers(18, 2)
@@ -512,6 +524,7 @@ def test_vmapped_members_are_a_group(name):
         np.testing.assert_array_equal(states.residual, step.residual)
 
 
+@pytest.mark.slow
 def test_fewer_members_go_on_with_new_regions():
     """Neither regions nor thresholds are due in the step after the change."""
     config = OkTopkConfig(density=DENSITY, capacity_factor=80.0)

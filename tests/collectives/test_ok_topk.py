@@ -46,6 +46,7 @@ def conserved(given, made):
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("oktopk", 1)
 @pytest.mark.parametrize("factor", [1.34, 1.0])
 def test_nothing_is_lost_on_eight_devices(factor):
@@ -107,6 +108,7 @@ def test_the_collective_takes_vectors_of_float32(x):
         sparse_all_reduce(MeshGroup(None), x, OkTopkConfig())
 
 
+@pytest.mark.slow
 def test_a_full_pair_sends_its_largest():
     n, members = 400, 4
     given = np.zeros((1, members, n), np.float32)
@@ -121,6 +123,7 @@ def test_a_full_pair_sends_its_largest():
     np.testing.assert_array_equal(step.mean[-5:], np.arange(36, 41))
 
 
+@pytest.mark.slow
 def test_full_buffers_bring_new_regions():
     """Large entries move to one place; the next step has regions for it."""
     n, members = 4000, 4
@@ -141,6 +144,7 @@ def test_gathered_sums_are_counted():
     assert (step.words - step.stats.sent_words <= BOOKKEEPING[4]).all()
 
 
+@pytest.mark.quick("on_mesh")
 @pytest.mark.acceptance("oktopk", 2)
 @pytest.mark.parametrize("backend", [on_mesh, on_hosts])
 def test_exact_steps_equal_an_oracle(backend):
@@ -169,6 +173,7 @@ def test_real_numbers_equal_an_oracle(backend):
         np.testing.assert_allclose(step.residual, rest, rtol=1e-6)
 
 
+@pytest.mark.quick("on_mesh-0.01", "on_mesh-8.0")
 @pytest.mark.parametrize("growth", [1.0, 8.0, 0.01])
 @pytest.mark.parametrize("backend", [on_mesh, on_hosts])
 def test_thresholds_used_again_follow_the_papers_rules(backend, growth):
@@ -195,6 +200,7 @@ def test_thresholds_used_again_follow_the_papers_rules(backend, growth):
         np.testing.assert_allclose(step.residual, by_rule.rest, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick("never-gather")
 @pytest.mark.parametrize("search", ["bisect", "histogram", "gather"])
 @pytest.mark.parametrize("balance", ["auto", "always", "never"])
 def test_every_way_gives_the_same(search, balance):
@@ -213,6 +219,7 @@ def test_every_way_gives_the_same(search, balance):
         np.testing.assert_array_equal(one.residual, other.residual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"global_threshold": "histogram"}, {"balance": "always"}, {"balance": "never"}],
@@ -260,6 +267,7 @@ def within(step, k, members, *, words, strict, gaussians):
         assert (g <= k).all()
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("oktopk", 3)
 @pytest.mark.parametrize(
     ("members", "strict"), [(2, False), (4, False), (8, False), (8, True)]
@@ -282,6 +290,7 @@ def test_volume_is_bounded_on_every_step(members, strict):
             )
 
 
+@pytest.mark.quick("gaussian-2", "clustered-2", "own_region_empty-2")
 @pytest.mark.acceptance("oktopk", 3)
 @pytest.mark.parametrize("members", [2, 4, 8])
 @pytest.mark.parametrize("make", [gaussian, clustered, own_region_empty])
@@ -300,6 +309,7 @@ def test_volume_that_hosts_count_is_bounded(members, make):
         assert (step.stats.sent_words <= step.words).all()
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("oktopk", 3)
 @pytest.mark.parametrize("members", [2, 8])
 def test_padded_buffers_stay_within_the_capacity_factor(members):

@@ -95,6 +95,7 @@ def test_sums_of_cuts_beyond_int32_are_right():
     assert cuts(regions.mean_cuts, indices, n).tolist() == [0, place, place + 1, n]
 
 
+@pytest.mark.quick("pooled-on_hosts", "mean-on_hosts")
 @pytest.mark.parametrize("backend", [on_mesh, on_hosts])
 @pytest.mark.parametrize("repartition", ["mean", "pooled"])
 def test_an_exchange_uses_its_regions(backend, repartition):

@@ -197,6 +197,7 @@ def test_owners_send_least_and_what_lies_in_one_region_most(members):
     assert sent[0] == sent.max() == stated(config, given) == 6 * k * share
 
 
+@pytest.mark.slow
 def test_devices_count_the_same_words():
     """Members of one device, by `vmap`: what is selected differs, its number not."""
     for name in ("half", "top_k_of_large", "ms_top_k", "signs", "low_rank"):

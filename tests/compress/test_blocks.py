@@ -88,6 +88,7 @@ def expected_losses(parts, params, made, x, true_sequential):
     return found, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true_sequential", [True, False])
 def test_every_matrix_is_solved_with_what_the_quantized_ones_before_give(
     parts, params, inputs, true_sequential
@@ -109,6 +110,7 @@ def test_every_matrix_is_solved_with_what_the_quantized_ones_before_give(
     assert any(wrong)
 
 
+@pytest.mark.slow
 def test_rounding_is_worse_and_reported_beside(parts, params, inputs):
     told = []
     made = quantize(parts, params, inputs, report=told.append)
@@ -130,6 +132,7 @@ def test_rounding_is_worse_and_reported_beside(parts, params, inputs):
     assert np.mean([r.rounded > r.loss for r in made.reports]) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_size", [None, 8])
 @pytest.mark.parametrize("act_order", [False, True])
 def test_packed_parameters_give_the_logits_of_plain_ones(
@@ -166,6 +169,7 @@ def test_a_block_whose_order_is_that_of_the_inputs_is_stacked_with_others(
     assert not down.dequantize()[1].any()
 
 
+@pytest.mark.slow
 def test_groups_of_an_order_are_those_of_the_layer_alone(parts, params, inputs):
     spec, options = GridSpec(bits=3, group_size=8), {"act_order": True}
     made = quantize(parts, params, inputs, spec, **options)
@@ -271,6 +275,7 @@ def test_no_sequences_are_refused(parts, params, inputs):
         quantize(parts, params, inputs, batch=0)
 
 
+@pytest.mark.slow
 def test_a_singular_layer_is_named(parts, params, inputs, monkeypatch):
     def indefinite(state, x):
         size = len(state.matrix)

@@ -1,5 +1,6 @@
 """Distillation: losses by hand in numpy, gradients, and what must not move."""
 
+import inspect
 import itertools
 
 import jax
@@ -65,6 +66,7 @@ def tokens(seed=0):
         yield rng.integers(0, 13, (4, 6)).astype(np.int32)
 
 
+@pytest.mark.slow
 def test_a_step_of_sgd_is_the_gradient():
     student, small, teacher, params = pair()
     x = jnp.asarray(next(tokens()))
@@ -95,6 +97,7 @@ def test_a_step_of_sgd_is_the_gradient():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls_and_what_is_frozen_stays(kind):
     student, small, teacher, params = pair()
@@ -178,7 +181,7 @@ def test_logits_that_cannot_be_compared_are_refused(change):
 
 def test_an_unknown_divergence_is_refused():
     logits = jnp.zeros((1, 2))
-    # Around the tests' type checker, which guards the argument as well.
-    plain = compress.distillation_loss.__wrapped__
+    # Around the type checker of `make test-all`, which guards the argument as well.
+    plain = inspect.unwrap(compress.distillation_loss)
     with pytest.raises(ConfigError, match="did you mean 'forward'"):
         plain(logits, logits, "foward")

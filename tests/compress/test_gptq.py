@@ -69,6 +69,7 @@ def test_the_loss_is_that_of_the_damped_hessian(group, act_order, static, dampin
     np.testing.assert_allclose(found.loss, loss, rtol=1e-6)
 
 
+@pytest.mark.quick("True-False-None", "True-False-24")
 @pytest.mark.acceptance("gptq", 3)
 @pytest.mark.parametrize("group", [None, 16, 24])
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_in_float32_blocks_change_few_rows():
     assert differing.mean() <= 0.02
 
 
+@pytest.mark.quick("True-True-None", "True-True-8", "True-False-8")
 @pytest.mark.acceptance("gptq", 4)
 @pytest.mark.parametrize("group", [None, 8])
 @pytest.mark.parametrize("symmetric", [False, True])

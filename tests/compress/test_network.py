@@ -55,6 +55,7 @@ def matrix_of(kernel):
     return kernel.transpose(2, 0, 1, 3).reshape(-1, kernel.shape[-1])
 
 
+@pytest.mark.quick("True-geometry3", "True-geometry1", "False-geometry3")
 @pytest.mark.parametrize(
     "geometry",
     [
@@ -93,6 +94,7 @@ def test_a_convolution_is_obq_on_its_patches(geometry, act_order):
     assert report.loss < report.rounded
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_resnet_lose_less_than_by_rounding():
     model, params, state, *_ = instance("resnet8_group")
     rng = np.random.default_rng(1)

@@ -119,6 +119,7 @@ def test_keeping_everything_changes_nothing():
     assert found.loss == 0
 
 
+@pytest.mark.quick("1", "2", "4")
 @pytest.mark.acceptance("sparsity", 9)
 @pytest.mark.parametrize("seed", range(5))
 def test_on_correlated_inputs_it_beats_magnitude_and_wanda(seed):

@@ -52,6 +52,7 @@ def test_ends(count, expected):
     assert compress.keep_ends(6, count) == tuple(expected)
 
 
+@pytest.mark.slow
 def test_a_layer_that_adds_nothing_goes_and_nothing_changes():
     params = parameters(CONFIG)
     for path in (("attention", "output"), ("mlp", "down")):
@@ -87,6 +88,7 @@ def test_layers_by_angle_equal_numpy():
         assert found == tuple(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, PLAIN])
 def test_features_without_activation_leave_no_trace(config):
     params = parameters(config)
@@ -119,6 +121,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.quick("config2-silent2-2-1")
 @pytest.mark.parametrize(("config", "silent", "count", "kv_count"), CHOICES)
 def test_heads_without_activation_leave_no_trace(config, silent, count, kv_count):
     params = parameters(config)

@@ -68,6 +68,7 @@ def fill(case):
     return made, [part for task in tasks for part in kfac_work.panels(task, case.panel)]
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("pipefisher", 4)
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(st.data())
@@ -136,6 +137,7 @@ def test_the_checker_sees_what_is_wrong(wrong, monkeypatch):
         check(broken, tasks, margin=0.05, gate="device")
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("pipefisher", 5)
 # The same cases every time: that more work never takes fewer steps is what fuzzing
 # shows (no exception in 3,500 cases), not a theorem about greedy placement.

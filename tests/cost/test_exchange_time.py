@@ -85,6 +85,7 @@ def factor_sizes(rank, shapes):
     return tuple(each.words for each in made.after)
 
 
+@pytest.mark.quick("bert_base", "resnet101")
 @pytest.mark.parametrize("model", NETWORKS)
 def test_published_layer_shapes(model):
     tensors, count, vectors, factors, ratios = PUBLISHED[model]

@@ -65,6 +65,7 @@ def test_a_tensor_that_no_contraction_has_is_named():
         cost.layout_times(alone, DEVICE)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("data-movement", 5)
 def test_the_whole_encoder_is_selected_with_a_proof():
     flow = fused(ir.encoder_sizes())

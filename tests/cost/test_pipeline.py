@@ -22,6 +22,7 @@ def made(schedule, t_f=1, t_b=2, **costs):
     return cost.simulate(schedule, cost.StageCosts(t_f=t_f, t_b=t_b, **costs))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("pipefisher", 1)
 @pytest.mark.parametrize("make", [sharding.gpipe, sharding.one_f_one_b])
 def test_gpipe_and_1f1b_take_what_the_closed_form_says(make):

@@ -256,6 +256,7 @@ def test_glosses_need_three_other_words(tmp_path):
         data.gloss_choices(tmp_path, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [data.next_verse_choices, data.gloss_choices])
 def test_questions_of_the_real_texts(make):
     for name, file in (("kjv", "kjv.jsonl"), ("wordnet", "data.noun")):
@@ -297,6 +298,7 @@ def test_recorded_tokens(tmp_path):
     assert data.read_token_blocks(path) == []
 
 
+@pytest.mark.slow
 def test_recorded_tokens_are_read_as_torch_prints_them(tmp_path):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)

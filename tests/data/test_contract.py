@@ -97,7 +97,7 @@ def test_gather_refuses_numbers_outside(dataset, index):
 
 
 @pytest.mark.faults(5)
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_restart_anywhere_gives_the_same_rest(dataset, threads):
     stream = data.batches(dataset.train, BATCH, seed=5)
     count = 2 * len(dataset.train) // BATCH + 2

@@ -309,6 +309,7 @@ def test_parts_too_short_for_a_window_are_refused(tmp_path):
         data.encode_documents(data.byte_pair_tokenizer(["a"], []), ["a"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("corpus", "file", "documents", "words"),
     [

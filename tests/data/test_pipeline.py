@@ -28,6 +28,7 @@ class Numbered:
         return {"x": np.asarray(indices), "y": np.asarray(indices)}
 
 
+@pytest.mark.slow
 @hypothesis.given(
     size=st.integers(1, 30),
     rows=st.integers(1, 8),
@@ -59,6 +60,7 @@ def test_order_depends_on_the_seed_alone():
     assert not np.array_equal(first[7]["x"], other[7]["x"])
 
 
+@pytest.mark.slow
 def test_order_is_the_same_in_another_process():
     code = (
         "from hpcjax import data; digits = data.DigitsConfig().load();"

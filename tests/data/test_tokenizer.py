@@ -298,6 +298,7 @@ def smollm2():
     return pretrained.read_gguf(fetched("smollm2", catalog.SMOLLM2)).metadata
 
 
+@pytest.mark.slow
 def test_smollm2(smollm2):
     coder = data.gguf_tokenizer(smollm2)
     tokens = smollm2["tokenizer.ggml.tokens"]
@@ -322,6 +323,7 @@ def test_smollm2(smollm2):
         assert coder.decode(coder.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_smollm2_equals_transformers_but_for_digits(smollm2):
     """There digits are not parted when the vocabulary comes from GGUF."""
     transformers = pytest.importorskip("transformers")
@@ -335,6 +337,7 @@ def test_smollm2_equals_transformers_but_for_digits(smollm2):
         assert ours.encode(text).tolist() == expected
 
 
+@pytest.mark.slow
 def test_minilm_json_equals_its_vocabulary_file():
     read = data.load_tokenizer(fetched("minilm", "tokenizer.json"))
     words = data.load_tokenizer(fetched("minilm", "vocab.txt"))

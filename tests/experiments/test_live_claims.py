@@ -18,6 +18,8 @@ from experiments.wagma import throughput as wagma_throughput
 from hpcjax.runs import discover
 from tests.experiments.gradcomp import small_messages
 
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 discover.activate(pathlib.Path(__file__).parents[2])
 
 
@@ -98,7 +100,7 @@ def test_fewer_words_take_less_time_on_a_slow_link():
         processes=4,
         numbers=200_000,
         density=0.02,
-        bits_per_second=5e6,
+        bits_per_second=1e6,  # so slow that what else a step takes is a tenth
         dense_steps=1,
         warm_up=8,
         steps=8,

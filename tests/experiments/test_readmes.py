@@ -45,6 +45,7 @@ def speaker(depth, seed=0):
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [12, 13, 14, 15, 16, 17, 18, 19]]
 
 
+@pytest.mark.slow
 def test_chai():
     model, params, _ = speaker(30)
     names = run("chai", model=model, params=params, prompts=PROMPTS)
@@ -52,6 +53,7 @@ def test_chai():
     assert names["made"].cache_bytes > 0
 
 
+@pytest.mark.slow
 def test_samo():
     model, params, config = speaker(2)
     masks = jax.tree.map(
@@ -76,6 +78,7 @@ def test_samo():
     assert 0.15 < float((kernel != 0).mean()) < 0.25
 
 
+@pytest.mark.slow
 def test_speculation():
     model, params, _ = speaker(30)
     small, small_params, _ = speaker(2, seed=1)
@@ -96,6 +99,7 @@ def test_speculation():
     assert f"(ahead={ahead}, " in guides.blocks(page("specdec"))[0]
 
 
+@pytest.mark.slow
 def test_gptq(tmp_path, monkeypatch):
     """A random model stands in for SmolLM2: its file has 90 MB, and 30 blocks."""
     pytest.importorskip("tokenizers", reason="pip install 'hpcjax[text]'")
@@ -142,7 +146,8 @@ def test_ok_topk():
         return updates
 
     mesh = sharding.data_mesh(WORKERS)
-    updates = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P())(params)
+    average = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P())
+    updates = jax.jit(average)(params)
     assert 0 < np.count_nonzero(updates["w"]) <= 400
 
 
@@ -152,6 +157,7 @@ def test_pipefisher():
     assert not names["filled"].unplaced
 
 
+@pytest.mark.slow
 def test_partial_backward():
     dataset = tiny.dataset()
     model = models.MlpConfig(widths=(8, 8, 8)).make(dataset.inputs, dataset.outputs)
@@ -217,7 +223,7 @@ def test_workers_that_do_not_wait(paper):
 
     mesh = sharding.data_mesh(WORKERS)
     replayed = jax.shard_map(inside, mesh=mesh, in_specs=P(), out_specs=P("data"))
-    losses = replayed(jnp.zeros(3)).reshape(WORKERS, STEPS)
+    losses = jax.jit(replayed)(jnp.zeros(3)).reshape(WORKERS, STEPS)
     assert (losses[:, -1] < losses[:, 0]).all()
 
 
@@ -229,6 +235,7 @@ def test_ssn():
     assert shapes == jax.tree.map(np.shape, init(jax.random.key(0))[0])
 
 
+@pytest.mark.slow
 def test_data_movement():
     arrays = jnp.ones((4, 8)), jnp.ones((8, 8))
     names = run("data_movement", fn=lambda x, w: jax.nn.softmax(x @ w), args=arrays)

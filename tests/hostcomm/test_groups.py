@@ -132,6 +132,7 @@ def test_rounds_are_products_of_the_mixing_matrices(group_size):
         assert np.abs(got[soon - 2] - mean).max() > 1e-2
 
 
+@pytest.mark.quick("False-doubling-2", "False-doubling-4", "False-doubling-8")
 @pytest.mark.acceptance("wagma", 2)
 @pytest.mark.parametrize("group_size", [2, 4, 8])
 @pytest.mark.parametrize(

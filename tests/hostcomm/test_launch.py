@@ -33,7 +33,7 @@ def nothing_left():
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_results_come_by_rank():
     """More processes than cores."""
     arguments = (2, np.arange(3.0), [True, None, ("a", 1.5)])
@@ -51,13 +51,13 @@ def test_results_come_by_rank():
         assert (float(size), nothing) == (4.0, None)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_processes_keep_the_contract():
     names = [program.__name__ for program in contract.PROGRAMS]
     assert launch(ranks.keep_the_contract, 3, patience=30.0) == [names] * 3
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_an_error_comes_with_its_rank_and_traceback():
     with pytest.raises(HpcjaxError, match="rank 1 failed at 'fail'") as error:
         launch(ranks.fail, 3, arguments=(1,))
@@ -66,7 +66,7 @@ def test_an_error_comes_with_its_rank_and_traceback():
     assert "in fail\n" in str(error.value)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_a_killed_rank_is_named_at_once():
     """By patience alone it would take for ever."""
     with pytest.raises(ProcessLost, match="rank 2 was killed by SIGKILL") as error:
@@ -74,7 +74,7 @@ def test_a_killed_rank_is_named_at_once():
     assert "rank 2 has ended" in str(error.value)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_a_rank_that_stands_still_is_named():
     with pytest.raises(ProcessLost) as error:
         launch(ranks.stop, 2, arguments=(1,), patience=1.0)
@@ -82,24 +82,24 @@ def test_a_rank_that_stands_still_is_named():
     assert "rank 1: no answer to 'stop': it is dead or hangs" in str(error.value)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_the_whole_may_be_limited():
     with pytest.raises(ProcessLost, match="rank 0: no answer to 'sleep'"):
         launch(ranks.sleep, 1, arguments=(600,), limit=0.5)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_nothing_is_lost_by_leaving_early():
     assert launch(ranks.leave_early, 2) == [0, 7]
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_a_result_that_cannot_be_sent_is_named():
     with pytest.raises(HpcjaxError, match=r"(?s)rank 0 failed.*it cannot be sent"):
         launch(ranks.something_else, 1)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_ranks_end_with_who_has_launched_them(tmp_path):
     """Though they do not look at it: they are in the middle of the function."""
     code = (

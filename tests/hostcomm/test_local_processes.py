@@ -33,7 +33,7 @@ def start(**patience):
     )
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_ranks_answer_and_reach_each_other():
     with start() as crew:
         replies = crew.ask("echo", [{"text": "a"}, {"text": "b"}])
@@ -49,7 +49,7 @@ def test_ranks_answer_and_reach_each_other():
     assert all(process.returncode is not None for process in processes)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_an_error_comes_with_its_traceback_and_before_what_followed():
     with start() as crew:
         with pytest.raises(HpcjaxError, match=r"rank 1 failed.*(?s:.)*odd number") as e:
@@ -59,7 +59,7 @@ def test_an_error_comes_with_its_traceback_and_before_what_followed():
     assert ended == [ProcessLost.exit_code, 1]
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_a_dead_rank_is_named_with_its_signal():
     with start() as crew:
         crew.ask("echo", [{"text": ""}] * 2)
@@ -71,7 +71,7 @@ def test_a_dead_rank_is_named_with_its_signal():
     assert "rank 1 was killed by SIGKILL" in str(error.value)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_a_rank_that_hangs_is_named():
     with start(patience=1.0, grace=0.5) as crew:
         crew.ask("echo", [{"text": ""}] * 2)
@@ -82,7 +82,7 @@ def test_a_rank_that_hangs_is_named():
     assert "rank 1: no answer to 'exchange': it is dead or hangs" in str(error.value)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_all_that_hang_are_named():
     with start(answer_patience=1.0) as crew:
         for process in crew.processes:
@@ -91,7 +91,7 @@ def test_all_that_hang_are_named():
             crew.ask("echo", [{"text": ""}] * 2)
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_what_a_process_printed_last_is_told():
     core = min(os.sched_getaffinity(0))
     with (
@@ -103,7 +103,7 @@ def test_what_a_process_printed_last_is_told():
         crew.ask("echo", [{}])
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_ranks_end_when_nobody_is_left_to_ask():
     code = (
         "import os, pathlib, sys; from hpcjax import hostcomm;"

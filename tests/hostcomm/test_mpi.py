@@ -12,6 +12,8 @@ from hpcjax.core import environment
 from hpcjax.core.errors import ConfigError
 from hpcjax.hostcomm import MpiTransport
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 MISSING = [
     *([] if importlib.util.find_spec("mpi4py") else ["mpi4py"]),
@@ -19,7 +21,7 @@ MISSING = [
 ]
 
 
-@pytest.mark.system
+@pytest.mark.processes
 @pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {MISSING}")
 @pytest.mark.parametrize("what", ["keep_the_contract", "learn_of_an_end", "miss_one"])
 def test_ranks_of_mpirun(what):

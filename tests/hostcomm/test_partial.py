@@ -305,8 +305,9 @@ def test_two_on_one_transport_do_not_meet():
     in_threads(rank, connected(2, patience=20.0))
 
 
+@pytest.mark.slow
 @pytest.mark.faults(15)
-@pytest.mark.system
+@pytest.mark.processes
 def test_nobody_waits_for_one_that_sleeps():
     """If they did, they would wait for ever: it sleeps until all others have ended."""
     size, who, steps = 4, 2, 60
@@ -321,9 +322,10 @@ def test_nobody_waits_for_one_that_sleeps():
     assert [totals for totals, _ in runs] == [[[float(last)] * 10]] * size
 
 
+@pytest.mark.slow
 @pytest.mark.faults(15)
 @pytest.mark.acceptance("eager-sgd", 8)
-@pytest.mark.system
+@pytest.mark.processes
 @pytest.mark.parametrize("program", [ranks.die_in_a_round, ranks.die_in_a_group])
 def test_who_loses_a_rank_raises_in_time_and_ends_with_an_error(
     program, tmp_path, monkeypatch

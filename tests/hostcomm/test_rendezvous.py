@@ -221,6 +221,7 @@ def test_rank_0_listens_where_it_is_called_alone():
     assert listening == [("127.0.0.1", 1234)]
 
 
+@pytest.mark.processes
 def test_silent_and_dripping_callers_do_not_outlast_the_deadline():
     """Twenty of them, each of which would be waited for for seconds."""
     port, stop = free_port(), threading.Event()
@@ -287,6 +288,7 @@ STRANGE = [
 ]
 
 
+@pytest.mark.processes
 def test_strangers_do_not_disturb_who_gathers():
     with listen() as listener, contextlib.ExitStack() as stack:
         for word in STRANGE:

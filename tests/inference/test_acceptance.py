@@ -101,6 +101,7 @@ def chances(number, rule, trials, **options):
     return alone, chance(both, trials * (row[:, None] * table).ravel()), count
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("specdec", 1)
 @pytest.mark.parametrize("number", range(PAIRS))
 def test_what_is_emitted_is_distributed_as_the_target(number):
@@ -114,6 +115,7 @@ def test_what_is_emitted_is_distributed_as_the_target(number):
     assert abs(count.mean() - mean) <= error
 
 
+@pytest.mark.slow
 def test_matching_samples_are_the_targets_too():
     def rule(p, q, tokens, key):
         return inference.accept_matching(p, tokens, key)
@@ -161,6 +163,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("specdec", 2)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_found(name):
@@ -174,6 +177,7 @@ def test_mutants_are_found(name):
     pytest.fail(f"only {broken} of {PAIRS} pairs tell")
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("specdec", 2)
 def test_residual_and_bonus_may_share_a_key():
     rule = functools.partial(by_hand, keys="shared")

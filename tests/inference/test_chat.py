@@ -19,6 +19,7 @@ STRICT = """{% for m in messages %}
 {{ m.content }}{% endfor %}"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [CHATML, STRICT])
 def test_a_conversation_is_that_of_transformers(template):
     peer = pytest.importorskip("transformers.utils.chat_template_utils")

@@ -17,6 +17,7 @@ def parent(tmp_path_factory):
 TOKENS = np.arange(32).reshape(2, 16) % 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["ends", "angle"])
 def test_with_all_that_it_has_a_child_says_what_its_parent_says(parent, choice):
     depth = parent.config.depth

@@ -51,6 +51,7 @@ def shuffled(batch, heads, seed):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("chai", 1)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "mode"),
@@ -118,6 +119,7 @@ def by_hand(found, tokens, memberships, row, share):
     return -logits[np.arange(time - 1), tokens[1:]][WINDOW:]
 
 
+@pytest.mark.quick("False-2-expand-clusters3")
 @pytest.mark.parametrize(
     ("kv_heads", "mode", "clusters"),
     [
@@ -179,6 +181,7 @@ def read(found, tokens, cache):
     return speaker(found).decode(x)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("chai", 5)
 @pytest.mark.parametrize(
     ("kv_heads", "mode", "share", "clusters"),
@@ -209,6 +212,7 @@ def test_one_token_at_a_time_gives_what_one_pass_gives(kv_heads, mode, share, cl
         np.testing.assert_allclose(logits[:, 0], whole[:, place - WINDOW], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kv_heads", "mode"), [(None, None), (2, "cross_group")])
 def test_texts_are_those_of_the_clusters_logits(kv_heads, mode, monkeypatch):
     probed, probe = [], module.probe
@@ -269,6 +273,7 @@ def test_memberships_that_do_not_fit_are_refused(change, message):
         )
 
 
+@pytest.mark.quick("32-runs0-632")
 @pytest.mark.acceptance("chai", 4)
 @pytest.mark.parametrize(
     ("heads", "runs", "kept"),
@@ -303,6 +308,7 @@ def test_bytes_in_memory_are_those_of_the_formula(heads, runs, kept):
     assert saved == pytest.approx((1 - kept / (depth * heads)) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("chai", 4)
 @pytest.mark.parametrize("mode", ["within_group", "cross_group", "expand"])
 def test_bytes_of_grouped_heads(mode):
@@ -358,6 +364,7 @@ def jaxtyping_off():
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.mark.slow
 def test_clusters_need_less_memory_than_all_heads():
     """4 clusters of 16 heads keep 20 of 32 arrays of keys and values: 0.625."""
     config = models.CausalLmConfig(depth=4, width=64, heads=16, options=models.LLAMA)

@@ -1,8 +1,11 @@
 """The examples of docs/language-models.md run."""
 
+import pytest
+
 from tests import guides
 
 
+@pytest.mark.slow
 def test_the_guide_runs_from_top_to_bottom():
     names = guides.run("language-models.md")
     assert names["made"].tokens.shape == (2, 8)

@@ -39,6 +39,7 @@ def plain(found, prompt, steps):
     return row[0, len(prompt) : len(prompt) + steps].tolist()
 
 
+@pytest.mark.quick("llama-True")
 @pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("family", ["llama", "opt_350m"])
 def test_greedy_generation_of_a_ragged_batch(family, unrolled):
@@ -74,6 +75,7 @@ def test_the_end_token_ends_a_text_and_is_counted():
     assert not np.any(made.tokens[0, count:])
 
 
+@pytest.mark.slow
 def test_draws_follow_the_models_probabilities():
     found = instance("llama")
     batch = 4000

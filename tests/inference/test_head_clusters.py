@@ -42,6 +42,7 @@ def runs_empty(rows, centres):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("chai", 3)
 @pytest.mark.parametrize(("heads", "clusters"), [(9, 4), (32, 6)])
 def test_kmeans_is_scikit_learns(heads, clusters):
@@ -92,6 +93,7 @@ def test_equal_heads_make_as_many_clusters_as_asked(method):
         assert again.assign[0].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
 
 
+@pytest.mark.quick("9")
 @pytest.mark.acceptance("chai", 3)
 @pytest.mark.parametrize("heads", [9, 32])
 def test_agglomerative_is_scipys(heads):
@@ -106,6 +108,7 @@ def test_agglomerative_is_scipys(heads):
                 assert found.assign[i].tolist() == partition(labels)
 
 
+@pytest.mark.quick("lowest-agglomerative")
 @pytest.mark.parametrize("method", ["kmeans", "agglomerative"])
 @pytest.mark.parametrize("representative", ["lowest", "medoid"])
 def test_representatives(method, representative):
@@ -173,6 +176,7 @@ def test_first_centres_are_far_apart():
         assert found.assign.tolist() == [[0, 0, 1, 1, 2, 2]]
 
 
+@pytest.mark.slow
 def test_heads_are_clustered_within_their_groups():
     rng = np.random.default_rng(0)
     rows = jnp.asarray(rng.normal(size=(2, 12, 25)), jnp.float32)
@@ -196,6 +200,7 @@ def test_first_centres_are_shared_out_over_groups():
     assert found.rep.tolist() == [[0, 2, 3, 5]]
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("groups", [1, 3])
 def test_random_memberships_have_no_empty_cluster(groups):
     found = inference.random_membership(jax.random.key(0), 500, 9, 6, groups=groups)
@@ -223,6 +228,7 @@ def test_static_memberships_are_those_of_the_mean():
     assert found.assign.tolist() == [partition(labels)]
 
 
+@pytest.mark.quick("8-4-2")
 @pytest.mark.parametrize(("heads", "kv_heads", "clusters"), [(9, 3, 6), (8, 4, 2)])
 def test_key_heads_are_kept_that_are_read(heads, kv_heads, clusters):
     found = inference.random_membership(jax.random.key(2), 50, heads, clusters)

@@ -138,6 +138,7 @@ def test_a_predictor_by_hand():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_predictor_learns_what_can_be_told():
     rng = np.random.default_rng(0)
     states = jnp.asarray(rng.normal(size=(3000, 16)), jnp.float32)

@@ -170,6 +170,7 @@ def by_hand(found, tokens, rule):
     return losses[WINDOW:]
 
 
+@pytest.mark.quick("oracle-None")
 @pytest.mark.parametrize("kv_heads", [None, 2])
 @pytest.mark.parametrize("name", RULES)
 def test_losses_are_those_of_the_loop(name, kv_heads):
@@ -183,6 +184,7 @@ def test_losses_are_those_of_the_loop(name, kv_heads):
     assert np.min(np.max(np.abs(losses - dense), axis=1)) > 1e-3
 
 
+@pytest.mark.quick("oracle-parts0")
 @pytest.mark.parametrize("parts", [(1,) * 10, (4, 1, 5)])
 @pytest.mark.parametrize("name", RULES)
 def test_tokens_in_parts_give_what_one_pass_gives(name, parts):
@@ -210,6 +212,7 @@ def test_tokens_in_parts_give_what_one_pass_gives(name, parts):
     np.testing.assert_allclose(losses[:, WINDOW:], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.quick("oracle")
 @pytest.mark.parametrize("name", RULES)
 def test_what_comes_later_changes_nothing(name):
     found, tokens = drawn(), tokens_of((1, 12), seed=3)
@@ -222,6 +225,7 @@ def test_what_comes_later_changes_nothing(name):
         assert abs(float(again[0, before] - losses[0, before])) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [None, 2])
 def test_leaving_out_nothing_is_the_dense_model(kv_heads):
     found, tokens = drawn(kv_heads), tokens_of((3, 9))
@@ -240,6 +244,7 @@ def test_leaving_out_nothing_is_the_dense_model(kv_heads):
         np.testing.assert_allclose(losses, dense, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_predictors_learn_the_heads_of_the_largest_outputs():
     found, tokens = drawn(), tokens_of((24, 15), seed=4)
     observed = inference.observe_heads(speaker(found), tokens, COUNTS)

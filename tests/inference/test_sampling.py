@@ -28,6 +28,7 @@ def by_hand(logits, temperature, top_k, top_p):
     return made
 
 
+@pytest.mark.slow
 @given(
     logits=st.lists(st.integers(-4, 4), min_size=1, max_size=9),
     temperature=st.sampled_from([0.3, 1.0, 4.0]),

@@ -20,6 +20,8 @@ from hpcjax.models import pretrained
 from hpcjax.runs import directory
 from tests.inference.test_generation import GREEDY, forward
 
+pytestmark = pytest.mark.slow
+
 ROOT = directory.data_root(pathlib.Path(__file__).parents[2])
 TEXTS = (
     "The capital of France is",

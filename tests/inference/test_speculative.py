@@ -58,6 +58,7 @@ def run(target, draft, prompts, ahead, steps, *, key=0, sampler=GREEDY, **more):
     )
 
 
+@pytest.mark.quick("2-False")
 @pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("ahead", [1, 2, 4, 8])
 def test_greedy_gives_the_targets_own_tokens(ahead, unrolled):
@@ -72,6 +73,7 @@ def test_greedy_gives_the_targets_own_tokens(ahead, unrolled):
     assert made.counts.sum() == made.iterations.sum()
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("place", [0, 3, 6])
 def test_an_end_inside_a_block_ends_the_text_there(place):
     target = lively()
@@ -89,6 +91,7 @@ def test_an_end_inside_a_block_ends_the_text_there(place):
         assert made.tokens[row, : made.lengths[row]].tolist() == own
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("specdec", 4)
 @pytest.mark.parametrize("ahead", [1, 2, 3, 5])
 def test_a_target_that_drafts_for_itself_accepts_everything(ahead):
@@ -106,6 +109,7 @@ def test_a_target_that_drafts_for_itself_accepts_everything(ahead):
     assert counts[:-1].sum() <= tokens / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", "matching"])
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize("top_k", [None, 4])
@@ -142,6 +146,7 @@ def test_sampled_texts_are_distributed_as_the_targets(rule, ahead, top_k):
         assert chi2 < cells + 4 * math.sqrt(2 * cells)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("specdec", 6)
 def test_tokens_of_an_iteration_are_those_of_the_counts():
     target, draft = instance("llama"), other()
@@ -155,6 +160,7 @@ def test_tokens_of_an_iteration_are_those_of_the_counts():
     assert 0 <= whole - emitted <= 3 * 32 / iterations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_a_replay_counts_what_speculation_accepts(ahead):
     """One text after the other; the last iteration of each may be cut."""
@@ -177,6 +183,7 @@ def test_a_replay_counts_what_speculation_accepts(ahead):
             )
 
 
+@pytest.mark.slow
 def test_forced_acceptance_follows_its_table():
     target, draft = instance("llama"), other()
     table = np.random.default_rng(0).random((4, 20, 3)) < 0.7
@@ -201,6 +208,7 @@ def primitives(jaxpr):
                 yield from primitives(inside)
 
 
+@pytest.mark.quick("greedy")
 @pytest.mark.acceptance("specdec", 7)
 @pytest.mark.parametrize("rule", ["rejection", "greedy"])
 def test_one_program_without_work_on_the_host(compilations, rule):

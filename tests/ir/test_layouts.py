@@ -63,6 +63,7 @@ def exhaust(tables, same):
     return total[best], {f"t{t}": LETTERS[x] for t, x in enumerate(best)}
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("data-movement", 5)
 def test_selection_is_the_best_of_all_layouts():
     rng = np.random.default_rng(0)

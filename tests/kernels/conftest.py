@@ -1,4 +1,4 @@
-"""What tests of kernels need Triton for, which the extra `oracles` has."""
+"""What tests of kernels need Triton for, which `make kernels` installs."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture
 def hopper():
     """See `tests.kernels.hopper`."""
-    pytest.importorskip("triton", reason="the extra `oracles` is missing")
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
     from tests.kernels import hopper
 
     return hopper
@@ -17,7 +17,7 @@ def lowering():
     """See `tests.kernels.lowering`."""
     pytest.importorskip(
         "jax_triton",
-        reason="the extra `oracles`, or CUDA's plugin for JAX, is missing",
+        reason="`make kernels` has not been called",
         exc_type=ImportError,
     )
     from tests.kernels import lowering

@@ -18,7 +18,7 @@ reference = importlib.import_module("hpcjax.kernels._clustered_attention.referen
 interpreted = functools.partial(launch.clustered_attention, interpreted=True)
 needs_triton = pytest.mark.skipif(
     find_problem(interpreted=True) is not None,
-    reason="the extra `oracles` is missing",
+    reason="`make kernels` has not been called",
 )
 
 
@@ -78,6 +78,7 @@ def arrays(arguments, dtype="float32"):
     return (*floats, *integers), jnp.asarray(key_heads, jnp.int32)
 
 
+@pytest.mark.quick("9-9-options1")
 @pytest.mark.acceptance("chai", 2)
 @pytest.mark.parametrize(
     ("heads", "clusters", "options"),
@@ -107,6 +108,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.quick("9-4-11-options0")
 @pytest.mark.acceptance("chai", 2)
 @pytest.mark.parametrize(("heads", "clusters", "time", "options"), BLOCKS)
 def test_blocks_are_the_loop(heads, clusters, time, options):
@@ -130,6 +132,7 @@ def test_blocks_that_no_query_sees_are_not_read():
     assert not np.any(np.asarray(y[2, 1])), "a query in front of all keys sees none"
 
 
+@pytest.mark.quick("reference")
 @pytest.mark.parametrize("implementation", ["blocked", "reference"])
 def test_one_of_several_layers(implementation):
     (query, keys, values, assign, positions), _ = arrays(case(6, 4, 9))
@@ -146,6 +149,7 @@ def test_one_of_several_layers(implementation):
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick("blocks1")
 @pytest.mark.parametrize("blocks", [(2, 4), (256, 128)])
 def test_scores_that_fall_with_the_distance(blocks):
     """Against JAX's own attention with a bias, over one block and over several."""
@@ -170,6 +174,7 @@ def test_scores_that_fall_with_the_distance(blocks):
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick("6-2-bfloat16", "4-1-bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (6, 2), (4, 1)])
 def test_attention_of_all_heads_to_a_cache(heads, kv_heads, dtype):
@@ -192,6 +197,7 @@ def test_attention_of_all_heads_to_a_cache(heads, kv_heads, dtype):
         kernels.cached_attention(query, *2 * [jnp.ones((2, 5, 5, 8))], positions)
 
 
+@pytest.mark.slow
 def test_clusters_of_one_head_are_plain_attention():
     (query, keys, values, *_), _ = arrays(case(6, 6, 8, q_time=8))
     assign = jnp.broadcast_to(jnp.arange(6), (3, 6))
@@ -204,6 +210,7 @@ def test_clusters_of_one_head_are_plain_attention():
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-3}
 
 
+@pytest.mark.quick("1-9-bfloat16")
 @needs_triton
 @pytest.mark.acceptance("chai", 7)
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -219,6 +226,7 @@ def test_the_kernel_is_the_reference(monkeypatch, heads, clusters, dtype):
     np.testing.assert_allclose(y, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.quick("16")
 @needs_triton
 @pytest.mark.parametrize("time", [1, 16, 17])
 def test_the_kernel_with_shared_heads_and_odd_widths(monkeypatch, time):
@@ -230,6 +238,7 @@ def test_the_kernel_with_shared_heads_and_odd_widths(monkeypatch, time):
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick("reference")
 @pytest.mark.parametrize(
     "attend",
     [
@@ -253,6 +262,7 @@ def test_what_is_not_seen_does_not_count(monkeypatch, attend):
     np.testing.assert_allclose(y[2], whole[2], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_result_has_the_dtype_asked_for():
     given, _ = arrays(case(4, 2, 5), "bfloat16")
     assert kernels.clustered_attention(*given).dtype == jnp.bfloat16
@@ -266,6 +276,7 @@ def test_the_kernel_is_in_a_program_for_cuda(lowering):
     assert lowering.kernels(attend, *given) == ["attend"]
 
 
+@pytest.mark.slow
 def test_the_next_heads_values_are_loaded_while_one_is_added(hopper):
     sizes = launch.Sizes(16, 8192, 4, 32, 4, 32, 128)
     arrays = [jax.ShapeDtypeStruct((1,), dtype) for dtype in ["int32"] * 4]

@@ -34,6 +34,7 @@ def layer_norm(x, eps=1e-5):
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
 
 
+@pytest.mark.quick("shape3")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_operation_is_its_definition_in_float64(shape):
     x, residual = normal(*shape), normal(*shape, seed=1)
@@ -57,6 +58,7 @@ def test_each_operation_is_its_definition_in_float64(shape):
     near(value, x64 + shift64)
 
 
+@pytest.mark.quick("0.0-stored", "0.0-recomputed")
 @pytest.mark.parametrize("masks", ["recomputed", "stored"])
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 def test_gradients_are_those_of_finite_differences(rate, masks):

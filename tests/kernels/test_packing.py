@@ -21,6 +21,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.quick("3-values1-words1", "3-values2-words2", "2-values4-words4")
 @pytest.mark.acceptance("gptq", 7)
 @pytest.mark.parametrize(("bits", "values", "words"), WORDS)
 def test_words_by_hand(bits, values, words):
@@ -30,6 +31,7 @@ def test_words_by_hand(bits, values, words):
     np.testing.assert_array_equal(kernels.unpack(packed, bits, len(values)), column)
 
 
+@pytest.mark.quick("100-3", "100-2", "96-3")
 @pytest.mark.acceptance("gptq", 7)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("inputs", [32, 96, 100])
@@ -71,6 +73,7 @@ def matrix(seed, outputs=6, group=None, bits=4, size=8):
 SCATTERED = np.random.default_rng(9).permutation(32) // 8
 
 
+@pytest.mark.slow
 def test_matrices_are_stacked_side_by_side_and_cut():
     plain, other = matrix(0), matrix(1, group=SCATTERED)
     assert plain.order is None

@@ -21,7 +21,7 @@ BOUND = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
 interpreted = functools.partial(kernels.quantized_matmul, implementation="interpreted")
 needs_triton = pytest.mark.skipif(
     find_problem(interpreted=True) is not None,
-    reason="the extra `oracles` is missing",
+    reason="`make kernels` has not been called",
 )
 
 
@@ -85,6 +85,9 @@ def test_the_reference_and_its_weights_equal_numpy(bits, sort, inputs, group_siz
     assert error(y, x, weights) < 1e-6
 
 
+@pytest.mark.quick(
+    "3-96-33-None-float32-4", "3-96-33-None-float32-3", "3-100-40-64-float16-4"
+)
 @needs_triton
 @pytest.mark.acceptance("gptq", 8)
 @pytest.mark.parametrize("bits", BITS)
@@ -108,6 +111,7 @@ def test_the_kernel_equals_float64(bits, rows, inputs, outputs, group_size, dtyp
     assert error(y, x, weights) < BOUND[dtype]
 
 
+@pytest.mark.quick("64-20", "None-20")
 @needs_triton
 @pytest.mark.acceptance("gptq", 8)
 @pytest.mark.parametrize("rows", [1, 20])
@@ -124,6 +128,7 @@ def test_programs_that_take_several_chunks(monkeypatch, rows, group_size):
     assert error(interpreted(x, matrix), x, weights) < BOUND["float32"]
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("rows", [1, 2])
 def test_low_precision_results_and_orders_of_inputs(rows):
@@ -160,6 +165,7 @@ def test_one_matrix_multiplies_the_rows_of_a_batch_at_once(monkeypatch):
     assert error(y, x[:2], weights) < BOUND["float32"]
 
 
+@pytest.mark.quick("2-float32-True")
 @needs_triton
 @pytest.mark.parametrize(
     ("rows", "dtype", "sort"),
@@ -221,6 +227,7 @@ def test_inputs_that_fill_up_a_run_have_the_zero_point(bits):
     np.testing.assert_array_equal(filled[33:], expected)
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("rows", [1, 40])
 def test_the_kernels_are_in_programs_for_cuda(lowering, rows):
     matrix, x, _ = problem(4, 200, 96, 64, rows=rows, dtype="bfloat16", sort=True)
@@ -243,6 +250,7 @@ def compiled(hopper, rows, bits, dtype):
 
 
 # Instructions for each value of the matrix, of the loop over a group's runs.
+@pytest.mark.quick("4-1.6")
 @pytest.mark.parametrize(("bits", "most"), [(2, 1.5), (3, 1.9), (4, 1.6), (8, 1.9)])
 def test_two_values_are_multiplied_by_one_instruction(hopper, bits, most):
     launch, found = compiled(hopper, 1, bits, "bfloat16")
@@ -255,6 +263,7 @@ def test_two_values_are_multiplied_by_one_instruction(hopper, bits, most):
     assert sum(name == "LDG.E.128" for name in loop) == values * bits / 128
 
 
+@pytest.mark.quick("4")
 @pytest.mark.parametrize("bits", [3, 4])
 def test_several_rows_are_multiplied_by_tensor_cores(hopper, bits):
     _, found = compiled(hopper, 16, bits, "bfloat16")

@@ -21,7 +21,7 @@ nibbles = importlib.import_module("hpcjax.kernels._sr_bcrs.nibbles")
 PAIRS = importlib.import_module("hpcjax.kernels._spmm.api").PAIRS
 needs_triton = pytest.mark.skipif(
     find_problem(interpreted=True) is not None,
-    reason="the extra `oracles` is missing",
+    reason="`make kernels` has not been called",
 )
 IMPLEMENTATIONS = ["reference", pytest.param("interpreted", marks=needs_triton)]
 
@@ -75,6 +75,7 @@ def test_the_example_of_the_format():
     assert kernels.storage_bytes(matrix) == 4 * 16 + 2 * 16 + 8 * 3
 
 
+@pytest.mark.quick("4-16-8-16", "8-16-8-32", "2-16-8-16")
 @pytest.mark.acceptance("magicube", 1)
 @pytest.mark.parametrize("stride", [16, 32])
 @pytest.mark.parametrize(("bits", "limb"), [(8, 8), (8, 4), (12, 4), (16, 8), (4, 4)])
@@ -99,6 +100,7 @@ def test_a_mask_keeps_zeros_and_drops_the_rest():
     np.testing.assert_array_equal(matrix.to_dense(), dense * np.repeat(mask, 2, axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left", "right"), [(8, 8), (8, 4)])
 def test_nothing_times_anything_is_zero(left, right):
     b = dense_operand(np.ones((6, 4), int), right)
@@ -157,6 +159,7 @@ def test_products_are_exact_modulo_2_to_32(vector, seed, left, right, implementa
     np.testing.assert_array_equal(y, wrapped(dense @ b))
 
 
+@pytest.mark.quick("4-1-8-reference", "8-2-8-reference", "2-0-8-reference")
 @pytest.mark.acceptance("magicube", 2, 4)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -175,6 +178,7 @@ def test_products_at_a_pattern_are_exact(vector, seed, bits, implementation):
     np.testing.assert_array_equal(found.to_dense(), wrapped(x @ y.T) * kept)
 
 
+@pytest.mark.quick("most-16-8-reference", "most-8-8-reference", "most-16-4-reference")
 @pytest.mark.acceptance("magicube", 2, 3)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("left", "right"), PAIRS)
@@ -199,6 +203,7 @@ def test_sums_that_leave_int32_wrap(left, right, extreme, implementation):
         np.testing.assert_array_equal(found.to_dense(), wrapped(product)[:, :2])
 
 
+@pytest.mark.quick("16-8")
 @needs_triton
 @pytest.mark.acceptance("magicube", 2)
 @pytest.mark.parametrize(("left", "right"), [(16, 16), (16, 8), (8, 8)])
@@ -294,6 +299,7 @@ def test_padding_is_counted_apart():
     assert counts["padding"] == kernels.count_padding(matrix) * (4 + 8)
 
 
+@pytest.mark.quick("interpreted")
 @pytest.mark.acceptance("magicube", 9)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_gradients_are_finite_differences(implementation):
@@ -360,6 +366,7 @@ def test_batches_and_devices():
 DTYPES = {16: "int16", 8: "int8", 4: "uint8", 0: "bfloat16"}
 
 
+@pytest.mark.quick("0-0-8")
 @pytest.mark.acceptance("magicube", 4)
 @pytest.mark.parametrize(
     ("left", "right", "vector"),
@@ -378,6 +385,7 @@ def test_machine_code_of_spmm(hopper, left, right, vector):
     assert not found.spilled
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("bits", [16, 4, 0])
 def test_machine_code_of_sddmm(hopper, bits):
     names = (DTYPES[bits], DTYPES[bits], "int32", "int32")

@@ -53,6 +53,7 @@ def test_the_kth_magnitude_is_that_of_a_sort(kind, size):
     assert int(kth(jnp.asarray(x), size + 1)) == 0
 
 
+@pytest.mark.quick("0.03-0-False", "0.5-0-False", "1.0-0-False")
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 1000])
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 1.0])
@@ -132,15 +133,16 @@ def test_selection_is_that_of_a_list(kind, size, capacity):
 @pytest.mark.acceptance("oktopk", 5)
 @pytest.mark.parametrize(("kind", "size", "capacity"), CASES)
 def test_the_kernel_selects_what_a_list_would(monkeypatch, kind, size, capacity):
-    pytest.importorskip("triton", reason="the extra `oracles` is missing")
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
     # Several programs, the last of which is not full.
     monkeypatch.setattr(launch, "BLOCK", 32)
     select = functools.partial(launch.select_above, interpreted=True)
     check_selection(select, kind, size, capacity)
 
 
+@pytest.mark.slow
 def test_the_kernel_selects_from_each_of_several_arrays():
-    pytest.importorskip("triton", reason="the extra `oracles` is missing")
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
     several = jnp.stack([jnp.asarray(numbers("normal", 70, seed=s)) for s in range(3)])
     threshold = jnp.stack([kth(each, 5) for each in several])
     select = functools.partial(kernels.select_above, capacity=6)

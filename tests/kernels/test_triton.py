@@ -18,7 +18,7 @@ from hpcjax.kernels._triton import launch
 OPERATION = "select_above"
 needs_triton = pytest.mark.skipif(
     launch.find_problem(interpreted=True) is not None,
-    reason="the extra `oracles` is missing",
+    reason="`make kernels` has not been called",
 )
 
 
@@ -33,6 +33,7 @@ def twice(x):
     return launch.run(plan, x, interpreted=True)[0]
 
 
+@pytest.mark.quick("uint32", "float32")
 @needs_triton
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
 def test_a_kernel_runs_under_jit_vmap_and_remat(dtype):

@@ -35,6 +35,7 @@ def oracle(query, key, value, causal, mask):
     return y
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     times=st.tuples(st.integers(1, 4), st.integers(0, 3)),
@@ -126,6 +127,7 @@ def test_kv_heads_must_divide_heads():
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     half=st.integers(1, 4), time=st.integers(1, 5), theta=st.sampled_from([1e4, 10.0])

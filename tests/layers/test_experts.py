@@ -64,6 +64,7 @@ def close(found, expected):
     )
 
 
+@pytest.mark.quick("2-1-2")
 @pytest.mark.acceptance("lm-models", 7)
 @pytest.mark.parametrize(("tokens", "experts"), [(1, 2), (13, 4), (16, 8), (7, 3)])
 @pytest.mark.parametrize("top_k", [1, 2])
@@ -92,6 +93,7 @@ def test_both_paths_have_the_same_gradients(top_k):
         close(full[name], grad)
 
 
+@pytest.mark.quick("2-5", "2-2", "1-5")
 @pytest.mark.parametrize("capacity", [1, 2, 5])
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_full_experts_drop_what_comes_later(capacity, top_k):
@@ -155,6 +157,7 @@ def test_gates_of_two_choices_sum_to_one_and_of_one_are_its_probability():
     np.testing.assert_array_equal(one.gates[:, 0], one.probabilities.max(1))
 
 
+@pytest.mark.quick("2-2")
 @pytest.mark.parametrize("capacity", [16, 2])
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_experts_spread_over_devices_give_what_one_device_gives(top_k, capacity):
@@ -210,6 +213,7 @@ def test_balance_over_an_axis_is_that_of_all_tokens():
     assert float(balance(logits[:4])) != pytest.approx(float(balance(logits)), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [None, 13])
 def test_half_precision_computes_in_it_and_differentiates(capacity):
     p = arrays(13, 4)
@@ -225,6 +229,7 @@ def test_half_precision_computes_in_it_and_differentiates(capacity):
         np.testing.assert_allclose(grad, exact[name], rtol=0, atol=0.05 * scale)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused():
     p = arrays(4, 3)
     with pytest.raises(ValueError, match=r"between 1 and the number.*top_k=4, 3 exp"):

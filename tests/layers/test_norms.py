@@ -45,6 +45,7 @@ def test_layer_and_rms_norm_equal_numpy(shape, seed):
     close(layers.rms_norm(*arrays[:2], eps=eps), wide / root * scale, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     space=st.lists(st.integers(1, 4), max_size=2),
@@ -71,6 +72,7 @@ def test_groups_must_divide_channels():
         layers.group_norm(jnp.ones((1, 4)), jnp.ones(4), jnp.ones(4), groups=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(shape=SHAPES, seed=st.integers(0, 99))
 def test_batch_norm_equals_numpy(shape, seed):

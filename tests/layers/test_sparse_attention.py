@@ -13,7 +13,7 @@ from hpcjax.kernels._triton.launch import find_problem
 
 needs_triton = pytest.mark.skipif(
     find_problem(interpreted=True) is not None,
-    reason="the extra `oracles` is missing",
+    reason="`make kernels` has not been called",
 )
 TIME, DIM = 16, 8
 
@@ -44,6 +44,7 @@ def pattern_of(mask):
     return kernels.sr_bcrs(np.ones((TIME, TIME)), vector=4, mask=mask)
 
 
+@pytest.mark.quick("interpreted")
 @pytest.mark.acceptance("magicube", 7)
 @pytest.mark.parametrize(
     "implementation", ["reference", pytest.param("interpreted", marks=needs_triton)]
@@ -63,6 +64,7 @@ def test_a_query_sees_the_keys_of_its_pattern_alone(heads):
     assert not np.any(y[:, :4])
 
 
+@pytest.mark.slow
 def test_its_gradient_is_that_of_masked_attention(heads):
     mask, whole = random_mask()
     mask[0, 3] = whole[:4, 3] = True
@@ -81,6 +83,7 @@ def test_its_gradient_is_that_of_masked_attention(heads):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.quick("bits1", "bits3")
 @pytest.mark.acceptance("magicube", 7)
 @pytest.mark.parametrize("bits", [(16, 8), (8, 8), (8, 4), (4, 4)])
 def test_rounding_errs_no_more_than_its_grid(heads, bits):
@@ -110,6 +113,7 @@ def test_rounding_errs_no_more_than_its_grid(heads, bits):
     assert error < (0.05 if bits.heads == 8 else 0.6)
 
 
+@pytest.mark.quick("bits1", "bits3", "bits2")
 @pytest.mark.acceptance("magicube", 7)
 @pytest.mark.parametrize("bits", [(16, 8), (8, 8), (8, 4), (4, 4)])
 def test_probabilities_are_rounded_to_the_nearest_of_a_grid_that_holds_one(bits):
@@ -126,6 +130,7 @@ def test_probabilities_are_rounded_to_the_nearest_of_a_grid_that_holds_one(bits)
     np.testing.assert_allclose(found, np.tile(expected, (DIM, 1)).T, rtol=1e-6)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_kernels_quantize_alike(heads):
     mask, _ = random_mask()

@@ -51,6 +51,7 @@ def test_logits_and_hidden_states_equal_numpy(name):
             np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_padding_is_seen_from_nowhere_and_all_else_from_everywhere():
     model, params, state, *_ = helpers.instance("bert")
     real = jnp.array([1, 1, 1, 1, 0, 0])

@@ -31,6 +31,7 @@ BUFFERS = {
 }
 
 
+@pytest.mark.slow
 @one(*OLD)
 def test_names_of_old_files_are_known_and_buffers_are_skipped(case, tmp_path):
     name = case[0]
@@ -44,6 +45,7 @@ def test_names_of_old_files_are_known_and_buffers_are_skipped(case, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, pretrained.load(case[2]).params)
 
 
+@pytest.mark.slow
 @one("llama")
 def test_shards_and_bfloat16(case, tmp_path):
     _, model, folder = case
@@ -68,6 +70,7 @@ def test_shards_and_bfloat16(case, tmp_path):
         assert all(leaf.dtype == policy.param for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 @one("gpt2")
 @pytest.mark.acceptance("lm-models", 10)
 def test_wrong_tensors_are_named(case, tmp_path):
@@ -99,6 +102,7 @@ def test_wrong_tensors_are_named(case, tmp_path):
 EMBED = "transformer.wte.weight"
 
 
+@pytest.mark.slow
 @one("gpt2")
 @pytest.mark.acceptance("lm-models", 10)
 def test_cut_and_absent_files_are_named(case, tmp_path):
@@ -128,6 +132,7 @@ def test_cut_and_absent_files_are_named(case, tmp_path):
         pretrained.load(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 @one("llama")
 def test_wrong_indices_are_refused(case, tmp_path):
     _, model, _ = case
@@ -154,6 +159,7 @@ def test_wrong_indices_are_refused(case, tmp_path):
         pretrained.load(tmp_path)
 
 
+@pytest.mark.slow
 @one("gpt2")
 def test_a_folder_that_is_half_written_is_not_loaded(case, tmp_path, monkeypatch):
     loaded = pretrained.load(case[2])
@@ -216,6 +222,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "keys", "error", "words"), CHANGES, indirect=["case"])
 def test_what_is_not_implemented_is_refused(case, tmp_path, keys, error, words):
     folder = copy_of(case, tmp_path, lambda tensors: tensors)
@@ -225,6 +232,7 @@ def test_what_is_not_implemented_is_refused(case, tmp_path, keys, error, words):
         pretrained.load(folder)
 
 
+@pytest.mark.slow
 @one("gpt2")
 def test_a_config_that_is_no_json_is_refused(case, tmp_path):
     folder = copy_of(case, tmp_path, lambda tensors: tensors)
@@ -234,6 +242,7 @@ def test_a_config_that_is_no_json_is_refused(case, tmp_path):
             pretrained.load(folder)
 
 
+@pytest.mark.slow
 @one("llama_tied")
 def test_the_keys_of_old_rope_configs_are_read(case, tmp_path):
     wanted = pretrained.load(case[2]).config
@@ -254,6 +263,7 @@ def test_the_keys_of_old_rope_configs_are_read(case, tmp_path):
         rope["rope_type"] = rope.pop(key)
 
 
+@pytest.mark.quick("options1", "options3", "options4")
 @pytest.mark.parametrize(
     "options",
     [
@@ -278,6 +288,7 @@ def test_a_model_that_no_family_expresses_is_not_saved(tmp_path, options):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "llama", "bert"])
 def test_what_the_project_trains_is_saved_and_loaded(tmp_path, name):
     config, inputs, vocabulary, _ = models.REGISTRY[name]
@@ -295,6 +306,7 @@ def test_what_the_project_trains_is_saved_and_loaded(tmp_path, name):
     jax.tree.map(np.testing.assert_array_equal, *pair)
 
 
+@pytest.mark.slow
 def test_parameters_of_another_model_are_not_saved(tmp_path):
     config, inputs, vocabulary, _ = models.REGISTRY["llama"]
     params, _ = config.make(inputs, vocabulary).init(jax.random.key(0))

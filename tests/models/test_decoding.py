@@ -38,6 +38,7 @@ def step(params, tokens, cache, *, model):
     return model.apply(params, {}, x, train=False)[0]
 
 
+@pytest.mark.quick("opt-True", "llama_heads-True")
 @pytest.mark.acceptance("lm-models", 5)
 @pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -201,6 +202,7 @@ def test_memory_of_another_depth_is_refused():
         found.model.apply(found.params, {}, x, train=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_chunked_logits_give_the_same_loss_and_gradients(family, chunk):

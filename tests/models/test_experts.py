@@ -63,6 +63,7 @@ def layer_losses(model, params, tokens):
     return balance, np.square(np.log(np.exp(logits).sum(-1))).mean(1)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.acceptance("lm-models", 7)
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_training_returns_the_weighted_losses_of_every_layer(top_k):
@@ -83,6 +84,7 @@ def test_training_returns_the_weighted_losses_of_every_layer(top_k):
     chex.assert_trees_all_equal(kept, new)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("lm-models", 7)
 def test_with_room_for_all_a_capacity_changes_neither_logits_nor_gradients():
     tokens, labels = (jnp.asarray(a) for a in Texts().gather(np.arange(4)).values())
@@ -136,6 +138,7 @@ def test_experts_over_an_axis_give_what_one_device_gives():
     chex.assert_trees_all_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_descends_on_the_objective_and_what_the_layers_add():
     model = model_of(balance_weight=3.0, router_z_weight=1.0)
     task, mesh = task_of(model, optax.sgd(0.1)), sharding.data_mesh(2)
@@ -164,6 +167,7 @@ def test_a_step_descends_on_the_objective_and_what_the_layers_add():
     assert added > 1
 
 
+@pytest.mark.slow
 def test_training_with_the_balance_loss_evens_out_the_experts():
     def trained(weight):
         model = model_of(top_k=1, balance_weight=weight)

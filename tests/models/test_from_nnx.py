@@ -118,6 +118,7 @@ def test_layers_of_flax_compute_what_flax_computes():
     assert (other["head"]["kernel"] != params["head"]["kernel"]).any()
 
 
+@pytest.mark.slow
 def test_layers_of_flax_are_observed_as_ours_are():
     """A tap's sum of xᵀ g is the gradient of the kernel, by autodiff."""
     model, x = models.from_nnx(Flax), jnp.arange(96.0).reshape(3, 4, 4, 2) / 96

@@ -48,6 +48,7 @@ def run(config, policy):
     return np.asarray(words, np.float64), grads
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("data-movement", 1)
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
@@ -75,6 +76,7 @@ RATES = {"attention": 0.1, "out": 0.2, "up": 0.3, "down": 0.4}
 SIZES = ir.encoder_sizes(batch=2, length=5, heads=2, width=8)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("data-movement", 1)
 def test_with_dropout_the_fused_layer_is_the_plain_one_with_the_same_masks():
     rng = np.random.default_rng(0)

@@ -343,6 +343,7 @@ def twin(request):
     return model, config, tensors
 
 
+@pytest.mark.slow
 def test_logits_equal_transformers(twin, tmp_path):
     import torch
 
@@ -359,6 +360,7 @@ def test_logits_equal_transformers(twin, tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_other_architectures_and_wrong_tensors_are_refused(twin, tmp_path):
     _, config, tensors = twin
     path = tmp_path / "twin.gguf"
@@ -387,6 +389,7 @@ def test_other_architectures_and_wrong_tensors_are_refused(twin, tmp_path):
         pretrained.load(path)
 
 
+@pytest.mark.slow
 @hypothesis.given(place=strategies.integers(0, 10**6), byte=strategies.integers(0, 255))
 @hypothesis.settings(
     max_examples=60,

@@ -129,6 +129,7 @@ def quantized(bits, *, inputs=64, outputs=32, group=16, act_order=False, seed=0)
     return matrix, solved.kernel(spec)
 
 
+@pytest.mark.quick("gptq_v2-False-4", "gptq_v2-False-2", "gptq_v2-False-8")
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("written", list(_gptq_config.FORMATS))

@@ -120,6 +120,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "bits", "group", "act_order", "written"), CASES)
 def test_a_model_and_its_folder(tmp_path, family, bits, group, act_order, written):
     model = packed(family, bits, group, act_order)
@@ -143,6 +144,7 @@ def test_a_model_and_its_folder(tmp_path, family, bits, group, act_order, writte
     np.testing.assert_allclose(*logits, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "bits", "group", "act_order", "written"), CASES)
 def test_a_folder_means_to_transformers_what_it_means_to_us(
     tmp_path, family, bits, group, act_order, written
@@ -203,6 +205,7 @@ def changed(folder, place, change, **said):
     return place
 
 
+@pytest.mark.slow
 def test_biases_of_zeros_are_nothing_and_others_are_unexpected(folder, tmp_path):
     def add(value):
         return lambda found: found | {f"{QUERY}.bias": np.full(64, value, np.float16)}
@@ -214,6 +217,7 @@ def test_biases_of_zeros_are_nothing_and_others_are_unexpected(folder, tmp_path)
         pretrained.load(changed(folder, tmp_path, add(1)))
 
 
+@pytest.mark.slow
 def test_shards_are_read(folder, tmp_path):
     whole = safetensors.numpy.load_file(folder / "model.safetensors")
     # Parts of one matrix are in both files.
@@ -356,6 +360,7 @@ def test_other_methods_are_refused_whatever_their_tensors(folder, tmp_path):
         pretrained.load(changed(folder, tmp_path, plain, quant_method="bitsandbytes"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_is_refused_before_anything_is_removed(tmp_path):
     model = packed("gpt2", 4, 16, True)
     pretrained.save(tmp_path, model)

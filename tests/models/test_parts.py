@@ -10,6 +10,7 @@ from hpcjax import core, models
 from tests.models.helpers import instance
 
 
+@pytest.mark.quick("opt", "opt_350m")
 @pytest.mark.parametrize("family", ["gpt2", "opt", "opt_350m", "llama", "post_norm"])
 def test_the_parts_together_are_the_model(family):
     found, entry = instance(family), models.REGISTRY[family]

@@ -116,6 +116,7 @@ def test_presets_do_not_import_jax():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.quick("none", "pooler")
 @pytest.mark.parametrize("head", ["masked_lm", "pooler", "none"])
 def test_parts_of_bert_are_those_of_the_whole(head):
     whole, params, state, x, _ = helpers.instance("bert")

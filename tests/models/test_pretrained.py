@@ -13,6 +13,8 @@ from hpcjax.models import pretrained
 from hpcjax.runs import directory
 from tests.models.checkpoints import CASES, VOCABULARY, build
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="the oracle of these tests is torch")
 transformers = pytest.importorskip("transformers")
 

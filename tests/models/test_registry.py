@@ -54,6 +54,7 @@ def test_config_fields_equal_the_factory(name):
     assert fields == arguments
 
 
+@pytest.mark.quick("linear", "mlp")
 @pytest.mark.parametrize("name", NAMES)
 def test_apply_is_pure_and_evaluation_keeps_the_state(name):
     model, params, state, x, _ = helpers.instance(name)
@@ -77,6 +78,7 @@ def test_apply_is_pure_and_evaluation_keeps_the_state(name):
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.quick("linear", "mlp", "resnet8")
 @pytest.mark.parametrize("name", NAMES)
 def test_init_is_plain_abstract_and_repeatable(name):
     model = helpers.make(models.REGISTRY[name])
@@ -97,6 +99,7 @@ def test_init_is_plain_abstract_and_repeatable(name):
             assert (leaf != trees.flatten(other)[path]).any(), path
 
 
+@pytest.mark.quick("linear", "mlp")
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "resnet50"])
 def test_vmap_over_stacked_parameters_and_scan_over_batches(name):
     model, params, state, x, _ = helpers.instance(name)
@@ -119,6 +122,7 @@ def test_vmap_over_stacked_parameters_and_scan_over_batches(name):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max())
 
 
+@pytest.mark.quick("linear", "mlp")
 @pytest.mark.parametrize("name", NAMES)
 def test_low_precision_keeps_float32_parameters_and_gradients(name):
     model, params, state, x, labels = helpers.instance(name, "bfloat16")
@@ -138,6 +142,7 @@ def test_low_precision_keeps_float32_parameters_and_gradients(name):
             assert np.isfinite(leaf).all()
 
 
+@pytest.mark.quick("linear", "mlp", "resnet8", "gpt2_remat")
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_list_every_kernel(name):
     model, params, *_ = helpers.instance(name)
@@ -152,6 +157,7 @@ def test_layers_list_every_kernel(name):
         assert (f"{spec.path}/bias" in flat) == options["use_bias"]
 
 
+@pytest.mark.quick("linear", "mlp")
 @pytest.mark.parametrize("name", NAMES)
 def test_without_taps_the_jaxpr_is_that_of_a_model_without_tap_code(name, monkeypatch):
     model, params, state, x, labels = helpers.instance(name)
@@ -169,6 +175,7 @@ def test_without_taps_the_jaxpr_is_that_of_a_model_without_tap_code(name, monkey
     assert text() == with_code
 
 
+@pytest.mark.quick("linear", "mlp", "resnet8", "gpt2_remat")
 @pytest.mark.parametrize("name", NAMES)
 def test_describe_counts_what_init_makes(name):
     model, params, _, x, _ = helpers.instance(name)

@@ -56,6 +56,7 @@ def observed(name):
     return jax.jit(jax.grad(loss, argnums=(0, 1)))(params, taps)
 
 
+@pytest.mark.quick("linear", "mlp")
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "resnet50"])
 def test_inputs_times_output_gradients_are_the_kernel_gradients(name):
     model, *_ = helpers.instance(name)
@@ -78,6 +79,7 @@ def test_inputs_times_output_gradients_are_the_kernel_gradients(name):
             )
 
 
+@pytest.mark.quick("linear", "mlp")
 @pytest.mark.parametrize("name", ["mlp", "linear", "resnet8"])
 def test_rows_of_the_last_gradient_are_per_example(name):
     model, params, state, x, labels = helpers.instance(name)
@@ -87,6 +89,7 @@ def test_rows_of_the_last_gradient_are_per_example(name):
     np.testing.assert_allclose(found, expected, rtol=0, atol=32 * EPS)
 
 
+@pytest.mark.quick("gpt2_remat", "linear", "resnet8_group")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tap_changes_no_value_and_records_input_and_output(name):
     model, params, state, x, _ = helpers.instance(name)
@@ -124,6 +127,7 @@ def _stacked(x, kernel):
     return (x, kernel) if kernel.ndim == 3 else (x[None], kernel[None])
 
 
+@pytest.mark.quick("full")
 @pytest.mark.parametrize("remat", ["full", "dots", "offload"])
 def test_remat_changes_no_gradient_and_no_statistic(remat):
     entry = models.REGISTRY["gpt2"]
@@ -143,6 +147,7 @@ def test_remat_changes_no_gradient_and_no_statistic(remat):
         np.testing.assert_allclose(a, b, rtol=0, atol=64 * EPS * (1 + np.abs(a).max()))
 
 
+@pytest.mark.quick("mlp")
 @pytest.mark.parametrize("name", ["mlp", "resnet8_group", "gpt2", "gpt2_remat", "bert"])
 def test_shard_map_gives_the_sum_of_single_runs(name):
     model, params, state, *_ = helpers.instance(name)

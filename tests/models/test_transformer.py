@@ -40,6 +40,7 @@ def forward(params, tokens, config):
     return x @ (params["embed"]["table"].T if tied else params["head"]["kernel"])
 
 
+@pytest.mark.quick("opt", "post_norm", "llama_heads")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_equal_numpy(name):
     config = models.REGISTRY[name].config
@@ -54,6 +55,7 @@ def test_logits_equal_numpy(name):
 
 # `ragged_dot` refuses a `vmap` over the output gradient alone, as in a Jacobian; that
 # "moe" sees no later tokens is in test_decoding.py.
+@pytest.mark.quick("gpt2_remat")
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "moe"])
 def test_logits_do_not_depend_on_later_tokens(name):
     entry = models.REGISTRY[name]
@@ -90,6 +92,7 @@ def test_a_sequence_longer_than_the_table_is_refused():
         model.apply(params, state, jnp.zeros((1, 7), jnp.int32), train=False)
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.acceptance("lm-models", 8)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "moe"])
 def test_depth_does_not_lengthen_the_compiled_step(name):

@@ -48,6 +48,7 @@ def forward(params, x, depth, level=0):
     return double(np.concatenate([beside, doubled], -1), up["double"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 24])
 def test_logits_equal_numpy(width):
     config = models.UNetConfig(depth=2, width=width)
@@ -65,6 +66,7 @@ def test_logits_equal_numpy(width):
         np.testing.assert_allclose(found[row], expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_every_pixel_sees_beside_itself_and_far():
     model = models.unet((32, 32, 1), 1, depth=3, width=8)
     params, state = model.init(jax.random.key(0))

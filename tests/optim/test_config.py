@@ -63,6 +63,7 @@ def test_keys_of_sgd_are_keys_of_jorge_from_sgd():
     assert extra == {"update_every", "init", "stacked"}
 
 
+@pytest.mark.quick("AdamWConfig", "LambConfig", "JorgeFromSgdConfig")
 @pytest.mark.parametrize("config", MAKERS)
 def test_made_optimizers_step_down_and_show_their_rate(config):
     tx = config(schedule=optim.StepDecayConfig(warmup=2)).make(9)

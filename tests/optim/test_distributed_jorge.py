@@ -45,6 +45,7 @@ def shared():
     return tx, mapped(tx).lower(params, tx.init(params)).compile()
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_updates_of_one():
     alone = optim.scale_by_jorge(**OPTIONS)
     (tx, step), single = shared(), jax.jit(alone.update)
@@ -61,6 +62,7 @@ def test_eight_devices_give_the_updates_of_one():
     chex.assert_trees_all_close(*scaled, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_factors_are_sent_and_only_when_they_are_due():
     always, sometimes = perf.collectives_by_branch(shared()[1])
     assert not always
@@ -70,6 +72,7 @@ def test_only_factors_are_sent_and_only_when_they_are_due():
     assert {c.kind for c in sometimes} == {"collective-permute"}
 
 
+@pytest.mark.slow
 def test_each_factor_is_updated_once(monkeypatch):
     calls, plain = [], jorge_factor.update
 
@@ -96,6 +99,7 @@ def test_axes_that_are_not_there_are_named(make):
         jax.eval_shape(mapped(tx, "other"), params, tx.init(params))
 
 
+@pytest.mark.slow
 def test_the_config_has_it():
     config = optim.JorgeConfig(lr=0.1, axis_name="data", update_every=1)
     params = gradients(0)

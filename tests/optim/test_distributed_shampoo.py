@@ -35,6 +35,7 @@ def shared(root, check_vma):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("root", "check_vma"), [("eigh", True), ("newton", False)])
 def test_four_devices_give_the_updates_of_one(root, check_vma):
     alone = optim.scale_by_shampoo(root=root, **OPTIONS)
@@ -49,6 +50,7 @@ def test_four_devices_give_the_updates_of_one(root, check_vma):
     chex.assert_trees_all_close(four, one, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_root_is_computed_once(monkeypatch):
     calls = []
     plain = matrix_roots.inverse_root_eigh

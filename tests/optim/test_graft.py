@@ -17,6 +17,7 @@ def _gradients(step, dtype):
     return {k: jnp.asarray(rng.normal(size=s), dtype) for k, s in SHAPES.items()}
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.acceptance("jorge", 8)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_length_is_that_of_the_sgd_step_and_direction_jorges(dtype):

@@ -25,6 +25,7 @@ def _run(tx, gradients):
     return jax.jit(lambda: jax.lax.scan(body, start, gradients))()[1]
 
 
+@pytest.mark.quick("2")
 @pytest.mark.acceptance("jorge", 5)
 @pytest.mark.parametrize("seed", range(3))
 def test_direction_is_that_of_exact_shampoo(seed):
@@ -41,6 +42,7 @@ def test_direction_is_that_of_exact_shampoo(seed):
     assert min(cosines[99:]) >= 0.95
 
 
+@pytest.mark.slow
 def test_slow_start_shows_in_nu_and_init_grad_shortens_it():
     gradients = jnp.asarray(oracle.problem(0, 300), jnp.float32)
     nus = {}
@@ -52,6 +54,7 @@ def test_slow_start_shows_in_nu_and_init_grad_shortens_it():
     assert nus["grad"][29] < 50
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("jorge", 6)
 def test_guard_against_a_row_without_gradient():
     gradients = oracle.problem(0, 5000)
@@ -148,6 +151,7 @@ def _steps_to_target(make, curvatures, rates, limit, starts):
     return jax.vmap(over_rates, (0, 0, None))(curvatures, starts, rates)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("jorge", 10)
 def test_fewer_steps_than_sgd_on_ill_conditioned_regression():
     curvatures, starts = zip(*[_regression(seed) for seed in range(5)], strict=True)
@@ -220,6 +224,7 @@ def test_convolution_kernel_is_a_matrix_by_output_channel():
     assert shapes == {"w/left/0": (18, 18), "w/right/0": (5, 5)}
 
 
+@pytest.mark.slow
 def test_long_sides_have_no_preconditioner_and_vectors_plain_momentum():
     tx = optim.scale_by_jorge(b1=0.5, update_every=1, max_dim=4)
     params = {"a": jnp.ones((4, 5)), "b": jnp.ones(3), "c": jnp.ones((5, 6))}

@@ -35,6 +35,7 @@ def _updates(matrix, options, scale, steps):
     return jax.jit(lambda: jax.lax.scan(body, start, None, steps)[0])()
 
 
+@pytest.mark.quick("4", "1", "2")
 @pytest.mark.acceptance("jorge", 1)
 @pytest.mark.parametrize("seed", range(5))
 def test_update_on_commuting_matrices_is_the_series_and_close_to_the_root(seed):
@@ -227,6 +228,7 @@ def test_gain_and_asymmetry_are_of_the_matrix():
     assert asymmetry > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("jorge", 6)
 def test_zero_gradients_leave_the_matrix_bit_for_bit():
     gradients = jnp.asarray(oracle.problem(0, 5, (6, 9)), jnp.float32)

@@ -79,6 +79,9 @@ def test_every_schedule_of_optax_for_numbers_is_there():
     assert made - {"sgdr_schedule"} == set(schedule_config.OPTAX_NAMES) == set(CASES)
 
 
+@pytest.mark.quick(
+    "warmup_constant_schedule", "constant_schedule", "polynomial_schedule"
+)
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_optaxs_own_times_the_peak(name):
     given, added = CASES[name]

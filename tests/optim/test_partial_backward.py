@@ -120,6 +120,7 @@ def contributors(k, number, step):
     return [w for w in range(WORKERS) if (w + step) % k + 1 >= k - number + 1]
 
 
+@pytest.mark.quick("mlp-2-contributors", "mlp-4-zeros")
 @pytest.mark.acceptance("spb-jigsaw", 1)
 @pytest.mark.parametrize("mode", ["zeros", "contributors"])
 @pytest.mark.parametrize("k", [2, 4])

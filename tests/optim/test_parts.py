@@ -153,6 +153,7 @@ def test_inspect_finds_nested_metrics_and_names_repeats():
     assert optim.inspect(()) == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     rows=st.integers(1, 9),
@@ -244,6 +245,7 @@ def test_rules_fit_each_part_of_a_partition():
     np.testing.assert_array_equal(updates["kernel"], expected["kernel"])
 
 
+@pytest.mark.quick("sgd", "lamb")
 @pytest.mark.parametrize("name", ["sgd", "lamb", "jorge", "shampoo"])
 def test_an_nnx_optimizer_steps_as_plain_parameters_do(name):
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))

@@ -131,6 +131,7 @@ def test_steps_equal_numpy(b2, root):
 HARD = oracle.hard_gradients()
 
 
+@pytest.mark.quick("eigh-ridge")
 @pytest.mark.faults(11)
 @pytest.mark.parametrize(
     ("root", "damping"), [("eigh", "floor"), ("eigh", "ridge"), ("newton", "ridge")]
@@ -156,6 +157,7 @@ def test_hard_gradients_give_what_float64_gives(root, damping):
             np.testing.assert_allclose(made, exact, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_exponent_override_and_blocks():
     gradient = {"w": jnp.diag(jnp.asarray([4.0, 9.0, 16.0]))}
     tx = optim.scale_by_shampoo(b1=0.0, b2=1.0, exponent_override=8, block_size=2)

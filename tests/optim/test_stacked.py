@@ -34,6 +34,7 @@ def gradients(step: int) -> dict[str, dict[str, jax.Array]]:
     }
 
 
+@pytest.mark.quick("shampoo")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_stack_of_layers_is_preconditioned_layer_by_layer(name):
     stacked = TRANSFORMS[name](stacked=("^blocks/",))

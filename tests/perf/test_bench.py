@@ -58,6 +58,7 @@ def test_the_order_rotates_so_that_each_is_first_equally_often():
     assert rounds == ["abc", "bca", "cab"] * 2
 
 
+@pytest.mark.slow
 def test_inner_calls_are_averaged():
     lab = Lab()
     thunk = lab.candidate("a", [1, 2, 3, 5, 6, 7])
@@ -67,6 +68,7 @@ def test_inner_calls_are_averaged():
     np.testing.assert_allclose(made["seconds"].values, [[2, 6]])
 
 
+@pytest.mark.slow
 def test_results_are_waited_for_before_the_clock_is_read(monkeypatch):
     lab, waited = Lab(), []
 
@@ -82,6 +84,7 @@ def test_results_are_waited_for_before_the_clock_is_read(monkeypatch):
     np.testing.assert_allclose(made["seconds"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [True, False])
 def test_collection_is_off_while_timing_and_then_as_before(enabled):
     seen = []
@@ -102,6 +105,7 @@ def test_collection_is_off_while_timing_and_then_as_before(enabled):
     assert seen == [False] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.faults(26)
 def test_a_drifting_machine_does_not_move_the_ratio():
     lab = Lab()
@@ -128,6 +132,7 @@ def dataset(values):
     )
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_resampled_medians():
     draw = np.random.default_rng(5)
     values = draw.lognormal(size=25)
@@ -145,6 +150,7 @@ def test_the_interval_is_that_of_resampled_medians():
     assert wider.low < found.low < found.high < wider.high
 
 
+@pytest.mark.slow
 def test_impossible_settings_are_refused():
     thunks = {"baseline": lambda: 0}
     with pytest.raises(ConfigError, match="did you mean 'baseline'"):
@@ -219,6 +225,7 @@ def test_calls_of_a_chain_wait_for_each_other_and_hold_no_constants():
     np.testing.assert_allclose(huge(), 3.0)
 
 
+@pytest.mark.slow
 def test_what_takes_a_measurement_may_be_told():
     seconds = {"a": 2.0, "b": 3.0}
     thunks = {name: (lambda taken=taken: taken) for name, taken in seconds.items()}

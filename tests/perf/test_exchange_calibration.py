@@ -205,6 +205,7 @@ REGIONAL = (
 )
 
 
+@pytest.mark.quick("True-TopkDsaConfig", "True-GTopkConfig", "True-OkTopkConfig")
 @pytest.mark.parametrize("config", REGIONAL, ids=lambda config: type(config).__name__)
 @pytest.mark.parametrize("on_host", [False, True])
 def test_methods_that_share_out_regions_are_timed_too(config, on_host):

@@ -191,6 +191,8 @@ def asleep(transports, filled, *, tasks):
     return busy, np.median(np.diff(steps, axis=-1))
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.acceptance("pipefisher", 12)
 def test_filling_uses_the_time_that_devices_wait_and_takes_no_longer(transports):
     """By plan they are busy for 92 % instead of 67 % of steps of the same length."""

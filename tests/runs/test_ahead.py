@@ -14,6 +14,8 @@ from hpcjax.runs import ahead, build, directory, execute
 from tests.runs import papers, roots
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_table_made_side_by_side_is_the_same(tmp_path):
     both = [papers.make(tmp_path / name) for name in ("one", "two")]
     alone, together = (
@@ -30,6 +32,7 @@ def test_a_table_made_side_by_side_is_the_same(tmp_path):
     assert {run.id for run in directory.list_runs(both[1])} == made
 
 
+@pytest.mark.slow
 def test_fresh_runs_are_made_anew_and_equal_ones_once(tmp_path):
     root = papers.make(tmp_path)
     options = {"root": root, "progress": False, "parallel": 2}
@@ -61,6 +64,8 @@ def test_an_error_that_cannot_be_handed_over_is_told_in_words(monkeypatch):
         ahead._ensure("curves/plain", {}, None, 1, False)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_signal_ends_the_runs_and_begins_no_other(tmp_path):
     """The parent is told to stop while its workers wait in their first runs."""
     root = papers.make(tmp_path)
@@ -118,6 +123,7 @@ def test_pieces_share_a_program_and_begin_with_different_ones():
     assert ahead._by_program(wanted[:1], 2) == [wanted[:1]]
 
 
+@pytest.mark.processes
 def test_a_process_that_dies_is_told(tmp_path):
     root = papers.make(tmp_path)
     roots.write(root, "configs/curves/dies.py", "import os; os._exit(9)")

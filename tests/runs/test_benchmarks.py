@@ -60,6 +60,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 def test_what_fits_is_made_shortest_first_and_the_rest_when_called_again(root):
     order = ["curves/hopeless", "curves/fails", "curves/holds", "curves/fragile"]
     assert wanted(root) == order
@@ -79,6 +80,7 @@ def test_what_fits_is_made_shortest_first_and_the_rest_when_called_again(root):
     assert wanted(root) == ["curves/hopeless"]
 
 
+@pytest.mark.slow
 def test_older_code_and_another_machine_are_wanted_after_what_is_missing(root):
     within(root, 60.0, Clock())
     assert wanted(root) == ["curves/hopeless"]
@@ -109,6 +111,7 @@ def checkout(tmp_path, monkeypatch):
     return source
 
 
+@pytest.mark.slow
 def test_kernels_are_tested_before_times_are_taken(root, checkout, monkeypatch, capsys):
     asked = []
 
@@ -148,6 +151,7 @@ def test_kernels_are_tested_before_times_are_taken(root, checkout, monkeypatch, 
     assert "2 of 2 benchmarks" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_records_come_back_in_one_file(root, checkout, tmp_path):
     archive = tmp_path / "out" / "records.zip"
     flags = ["--root", str(root), "--archive", str(archive)]

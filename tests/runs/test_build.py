@@ -94,6 +94,7 @@ def test_an_unfinished_run_is_not_used(root):
     assert len(ids(root)) == RUNS_OF_HOLDS + 1
 
 
+@pytest.mark.slow
 def test_nothing_is_run_without_leave(root):
     with pytest.raises(
         build.RunMissing, match=r"curves/plain:slow with .* not been run"
@@ -145,6 +146,7 @@ def test_a_reported_run_that_diverges_has_missed_the_target(root):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_is_not_run_again_unless_fresh(root):
     first = make(root, "curves/fragile")
     before = ids(root)
@@ -171,6 +173,7 @@ def test_a_seed_of_the_baseline_that_diverges_is_outrun(root):
         make(root, "curves/no_base")
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_another_config_is_not_its_clean_run(root):
     chosen = {"lr": "0.1", "wd": "0.25"}  # what the row's tuning settles on
     shorter = {**chosen, "train.steps": "3"}
@@ -186,6 +189,7 @@ def test_a_run_resumed_with_another_config_is_not_its_clean_run(root):
     assert clean["id"] != resumed
 
 
+@pytest.mark.slow
 @pytest.mark.faults(25)
 def test_a_record_is_compared_with_later_tables(root):
     recorded = make(root, record=True)
@@ -216,6 +220,7 @@ def test_a_record_is_compared_with_later_tables(root):
     assert "does not hold its cells: KeyError('slow.best')" in damaged
 
 
+@pytest.mark.slow
 def test_a_verdict_that_does_not_follow_from_the_cells_is_told(root):
     make(root, "curves/fails", record=True)
     path = root / "experiments/curves/results/fails.cpu.json"
@@ -234,6 +239,7 @@ def edit_experiment(root, old, new):
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 def test_runs_of_older_code_are_not_used_again(root):
     """As when the sign of a coefficient has changed between two tables."""
     first = make(root)
@@ -247,6 +253,7 @@ def test_runs_of_older_code_are_not_used_again(root):
     assert [run["used_again"] for run in make(root).runs] == [False] * RUNS_OF_HOLDS
 
 
+@pytest.mark.slow
 def test_a_record_is_refused_if_the_code_changed_meanwhile(root):
     make(root)
     edit_experiment(root, "loss += 1 /", "loss -= 1 /")
@@ -263,6 +270,7 @@ def ages(root):
     }
 
 
+@pytest.mark.slow
 def test_a_record_tells_whether_todays_code_made_it(root, capsys):
     make(root, record=True)
     assert ages(root) == {"curves/holds": ("this code", ())}
@@ -306,6 +314,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.quick("a list")
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_record_is_told_before_a_table_is_made(root, damage, capsys):
     make(root, record=True)
@@ -318,6 +327,7 @@ def test_a_damaged_record_is_told_before_a_table_is_made(root, damage, capsys):
     assert "holds.cpu.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_record_of_other_rows_or_seeds_is_not_of_the_table(root):
     result = make(root, record=True)
     record = table_records.read_record(result.table, "cpu", root)
@@ -344,6 +354,7 @@ def test_a_record_holds_all_that_is_needed_to_have_its_table_again(root):
     assert table_records.to_dataset(record).equals(result.dataset)
 
 
+@pytest.mark.slow
 def test_seconds_are_not_compared(root):
     make(root, record=True)
     path = root / "experiments/curves/results/holds.cpu.json"
@@ -418,6 +429,7 @@ def test_the_times_of_a_benchmark_are_compared_by_factors():
     )
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_another_machine_is_not_compared(root):
     path = root / "experiments/curves/tables.py"
     timed = 'HOLDS = dataclasses.replace(table("holds", 0.9, ROWS), benchmark=True)'
@@ -433,6 +445,7 @@ def test_a_benchmark_of_another_machine_is_not_compared(root):
         make(root, check=True)
 
 
+@pytest.mark.slow
 def test_a_claim_that_fails_is_recorded_as_failed(root):
     result = make(root, "curves/fails", record=True)
     assert not result.passed
@@ -442,6 +455,7 @@ def test_a_claim_that_fails_is_recorded_as_failed(root):
     assert json.loads(path.read_text())["claims"]["fewer"]["holds"] is False
 
 
+@pytest.mark.quick("holds-flags1-2", "hopeless-flags3-4")
 @pytest.mark.parametrize(
     ("name", "flags", "code"),
     [
@@ -457,6 +471,7 @@ def test_exit_status(root, capsys, name, flags, code):
     assert ("FAILS" in out) == (name == "fails")
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_ends_with_1(root, capsys):
     make(root, record=True)
     path = root / "experiments/curves/results/holds.cpu.json"
@@ -490,6 +505,7 @@ def test_unknown_tables_and_tiers_are_named(root):
         make(root, tier="gpu")
 
 
+@pytest.mark.slow
 def test_a_missed_target_is_a_word_in_the_record(root):
     result = make(root, "curves/holds")
     result.dataset["steps"].loc[{"row": "slow"}] = math.inf
@@ -497,6 +513,7 @@ def test_a_missed_target_is_a_word_in_the_record(root):
     assert json.loads(content)["cells"]["slow.steps"] == "inf"
 
 
+@pytest.mark.slow
 def test_texts_of_a_table_are_recorded_whoever_holds_them(root):
     result = make(root, "curves/holds")
     for kind in ("U4", object):
@@ -508,6 +525,7 @@ def test_texts_of_a_table_are_recorded_whoever_holds_them(root):
         assert cells["slow.model"] == "some"
 
 
+@pytest.mark.slow
 def test_a_run_on_more_devices_is_not_a_tables_run(root):
     for seed in ("0", "1"):
         chosen = {"lr": "0.1", "wd": "0.25", "seed": seed}

@@ -39,6 +39,7 @@ def change(root, old, new):
     code.forget()  # what another process would see
 
 
+@pytest.mark.slow
 @pytest.mark.faults(25)
 def test_code_that_computes_the_same_confirms_a_record(root, capsys):
     path = record(root)
@@ -67,6 +68,7 @@ def test_code_that_computes_the_same_confirms_a_record(root, capsys):
     assert age(root).age == "older code"
 
 
+@pytest.mark.slow
 @pytest.mark.faults(25)
 def test_one_row_with_another_bit_confirms_nothing(root, capsys):
     path = record(root)
@@ -81,6 +83,7 @@ def test_one_row_with_another_bit_confirms_nothing(root, capsys):
     assert age(root).age == "older code"
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_as_it_did_is_repeated(root):
     record(root, "curves/fragile")
     change(root, "loss += 1 /", "loss = loss + 1 /")
@@ -99,6 +102,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick("no digest")
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_record_that_a_sample_says_nothing_of_is_refused(root, why):
     path = record(root)

@@ -63,6 +63,7 @@ def test_no_room_for_a_file_of_a_run(root, capsys, name, stage):
     assert call(root, "run", "curves/plain", "--quiet") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.faults(18)
 def test_no_room_for_a_record_leaves_the_old_one(root, capsys):
     table = ("table", "curves/holds", "--record")

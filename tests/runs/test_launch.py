@@ -10,6 +10,8 @@ from hpcjax.core.errors import ProcessLost
 from hpcjax.runs import directory, launch
 from hpcjax.runs.signals import StopSignals
 
+pytestmark = pytest.mark.processes
+
 
 def test_who_has_started_is_stopped_when_another_cannot(tmp_path, monkeypatch):
     honest, started = subprocess.Popen, []

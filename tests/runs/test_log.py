@@ -48,6 +48,7 @@ def check_copies(run, names=NAMES):
         assert "jorge/digits:sgd" in config
 
 
+@pytest.mark.slow
 def test_every_service_has_the_runs_records(root):
     flags = [part for name in NAMES for part in ("--log", name)]
     assert command(root, *flags) == 0
@@ -59,6 +60,7 @@ def test_every_service_has_the_runs_records(root):
     check_copies(run)
 
 
+@pytest.mark.slow
 def test_only_what_was_asked_for_is_written(root):
     done = execute.run("jorge/digits:sgd", SMALL, root=root, quiet=True)
     assert not {path.name for path in done.directory.iterdir()} & set(NAMES)
@@ -76,6 +78,7 @@ def test_only_what_was_asked_for_is_written(root):
     check_copies(only_run(root), ["tensorboard"])
 
 
+@pytest.mark.slow
 def test_a_service_that_fails_ends_the_run_and_it_can_go_on(root, monkeypatch):
     real = writers.TensorBoard._write
 

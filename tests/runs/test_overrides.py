@@ -305,6 +305,7 @@ def of(hint, draw):
     return draw(WORDS)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_what_is_written_reads_back(data):
     hint = data.draw(HINTS)

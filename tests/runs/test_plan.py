@@ -155,6 +155,7 @@ def test_missing_data_of_what_does_not_train_is_said(tmp_path, monkeypatch, caps
     assert plan.plan_run("specdec/distil", other, root=REPOSITORY) is None
 
 
+@pytest.mark.slow
 def test_missing_data_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("HPCJAX_DATA", str(tmp_path))
     with pytest.raises(DataMissing, match="kjv"):

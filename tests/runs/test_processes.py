@@ -44,7 +44,7 @@ def fail(transport, cfg):
     raise ValueError(f"no good: {cfg.seed}")
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_all_get_the_config_and_what_is_given(tmp_path, monkeypatch):
     """From whatever folder: each finds the root of the function."""
     monkeypatch.chdir(tmp_path)
@@ -53,14 +53,15 @@ def test_all_get_the_config_and_what_is_given(tmp_path, monkeypatch):
     assert made == [{"total": 2 * (2 * 1.75 + 30), "found": 8}] * 2
 
 
-@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_process_has_as_many_simulated_devices_as_are_asked_for():
     assert os.environ["XLA_FLAGS"].count("device_count=8") == 1  # ours are others
     assert in_processes(count_devices, Config(), 1, devices=3) == [(3, "cpu")]
     assert in_processes(count_devices, Config(), 2) == [(1, "cpu")] * 2
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_what_goes_wrong_is_told():
     with pytest.raises(HpcjaxError, match=r"(?s)rank 0 failed.*no good: 3"):
         in_processes(fail, Config(seed=3), 1)

@@ -14,6 +14,7 @@ from tests.runs import papers
 STEPS = {"train.steps": "12", "train.eval_every": "5", "model.widths": "[4]"}
 
 
+@pytest.mark.slow
 def test_a_run_with_its_profile(tmp_path, caplog):
     changes = {**STEPS, "model": "mlp", "train.checkpoint_every": "0"}
     with caplog.at_level(logging.WARNING):

@@ -6,6 +6,7 @@ from hpcjax.runs import build, discover, render, table_records
 from tests.runs import papers
 
 
+@pytest.mark.quick("md")
 @pytest.mark.parametrize("form", ["md", "csv"])
 def test_a_record_prints_as_its_table_did(tmp_path, form):
     root = papers.make(tmp_path)

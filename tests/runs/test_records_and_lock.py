@@ -161,6 +161,7 @@ def holder(folder):
         process.communicate()
 
 
+@pytest.mark.processes
 def test_a_second_process_is_told_who_holds_the_run(tmp_path):
     run = directory.create(tmp_path, "paper/some", CONFIG)
     with holder(run.path) as process:
@@ -175,6 +176,7 @@ def test_a_second_process_is_told_who_holds_the_run(tmp_path):
     assert not (run.path / "lock").exists()
 
 
+@pytest.mark.processes
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, caplog):
     run = directory.create(tmp_path, "paper/some", CONFIG)
     with holder(run.path) as process:
@@ -229,6 +231,8 @@ def take(folder, results, done):
         results.put(("busy", True))
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path):
     context = multiprocessing.get_context("spawn")
     ended = subprocess.Popen(["true"])

@@ -26,6 +26,7 @@ def hint(config, key):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.faults(19)
 def test_the_key_that_was_meant_is_suggested_for_most_of_two_hundred_typos():
     rng, missed = random.Random(0), []

@@ -88,6 +88,7 @@ def page(written):
     return Page(written.read_text())
 
 
+@pytest.mark.slow
 def test_it_refers_to_nothing_outside(page):
     assert page.references
     assert all(ref.startswith(("#", "data:")) for ref in page.references)
@@ -177,6 +178,7 @@ def test_single_runs_can_be_reported(root, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_by_default_it_holds_what_has_finished(root, tmp_path, capsys):
     path = tmp_path / "all.html"
     args = ["report", "--root", str(root), "--path", str(path)]
@@ -189,6 +191,7 @@ def test_by_default_it_holds_what_has_finished(root, tmp_path, capsys):
     assert "curves/steep" not in page.ids
 
 
+@pytest.mark.slow
 def test_tables_with_runs_that_diverged(root, tmp_path):
     build.build_table("curves/fragile", root=root, progress=False)
     with pytest.raises(Diverged):
@@ -239,6 +242,7 @@ def cells(page, run_id):
     return words[words.index("Again:", words.index(run_id, words.index("Runs"))) :]
 
 
+@pytest.mark.slow
 def test_each_run_is_told_once_with_command_commit_and_seed(root, tmp_path):
     path = tmp_path / "two.html"
     report.write_report(["curves/holds", "curves/fails"], root=root, path=path)
@@ -257,6 +261,7 @@ def test_each_run_is_told_once_with_command_commit_and_seed(root, tmp_path):
         assert f", seed {seed}, on 1 of" in words[6]
 
 
+@pytest.mark.slow
 def test_it_begins_with_papers_and_verdicts(root, tmp_path):
     path = tmp_path / "two.html"
     report.write_report(["curves/fails", "curves/holds"], root=root, path=path)
@@ -266,6 +271,7 @@ def test_it_begins_with_papers_and_verdicts(root, tmp_path):
     assert index[5:8] == ["curves/holds", "holds", "measured"]
 
 
+@pytest.mark.slow
 def test_tables_that_lack_runs_are_named(root, tmp_path):
     page = Page(report.write_report(root=root, path=tmp_path / "a.html").read_text())
     text = " ".join(page.text)
@@ -307,6 +313,7 @@ def test_the_time_of_a_run_is_split(root, tmp_path):
     assert "goodput </span>41.7%" in path.read_text()
 
 
+@pytest.mark.slow
 def test_how_figures_came_about_is_marked(root, tmp_path):
     """Runs that were simulated mark their row among measured ones, and the table."""
     slow = [
@@ -362,6 +369,7 @@ def test_a_config_that_is_no_longer_known(root, tmp_path):
     assert "cannot be compared with its base" in path.read_text()
 
 
+@pytest.mark.slow
 def test_fifty_runs_are_less_than_five_megabytes(root, tmp_path):
     """Whatever their length: what one run adds to a page is bounded."""
     sizes = {}
@@ -374,6 +382,7 @@ def test_fifty_runs_are_less_than_five_megabytes(root, tmp_path):
     assert sizes["3000"] < min(1.5 * sizes["300"], 5e6 / 50)
 
 
+@pytest.mark.slow
 def test_rows_of_several_tasks_have_a_picture_each(root, tmp_path):
     history = results.over_seeds(
         {0: results.read(directory.list_runs(root)[0].path / "result.nc")}
@@ -417,6 +426,7 @@ def make_sweep(root, name, sampler="grid", **varied):
     return sweeps.create_study(name, sweep, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["grid", "halton"])
 def test_a_sweep_that_is_asked_for(root, tmp_path, sampler):
     rates = {"grid": "0.01,0.1,1.0,1000.0", "halton": "log(1e-3,10)"}

@@ -92,6 +92,7 @@ def test_in_another_thread_nothing_is_installed():
     assert seen == [(0, before)]
 
 
+@pytest.mark.processes
 def test_a_signal_from_another_process_arrives():
     with StopSignals() as signals, signals.defer():
         os.kill(os.getpid(), signal.SIGUSR1)

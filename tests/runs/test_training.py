@@ -155,6 +155,7 @@ def test_a_models_stacks_are_told_to_every_part_that_asks():
     assert training.with_stacks(None, stacks) is None
 
 
+@pytest.mark.slow
 def test_a_whole_combination_is_planned_run_and_resumed(tmp_path):
     small = SMALL | WHOLE | {"train.checkpoint_every": "1"}
     planned = plan.plan_run("train/digits", small, root=tmp_path, devices=4)
@@ -316,6 +317,7 @@ def test_a_part_that_asks_for_the_seed_in_a_program_is_told(tmp_path, monkeypatc
         execute.run("train/digits", SMALL | {"optimizer": "kfac"}, root=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_with_parameters_of_half_the_size_is_resumed_bit_for_bit(tmp_path):
     small = SMALL | {"train.checkpoint_every": "1", "param": "bfloat16"}
     longer = small | {"train.steps": "4"}

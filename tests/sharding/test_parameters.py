@@ -124,6 +124,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick("llama_kv4-fsdp")
 @pytest.mark.acceptance("lm-models", 6)
 @pytest.mark.parametrize(("family", "preset"), CASES)
 def test_loss_and_gradients_are_those_of_one_device(family, preset):
@@ -302,6 +303,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(fields, mesh, preset, me
         )
 
 
+@pytest.mark.slow
 def test_parameters_of_other_models_are_listed():
     entry = models.REGISTRY["mlp"]
     model = entry.config.make(entry.inputs, entry.outputs)

@@ -42,6 +42,7 @@ def compiled(name):
         return run.lower(*inputs).compile(), inputs
 
 
+@pytest.mark.quick("zero_bubble_h1")
 @pytest.mark.acceptance("pipefisher", 7)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_gradients_of_accumulation(name):
@@ -61,6 +62,7 @@ def test_every_schedule_gives_the_gradients_of_accumulation(name):
         assert pipelines.distance(own[part], grads[part]) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "data", "check_vma"),
     [
@@ -121,6 +123,7 @@ def test_what_is_of_low_precision_is_summed_in_full():
     assert jax.tree.leaves(found.grads) == [one, one[None]]
 
 
+@pytest.mark.slow
 def test_a_stage_knows_where_it_is_and_passes_on_a_tree():
     """Dropout by keys of the batch, and a second stream beside the first."""
 

@@ -19,10 +19,11 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 pytestmark = [
-    pytest.mark.system,
+    pytest.mark.processes,
     pytest.mark.skipif(
         CHROMIUM is None, reason="no Chromium here: `apt-get install chromium`"
     ),
+    pytest.mark.slow,
 ]
 FLAGS = (
     "--headless",

@@ -16,7 +16,7 @@ from hpcjax.runs import directory, sweeps
 from tests.runs import papers
 from tests.system import killing
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 EXAMPLES = killing.REPOSITORY / "docs" / "examples"
 RUN = [

@@ -14,7 +14,7 @@ from hpcjax.hostcomm import load_trace
 from hpcjax.runs import directory, execute, launch
 from hpcjax.runs._verify import exit_status, verify
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SMALL = {"train.steps": "3", "train.batch_size": "16", "model.widths": "[8]"}
 COMBINED = [

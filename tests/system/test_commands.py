@@ -12,7 +12,7 @@ import pytest
 from tests.runs import roots
 from tests.system.killing import MAIN
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.processes
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 WATCHED = """
@@ -48,6 +48,11 @@ def finish(process):
     return process.returncode, out, err
 
 
+@pytest.mark.quick(
+    "args1-0-hpcjax table jorge/",
+    "args5-2-train.steps must be int",
+    "args8-2-unknown table",
+)
 @pytest.mark.parametrize(
     ("args", "status", "part"),
     [
@@ -71,6 +76,7 @@ def test_what_needs_no_jax_does_not_import_it(args, status, part):
     assert "Traceback" not in err
 
 
+@pytest.mark.quick("ascii")
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_piped_output_is_plain_text_in_whole_lines(encoding):
     process = command("list", PYTHONIOENCODING=f"{encoding}:backslashreplace")
@@ -81,6 +87,7 @@ def test_piped_output_is_plain_text_in_whole_lines(encoding):
     assert "--tier" in line
 
 
+@pytest.mark.quick("args1")
 @pytest.mark.parametrize("args", [["list"], ["run", "--help"], ["--version"]])
 def test_a_reader_that_leaves_is_no_traceback(args):
     process = command(*args)
@@ -90,6 +97,7 @@ def test_a_reader_that_leaves_is_no_traceback(args):
     process.stderr.close()
 
 
+@pytest.mark.quick("flags0")
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
 def test_a_platform_that_does_not_start_is_told(tmp_path, flags):
     options = ["--root", str(tmp_path), *flags]
@@ -101,6 +109,7 @@ def test_a_platform_that_does_not_start_is_told(tmp_path, flags):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_in_an_empty_folder(tmp_path):
     roots.make(tmp_path)
     text = (tmp_path / "experiments/mine/experiment.py").read_text()
@@ -179,6 +188,7 @@ def test_an_installation_in_an_empty_folder(tmp_path):
     assert not list(empty.iterdir())
 
 
+@pytest.mark.slow
 def test_doctor():
     code, out, err = finish(command("doctor"))
     assert code == 0, out + err

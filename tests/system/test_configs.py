@@ -32,21 +32,40 @@ def entry_of(name):
 
 
 smoke = pytest.mark.smoke
-# A plan compiles what the small run of each variant compiles, too.
-BASES = [name for name in TRAINING if entry_of(name).base == name.partition(":")[2]]
 # Variants that the smoke override makes equal to another of their config run once.
 SMALL = {
     (entry.name, config.digest(small.config)): f"{entry.name}:{name}"
     for entry in ENTRIES
-    for name in entry.variants
+    for name in sorted(entry.variants, key=lambda name: name == entry.base)
     for small in [discover.load(f"{entry.name}:{name}", entry.smoke, REPOSITORY)]
 }
+
+
+def quick(paper):
+    """The variant of a paper that is not slow: of digits, or its first config."""
+    own = [entry for entry in ENTRIES if entry.name.startswith(f"{paper}/")]
+    entry = min(own, key=lambda entry: not entry.name.endswith("/digits"))
+    return f"{entry.name}:{entry.base}"
+
+
+QUICK = {quick(entry.name.partition("/")[0]) for entry in ENTRIES}
+
+
+def mark(name, *marks):
+    slow = () if name in QUICK else (pytest.mark.slow,)
+    return pytest.param(name, marks=[*marks, *slow])
+
+
 # The newest Python and JAX run one variant of each config, and the contracts that all
 # optimizers, exchanges and averages keep.
 RUNS = [
-    pytest.param(name, marks=smoke if number == 0 else ())
+    mark(name, *([smoke] if number == 0 else []))
     for _, group in itertools.groupby(SMALL.values(), lambda name: entry_of(name).name)
     for number, name in enumerate(group)
+]
+# A plan compiles what the small run of each variant compiles, too.
+BASES = [
+    mark(name) for name in TRAINING if entry_of(name).base == name.partition(":")[2]
 ]
 
 
@@ -160,7 +179,7 @@ def test_a_small_plan_has_figures(name, root):
     assert planned.peak_bytes >= planned.state_bytes > planned.parameters
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("name", [mark(name) for name in TRAINING])
 def test_the_full_model_and_optimizer_can_be_built(name, root):
     loaded = discover.load(name, {}, REPOSITORY)
     if "dataset.corpora" in config.flatten(loaded.config):

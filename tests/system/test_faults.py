@@ -17,7 +17,7 @@ from hpcjax.core import trees
 from tests.system import killing
 from tests.train import test_step, tiny
 
-pytestmark = [pytest.mark.system]
+pytestmark = [pytest.mark.processes]
 
 SMALL = {
     "train.steps": "24",
@@ -112,6 +112,7 @@ def run(root, *args, **environment):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.faults(18)
 def test_a_full_disk_stops_the_run_with_everything_readable(small_disk):
     """Room for some checkpoints: the run ends at one that does not fit."""
@@ -137,6 +138,7 @@ def test_a_full_disk_stops_the_run_with_everything_readable(small_disk):
     assert steps == list(range(1, 25))
 
 
+@pytest.mark.slow
 @pytest.mark.faults(18)
 def test_a_disk_that_is_full_of_others_data(small_disk):
     """Not even a record fits: what was written before stays whole."""
@@ -161,6 +163,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.faults(18)
 @pytest.mark.parametrize(
     ("limit", "file"), [("1500", "metrics.jsonl"), ("12000", "checkpoints/24")]
@@ -187,6 +190,7 @@ def test_a_limit_on_the_size_of_files_is_a_line(tmp_path, limit, file):
     killing.run_folder(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.faults(23)
 def test_a_run_needs_no_network_and_writes_below_its_root(tmp_path):
     home, root = tmp_path / "home", tmp_path / "root"
@@ -224,6 +228,7 @@ def test_a_run_needs_no_network_and_writes_below_its_root(tmp_path):
     assert {path.name for path in root.iterdir()} == {"runs"}
 
 
+@pytest.mark.slow
 @pytest.mark.faults(29)
 def test_memory_does_not_grow_with_the_steps():
     def train_for(steps):

@@ -13,7 +13,7 @@ from hpcjax.runs import directory
 from tests.runs import roots
 from tests.system import killing
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.processes
 
 # Softmax regression on digits; one process may be made to sleep, once.
 EXPERIMENT = '''
@@ -146,6 +146,7 @@ def test_two_processes_by_the_command(undisturbed):
     assert not (run.path / "lock").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.faults(13)
 def test_a_killed_process_ends_the_run_and_is_named(root):
     process = command(root, "--processes", "2", "--quiet")
@@ -159,6 +160,7 @@ def test_a_killed_process_ends_the_run_and_is_named(root):
     assert "--resume" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.faults(13)
 def test_a_killed_process_is_restarted_from_the_last_checkpoint(root, undisturbed):
     process = command(root, "--processes", "2", "--restart", "1", "--quiet")
@@ -171,6 +173,7 @@ def test_a_killed_process_is_restarted_from_the_last_checkpoint(root, undisturbe
     assert killing.last_leaves(root) == killing.last_leaves(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.faults(14)
 def test_a_stuck_process_is_found_and_named(root):
     flags = ["asleep=1", "train.stall_seconds=4", "--processes", "2", "--quiet"]
@@ -186,6 +189,7 @@ def test_a_stuck_process_is_found_and_named(root):
     assert "gather" in said
 
 
+@pytest.mark.slow
 @pytest.mark.faults(14)
 def test_a_process_that_was_stopped_is_named(root):
     """However far it was: the other waits for it within the same step or the next."""
@@ -197,6 +201,7 @@ def test_a_process_that_was_stopped_is_named(root):
     assert "process 1 shows no sign of life" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.faults(2)
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
@@ -216,6 +221,7 @@ def test_all_processes_save_and_stop(root, undisturbed, number, status):
     assert killing.metrics(root) == killing.metrics(undisturbed)
 
 
+@pytest.mark.slow
 def test_the_variables_alone_join_processes(root):
     """As on machines without Slurm or MPI: started one by one, by hand."""
     from hpcjax.core import environment

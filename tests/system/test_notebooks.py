@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = REPOSITORY / "notebooks"

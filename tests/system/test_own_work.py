@@ -23,7 +23,7 @@ def root(tmp_path):
     return tmp_path
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_the_table_of_the_guide_is_made_and_its_claim_holds(root, capsys):
     made = build.build_table("mine/halving", root=root, progress=False)
     (verdict,) = made.verdicts

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data import writers
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 WITHOUT_JAX = """

@@ -88,6 +88,7 @@ def test_the_unknown_key_of_the_readme_is_answered_as_shown(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_on_logging_writes_what_it_says(tmp_path):
     for package in ("tensorboardX", "wandb"):
         if not importlib.util.find_spec(package):

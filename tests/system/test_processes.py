@@ -13,7 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("train_process.py")
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.processes
 
 
 def free_port() -> int:
@@ -43,6 +43,7 @@ def train_in(count: int, file: pathlib.Path, status: int = 0) -> list[str]:
     return outputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_two_processes_train_like_one(tmp_path, kind):
     files = [tmp_path / count / f"{kind}.json" for count in ("one", "two")]
@@ -57,6 +58,7 @@ def test_two_processes_train_like_one(tmp_path, kind):
             assert right[name] == pytest.approx(value, abs=1e-5), (left["step"], name)
 
 
+@pytest.mark.slow
 def test_processes_stop_after_the_same_step(tmp_path):
     """One of the two is told to; if it stopped alone, the other would wait for ever."""
     outputs = train_in(2, tmp_path / "stopped.json", status=75)

@@ -11,7 +11,7 @@ from hpcjax.train.manifest import NAME
 from tests.data import writers
 from tests.system import killing
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.processes
 
 COMMON = ["train.steps=60", "train.checkpoint_every=3", "train.eval_every=7"]
 SMALL = {
@@ -30,9 +30,10 @@ SMALL = {
         "dataset.validation_limit=16",
     ],
 }
-DIGITS, TEXT, _ = SMALL
+DIGITS, TEXT, FASHION = SMALL
 one = pytest.mark.parametrize("whole", [DIGITS], indirect=True)
 two = pytest.mark.parametrize("whole", [DIGITS, TEXT], indirect=True)
+slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +75,25 @@ def check_same(root, undisturbed):
     assert (killing.run_folder(root) / "status").read_text() == "done\n"
 
 
+@pytest.mark.faults(1)
+@pytest.mark.parametrize("whole", [FASHION], indirect=True)
+def test_a_killed_run_goes_on_bit_for_bit(whole, tmp_path):
+    kill_and_go_on(whole, tmp_path, kills=1)
+
+
 # Eleven processes one after the other, each of which loads JAX.
+@slow
 @pytest.mark.timeout(900)
 @pytest.mark.faults(1)
 def test_a_run_killed_ten_times_goes_on_bit_for_bit(whole, tmp_path):
+    kill_and_go_on(whole, tmp_path, kills=10)
+
+
+def kill_and_go_on(whole, tmp_path, kills):
     name, undisturbed = whole
     draw = random.Random(name)
     command = start(tmp_path, name)
-    for step in sorted(draw.sample(range(1, 40), 10)):
+    for step in sorted(draw.sample(range(1, 40), kills)):
         further = max(step, killing.last_step(tmp_path) + 1)
         command.stop_after(further, draw.uniform(0, 0.02), signal.SIGKILL)
         assert command.finish()[0] == -signal.SIGKILL
@@ -93,6 +105,7 @@ def test_a_run_killed_ten_times_goes_on_bit_for_bit(whole, tmp_path):
     check_same(tmp_path, undisturbed)
 
 
+@slow
 @pytest.mark.faults(2, 22)
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)]
@@ -139,6 +152,7 @@ def copied(killed, tmp_path):
     return tmp_path
 
 
+@slow
 @pytest.mark.faults(7)
 @two
 def test_a_corrupt_checkpoint_is_passed_over(whole, copied):
@@ -161,6 +175,7 @@ def refused(capsys, root, name, *changes):
     return code, capsys.readouterr().err
 
 
+@slow
 @pytest.mark.faults(7)
 @one
 def test_without_a_good_checkpoint_the_run_stops(whole, copied, capsys):
@@ -177,6 +192,7 @@ def test_without_a_good_checkpoint_the_run_stops(whole, copied, capsys):
     assert (killing.run_folder(copied) / "metrics.jsonl").read_bytes() == before
 
 
+@slow
 @pytest.mark.faults(8)
 @one
 def test_checkpoints_without_manifests_are_no_fresh_start(whole, copied, capsys):
@@ -190,6 +206,7 @@ def test_checkpoints_without_manifests_are_no_fresh_start(whole, copied, capsys)
     assert (killing.run_folder(copied) / "metrics.jsonl").read_bytes() == before
 
 
+@slow
 @pytest.mark.faults(8)
 @one
 def test_a_checkpoint_without_manifest_loads_only_with_trust(whole, copied):
@@ -205,6 +222,7 @@ def test_a_checkpoint_without_manifest_loads_only_with_trust(whole, copied):
     assert [session["trusted"] for session in sessions] == [False, True]
 
 
+@slow
 @pytest.mark.faults(3)
 @one
 def test_another_config_is_refused(whole, copied, capsys):
@@ -218,6 +236,7 @@ def test_another_config_is_refused(whole, copied, capsys):
     assert (killing.run_folder(copied) / "config.json").read_bytes() == config
 
 
+@slow
 @one
 def test_fewer_steps_than_taken_are_refused(whole, copied, capsys):
     name, _ = whole

@@ -36,6 +36,7 @@ def same(found, expected, atol=1e-6):
             assert mine[name] == pytest.approx(value, abs=10 * atol), name
 
 
+@pytest.mark.quick("4-1")
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("passes", [2, 4])
 def test_several_passes_give_what_one_gives(passes, devices):
@@ -63,6 +64,7 @@ def test_parts_weigh_by_their_scored_items(passes):
     same(fit(task, passes), fit(task, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"adaptive_damping": True}])
 def test_statistics_of_kfac_are_those_of_the_whole_batch(options):
     dataset = tiny.dataset()
@@ -84,6 +86,7 @@ def test_statistics_of_kfac_are_those_of_the_whole_batch(options):
     assert not np.allclose(wanted.factors["head"]["g"], np.eye(3), atol=0.1)
 
 
+@pytest.mark.slow
 def test_running_statistics_pass_from_part_to_part():
     """Two parts of one step move them as two steps of half the batch do."""
     dataset = data.DigitsConfig().load()

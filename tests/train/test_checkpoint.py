@@ -101,6 +101,7 @@ def save(checkpoints, step, state, extra=None):
     checkpoints.wait()
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("abstract", [True, False])
 def test_round_trip_keeps_every_bit_type_and_place(checkpoints, abstract):
     state = make_state(make_mesh())
@@ -251,6 +252,7 @@ def damage_swap(path, draw):
     other.write_bytes(first)
 
 
+@pytest.mark.slow
 @pytest.mark.faults(7)
 def test_every_damage_to_every_file_is_noticed(tmp_path, caplog):
     state = make_state(make_mesh())

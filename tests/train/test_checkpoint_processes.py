@@ -16,6 +16,8 @@ import pytest
 
 from hpcjax.train.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.processes
+
 HELPER = pathlib.Path(__file__).parent / "checkpoint_process.py"
 
 
@@ -33,6 +35,7 @@ def start_helper(*arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_process_killed_while_saving_leaves_the_step_before(tmp_path):
     draw = random.Random(1)
@@ -53,6 +56,7 @@ def test_a_process_killed_while_saving_leaves_the_step_before(tmp_path):
         checkpoints.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_processes_save_and_restore_shared_arrays(tmp_path):
     with socket.socket() as probe:

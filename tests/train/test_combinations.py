@@ -19,6 +19,7 @@ from tests.train.combinations import DERIVED, ROWS, Row
 REPOSITORY = pathlib.Path(__file__).parents[2]
 discover.activate(REPOSITORY)  # whose papers list parts, too
 COVERING = combinations.covering()
+QUICK = combinations.quick(COVERING)
 
 
 def test_every_pair_of_parts_is_in_a_row_or_refused():
@@ -34,6 +35,11 @@ def test_every_pair_of_parts_is_in_a_row_or_refused():
                     assert ((x, y) in met) is not banned, (a, x, b, y)
 
 
+def test_every_part_is_in_a_row_that_is_not_slow():
+    for place, names in combinations.choices().items():
+        assert {getattr(row, place) for row in QUICK} == set(names)
+
+
 @pytest.mark.parametrize(("left", "right"), combinations.refused())
 def test_parts_that_do_the_same_are_refused_by_name(left, right):
     given = {kind: combinations.config(kind, name) for kind, name in (left, right)}
@@ -46,7 +52,15 @@ TOO_FEW = "workers must be a multiple of k"
 
 
 @pytest.mark.parametrize(
-    "row", [*COVERING, DERIVED], ids=lambda row: "-".join(map(str, row))
+    "row",
+    [
+        pytest.param(
+            row,
+            id="-".join(map(str, row)),
+            marks=() if row in QUICK else pytest.mark.slow,
+        )
+        for row in [*COVERING, DERIVED]
+    ],
 )
 def test_parts_train_together_as_in_a_loop_of_ones_own_and_resume(row: Row):
     if row.backward == "partial" and row.devices == 1:

@@ -89,6 +89,7 @@ def losses(records, name="loss"):
     return np.array([record[name] for record in records if name in record])
 
 
+@pytest.mark.quick("dpsgd")
 @pytest.mark.parametrize("name", WAITING)
 def test_workers_that_wait_train_on_hosts_as_on_devices(name):
     """The same data, the same draws, the same averages."""
@@ -101,6 +102,7 @@ def test_workers_that_wait_train_on_hosts_as_on_devices(name):
     np.testing.assert_allclose(kernels, want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_eager_sgd_of_workers_that_all_wait_is_ordinary_training():
     mesh, state = fit(task(None), devices=4)
     hosts = on_hosts(EagerConfig(mode="sync"))
@@ -123,6 +125,7 @@ def real(tmp_path_factory):
     return launch(ranks, count, arguments=given, patience=120.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["local_sgd", "sgp", "sync"])
 def test_an_interrupted_run_goes_on_bit_for_bit(name, real):
     """Also if the newest checkpoint of one worker is lost."""
@@ -149,6 +152,7 @@ def test_workers_that_do_not_wait_learn_and_go_on(real):
     assert max(part.staleness().max() for part in parts) > 0
 
 
+@pytest.mark.slow
 def test_who_has_no_checkpoint_is_told(tmp_path):
     told = launch(
         host_ranks.go_on_without, 2, arguments=(str(tmp_path),), patience=60.0
@@ -183,6 +187,7 @@ def steep(objective):
     return scaled
 
 
+@pytest.mark.slow
 def test_one_worker_s_bad_gradient_is_no_update():
     """Others get its old model and not its NaN."""
 
@@ -242,6 +247,7 @@ def on_hosts_of_odd_batch():
     in_threads(rank, connected(4, patience=ALL))
 
 
+@pytest.mark.slow
 def test_gradients_are_means_over_the_devices_of_a_worker():
     averaged = between_processes(LocalSgdConfig(workers=2))
 
@@ -255,6 +261,7 @@ def test_gradients_are_means_over_the_devices_of_a_worker():
     np.testing.assert_allclose(one, two, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, math.nan])
 def test_draws_are_each_worker_s_own_and_no_statistics_of_a_bad_step_stay(factor):
     """Those of devices are the same."""
@@ -285,6 +292,7 @@ def test_draws_are_each_worker_s_own_and_no_statistics_of_a_bad_step_stay(factor
     assert found == (want if factor == 1.0 else (0.0,) * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1e25, math.inf])
 def test_gradients_that_would_spoil_the_optimizer_s_state_are_no_update(factor):
     """The square of the first is no float32: Adam would divide by it for ever."""

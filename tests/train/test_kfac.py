@@ -35,6 +35,7 @@ def fit(task, devices, steps=8, **arguments):
     return jax.device_get(state), records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [None, 1 / 4])
 def test_eight_devices_train_as_one(fraction):
     one, _ = fit(task(), 1)
@@ -45,6 +46,7 @@ def test_eight_devices_train_as_one(fraction):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fisher", "fraction"), [("true", None), ("exact", 1 / 4)])
 def test_other_fisher_matrices_train_too(fisher, fraction):
     state, _ = fit(task(4, fisher=fisher, grad_worker_fraction=fraction), 4)
@@ -56,6 +58,7 @@ def test_other_fisher_matrices_train_too(fisher, fraction):
     assert any(jax.tree.leaves(different))
 
 
+@pytest.mark.slow
 def test_a_run_on_a_grid_resumes_bit_by_bit(tmp_path):
     own = task(8, grad_worker_fraction=1 / 4)
     straight, _ = fit(own, 8)
@@ -70,6 +73,7 @@ def test_a_run_on_a_grid_resumes_bit_by_bit(tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [((8, 1 / 4), (8, 1.0)), ((8, 1.0), (8, 1 / 8)), ((8, 1.0), (2, 1.0))],
@@ -143,6 +147,7 @@ def test_a_state_that_is_no_kfac_is_refused():
         fit(other, 1)
 
 
+@pytest.mark.slow
 def test_quotients_need_factors_in_one_place():
     with pytest.raises(ConfigError, match="colocate_factors=True"):
         KfacConfig(colocate_factors=False)

@@ -103,6 +103,7 @@ def test_the_step_is_traced_once_also_after_resuming(tmp_path):
     assert len(traced) == 2
 
 
+@pytest.mark.quick("dense-1")
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, devices, kind):
@@ -126,6 +127,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, devices, kind):
     assert trained(records.values()) == trained(expected.values())
 
 
+@pytest.mark.quick("1-15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("when", [1, 5])
 def test_a_run_told_to_stop_saves_and_goes_on_bit_for_bit(tmp_path, number, when):
@@ -298,6 +300,7 @@ def change_digit(path):
     path.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
 
 
+@pytest.mark.quick("unlink")
 @pytest.mark.parametrize("damage", [cut_lines, change_digit, pathlib.Path.unlink])
 def test_a_run_does_not_go_on_without_its_records(tmp_path, damage):
     kept = tmp_path / "metrics.jsonl"

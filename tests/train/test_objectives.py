@@ -55,6 +55,7 @@ def masked_by_hand(outputs, batch, weight):
     return sums | {"loss": sums["token_loss"] + sums["order_loss"]}, count
 
 
+@pytest.mark.quick("weight1")
 @pytest.mark.parametrize("weight", [None, [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]])
 def test_masked_totals_count_scored_tokens(weight):
     outputs, batch = masked_batch()
@@ -126,6 +127,7 @@ def fitted(model, optimizer, dataset, objective, steps):
     return records.values()
 
 
+@pytest.mark.slow
 def test_bert_learns_masked_words_in_the_loop(tmp_path):
     writers.write_documents(tmp_path, 200)
     dataset = data.MaskedTextConfig(
@@ -143,6 +145,7 @@ def test_bert_learns_masked_words_in_the_loop(tmp_path):
     assert last["val_token_loss"] < np.log(dataset.outputs) - 0.5
 
 
+@pytest.mark.slow
 def test_a_unet_learns_masks_in_the_loop():
     phantoms = data.PhantomsConfig(patients=12, slices=4, size=16, noise=5.0)
     dataset = phantoms.load(pathlib.Path())
@@ -156,6 +159,7 @@ def test_a_unet_learns_masks_in_the_loop():
     assert 0 <= last["val_overlap"] <= last["val_area"]
 
 
+@pytest.mark.quick("5")
 @pytest.mark.parametrize("chunk", [2, 5])
 def test_chunked_logits_give_the_same_totals(chunk):
     config = models.CausalLmConfig(depth=1, width=8, heads=2)

@@ -77,6 +77,7 @@ def trained(state):
     return jax.device_get((state.params, state.model_state, state.opt_state))
 
 
+@pytest.mark.quick("contributors-mlp")
 @pytest.mark.acceptance("spb-jigsaw", 2)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("mode", ["zeros", "contributors"])
@@ -88,6 +89,7 @@ def test_one_block_is_ordinary_data_parallelism(name, mode):
     chex.assert_trees_all_equal(same, metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["zeros", "contributors"])
 def test_replicas_stay_the_same_and_so_do_both_modes(mode):
     state, _ = run("cnn", backward_of("cnn", 4, mode=mode), steps=4)
@@ -99,6 +101,7 @@ def test_replicas_stay_the_same_and_so_do_both_modes(mode):
     chex.assert_trees_all_close(trained(state)[0], trained(zeros)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_workers_of_one_device_are_as_good_as_devices():
     backward = backward_of("cnn", 4, mode="zeros")
     many, metrics = run("cnn", backward, devices=4, steps=3)
@@ -109,6 +112,7 @@ def test_workers_of_one_device_are_as_good_as_devices():
         np.testing.assert_allclose(others["loss"], metrics["loss"], rtol=1e-5)
 
 
+@pytest.mark.quick("4-1")
 @pytest.mark.parametrize(("devices", "workers"), [(4, 1), (1, 4)])
 def test_a_worker_runs_the_program_of_its_role_alone(devices, workers):
     """Not all of them, of which it then takes one."""
@@ -121,6 +125,7 @@ def test_a_worker_runs_the_program_of_its_role_alone(devices, workers):
     assert perf.count_ops(compiled, "dot") == (3 + 3) + (3 + 5)
 
 
+@pytest.mark.slow
 def test_layers_below_the_cut_are_in_training_mode_in_every_worker():
     full, _ = run("cnn", None, steps=1)
     partly, _ = run("cnn", backward_of("cnn", 4), steps=1)
@@ -131,6 +136,7 @@ def test_layers_below_the_cut_are_in_training_mode_in_every_worker():
     chex.assert_trees_all_close(partly.model_state, full.model_state, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_dense_steps_are_ordinary_ones():
     full, _ = run("cnn", None)
     dense = [run("cnn", backward_of("cnn", 4, dense_steps=n))[0] for n in (2, 1)]
@@ -139,6 +145,7 @@ def test_dense_steps_are_ordinary_ones():
         chex.assert_trees_all_close(dense[1].params, full.params, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_left_out_moves_the_roles_on_for_all():
     """The second step, the only one that is taken, is one with the roles of step 1."""
     state, _ = run("mlp", backward_of("mlp", 2), steps=2, spoil=0)
@@ -161,6 +168,7 @@ def test_a_step_that_is_left_out_moves_the_roles_on_for_all():
         np.testing.assert_allclose(trees.flatten(moved)[path], mean, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"multiple of k: got workers=4, k=3"):
         run("mlp", backward_of("mlp", 3))

@@ -32,6 +32,7 @@ def test_another_seed_compiles_nothing_and_is_as_of_a_task_of_its_own(compilatio
     chex.assert_trees_all_equal(again, fit(tiny.task(optax.adam(0.1)), 1))
 
 
+@pytest.mark.slow
 def test_what_programs_depend_on_makes_others(compilations):
     task = tiny.task()
     fit(task, 0)

@@ -25,6 +25,7 @@ CONFIG = TrainingConfig(
 )
 
 
+@pytest.mark.slow
 def test_a_run_trains_what_is_shared_with_any_optimizer_and_exchange(tmp_path):
     task = training.task(CONFIG, tmp_path, devices=2)
     mesh = task.mesh(2)

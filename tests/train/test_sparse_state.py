@@ -53,6 +53,7 @@ def take_steps(task, devices, count=2):
     return states, metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "devices", "exchange", "mode"),
     [

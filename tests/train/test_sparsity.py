@@ -45,6 +45,7 @@ def task_of(sparsity, row, steps=STEPS):
     return train.supervised(model, method, own)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("sparsity", 6)
 @pytest.mark.parametrize(
     ("sparsity", "optimizer", "exchange", "model", "devices"),
@@ -108,6 +109,7 @@ def test_what_does_not_go_together_is_refused_by_name():
         )
 
 
+@pytest.mark.quick("sparsity1")
 @pytest.mark.parametrize("sparsity", [DYNAMIC, PruneConfig(score="random", **AT_ONCE)])
 def test_runs_of_other_seeds_draw_other_masks(sparsity):
     """Seeds of a table would otherwise have their first masks in common."""

@@ -70,6 +70,7 @@ def stepper(task, devices):
     return mesh, state, step, batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_step_is_that_of_the_view_and_its_penalty(name):
     """By optax and `jax.grad`, device by device; SGD shows gradients as they are."""
@@ -153,6 +154,7 @@ def test_a_view_that_prunes_nothing_is_refused():
         model.init(jax.random.key(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sparsity", "optimizer", "family", "parts"),
     [

@@ -49,6 +49,7 @@ def read(name, folder, own):
     return held, services.expected(name, own), config
 
 
+@pytest.mark.quick("tensorboard", "mlflow")
 @each_service
 def test_every_number_is_read_back_and_the_config(name, tmp_path):
     own = tiny.Records()
@@ -228,7 +229,7 @@ def run_python(code, folder):
     )
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_wandb_whose_process_is_killed_is_told(tmp_path):
     done = run_python(KILLED, tmp_path)
     assert done.returncode == 1  # Python's: no command caught it
@@ -249,7 +250,8 @@ print("jax" in sys.modules)
 """
 
 
-@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.processes
 def test_nothing_is_written_elsewhere_and_nothing_is_said(tmp_path):
     done = run_python(FOLDERS, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")

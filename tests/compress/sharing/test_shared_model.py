@@ -79,6 +79,7 @@ def test_the_network_computes_with_the_weights_that_stores_make():
     assert model.layers == ()
 
 
+@pytest.mark.slow
 def test_stacked_blocks_are_layers_of_their_own():
     config = models.CausalLmConfig(depth=3, width=8, heads=2)
     network = config.make((8,), 11)
@@ -137,6 +138,7 @@ def test_devices_exchange_stores_and_what_is_not_shared():
     assert sent < 4 * 0.5 * whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upsample", ["inter", "mask", "wavg"])
 def test_weights_that_are_made_again_are_not_kept_for_the_backward_pass(upsample):
     network = models.mlp((16, 16, 1), 4, widths=(256, 256, 256, 320))

@@ -18,6 +18,7 @@ def generate(parameters, plan):
     return {name: np.asarray(weights) for name, weights in made.items()}
 
 
+@pytest.mark.quick("1-repeat", "1-mask", "5-repeat")
 @pytest.mark.acceptance("ssn", 1)
 @pytest.mark.parametrize("upsample", ["inter", "repeat", "mask", "wavg"])
 @pytest.mark.parametrize("percent", [1, 5, 50, 200])
@@ -161,6 +162,7 @@ def test_a_store_that_masks_cannot_fill_in_two_has_a_third_copy():
     np.testing.assert_allclose(made[18:], store[:2] / 18, rtol=1e-6)
 
 
+@pytest.mark.quick("repeat-circular", "repeat-aligned")
 @pytest.mark.acceptance("ssn", 7)
 @pytest.mark.parametrize("placement", ["aligned", "circular"])
 @pytest.mark.parametrize("upsample", ["inter", "mask", "wavg", "repeat"])
@@ -189,6 +191,7 @@ def test_the_gradient_of_a_store_is_the_sum_of_all_layers(placement, upsample):
     np.testing.assert_allclose(gradient, transposed, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick("False")
 @pytest.mark.acceptance("ssn", 9)
 @pytest.mark.parametrize("softmax", [True, False])
 def test_planted_families_are_found(softmax):

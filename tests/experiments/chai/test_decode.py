@@ -44,6 +44,7 @@ def clustered(method="online", **changes):
     return dataclasses.replace(TINY, method=method, **changes)
 
 
+@pytest.mark.quick("random")
 @pytest.mark.parametrize("method", ["online", "static", "random"])
 def test_a_cluster_for_each_head_foretells_as_the_dense_model(tiny, method):
     dense = experiment.measure(clustered("dense"), *tiny)
@@ -58,6 +59,7 @@ def test_a_cluster_for_each_head_foretells_as_the_dense_model(tiny, method):
     assert fewer["read"] == fewer["bytes"]
 
 
+@pytest.mark.quick("oracle")
 @pytest.mark.parametrize("method", ["spatten", "dejavu", "oracle"])
 def test_a_baseline_that_leaves_nothing_out_foretells_as_the_dense_model(tiny, method):
     dense = experiment.measure(clustered("dense"), *tiny)
@@ -115,6 +117,7 @@ def _ends(row, ending):
     return text[-len(ending) :].tolist() == ending
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [False, True])
 def test_bytes_are_counted_as_they_lie_in_memory(tiny, share):
     options = inference.Clustering(mode="expand", share_values=share)
@@ -142,6 +145,7 @@ def test_more_dense_layers_than_there_are_is_refused(tiny):
         experiment.measure(clustered(dense_layers=5), *tiny)
 
 
+@pytest.mark.slow
 def test_all_that_is_timed_computes_the_same_attention():
     cfg = decode.Config(
         batch=2,

@@ -184,8 +184,9 @@ def test_batches_follow_each_other_epoch_after_epoch():
 MEASURED = {"eager/throughput", "eager/latency", "eager/training"}
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("eager-sgd", 9)
-@pytest.mark.system
+@pytest.mark.processes
 @pytest.mark.parametrize("name", sorted(MEASURED))
 def test_times_are_of_a_process_for_each_rank(name, monkeypatch):
     """No replay, and no threads in the place of processes."""

@@ -38,6 +38,7 @@ def sides():
     return solver_time.Sides(cfg, torch_side)
 
 
+@pytest.mark.slow
 def test_the_baseline_is_the_same_block(sides):
     theirs = sides.side.apply(sides.weights, sides.tensor, sides.shape)
     one = jax.tree.map(lambda leaf: leaf[0], sides.params)
@@ -45,6 +46,7 @@ def test_the_baseline_is_the_same_block(sides):
     np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_baseline_gives_the_integers_of_obq():
     torch_side = baseline()
     rng = np.random.default_rng(0)
@@ -58,6 +60,7 @@ def test_the_baseline_gives_the_integers_of_obq():
         np.testing.assert_allclose(made.numpy().T, values, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_baseline_loses_what_we_do(sides):
     made, hessians, outputs = sides.theirs()
     ours = sides.ours()
@@ -237,6 +240,7 @@ def root():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("gptq", 10)
 def test_two_blocks_of_smollm2_keep_their_perplexity():
     """The relations of the table, of two blocks and three windows.
@@ -292,7 +296,8 @@ def test_at_2_bits_the_gap_in_log_perplexity_is_smaller(root):
     assert np.exp(np.log(ratios).mean()) >= 1.5
 
 
-@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_run_keeps_a_record_of_every_matrix(tmp_path, monkeypatch):
     writers.write_all(tmp_path / "data")
     monkeypatch.setenv("HPCJAX_DATA", str(tmp_path / "data"))

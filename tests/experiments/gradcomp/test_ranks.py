@@ -18,6 +18,7 @@ def record(name):
     return json.loads((RESULTS / f"{name}.cpu.json").read_text())
 
 
+@pytest.mark.slow
 def test_processes_measure_every_part():
     cfg = validation.Config(chain=SMALL, repetitions=1)
     labels = cfg.methods
@@ -30,6 +31,7 @@ def test_processes_measure_every_part():
     assert (made["predicted"] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_round_is_a_turn_of_all():
     found, _ = in_processes(ranks.overlap, overlap.Config(chain=SMALL, rounds=3), 2)
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(

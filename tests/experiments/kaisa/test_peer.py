@@ -135,6 +135,7 @@ def matrix(arrays, kind, path):
     return np.vstack([flat, arrays[f"{kind}/{path}/bias"][None]]).T
 
 
+@pytest.mark.quick("mlp-inverse")
 @pytest.mark.parametrize("method", ["eigen", "inverse"])
 @pytest.mark.parametrize("problem", ["mlp", "conv"])
 def test_our_side_is_what_the_definitions_say(problem, method):
@@ -162,6 +163,7 @@ def test_the_exact_fisher_is_another_matrix():
     assert np.abs(found[0]["g/head"] - found[1]["g/head"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_timed_steps_train_checked_or_not():
     cfg = peer_experiment.Config(**SMALL)
     side = peer_side.Side(cfg)
@@ -234,6 +236,7 @@ class Echo:
         return found | {f"scale/{k[2:]}": 1.0 for k in found if k.startswith("a/")}
 
 
+@pytest.mark.slow
 def test_the_controls_of_a_comparison_differ_where_all_else_is_the_same():
     cfg = peer_experiment.Config(**SMALL, fisher="exact")
     found = peer_experiment.compare(peer_side.Side(cfg), Echo(cfg), cfg)

@@ -12,6 +12,7 @@ from hpcjax.models import CausalLmConfig
 from tests.experiments import rows
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("lm-models", 8)
 def test_48_blocks_compile_as_fast_as_4_unless_each_is_compiled_by_itself(monkeypatch):
     ours = functools.partial(perf.compile_seconds, clock=time.process_time)

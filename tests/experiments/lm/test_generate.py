@@ -33,6 +33,7 @@ def run(folder, **options):
     return found, context
 
 
+@pytest.mark.slow
 def test_a_text_ends_with_the_models_context(tmp_path):
     saved(tmp_path, 5, WORDS)
     found, context = run(tmp_path, prompt="a b a b a", max_new_tokens=48, samples=2)

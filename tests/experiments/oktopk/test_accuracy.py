@@ -55,6 +55,7 @@ def _accuracy(train, seed):
     return 100 * np.mean(np.argmax(logits, axis=-1) == LABELS[held_out])
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("oktopk", 6)
 def test_ok_topk_is_as_accurate_as_dense_and_needs_its_residuals():
     """13 of 650 entries a step: 96 % in both, 88 % where what was not sent is lost."""

@@ -19,7 +19,7 @@ from hpcjax.runs import in_processes
 from tests.experiments import rows
 from tests.experiments.pipefisher import stages
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 TINY = two_processes.Config(
     width=8, layers=2, rows=16, steps=5, warmup=1, runs=1, lr=0.1, damping=0.1

@@ -20,6 +20,7 @@ def one_seed(dataset):
     return dataset.expand_dims(seed=[0])
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("samo", 2)
 def test_live_bytes_and_sums_are_those_of_the_formula():
     context = types.SimpleNamespace(mesh=sharding.data_mesh(8))
@@ -47,6 +48,7 @@ def test_live_bytes_and_sums_are_those_of_the_formula():
     assert float(pruned["held_share"]) < 0.4
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_masked_training_and_learn(tmp_path):
     cfg = training.Config(
         dataset=CharTextConfig(context=8),
@@ -70,6 +72,7 @@ def test_losses_are_those_of_masked_training_and_learn(tmp_path):
     assert made["kept"].item() == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_ticket_is_drawn_when_masks_settle():
     cfg = training.Config(every=1, most=6)
     settled = training.Config(every=1, most=6, tolerance=0.5)
@@ -96,6 +99,7 @@ class Masks:
         return sparse_state.compress(moved, {"w": None}, dtype="float32"), 0.0
 
 
+@pytest.mark.slow
 def test_layouts_hold_their_claims_and_fail_with_their_controls():
     tier = tables.LAYOUTS.tier("model")
     rows = {

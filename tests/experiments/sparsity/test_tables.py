@@ -17,6 +17,7 @@ def pruned(**settings):
     return collapse.run(collapse.Config(**settings), None)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("sparsity", 13)
 def test_synflow_leaves_the_thinnest_layer_more_than_snip():
     found = {
@@ -69,6 +70,7 @@ def learned():
     return one_shot.run(cfg, types.SimpleNamespace(data_root=None))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("sparsity", 13)
 def test_curvature_prunes_better_than_magnitude_and_tickets_learn(learned):
     """With a damping of 1e-3: gradients of a network that has learned are small."""

@@ -38,6 +38,7 @@ def test_quality_is_judged_by_the_mean_of_the_last_errors():
     assert not claim.holds(claim.ours(tables.quality(runs)))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("spb-jigsaw", 7)
 def test_a_quarter_of_the_workers_suffice_but_not_a_wrong_divisor(tmp_path):
     """The plain rows of the table, trained here, with two of its seeds."""
@@ -84,6 +85,7 @@ def test_resources_of_compiled_roles_hold_their_claims():
         assert claims[name].holds(claims[name].ours(table)), name
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_same_parameters_and_own_programs():
     sent, found = {}, {}
     for mode in ("contributors", "zeros"):

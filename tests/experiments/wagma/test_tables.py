@@ -28,6 +28,7 @@ def drift():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("wagma", 9)
 def test_replicas_drift_in_fixed_groups_only(drift):
     """8 workers with goals of their own, S = 4, 400 steps."""
@@ -46,6 +47,7 @@ def test_replicas_drift_in_fixed_groups_only(drift):
     assert fixed == pytest.approx(apart, rel=0.2)
 
 
+@pytest.mark.slow
 def test_the_table_of_drift_holds(drift):
     table = tables.drift(drift)
     found = verdicts(tables.DRIFT, table)
@@ -116,6 +118,7 @@ def test_sizes_that_cannot_be_are_told_before_a_run(config, name):
         config(**{name: 4}, group_size=8)
 
 
+@pytest.mark.quick("dpsgd")
 @pytest.mark.parametrize("method", [*tables.TRAINED, "adpsgd"])
 def test_every_method_learns_digits(method, tmp_path):
     # In as many rounds late workers of eager SGD have taken about half of the steps.

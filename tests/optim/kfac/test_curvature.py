@@ -31,6 +31,7 @@ def definite(rng, n):
     return root @ root.T / n
 
 
+@pytest.mark.quick("False")
 @pytest.mark.acceptance("kaisa", 1)
 @pytest.mark.parametrize("prediv", [True, False])
 def test_the_eigen_method_is_the_dense_kronecker_solve(prediv):
@@ -136,6 +137,7 @@ def test_pi_damping_shares_by_mean_eigenvalues(method):
     np.testing.assert_allclose(np.asarray(found).T, expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_packed_inverses_are_the_same_inverses():
     rng = np.random.default_rng(2)
     factors = {"a": definite(rng, 5), "g": definite(rng, 4)}
@@ -162,6 +164,7 @@ def captured(model, x, labels_shape, **options):
     return found.statistics[path], np.asarray(slopes)
 
 
+@pytest.mark.quick("shape1-False", "shape0-False")
 @pytest.mark.acceptance("kaisa", 2)
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("shape", [(6, 5), (3, 4, 5)])
@@ -181,6 +184,7 @@ def test_dense_factors_are_means_over_rows(shape, use_bias):
     np.testing.assert_allclose(found["g"], g, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.quick("VALID-False-4194304")
 @pytest.mark.acceptance("kaisa", 2)
 @pytest.mark.parametrize(
     ("name", "use_bias", "elements"),
@@ -230,6 +234,7 @@ def updated_g(g_scale, x, y, terms):
     return state.factors["head"]["g"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("kaisa", 2)
 def test_per_example_g_does_not_depend_on_the_batch_size():
     x, y = problems.batch(8)
@@ -240,6 +245,7 @@ def test_per_example_g_does_not_depend_on_the_batch_size():
     np.testing.assert_allclose(mean_loss[0], 4 * mean_loss[1], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("kaisa", 2)
 def test_masked_tokens_count_by_the_scored_ones():
     """G of a token loss is the mean over rows of single losses' gradients."""
@@ -290,6 +296,7 @@ def exact_block(x, p):
     return block
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("kaisa", 3)
 def test_the_exact_fisher_is_the_expectation_over_labels():
     with jax.enable_x64(True):
@@ -327,6 +334,7 @@ def test_the_true_fisher_draws_its_own_labels():
     np.testing.assert_allclose(differs.mean(), p[1], atol=4 * np.sqrt(p[1] / draws))
 
 
+@pytest.mark.slow
 def test_the_exact_fisher_takes_one_label_an_example():
     """Several places of one example share what the layers before them did."""
     model = models.causal_lm((4,), 7, depth=1, width=4, heads=2)
@@ -336,6 +344,7 @@ def test_the_exact_fisher_takes_one_label_an_example():
         problems.differentiated(kfac.plan(model), model, params, x, x, fisher="exact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fisher", ["true", "exact"])
 def test_labels_that_are_not_scored_stay_so(fisher):
     model, (x, y) = problems.mlp(), problems.batch(4)
@@ -366,6 +375,7 @@ def test_labels_that_are_not_scored_stay_so(fisher):
     assert not head(x, jnp.full(4, -1)).any()
 
 
+@pytest.mark.quick("exact")
 @pytest.mark.parametrize("fisher", ["true", "exact"])
 def test_other_labels_cost_nothing_where_statistics_are_not_due(fisher):
     model, (x, y) = problems.mlp(), problems.batch(4)
@@ -410,6 +420,7 @@ def test_kl_clip_without_curvature_or_bound_or_with_negative_products():
     assert jnp.isnan(kfac.kl_clip(jnp.float32(jnp.nan), one, 1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("kaisa", 8)
 def test_the_updates_are_clipped_together_by_the_live_rate():
     model, (x, y) = problems.mlp(), problems.batch(8)
@@ -451,6 +462,7 @@ def test_damping_follows_how_well_the_model_told_the_change():
     )
 
 
+@pytest.mark.slow
 def test_layers_of_a_scanned_stack_are_matrices_of_their_own():
     """A stack gives what the same statistics give layer by layer."""
     model = models.causal_lm((4,), 7, depth=2, width=4, heads=2)

@@ -52,6 +52,7 @@ def one_device(**options):
     return run(None, **options)[0]
 
 
+@pytest.mark.quick("0.25-options4")
 @pytest.mark.acceptance("kaisa", 5)
 @pytest.mark.parametrize(
     ("fraction", "options"),
@@ -74,6 +75,7 @@ def test_every_fraction_gives_the_parameters_of_one_device(fraction, options):
     assert distance(run(fraction, **options)[0], expected) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("kaisa", 5)
 @pytest.mark.parametrize("fraction", FRACTIONS)
 def test_in_float64_they_are_equal_to_ten_digits(fraction):
@@ -84,6 +86,7 @@ def test_in_float64_they_are_equal_to_ten_digits(fraction):
         assert distance(run(fraction, **options)[0], expected) < 1e-10
 
 
+@pytest.mark.slow
 def test_without_the_checker_of_varying_axes_it_is_the_same():
     model = problems.mlp()
     chosen, grid = kfac.plan(model), kfac.Distribution(8, 1 / 4)
@@ -101,6 +104,7 @@ def test_without_the_checker_of_varying_axes_it_is_the_same():
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.quick("0.25")
 @pytest.mark.acceptance("kaisa", 6)
 @pytest.mark.parametrize("fraction", FRACTIONS)
 def test_decompositions_take_the_padded_column_on_every_device(fraction):
@@ -187,6 +191,7 @@ def reduced(found):
     return sum(c.total for c in found if c.kind == "all-reduce")
 
 
+@pytest.mark.quick("0.25-False")
 @pytest.mark.acceptance("kaisa", 7)
 @pytest.mark.parametrize(
     ("fraction", "symmetric"), [*((f, False) for f in FRACTIONS), (1 / 4, True)]
@@ -216,6 +221,7 @@ def test_bytes_of_the_program_are_the_formulas(fraction, symmetric):
     assert not others
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:decompositions are made of factors")
 def test_a_grid_keeps_the_old_decompositions_where_new_ones_fail():
     model = problems.mlp()
@@ -235,6 +241,7 @@ def test_a_grid_keeps_the_old_decompositions_where_new_ones_fail():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize("dtype", ["float16", None])
 def test_factors_are_exchanged_in_their_dtype(dtype):
     program, chosen, _, _ = compiled(1.0, factor_dtype=dtype)
@@ -243,6 +250,7 @@ def test_factors_are_exchanged_in_their_dtype(dtype):
     assert reduced(sometimes) == {"float16": 2, None: 4}[dtype] * numbers + 4
 
 
+@pytest.mark.quick("None")
 @pytest.mark.acceptance("kaisa", 11)
 @pytest.mark.parametrize("fraction", [None, 1 / 4])
 def test_each_factor_is_decomposed_once_per_interval(fraction, monkeypatch):
@@ -304,6 +312,7 @@ def test_less_than_one_worker_is_one(fraction):
     assert kfac.Distribution(8, 1 / 4).columns[1] == [1, 5]
 
 
+@pytest.mark.quick("None")
 @pytest.mark.acceptance("kaisa", 9)
 @pytest.mark.parametrize("fraction", [None, 1 / 4])
 def test_resuming_mid_interval_with_decompositions_is_exact(fraction, tmp_path):

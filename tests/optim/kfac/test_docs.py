@@ -7,6 +7,7 @@ import pytest
 from tests import guides
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_documentation_run():
     assert float(guides.run("kfac.md", "On one device")["value"]) < 1.0
     names = guides.run("kfac.md", "On one device", "On many devices")
@@ -16,6 +17,7 @@ def test_the_examples_of_the_documentation_run():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(names["params"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", ["Plain functions", "Flax Linen", "Flax NNX"])
 def test_a_model_of_ones_own_trains_by_its_page_alone(title):
     (code,) = guides.blocks("kfac.md", title)

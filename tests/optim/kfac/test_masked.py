@@ -42,6 +42,7 @@ def by_solving(grad, a, g):
     return np.linalg.solve(curvature, np.ravel(grad)).reshape(np.shape(grad))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [kfac.SKIP, (*kfac.SKIP, "^head")])
 def test_layers_of_a_part_are_preconditioned_as_in_the_whole(problem, skip):
     """Whether or not a rule of skip names what the partition leaves out."""

@@ -173,6 +173,7 @@ def test_the_schedules_spread_a_refresh_over_steps(name):
     assert len([factors for factors in found.visible.values() if factors]) >= 2
 
 
+@pytest.mark.quick("chimera-float64-1e-10")
 @pytest.mark.acceptance("pipefisher", 6)
 @pytest.mark.parametrize(
     ("name", "dtype", "tolerance"),
@@ -286,6 +287,7 @@ def test_what_is_not_finite_is_left_out_and_counted():
     assert list(lost.values()) == [nothing]
 
 
+@pytest.mark.slow
 def test_replicas_share_the_layers_of_a_stage_out():
     """Each inverts its own half; the update is that of doing all work twice."""
     schedule = SCHEDULES["chimera"]
@@ -479,6 +481,7 @@ def test_steps_that_take_no_statistics_need_none():
         np.testing.assert_allclose(inverse, expected / (1 + DAMPING), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_documented_example_trains(capsys):
     names = guides.run("pipelines.md")
     assert names["filled"].period == 2

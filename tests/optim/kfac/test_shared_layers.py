@@ -80,6 +80,7 @@ def in_numpy(params, x, labels):
     return np.mean(a, axis=0), np.mean(g, axis=0), gradient
 
 
+@pytest.mark.quick("scanned")
 @pytest.mark.parametrize("forward", [written_out, scanned, None])
 def test_statistics_and_update_are_those_of_the_rows_of_all_uses(forward):
     model = model_of(forward)

@@ -74,6 +74,7 @@ def take_step(chosen, grads, taps, **options):
     return np.concatenate([found["kernel"], found["bias"][None]]), state
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("name", METHODS)
 def test_sixteen_bits_cost_what_their_rounding_allows(name):
     chosen, grads, taps, matrix, factors = layer()
@@ -114,6 +115,7 @@ def test_what_sixteen_bits_cannot_hold_is_not_taken():
     assert not any(leaf.any() for leaf in jax.tree.leaves(state.decompositions))
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("fraction", [1 / 4, 1.0])
 def test_on_a_grid_they_take_and_send_half_the_bytes(fraction):
     model = problems.mlp()

@@ -45,6 +45,7 @@ def update(
     )
 
 
+@pytest.mark.slow
 def test_factors_start_from_the_identity_or_forget_it(problem):
     statistics = problem[3]["head"]["a"]
     _, slow = update(problem, factor_decay=0.9)
@@ -229,6 +230,7 @@ def test_factors_in_half_precision(problem, dtype):
         assert jnp.abs(left - right).max() < 0.05 * jnp.abs(right).max()
 
 
+@pytest.mark.slow
 def test_parameters_in_bfloat16_get_updates_in_bfloat16():
     policy = core.Policy(param="bfloat16", compute="bfloat16", output="float32")
     model, (x, y) = problems.mlp(policy), problems.batch(8)
@@ -367,6 +369,7 @@ def test_a_model_with_a_pallas_kernel_is_preconditioned_alike():
     chex.assert_trees_all_close(*found, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_chain_with_momentum_trains_and_compiles_once(compilations):
     model, (x, y) = problems.mlp(), problems.batch(32)
     chosen = kfac.plan(model)

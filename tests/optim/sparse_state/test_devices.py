@@ -53,6 +53,7 @@ def make(dtype, axis, mode="dense"):
     return jax.jit(step), state, batch, int(masks["w"].sum())
 
 
+@pytest.mark.quick("rematerialize")
 @pytest.mark.acceptance("samo", 6)
 @pytest.mark.parametrize("mode", ["dense", "rematerialize"])
 def test_only_kept_values_are_summed_over_devices(mode):

@@ -124,6 +124,7 @@ def language_model():
     return model, params, trees.unflatten(params, masks), tokens, config.stacks
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("samo", 8)
 @pytest.mark.parametrize("mode", ["dense", "rematerialize"])
 @pytest.mark.parametrize("index", ["int32", "bitmap"])

@@ -21,6 +21,7 @@ def draw(shape, share=0.4, seed=0):
     return rng.normal(size=shape).astype(np.float32), mask
 
 
+@pytest.mark.quick("1-int32", "2-int32", "3-int32")
 @pytest.mark.acceptance("samo", 7)
 @pytest.mark.parametrize("index", ["int32", "bitmap"])
 @pytest.mark.parametrize("axes", SHAPES)

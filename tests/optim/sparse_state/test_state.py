@@ -78,6 +78,7 @@ def make(dtype="float32", tx=TX, loss_scale=None, **options):
     return optimizer, optimizer.init(made), masks, batches
 
 
+@pytest.mark.quick("remat")
 @pytest.mark.acceptance("samo", 3)
 @pytest.mark.parametrize(
     "options",
@@ -193,6 +194,7 @@ def parts(state):
 SCALE = sparse_state.LossScale(start=1024.0, every=2)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("samo", 9)
 def test_an_overflow_changes_nothing_but_halves_the_scale():
     optimizer, state, _, batches = make("float16", loss_scale=SCALE)

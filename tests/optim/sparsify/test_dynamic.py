@@ -44,6 +44,7 @@ def masks_of(history):
     ]
 
 
+@pytest.mark.quick("snfs", "rigl")
 @pytest.mark.acceptance("sparsity", 7)
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_as_many_weights_are_active_and_masks_change_in_due_steps_alone(name):
@@ -252,6 +253,7 @@ def share_of_the_true_support(inner, **options):
     return (kept & true).sum() / 200
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("sparsity", 12)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_sparse_teacher_is_found_by_gradients_less_by_chance_not_by_staying(

@@ -24,6 +24,7 @@ def train(params, kept, start, stop):
     return params
 
 
+@pytest.mark.quick("2")
 @pytest.mark.acceptance("sparsity", 10)
 @pytest.mark.parametrize("rewind_step", [0, 2])
 def test_a_ticket_has_the_weights_of_the_step_it_goes_back_to(rewind_step):

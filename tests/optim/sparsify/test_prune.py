@@ -74,6 +74,7 @@ def run(request):
     return train(tx)
 
 
+@pytest.mark.quick("sgd", "adamw")
 @pytest.mark.acceptance("sparsity", 6)
 def test_pruned_weights_are_exactly_zero_after_every_step(run):
     _, history = run
@@ -248,6 +249,7 @@ def test_what_cannot_be_done_is_refused():
         sparsify.get_masks(optax.sgd(0.1).init(params), params)
 
 
+@pytest.mark.quick("prune")
 @pytest.mark.acceptance("sparsity", 8)
 @pytest.mark.parametrize("kind", ["prune", "dynamic"])
 def test_parameters_that_are_split_both_ways_are_pruned_as_on_one_device(kind):

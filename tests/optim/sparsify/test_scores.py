@@ -111,6 +111,7 @@ def collapse(score, density=0.005, rounds=1):
     return counts
 
 
+@pytest.mark.slow
 def test_where_hardly_anything_is_left_synflow_leaves_more_of_the_thinnest_layer():
     x, _ = batch(100, 64, 10)
     labels = jnp.arange(100) % 10
@@ -126,6 +127,7 @@ def test_where_hardly_anything_is_left_synflow_leaves_more_of_the_thinnest_layer
     assert min(slope) <= 2 / 3 * min(flow)
 
 
+@pytest.mark.slow
 def test_what_was_pruned_in_a_round_stays_so():
     params = network((6, 5, 4))
     rounds = []

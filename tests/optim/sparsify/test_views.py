@@ -107,6 +107,7 @@ def test_soft_thresholds_are_of_each_layer_of_a_stack():
         sparsify.soft_threshold(optax.sgd(1.0), np.nan)
 
 
+@pytest.mark.quick("-3.0", "2.0")
 @pytest.mark.acceptance("sparsity", 1)
 @pytest.mark.parametrize("log_alpha", [-6.0, -3.0, 0.0, 2.0])
 def test_the_expected_number_of_gates_is_that_of_a_million_samples(log_alpha):

@@ -103,6 +103,7 @@ def mend(monkeypatch):
     return lambda: monkeypatch.setattr(worker.execute, "ensure", honest)
 
 
+@pytest.mark.quick("grid")
 @pytest.mark.parametrize("sampler", ["grid", "tpe"])
 def test_failed_trials_are_tried_again_only_when_asked(root, mend, sampler):
     options = {} if sampler == "grid" else {"sampler": "tpe", "trials": 6}
@@ -153,6 +154,7 @@ def test_retrying_twice_enters_a_point_once(root):
     assert sorted(take_all(study)) == [("0.1",), ("1.0",)]
 
 
+@pytest.mark.slow
 def test_the_flag(root):
     args = ["sweep", "curves/plain", "ends=broken,missing", "--name", "s", "--quiet"]
     assert cli.main([*args, "--root", str(root)]) == 8
@@ -169,6 +171,7 @@ def halton(root, trials=3):
     return run(sweep, root, name="s")
 
 
+@pytest.mark.slow
 def test_trials_of_a_sweep_that_is_there_may_grow(root, capsys):
     halton(root)
     args = ["sweep", "s", "--quiet", "--root", str(root), "--trials"]
@@ -198,6 +201,7 @@ def test_options_that_a_sweep_cannot_change_are_refused(root, args, words, capsy
     assert not (root / "sweeps/t").exists()
 
 
+@pytest.mark.slow
 def test_options_that_a_sweep_has_anyway_are_fine(root):
     halton(root)
     same = ["--sampler", "halton", "--seed", "0", "--by", "val_loss", "--name", "s"]

@@ -9,6 +9,8 @@ from hpcjax.core import ConfigError
 from hpcjax.runs import cli, sweeps
 from tests.runs import papers
 
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 pytest.importorskip("optuna")
 
 # Each run tells which node agent, or which job, its worker was started by.
@@ -39,7 +41,7 @@ def sweep():
     return sweeps.Sweep(config="curves/plain", axes=tuple(axes))
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_a_ray_cluster_of_two_nodes(root, monkeypatch):
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.cluster_utils import Cluster
@@ -59,7 +61,7 @@ def test_a_ray_cluster_of_two_nodes(root, monkeypatch):
     assert len(np.unique(result.dataset["place"])) == 2  # both nodes had work
 
 
-@pytest.mark.system
+@pytest.mark.processes
 def test_jobs_of_submitit(root):
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     launcher = sweeps.make_launcher("slurm:cluster=local,timeout_min=5")

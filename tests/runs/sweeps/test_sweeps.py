@@ -93,6 +93,7 @@ def test_the_best_is_over_seeds_and_not_the_luck_of_one():
         broken.best  # noqa: B018
 
 
+@pytest.mark.quick("halton")
 @pytest.mark.parametrize("sampler", ["random", "halton", "tpe"])
 def test_samplers_visit_as_many_points_as_asked(root, sampler):
     varied = {"lr": "log(1e-3,10)", "wd": "0.25,0.5"}
@@ -106,6 +107,7 @@ def test_samplers_visit_as_many_points_as_asked(root, sampler):
     assert ((dataset["lr"] >= 1e-3) & (dataset["lr"] <= 10)).all()
 
 
+@pytest.mark.slow
 def test_tpe_learns(root):
     """On a parabola in log(lr): its later points lie nearer to the minimum."""
     varied, values = {"lr": "log(1e-4,100)"}, {}
@@ -115,6 +117,7 @@ def test_tpe_learns(root):
     assert np.median(values["tpe"][12:]) < 0.5 * np.median(values["random"][12:])
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_not_run_again(root):
     first = run(sweep_of(), root)
     before = run_ids(root)
@@ -188,6 +191,7 @@ def test_a_worker_that_dies_loses_nothing(root):
     assert len(study.outcomes()) == len(run_ids(root)) == 6
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_its_process_is_given_up(root):
     experiment = root / "experiments/curves/experiment.py"
     deadly = "    if cfg.lr == 0.1:\n        import os\n        os._exit(3)\n"
@@ -213,8 +217,9 @@ def test_workers_that_cannot_start_end_the_sweep(root, monkeypatch):
         sweeps.run_sweep(sweep_of(), root=root, launcher=broken, quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.faults(17)
-@pytest.mark.system
+@pytest.mark.processes
 def test_ten_workers_run_no_trial_twice(root):
     seeds = ",".join(map(str, range(200)))
     sweep = sweep_of(varied={"seed": seeds})
@@ -240,8 +245,9 @@ def start(root, name):
 SLOW = "    import time\n    time.sleep(0.4)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.faults(17)
-@pytest.mark.system
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", ["driver", "worker"])
 def test_a_sweep_goes_on_after_a_kill(root, victim):
     experiment = root / "experiments/curves/experiment.py"
@@ -280,6 +286,7 @@ def test_a_sweep_goes_on_after_a_kill(root, victim):
     assert len(done) == 6
 
 
+@pytest.mark.slow
 def test_the_command(root, capsys):
     args = ["sweep", "curves/plain", "lr=0.1,1.0", "wd=0.5", "--plot", "--quiet"]
     assert cli.main([*args, "--root", str(root), "--name", "s"]) == 0
@@ -295,6 +302,7 @@ def test_the_command(root, capsys):
     assert "did you mean 'ray'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_cells_are_found_by_place_not_by_value(root):
     """Two texts of one number, no number at all, and a result with the axis's name."""
     path = root / "experiments/curves/experiment.py"
@@ -314,6 +322,7 @@ def test_cells_are_found_by_place_not_by_value(root):
     assert dataset["result_lr"].values.tolist() == [7.0, 8.0]
 
 
+@pytest.mark.slow
 def test_a_torn_journal_is_mended(root):
     result = run(sweep_of(), root)
     journal = result.directory / "journal.log"
@@ -371,6 +380,7 @@ def test_fixed_keys_leave_the_config_files_own_sweep(root):
     assert found.overrides == {"lr": "5"}
 
 
+@pytest.mark.slow
 def test_a_sweep_of_failures_fails(root):
     args = ["sweep", "curves/plain", "ends=broken,missing", "--quiet"]
     assert cli.main([*args, "--root", str(root)]) == 8
@@ -385,6 +395,7 @@ def test_the_config_files_own_sweep(root):
     assert sweeps.find("curves/plain:fast", {}, root, name="s")[1] == "s"
 
 
+@pytest.mark.slow
 def test_pictures_of_every_kind_of_axis(root):
     for number, (varied, options) in enumerate(
         [
