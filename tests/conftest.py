@@ -108,8 +108,8 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
         if quick := item.get_closest_marker("quick"):
-            unknown.setdefault(item.originalname, set(quick.args))
-            unknown[item.originalname].discard(item.callspec.id)
+            test = item.nodeid.partition("[")[0]
+            unknown.setdefault(test, set(quick.args)).discard(item.callspec.id)
             if item.callspec.id not in quick.args:
                 item.add_marker(pytest.mark.slow)
     unknown = {name: ids for name, ids in unknown.items() if ids}
