@@ -36,6 +36,15 @@ class Config(config.Config):
         checks.require_count(4, bytes=min(self.bytes, default=0))
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"latency": "mode bytes", "fresh": "mode bytes", "ping": "bytes"},
+        mode=MODES,
+        bytes=cfg.bytes,
+    )
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures from each worker's arrival to its result, the mean over all.
 

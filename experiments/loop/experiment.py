@@ -40,6 +40,15 @@ class Config(StepConfig):
         )
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"seconds": "candidate repetition"},
+        candidate=("bare", "loop", "bare, larger batch"),
+        repetition=cfg.repetitions,
+    )
+
+
 class Marks(NullRecorder):
     """A recorder that keeps the training seconds at each step."""
 

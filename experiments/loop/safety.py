@@ -28,6 +28,16 @@ class Config(StepConfig):
     larger: Size = 8
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"check": "step repetition", "save": "loop repetition"},
+        step=("unchecked", "checked", "unchecked, larger batch", "check alone"),
+        loop=("steps", "saving"),
+        repetition=cfg.repetitions,
+    )
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Times steps with and without the check, and with and without a save, in turns.
 

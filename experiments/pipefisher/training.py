@@ -5,6 +5,7 @@ would take there is simulated.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from experiments.pipefisher import experiment
@@ -34,6 +35,7 @@ class PipeFisherConfig(Config):
     """
 
     claims: ClassVar[tuple[str, ...]] = ("gradients",)
+    figures: ClassVar[Mapping[str, str]] = {"step_time": ""}
 
     base: LambConfig = LambConfig()
     skip: Patterns = SKIP

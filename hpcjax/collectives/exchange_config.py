@@ -1,6 +1,7 @@
 """Base configs of exchanges; importing this module imports no JAX."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hpcjax.core import checks
@@ -20,6 +21,11 @@ class ExchangeConfig(Config):
     """
 
     claims: ClassVar[tuple[str, ...]] = ("mean",)
+    figures: ClassVar[Mapping[str, str]] = {
+        "selected_entries": "step",
+        "kept_entries": "step",
+        "sent_words": "step",
+    }
 
     error_feedback: bool = True
     dense_steps: Count = 0

@@ -125,9 +125,12 @@ class Config:
 
     Attributes:
       factory: `"module:function"`, which `make` calls with the fields as arguments.
+      smoke: `{field: text}`, overrides under which this is tiny and yet does all that
+        it does.
     """
 
     factory: ClassVar[str] = ""
+    smoke: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         check_fields(type(self), **fields_of(self))
@@ -163,6 +166,24 @@ def fields_of(config: Any) -> dict[str, Any]:
       {'width': 3}
     """
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
+def smoke_of(config: Any) -> dict[str, str]:
+    """Returns `{path: text}`, the overrides that make a config and all its parts tiny.
+
+    Those of a config win over what its parts say.
+
+    Examples:
+      >>> inner = dataclasses.make_dataclass("C", ["width"], frozen=True)
+      >>> inner.smoke = {"width": "2"}
+      >>> smoke_of(dataclasses.make_dataclass("D", ["model"], frozen=True)(inner(64)))
+      {'model.width': '2'}
+    """
+    found: dict[str, str] = {}
+    for name, value in fields_of(config).items():
+        if dataclasses.is_dataclass(value):
+            found |= {f"{name}.{path}": t for path, t in smoke_of(value).items()}
+    return found | dict(getattr(config, "smoke", {}))
 
 
 def check_fields(cls: type, /, **values: Any) -> None:

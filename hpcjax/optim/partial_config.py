@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcjax.core import checks
@@ -24,6 +25,7 @@ class BlocksConfig(Config, abc.ABC):
     """
 
     claims: ClassVar[tuple[str, ...]] = ("gradients", "mean")
+    figures: ClassVar[Mapping[str, str]] = {"share": ""}
 
     k: Size = 4
     workers: Size | None = None

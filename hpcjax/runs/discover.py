@@ -24,12 +24,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpcjax.core import parts as part_lists
+from hpcjax.core.config import smoke_of
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
 from hpcjax.core.files import check_name, inside, read_json
 from hpcjax.runs import config as configs
 from hpcjax.runs import overrides as override
 
 if TYPE_CHECKING:
+    from hpcjax.runs.outlines import Outline
     from hpcjax.runs.tables import Table
 
 PACKAGES = ("experiments", "configs")
@@ -47,7 +49,8 @@ class ConfigEntry:
       doc: its docstring.
       variants: the configs it defines, by name.
       base: name of the variant that `hpcjax run paper/config` runs.
-      smoke: overrides under which it runs in seconds.
+      smoke: overrides under which it runs in seconds, besides those that its config
+        and parts say themselves; see `small`.
       sweep: what `hpcjax sweep` varies by default: `{key: values}`, not checked.
       needs: what it needs besides a CPU, such as a data set to be downloaded.
       problem: why the file cannot be used; empty if it can.
@@ -67,6 +70,13 @@ class ConfigEntry:
     def summary(self) -> str:
         """The first line of the docstring."""
         return self.doc.partition("\n")[0]
+
+    def small(self, variant: str | None = None) -> dict[str, str]:
+        """Returns the overrides under which a variant, or the base, is tiny."""
+        said = smoke_of(self.variants[variant or self.base])
+        replaced = tuple(f"{key}." for key in self.smoke)
+        kept = {k: text for k, text in said.items() if not k.startswith(replaced)}
+        return kept | dict(self.smoke)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -332,6 +342,20 @@ def experiment(config: Any) -> types.ModuleType:
             f"{cls.__module__} must define run(cfg, ctx) beside {cls.__qualname__}"
         )
     return module
+
+
+def outline_of(config: Any) -> "Outline":
+    """Returns the form of a config's result, as its experiment says it.
+
+    Raises:
+      ConfigError: it has no function `outline(cfg)`.
+    """
+    module = experiment(config)
+    if not callable(getattr(module, "outline", None)):
+        raise ConfigError(
+            f"{module.__name__} must define outline(cfg) beside run(cfg, ctx)"
+        )
+    return module.outline(config)
 
 
 def experiment_folder(paper: str, root: pathlib.Path) -> pathlib.Path:

@@ -224,7 +224,7 @@ def _about(entry: ConfigEntry) -> list[RenderableType]:
         changes = configs.changes(base, entry.variants[name])
         text = " ".join(f"{path}={value}" for path, value in changes.items())
         rows.append((name, "(base)" if name == entry.base else text))
-    smoke = " ".join(f"{path}={value}" for path, value in entry.smoke.items())
+    smoke = " ".join(f"{path}={value}" for path, value in entry.small().items())
     parts: list[RenderableType] = [frame("Variants", ("variant", "from base"), rows)]
     if smoke:
         parts.append(Text(f"Smoke run: hpcjax run {entry.name} {smoke}"))

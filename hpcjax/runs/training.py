@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from hpcjax import core, data, train
 from hpcjax.core import checks, parts
-from hpcjax.core.config import Config, Seed, Size
+from hpcjax.core.config import Config, Seed, Size, fields_of
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.parts import Part
 from hpcjax.data import DigitsConfig
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from hpcjax.hostcomm import Transport
     from hpcjax.runs.context import Context
+    from hpcjax.runs.outlines import Outline
 
 log = logging.getLogger(__name__)
 
@@ -314,6 +315,25 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
     source = "simulated" if played else "measured"
     history = ctx.train(composed, cfg.train, seed=cfg.seed, source=source)
     return history.assign(composed.method.facts)
+
+
+def outline(cfg: TrainingConfig, **more: str) -> "Outline":
+    """Returns the form of a history, as far as all trainings have it, and of the facts.
+
+    Args:
+      cfg: the run; parts say in `figures` what they add, `{name: dimensions}`.
+      **more: what an experiment adds.
+    """
+    from hpcjax.runs import outlines
+
+    columns = {"seconds": "step", "eval_seconds": "eval_step", "compile_seconds": ""}
+    for metric in ("loss", "error"):
+        columns |= {metric: "step", f"val_{metric}": "eval_step"}
+    for part in fields_of(cfg).values():
+        columns |= getattr(part, "figures", {})
+    steps, every = cfg.train.steps, cfg.train.eval_every or cfg.train.steps
+    ends = sorted({*range(every, steps + 1, every), steps})
+    return outlines.outline(columns | more, step=range(1, steps + 1), eval_step=ends)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -310,7 +310,7 @@ RUNS = {
 }
 
 
-def drawn(table_id, tier):
+def drawn_by_hand(table_id, tier):
     """Returns rows of a tier, drawn anew for each table, the same every time."""
     draws = np.random.default_rng(zlib.crc32(table_id.encode()))
     paper = table_id.partition("/")[0]
@@ -329,6 +329,35 @@ def drawn(table_id, tier):
         name: rows.run(coords, seeds=runs.seeds, draws=draws, **columns)
         for name, runs in TABLES[table_id].tier(tier).runs.items()
     }
+
+
+def drawn(table_id, tier):
+    """Returns rows of a tier, drawn anew for each table, the same every time."""
+    draws = np.random.default_rng(zlib.crc32(table_id.encode()))
+    try:
+        for runs in TABLES[table_id].tier(tier).runs.values():
+            discover.outline_of(
+                discover.load(runs.config, runs.overrides, REPOSITORY).config
+            )
+    except Exception as error:
+        if "must define outline" not in str(error):
+            raise
+        return drawn_by_hand(table_id, tier)
+    return {
+        name: draw(runs, draws)
+        for name, runs in TABLES[table_id].tier(tier).runs.items()
+    }
+
+
+def draw(runs, draws):
+    """Returns results of a row's config under each of its seeds."""
+    loaded = discover.load(runs.config, runs.overrides, REPOSITORY)
+    columns, labels = discover.outline_of(loaded.config)
+    labels = {
+        dim: range(given) if isinstance(given, int) else given
+        for dim, given in labels.items()
+    }
+    return rows.run(labels, seeds=runs.seeds, draws=draws, **columns)
 
 
 @pytest.mark.parametrize(

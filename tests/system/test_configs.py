@@ -31,13 +31,17 @@ def entry_of(name):
     return next(e for e in ENTRIES if e.name == name.partition(":")[0])
 
 
+def small(name):
+    return entry_of(name).small(name.partition(":")[2])
+
+
 smoke = pytest.mark.smoke
 # Variants that the smoke override makes equal to another of their config run once.
 SMALL = {
-    (entry.name, config.digest(small.config)): f"{entry.name}:{name}"
+    (entry.name, config.digest(tiny.config)): f"{entry.name}:{name}"
     for entry in ENTRIES
     for name in sorted(entry.variants, key=lambda name: name == entry.base)
-    for small in [discover.load(f"{entry.name}:{name}", entry.smoke, REPOSITORY)]
+    for tiny in [discover.load(f"{entry.name}:{name}", entry.small(name), REPOSITORY)]
 }
 
 
@@ -85,10 +89,10 @@ def test_a_config_says_what_it_is_and_what_to_expect(entry):
     assert entry.summary
     assert "\nExpect: " in entry.doc
     assert entry.variants[entry.base]
-    assert entry.smoke
     for name in entry.variants:
-        small = discover.load(f"{entry.name}:{name}", entry.smoke, REPOSITORY).config
-        assert config.diff(entry.variants[name], small)
+        overrides = entry.small(name)
+        tiny = discover.load(f"{entry.name}:{name}", overrides, REPOSITORY).config
+        assert config.diff(entry.variants[name], tiny)
 
 
 @smoke
@@ -128,16 +132,19 @@ def absent_packages(entry):
 def test_a_small_run_ends_well(name, root):
     if absent_packages(entry_of(name)):
         with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[oracles\]'"):
-            execute.run(name, entry_of(name).smoke, root=root, quiet=True)
+            execute.run(name, small(name), root=root, quiet=True)
         return
     for peer in absent_peers(entry_of(name)):
         with pytest.raises(DataMissing, match=f"make .cache/peers/{peer}"):
-            execute.run(name, entry_of(name).smoke, root=root, quiet=True)
+            execute.run(name, small(name), root=root, quiet=True)
         return
-    done = execute.run(name, entry_of(name).smoke, root=root, quiet=True)
+    done = execute.run(name, small(name), root=root, quiet=True)
     folder = directory.open_run(root, done.id)
     assert folder.status == "done"
-    check_figures(results.read(folder.path / "result.nc"), folder)
+    result = results.read(folder.path / "result.nc")
+    check_figures(result, folder)
+    loaded = discover.load(name, small(name), REPOSITORY)
+    assert discover.outline_of(loaded.config).differences(result) == []
     check_origin(folder, name)
 
 
@@ -157,7 +164,7 @@ def check_origin(folder, name):
     origin = json.loads((folder.path / "provenance.json").read_text())
     stamped = results.read(folder.path / "result.nc").attrs["provenance"]
     assert json.loads(stamped) == origin
-    loaded = discover.load(name, entry_of(name).smoke, REPOSITORY)
+    loaded = discover.load(name, small(name), REPOSITORY)
     assert origin["config_digest"] == config.digest(loaded.config)
     assert config.digest_json(folder.read_config()) == origin["config_digest"]
     assert origin["seed"] == loaded.config.seed
@@ -172,7 +179,7 @@ def check_origin(folder, name):
 
 @pytest.mark.parametrize("name", BASES)
 def test_a_small_plan_has_figures(name, root):
-    planned = plan.plan_run(name, entry_of(name).smoke, root=root)
+    planned = plan.plan_run(name, small(name), root=root)
     assert planned.name == name
     assert planned.parameters > 0
     assert planned.flops > 0
@@ -198,7 +205,7 @@ def test_the_full_model_and_optimizer_can_be_built(name, root):
 @smoke
 def test_dry_run_prints_the_plan(root, capsys):
     entry = entry_of("jorge/digits")
-    smoke = [f"{key}={value}" for key, value in entry.smoke.items()]
+    smoke = [f"{key}={value}" for key, value in entry.small().items()]
     args = ["run", entry.name, "--dry-run", "--root", str(root), *smoke]
     runs = len(directory.list_runs(root))
     assert cli.main(args) == 0

@@ -202,7 +202,7 @@ def test_times_are_of_a_process_for_each_rank(name, monkeypatch):
     monkeypatch.delattr("hpcjax.averaging._eager_replay.Replay")
     module = importlib.import_module(f"experiments.{name.replace('/', '.')}")
     entry = next(each for each in discover.find_configs(ROOT) if each.name == name)
-    cfg = discover.load(name, entry.smoke, ROOT).config
+    cfg = discover.load(name, entry.small(), ROOT).config
     made = module.run(cfg, None)
     (crew,) = crews
     assert len(crew - {os.getpid()}) == cfg.processes

@@ -301,7 +301,7 @@ def test_at_2_bits_the_gap_in_log_perplexity_is_smaller(root):
 def test_a_run_keeps_a_record_of_every_matrix(tmp_path, monkeypatch):
     writers.write_all(tmp_path / "data")
     monkeypatch.setenv("HPCJAX_DATA", str(tmp_path / "data"))
-    smoke = discover.find("gptq/smollm2", tmp_path)[0].smoke
+    smoke = discover.find("gptq/smollm2", tmp_path)[0].small()
     done = execute.run("gptq/smollm2", smoke, root=tmp_path, quiet=True)
     folder = directory.open_run(tmp_path, done.id)
     made = results.read(folder.path / "result.nc")
