@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from hpcjax import core, data, layers, models, perf, sharding, train
+from hpcjax import core, data, layers, metrics, models, perf, sharding, train
 from hpcjax.core import trees
 from hpcjax.models import modules
 from hpcjax.optim import kfac
@@ -107,7 +107,7 @@ class Side:
             return self.model.apply(params, {}, batch["x"], train=True, taps=taps)
 
         def loss(outputs: Any, labels: Any) -> tuple[Any, Any]:
-            totals = train.label_totals(outputs, {"y": labels})
+            totals = metrics.label_totals(outputs, {"y": labels})
             return totals.means()["loss"], totals
 
         found = kfac.differentiate(

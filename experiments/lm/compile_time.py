@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcjax import models, perf, runs, train
+from hpcjax import metrics, models, perf, runs
 from hpcjax.core import config
 from hpcjax.models import CausalLmConfig
 
@@ -70,7 +70,7 @@ def _programs(cfg: Config, depth: int) -> dict[str, tuple[Callable[..., Any], An
     params, state = jax.eval_shape(model.init, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((2, cfg.context), "int32")
     token = jax.ShapeDtypeStruct((2, 1), "int32")
-    objective = train.OBJECTIVES["language"]
+    objective = metrics.label_totals
 
     def loss(params: Any, state: Any, tokens: Any) -> Any:
         outputs, _ = model.apply(params, state, tokens, train=True)

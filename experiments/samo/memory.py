@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from hpcjax import core, cost, optim, perf, runs, sharding, train
+from hpcjax import core, cost, metrics, optim, perf, runs, sharding
 from hpcjax.core import config
 from hpcjax.core.structures import count_kept
 from hpcjax.models import CausalLmConfig
@@ -144,7 +144,7 @@ def _batch(cfg: Config, devices: int = 1) -> dict[str, Any]:
 def _objective(model: Any) -> Any:
     def loss(params: Any, batch: Any) -> Any:
         logits, _ = model.apply(params, {}, batch["x"], train=True)
-        return train.OBJECTIVES["language"](logits, batch).means()["loss"]
+        return metrics.label_totals(logits, batch).means()["loss"]
 
     return loss
 

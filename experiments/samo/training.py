@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcjax import core, data, runs, train
+from hpcjax import core, data, metrics, runs
 from hpcjax.core import config
 from hpcjax.core.structures import count_kept
 from hpcjax.data import CharTextConfig
@@ -156,7 +156,7 @@ class _Loop:
 
     def objective(self, params: Any, batch: Any) -> Any:
         logits, _ = self.model.apply(params, {}, batch["x"], train=True)
-        return train.OBJECTIVES["language"](logits, batch).means()["loss"]
+        return metrics.label_totals(logits, batch).means()["loss"]
 
     def start(self, params: Any, chosen: Any) -> Any:
         made = sparse_state.compress(

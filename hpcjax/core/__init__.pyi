@@ -30,11 +30,11 @@ from .method import Backward as Backward
 from .method import Batch as Batch
 from .method import Gradients as Gradients
 from .method import Method as Method
-from .method import Objective as Objective
 from .method import Optimization as Optimization
 from .method import Pass as Pass
 from .method import PassResult as PassResult
 from .method import RunSeed as RunSeed
+from .method import Score as Score
 from .method import Setup as Setup
 from .method import Totals as Totals
 from .model import LOSSES as LOSSES
@@ -49,6 +49,8 @@ from .model import added_loss as added_loss
 from .model import check_taps as check_taps
 from .model import dense_layers as dense_layers
 from .model import observe as observe
+from .objective import Numbers as Numbers
+from .objective import Objective as Objective
 from .per_device import PerDevice as PerDevice
 from .slots import make_slots as make_slots
 from .structs import pytree as pytree

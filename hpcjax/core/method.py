@@ -40,7 +40,7 @@ class Totals(NamedTuple):
         return {name: total / self.count for name, total in self.sums.items()}
 
 
-Objective = Callable[[Any, Batch], Totals]
+Score = Callable[[Any, Batch], Totals]
 
 
 class Pass(NamedTuple):
@@ -57,7 +57,7 @@ class Pass(NamedTuple):
     """
 
     model: Model
-    objective: Objective
+    objective: Score
     model_state: Any
     batch: Batch
     key: jax.Array

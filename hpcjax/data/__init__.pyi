@@ -1,8 +1,9 @@
 from ._fetch import fetch as fetch
-from .augment import Augment as Augment
-from .augment import PadCropFlipConfig as PadCropFlipConfig
+from .augment import CropFlipConfig as CropFlipConfig
+from .augment import MixupConfig as MixupConfig
+from .augment import crop_flip as crop_flip
 from .augment import example_rng as example_rng
-from .augment import pad_crop_flip as pad_crop_flip
+from .augment import mixup as mixup
 from .catalog import CATALOG as CATALOG
 from .catalog import is_present as is_present
 from .catalog import list_entries as list_entries
@@ -42,9 +43,11 @@ from .pipeline import evaluation_batches as evaluation_batches
 from .prompts import read_prompts as read_prompts
 from .prompts import read_token_blocks as read_token_blocks
 from .smtx import read_smtx as read_smtx
+from .source import Augment as Augment
 from .source import Batch as Batch
 from .source import Dataset as Dataset
 from .source import ImageSource as ImageSource
+from .source import Sampler as Sampler
 from .source import Source as Source
 from .source import images_dataset as images_dataset
 from .text import CharTextConfig as CharTextConfig

@@ -1,21 +1,17 @@
 """Augmentation of training images, with draws that belong to examples."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 
-from hpcjax.core.config import Config, Count, check_fields
+from hpcjax.core.config import Config, Count, Positive, check_fields
 from hpcjax.core.errors import ConfigError
-from hpcjax.data.source import Batch
+from hpcjax.data.source import Augment, Batch, Source
 
 # A step of the counter-based generator Philox yields four numbers, which are the draws
 # of one example.
 DRAWS = 4
-
-Augment = Callable[[Batch, np.random.Generator], Batch]
-"""`augment(batch, rng) -> batch`; see `example_rng` for what `rng` yields."""
 
 
 def example_rng(seed: int, first: int) -> np.random.Generator:
@@ -38,25 +34,26 @@ def example_rng(seed: int, first: int) -> np.random.Generator:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PadCropFlipConfig(Config):
-    """Random shifts and mirror images of training pictures.
+class CropFlipConfig(Config):
+    """Random shifts and mirror images of training pictures, and of their masks.
 
     Attributes:
       pad: largest shift in each direction; must be below the side of the image.
       flip: also mirror left and right with probability 1/2.
     """
 
-    factory: ClassVar[str] = "hpcjax.data.augment:pad_crop_flip"
+    factory: ClassVar[str] = "hpcjax.data.augment:crop_flip"
 
     pad: Count = 4
     flip: bool = True
 
 
-def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
+def crop_flip(pad: int = 4, flip: bool = True) -> Augment:
     """Returns an augmentation by random shifts of up to `pad` pixels and mirroring.
 
     Pixels that a shift uncovers are filled by reflection at the border, without
-    repeating the border itself. x keeps its shape and dtype, y is unchanged.
+    repeating the border itself. x keeps its shape and dtype; so does y, which moves
+    with x if it has a label for each pixel and else is unchanged.
 
     Args:
       pad: largest shift in each direction; must be below the side of the image.
@@ -67,14 +64,13 @@ def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
 
     Examples:
       >>> batch = {"x": np.zeros((2, 8, 8, 1)), "y": np.zeros(2, np.int32)}
-      >>> pad_crop_flip(pad=2)(batch, example_rng(0, 0))["x"].shape
+      >>> crop_flip(pad=2)(batch, example_rng(0, 0), None)["x"].shape
       (2, 8, 8, 1)
     """
-    check_fields(PadCropFlipConfig, pad=pad)
+    check_fields(CropFlipConfig, pad=pad)
 
-    def augment(batch: Batch, rng: np.random.Generator) -> Batch:
-        images = batch["x"]
-        count, height, width = images.shape[:3]
+    def augment(batch: Batch, rng: np.random.Generator, _: Source | None) -> Batch:
+        count, height, width = batch["x"].shape[:3]
         if pad >= min(height, width):
             raise ConfigError(
                 f"pad must be below the side of the image: got pad={pad} for "
@@ -85,8 +81,53 @@ def pad_crop_flip(pad: int = 4, flip: bool = True) -> Augment:
         columns = _shift(right, width, pad)
         if flip:
             columns = np.where(mirror[:, None] < 0.5, columns[:, ::-1], columns)
-        numbers = np.arange(count)[:, None, None]
-        return {**batch, "x": images[numbers, rows[:, :, None], columns[:, None, :]]}
+        places = np.arange(count)[:, None, None], rows[:, :, None], columns[:, None]
+        moved = {
+            name: batch[name][places] for name in ("x", "y") if batch[name].ndim > 2
+        }
+        return {**batch, **moved}
+
+    return augment
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixupConfig(Config):
+    """Training pictures mixed with other ones, see `mixup`.
+
+    Attributes:
+      alpha: of the Beta distribution of shares; 1 for uniform ones.
+    """
+
+    factory: ClassVar[str] = "hpcjax.data.augment:mixup"
+
+    alpha: Positive = 1.0
+
+
+def mixup(alpha: float = 1.0) -> Augment:
+    """Returns an augmentation that mixes each picture with another training picture.
+
+    x ← λ x + (1 − λ) x', where x' is drawn of all examples. Zhang et al. (2018) take
+    λ ~ Beta(α, α) and the loss λ ℓ(y) + (1 − λ) ℓ(y'). The pair is drawn as often the
+    other way round, so the expectation of that loss is the one of 2 λ ℓ(y), and 2 λ
+    times the density of Beta(α, α) is that of Beta(α + 1, α). So λ is drawn of the
+    latter here and y stays, one label of each example, as all objectives know it.
+
+    Args:
+      alpha: α.
+
+    Raises:
+      ConfigError: `alpha` is not positive.
+    """
+    check_fields(MixupConfig, alpha=alpha)
+    from scipy import special
+
+    def augment(batch: Batch, rng: np.random.Generator, source: Source) -> Batch:
+        images = batch["x"]
+        draws = rng.random((len(images), DRAWS))
+        others = source.gather((draws[:, 0] * len(source)).astype(np.int64))["x"]
+        share = special.betaincinv(alpha + 1, alpha, draws[:, 1]).astype(images.dtype)
+        share = share.reshape(-1, *[1] * (images.ndim - 1))
+        return {**batch, "x": share * images + (1 - share) * others}
 
     return augment
 

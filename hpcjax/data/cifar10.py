@@ -13,8 +13,11 @@ from jaxtyping import Int32, UInt8
 
 from hpcjax.core.config import Config, Size
 from hpcjax.core.errors import DataFormatError
+from hpcjax.core.objective import Objective
 from hpcjax.data import catalog
+from hpcjax.data.augment import CropFlipConfig, MixupConfig
 from hpcjax.data.idx import check_labels
+from hpcjax.data.objectives import CLASSIFICATION
 from hpcjax.data.source import Dataset, images_dataset
 
 CLASSES = 10
@@ -28,11 +31,13 @@ class Cifar10Config(Config):
 
     Attributes:
       limit: at most this many training examples, the first after a fixed shuffle.
+      augment: how training images are changed, each in its own way in each epoch.
     """
 
-    kind: ClassVar[str] = "classification"
+    objective: ClassVar[Objective] = CLASSIFICATION
 
     limit: Size | None = None
+    augment: CropFlipConfig | MixupConfig | None = None
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Reads the five training files and the test file below `root/cifar10`.
@@ -62,6 +67,7 @@ class Cifar10Config(Config):
             parts[-1],
             outputs=CLASSES,
             limit=self.limit,
+            augment=self.augment,
             path=paths[catalog.CIFAR10_TRAIN[0]],
         )
 

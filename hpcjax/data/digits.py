@@ -9,6 +9,9 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from hpcjax.core.config import Config, Count, Share, Size
+from hpcjax.core.objective import Objective
+from hpcjax.data.augment import CropFlipConfig, MixupConfig
+from hpcjax.data.objectives import CLASSIFICATION
 from hpcjax.data.source import Dataset, images_dataset
 
 CLASSES = 10
@@ -24,14 +27,16 @@ class DigitsConfig(Config):
         are validated on the same images.
       limit: at most this many training examples, the first after a fixed shuffle.
       scale: factor of nearest-neighbour upsampling; 4 gives images of 32x32.
+      augment: how training images are changed, each in its own way in each epoch.
     """
 
-    kind: ClassVar[str] = "classification"
+    objective: ClassVar[Objective] = CLASSIFICATION
 
     validation: Share = 0.2
     split_seed: Count = 0
     limit: Size | None = None
     scale: Size = 1
+    augment: CropFlipConfig | MixupConfig | None = None
 
     def load(self, root: pathlib.Path | None = None) -> Dataset:
         """Returns two parts with equal shares of each class; `root` is not used.
@@ -55,6 +60,7 @@ class DigitsConfig(Config):
             (images[held_out], labels[held_out]),
             outputs=CLASSES,
             limit=self.limit,
+            augment=self.augment,
         )
 
 

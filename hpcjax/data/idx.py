@@ -17,7 +17,10 @@ from jaxtyping import Int32, UInt8
 
 from hpcjax.core.config import Config, Count, Size
 from hpcjax.core.errors import DataFormatError
+from hpcjax.core.objective import Objective
 from hpcjax.data import catalog
+from hpcjax.data.augment import CropFlipConfig, MixupConfig
+from hpcjax.data.objectives import CLASSIFICATION
 from hpcjax.data.source import Dataset, images_dataset
 
 CLASSES = 10
@@ -36,9 +39,10 @@ class IdxConfig(Config):
       validation_limit: at most this many validation examples, chosen likewise.
       pool: height and width of the blocks of pixels whose means make smaller images.
       pad: zero pixels added on each side afterwards; 2 gives 32x32.
+      augment: how training images are changed, each in its own way in each epoch.
     """
 
-    kind: ClassVar[str] = "classification"
+    objective: ClassVar[Objective] = CLASSIFICATION
 
     folder: ClassVar[str]
 
@@ -46,6 +50,7 @@ class IdxConfig(Config):
     validation_limit: Size | None = None
     pool: Literal[1, 2, 4, 7, 14] = 1
     pad: Count = 0
+    augment: CropFlipConfig | MixupConfig | None = None
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Reads the four files, plain or gzipped.
@@ -70,6 +75,7 @@ class IdxConfig(Config):
             limit=self.limit,
             validation_limit=self.validation_limit,
             pad=self.pad,
+            augment=self.augment,
             path=paths["train-images-idx3-ubyte"],
         )
 

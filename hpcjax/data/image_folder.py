@@ -10,7 +10,10 @@ from jaxtyping import Float32, Int, Int32, UInt8
 from hpcjax.core import checks, files
 from hpcjax.core.config import Config, FileName, Positive, Size
 from hpcjax.core.errors import DataFormatError
+from hpcjax.core.objective import Objective
 from hpcjax.data import catalog
+from hpcjax.data.augment import CropFlipConfig, MixupConfig
+from hpcjax.data.objectives import CLASSIFICATION
 from hpcjax.data.source import Batch, Dataset, check_indices, subset
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -74,9 +77,10 @@ class ImageFolderConfig(Config):
       mean: per channel, of values in [0, 1]; the default is that of ImageNet.
       std: likewise.
       limit: at most this many training examples, the first after a fixed shuffle.
+      augment: how training images are changed, each in its own way in each epoch.
     """
 
-    kind: ClassVar[str] = "classification"
+    objective: ClassVar[Objective] = CLASSIFICATION
 
     name: FileName = "image-folder"
     size: Size = 224
@@ -84,6 +88,7 @@ class ImageFolderConfig(Config):
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     limit: Size | None = None
+    augment: CropFlipConfig | MixupConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +136,14 @@ class ImageFolderConfig(Config):
             )
         ]
         inputs, outputs = (self.size, self.size, 3), len(train.classes)
-        return Dataset(sources[0], sources[1], inputs, outputs, "classification")
+        return Dataset(
+            sources[0],
+            sources[1],
+            inputs,
+            outputs,
+            CLASSIFICATION,
+            augment=None if self.augment is None else self.augment.make(),
+        )
 
 
 def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:

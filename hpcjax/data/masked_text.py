@@ -9,6 +9,8 @@ from jaxtyping import Int, Int32
 
 from hpcjax.core.config import AtLeast, Config, Count, FileName, Share, Size
 from hpcjax.core.errors import DataFormatError
+from hpcjax.core.objective import Objective
+from hpcjax.data.objectives import MASKED
 from hpcjax.data.source import Batch, Dataset, check_indices, split
 from hpcjax.data.text import own_text, read_documents
 from hpcjax.data.wordpiece import WordPiece, read_vocabulary, train_vocabulary
@@ -209,7 +211,7 @@ class MaskedTextConfig(Config):
         the run.
     """
 
-    kind: ClassVar[str] = "masked"
+    objective: ClassVar[Objective] = MASKED
 
     corpus: FileName = "python-reference"
     context: Annotated[int, AtLeast(5)] = 128
@@ -254,7 +256,7 @@ class MaskedTextConfig(Config):
             )
         ]
         inputs = (self.context, CHANNELS)
-        return Dataset(sources[0], sources[1], inputs, len(coder), "masked")
+        return Dataset(sources[0], sources[1], inputs, len(coder), MASKED)
 
 
 def _encode_documents(

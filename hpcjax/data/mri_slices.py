@@ -10,7 +10,10 @@ from jaxtyping import Float32, Int, Int32, UInt8
 from hpcjax.core import files
 from hpcjax.core.config import Config, Count, FileName, Positive, Share, Size
 from hpcjax.core.errors import DataFormatError
+from hpcjax.core.objective import Objective
 from hpcjax.data import catalog
+from hpcjax.data.augment import CropFlipConfig
+from hpcjax.data.objectives import SEGMENTATION
 from hpcjax.data.source import Batch, Dataset, check_indices, split
 
 CLASSES = 2
@@ -70,9 +73,11 @@ class MriSlicesConfig(Config):
       std: likewise.
       validation: share of the patients held out, at least one.
       split_seed: chooses which patients; it is not the seed of the run.
+      augment: how training slices and their masks are moved, each in its own way in
+        each epoch.
     """
 
-    kind: ClassVar[str] = "segmentation"
+    objective: ClassVar[Objective] = SEGMENTATION
 
     name: FileName = "lgg"
     size: Size = 256
@@ -80,6 +85,7 @@ class MriSlicesConfig(Config):
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
     validation: Share = 0.09
     split_seed: Count = 0
+    augment: CropFlipConfig | None = None
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Lists the slices; they are decoded when a batch needs them.
@@ -117,7 +123,14 @@ class MriSlicesConfig(Config):
             for numbers in split(len(patients), self.validation, self.split_seed)
         ]
         inputs = (self.size, self.size, 3)
-        return Dataset(sources[0], sources[1], inputs, CLASSES, "segmentation")
+        return Dataset(
+            sources[0],
+            sources[1],
+            inputs,
+            CLASSES,
+            SEGMENTATION,
+            augment=None if self.augment is None else self.augment.make(),
+        )
 
 
 def list_slices(folder: pathlib.Path, root: pathlib.Path) -> list[Slice]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hpcjax.data.objectives import LANGUAGE
 from hpcjax.data.source import Dataset, images_dataset
 from hpcjax.data.text import TextSource
 
@@ -50,4 +51,4 @@ def noise_tokens(
     train, held_out = (
         TextSource(part, context) for part in (codes, codes[: context + 1])
     )
-    return Dataset(train, held_out, (context,), vocabulary, "language")
+    return Dataset(train, held_out, (context,), vocabulary, LANGUAGE)

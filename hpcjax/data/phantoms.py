@@ -8,6 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from hpcjax.core.config import AtLeast, Config, Count, NotNegative, Share, Size
+from hpcjax.core.objective import Objective
+from hpcjax.data.augment import CropFlipConfig
+from hpcjax.data.objectives import SEGMENTATION
 from hpcjax.data.source import Dataset, images_dataset, split
 
 CLASSES = 2
@@ -31,9 +34,11 @@ class PhantomsConfig(Config):
         50 brighter than what is around them.
       validation: share of the patients held out, at least one.
       draw_seed: chooses phantoms and split; it is not the seed of the run.
+      augment: how training slices and their masks are moved, each in its own way in
+        each epoch.
     """
 
-    kind: ClassVar[str] = "segmentation"
+    objective: ClassVar[Objective] = SEGMENTATION
 
     patients: Annotated[int, AtLeast(2)] = 24
     slices: Size = 8
@@ -41,6 +46,7 @@ class PhantomsConfig(Config):
     noise: NotNegative = 20.0
     validation: Share = 0.25
     draw_seed: Count = 0
+    augment: CropFlipConfig | None = None
 
     def load(self, root: pathlib.Path | None = None) -> Dataset:
         """Returns slices and the masks of their lesions, split by patient.
@@ -64,7 +70,12 @@ class PhantomsConfig(Config):
             images, masks = (np.concatenate(p) for p in zip(*volumes, strict=True))
             parts.append((images[..., None], masks.astype(np.int32)))
         return images_dataset(
-            parts[0], parts[1], outputs=CLASSES, limit=None, kind="segmentation"
+            parts[0],
+            parts[1],
+            outputs=CLASSES,
+            limit=None,
+            objective=SEGMENTATION,
+            augment=self.augment,
         )
 
 

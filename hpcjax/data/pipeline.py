@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Int
 
 from hpcjax.core.errors import ConfigError
-from hpcjax.data.augment import Augment, example_rng
-from hpcjax.data.source import Batch, Source
+from hpcjax.data.augment import example_rng
+from hpcjax.data.source import Augment, Batch, Sampler, Source
 
 
 def batches(
-    source: Source,
+    source: Source | Sampler,
     batch_size: int,
     seed: int,
     *,
@@ -31,10 +31,11 @@ def batches(
     no example is dropped.
 
     Args:
-      source: the examples.
+      source: the examples; or what draws batches itself, for which all of the above
+        but the order is so too.
       batch_size: number of examples in a global batch.
       seed: chooses order and augmentation, `0 <= seed < 2**32`.
-      augment: `augment(batch, rng)`, see `augment.example_rng`.
+      augment: `augment(batch, rng, source)`, see `augment.example_rng`.
       shard: `(index, count)`: this process gets the index-th of `count` equal parts of
         the rows of each global batch.
 
@@ -56,14 +57,15 @@ class Batches:
 
     def __init__(
         self,
-        source: Source,
+        source: Source | Sampler,
         batch_size: int,
         seed: int,
         *,
         augment: Augment | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
-        if len(source) == 0:
+        sampled = isinstance(source, Sampler)
+        if not sampled and len(source) == 0:
             raise ConfigError("source must hold at least one example: got none")
         if not 0 <= seed < 2**32:
             raise ConfigError(f"seed must be in [0, 2**32): got seed={seed}")
@@ -71,9 +73,10 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self._augment = augment
-        self._rows = shard_rows(batch_size, shard)
-        examples = grain.MapDataset.range(len(source)).seed(seed).shuffle()
-        self._order = examples.repeat().batch(batch_size)
+        self._shard, self._rows = shard, shard_rows(batch_size, shard)
+        if not sampled:
+            examples = grain.MapDataset.range(len(source)).seed(seed).shuffle()
+            self._order = examples.repeat().batch(batch_size)
 
     def indices(self, number: int) -> Int[np.ndarray, " batch_size"]:
         """Returns the numbers of the examples in global batch `number`, of all shards.
@@ -86,11 +89,16 @@ class Batches:
         return np.asarray(self._order[number])
 
     def __getitem__(self, number: int) -> Batch:
-        batch = self.source.gather(self.indices(number)[self._rows])
+        batch = self._take(number)
         if self._augment is None:
             return batch
         first = number * self.batch_size + self._rows.start
-        return self._augment(batch, example_rng(self.seed, first))
+        return self._augment(batch, example_rng(self.seed, first), self.source)
+
+    def _take(self, number: int) -> Batch:
+        if not isinstance(self.source, Sampler):
+            return self.source.gather(self.indices(number)[self._rows])
+        return self.source.sample(number, self.batch_size, self.seed, self._shard)
 
     def __iter__(self) -> "BatchIterator":
         return self.iterate()

@@ -1,15 +1,18 @@
-"""Data sets: a training and a validation source of examples, with their shapes."""
+"""Data sets: a training and a validation source of examples, and their objective."""
 
 import pathlib
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, Int32, UInt8
 
 from hpcjax.core.errors import DataFormatError
+from hpcjax.core.objective import Objective
+from hpcjax.data.objectives import CLASSIFICATION
 
-Batch = dict[str, np.ndarray]
-Kind = Literal["classification", "language", "masked", "segmentation"]
+Batch = dict[str, Any]
+"""Arrays by name, or trees of arrays, whose leading axis is that of the examples."""
 
 
 @runtime_checkable
@@ -21,12 +24,13 @@ class Source(Protocol):
         ...
 
     def gather(self, indices: np.ndarray) -> Batch:
-        """Returns the examples at `indices` as arrays under the keys "x" and "y".
+        """Returns the examples at `indices`: "x", what the model takes, and the rest.
 
-        Images: x float32 [batch, height, width, channels], standardised by the training
-        statistics, y int32 [batch], or for segmentation [batch, height, width]. Text: x
-        and y int32 [batch, context], y being x one character later. Masked text: see
-        `MaskedSource.gather`.
+        What else there is, is what the data set's objective scores by; in this room "y"
+        and, of masked text, what `MaskedSource.gather` says. Images: x float32 [batch,
+        height, width, channels], standardised by the training statistics, y int32
+        [batch], or for segmentation [batch, height, width]. Text: x and y int32 [batch,
+        context], y being x one character later.
 
         Raises:
           IndexError: an index outside `0 <= index < len(self)`.
@@ -34,25 +38,54 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class Sampler(Protocol):
+    """Training data that draws its batches itself, such as parts of one large graph."""
+
+    def __len__(self) -> int:
+        """Returns how many examples are an epoch, in figures."""
+        ...
+
+    def sample(
+        self, number: int, batch_size: int, seed: int, shard: tuple[int, int]
+    ) -> Batch:
+        """Returns the shard's rows of batch `number`, a pure function of the arguments.
+
+        Args:
+          number: position in the endless sequence of batches.
+          batch_size: examples of the global batch.
+          seed: of the run.
+          shard: `(index, count)`, the index-th of `count` equal parts.
+        """
+        ...
+
+
+Augment = Callable[[Batch, np.random.Generator, Any], Batch]
+"""`augment(batch, rng, source) -> batch`; see `augment.example_rng` for `rng`."""
+
+
 class Dataset(NamedTuple):
-    """A training and a validation source with the shapes they have in common.
+    """A training and a validation source with what they have in common.
 
     Attributes:
-      train: the training examples.
+      train: the training examples, or what draws batches of them.
       validation: examples that are never trained on.
       inputs: shape of one "x": `(height, width, channels)`, `(context,)` for text, or
         `(context, 3)` for masked text.
-      outputs: number of classes, or size of the vocabulary.
-      kind: the kind of task, which tells how to interpret examples.
+      outputs: number of classes, or size of the vocabulary: the last axis of what a
+        model puts out.
+      objective: what examples ask of a model, and how its outputs are scored.
       coder: the tokenizer of a text; None for other data and unknown tokenizers.
+      augment: changes batches of the training source; None leaves them.
     """
 
-    train: Source
+    train: Source  # or a Sampler, which only the training loop asks for batches
     validation: Source
     inputs: tuple[int, ...]
     outputs: int
-    kind: Kind
+    objective: Objective
     coder: Any = None
+    augment: Augment | None = None
 
 
 def check_indices(indices: np.ndarray, size: int) -> None:
@@ -176,7 +209,8 @@ def images_dataset(
     limit: int | None,
     validation_limit: int | None = None,
     pad: int = 0,
-    kind: Kind = "classification",
+    objective: Objective = CLASSIFICATION,
+    augment: Any = None,
     path: pathlib.Path = pathlib.Path("images"),
 ) -> Dataset:
     """Returns a data set from two pairs (uint8 images, int32 labels).
@@ -196,4 +230,11 @@ def images_dataset(
         )
     ]
     shape = sources[0].images.shape[1:]
-    return Dataset(sources[0], sources[1], shape, outputs, kind)
+    return Dataset(
+        sources[0],
+        sources[1],
+        shape,
+        outputs,
+        objective,
+        augment=None if augment is None else augment.make(),
+    )

@@ -13,7 +13,9 @@ from jaxtyping import Int, Int32
 from hpcjax.core import files
 from hpcjax.core.config import Config, FileName, Share, Size
 from hpcjax.core.errors import ConfigError, DataFormatError, nearest
+from hpcjax.core.objective import Objective
 from hpcjax.data import catalog
+from hpcjax.data.objectives import LANGUAGE
 from hpcjax.data.source import Batch, Dataset, check_indices
 
 CORPORA = ("python-reference", "kjv")
@@ -56,7 +58,7 @@ class CharTextConfig(Config):
       validation: share of the characters, at the end of the text, that is held out.
     """
 
-    kind: ClassVar[str] = "language"
+    objective: ClassVar[Objective] = LANGUAGE
 
     corpus: FileName = "python-reference"
     context: Size = 256
@@ -88,9 +90,7 @@ class CharTextConfig(Config):
             TextSource(codes[:cut], self.context),
             TextSource(codes[cut:], self.context),
         )
-        return Dataset(
-            train, held_out, (self.context,), 1 + len(vocabulary), "language"
-        )
+        return Dataset(train, held_out, (self.context,), 1 + len(vocabulary), LANGUAGE)
 
 
 def encode(text: str, vocabulary: list[str]) -> Int32[np.ndarray, " characters"]:

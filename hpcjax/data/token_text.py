@@ -8,8 +8,10 @@ from typing import Annotated, ClassVar
 from hpcjax.core import checks, files
 from hpcjax.core.config import AtLeast, Config, FileName, Size
 from hpcjax.core.errors import DataFormatError
+from hpcjax.core.objective import Objective
 from hpcjax.data import corpora as texts
 from hpcjax.data.corpora import Part
+from hpcjax.data.objectives import LANGUAGE
 from hpcjax.data.source import Dataset, subset
 from hpcjax.data.text import TextSource
 from hpcjax.data.token_cache import cached_tokens, digest_of
@@ -38,7 +40,7 @@ class TokenTextConfig(Config):
         fixed shuffle; None takes all.
     """
 
-    kind: ClassVar[str] = "language"
+    objective: ClassVar[Objective] = LANGUAGE
 
     corpora: tuple[FileName, ...] = ("python-reference",)
     context: Size = 256
@@ -76,7 +78,7 @@ class TokenTextConfig(Config):
             for documents, part in ((training, "train"), (held_out, "validation"))
         ]
         return Dataset(
-            sources[0], sources[1], (self.context,), len(coder), "language", coder
+            sources[0], sources[1], (self.context,), len(coder), LANGUAGE, coder
         )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
+from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 from hpcjax.models.transformer_config import check_heads
 
@@ -25,7 +26,6 @@ class BertConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._bert:bert"
-    kinds: ClassVar[tuple[str, ...]] = ("masked",)
     stacks: ClassVar[tuple[str, ...]] = ("^blocks/",)
 
     depth: Size = 2
@@ -39,3 +39,9 @@ class BertConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_heads(self.width, self.heads)
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of what both heads put out."""
+        heads = {"tokens": Numbers(rank=2), "order": Numbers(rank=1)}
+        return objective.maps(Numbers(rank=2, tokens=True), heads)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
+from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 
 
@@ -18,8 +19,13 @@ class MlpConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._mlp:mlp"
-    kinds: ClassVar[tuple[str, ...]] = ("classification",)
 
     widths: tuple[Size, ...] = (256,)
     activation: Literal["relu", "tanh", "gelu_tanh"] = "relu"
     head_init: Literal["lecun", "zeros"] = "lecun"
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of values, and of numbers for each example."""
+        values = isinstance(objective.inputs, Numbers) and not objective.inputs.tokens
+        return values and objective.outputs == Numbers(rank=1)

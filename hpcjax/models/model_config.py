@@ -7,11 +7,18 @@ from hpcjax.core.config import Config
 
 if TYPE_CHECKING:
     from hpcjax import core
+    from hpcjax.core.objective import Objective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
     """Base of configs of models; the fields are the factory's keyword arguments."""
+
+    @classmethod
+    def takes(cls, objective: "Objective") -> bool:
+        """Says whether such a model takes its examples, and puts out what it scores."""
+        del objective
+        return True
 
     def make(
         self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
@@ -19,8 +26,8 @@ class ModelConfig(Config):
         """Builds the model.
 
         Args:
-          inputs: shape of one example, without the batch.
-          outputs: number of classes, or of words.
+          inputs: shape of one "x"; a mapping of shapes if it has several arrays.
+          outputs: number of classes, or of words: the last axis of what is put out.
           policy: dtypes; None for float32.
         """
         runtime = {} if policy is None else {"policy": policy}

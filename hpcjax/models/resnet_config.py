@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
+from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 
 
@@ -24,7 +25,6 @@ class ResNetConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._resnet:resnet"
-    kinds: ClassVar[tuple[str, ...]] = ("classification",)
 
     depth: Literal[8, 18, 20, 32, 50, 101] = 8
     width: Size | None = None
@@ -33,3 +33,11 @@ class ResNetConfig(ModelConfig):
     sync_axis: str | None = None
     zero_init_residual: bool = False
     head_init: Literal["lecun", "zeros"] = "lecun"
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of numbers for each image."""
+        return (objective.inputs, objective.outputs) == (
+            Numbers(rank=3),
+            Numbers(rank=1),
+        )

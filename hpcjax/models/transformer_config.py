@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from hpcjax.core import checks
 from hpcjax.core.config import Config, NotNegative, Positive, Size
+from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 
 
@@ -170,7 +171,6 @@ class CausalLmConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models.transformer:causal_lm"
-    kinds: ClassVar[tuple[str, ...]] = ("language",)
     stacks: ClassVar[tuple[str, ...]] = ("^blocks/",)
 
     depth: Size = 2
@@ -212,3 +212,11 @@ class CausalLmConfig(ModelConfig):
     def head_size(self) -> int:
         """Features of a head."""
         return self.head_dim or self.width // self.heads
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of numbers for each token."""
+        return (objective.inputs, objective.outputs) == (
+            Numbers(rank=1, tokens=True),
+            Numbers(rank=2),
+        )

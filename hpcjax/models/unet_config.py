@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from hpcjax.core.config import Size
+from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 
 
@@ -17,7 +18,14 @@ class UNetConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._unet:unet"
-    kinds: ClassVar[tuple[str, ...]] = ("segmentation",)
 
     depth: Size = 3
     width: Size = 16
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of numbers for each pixel."""
+        return (objective.inputs, objective.outputs) == (
+            Numbers(rank=3),
+            Numbers(rank=3),
+        )

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
+from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 
 
@@ -17,7 +18,14 @@ class VggConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._vgg:vgg"
-    kinds: ClassVar[tuple[str, ...]] = ("classification",)
 
     depth: Literal[11, 16] = 16
     width: Size = 64
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of numbers for each image."""
+        return (objective.inputs, objective.outputs) == (
+            Numbers(rank=3),
+            Numbers(rank=1),
+        )

@@ -100,7 +100,7 @@ class TrainingConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_claims()
-        self._check_kinds()
+        self._check_objective()
         self._check_processes()
 
     def _check_claims(self) -> None:
@@ -151,26 +151,24 @@ class TrainingConfig(Config):
         """
         self.train.rows(devices * self.processes)
 
-    def _check_kinds(self) -> None:
-        """Raises ConfigError if the model cannot learn this kind of data set."""
-        kind, kinds = (
-            getattr(self.dataset, "kind", None),
-            getattr(self.model, "kinds", None),
-        )
-        if kind is None or kinds is None or kind in kinds:
+    def _check_objective(self) -> None:
+        """Raises ConfigError if the model is not one for the data set."""
+        if _fit(self.model, self.dataset):
             return
         fitting = [
-            f"{field}={name}"
-            for field, fits in (
-                ("model", lambda cls: kind in getattr(cls, "kinds", (kind,))),
-                ("dataset", lambda cls: getattr(cls, "kind", kinds[0]) in kinds),
-            )
-            for name, cls in parts.classes(field).items()
-            if fits(cls)
+            f"model={name}"
+            for name, cls in parts.classes("model").items()
+            if _fit(cls, self.dataset)
+        ]
+        fitting += [
+            f"dataset={name}"
+            for name, cls in parts.classes("dataset").items()
+            if _fit(self.model, cls)
         ]
         raise ConfigError(
-            f"dataset={_name(self.dataset)} is {kind}, model={_name(self.model)} "
-            f"learns {' or '.join(kinds)}: take one of {', '.join(fitting)}"
+            f"dataset={_name(self.dataset)} is {self.dataset.objective.name}, which "
+            f"model={_name(self.model)} does not learn: take one of "
+            f"{', '.join(fitting)}"
         )
 
 
@@ -327,7 +325,7 @@ def outline(cfg: TrainingConfig, **more: str) -> "Outline":
     from hpcjax.runs import outlines
 
     columns = {"seconds": "step", "eval_seconds": "eval_step", "compile_seconds": ""}
-    for metric in ("loss", "error"):
+    for metric in cfg.dataset.objective.metrics:
         columns |= {metric: "step", f"val_{metric}": "eval_step"}
     for part in fields_of(cfg).values():
         columns |= getattr(part, "figures", {})
@@ -387,6 +385,12 @@ class StepConfig(Config):
         """Returns a thunk of one compiled step; see `train.step_thunk`."""
         made = self.task(optimizer, devices=devices)
         return train.step_thunk(made, self.batch_size, devices=devices, seed=self.seed)
+
+
+def _fit(model: Any, dataset: Any) -> bool:
+    """Says whether a model, or its class, learns a data set, as far as both say it."""
+    takes, asked = getattr(model, "takes", None), getattr(dataset, "objective", None)
+    return takes is None or asked is None or takes(asked)
 
 
 def _name(part: Any) -> str:

@@ -81,18 +81,18 @@ def state_shardings(state: Any, mesh: Mesh) -> Any:
     )
 
 
-def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+def place_batch(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Places this process's rows of a batch on its devices, split over the data axes.
 
     Args:
-      batch: arrays whose first axis is the rows of this process.
+      batch: arrays, or trees of them, whose first axis is the rows of this process.
       mesh: a mesh with data axes.
 
     Returns:
       Global arrays, whose first axis is split over the data axes.
     """
     sharding = NamedSharding(mesh, PartitionSpec(data_axes(mesh)))
-    return {
-        name: jax.make_array_from_process_local_data(sharding, np.asarray(rows))
-        for name, rows in batch.items()
-    }
+    return jax.tree.map(
+        lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)),
+        dict(batch),
+    )

@@ -7,10 +7,6 @@ from .loop import accumulating as accumulating
 from .loop import check_batch as check_batch
 from .loop import fit as fit
 from .loop import make_validator as make_validator
-from .objectives import OBJECTIVES as OBJECTIVES
-from .objectives import label_totals as label_totals
-from .objectives import masked_language_totals as masked_language_totals
-from .objectives import segmentation_totals as segmentation_totals
 from .recorder import Recorder as Recorder
 from .recorder import TeeRecorder as TeeRecorder
 from .state import TrainState as TrainState

@@ -10,7 +10,6 @@ from hpcjax import data, optim, perf
 from hpcjax.core import checks
 from hpcjax.core.method import Backward, Method, Optimization, RunSeed, Setup
 from hpcjax.core.model import Model
-from hpcjax.train.objectives import OBJECTIVES
 from hpcjax.train.task import rows_like
 
 if TYPE_CHECKING:
@@ -119,13 +118,12 @@ def _layer_flops(model: Model, dataset: "data.Dataset", rows: int) -> tuple[floa
     """Returns the FLOPs of each layer's backward pass for a number of examples."""
     batch = rows_like(dataset, rows)
     params, state = jax.eval_shape(model.init, jax.random.key(0))
-    objective = OBJECTIVES[dataset.kind]
 
     def loss(params: Any, state: Any, batch: Any) -> Any:
         outputs, _ = model.apply(
             params, state, batch["x"], train=True, key=jax.random.key(0)
         )
-        return objective(outputs, batch).sums["loss"]
+        return dataset.objective(outputs, batch).sums["loss"]
 
     layers = optim.layers_of_model(model, batch["x"])
     return perf.backward_flops(loss, layers, params, state, batch)

@@ -161,7 +161,7 @@ def local_batches(task: Task, config: TrainConfig, seed: int) -> data.Batches:
         task.dataset.train,
         config.batch_size,
         seed,
-        augment=task.augment,
+        augment=task.dataset.augment,
         shard=own_shard(task),
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcjax import data
-from hpcjax.core.method import Method, Objective
+from hpcjax.core.method import Method, Score
 from hpcjax.core.model import Model
 from hpcjax.sharding.mesh import data_axes, make_mesh
 
@@ -28,14 +28,12 @@ class Task:
       method: the training method.
       objective: `(outputs, batch) -> Totals`.
       dataset: training and validation sources.
-      augment: optional `(batch, rng) -> batch` on the host.
     """
 
     model: Model
     method: Method
-    objective: Objective
+    objective: Score
     dataset: "data.Dataset"
-    augment: Callable[..., Any] | None = None
     _made: dict[Hashable, Any] = dataclasses.field(
         default_factory=dict, init=False, repr=False
     )
@@ -55,21 +53,30 @@ class Task:
         return make_mesh(self.method.mesh_shape(devices))
 
 
-def batch_shapes(
-    task: Task, batch_size: int, mesh: Mesh
-) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(task: Task, batch_size: int, mesh: Mesh) -> dict[str, Any]:
     """Returns shapes and shardings of a global training batch, without making it."""
     sharding = NamedSharding(mesh, PartitionSpec(data_axes(mesh)))
-    return {
-        name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
-        for name, like in rows_like(task.dataset, batch_size).items()
-    }
+    return jax.tree.map(
+        lambda like: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding),
+        rows_like(task.dataset, batch_size),
+    )
 
 
-def rows_like(dataset: "data.Dataset", rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch of `rows` training examples."""
+def rows_like(dataset: "data.Dataset", rows: int) -> dict[str, Any]:
+    """Returns the shapes of a batch of `rows` training examples, as the model gets it.
+
+    Raises:
+      ConfigError: the augmentation does not fit the examples.
+    """
+    if isinstance(dataset.train, data.Sampler):
+        batch = dataset.train.sample(0, rows, 0, (0, 1))
+        return jax.tree.map(_like, batch)
     example = dataset.train.gather(np.array([0]))
-    return {
-        name: jax.ShapeDtypeStruct((rows, *values.shape[1:]), values.dtype)
-        for name, values in example.items()
-    }
+    if dataset.augment is not None:
+        example = dataset.augment(example, data.example_rng(0, 0), dataset.train)
+    return jax.tree.map(lambda values: _like(values, rows), example)
+
+
+def _like(values: np.ndarray, rows: int | None = None) -> jax.ShapeDtypeStruct:
+    shape = values.shape if rows is None else (rows, *values.shape[1:])
+    return jax.ShapeDtypeStruct(shape, values.dtype)

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from hpcjax import perf
+from hpcjax import data, perf
 from hpcjax.sharding.mesh import place_batch
 from hpcjax.train.state import init_state
 from hpcjax.train.step import train_step
@@ -19,11 +17,11 @@ def step_thunk(
 
     Args:
       task: model, method, objective and data.
-      batch_size: number of examples; the first of the training set are the batch.
+      batch_size: number of examples, those of the first batch.
       devices: number of devices of the task's mesh.
       seed: of the parameters.
     """
     mesh = task.mesh(devices)
-    batch = place_batch(task.dataset.train.gather(np.arange(batch_size)), mesh)
+    batch = place_batch(data.batches(task.dataset.train, batch_size, seed)[0], mesh)
     state = init_state(task, seed, mesh)
     return perf.stepper(train_step(task, mesh, state), state, batch)

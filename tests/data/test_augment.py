@@ -17,7 +17,7 @@ def batch_of(count=9, side=(7, 6), channels=2):
 @pytest.mark.parametrize("flip", [False, True])
 def test_equals_padding_cropping_and_mirroring_one_by_one(pad, flip):
     batch = batch_of()
-    got = data.pad_crop_flip(pad, flip)(batch, data.example_rng(3, 100))
+    got = data.crop_flip(pad, flip)(batch, data.example_rng(3, 100), None)
     draws = data.example_rng(3, 100).random((9, 4))
     border = ((pad, pad), (pad, pad), (0, 0))
     for image, out, draw in zip(batch["x"], got["x"], draws, strict=True):
@@ -41,14 +41,14 @@ def test_the_draws_of_an_example_are_its_own():
 def test_all_shifts_and_both_sides_occur():
     image = np.arange(81, dtype=np.float32).reshape(1, 9, 9, 1)
     batch = {"x": np.repeat(image, 400, 0), "y": np.zeros(400, np.int32)}
-    out = data.pad_crop_flip(1)(batch, data.example_rng(0, 0))["x"]
+    out = data.crop_flip(1)(batch, data.example_rng(0, 0), None)["x"]
     assert len({image.tobytes() for image in out}) == 3 * 3 * 2
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_sharded_streams_see_the_same_pictures(count):
     source = data.DigitsConfig(limit=50).load().train
-    augment = data.pad_crop_flip(2)
+    augment = data.crop_flip(2)
     whole = data.batches(source, 8, 1, augment=augment)[11]["x"]
     parts = [
         data.batches(source, 8, 1, augment=augment, shard=(index, count))[11]["x"]
@@ -61,19 +61,19 @@ def test_sharded_streams_see_the_same_pictures(count):
 
 def test_an_example_is_changed_differently_in_each_epoch():
     source = data.DigitsConfig(limit=1).load().train
-    stream = data.batches(source, 1, 1, augment=data.pad_crop_flip(2))
+    stream = data.batches(source, 1, 1, augment=data.crop_flip(2))
     assert len({stream[epoch]["x"].tobytes() for epoch in range(20)}) > 5
 
 
 def test_bad_pads_are_refused():
     with pytest.raises(ConfigError, match="pad must be an integer >= 0"):
-        data.pad_crop_flip(-1)
+        data.crop_flip(-1)
     with pytest.raises(ConfigError, match="below the side of the image"):
-        data.pad_crop_flip(6)(batch_of(), data.example_rng(0, 0))
+        data.crop_flip(6)(batch_of(), data.example_rng(0, 0), None)
 
 
 def test_the_config_makes_the_same_augmentation():
     batch = batch_of()
-    one = data.PadCropFlipConfig(pad=2).make()(batch, data.example_rng(0, 0))
-    other = data.pad_crop_flip(2)(batch, data.example_rng(0, 0))
+    one = data.CropFlipConfig(pad=2).make()(batch, data.example_rng(0, 0), None)
+    other = data.crop_flip(2)(batch, data.example_rng(0, 0), None)
     np.testing.assert_array_equal(one["x"], other["x"])

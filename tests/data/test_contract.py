@@ -65,18 +65,19 @@ def test_shapes_types_and_ranges(dataset):
         assert len(source) > 0
         batch = source.gather(np.arange(min(4, len(source))))
         rows = min(4, len(source))
-        extra = {"scored", "order"} if dataset.kind == "masked" else set()
+        name = dataset.objective.name
+        extra = {"scored", "order"} if name == "masked" else set()
         assert set(batch) == {"x", "y"} | extra
         assert batch["x"].shape == (rows, *dataset.inputs)
         assert batch["y"].dtype == np.int32
         assert batch["y"].min() >= 0
         assert batch["y"].max() < dataset.outputs
-        if dataset.kind == "language":
+        if name == "language":
             assert batch["x"].dtype == np.int32
             assert batch["y"].shape == batch["x"].shape
             assert batch["x"].max() < dataset.outputs
             np.testing.assert_array_equal(batch["x"][:, 1:], batch["y"][:, :-1])
-        elif dataset.kind == "masked":
+        elif name == "masked":
             assert batch["x"].dtype == np.int32
             assert batch["y"].shape == batch["scored"].shape == batch["x"].shape[:2]
             assert batch["x"][..., 0].max() < dataset.outputs
@@ -84,7 +85,7 @@ def test_shapes_types_and_ranges(dataset):
             assert (batch["scored"].sum(1) >= 1).all()
             assert set(batch["order"]) <= {0, 1}
         else:
-            space = dataset.inputs[:2] if dataset.kind == "segmentation" else ()
+            space = dataset.inputs[:2] if name == "segmentation" else ()
             assert batch["x"].dtype == np.float32
             assert np.isfinite(batch["x"]).all()
             assert batch["y"].shape == (rows, *space)
@@ -182,9 +183,9 @@ def test_every_config_and_entry_is_registered(tiny_root):
 
 
 def test_fields_of_the_augmentation_equal_its_factorys():
-    parameters = inspect.signature(data.pad_crop_flip).parameters
+    parameters = inspect.signature(data.crop_flip).parameters
     expected = {name: each.default for name, each in parameters.items()}
-    fields = dataclasses.fields(data.PadCropFlipConfig)
+    fields = dataclasses.fields(data.CropFlipConfig)
     assert {field.name: field.default for field in fields} == expected
 
 
@@ -224,7 +225,7 @@ def test_fields_of_the_augmentation_equal_its_factorys():
             lambda: data.MriSlicesConfig(std=(0.0, 1.0, 1.0)),
             r"std\[\d\] must be .* > 0",
         ),
-        (lambda: data.PadCropFlipConfig(pad=-1), "pad must be an integer >= 0"),
+        (lambda: data.CropFlipConfig(pad=-1), "pad must be an integer >= 0"),
     ],
 )
 def test_configs_refuse_what_cannot_be(make, words):

@@ -250,7 +250,7 @@ def test_token_windows_are_the_documents_in_a_row(tmp_path):
         lost = whole.removeprefix(coder.decode(tokens))
         assert len(coder.encode(lost)) < 16
     assert read.outputs == len(coder) == 280
-    assert read.kind == "language"
+    assert read.objective.name == "language"
 
 
 def test_a_vocabulary_is_made_once_of_what_is_trained_on(tmp_path, monkeypatch):

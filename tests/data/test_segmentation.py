@@ -71,7 +71,11 @@ def test_slices_hold_what_was_written(tmp_path):
     writers.write_slices(tmp_path, 5)
     read = load(tmp_path, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     assert (len(read.train), len(read.validation)) == (12, 8)
-    assert (read.inputs, read.outputs, read.kind) == ((24, 24, 3), 2, "segmentation")
+    assert (read.inputs, read.outputs, read.objective.name) == (
+        (24, 24, 3),
+        2,
+        "segmentation",
+    )
     patients = []
     for part in (read.train, read.validation):
         batch = part.gather(np.arange(len(part)))

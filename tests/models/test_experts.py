@@ -44,7 +44,7 @@ def task_of(model, optimizer):
         validation=texts,
         inputs=(CONTEXT,),
         outputs=WORDS,
-        kind="language",
+        objective=data.TokenTextConfig.objective,
     )
     return train.supervised(model, optimizer, dataset)
 

@@ -44,8 +44,8 @@ WHOLE = {
     [
         (
             {"model": CausalLmConfig()},
-            "dataset=digits is classification, model=causal_lm learns language: take "
-            "one of model=mlp, model=resnet, model=vgg, dataset=char_text, "
+            "dataset=digits is classification, which model=causal_lm does not learn: "
+            "take one of model=mlp, model=resnet, model=vgg, dataset=char_text, "
             "dataset=token_text",
         ),
         (

@@ -47,14 +47,14 @@ def fit(folder, task, steps, devices):
     return state, {r["step"]: r["loss"] for r in records if "loss" in r}
 
 
-def jitter(batch, rng):
+def jitter(batch, rng, _):
     """Draws by the place of an example in the whole order, whoever draws."""
     return {**batch, "x": batch["x"] + rng.random((len(batch["x"]), 4)).astype("f4")}
 
 
 @pytest.mark.faults(4)
 def test_a_run_moves_between_device_counts(tmp_path):
-    task = tiny.task(optax.adam(0.05)).replace(augment=jitter)
+    task = tiny.task(optax.adam(0.05), augment=jitter)
     _, undisturbed = fit(tmp_path / "whole", task, 15, 8)
     losses = {}
     for steps, devices in ((5, 8), (10, 4), (15, 8)):

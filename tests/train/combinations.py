@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +11,9 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from hpcjax import averaging, data, optim, sharding, train
+from hpcjax import averaging, core, data, optim, sharding, train
 from hpcjax.core import after, parts, per_device, trees
+from hpcjax.data.objectives import CLASSIFICATION, LANGUAGE, SEGMENTATION
 from hpcjax.optim import kfac
 from hpcjax.runs.training import with_stacks
 from tests.train import hlo_order
@@ -33,6 +35,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 # One of each family: perceptrons, convolutions with batch norms, stacks of blocks.
 FAMILIES = ("mlp", "unet", "causal_lm")
+OBJECTIVES = CLASSIFICATION, LANGUAGE, SEGMENTATION
 SPARSE = {"density": 0.3}
 DEVICES = (4, 1)
 STEPS, ROWS = 2, 8
@@ -203,25 +206,26 @@ class Made(data.Source):
         return {name: rows[indices] for name, rows in self.arrays.items()}
 
 
-def dataset(kind: str, size: int) -> data.Dataset:
-    """Returns examples that a model of this kind learns."""
+def dataset(takes: Callable[[core.Objective], bool], size: int) -> data.Dataset:
+    """Returns examples of the first objective that a model takes."""
+    objective = next(filter(takes, OBJECTIVES))
     rng, count = np.random.default_rng(0), ROWS * STEPS
     outputs, inputs = 5, (size, size, 1)
-    if kind == "language":
+    if objective is LANGUAGE:
         inputs = (6,)
         tokens = rng.integers(0, outputs, (2, count, 6)).astype(np.int32)
         arrays = {"x": tokens[0], "y": tokens[1]}
     else:
         x = rng.standard_normal((count, *inputs)).astype(np.float32)
-        shape = (count, size, size) if kind == "segmentation" else (count,)
+        shape = (count, size, size) if objective is SEGMENTATION else (count,)
         arrays = {"x": x, "y": rng.integers(0, outputs, shape).astype(np.int32)}
-    return data.Dataset(Made(arrays), Made(arrays), inputs, outputs, kind)
+    return data.Dataset(Made(arrays), Made(arrays), inputs, outputs, objective)
 
 
 def problem(name: str) -> tuple[Any, data.Dataset]:
     """Returns a small model of a family, and examples for it."""
     made = config("model", name)
-    own = dataset(made.kinds[0], 8)
+    own = dataset(made.takes, 8)
     return made.make(own.inputs, own.outputs), own
 
 
@@ -265,7 +269,6 @@ def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -
         optax.chain(*_links(row, made["exchange"], model, own), tx)
     )
     worker = _worker(row, chained)
-    objective = train.OBJECTIVES[own.kind]
 
     def step(held, opt, state, batch, number):
         held, opt = per_device.enter((held, opt))
@@ -273,7 +276,7 @@ def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -
         inner = opt.own.value.inner if worker else opt
 
         def loss(outputs, labels):
-            totals = objective(outputs, {**batch, "y": labels})
+            totals = own.objective(outputs, {**batch, "y": labels})
             return totals.sums["loss"] / totals.count, totals.count
 
         def forward(params, taps=None):

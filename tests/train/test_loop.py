@@ -15,7 +15,7 @@ import optax
 import pytest
 from hypothesis import strategies as st
 
-from hpcjax import sharding, train
+from hpcjax import metrics, sharding, train
 from hpcjax.core import ConfigError, DataFormatError, Diverged, Interrupted, Preempted
 from hpcjax.runs import results
 from hpcjax.runs.metrics import Metrics
@@ -401,7 +401,7 @@ def test_no_array_outlives_the_steps():
 def test_language_labels_are_weighted_by_row():
     logits = jnp.zeros((2, 3, 5)).at[0, :, 1].set(9.0)
     batch = {"y": jnp.ones((2, 3), jnp.int32), "weight": jnp.asarray([1.0, 0.0])}
-    totals = train.label_totals(logits, batch)
+    totals = metrics.label_totals(logits, batch)
     assert float(totals.count) == 3
     assert float(totals.sums["error"]) == 0
     expected = 3 * np.log(1 + 4 * np.exp(-9.0))

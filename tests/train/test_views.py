@@ -100,7 +100,7 @@ def test_a_step_is_that_of_the_view_and_its_penalty(name):
         key = jax.random.fold_in(own, rank)
         seen = viewed.view(held, keys.derive(key, "sparsity"))
         outputs, _ = plain.apply(seen, {}, rows["x"], train=True, key=key)
-        totals = train.OBJECTIVES[task.dataset.kind](outputs, rows)
+        totals = task.objective(outputs, rows)
         return totals.means()["loss"] + viewed.penalty(held)
 
     halves = [

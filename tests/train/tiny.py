@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hpcjax import data, train
+from hpcjax import core, data, metrics, train
 from hpcjax.core import Model
 
 
@@ -29,13 +29,23 @@ class Points:
         return {"x": self.inputs[indices], "y": self.labels[indices]}
 
 
-def dataset() -> data.Dataset:
+OBJECTIVE = core.Objective(
+    name="points",
+    inputs=core.Numbers(rank=1),
+    outputs=core.Numbers(rank=1),
+    score=metrics.label_totals,
+    metrics={"loss": "low", "error": "low"},
+)
+
+
+def dataset(augment: data.Augment | None = None) -> data.Dataset:
     return data.Dataset(
         train=Points(),
         validation=Points(count=37, seed=1),
         inputs=(4,),
         outputs=3,
-        kind="classification",
+        objective=OBJECTIVE,
+        augment=augment,
     )
 
 
@@ -50,8 +60,12 @@ def linear() -> Model:
     return Model(init, apply)
 
 
-def task(optimizer: optax.GradientTransformation | None = None) -> train.Task:
-    return train.supervised(linear(), optimizer or optax.sgd(0.1, 0.9), dataset())
+def task(
+    optimizer: optax.GradientTransformation | None = None,
+    augment: data.Augment | None = None,
+) -> train.Task:
+    method = optimizer or optax.sgd(0.1, 0.9)
+    return train.supervised(linear(), method, dataset(augment))
 
 
 class Records(list):

@@ -1,23 +1,25 @@
-"""Objectives: sums over the scored items of a batch, for each kind of data."""
+"""Scores of outputs: sums over the scored items of a batch."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hpcjax import metrics, models
-from hpcjax.core.method import Batch, Objective, Totals
-from hpcjax.data.source import Kind
+from hpcjax.core.method import Batch, Totals
+from hpcjax.metrics.classification import token_cross_entropy
+from hpcjax.metrics.segmentation import dice
 
 
 def label_totals(
-    logits: "Float[Array, 'batch *time labels'] | models.ChunkedLogits", batch: Batch
+    logits: "Float[Array, 'batch *time labels'] | Any", batch: Batch
 ) -> Totals:
     """Sums cross-entropy (nats) and errors over the labels of a batch.
 
     Args:
-      logits: unnormalised log-probabilities, or `ChunkedLogits` to compute in chunks.
+      logits: unnormalised log-probabilities, or what computes them in chunks and gives
+        each to a function, such as `models.ChunkedLogits`.
       batch: int labels `"y"` [batch, *time] and, in validation, `"weight"` [batch].
     """
     labels = batch["y"]
@@ -27,7 +29,7 @@ def label_totals(
         # examples that pad the last batch.
         rows = batch["weight"]
         weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
-    if isinstance(logits, models.ChunkedLogits):
+    if hasattr(logits, "each"):
         losses, wrong = logits.each(_scores, labels)
     else:
         losses, wrong = _scores(logits, labels)
@@ -38,10 +40,10 @@ def label_totals(
 def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns cross-entropies, and 1.0 where the largest logit is not the label's."""
     wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
-    return metrics.token_cross_entropy(logits, labels), wrong
+    return token_cross_entropy(logits, labels), wrong
 
 
-def masked_language_totals(outputs: "models.BertOutputs", batch: Batch) -> Totals:
+def masked_language_totals(outputs: Any, batch: Batch) -> Totals:
     """Sums BERT's two cross-entropies (nats) and errors over the scored tokens.
 
     The loss of a scored token is its own cross-entropy plus that of its example's
@@ -50,7 +52,7 @@ def masked_language_totals(outputs: "models.BertOutputs", batch: Batch) -> Total
     which is the same for all sequences of one length.
 
     Args:
-      outputs: logits of both heads.
+      outputs: logits of both heads, `tokens` and `order`, as `models.BertOutputs`.
       batch: int tokens `"y"` [batch, time], float `"scored"` [batch, time] that is 1
         where a token is to be predicted and else 0, int labels `"order"` [batch] and,
         in validation, `"weight"` [batch].
@@ -110,8 +112,8 @@ def segmentation_totals(
     # `predicted · target` is 1 where a pixel of that class is right; the sum over all
     # classes therefore counts the right pixels.
     space = tuple(range(1, labels.ndim))
-    soft = metrics.dice(jax.nn.softmax(logits.astype(jnp.float32)), target, smooth=1.0)
-    entropy = jnp.mean(metrics.token_cross_entropy(logits, labels), axis=space)
+    soft = dice(jax.nn.softmax(logits.astype(jnp.float32)), target, smooth=1.0)
+    entropy = jnp.mean(token_cross_entropy(logits, labels), axis=space)
     right, both = (
         jnp.sum(values, axis=space)
         for values in (predicted * target, predicted + target)
@@ -125,11 +127,3 @@ def segmentation_totals(
     }
     sums = {name: jnp.sum(weight * values) for name, values in per_image.items()}
     return Totals(sums, jnp.sum(weight))
-
-
-OBJECTIVES: dict[Kind, Objective] = {
-    "classification": label_totals,
-    "language": label_totals,
-    "masked": masked_language_totals,
-    "segmentation": segmentation_totals,
-}

@@ -1,0 +1,74 @@
+"""What a data set asks of a model, and how the model's outputs are scored; no JAX."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hpcjax.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpcjax.core.method import Batch, Totals
+
+Better = Literal["low", "high", "neither"]
+
+
+class Numbers(NamedTuple):
+    """One array of an example, or of what a model puts out for it.
+
+    Attributes:
+      rank: number of its axes, without that of the examples.
+      tokens: whether it holds numbers of things, such as words, rather than values.
+    """
+
+    rank: int
+    tokens: bool = False
+
+    def __str__(self) -> str:
+        """Returns it in words."""
+        return f"{'tokens' if self.tokens else 'values'} of rank {self.rank}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The objective of a data set; to call it scores a model's outputs.
+
+    Attributes:
+      name: of what is learned, such as "classification", for messages.
+      inputs: what an example's "x" is: `Numbers`, or a mapping of them by name.
+      outputs: what a model must put out for an example, likewise.
+      score: a pure function `(outputs, batch) -> Totals`, or "module:function", which
+        is imported when it is first wanted, and JAX with it.
+      metrics: the names of its sums, and what of each is better. One is "loss".
+    """
+
+    name: str
+    inputs: Any
+    outputs: Any
+    score: "str | Callable[[Any, Batch], Totals]"
+    metrics: Mapping[str, Better]
+
+    def __call__(self, outputs: Any, batch: "Batch") -> "Totals":
+        """Scores outputs.
+
+        Raises:
+          ConfigError: the score's sums have not the names of `metrics`.
+        """
+        totals = self.find_score()(outputs, batch)
+        if set(totals.sums) != set(self.metrics):
+            raise ConfigError(
+                f"the score of {self.name} must sum {sorted(self.metrics)}: got "
+                f"{sorted(totals.sums)}"
+            )
+        return totals
+
+    def maps(self, inputs: Any, outputs: Any) -> bool:
+        """Says whether it asks for exactly these outputs of exactly these inputs."""
+        return (self.inputs, self.outputs) == (inputs, outputs)
+
+    def find_score(self) -> "Callable[[Any, Batch], Totals]":
+        """Returns the function that scores."""
+        if callable(self.score):
+            return self.score
+        module, _, name = self.score.partition(":")
+        return getattr(importlib.import_module(module), name)

@@ -1,0 +1,43 @@
+"""The objectives of the data sets of this room.
+
+A data set of another kind brings its own: a `core.Objective` beside its config.
+"""
+
+from hpcjax.core.objective import Numbers, Objective
+
+IMAGES = Numbers(rank=3)  # [height, width, channels]
+
+CLASSIFICATION = Objective(
+    name="classification",
+    inputs=IMAGES,
+    outputs=Numbers(rank=1),
+    score="hpcjax.metrics.totals:label_totals",
+    metrics={"loss": "low", "error": "low"},
+)
+LANGUAGE = Objective(
+    name="language",
+    inputs=Numbers(rank=1, tokens=True),
+    outputs=Numbers(rank=2),
+    score="hpcjax.metrics.totals:label_totals",
+    metrics={"loss": "low", "error": "low"},
+)
+MASKED = Objective(
+    name="masked",
+    inputs=Numbers(rank=2, tokens=True),
+    outputs={"tokens": Numbers(rank=2), "order": Numbers(rank=1)},
+    score="hpcjax.metrics.totals:masked_language_totals",
+    metrics={
+        "loss": "low",
+        "token_loss": "low",
+        "token_error": "low",
+        "order_loss": "low",
+        "order_error": "low",
+    },
+)
+SEGMENTATION = Objective(
+    name="segmentation",
+    inputs=IMAGES,
+    outputs=Numbers(rank=3),
+    score="hpcjax.metrics.totals:segmentation_totals",
+    metrics={"loss": "low", "error": "low", "overlap": "high", "area": "neither"},
+)
