@@ -1,12 +1,15 @@
 """Made-up runs for tests of tables, and what a table says of them."""
 
+import pathlib
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from hpcjax.runs.tables import Table, judge
+from hpcjax.runs import discover
+from hpcjax.runs.tables import Runs, Table, judge
 
 
 def run(
@@ -37,6 +40,30 @@ def run(
             same = xr.DataArray(values, dims=dims.split())
             found[name] = same.expand_dims(seed=list(seeds))
     return xr.Dataset(found, {dim: list(labels) for dim, labels in coords.items()})
+
+
+def check_reduction(table: Table, tier: str, root: pathlib.Path) -> None:
+    """Reduces drawn runs; there must be all columns, and a number for each claim."""
+    draws = np.random.default_rng(zlib.crc32(table.id.encode()))
+    runs_of = table.tier(tier).runs.items()
+    made = table.reduce({name: draw(runs, draws, root) for name, runs in runs_of})
+    assert set(table.columns) <= set(made.data_vars)
+    assert made.indexes["row"].is_unique
+    for name in table.columns:
+        assert made[name].dims in [("row",), ()]
+        if f"{name}_low" in made:
+            assert (made[f"{name}_low"] <= made[f"{name}_high"]).any()
+    for verdict in judge(table.tier(tier), made):
+        assert not np.isnan(verdict.ours), verdict
+        assert verdict.broken is None or not np.isnan(verdict.broken), verdict
+
+
+def draw(runs: Runs, draws: np.random.Generator, root: pathlib.Path) -> xr.Dataset:
+    """Returns results of a row's config under each of its seeds, as it outlines them."""
+    loaded = discover.load(runs.config, runs.overrides, root)
+    columns, given = discover.outline_of(loaded.config)
+    labels = {dim: range(n) if isinstance(n, int) else n for dim, n in given.items()}
+    return run(labels, seeds=runs.seeds, draws=draws, **columns)
 
 
 class Judged(NamedTuple):

@@ -1,0 +1,97 @@
+"""A paper in a root of its own, of a new kind of data: nothing of the house knows it.
+
+`tests/toy` has a data set that draws its own batches, of a tree of arrays, with a score
+of its own; a model that takes them; a table with a claim and a control.
+"""
+
+import pathlib
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from hpcjax.core import ConfigError
+from hpcjax.runs import build, cli, discover, execute, plan
+from hpcjax.runs.directory import open_run
+from tests.experiments import rows
+
+TOY = pathlib.Path(__file__).parents[1] / "toy"
+
+
+@pytest.fixture
+def root(tmp_path):
+    return pathlib.Path(shutil.copytree(TOY, tmp_path / "root"))
+
+
+def test_a_paper_is_few_lines():
+    files = [path for path in TOY.rglob("*") if path.suffix in (".py", ".md")]
+    assert len(files) <= 6
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 180
+
+
+def test_it_is_listed_and_planned(root, capsys):
+    assert cli.main(["list", "waves", "--root", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert "waves/move" in shown
+    assert "waves/stencils" in shown
+    entry, name = discover.find("waves/move", root)
+    assert entry.small(name) == {
+        "dataset.size": "8",
+        "train.steps": "4",
+        "train.batch_size": "8",
+    }
+    assert plan.plan_run("waves/move", entry.small(name), root=root).flops > 0
+
+
+def test_its_table_is_made_and_can_be_made_of_any_runs(root):
+    made = build.build_table("waves/stencils", root=root, progress=False)
+    (verdict,) = made.verdicts
+    assert verdict.holds, verdict
+    rows.check_reduction(discover.find_tables(root)["waves/stencils"], "cpu", root)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_it_is_resumed_bit_for_bit(root, devices):
+    small = {"dataset.size": "8", "train.batch_size": "8", "train.keep": "3"}
+    found = {}
+    for name, steps in (("whole", (6,)), ("parts", (3, 6))):
+        run = None
+        for length in steps:
+            run = execute.run(
+                "waves/move",
+                {**small, "train.steps": str(length)},
+                root=root,
+                resume=run and run.id,
+                devices=devices,
+                quiet=True,
+            )
+        found[name] = open_run(root, run.id).records()
+    assert _values(found["whole"]) == _values(found["parts"])
+
+
+def _values(records):
+    return [(r["step"], r["loss"]) for r in records if "loss" in r]
+
+
+def test_shards_of_what_it_draws_are_the_batch(root):
+    sampler = discover.load("waves/move", {}, root).config.dataset.load().train
+    whole = sampler.sample(5, 8, 1, (0, 1))
+    parts = [sampler.sample(5, 8, 1, (index, 2)) for index in range(2)]
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    chex.assert_trees_all_equal(joined, whole)
+    other = sampler.sample(6, 8, 1, (0, 1))
+    assert not np.array_equal(other["y"], whole["y"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ({"model": "mlp"}, "waves is forecast, which model=mlp .* model=stencil"),
+        ({"dataset": "digits"}, "model=stencil does not learn: .* dataset=waves"),
+    ],
+)
+def test_what_does_not_fit_it_is_refused_with_what_does(root, overrides, told):
+    with pytest.raises(ConfigError, match=told):
+        discover.load("waves/move", overrides, root)
