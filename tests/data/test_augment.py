@@ -46,9 +46,9 @@ def test_all_shifts_and_both_sides_occur():
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_sharded_streams_see_the_same_pictures(count):
+@pytest.mark.parametrize("augment", [data.crop_flip(2), data.mixup()])
+def test_sharded_streams_see_the_same_pictures(count, augment):
     source = data.DigitsConfig(limit=50).load().train
-    augment = data.crop_flip(2)
     whole = data.batches(source, 8, 1, augment=augment)[11]["x"]
     parts = [
         data.batches(source, 8, 1, augment=augment, shard=(index, count))[11]["x"]
@@ -77,3 +77,66 @@ def test_the_config_makes_the_same_augmentation():
     one = data.CropFlipConfig(pad=2).make()(batch, data.example_rng(0, 0), None)
     other = data.crop_flip(2)(batch, data.example_rng(0, 0), None)
     np.testing.assert_array_equal(one["x"], other["x"])
+
+
+def test_masks_move_with_their_images():
+    batch = batch_of()
+    batch["y"] = batch["x"][..., 0]
+    moved = data.crop_flip(2)(batch, data.example_rng(0, 0), None)
+    np.testing.assert_array_equal(moved["y"], moved["x"][..., 0])
+    assert not np.array_equal(moved["y"], batch["y"])
+
+
+@pytest.mark.parametrize("alpha", [0.4, 1.0])
+def test_mixup_mixes_with_examples_of_the_source_by_shares_of_the_beta(alpha):
+    """Images that are one number tell the share: the source's are all 1."""
+    source = data.DigitsConfig(limit=50).load().train
+    count = 4000
+    zeros = np.zeros((count, 8, 8, 1), np.float32)
+    batch = {"x": zeros, "y": np.arange(count)}
+    ones = Ones(source)
+    mixed = data.mixup(alpha)(batch, data.example_rng(0, 0), ones)
+    share = 1 - mixed["x"][:, 0, 0, 0]
+    assert mixed["x"].dtype == np.float32
+    np.testing.assert_array_equal(
+        mixed["x"], np.broadcast_to(mixed["x"][:, :1, :1], zeros.shape)
+    )
+    np.testing.assert_array_equal(mixed["y"], batch["y"])
+    # Mean and variance of Beta(α + 1, α).
+    mean = (alpha + 1) / (2 * alpha + 1)
+    variance = mean * (1 - mean) / (2 * alpha + 2)
+    assert share.mean() == pytest.approx(mean, abs=4 * np.sqrt(variance / count))
+    assert share.var() == pytest.approx(variance, rel=0.1)
+    assert len(np.unique(ones.asked)) == len(source)
+
+
+def test_its_loss_is_expected_to_be_the_one_of_the_paper():
+    """λ ℓ(y) + (1 − λ) ℓ(y') with λ of Beta(α, α), over all pairs of some points."""
+    rng, alpha = np.random.default_rng(0), 0.7
+    x, y = rng.normal(size=6), rng.integers(0, 2, 6)
+
+    def loss(x, y):
+        return np.logaddexp(0, np.where(y == 1, -x, x))
+
+    theirs, ours = [], []
+    for i, j in np.ndindex(6, 6):
+        one, other = rng.beta(alpha, alpha, 5000), rng.beta(alpha + 1, alpha, 5000)
+        mixed = one * x[i] + (1 - one) * x[j]
+        theirs.append(np.mean(one * loss(mixed, y[i]) + (1 - one) * loss(mixed, y[j])))
+        ours.append(np.mean(loss(other * x[i] + (1 - other) * x[j], y[i])))
+    assert np.mean(ours) == pytest.approx(np.mean(theirs), rel=5e-3)
+
+
+class Ones:
+    """A source whose images are all 1, and which remembers what it was asked for."""
+
+    def __init__(self, source):
+        self.source, self.asked = source, []
+
+    def __len__(self):
+        return len(self.source)
+
+    def gather(self, indices):
+        self.asked.extend(indices)
+        batch = self.source.gather(indices)
+        return {**batch, "x": np.ones_like(batch["x"])}

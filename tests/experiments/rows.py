@@ -59,7 +59,7 @@ def check_reduction(table: Table, tier: str, root: pathlib.Path) -> None:
 
 
 def draw(runs: Runs, draws: np.random.Generator, root: pathlib.Path) -> xr.Dataset:
-    """Returns results of a row's config under each of its seeds, as it outlines them."""
+    """Returns results of a row under each of its seeds, as its config outlines them."""
     loaded = discover.load(runs.config, runs.overrides, root)
     columns, given = discover.outline_of(loaded.config)
     labels = {dim: range(n) if isinstance(n, int) else n for dim, n in given.items()}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hpcjax import data, metrics, models, optim, sharding, train
+from hpcjax import core, data, metrics, models, optim, sharding, train
 from tests.data import writers
 from tests.train import tiny
 
@@ -178,3 +178,12 @@ def test_chunked_logits_give_the_same_totals(chunk):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), totals[0], totals[1]
     )
+
+
+def test_a_score_sums_what_its_objective_names():
+    objective = dataclasses.replace(tiny.OBJECTIVE, metrics={"loss": "low"})
+    batch = tiny.dataset().train.gather(np.arange(4))
+    with pytest.raises(
+        core.ConfigError, match=r"points must sum \['loss'\]: got \['er"
+    ):
+        objective(batch["x"][:, :3], batch)

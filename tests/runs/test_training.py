@@ -338,3 +338,28 @@ def test_a_run_with_parameters_of_half_the_size_is_resumed_bit_for_bit(tmp_path)
 def test_other_dtypes_are_refused():
     with pytest.raises(ConfigError, match=r"param must be .*'bfloat16'.*'float16'"):
         TrainingConfig(param="float16")
+
+
+@pytest.mark.parametrize("augment", ["cropflip", "mixup"])
+def test_an_augmented_run_is_resumed_bit_for_bit(tmp_path, augment):
+    chosen = {**SMALL, "dataset.augment": augment, "dataset.limit": "40"}
+    found = {}
+    for name, steps in (("whole", (6,)), ("parts", (3, 6))):
+        run = None
+        for length in steps:
+            run = execute.run(
+                "train/digits",
+                {**chosen, "train.steps": str(length)},
+                root=tmp_path,
+                resume=run and run.id,
+                quiet=True,
+            )
+        found[name] = run.dataset["loss"].values.tolist()
+    assert found["whole"] == found["parts"]
+    assert len(found["whole"]) == 6
+
+
+def test_a_shift_that_no_image_has_room_for_is_refused_before_compiling(tmp_path):
+    chosen = {**SMALL, "dataset.augment": "cropflip", "dataset.augment.pad": "8"}
+    with pytest.raises(ConfigError, match="pad must be below the side of the image"):
+        execute.run("train/digits", chosen, root=tmp_path, quiet=True)
