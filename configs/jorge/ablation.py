@@ -21,4 +21,3 @@ jorge = dataclasses.replace(
     ),
 )
 base = jorge
-smoke = digits.smoke

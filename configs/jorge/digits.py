@@ -31,4 +31,3 @@ JORGE = JorgeFromSgdConfig(
 )
 jorge = dataclasses.replace(sgd, optimizer=JORGE)
 base = jorge
-smoke = {"train.steps": "2", "train.batch_size": "16", "model.width": "2"}

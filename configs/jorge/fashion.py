@@ -22,4 +22,3 @@ adamw = dataclasses.replace(sgd, optimizer=digits.adamw.optimizer)
 shampoo = dataclasses.replace(sgd, optimizer=digits.shampoo.optimizer)
 jorge = dataclasses.replace(sgd, optimizer=digits.jorge.optimizer)
 base = jorge
-smoke = {**digits.smoke, "dataset.limit": "32", "dataset.validation_limit": "8"}

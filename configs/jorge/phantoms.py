@@ -20,4 +20,3 @@ adamw = dataclasses.replace(sgd, optimizer=digits.adamw.optimizer)
 shampoo = dataclasses.replace(sgd, optimizer=digits.shampoo.optimizer)
 jorge = dataclasses.replace(sgd, optimizer=digits.jorge.optimizer)
 base = jorge
-smoke = phantoms.smoke

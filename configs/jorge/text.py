@@ -27,9 +27,3 @@ shampoo = dataclasses.replace(sgd, optimizer=SHAMPOO)
 JORGE = dataclasses.replace(digits.JORGE, stacked=BLOCKS)
 jorge = dataclasses.replace(sgd, optimizer=JORGE)
 base = jorge
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "8",
-    "dataset.context": "8",
-    "model.width": "8",
-}

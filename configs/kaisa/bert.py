@@ -33,10 +33,4 @@ SKIP_HEAD = (*SKIP, "^decoder_bias$")
 KFAC = dataclasses.replace(digits.KFAC, base=LAMB, skip=SKIP_HEAD)
 kfac = dataclasses.replace(lamb, optimizer=KFAC)
 base = kfac
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "4",
-    "dataset.context": "16",
-    "dataset.vocabulary": "60",
-    "model.width": "8",
-}
+smoke = {"train.batch_size": "4"}

@@ -33,4 +33,3 @@ KFAC = KfacConfig(
 )
 kfac = dataclasses.replace(sgd, optimizer=KFAC)
 base = kfac
-smoke = {"train.steps": "2", "train.batch_size": "16", "model.width": "2"}

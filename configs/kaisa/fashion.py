@@ -21,4 +21,3 @@ sgd = dataclasses.replace(
 adamw = dataclasses.replace(sgd, optimizer=digits.adamw.optimizer)
 kfac = dataclasses.replace(sgd, optimizer=digits.KFAC)
 base = kfac
-smoke = {**digits.smoke, "dataset.limit": "32", "dataset.validation_limit": "8"}

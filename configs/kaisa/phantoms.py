@@ -23,11 +23,3 @@ adamw = dataclasses.replace(
 sgd = dataclasses.replace(adamw, optimizer=digits.SGD)
 kfac = dataclasses.replace(adamw, optimizer=digits.KFAC)
 base = kfac
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "2",
-    "model.width": "2",
-    "dataset.patients": "4",
-    "dataset.slices": "2",
-    "dataset.size": "16",
-}

@@ -39,11 +39,8 @@ full = dataclasses.replace(
 )
 base = small
 smoke = {
-    "train.steps": "2",
     "train.batch_size": "8",
     "dataset.corpora": "[python-reference]",
-    "dataset.vocabulary": "300",
-    "dataset.context": "8",
     "dataset.limit": "4",
     "model.width": "24",
 }

@@ -39,9 +39,3 @@ gtopk = dataclasses.replace(dense, exchange=GTopkConfig(**SPARSE))
 gaussian_k = dataclasses.replace(dense, exchange=GaussianKConfig(**SPARSE))
 ok_topk = dataclasses.replace(dense, exchange=OkTopkConfig(**SPARSE))
 base = ok_topk
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "16",
-    "model.depth": "11",
-    "model.width": "1",
-}

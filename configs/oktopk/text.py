@@ -28,9 +28,3 @@ gtopk = dataclasses.replace(dense, exchange=fashion.gtopk.exchange)
 gaussian_k = dataclasses.replace(dense, exchange=fashion.gaussian_k.exchange)
 ok_topk = dataclasses.replace(dense, exchange=fashion.ok_topk.exchange)
 base = ok_topk
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "8",
-    "dataset.context": "8",
-    "model.width": "8",
-}

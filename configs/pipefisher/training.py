@@ -30,4 +30,3 @@ fresh = dataclasses.replace(
     lamb, optimizer=PipeFisherConfig(base=LAMB, damping=1e-2, fresh=True)
 )
 base = pipefisher
-smoke = text.smoke

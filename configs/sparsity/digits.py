@@ -37,9 +37,4 @@ dsr = dataclasses.replace(
     sparsity=dataclasses.replace(RANDOM, compare="all", redistribute="survivors"),
 )
 base = rigl
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "16",
-    "model": "mlp",
-    "model.widths": "[4]",
-}
+smoke = {"model": "mlp", "model.widths": "[4]"}

@@ -53,8 +53,6 @@ two_of_four = dataclasses.replace(
 )
 base = gradual
 smoke = {
-    "train.steps": "2",
-    "train.batch_size": "16",
     "model": "mlp",
     "model.widths": "[4]",
     "sparsity.schedule": "oneshot",

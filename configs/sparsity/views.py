@@ -41,9 +41,4 @@ soft_threshold = dataclasses.replace(
     sparsity=SoftThresholdConfig(start_at=-2.0, exclude=EXCLUDE),
 )
 base = straight_through
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "16",
-    "model": "mlp",
-    "model.widths": "[4]",
-}
+smoke = {"model": "mlp", "model.widths": "[4]"}

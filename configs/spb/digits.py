@@ -23,9 +23,4 @@ fixed = dataclasses.replace(base, backward=dataclasses.replace(SPB, rotation="fi
 random_freezing = dataclasses.replace(
     base, backward=RandomFreezingConfig(k=4, workers=8)
 )
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "16",
-    "model.width": "2",
-    "backward.workers": "4",
-}
+smoke = {"backward.workers": "4"}

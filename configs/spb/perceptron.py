@@ -17,4 +17,4 @@ base = TrainingConfig(
     backward=PartialBackwardConfig(k=4, workers=8),
     train=TrainConfig(steps=500, batch_size=64, eval_every=100),
 )
-smoke = {"train.steps": "2", "train.batch_size": "16", "model.widths": "[4, 4, 4]"}
+smoke = {"model.widths": "[4, 4, 4]"}

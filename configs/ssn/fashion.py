@@ -27,10 +27,3 @@ unshared = TrainingConfig(
 )
 shared = dataclasses.replace(unshared, sharing=SharingConfig())
 base = shared
-smoke = {
-    "train.steps": "2",
-    "train.batch_size": "4",
-    "model.width": "2",
-    "dataset.limit": "16",
-    "dataset.validation_limit": "8",
-}

@@ -10,4 +10,3 @@ from hpcjax.runs.training import TrainingConfig
 from hpcjax.train.config import TrainConfig
 
 base = TrainingConfig(train=TrainConfig(steps=300, batch_size=128, eval_every=50))
-smoke = {"train.steps": "2", "train.batch_size": "16", "model.widths": "[4]"}

@@ -34,4 +34,4 @@ dpsgd = dataclasses.replace(allreduce, averaging=DpsgdConfig())
 adpsgd = dataclasses.replace(allreduce, averaging=AdpsgdConfig())
 sgp = dataclasses.replace(allreduce, averaging=SgpConfig())
 base = wagma
-smoke = {"train.steps": "4", "train.batch_size": "16", "model.widths": "[4]"}
+smoke = {"train.steps": "4"}

@@ -10,6 +10,7 @@ import gzip
 import io
 import pathlib
 import zlib
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -45,6 +46,7 @@ class IdxConfig(Config):
     objective: ClassVar[Objective] = CLASSIFICATION
 
     folder: ClassVar[str]
+    smoke: ClassVar[Mapping[str, str]] = {"limit": "32", "validation_limit": "8"}
 
     limit: Size | None = None
     validation_limit: Size | None = None

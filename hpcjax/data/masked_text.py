@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
@@ -212,6 +213,7 @@ class MaskedTextConfig(Config):
     """
 
     objective: ClassVar[Objective] = MASKED
+    smoke: ClassVar[Mapping[str, str]] = {"context": "16", "vocabulary": "60"}
 
     corpus: FileName = "python-reference"
     context: Annotated[int, AtLeast(5)] = 128

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -39,6 +40,7 @@ class PhantomsConfig(Config):
     """
 
     objective: ClassVar[Objective] = SEGMENTATION
+    smoke: ClassVar[Mapping[str, str]] = {"patients": "4", "slices": "2", "size": "16"}
 
     patients: Annotated[int, AtLeast(2)] = 24
     slices: Size = 8

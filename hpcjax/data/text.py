@@ -5,6 +5,7 @@ import importlib
 import json
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -59,6 +60,7 @@ class CharTextConfig(Config):
     """
 
     objective: ClassVar[Objective] = LANGUAGE
+    smoke: ClassVar[Mapping[str, str]] = {"context": "8"}
 
     corpus: FileName = "python-reference"
     context: Size = 256

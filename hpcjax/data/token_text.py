@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from hpcjax.core import checks, files
@@ -41,6 +41,7 @@ class TokenTextConfig(Config):
     """
 
     objective: ClassVar[Objective] = LANGUAGE
+    smoke: ClassVar[Mapping[str, str]] = {"context": "8", "vocabulary": "300"}
 
     corpora: tuple[FileName, ...] = ("python-reference",)
     context: Size = 256

@@ -1,6 +1,7 @@
 """Config of BERT; importing this module imports no JAX."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
@@ -27,6 +28,7 @@ class BertConfig(ModelConfig):
 
     factory: ClassVar[str] = "hpcjax.models._bert:bert"
     stacks: ClassVar[tuple[str, ...]] = ("^blocks/",)
+    smoke: ClassVar[Mapping[str, str]] = {"width": "8"}
 
     depth: Size = 2
     width: Size = 128

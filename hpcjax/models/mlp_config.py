@@ -1,6 +1,7 @@
 """Config of the multilayer perceptron; importing this module imports no JAX."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
@@ -19,6 +20,7 @@ class MlpConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._mlp:mlp"
+    smoke: ClassVar[Mapping[str, str]] = {"widths": "[4]"}
 
     widths: tuple[Size, ...] = (256,)
     activation: Literal["relu", "tanh", "gelu_tanh"] = "relu"

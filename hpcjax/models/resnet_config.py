@@ -1,6 +1,7 @@
 """Config of residual networks; importing this module imports no JAX."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
@@ -25,6 +26,7 @@ class ResNetConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._resnet:resnet"
+    smoke: ClassVar[Mapping[str, str]] = {"depth": "8", "width": "2"}
 
     depth: Literal[8, 18, 20, 32, 50, 101] = 8
     width: Size | None = None

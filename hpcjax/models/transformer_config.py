@@ -1,6 +1,7 @@
 """Configs of transformers; importing this module imports no JAX."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax.core import checks
@@ -172,6 +173,7 @@ class CausalLmConfig(ModelConfig):
 
     factory: ClassVar[str] = "hpcjax.models.transformer:causal_lm"
     stacks: ClassVar[tuple[str, ...]] = ("^blocks/",)
+    smoke: ClassVar[Mapping[str, str]] = {"width": "8"}
 
     depth: Size = 2
     width: Size = 64

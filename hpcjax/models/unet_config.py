@@ -1,6 +1,7 @@
 """Config of the U-Net; importing this module imports no JAX."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar
 
 from hpcjax.core.config import Size
@@ -18,6 +19,7 @@ class UNetConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._unet:unet"
+    smoke: ClassVar[Mapping[str, str]] = {"depth": "1", "width": "2"}
 
     depth: Size = 3
     width: Size = 16

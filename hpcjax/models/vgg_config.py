@@ -1,6 +1,7 @@
 """Config of VGG networks; importing this module imports no JAX."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax.core.config import Size
@@ -18,6 +19,7 @@ class VggConfig(ModelConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.models._vgg:vgg"
+    smoke: ClassVar[Mapping[str, str]] = {"depth": "11", "width": "1"}
 
     depth: Literal[11, 16] = 16
     width: Size = 64

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 from hpcjax.core.errors import ConfigError
 
@@ -24,6 +26,8 @@ class TrainConfig:
         30 times as long. 0 waits for ever.
       max_skipped: consecutive steps with non-finite numbers that end the run.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"steps": "2", "batch_size": "16"}
 
     steps: int = 400
     batch_size: int = 128

@@ -15,10 +15,11 @@ from hpcjax import averaging, core, data, optim, sharding, train
 from hpcjax.core import after, parts, per_device, trees
 from hpcjax.data.objectives import CLASSIFICATION, LANGUAGE, SEGMENTATION
 from hpcjax.optim import kfac
+from hpcjax.runs import overrides
 from hpcjax.runs.training import with_stacks
 from tests.train import hlo_order
 
-# What makes a part small, and do all that it does within two steps.
+# What makes a part do all that it does within two steps; see also `Config.smoke`.
 SMALL: dict[str, dict[str, Any]] = {
     "jorge": {"update_every": 1},
     "jorge_from_sgd": {"update_every": 1},
@@ -29,9 +30,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "power_sgd": {"rank": 2},
     "wagma": {"tau": 2},
     "eager": {"mode": "sync"},
-    "mlp": {"widths": (4,)},
-    "unet": {"depth": 1, "width": 2},
-    "causal_lm": {"width": 8, "heads": 2, "depth": 2},
 }
 # One of each family: perceptrons, convolutions with batch norms, stacks of blocks.
 FAMILIES = ("mlp", "unet", "causal_lm")
@@ -172,7 +170,7 @@ def config(kind: str, name: str | None) -> Any:
     cls = parts.classes(kind)[name]
     fields = {field.name for field in dataclasses.fields(cls)}
     small = {k: v for k, v in SPARSE.items() if k in fields}
-    return cls(**small, **SMALL.get(name, {}))
+    return overrides.parse(cls(**small, **SMALL.get(name, {})), cls.smoke)
 
 
 def configs(row: Row) -> dict[str, Any]:
