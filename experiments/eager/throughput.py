@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +37,16 @@ class Config:
       seed: of delays and initiators.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "3",
+        "steps": "3",
+        "base": "0.001",
+        "delay": "0.005",
+        "numbers": "100",
+        "repetitions": "2",
+        "calibration": "2",
+    }
+
     processes: int = 8
     steps: int = 25
     base: float = 0.02
@@ -58,6 +69,20 @@ class Config:
         checks.require_count(0, limiter=self.limiter)
         checks.require_finite(0.0, base=self.base, delay=self.delay, asleep=self.asleep)
         checks.require_positive(patience=self.patience)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    of_run = ("total", "mean", "others", "fresh", "staleness", "contributors")
+    return runs.outline(
+        {
+            **dict.fromkeys(of_run, "repetition mode"),
+            "foretold": "mode",
+            **dict.fromkeys(("round", "ping", "pong"), ""),
+        },
+        repetition=range(cfg.repetitions),
+        mode=MODES,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
