@@ -25,11 +25,7 @@ class Config(config.Config):
       seed: of the choice of texts, and of first centres.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "model": "random",
-        "texts": "3",
-        "time": "8",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"model": "random", "texts": "3", "time": "8"}
 
     model: str = "smollm2"
     corpus: str = "kjv"

@@ -31,10 +31,7 @@ class Pruning(config.Config):
       steps: of their fit.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "hidden": "3",
-        "steps": "2",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"hidden": "3", "steps": "2"}
 
     tokens: config.Fraction = 0.9
     hidden: config.Size = 128

@@ -25,10 +25,7 @@ class Config(config.Config):
       seed: of random memberships; they change no byte that is allocated.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "tokens": "6",
-        "window": "2",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"tokens": "6", "window": "2"}
 
     heads: int = 32
     kv_heads: int = 32

@@ -23,10 +23,7 @@ class Config(config.Config):
       seed: not used; nothing is run.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "length": "8",
-        "width": "16",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"length": "8", "width": "16"}
 
     count: Literal["primitives", "fused", "xla"] = "primitives"
     batch: config.Size = 2

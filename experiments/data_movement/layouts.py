@@ -28,10 +28,7 @@ class Config(config.Config):
       seed: not used; nothing is drawn.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "passes": "forward",
-        "layer.batch": "2",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"passes": "forward"}
 
     method: Literal["exact", "fp_first", "bp_first"] = "exact"
     passes: Literal["forward", "both"] = "both"

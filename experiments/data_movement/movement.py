@@ -26,11 +26,7 @@ class Config(config.Config):
       seed: not used; nothing is drawn.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "batch": "1",
-        "length": "4",
-        "width": "16",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"batch": "1", "length": "4", "width": "16"}
 
     softmax: Literal["joint", "apart"] = "joint"
     kernels: Literal["none", "paper"] = "none"

@@ -20,11 +20,7 @@ class Hyperplane(config.Config):
       noise: standard deviation in y.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "dims": "8",
-        "points": "32",
-        "batch": "8",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"dims": "8", "points": "32", "batch": "8"}
 
     dims: config.Size = 8192
     points: config.Size = 32768

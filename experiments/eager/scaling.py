@@ -31,11 +31,7 @@ class Config(config.Config):
       seed: of the first one's draws.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "processes": "4",
-        "steps": "5",
-        "runs": "2",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"processes": "4", "steps": "5", "runs": "2"}
 
     processes: config.Several = 64
     steps: config.Size = 200

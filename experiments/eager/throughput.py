@@ -91,7 +91,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     Returns:
       Seconds `total`, until the last process has ended its steps, `mean`, until they
       have on average, and `others`, until all but the last have; `fresh` and
-      `contributors` of a round, and the largest `staleness`, [mode, repetition];
+      `contributors` of a round, and the largest `staleness`, [repetition, mode];
       `foretold`, the total by the event model [mode];
       `round`, seconds of a synchronous round, `ping` of a small message and `pong` of
       one as large as a gradient.

@@ -19,10 +19,7 @@ class ChainConfig(config.Config):
       rows: examples on each worker.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "width": "16",
-        "rows": "8",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"width": "16", "rows": "8"}
 
     width: config.Size = 1024
     layers: config.Several = 4

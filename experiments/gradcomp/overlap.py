@@ -21,9 +21,7 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "rounds": "1",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"rounds": "1"}
 
     # Long passes, so that links are slow and pieces of messages take milliseconds: a
     # thread that sends is woken late while all cores compute.

@@ -55,8 +55,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Compiles a gradient and a decoding step, as a scan and layer by layer.
 
     Returns:
-      `seconds` [program, depth] of tracing and compiling, the least of the repetitions,
-      without any cache; `instructions` [program, depth] of the optimized program.
+      `seconds` [depth, program] of tracing and compiling, the least of the repetitions,
+      without any cache; `instructions` [depth, program] of the optimized program.
     """
     seconds, instructions = [], []
     for depth in cfg.depths:

@@ -55,7 +55,7 @@ def outline(cfg: Config) -> "runs.Outline":
     return runs.outline(
         {"seconds": "candidate repetition"},
         candidate=("bare", "loop", "bare, larger batch"),
-        repetition=cfg.repetitions,
+        repetition=range(cfg.repetitions),
     )
 
 

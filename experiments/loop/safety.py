@@ -44,7 +44,7 @@ def outline(cfg: Config) -> "runs.Outline":
         {"check": "step repetition", "save": "loop repetition"},
         step=("unchecked", "checked", "unchecked, larger batch", "check alone"),
         loop=("steps", "saving"),
-        repetition=cfg.repetitions,
+        repetition=range(cfg.repetitions),
     )
 
 

@@ -19,10 +19,7 @@ class Config(config.Config):
       seed: of the numbers.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {
-        "numbers": "5000",
-        "repetitions": "2",
-    }
+    smoke: ClassVar[Mapping[str, str]] = {"numbers": "5000", "repetitions": "2"}
 
     numbers: config.Size = 14_728_266
     density: config.Fraction = 0.02
