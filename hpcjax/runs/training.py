@@ -327,7 +327,8 @@ def outline(cfg: TrainingConfig, **more: str) -> "Outline":
     from hpcjax.runs import outlines
 
     columns = {"seconds": "step", "eval_seconds": "eval_step", "compile_seconds": ""}
-    for metric in ("loss", "error"):
+    masked = getattr(cfg.dataset, "kind", None) == "masked"
+    for metric in ("loss", "token_error" if masked else "error"):
         columns |= {metric: "step", f"val_{metric}": "eval_step"}
     for part in fields_of(cfg).values():
         columns |= getattr(part, "figures", {})
