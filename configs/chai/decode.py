@@ -11,14 +11,3 @@ from experiments.chai.decode import Config
 needs = ("gpu",)
 
 base = Config()
-smoke = {
-    "batch": "2",
-    "tokens": "16",
-    "heads": "4",
-    "clusters": "2",
-    "head_dim": "8",
-    "implementation": "reference",
-    "dense": "[xla]",
-    "inner": "2",
-    "repetitions": "2",
-}

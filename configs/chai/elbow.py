@@ -15,4 +15,3 @@ needs = ("smollm2", "kjv")
 kjv = Config()
 python = dataclasses.replace(kjv, corpus="python-library")
 base = kjv
-smoke = {"model": "random", "texts": "3", "time": "8"}

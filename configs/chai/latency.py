@@ -20,16 +20,3 @@ llama7b = Config(
     prompts=(256, 1024, 2048, 4096, 8192),
 )
 base = small
-smoke = {
-    "model.depth": "2",
-    "model.width": "16",
-    "model.heads": "4",
-    "model.mlp_width": "16",
-    "vocabulary": "11",
-    "dense_layers": "1",
-    "clusters": "2",
-    "compute": "float32",
-    "prompts": "[8]",
-    "answer": "2",
-    "repetitions": "2",
-}

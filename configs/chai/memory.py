@@ -27,4 +27,3 @@ expand = dataclasses.replace(
 within_group = dataclasses.replace(expand, mode="within_group")
 cross_group = dataclasses.replace(expand, mode="cross_group")
 base = seven
-smoke = {"tokens": "6", "window": "2"}

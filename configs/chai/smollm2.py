@@ -23,16 +23,3 @@ spatten = dataclasses.replace(online, method="spatten")
 dejavu = dataclasses.replace(online, method="dejavu")
 oracle = dataclasses.replace(online, method="oracle")
 base = online
-smoke = {
-    "model": "random",
-    "dense_layers": "1",
-    "clusters": "2",
-    "calibration_texts": "3",
-    "calibration_time": "8",
-    "pruning.hidden": "3",
-    "pruning.steps": "2",
-    "passages": "2",
-    "time": "12",
-    # The text of the smoke tests has too few verses a chapter.
-    "questions": "0",
-}

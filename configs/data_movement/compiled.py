@@ -7,4 +7,3 @@ Expect: fewer words fused than as primitives (`hpcjax table data_movement/compil
 from experiments.data_movement.compiled import Config
 
 base = Config()
-smoke = {"length": "8", "width": "16"}

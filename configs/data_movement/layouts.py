@@ -7,4 +7,3 @@ data_movement/layouts --tier model`).
 from experiments.data_movement.layouts import Config
 
 base = Config()
-smoke = {"passes": "forward", "layer.batch": "2"}

@@ -7,4 +7,3 @@ data_movement/movement --tier model`).
 from experiments.data_movement.movement import Config
 
 base = Config()
-smoke = {"batch": "1", "length": "4", "width": "16"}

@@ -7,4 +7,3 @@ with messages of up to 16 KiB (`hpcjax table eager/latency`).
 from experiments.eager.latency import Config
 
 base = Config()
-smoke = {"processes": "2", "bytes": "[64,4096]", "rounds": "3"}

@@ -7,4 +7,3 @@ Expect: sync pays the delay in every step, majority in about half of them, solo 
 from experiments.eager.scaling import Config
 
 base = Config()
-smoke = {"processes": "4", "steps": "5", "runs": "2"}

@@ -8,12 +8,3 @@ eager/throughput`).
 from experiments.eager.throughput import Config
 
 base = Config()
-smoke = {
-    "processes": "3",
-    "steps": "3",
-    "base": "0.001",
-    "delay": "0.005",
-    "numbers": "100",
-    "repetitions": "2",
-    "calibration": "2",
-}

@@ -20,13 +20,3 @@ newest = Config(
     sync_models_every=48,
 )
 base = cpu
-smoke = {
-    "task.dims": "8",
-    "task.points": "32",
-    "task.batch": "8",
-    "processes": "2",
-    "epochs": "2",
-    "delay": "0.002",
-    "base": "0.001",
-    "lr": "0.05",
-}

@@ -10,15 +10,3 @@ from experiments.gptq.decode_time import Config
 needs = ("gpu",)
 
 base = Config()
-smoke = {
-    "model.depth": "2",
-    "model.width": "32",
-    "model.heads": "2",
-    "model.mlp_width": "64",
-    "vocabulary": "31",
-    "compute": "float32",
-    "group_size": "16",
-    "prompt": "4",
-    "tokens": "4",
-    "repetitions": "2",
-}

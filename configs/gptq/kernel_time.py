@@ -10,10 +10,3 @@ from experiments.gptq.kernel_time import Config
 needs = ("gpu",)
 
 base = Config()
-smoke = {
-    "inputs": "256",
-    "outputs": "64",
-    "inner": "2",
-    "repetitions": "2",
-    "implementation": "reference",
-}

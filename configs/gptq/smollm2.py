@@ -20,10 +20,3 @@ act_order = dataclasses.replace(gptq, gptq=GptqOptions(act_order=True))
 sparsegpt = dataclasses.replace(gptq, method="sparsegpt")
 all_blocks = dataclasses.replace(gptq, blocks=None)
 base = gptq
-smoke = {
-    "model": "random",
-    "blocks": "1",
-    "sequences": "2",
-    "time": "8",
-    "windows": "2",
-}

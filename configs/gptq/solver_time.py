@@ -10,12 +10,3 @@ from experiments.gptq.solver_time import Config
 needs = ("torch",)
 
 base = Config()
-smoke = {
-    "width": "16",
-    "heads": "2",
-    "kv_heads": "1",
-    "mlp_width": "32",
-    "sequences": "2",
-    "time": "8",
-    "repetitions": "2",
-}

@@ -14,10 +14,3 @@ cpu = dataclasses.replace(
     gpu, models=("resnet50",), batches=(4, 8), processes=(8, 16, 32), repetitions=7
 )
 base = cpu
-smoke = {
-    "models": '["resnet8"]',
-    "batches": "[2]",
-    "methods": '["signSGD"]',
-    "processes": "[2]",
-    "repetitions": "1",
-}

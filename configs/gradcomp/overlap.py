@@ -8,4 +8,3 @@ gradcomp/overlap`).
 from experiments.gradcomp.overlap import Config
 
 base = Config()
-smoke = {"chain.width": "16", "chain.rows": "8", "rounds": "1"}

@@ -11,4 +11,3 @@ from experiments.gradcomp.utility import Config
 # Cores compute slowly: what a CPU saves, it saves on slow links.
 cpu = Config(gbit_per_s=(0.1, 1.0, 10.0, 25.0, 100.0, 200.0, 400.0))
 base = cpu
-smoke = {"gbit_per_s": "[1.0,10.0]", "compute_speed": "[1.0,4.0]"}

@@ -17,10 +17,3 @@ full = dataclasses.replace(
     repetitions=5,
 )
 base = ci
-smoke = {
-    "chain.width": "16",
-    "chain.rows": "8",
-    "processes": "[2]",
-    "mbit_per_s": "[400.0]",
-    "repetitions": "1",
-}

@@ -17,14 +17,3 @@ gpu = Config(
     compute="bfloat16",
 )
 base = cpu
-smoke = {
-    "model.depth": "8",
-    "model.width": "2",
-    "inputs": "[8,8,1]",
-    "classes": "10",
-    "compute": "bfloat16",
-    "batch_size": "4",
-    "factor": "8",
-    "methods": "[jorge]",
-    "repetitions": "2",
-}

@@ -15,12 +15,3 @@ needs = ("kfac-jax",)
 mlp = Config(problem="mlp", widths=(256, 128))
 conv = dataclasses.replace(mlp, problem="conv", widths=(16, 32, 32))
 base = mlp
-smoke = {
-    "widths": "[4]",
-    "inputs": "[6,6,1]",
-    "classes": "3",
-    "batch_size": "4",
-    "factor_update_steps": "1",
-    "inv_update_steps": "2",
-    "repetitions": "2",
-}

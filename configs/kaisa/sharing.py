@@ -7,11 +7,3 @@ formulas say (`hpcjax table kaisa/memory`, `hpcjax table kaisa/bytes`).
 from experiments.kaisa.sharing import Config
 
 base = Config()
-smoke = {
-    "model.depth": "8",
-    "model.width": "4",
-    "inputs": "[8,8,1]",
-    "classes": "10",
-    "compiled.width": "2",
-    "devices": "2",
-}

@@ -16,13 +16,3 @@ gpu = Config(
     precision="default",
 )
 base = cpu
-smoke = {
-    "model.depth": "8",
-    "model.width": "2",
-    "inputs": "[8,8,1]",
-    "classes": "10",
-    "compute": "bfloat16",
-    "precision": "default",
-    "batch_size": "4",
-    "repetitions": "2",
-}

@@ -7,11 +7,3 @@ Expect: 48 blocks take less than twice as long as 4, being one scan
 from experiments.lm.compile_time import Config
 
 base = Config()
-smoke = {
-    "model.width": "8",
-    "model.heads": "2",
-    "context": "4",
-    "vocabulary": "11",
-    "depths": "[1,2]",
-    "repetitions": "1",
-}

@@ -21,4 +21,3 @@ chat = dataclasses.replace(
     max_new_tokens=128,
 )
 base = sampled
-smoke = {"model": "random", "max_new_tokens": "4", "prompt": "ab", "chat": "false"}

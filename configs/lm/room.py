@@ -10,11 +10,3 @@ from experiments.lm.room import Config
 needs = ("smollm2",)
 
 base = Config()
-smoke = {
-    "model": "random",
-    "batch": "1",
-    "used": "3",
-    "rooms": "[8,16]",
-    "prompt": "32",
-    "repetitions": "2",
-}

@@ -10,16 +10,3 @@ from experiments.lm.training_speed import Config
 needs = ("gpu",)
 
 base = Config()
-smoke = {
-    "model.depth": "2",
-    "model.width": "16",
-    "model.heads": "2",
-    "context": "8",
-    "vocabulary": "31",
-    "batch": "2",
-    "compute": "float32",
-    "side": "16",
-    "attention": "[1,8,2,8]",
-    "implementations": "[xla]",
-    "repetitions": "2",
-}

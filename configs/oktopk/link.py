@@ -7,11 +7,3 @@ selection included (`oktopk/throughput`).
 from experiments.oktopk.link import Config
 
 base = Config()
-smoke = {
-    "processes": "2",
-    "numbers": "2000",
-    "bits_per_second": "0",
-    "dense_steps": "2",
-    "warm_up": "1",
-    "steps": "2",
-}

@@ -9,4 +9,3 @@ from experiments.oktopk.selection import Config
 vgg = Config()
 bert = Config(numbers=133_547_324, density=0.01)
 base = vgg
-smoke = {"numbers": "5000", "repetitions": "2"}

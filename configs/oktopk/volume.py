@@ -23,4 +23,3 @@ gtopk = dataclasses.replace(ok_topk, exchange=GTopkConfig(density=0.01))
 gaussian_k = dataclasses.replace(ok_topk, exchange=GaussianKConfig(density=0.01))
 balance = dataclasses.replace(ok_topk, inputs="clustered", members=8, steps=3)
 base = ok_topk
-smoke = {"numbers": "500", "members": "4", "steps": "2"}

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcjax import inference, kernels, perf, runs
 from hpcjax.core import config
@@ -34,6 +34,18 @@ class Config(config.Config):
       seed: of all numbers.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "batch": "2",
+        "tokens": "16",
+        "heads": "4",
+        "clusters": "2",
+        "head_dim": "8",
+        "implementation": "reference",
+        "dense": "[xla]",
+        "inner": "2",
+        "repetitions": "2",
+    }
+
     batch: config.Size = 16
     tokens: config.Size = 8192
     heads: int = 32
@@ -53,6 +65,20 @@ class Config(config.Config):
                 f"clusters must be in [1, heads]: got clusters={self.clusters}, "
                 f"heads={self.heads}"
             )
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            "seconds": "candidate repetition",
+            "bytes": "candidate",
+            "error": "",
+            "mixed": "",
+        },
+        candidate=(CLUSTERED, OWN, *cfg.dense),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,6 +1,8 @@
 """How many clusters of heads a layer needs: the elbow of k-means' error."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,12 +25,24 @@ class Config(config.Config):
       seed: of the choice of texts, and of first centres.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {"model": "random", "texts": "3", "time": "8"}
+
     model: str = "smollm2"
     corpus: str = "kjv"
     texts: config.Size = 32
     time: config.Several = 64
     tau: config.Decay = 0.05
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    # As many as SmolLM2 has, whose heads are 9; counts in a result begin at 1.
+    return runs.outline(
+        {"error": "layer count", "threshold": "layer", "knee": "layer"},
+        layer=30,
+        count=10,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

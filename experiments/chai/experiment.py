@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class Pruning(config.Config):
       hidden: width of the predictors of "dejavu".
       steps: of their fit.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"hidden": "3", "steps": "2"}
 
     tokens: config.Fraction = 0.9
     hidden: config.Size = 128
@@ -64,6 +67,18 @@ class Config(config.Config):
       seed: of first centres, random memberships, predictors and the choice of
         documents.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model": "random",
+        "dense_layers": "1",
+        "clusters": "2",
+        "calibration_texts": "3",
+        "calibration_time": "8",
+        "passages": "2",
+        "time": "12",
+        # The text of the smoke tests has too few verses a chapter.
+        "questions": "0",
+    }
 
     model: str = "smollm2"
     dense_layers: config.Count = 15
@@ -122,6 +137,16 @@ class Config(config.Config):
         lost = (1 - self.pruning.tokens) / max(others, 1)
         falling = tuple(1 - lost * (number + 1) for number in range(others))
         return (1.0,) * self.dense_layers + falling
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    figures = ["perplexity", "share", "bytes", "formula", "read", "dense", "native"]
+    asked = ["accuracy", "normalized"] if cfg.questions else []
+    return runs.outline(
+        {"loss": "place", **dict.fromkeys(figures + asked, "")},
+        place=range(cfg.window + 1, cfg.time),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

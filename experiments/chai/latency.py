@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 from hpcjax import core, inference, perf, runs
 from hpcjax.core import checks, config
@@ -30,6 +30,20 @@ class Config(config.Config):
       repetitions: rounds of the measurement.
       seed: of weights, prompts and first centres.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "2",
+        "model.width": "16",
+        "model.heads": "4",
+        "model.mlp_width": "16",
+        "vocabulary": "11",
+        "dense_layers": "1",
+        "clusters": "2",
+        "compute": "float32",
+        "prompts": "[8]",
+        "answer": "2",
+        "repetitions": "2",
+    }
 
     model: CausalLmConfig = CausalLmConfig(depth=2, width=512, heads=16, options=LLAMA)
     vocabulary: config.Several = 1024
@@ -61,6 +75,17 @@ class Config(config.Config):
         checks.require(good, rule, dense_layers=dense, clusters=clusters)
         others = self.model.depth - dense
         return inference.ChaiPlan((heads,) * dense + (clusters,) * others)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"seconds": "prompt what candidate repetition"},
+        prompt=cfg.prompts,
+        what=(FIRST, ALL),
+        candidate=("all heads", "clusters", "k = H"),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,7 +1,8 @@
 """Bytes of the caches that published plans leave, as they lie in memory."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from hpcjax import core, cost, inference, models, runs
 from hpcjax.core import config
@@ -23,6 +24,8 @@ class Config(config.Config):
       window: tokens that all heads' keys are kept of before.
       seed: of random memberships; they change no byte that is allocated.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"tokens": "6", "window": "2"}
 
     heads: int = 32
     kv_heads: int = 32
@@ -62,6 +65,12 @@ class Config(config.Config):
             kv_heads=self.kv_heads,
             mode=self.mode,
         )
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    figures = ("bytes", "formula", "dense", "native", "share", "used")
+    return runs.outline(dict.fromkeys(figures, ""))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

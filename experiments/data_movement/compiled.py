@@ -1,7 +1,8 @@
 """The plain layer as JAX writes it and as XLA compiles it, against the counter."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from experiments.data_movement import layer
 from hpcjax import ir, perf, runs
@@ -22,12 +23,19 @@ class Config(config.Config):
       seed: not used; nothing is run.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {"length": "8", "width": "16"}
+
     count: Literal["primitives", "fused", "xla"] = "primitives"
     batch: config.Size = 2
     length: config.Size = 128
     heads: config.Size = 4
     width: config.Size = 256
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(dict.fromkeys(("words", "flops", "transposes"), ""))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -2,7 +2,8 @@
 
 import dataclasses
 import logging
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from experiments.data_movement import movement
 from hpcjax import cost, ir, runs
@@ -10,6 +11,8 @@ from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+FIGURES = ("seconds", "over_fastest", "gap", "worst")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,11 +28,18 @@ class Config(config.Config):
       seed: not used; nothing is drawn.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {"passes": "forward"}
+
     method: Literal["exact", "fp_first", "bp_first"] = "exact"
     passes: Literal["forward", "both"] = "both"
     layer: movement.Config = movement.Config(kernels="paper")
     device: cost.Roofline = cost.Roofline()
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(dict.fromkeys(FIGURES, ""))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -56,8 +66,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             found = ir.select_by_paths(times, same, parts=order)
     except ConfigError as error:
         log.warning("%s", error)
-        names = ("seconds", "over_fastest", "gap", "worst")
-        return runs.analytical(dict.fromkeys(names, float("inf")))
+        return runs.analytical(dict.fromkeys(FIGURES, float("inf")))
     ratios = [
         chosen.seconds / min(row.seconds for row in times[name])
         for name, chosen in found.configurations.items()

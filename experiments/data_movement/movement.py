@@ -1,7 +1,8 @@
 """What an encoder layer moves, from its sizes: a list of operators, fused or not."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from hpcjax import ir, runs
 from hpcjax.core import config
@@ -24,6 +25,8 @@ class Config(config.Config):
       width: of the layer.
       seed: not used; nothing is drawn.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"batch": "1", "length": "4", "width": "16"}
 
     softmax: Literal["joint", "apart"] = "joint"
     kernels: Literal["none", "paper"] = "none"
@@ -49,6 +52,29 @@ def layer(cfg: Config, *, backward: bool = True) -> "ir.Dataflow":
     return flow if cfg.kernels == "none" else ir.fuse(flow, ir.fused_kernels(flow))
 
 
+def moving(cfg: Config, flow: "ir.Dataflow") -> "tuple[dict[str, ir.Moved], ...]":
+    """Returns what the classes and the operators move, of those that move words."""
+    rows = {o.name: flow.moved(o.name, cfg.masks) for o in flow.operators}
+    return tuple(
+        {name: moved for name, moved in found.items() if moved.words}
+        for found in (flow.by_kind(cfg.masks), rows)
+    )
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    kinds, rows = moving(cfg, layer(cfg))
+    return runs.outline(
+        {
+            **dict.fromkeys(("forward", "total"), ""),
+            **dict.fromkeys(("words", "flops"), "kind"),
+            **dict.fromkeys(("operator_flops", "read", "written"), "operator"),
+        },
+        kind=list(kinds),
+        operator=list(rows),
+    )
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Counts operations and words.
 
@@ -58,10 +84,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
       and `written` in Mi.
     """
     flow = layer(cfg)
-    kinds = {k: v for k, v in flow.by_kind(cfg.masks).items() if v.words}
+    kinds, rows = moving(cfg, flow)
     every = sum(moved.flops for moved in kinds.values())
-    rows = {o.name: flow.moved(o.name, cfg.masks) for o in flow.operators}
-    rows = {name: moved for name, moved in rows.items() if moved.words}
     return runs.analytical(
         {
             "forward": ir.movement(layer(cfg, backward=False), cfg.masks) / MI,

@@ -1,8 +1,8 @@
 """Regression of a hyperplane: a linear layer learns a linear map, by shards."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ class Hyperplane(config.Config):
       batch: points of a step, of all workers.
       noise: standard deviation in y.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"dims": "8", "points": "32", "batch": "8"}
 
     dims: config.Size = 8192
     points: config.Size = 32768

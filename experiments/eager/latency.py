@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +24,12 @@ class Config(config.Config):
       patience: seconds that a process waits for another one.
       seed: of the initiators.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "2",
+        "bytes": "[64,4096]",
+        "rounds": "3",
+    }
 
     processes: config.Several = 8
     bytes: tuple[int, ...] = (64, 1024, 16_384, 262_144, 4_194_304)

@@ -1,6 +1,8 @@
 """Throughput of many processes, by the event model alone: nothing is measured."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +31,8 @@ class Config(config.Config):
       seed: of the first one's draws.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {"processes": "4", "steps": "5", "runs": "2"}
+
     processes: config.Several = 64
     steps: config.Size = 200
     base: config.NotNegative = 0.02
@@ -40,6 +44,15 @@ class Config(config.Config):
     beta: config.NotNegative = 3e-10
     runs: config.Size = 20
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        dict.fromkeys(("total", "fresh"), "mode repetition"),
+        mode=MODES,
+        repetition=range(cfg.runs),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +37,16 @@ class Config:
       seed: of delays and initiators.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "3",
+        "steps": "3",
+        "base": "0.001",
+        "delay": "0.005",
+        "numbers": "100",
+        "repetitions": "2",
+        "calibration": "2",
+    }
+
     processes: int = 8
     steps: int = 25
     base: float = 0.02
@@ -60,13 +71,27 @@ class Config:
         checks.require_positive(patience=self.patience)
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    of_run = ("total", "mean", "others", "fresh", "staleness", "contributors")
+    return runs.outline(
+        {
+            **dict.fromkeys(of_run, "repetition mode"),
+            "foretold": "mode",
+            **dict.fromkeys(("round", "ping", "pong"), ""),
+        },
+        repetition=range(cfg.repetitions),
+        mode=MODES,
+    )
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures all modes in turns, with the same delays.
 
     Returns:
       Seconds `total`, until the last process has ended its steps, `mean`, until they
       have on average, and `others`, until all but the last have; `fresh` and
-      `contributors` of a round, and the largest `staleness`, [mode, repetition];
+      `contributors` of a round, and the largest `staleness`, [repetition, mode];
       `foretold`, the total by the event model [mode];
       `round`, seconds of a synchronous round, `ping` of a small message and `pong` of
       one as large as a gradient.

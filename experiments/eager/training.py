@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -36,6 +37,14 @@ class Config:
       seed: of data, delays and initiators.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "2",
+        "epochs": "2",
+        "delay": "0.002",
+        "base": "0.001",
+        "lr": "0.05",
+    }
+
     task: Hyperplane = Hyperplane()
     processes: int = 8
     epochs: int = 48
@@ -58,6 +67,23 @@ class Config:
         checks.require_positive(lr=self.lr, patience=self.patience)
         checks.require_finite(0.0, base=self.base, delay=self.delay)
         self.task.check(self.processes)
+
+    @property
+    def steps(self) -> int:
+        """Steps of each mode."""
+        return self.epochs * self.task.points // self.task.batch
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            **dict.fromkeys(("loss", "seconds"), "mode step"),
+            **dict.fromkeys(("total", "staleness"), "mode"),
+        },
+        mode=MODES,
+        step=range(cfg.steps + 1),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -105,9 +131,8 @@ def work(transport: "Transport", cfg: Config) -> dict[str, Any]:
     from hpcjax import averaging
 
     task, seed = cfg.task, cfg.seed
-    steps = cfg.epochs * task.points // task.batch
     sleeps = cfg.base + hostcomm.inject_delays(
-        cfg.pattern, steps, transport.size, delay=cfg.delay, seed=seed
+        cfg.pattern, cfg.steps, transport.size, delay=cfg.delay, seed=seed
     )
     x, y = map(jnp.asarray, task.shard(seed, transport.rank, transport.size))
     gradient = jax.jit(task.gradient(transport.size))

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcjax import core, inference, kernels, perf, runs
 from hpcjax.core import config
@@ -31,6 +32,19 @@ class Config(config.Config):
       seed: of all numbers.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "2",
+        "model.width": "32",
+        "model.heads": "2",
+        "model.mlp_width": "64",
+        "vocabulary": "31",
+        "compute": "float32",
+        "group_size": "16",
+        "prompt": "4",
+        "tokens": "4",
+        "repetitions": "2",
+    }
+
     model: CausalLmConfig = CausalLmConfig(
         depth=32, width=4096, heads=32, mlp_width=11008, options=LLAMA
     )
@@ -42,6 +56,15 @@ class Config(config.Config):
     tokens: config.Several = 64
     repetitions: config.Several = 20
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"seconds": "candidate repetition", "bytes": "candidate"},
+        candidate=(BASELINE, *(f"{bits} bits" for bits in cfg.bits)),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -40,6 +41,14 @@ class Config(config.Config):
       seed: of the calibration's places.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model": "random",
+        "blocks": "1",
+        "sequences": "2",
+        "time": "8",
+        "windows": "2",
+    }
+
     model: str = "smollm2"
     blocks: config.Size | None = 6
     method: Method = "gptq"
@@ -65,6 +74,16 @@ class Texts(NamedTuple):
 
     calibration: np.ndarray
     evaluation: np.ndarray
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    columns = dict.fromkeys(("perplexity", "loss"), "")
+    if cfg.method != "gptq":
+        return runs.outline(columns)
+    # As many as a block of SmolLM2 has; which, the model says.
+    errors = dict.fromkeys(("objective", "rounded"), "matrix")
+    return runs.outline(columns | errors, matrix=7)
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -33,6 +33,14 @@ class Config(config.Config):
       seed: of all numbers.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "inputs": "256",
+        "outputs": "64",
+        "inner": "2",
+        "repetitions": "2",
+        "implementation": "reference",
+    }
+
     inputs: config.Size = 12288
     outputs: config.Size = 49152
     group_size: config.Size = 128
@@ -51,6 +59,21 @@ class Config(config.Config):
         rule = "bits must be one or more different numbers"
         good = 0 < len(self.bits) == len(set(self.bits))
         checks.require(good, rule, bits=self.bits)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            "seconds": "candidate repetition",
+            "bytes": "candidate",
+            "error": "bits",
+            "mixed": "bits",
+        },
+        candidate=(*BASELINES, *(f"{bits} bits" for bits in cfg.bits), "copy"),
+        repetition=range(cfg.repetitions),
+        bits=cfg.bits,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

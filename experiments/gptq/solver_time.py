@@ -1,8 +1,8 @@
 """How long GPTQ takes for a block, against the published algorithm in PyTorch."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,16 @@ class Config(config.Config):
       repetitions: rounds of the measurement.
       seed: of parameters and inputs.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "width": "16",
+        "heads": "2",
+        "kv_heads": "1",
+        "mlp_width": "32",
+        "sequences": "2",
+        "time": "8",
+        "repetitions": "2",
+    }
 
     width: int = 576
     heads: int = 9
@@ -56,6 +66,20 @@ class Config(config.Config):
             mlp_width=self.mlp_width,
             options=LLAMA,
         )
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            "seconds": "stage candidate repetition",
+            **dict.fromkeys(("loss", "rounded"), "path"),
+        },
+        stage=("block", "matrices"),
+        candidate=("torch", "hpcjax"),
+        repetition=range(cfg.repetitions),
+        path=7,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,7 +1,8 @@
 """Seconds of passes and of encoding on this device, for predictions."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.gradcomp.methods import CONFIGS
 from experiments.gradcomp.networks import NETWORKS
@@ -29,6 +30,14 @@ class Config(config.Config):
       seed: of parameters, examples and gradients.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "models": '["resnet8"]',
+        "batches": "[2]",
+        "methods": '["signSGD"]',
+        "processes": "[2]",
+        "repetitions": "1",
+    }
+
     models: tuple[str, ...] = ("resnet50", "resnet101", "bert_base")
     batches: tuple[config.Size, ...] = (16, 32, 64)
     methods: tuple[str, ...] = tuple(CONFIGS)
@@ -42,6 +51,21 @@ class Config(config.Config):
             checks.require_choice("models", name, tuple(NETWORKS))
         for label in self.methods:
             checks.require_choice("methods", label, tuple(CONFIGS))
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            **dict.fromkeys(("forward", "backward"), "model batch"),
+            "encode_decode": "model method processes",
+        },
+        # A table of rows becomes arrays whose labels are sorted.
+        model=sorted(cfg.models),
+        batch=sorted(cfg.batches),
+        method=sorted(cfg.methods),
+        processes=sorted(cfg.processes),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,7 +1,8 @@
 """A chain of equally large layers, whose backward pass is run in segments."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ class ChainConfig(config.Config):
       layers: one for each bucket.
       rows: examples on each worker.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"width": "16", "rows": "8"}
 
     width: config.Size = 1024
     layers: config.Several = 4

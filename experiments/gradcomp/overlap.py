@@ -1,6 +1,8 @@
 """How much of the communication a backward pass in segments hides, measured."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 from experiments.gradcomp.chain import ChainConfig
 from hpcjax import cost, hostcomm, runs
@@ -19,6 +21,8 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {"rounds": "1"}
+
     # Long passes, so that links are slow and pieces of messages take milliseconds: a
     # thread that sends is woken late while all cores compute.
     chain: ChainConfig = ChainConfig(rows=8192)
@@ -26,6 +30,15 @@ class Config(config.Config):
     share: config.Positive = 1.0
     rounds: config.Size = 5
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    of_round = ("computing", "sending", "both", "afterwards")
+    return runs.outline(
+        dict.fromkeys(of_round, "round") | {"rate": "", "backward": ""},
+        round=range(cfg.rounds),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

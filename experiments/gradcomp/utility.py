@@ -5,8 +5,8 @@ import dataclasses
 import io
 import itertools
 import pathlib
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,11 @@ class Config(config.Config):
       seed: for the form only, nothing is drawn.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "gbit_per_s": "[1.0,10.0]",
+        "compute_speed": "[1.0,4.0]",
+    }
+
     calibration: str = "cpu"
     any_device: bool = True
     gbit_per_s: tuple[config.Positive, ...] = (10.0, 25.0, 100.0, 200.0, 400.0)
@@ -77,6 +82,33 @@ class Setup(NamedTuple):
         )
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    from experiments.gradcomp.methods import HALF
+
+    rows, workers, labels = zip(*combinations(calibration(cfg)), strict=True)
+    known = {
+        "model": [row.model for row in rows],
+        "batch": [row.batch for row in rows],
+        "processes": workers,
+        "method": labels,
+        "counted": [label != HALF.label for label in labels],
+    }
+    return runs.outline(
+        {
+            "speedup": "setup gbit_per_s compute_speed",
+            "required_ratio": "setup gbit_per_s",
+            "pays_below": "setup",
+            "share": "gbit_per_s",
+            "threshold": "",
+            **{name: ("setup", list(values)) for name, values in known.items()},
+        },
+        setup=range(len(rows)),
+        gbit_per_s=cfg.gbit_per_s,
+        compute_speed=cfg.compute_speed,
+    )
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Predicts every setup; leaves all of them as `utility.csv` in the run's folder.
 
@@ -96,8 +128,7 @@ def setups(cfg: Config) -> Iterator[Setup]:
     from experiments.gradcomp.networks import shapes_of
 
     known = calibration(cfg)
-    workers = sorted({row.processes for row in known.encoding})
-    for row, processes in itertools.product(known.compute, workers):
+    for row, processes, label in combinations(known):
         options = {"slowdown": cfg.slowdown, "bucket_bytes": cfg.bucket_bytes}
         shapes = shapes_of(row.model)
         work = known.workload(row.model, row.batch, shapes, **options)
@@ -106,9 +137,18 @@ def setups(cfg: Config) -> Iterator[Setup]:
             link=hostcomm.MessageCost.of_rate(cfg.gbit_per_s[0] * GBIT, cfg.alpha_s),
             topology=cfg.topology,
         )
-        for method in METHODS.values():
-            timed = known.add_encode_time(method, row.model, processes)
-            yield Setup(row.model, timed, work, system)
+        timed = known.add_encode_time(METHODS[label], row.model, processes)
+        yield Setup(row.model, timed, work, system)
+
+
+def combinations(
+    known: "perf.Calibration",
+) -> "Iterator[tuple[perf.ComputeTime, int, str]]":
+    """Yields passes, workers and a method's label of every setup."""
+    from experiments.gradcomp.methods import METHODS
+
+    workers = sorted({row.processes for row in known.encoding})
+    return itertools.product(known.compute, workers, METHODS)
 
 
 def calibration(cfg: Config) -> "perf.Calibration":

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from experiments.gradcomp.chain import ChainConfig
 from hpcjax import cost, hostcomm, runs
@@ -10,6 +10,7 @@ from hpcjax.core import config
 
 MBIT = 1e6 / 8
 COLUMNS = ("measured", "predicted", "encode_decode")
+APART = ("alpha", "bytes_per_s", "forward", "backward", "slowdown")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,12 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "[2]",
+        "mbit_per_s": "[400.0]",
+        "repetitions": "1",
+    }
+
     chain: ChainConfig = ChainConfig(rows=512)
     processes: tuple[config.Several, ...] = (2, 4)
     mbit_per_s: tuple[config.Positive, ...] = (50.0, 400.0, 3200.0)
@@ -38,6 +45,19 @@ class Config(config.Config):
     )
     repetitions: config.Size = 3
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            **dict.fromkeys(COLUMNS, "processes mbit_per_s method"),
+            **dict.fromkeys(APART, "processes mbit_per_s"),
+        },
+        processes=cfg.processes,
+        mbit_per_s=cfg.mbit_per_s,
+        method=cfg.methods,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -5,8 +5,8 @@ never; at interval k it costs stale + (fresh − stale)/k. The row of k = 1 is t
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from hpcjax import optim, perf, runs
 from hpcjax.optim import AdamWConfig, JorgeConfig, SgdConfig, ShampooConfig
@@ -24,6 +24,18 @@ class Config(StepConfig):
       factor: side of the single preconditioner.
       methods: second-order methods that are timed, among `optimizers`.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "8",
+        "model.width": "2",
+        "inputs": "[8,8,1]",
+        "classes": "10",
+        "compute": "bfloat16",
+        "batch_size": "4",
+        "factor": "8",
+        "methods": "[jorge]",
+        "repetitions": "2",
+    }
 
     update_every: int = 50
     factor: int = 1024
@@ -48,6 +60,17 @@ def optimizers(methods: tuple[str, ...]) -> dict[str, Any]:
         for name, config in known.items()
         if name.split()[0] in (*first_order, *methods)
     }
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    fresh = (row for name in cfg.methods for row in (name, f"{name}, k = 1"))
+    return runs.outline(
+        {"step": "row repetition", "factor": "method repetition"},
+        row=("sgd", "adamw", *fresh),
+        method=("jorge", "eigh", "newton"),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -20,7 +20,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -64,6 +64,16 @@ class Config(config.Config):
       python: interpreter that has kfac-jax; empty for that of `COMMAND`.
       seed: of parameters and images.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "widths": "[4]",
+        "inputs": "[6,6,1]",
+        "classes": "3",
+        "batch_size": "4",
+        "factor_update_steps": "1",
+        "inv_update_steps": "2",
+        "repetitions": "2",
+    }
 
     problem: Literal["mlp", "conv"] = "mlp"
     widths: tuple[int, ...] = (256, 128)
@@ -120,6 +130,17 @@ class Config(config.Config):
             "factor_update_steps": self.factor_update_steps,
             "inv_update_steps": self.inv_update_steps,
         }
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    quantities = ("gradient", "preconditioned", "a", "g", "change", "raw", "one_more")
+    return runs.outline(
+        {"difference": "quantity", "seconds": "candidate repetition"},
+        quantity=quantities,
+        candidate=("kfac-jax", "hpcjax", "hpcjax, checked"),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,7 +1,8 @@
 """What K-FAC keeps and sends on a grid of simulated devices, by KAISA's knob."""
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from hpcjax import data, hostcomm, perf, runs, sharding, train
 from hpcjax.core import config
@@ -23,6 +24,15 @@ class Config(config.Config):
       seed: not used; nothing is drawn.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "8",
+        "model.width": "4",
+        "inputs": "[8,8,1]",
+        "classes": "10",
+        "compiled.width": "2",
+        "devices": "2",
+    }
+
     model: ResNetConfig = ResNetConfig(depth=50)
     inputs: tuple[int, int, int] = (224, 224, 3)
     classes: int = 1000
@@ -31,6 +41,14 @@ class Config(config.Config):
     grad_worker_fraction: float = 1.0
     cost: Literal["compute", "memory"] = "memory"
     seed: int = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    kept = ("factors", "decompositions", "imbalance")
+    moved = ("reduced", "broadcast", "decomposition_broadcast", "factors_reduced")
+    foretold = (f"{name}_formula" for name in moved)
+    return runs.outline(dict.fromkeys((*kept, *moved, *foretold), ""))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -6,7 +6,8 @@ plain + (factors − plain)/f + (decompositions − factors)/d.
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from hpcjax import perf, runs
 from hpcjax.optim import SgdConfig
@@ -26,9 +27,30 @@ class Config(StepConfig):
       inv_update_steps: d.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "8",
+        "model.width": "2",
+        "inputs": "[8,8,1]",
+        "classes": "10",
+        "compute": "bfloat16",
+        "precision": "default",
+        "batch_size": "4",
+        "repetitions": "2",
+    }
+
     precision: Literal["default", "high", "highest"] = "highest"
     factor_update_steps: int = 10
     inv_update_steps: int = 100
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    stages = ("precondition", "factors", "decompositions")
+    return runs.outline(
+        {"seconds": "row repetition"},
+        row=("sgd", "kfac", "kfac, all at every step", *stages),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

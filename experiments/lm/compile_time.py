@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,15 @@ class Config(config.Config):
       seed: for the form only, nothing is drawn.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.width": "8",
+        "model.heads": "2",
+        "context": "4",
+        "vocabulary": "11",
+        "depths": "[1,2]",
+        "repetitions": "1",
+    }
+
     model: CausalLmConfig = CausalLmConfig(width=64, heads=4)
     depths: tuple[config.Size, ...] = (4, 48)
     context: config.Several = 64
@@ -33,12 +42,21 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        dict.fromkeys(("seconds", "instructions"), "depth program"),
+        depth=cfg.depths,
+        program=("gradient", "token", "token, layer by layer"),
+    )
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Compiles a gradient and a decoding step, as a scan and layer by layer.
 
     Returns:
-      `seconds` [program, depth] of tracing and compiling, the least of the repetitions,
-      without any cache; `instructions` [program, depth] of the optimized program.
+      `seconds` [depth, program] of tracing and compiling, the least of the repetitions,
+      without any cache; `instructions` [depth, program] of the optimized program.
     """
     seconds, instructions = [], []
     for depth in cfg.depths:

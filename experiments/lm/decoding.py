@@ -3,8 +3,8 @@
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,13 @@ class Config(config.Config):
       seed: of the prompts.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model": "random",
+        "prompt": "4",
+        "tokens": "4",
+        "repetitions": "2",
+    }
+
     model: str = "smollm2"
     batch: config.Size = 1
     prompt: config.Size = 16
@@ -40,6 +47,15 @@ class Config(config.Config):
     peer: bool = True
     one_core: bool = False
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"seconds": "candidate repetition", "differing": "", "tokens": ""},
+        candidate=("scanned", "unrolled", *(["transformers"] if cfg.peer else [])),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -2,6 +2,8 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +29,13 @@ class Config(config.Config):
       seed: of the draws.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model": "random",
+        "max_new_tokens": "4",
+        "prompt": "ab",
+        "chat": "false",
+    }
+
     model: str = "smollm2"
     prompt: str = "In the beginning God created the heaven and the earth."
     chat: bool = False
@@ -48,6 +57,17 @@ class Config(config.Config):
         """Returns how the text is continued, by at most `room` tokens."""
         most = self.max_new_tokens if room is None else min(room, self.max_new_tokens)
         return Continuation(max_new_tokens=most, sampler=self.sampler, end=end)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            **dict.fromkeys(("text", "tokens"), "sample"),
+            **dict.fromkeys(("tokens_per_second", "compile_seconds"), ""),
+        },
+        sample=range(cfg.samples),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,15 @@ class Config(config.Config):
       seed: of the tokens.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model": "random",
+        "batch": "1",
+        "used": "3",
+        "rooms": "[8,16]",
+        "prompt": "32",
+        "repetitions": "2",
+    }
+
     model: str = "smollm2"
     batch: config.Size = 4
     used: config.Size = 6
@@ -32,6 +41,18 @@ class Config(config.Config):
     prompt: config.Several = 8192
     repetitions: config.Several = 20
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            "seconds": "candidate repetition",
+            **dict.fromkeys(("temporaries", "prompt"), "candidate"),
+        },
+        candidate=[f"{name}, {room}" for name in attentions() for room in cfg.rooms],
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

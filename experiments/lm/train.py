@@ -11,6 +11,7 @@ from hpcjax.runs import training
 
 FOLDER = "model"
 task = training.task
+outline = training.outline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What share of a device's peak a language model's training step reaches."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 from hpcjax import core, data, layers, models, perf, runs, train
 from hpcjax.core import config
@@ -32,6 +32,20 @@ class Config(config.Config):
       seed: of all numbers.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "2",
+        "model.width": "16",
+        "model.heads": "2",
+        "context": "8",
+        "vocabulary": "31",
+        "batch": "2",
+        "compute": "float32",
+        "side": "16",
+        "attention": "[1,8,2,8]",
+        "implementations": "[xla]",
+        "repetitions": "2",
+    }
+
     model: CausalLmConfig = CausalLmConfig(depth=24, width=1024, heads=16)
     context: config.Size = 1024
     vocabulary: config.Size = 50257
@@ -47,6 +61,21 @@ class Config(config.Config):
     implementations: tuple[Implementation, ...] = ("xla", "cudnn")
     repetitions: config.Several = 20
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    attentions = (f"attention, {name}" for name in cfg.implementations)
+    return runs.outline(
+        {
+            "seconds": "candidate repetition",
+            "share": "operation",
+            **dict.fromkeys(("tokens", "flops", "short_flops", "peak"), ""),
+        },
+        candidate=("step", "short step", "product", *attentions),
+        repetition=range(cfg.repetitions),
+        operation=2,  # as many as cover enough of the profile
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,16 @@ class Config(StepConfig):
       steps: steps in a measurement.
       larger: by how many images the batch of the negative control is larger.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "8",
+        "model.width": "2",
+        "inputs": "[8,8,1]",
+        "batch_size": "4",
+        "larger": "2",
+        "steps": "2",
+        "repetitions": "2",
+    }
 
     steps: int = 10
     larger: Size = 8
@@ -45,7 +55,7 @@ def outline(cfg: Config) -> "runs.Outline":
     return runs.outline(
         {"seconds": "candidate repetition"},
         candidate=("bare", "loop", "bare, larger batch"),
-        repetition=cfg.repetitions,
+        repetition=range(cfg.repetitions),
     )
 
 

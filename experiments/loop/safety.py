@@ -2,8 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,16 @@ class Config(StepConfig):
       larger: by how many images the batch of the negative control is larger.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "8",
+        "model.width": "2",
+        "inputs": "[8,8,1]",
+        "batch_size": "4",
+        "larger": "2",
+        "after": "1",
+        "repetitions": "2",
+    }
+
     every: int = 100
     after: int = 3
     larger: Size = 8
@@ -34,7 +44,7 @@ def outline(cfg: Config) -> "runs.Outline":
         {"check": "step repetition", "save": "loop repetition"},
         step=("unchecked", "checked", "unchecked, larger batch", "check alone"),
         loop=("steps", "saving"),
-        repetition=cfg.repetitions,
+        repetition=range(cfg.repetitions),
     )
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +39,15 @@ class Config(config.Config):
       seed: of the gradients.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "2",
+        "numbers": "2000",
+        "bits_per_second": "0",
+        "dense_steps": "2",
+        "warm_up": "1",
+        "steps": "2",
+    }
+
     processes: config.Several = 4
     numbers: config.Several = 4_000_000
     density: float = 0.01
@@ -64,6 +74,16 @@ class Config(config.Config):
             "top_k": (TopKConfig(density=self.density), self.warm_up, self.steps),
             "ok_topk": (ok_topk, self.warm_up, self.steps),
         }
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"seconds": "exchange phase step", "words": "exchange step"},
+        exchange=list(cfg.exchanges()),
+        phase=PHASES,
+        step=range(max(cfg.steps, cfg.dense_steps)),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,7 +1,8 @@
 """How long finding the largest entries takes: a threshold, or an exact top-k."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from hpcjax import collectives, kernels, perf, runs
 from hpcjax.core import config
@@ -18,10 +19,21 @@ class Config(config.Config):
       seed: of the numbers.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {"numbers": "5000", "repetitions": "2"}
+
     numbers: config.Size = 14_728_266
     density: config.Fraction = 0.02
     repetitions: config.Size = 20
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"seconds": "candidate repetition", "numbers": ""},
+        candidate=("lax.top_k", "exact", "threshold", "copy"),
+        repetition=range(cfg.repetitions),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,7 +1,8 @@
 """Words that exchanges send: real entries, padded buffers, and the formulas."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     import jax
 
 Inputs = Literal["gaussian", "clustered", "halves"]
+# What they are called in the exchange's statistics.
+COUNTS = {
+    "sent": "sent_words",
+    "received": "received_words",
+    "selected": "selected",
+    "kept": "kept",
+    "summed": "summed",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +41,12 @@ class Config(config.Config):
       seed: of the vectors.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "numbers": "500",
+        "members": "4",
+        "steps": "2",
+    }
+
     exchange: Annotated[Any, Part("exchange")] = OkTopkConfig(density=0.01)
     members: config.Several = 8
     numbers: config.Several = 100_000
@@ -39,6 +54,16 @@ class Config(config.Config):
     steps: config.Size = 40
     compiled: bool = False
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    counts = dict.fromkeys(COUNTS, "step member")
+    return runs.outline(
+        counts | ({"wire": ""} if cfg.compiled else {}),
+        step=range(cfg.steps),
+        member=range(cfg.members),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -66,13 +91,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         stats.append(jax.device_get(states.stats))
     found = {
         name: (("step", "member"), np.stack([getattr(each, field) for each in stats]))
-        for name, field in (
-            ("sent", "sent_words"),
-            ("received", "received_words"),
-            ("selected", "selected"),
-            ("kept", "kept"),
-            ("summed", "summed"),
-        )
+        for name, field in COUNTS.items()
     }
     dataset = runs.simulated(found)
     return dataset.assign(wire=words_on_the_wire(cfg)) if cfg.compiled else dataset

@@ -315,18 +315,18 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
     return history.assign(composed.method.facts)
 
 
-def outline(cfg: TrainingConfig, **more: str) -> "Outline":
+def outline(cfg: TrainingConfig, **more: Any) -> "Outline":
     """Returns the form of a history, as far as all trainings have it, and of the facts.
 
     Args:
       cfg: the run; parts say in `figures` what they add, `{name: dimensions}`.
-      **more: what an experiment adds.
+      **more: what an experiment adds, as `runs.outline` takes it.
     """
     from hpcjax.runs import outlines
 
-    columns = {"seconds": "step", "eval_seconds": "eval_step", "compile_seconds": ""}
-    for metric in cfg.dataset.objective.metrics:
-        columns |= {metric: "step", f"val_{metric}": "eval_step"}
+    columns = {"compile_seconds": "", **dict.fromkeys(("seconds", "loss"), "step")}
+    scores = [f"val_{metric}" for metric in cfg.dataset.objective.metrics]
+    columns |= dict.fromkeys(("eval_seconds", *scores), "eval_step")
     for part in fields_of(cfg).values():
         columns |= getattr(part, "figures", {})
     steps, every = cfg.train.steps, cfg.train.eval_every or cfg.train.steps
