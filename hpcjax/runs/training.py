@@ -317,12 +317,12 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
     return history.assign(composed.method.facts)
 
 
-def outline(cfg: TrainingConfig, **more: str) -> "Outline":
+def outline(cfg: TrainingConfig, **more: Any) -> "Outline":
     """Returns the form of a history, as far as all trainings have it, and of the facts.
 
     Args:
       cfg: the run; parts say in `figures` what they add, `{name: dimensions}`.
-      **more: what an experiment adds.
+      **more: what an experiment adds, as `runs.outline` takes it.
     """
     from hpcjax.runs import outlines
 

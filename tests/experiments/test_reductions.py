@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from experiments.gradcomp import validation
-from experiments.samo.training import FORMS
-from experiments.sparsity.one_shot import VARIANTS as PRUNED
 from hpcjax.runs import discover
 from hpcjax.runs.tables import judge
 from tests.conftest import REPOSITORY
@@ -240,73 +238,6 @@ RUNS = {
         TIMED, "seconds", candidate=("lax.top_k", "exact", "threshold", "copy")
     ),
     "oktopk": TRAINED,
-    "pipefisher/two-processes": merge(
-        of("row run", *("utilization", "seconds", "cpu", "units")),
-        of("", "period", "planned", row=("without", "filled")),
-    ),
-    "pipefisher/training": TRAINED,
-    "pipefisher": of(
-        *("", "utilization", "ratio", "overhead", "filled", "period"),
-        *("unplaced", "memory", "t_step", "t_pipe"),
-    ),
-    "samo/memory": of("", "held", "formula", "paper", "gradients", "sent"),
-    "samo/layouts": of(
-        *("", "dense_stages", "samo_stages", "dense_peak", "samo_peak", "speedup"),
-        *("transmission", "bubble", "collective", "gather"),
-    ),
-    "samo/training": merge(
-        of("form step", "loss", form=FORMS), of("form", "val_loss"), of("", "drawn")
-    ),
-    "sparsity/collapse": merge(of("layer", "kept", layer=range(3)), of("", "empties")),
-    "sparsity/digits": merge(
-        of("", "sparsity"),
-        # Between 0 and 1, and above the number that is kept, whatever the seed.
-        ({"accuracy": ("", 0.9), "kept": ("", 900), "size": ("", 1000)}, {}),
-    ),
-    "sparsity/one-shot": of(
-        "variant", "loss", "val_loss", "accuracy", "kept", variant=PRUNED
-    ),
-    "spb/quality": TRAINED,
-    "spb/resources": of("role", "flops", "exact", "memory", "sent", "sent_zeros"),
-    "spb/processes": of("process", "flops", "memory", "sent"),
-    "specdec/model": merge(
-        of("draft sampling ahead", "measured", "tokens", "expected"),
-        of("draft sampling", "step"),
-        of("sampling ahead", "other"),
-        of("pass", "verify"),
-        of("sampling", "plain"),
-    ),
-    "specdec/depth-width": merge(
-        of("point repetition", "seconds", point=range(len(POINTS))),
-        of("point", "layer_bytes", "head_bytes"),
-        (
-            {
-                name: ("point", list(values))
-                for name, values in zip(
-                    ("depth", "width", "line"), zip(*POINTS, strict=True), strict=True
-                )
-            },
-            {},
-        ),
-    ),
-    "specdec/speedup": merge(
-        of("rate", "ahead", "tokens", "foretold"),
-        of("rate repetition", "measured"),
-        of("repetition", "plain"),
-    ),
-    "ssn": TRAINED,
-    "wagma/throughput": merge(
-        of("repetition algorithm", "total"),
-        of("repetition", "late", "staleness"),
-        of("", "copy"),
-    ),
-    "wagma/drift": merge(
-        of("step", "error"), of("", "partial", "late", "staleness", "total")
-    ),
-    "wagma/scaling": merge(
-        of("repetition algorithm", "total"), of("algorithm", "words")
-    ),
-    "wagma": TRAINED,
 }
 
 
