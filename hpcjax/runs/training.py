@@ -326,9 +326,8 @@ def outline(cfg: TrainingConfig, **more: Any) -> "Outline":
     """
     from hpcjax.runs import outlines
 
-    columns = {"seconds": "step", "eval_seconds": "eval_step", "compile_seconds": ""}
-    for metric in ("loss", "error"):
-        columns |= {metric: "step", f"val_{metric}": "eval_step"}
+    columns = {"seconds": "step", "loss": "step", "compile_seconds": ""}
+    columns |= dict.fromkeys(("val_loss", "val_error", "eval_seconds"), "eval_step")
     for part in fields_of(cfg).values():
         columns |= getattr(part, "figures", {})
     steps, every = cfg.train.steps, cfg.train.eval_every or cfg.train.steps
