@@ -36,8 +36,6 @@ SETUPS = [
     for batch in (4, 8)
     for method in METHODS
 ]
-POINTS = [(d, w, False) for d in (2, 4, 8, 16) for w in (64, 128, 256)]
-POINTS += [(2, 256, True), (4, 192, True), (8, 128, True), (16, 64, True)]
 DIMS = {
     "step": range(1, 201),
     "eval_step": range(10, 201, 10),
