@@ -326,8 +326,8 @@ def outline(cfg: TrainingConfig, **more: Any) -> "Outline":
     """
     from hpcjax.runs import outlines
 
-    columns = {"seconds": "step", "loss": "step", "compile_seconds": ""}
-    columns |= dict.fromkeys(("val_loss", "val_error", "eval_seconds"), "eval_step")
+    columns = {"compile_seconds": "", **dict.fromkeys(("seconds", "loss"), "step")}
+    columns |= dict.fromkeys(("eval_seconds", "val_loss", "val_error"), "eval_step")
     for part in fields_of(cfg).values():
         columns |= getattr(part, "figures", {})
     steps, every = cfg.train.steps, cfg.train.eval_every or cfg.train.steps
