@@ -2,6 +2,9 @@
 
 The READMEs, the guides of this folder and a page for each room become pages; links
 between them, which work in the repository, are rewritten to work on the site.
+
+With `--readme` it writes README.md's table of papers instead, as `hpcjax list
+--markdown` prints it.
 """
 
 import ast
@@ -17,26 +20,11 @@ import sys
 import yaml
 
 import hpcjax
-from hpcjax.runs import curves, render, table_records
+from hpcjax.runs import curves, render, roster, table_records
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUILD = ROOT / "build"
 SITE = BUILD / "docs"
-GUIDES = {
-    "house.md": "The house on one page",
-    "own-work.md": "Parts, configs and tables of your own",
-    "kfac.md": "K-FAC in your own step",
-    "sparsity.md": "Sparse networks",
-    "exchanges.md": "Exchanges of gradients",
-    "hostcomm.md": "Processes that do not wait",
-    "pipelines.md": "Pipelines",
-    "language-models.md": "Language models",
-    "reliability.md": "Reliability",
-    "clusters.md": "Clusters",
-    "gpu.md": "Minutes on a GPU",
-    "logging.md": "Logging services",
-    "notebooks.md": "Notebooks",
-}
 OPTIONS = """    options:
       show_root_heading: false
       show_root_toc_entry: false
@@ -49,6 +37,30 @@ LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
 CODE = re.compile(r"(^[ ]*(`{3,}|~~~).*?^[ ]*\2|`+[^`\n]+`+)", re.M | re.S)
 
 
+def find_guides() -> dict[str, str]:
+    """Returns the title of each guide, in the order in which README.md links them.
+
+    A guide that it does not link comes behind the others, by its title.
+    """
+    guides = (ROOT / "docs").glob("*.md")
+    titles = {path.name: find_title(path) for path in guides}
+    linked = re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text())
+    others = sorted(titles, key=lambda name: titles[name])
+    return {name: titles[name] for name in [*linked, *others] if name in titles}
+
+
+def find_title(guide: pathlib.Path) -> str:
+    """Returns the first heading of a guide.
+
+    Raises:
+      SystemExit: it does not begin with one.
+    """
+    first = guide.read_text().partition("\n")[0]
+    if not first.startswith("# "):
+        sys.exit(f"{guide.name} must begin with a heading, '# ...'")
+    return first.removeprefix("# ")
+
+
 def find_pages() -> dict[pathlib.Path, str]:
     """Returns the page of each Markdown file that becomes one."""
     pages = {
@@ -56,7 +68,7 @@ def find_pages() -> dict[pathlib.Path, str]:
         ROOT / "CONTRIBUTING.md": "contributing.md",
         ROOT / "CHANGELOG.md": "changelog.md",
     }
-    pages |= {ROOT / "docs" / name: f"guides/{name}" for name in GUIDES}
+    pages |= {ROOT / "docs" / name: f"guides/{name}" for name in find_guides()}
     papers = sorted((ROOT / "experiments").glob("*/README.md"))
     return pages | {path: f"papers/{path.parent.name}.md" for path in papers}
 
@@ -106,9 +118,6 @@ def rewrite_links(
 
 def write_pages(pages: dict[pathlib.Path, str]) -> None:
     """Writes all pages that are Markdown files of the repository."""
-    unknown = {path.name for path in (ROOT / "docs").glob("*.md")} - set(GUIDES)
-    if unknown:
-        sys.exit(f"docs/build.py: GUIDES has no title for {sorted(unknown)}")
     for source, page in pages.items():
         text, shown = rewrite_links(source.read_text(), source, pages)
         if page.startswith("papers/"):
@@ -176,9 +185,10 @@ def write(path: pathlib.Path, text: str) -> None:
 def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
     """Writes the settings of MkDocs: those of the repository, and the navigation."""
     papers = [page for page in pages.values() if page.startswith("papers/")]
+    guides = [{title: f"guides/{name}"} for name, title in find_guides().items()]
     navigation = [
         {"hpcjax": "index.md"},
-        {"Guides": [{title: f"guides/{name}"} for name, title in GUIDES.items()]},
+        {"Guides": guides},
         {"Papers": list(papers)},
         {"Rooms": [{name: f"api/{name}.md"} for name in rooms]},
         {"Contributing": "contributing.md"},
@@ -194,7 +204,17 @@ def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
 
 
 def main() -> None:
-    """Makes all pages anew."""
+    """Makes all pages anew, or README.md's table."""
+    readme = ROOT / "README.md"
+    told = roster.put(readme.read_text(), roster.markdown(ROOT))
+    if "--readme" in sys.argv[1:]:
+        readme.write_text(told)
+        return
+    if told != readme.read_text():
+        sys.exit(
+            "README.md's table of papers is not what `hpcjax list --markdown` prints: "
+            "python docs/build.py --readme"
+        )
     shutil.rmtree(SITE, ignore_errors=True)
     pages = find_pages()
     write_pages(pages)

@@ -12,4 +12,3 @@ gpipe = Config(blocks=1)
 one_f_one_b = dataclasses.replace(gpipe, schedule="one_f_one_b")
 chimera = dataclasses.replace(gpipe, schedule="chimera")
 base = gpipe
-smoke = {"micro_batch": "8"}

@@ -14,4 +14,3 @@ chimera = dataclasses.replace(gpipe, schedule="chimera")
 zero_bubble_h1 = dataclasses.replace(gpipe, schedule="zero_bubble_h1")
 interleaved = dataclasses.replace(gpipe, schedule="interleaved", stages=8)
 base = gpipe
-smoke = {"blocks": "1"}

@@ -11,4 +11,3 @@ from experiments.samo.layout import Config
 samo = Config()
 dense_sums = dataclasses.replace(samo, compressed_sums=False)
 base = samo
-smoke = {"devices": "64"}

@@ -7,4 +7,3 @@ kept, and all-reduces of k values (`hpcjax table samo/memory`).
 from experiments.samo.memory import Config
 
 base = Config()
-smoke = {"model.depth": "1", "model.width": "8", "model.heads": "2", "context": "4"}

@@ -8,13 +8,3 @@ from experiments.samo.training import Config
 
 early_bird = Config()
 base = early_bird
-smoke = {
-    "steps": "2",
-    "every": "1",
-    "most": "2",
-    "batch_size": "2",
-    "dataset.context": "8",
-    "model.width": "8",
-    "model.heads": "2",
-    "model.depth": "1",
-}

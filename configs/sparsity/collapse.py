@@ -17,10 +17,3 @@ grasp = Config(score="grasp")
 magnitude = Config(score="magnitude")
 random = Config(score="random")
 base = synflow
-smoke = {
-    "rounds": "2",
-    "widths": "[8,6,4]",
-    "density": "0.2",
-    "examples": "8",
-    "search": "false",
-}

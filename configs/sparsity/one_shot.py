@@ -9,14 +9,3 @@ rewound ticket of 90 % is no half point below its mask on other initial weights
 from experiments.sparsity.one_shot import Config
 
 base = Config()
-smoke = {
-    "steps": "2",
-    "rounds": "1",
-    "batch_size": "4",
-    "examples": "4",
-    "block": "8",
-    "model": "mlp",
-    "model.widths": "[4]",
-    "exclude": "[]",
-    "dataset.limit": "16",
-}

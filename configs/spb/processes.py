@@ -10,4 +10,3 @@ from experiments.spb.processes import Config
 
 base = Config(k=4, layers=2, width=256, rows=2048, steps=8)
 zeros = dataclasses.replace(base, mode="zeros")
-smoke = {"k": "2", "layers": "1", "width": "4", "rows": "2", "steps": "2"}

@@ -8,4 +8,3 @@ from experiments.spb.resources import Config
 
 base = Config(network="chain", k=4, layers=4, width=128, rows=1024)
 cnn = Config(network="cnn", k=8, layers=1, width=8, size=16, rows=64)
-smoke = {"k": "2", "layers": "1", "width": "4", "size": "4", "rows": "2"}

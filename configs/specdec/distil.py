@@ -15,19 +15,3 @@ wide4 = Config(draft=DraftConfig(layers=4))
 wide2 = Config(draft=DraftConfig(layers=2))
 deep8 = Config(draft=DraftConfig(layers=8, heads=3, kv_heads=3, mlp_width=768))
 base = wide4
-smoke = {
-    "draft.target": "random",
-    "draft.layers": "2",
-    "draft.heads": "2",
-    "draft.kv_heads": "2",
-    "draft.mlp_width": "8",
-    "draft.choice": "angle",
-    "draft.context": "8",
-    "draft.batch": "2",
-    "draft.steps": "2",
-    "draft.calibration": "1",
-    "ahead": "2",
-    "prompts": "2",
-    "length": "4",
-    "tokens": "4",
-}

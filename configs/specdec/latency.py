@@ -20,14 +20,3 @@ gpu = Config(
     inner=16,
 )
 base = cpu
-smoke = {
-    "depths": "[1,2,3,4]",
-    "widths": "[8,16,24]",
-    "head_dim": "8",
-    "parameters": "3072",
-    "vocabulary": "11",
-    "size": "8",
-    "compute": "bfloat16",
-    "repetitions": "2",
-    "inner": "1",
-}

@@ -8,16 +8,3 @@ measured yet (`hpcjax table specdec/speedup --tier gpu`).
 from experiments.specdec.speedup import Config
 
 base = Config()
-smoke = {
-    "target.depth": "3",
-    "target.width": "16",
-    "target.heads": "2",
-    "target.mlp_width": "24",
-    "vocabulary": "31",
-    "most": "3",
-    "length": "4",
-    "tokens": "16",
-    "compute": "float32",
-    "repetitions": "2",
-    "inner": "1",
-}

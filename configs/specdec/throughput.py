@@ -15,23 +15,3 @@ cpu = Config(
     first=distil.wide2.draft, second=distil.wide4.draft, third=distil.deep8.draft
 )
 base = cpu
-_PRUNED = ("target", "context", "batch", "steps", "calibration")
-smoke = {
-    **{
-        f"{place}.{key}": distil.smoke[f"draft.{key}"]
-        for place in ("first", "second", "third")
-        for key in _PRUNED
-    },
-    "first.layers": "1",
-    "second.layers": "1",
-    "third.layers": "1",
-    "third.heads": "2",
-    "third.kv_heads": "2",
-    "third.mlp_width": "8",
-    "aheads": "[1]",
-    "prompts": "1",
-    "length": "4",
-    "tokens": "16",
-    "repetitions": "2",
-    "inner": "1",
-}

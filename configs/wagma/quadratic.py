@@ -7,4 +7,3 @@ apart as changing groups, which need no mean of all (`hpcjax table wagma/drift`)
 from experiments.wagma.quadratic import Config
 
 base = Config()
-smoke = {"workers": "4", "group_size": "2", "steps": "12", "dims": "2", "tau": "3"}

@@ -7,4 +7,3 @@ Expect: allreduce pays the delay in every step, WAGMA about once in tau steps
 from experiments.wagma.scaling import Config
 
 base = Config()
-smoke = {"processes": "4", "group_size": "2", "steps": "5", "runs": "2"}

@@ -3,7 +3,8 @@
 import csv
 import dataclasses
 import pathlib
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from hpcjax import cost, runs, sharding
 from hpcjax.core import config
@@ -11,6 +12,10 @@ from hpcjax.core.errors import ConfigError
 
 PROFILE = pathlib.Path(__file__).parent / "p100.csv"
 WIDTHS = {"base": 768, "large": 1024}
+FIGURES = (
+    *("utilization", "filled", "period", "ratio", "overhead", "unplaced"),
+    *("t_pipe", "t_step", "memory"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,11 @@ class Config(config.Config):
       margin: share of its time that a task needs besides.
       seed: for the form only, nothing is drawn.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "micro_batch": "8",
+        "blocks": "1",
+    }
 
     schedule: Literal[
         "gpipe", "one_f_one_b", "interleaved", "chimera", "zero_bubble_h1"
@@ -94,6 +104,11 @@ def kfac_costs(cfg: Config) -> "cost.KfacCosts":
         t_inv=cfg.blocks * block["time_inv"],
         t_prec=cfg.blocks * block["time_prec"],
     )
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(dict.fromkeys(FIGURES, ""))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

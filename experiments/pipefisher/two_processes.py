@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -46,6 +46,16 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "width": "16",
+        "layers": "2",
+        "rows": "32",
+        "steps": "2",
+        "warmup": "1",
+        "runs": "2",
+        "repetitions": "3",
+    }
+
     width: config.Size = 256
     layers: config.Size = 8
     rows: config.Size = 3072
@@ -78,6 +88,14 @@ def batch(cfg: Config) -> tuple[np.ndarray, np.ndarray]:
     shape = cfg.micro_batches, cfg.rows, cfg.width
     inputs = rng.standard_normal(shape, np.float32)
     return inputs, np.tanh(rng.standard_normal(shape, np.float32))
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    columns = dict.fromkeys(("utilization", "seconds", "cpu", "units"), "row run")
+    return runs.outline(
+        {**columns, "period": "", "planned": ""}, row=MODES, run=cfg.runs
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

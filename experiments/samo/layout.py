@@ -1,7 +1,8 @@
 """Layouts of GPT-3's sizes on a machine like Summit, from formulas."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
 
 from hpcjax import cost, runs
 from hpcjax.core import config
@@ -23,6 +24,7 @@ SIZES = {
     "6.7B": Size(6.7e9, 32, 4096, 1024),
     "13B": Size(13e9, 40, 5120, 2048),
 }
+CHANGES = ("transmission", "bubble", "collective", "gather")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,10 @@ class Config(config.Config):
       seed: not used; nothing is drawn.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "devices": "64",
+    }
+
     model: Literal["1.3B", "2.7B", "6.7B", "13B"] = "2.7B"
     devices: config.Size = 128
     sparsity: config.Share = 0.9
@@ -57,6 +63,15 @@ class Config(config.Config):
     node_devices: config.Size = 6
     gather_s: config.NotNegative = 5.3e-11
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    names = (
+        *("dense_stages", "samo_stages", "dense_peak", "samo_peak", "speedup"),
+        *CHANGES,
+    )
+    return runs.outline(dict.fromkeys(names, ""))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -94,7 +109,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     work = 8 * size.params * cfg.context * size.batch / cfg.devices / 125e12
     changes = {
         name: (getattr(samo, name) - getattr(dense, name)) / dense.seconds
-        for name in ("transmission", "bubble", "collective", "gather")
+        for name in CHANGES
     }
     return runs.analytical(
         {

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from hpcjax import core, cost, metrics, optim, perf, runs, sharding
 from hpcjax.core import config
@@ -28,6 +28,13 @@ class Config(config.Config):
       seed: of the parameters.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "model.depth": "1",
+        "model.width": "8",
+        "model.heads": "2",
+        "context": "4",
+    }
+
     form: Form = "int32"
     sparsity: float = 0.9
     model: CausalLmConfig = CausalLmConfig(depth=6, width=128, heads=4, remat="full")
@@ -39,6 +46,12 @@ class Config(config.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         config.Within("[0, 1)")("sparsity", self.sparsity)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    names = ("held", "formula", "paper", "gradients", "sent")
+    return runs.outline(dict.fromkeys(names, ""))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -1,8 +1,8 @@
 """Losses of a language model that is pruned early and then trained in several forms."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,6 +34,17 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "steps": "2",
+        "every": "1",
+        "most": "2",
+        "batch_size": "2",
+        "dataset.context": "8",
+        "model.width": "8",
+        "model.heads": "2",
+        "model.depth": "1",
+    }
+
     dataset: CharTextConfig = CharTextConfig(context=32)
     model: CausalLmConfig = CausalLmConfig(depth=2, width=192, heads=4)
     optimizer: AdamWConfig = AdamWConfig(
@@ -46,6 +57,15 @@ class Config(config.Config):
     steps: config.Size = 1500
     batch_size: config.Size = 16
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"loss": "form step", "val_loss": "form", "drawn": "", "kept": ""},
+        form=FORMS,
+        step=range(1, cfg.steps + 1),
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

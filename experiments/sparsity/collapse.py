@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +31,14 @@ class Config(config.Config):
       seed: of weights and inputs.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "rounds": "2",
+        "widths": "[8,6,4]",
+        "density": "0.2",
+        "examples": "8",
+        "search": "false",
+    }
+
     score: Score = "synflow"
     rounds: config.Size = 1
     widths: tuple[config.Size, ...] = (64, 100, 100, 10)
@@ -43,6 +51,12 @@ class Config(config.Config):
     def weights(self) -> int:
         """How many weights the network has."""
         return sum(a * b for a, b in itertools.pairwise(self.widths))
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    searched = {"empties": ""} if cfg.search else {}
+    return runs.outline({"kept": "layer", **searched}, layer=list(_shapes(cfg)))
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
@@ -68,9 +82,14 @@ def _network(cfg: Config) -> dict[str, Any]:
 
     key, he = jax.random.key(cfg.seed), jax.nn.initializers.he_normal()
     return {
-        f"layer_{number}": he(core.derive(key, "layer", number), shape)
-        for number, shape in enumerate(itertools.pairwise(cfg.widths))
+        name: he(core.derive(key, "layer", number), shape)
+        for number, (name, shape) in enumerate(_shapes(cfg).items())
     }
+
+
+def _shapes(cfg: Config) -> dict[str, tuple[int, int]]:
+    pairs = enumerate(itertools.pairwise(cfg.widths))
+    return {f"layer_{number}": shape for number, shape in pairs}
 
 
 def _apply(params: dict[str, Any], inputs: Any) -> Any:

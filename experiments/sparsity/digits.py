@@ -15,6 +15,13 @@ class Config(training.TrainingConfig):
     """A training run whose masks are counted, too; see `TrainingConfig`."""
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    # Below one, and more than are kept.
+    counts = {"accuracy": ("", 0.9), "kept": ("", 900), "size": ("", 1000)}
+    return training.outline(cfg, sparsity="", **counts)
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains; nothing is timed.
 

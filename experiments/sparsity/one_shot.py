@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ VARIANTS = (
     *("dense", "magnitude", "woodfisher", "woodfisher, damped"),
     *("untrained", "rewound", "drawn again"),
 )
+FIGURES = ("loss", "val_loss", "accuracy", "kept")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,18 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "steps": "2",
+        "rounds": "1",
+        "batch_size": "4",
+        "examples": "4",
+        "block": "8",
+        "model": "mlp",
+        "model.widths": "[4]",
+        "exclude": "[]",
+        "dataset.limit": "16",
+    }
+
     dataset: DigitsConfig = DigitsConfig()
     model: ResNetConfig | MlpConfig = ResNetConfig(depth=8, width=8)
     optimizer: SgdConfig = SgdConfig(lr=0.1, momentum=0.9, schedule=CosineConfig())
@@ -54,6 +67,11 @@ class Config(config.Config):
     steps: config.Size = 300
     batch_size: config.Size = 128
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(dict.fromkeys(FIGURES, "variant"), variant=VARIANTS)
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -74,7 +92,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     return runs.measured(
         {
             name: ("variant", [found[variant][name] for variant in VARIANTS])
-            for name in ("loss", "val_loss", "accuracy", "kept")
+            for name in FIGURES
         },
         coords={"variant": list(VARIANTS)},
     )

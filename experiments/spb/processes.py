@@ -1,7 +1,8 @@
 """Processes that each compile their own role: what they compute, keep and send."""
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from hpcjax.core import config
 from hpcjax.core.errors import HpcjaxError
 
 PATIENCE = 120.0
+FIGURES = ("flops", "memory", "sent", "loss")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,14 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "k": "2",
+        "layers": "1",
+        "width": "4",
+        "rows": "2",
+        "steps": "2",
+    }
+
     k: config.Size = 4
     layers: config.Size = 2
     width: config.Size = 256
@@ -37,6 +47,11 @@ class Config(config.Config):
     rotation: Literal["rotate", "fixed"] = "fixed"
     mode: Literal["zeros", "contributors"] = "contributors"
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(dict.fromkeys(FIGURES, "process"), process=range(cfg.k))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -53,10 +68,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     ends = {each["digest"] for each in found}
     if len(ends) != 1:
         raise HpcjaxError(f"replicas differ after {cfg.steps} steps: {sorted(ends)}")
-    columns = {
-        name: ("process", [each[name] for each in found])
-        for name in ("flops", "memory", "sent", "loss")
-    }
+    columns = {name: ("process", [each[name] for each in found]) for name in FIGURES}
     return runs.measured(columns, coords={"process": list(range(cfg.k))})
 
 

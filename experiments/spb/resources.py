@@ -1,8 +1,8 @@
 """What each role computes, keeps and sends, read from its compiled program."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 from hpcjax import layers, optim, perf, runs
 from hpcjax.core import config
@@ -22,6 +22,14 @@ class Config(config.Config):
       rows: examples of a worker.
       seed: not used; nothing is drawn.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "k": "2",
+        "layers": "1",
+        "width": "4",
+        "size": "4",
+        "rows": "2",
+    }
 
     network: Literal["chain", "cnn"] = "chain"
     k: config.Size = 4
@@ -68,6 +76,12 @@ def network(cfg: Config) -> tuple[Callable[..., Any], dict[str, Any], Any]:
         for index in range(count)
     }
     return loss, params, jax.ShapeDtypeStruct((cfg.rows, *image, cfg.width), "float32")
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    names = ("flops", "exact", "memory", "sent", "sent_zeros")
+    return runs.outline(dict.fromkeys(names, "role"), role=range(1, cfg.k + 1))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -6,7 +6,8 @@ root by a digest of all that it was made of.
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -44,6 +45,19 @@ class DraftConfig(config.Config):
       calibration: windows that activations are measured on.
       seed: of the windows.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "target": "random",
+        "layers": "2",
+        "heads": "2",
+        "kv_heads": "2",
+        "mlp_width": "8",
+        "choice": "angle",
+        "context": "8",
+        "batch": "2",
+        "steps": "2",
+        "calibration": "1",
+    }
 
     target: str = "smollm2"
     layers: int = 4

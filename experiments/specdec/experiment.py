@@ -1,6 +1,8 @@
 """A draft for a target: its training, and how often what it drafts is accepted."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from hpcjax import cost, inference, runs
 from hpcjax.core import config
 
 TEMPERATURES = {"greedy": 0.0, "T = 1": 1.0}
+PARTS = ("layers", "others")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,12 +28,35 @@ class Config(config.Config):
       seed: of the draws.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "ahead": "2",
+        "prompts": "2",
+        "length": "4",
+        "tokens": "4",
+    }
+
     draft: DraftConfig = DraftConfig()
     ahead: config.Size = 6
     prompts: config.Size = 8
     length: config.Size = 32
     tokens: config.Size = 48
     seed: config.Seed = 0
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            "loss": "step",
+            "accepted": "sampling place",
+            "emitted": "sampling",
+            "parameters": "part",
+        },
+        step=cfg.draft.steps,
+        sampling=tuple(TEMPERATURES),
+        place=range(1, cfg.ahead + 1),
+        part=PARTS,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -70,7 +96,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         coords={
             "sampling": list(found),
             "place": range(1, cfg.ahead + 1),
-            "part": ["layers", "others"],
+            "part": list(PARTS),
         },
     )
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from hpcjax import core, inference, perf, runs
 from hpcjax.core import config
@@ -28,6 +30,18 @@ class Config(config.Config):
       unrolled: compiles each layer by itself.
       seed: of the parameters.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "depths": "[1,2,3,4]",
+        "widths": "[8,16,24]",
+        "head_dim": "8",
+        "parameters": "3072",
+        "vocabulary": "11",
+        "size": "8",
+        "compute": "bfloat16",
+        "repetitions": "2",
+        "inner": "1",
+    }
 
     depths: tuple[int, ...] = (2, 4, 8, 16)
     widths: tuple[int, ...] = (64, 128, 256)
@@ -59,6 +73,12 @@ class Config(config.Config):
             for depth, count in zip(self.depths, heads, strict=True)
         )
 
+    def points(self) -> list[tuple[int, int, bool]]:
+        """Returns depth, width and whether it is on the line; the grid comes first."""
+        grid = itertools.product(self.depths, self.widths)
+        line = [(*each, True) for each in self.line()]
+        return [(*each, False) for each in grid] + line
+
     def draft(self, depth: int, width: int) -> CausalLmConfig:
         """Returns a draft of LLaMA's form."""
         return CausalLmConfig(
@@ -68,6 +88,23 @@ class Config(config.Config):
             mlp_width=8 * width // 3,
             options=LLAMA,
         )
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    depth, width, line = (list(each) for each in zip(*cfg.points(), strict=True))
+    return runs.outline(
+        {
+            "seconds": "point repetition",
+            "depth": ("point", depth),
+            "width": ("point", width),
+            "line": ("point", line),
+            "layer_bytes": "point",
+            "head_bytes": "point",
+        },
+        point=range(len(depth)),
+        repetition=cfg.repetitions,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -83,8 +120,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     from experiments.specdec import timing
     from hpcjax.core import trees
 
-    grid = [(depth, width) for depth in cfg.depths for width in cfg.widths]
-    points = [(*each, False) for each in grid] + [(*each, True) for each in cfg.line()]
+    points = cfg.points()
     policy = core.Policy(param=cfg.compute, compute=cfg.compute)
     thunks: dict[str, Any] = {}
     layer, head = [], []

@@ -6,7 +6,8 @@ draft steps, verification, the residual's draw, the caches.
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -34,6 +35,20 @@ class Config(config.Config):
       seed: of parameters, draws and acceptance.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "target.depth": "3",
+        "target.width": "16",
+        "target.heads": "2",
+        "target.mlp_width": "24",
+        "vocabulary": "31",
+        "most": "3",
+        "length": "4",
+        "tokens": "16",
+        "compute": "float32",
+        "repetitions": "2",
+        "inner": "1",
+    }
+
     target: CausalLmConfig = CausalLmConfig(
         depth=32, width=4096, heads=32, mlp_width=11008, options=LLAMA
     )
@@ -48,6 +63,28 @@ class Config(config.Config):
     repetitions: config.Several = 20
     inner: config.Size = 16
     seed: config.Seed = 0
+
+    @property
+    def passes(self) -> list[int]:
+        """How many tokens are verified at once, as far as it is timed."""
+        return sorted({*range(1, self.most + 2, 2), self.most + 1})
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            **dict.fromkeys(("ahead", "foretold", "tokens"), "rate"),
+            "measured": "rate repetition",
+            "plain": "repetition",
+            "step": "",
+            "verify": "pass",
+            "other": "",
+        },
+        rate=cfg.rates,
+        repetition=cfg.repetitions,
+        **{"pass": cfg.passes},
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -134,8 +171,9 @@ def times(
         sampler=sampler,
         unrolled=cfg.unrolled,
     )
-    passes = sorted({*range(1, cfg.most + 2, 2), cfg.most + 1})
-    thunks = {f"verify, {m}": functools.partial(step, target, tokens=m) for m in passes}
+    thunks = {
+        f"verify, {m}": functools.partial(step, target, tokens=m) for m in cfg.passes
+    }
     thunks["draft"] = functools.partial(step, draft, tokens=1)
     thunks["other"] = functools.partial(
         timing.judgements,
@@ -149,7 +187,7 @@ def times(
     seconds = timing.medians(measured, dict.fromkeys(thunks, cfg.inner))
     return cost.DecodingTimes(
         draft=seconds["draft"],
-        verify={m: seconds[f"verify, {m}"] for m in passes},
+        verify={m: seconds[f"verify, {m}"] for m in cfg.passes},
         other=seconds["other"],
     )
 

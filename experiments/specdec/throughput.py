@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +32,16 @@ class Config(config.Config):
       seed: of the draws.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "third.layers": "1",
+        "aheads": "[1]",
+        "prompts": "1",
+        "length": "4",
+        "tokens": "16",
+        "repetitions": "2",
+        "inner": "1",
+    }
+
     first: DraftConfig = DraftConfig(layers=2)
     second: DraftConfig = DraftConfig(layers=4)
     third: DraftConfig = DraftConfig(layers=8, heads=3, kv_heads=3, mlp_width=768)
@@ -50,6 +61,28 @@ class Config(config.Config):
             width = "" if each.heads is None else f", {each.heads} heads"
             named[f"{each.layers} layers{width}"] = each
         return named
+
+    @property
+    def passes(self) -> list[int]:
+        """How many tokens are verified at once."""
+        return sorted({1, *(ahead + 1 for ahead in self.aheads)})
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            **dict.fromkeys(("measured", "tokens", "expected"), "draft sampling ahead"),
+            "step": "draft sampling",
+            "verify": "pass",
+            "other": "sampling ahead",
+            "plain": "sampling",
+        },
+        draft=tuple(cfg.drafts),
+        sampling=tuple(TEMPERATURES),
+        ahead=cfg.aheads,
+        **{"pass": cfg.passes},
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -83,7 +116,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         {
             **{name: (axes, each) for name, each in bench.rates(seconds).items()},
             "step": (axes[:2], steps),
-            "verify": ("pass", [seconds[f"verify, {m}"] for m in bench.passes]),
+            "verify": ("pass", [seconds[f"verify, {m}"] for m in cfg.passes]),
             "other": (axes[1:], others),
             "plain": ("sampling", plain),
         },
@@ -91,7 +124,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             "draft": names,
             "sampling": list(TEMPERATURES),
             "ahead": aheads,
-            "pass": bench.passes,
+            "pass": cfg.passes,
         },
     )
 
@@ -142,7 +175,6 @@ class Bench:
             for name, draft in self.drafts.items()
             for sampling, temperature in TEMPERATURES.items()
         }
-        self.passes = sorted({1, *(ahead + 1 for ahead in cfg.aheads)})
 
     def points(self) -> Any:
         """Yields the place in an array, and draft, sampling and γ."""
@@ -188,7 +220,7 @@ class Bench:
         )
         greedy = inference.Sampler(temperature=0.0)
         thunks: dict[str, Any] = {}
-        for m in self.passes:
+        for m in cfg.passes:
             thunks[f"verify, {m}"] = functools.partial(
                 step, self.target, tokens=m, sampler=greedy
             )

@@ -16,6 +16,11 @@ class Config(training.TrainingConfig):
     """A training run whose workers are judged apart, too; see `TrainingConfig`."""
 
 
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return training.outline(cfg, accuracy="", alone="")
+
+
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains; nothing is timed.
 

@@ -1,7 +1,8 @@
 """How far replicas drift apart on noisy quadratics, one per worker."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +32,14 @@ class Config(config.Config):
       seed: of goals, noise and delays.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "workers": "4",
+        "group_size": "2",
+        "steps": "12",
+        "dims": "2",
+        "tau": "3",
+    }
+
     workers: int = 8
     group_size: int = 4
     tau: config.Count = 10
@@ -48,6 +57,14 @@ class Config(config.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes(self.group_size, workers=self.workers)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    scalars = dict.fromkeys(("partial", "late", "staleness", "total"), "")
+    return runs.outline(
+        {"variance": "step", "error": "step", **scalars}, step=cfg.steps
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

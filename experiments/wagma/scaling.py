@@ -1,7 +1,8 @@
 """Throughput of many processes, by the event model alone: nothing is measured."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +26,13 @@ class Config(scaling.Config):
       period: H of local SGD.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "4",
+        "group_size": "2",
+        "steps": "5",
+        "runs": "2",
+    }
+
     group_size: int = 8
     tau: config.Size = 10
     period: config.Size = 1
@@ -32,6 +40,15 @@ class Config(scaling.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes(self.group_size, processes=self.processes)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {"total": "algorithm repetition", "words": "algorithm"},
+        algorithm=METHODS,
+        repetition=cfg.runs,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +39,18 @@ class Config:
       seed: of delays and of who is asked.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {
+        "processes": "2",
+        "group_size": "2",
+        "tau": "2",
+        "steps": "3",
+        "warm_up": "1",
+        "base": "0.001",
+        "delay": "0.005",
+        "numbers": "100",
+        "repetitions": "1",
+    }
+
     processes: int = 8
     group_size: int = 4
     tau: int = 10
@@ -66,6 +79,20 @@ class Config:
         checks.require_count(1, repetitions=self.repetitions, warm_up=self.warm_up)
         checks.require_finite(0.0, base=self.base, delay=self.delay)
         checks.require_positive(patience=self.patience)
+
+
+def outline(cfg: Config) -> "runs.Outline":
+    """Returns the form of a result."""
+    return runs.outline(
+        {
+            "total": "repetition algorithm",
+            "late": "repetition",
+            "staleness": "repetition",
+            "copy": "",
+        },
+        repetition=cfg.repetitions,
+        algorithm=cfg.methods,
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -183,7 +183,19 @@ def smoke_of(config: Any) -> dict[str, str]:
     for name, value in fields_of(config).items():
         if dataclasses.is_dataclass(value):
             found |= {f"{name}.{path}": t for path, t in smoke_of(value).items()}
-    return found | dict(getattr(config, "smoke", {}))
+    return replace_parts(found, getattr(config, "smoke", {}))
+
+
+def replace_parts(said: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Returns overrides in which `own` win; what they set anew keeps none from before.
+
+    Examples:
+      >>> replace_parts({"model.depth": "1", "steps": "9"}, {"model": "mlp"})
+      {'steps': '9', 'model': 'mlp'}
+    """
+    replaced = tuple(f"{path}." for path in own)
+    kept = {path: t for path, t in said.items() if not path.startswith(replaced)}
+    return kept | dict(own)
 
 
 def check_fields(cls: type, /, **values: Any) -> None:

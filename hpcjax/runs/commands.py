@@ -44,6 +44,7 @@ def list_(
     *,
     parts: bool = False,
     stale: bool = False,
+    markdown: bool = False,
     runs: bool = False,
     state: Annotated[
         str | None, tyro.conf.arg(metavar="STATE", help_behavior_hint="")
@@ -59,6 +60,7 @@ def list_(
       paper: only this paper's.
       parts: list what a training config can combine instead.
       stale: list the committed results of tables that today's code did not make.
+      markdown: list papers with what holds of their committed tables, for a page.
       runs: list the runs in runs/ instead.
       state: with --runs, only those that are running, interrupted, preempted, failed,
         diverged, done or damaged.
@@ -96,6 +98,11 @@ def list_(
             for record in table_records.find_records(root, paper)
         ]
         output.print(show.list_stale(ages))
+        return 0
+    if markdown:
+        from hpcjax.runs import roster
+
+        output.print(roster.markdown(root, paper), soft_wrap=True)
         return 0
     output.print(show.list_configs(discover.find_configs(root, paper)))
     tables = discover.find_tables(root)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpcjax.core import parts as part_lists
-from hpcjax.core.config import smoke_of
+from hpcjax.core.config import replace_parts, smoke_of
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, nearest
 from hpcjax.core.files import check_name, inside, read_json
 from hpcjax.runs import config as configs
@@ -74,9 +74,7 @@ class ConfigEntry:
     def small(self, variant: str | None = None) -> dict[str, str]:
         """Returns the overrides under which a variant, or the base, is tiny."""
         said = smoke_of(self.variants[variant or self.base])
-        replaced = tuple(f"{key}." for key in self.smoke)
-        kept = {k: text for k, text in said.items() if not k.startswith(replaced)}
-        return kept | dict(self.smoke)
+        return replace_parts(said, self.smoke)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ def run(
     coords: Mapping[str, Sequence] | None = None,
     *,
     seeds: Sequence[int] = (0,),
-    draws: np.random.Generator | None = None,
+    key: str = "",
     **columns: Any,
 ) -> xr.Dataset:
     """Returns what a table gets for a row: a run's figures under each seed.
@@ -24,15 +24,16 @@ def run(
     Args:
       coords: labels by dimension.
       seeds: of the row.
-      draws: from which columns without values take them, between 0.5 and 1.5.
+      key: chooses the values of columns without, between 0.5 and 1.5.
       **columns: a figure, or dimensions and values, `("mode step", values)`, the same
         under each seed; or the dimensions alone, for values that are drawn.
     """
-    draws, coords = draws or np.random.default_rng(0), {**(coords or {}), "seed": seeds}
+    coords = {**(coords or {}), "seed": seeds}
     found = {}
     for name, given in columns.items():
         if isinstance(given, str):
             dims = ["seed", *given.split()]
+            draws = np.random.default_rng(zlib.crc32(f"{key} {name}".encode()))
             values = draws.uniform(0.5, 1.5, [len(coords[dim]) for dim in dims])
             found[name] = dims, values
         else:
@@ -44,9 +45,11 @@ def run(
 
 def check_reduction(table: Table, tier: str, root: pathlib.Path) -> None:
     """Reduces drawn runs; there must be all columns, and a number for each claim."""
-    draws = np.random.default_rng(zlib.crc32(table.id.encode()))
-    runs_of = table.tier(tier).runs.items()
-    made = table.reduce({name: draw(runs, draws, root) for name, runs in runs_of})
+    drawn = {
+        name: draw(runs, f"{table.id} {name}", root)
+        for name, runs in table.tier(tier).runs.items()
+    }
+    made = table.reduce(drawn)
     assert set(table.columns) <= set(made.data_vars)
     assert made.indexes["row"].is_unique
     for name in table.columns:
@@ -58,12 +61,12 @@ def check_reduction(table: Table, tier: str, root: pathlib.Path) -> None:
         assert verdict.broken is None or not np.isnan(verdict.broken), verdict
 
 
-def draw(runs: Runs, draws: np.random.Generator, root: pathlib.Path) -> xr.Dataset:
+def draw(runs: Runs, key: str, root: pathlib.Path) -> xr.Dataset:
     """Returns results of a row under each of its seeds, as its config outlines them."""
     loaded = discover.load(runs.config, runs.overrides, root)
     columns, given = discover.outline_of(loaded.config)
     labels = {dim: range(n) if isinstance(n, int) else n for dim, n in given.items()}
-    return run(labels, seeds=runs.seeds, draws=draws, **columns)
+    return run(labels, seeds=runs.seeds, key=key, **columns)
 
 
 class Judged(NamedTuple):

@@ -87,17 +87,53 @@ def test_every_page_is_in_the_navigation_once(build, settings):
     assert set(targets) == {*build.find_pages().values(), *rooms}
 
 
-def test_every_guide_has_a_title_and_every_title_a_guide(build):
-    assert {path.name for path in (REPOSITORY / "docs").glob("*.md")} == set(
-        build.GUIDES
-    )
+def written(folder, readme, **guides):
+    (folder / "docs").mkdir()
+    (folder / "README.md").write_text(readme)
+    for name, text in guides.items():
+        (folder / "docs" / f"{name}.md").write_text(text)
 
 
-def test_a_guide_without_a_title_ends_the_build(build, monkeypatch):
-    titles = {k: v for k, v in build.GUIDES.items() if k != "kfac.md"}
-    monkeypatch.setattr(build, "GUIDES", titles)
-    with pytest.raises(SystemExit, match=r"no title for \['kfac.md'\]"):
-        build.write_pages({})
+def test_guides_stand_as_the_readme_links_them_under_their_headings(
+    build, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    texts = {"one": "# Z\n\nAll.\n", "two": "# A\n", "three": "# B\n"}
+    written(tmp_path, "[b](docs/three.md#b), [gone](docs/gone.md)", **texts)
+    titles = {"three.md": "B", "two.md": "A", "one.md": "Z"}
+    assert list(build.find_guides().items()) == list(titles.items())
+
+
+def test_a_guide_without_a_heading_ends_the_build(build, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    written(tmp_path, "", one="No heading.\n")
+    with pytest.raises(SystemExit, match=r"one\.md must begin with a heading"):
+        build.find_guides()
+
+
+@pytest.fixture
+def readme(build, monkeypatch, tmp_path):
+    """A README.md whose table of papers is older than they are."""
+    page = f"# All\n\n{build.roster.BEGIN}\n\nold\n\n{build.roster.END}\n"
+    written(tmp_path, page)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build.roster, "markdown", lambda root: "| new |")
+    return tmp_path / "README.md"
+
+
+def test_an_old_table_of_papers_ends_the_build(build, readme, monkeypatch):
+    monkeypatch.setattr(build.sys, "argv", ["build.py"])
+    with pytest.raises(SystemExit, match=r"python docs/build\.py --readme"):
+        build.main()
+
+
+def test_the_table_of_papers_is_written(build, readme, monkeypatch):
+    monkeypatch.setattr(build.sys, "argv", ["build.py", "--readme"])
+    build.main()
+    text = readme.read_text()
+    assert "| new |" in text
+    assert "old" not in text
+    assert text.startswith("# All")
 
 
 def test_every_public_name_is_listed_once(build):
