@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hpcjax import core, metrics, models, sharding
 from hpcjax.core import trees
 from hpcjax.perf import hlo
+from tests.models.registry import REGISTRY
 
 DEPTH, WIDTH, INNER, WORDS, ROWS, TIME = 3, 32, 48, 64, 8, 16
 MESHES = {
@@ -219,7 +220,7 @@ def test_fully_sharded_layers_gather_their_parameters(family):
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "opt_350m", "llama", "moe_gated"])
 def test_every_parameter_of_every_family_has_a_meaning(name):
-    entry = models.REGISTRY[name]
+    entry = REGISTRY[name]
     model = entry.config.make(entry.inputs, entry.outputs)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     meanings = sharding.logical_axes(params)
@@ -305,7 +306,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(fields, mesh, preset, me
 
 @pytest.mark.slow
 def test_parameters_of_other_models_are_listed():
-    entry = models.REGISTRY["mlp"]
+    entry = REGISTRY["mlp"]
     model = entry.config.make(entry.inputs, entry.outputs)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     mesh = sharding.data_mesh(8)
