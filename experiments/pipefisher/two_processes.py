@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Config(config.Config):
       patience: seconds that a process waits for the other one.
       seed: of parameters and data.
     """
+
+    factory: ClassVar[str] = "experiments.pipefisher.stage:work"
 
     width: config.Size = 256
     layers: config.Size = 8
@@ -99,11 +101,10 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """
     import xarray as xr
 
-    from experiments.pipefisher import stage
     from hpcjax.runs import curves
 
     found = runs.in_processes(
-        stage.work,
+        cfg.find_factory(),
         cfg,
         STAGES,
         cores=hostcomm.free_cores(STAGES),

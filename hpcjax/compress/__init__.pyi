@@ -24,7 +24,7 @@ from .grids import quantize as quantize
 from .grids import round_to_nearest as round_to_nearest
 from .network import QuantizedNetwork as QuantizedNetwork
 from .network import quantize_network as quantize_network
-from .sharing.options import SharingConfig as SharingConfig
+from .sharing.config import SharingConfig as SharingConfig
 from .sparsegpt import Pruned as Pruned
 from .sparsegpt import prune as prune
 from .structured import keep_by_angle as keep_by_angle

@@ -28,6 +28,6 @@ from ._transform import memory_usage as memory_usage
 from ._transform import scale_by_kfac as scale_by_kfac
 from ._transform import statistics_due as statistics_due
 from ._transform import without_decompositions as without_decompositions
-from .config import SKIP as SKIP
 from .config import KfacConfig as KfacConfig
-from .config import KfacOptions as KfacOptions
+from .options import SKIP as SKIP
+from .options import KfacOptions as KfacOptions

@@ -12,4 +12,4 @@ from ._state import check_masks as check_masks
 from ._state import compress as compress
 from ._state import to_dense as to_dense
 from ._state import wrap as wrap
-from .config import LossScale as LossScale
+from .options import LossScale as LossScale
