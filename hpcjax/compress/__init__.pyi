@@ -11,7 +11,6 @@ from .config import GridSpec as GridSpec
 from .config import PruneOptions as PruneOptions
 from .distillation import Distilled as Distilled
 from .distillation import distil as distil
-from .distillation import distillation_loss as distillation_loss
 from .gptq import Hessian as Hessian
 from .gptq import Solved as Solved
 from .gptq import hessian_init as hessian_init

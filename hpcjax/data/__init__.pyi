@@ -14,19 +14,14 @@ from .choices import read_boolq as read_boolq
 from .choices import read_hellaswag as read_hellaswag
 from .choices import read_piqa as read_piqa
 from .cifar10 import Cifar10Config as Cifar10Config
-from .cifar10 import read_cifar10 as read_cifar10
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
-from .corpora import read_c4 as read_c4
 from .corpora import read_part as read_part
 from .corpora import read_parts as read_parts
-from .corpora import read_ptb as read_ptb
-from .corpora import read_wikitext as read_wikitext
 from .corpora import windows as windows
 from .digits import DigitsConfig as DigitsConfig
 from .idx import FashionMnistConfig as FashionMnistConfig
 from .idx import MnistConfig as MnistConfig
-from .idx import read_idx as read_idx
 from .image_folder import ImageFolderConfig as ImageFolderConfig
 from .masked_text import MaskedSource as MaskedSource
 from .masked_text import MaskedTextConfig as MaskedTextConfig
@@ -51,11 +46,9 @@ from .text import CharTextConfig as CharTextConfig
 from .text import TextSource as TextSource
 from .text import read_documents as read_documents
 from .token_cache import cached_tokens as cached_tokens
-from .token_cache import encode_documents as encode_documents
 from .token_text import TokenTextConfig as TokenTextConfig
 from .tokenizer import Coder as Coder
 from .tokenizer import Tokenizer as Tokenizer
-from .tokenizer import byte_pair_tokenizer as byte_pair_tokenizer
 from .tokenizer import gguf_tokenizer as gguf_tokenizer
 from .tokenizer import load_tokenizer as load_tokenizer
 from .tokenizer import train_byte_pairs as train_byte_pairs
@@ -63,5 +56,4 @@ from .wordnet import Synset as Synset
 from .wordnet import read_wordnet as read_wordnet
 from .wordpiece import WordPiece as WordPiece
 from .wordpiece import read_vocabulary as read_vocabulary
-from .wordpiece import split_words as split_words
 from .wordpiece import train_vocabulary as train_vocabulary

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcjax import data, models, optim, sharding, train
+from hpcjax.train.objectives import masked_language_totals, segmentation_totals
 from tests.data import writers
 from tests.train import tiny
 
@@ -60,7 +61,7 @@ def masked_by_hand(outputs, batch, weight):
 def test_masked_totals_count_scored_tokens(weight):
     outputs, batch = masked_batch()
     extra = {} if weight is None else {"weight": jnp.asarray(weight)}
-    found = train.masked_language_totals(outputs, batch | extra)
+    found = masked_language_totals(outputs, batch | extra)
     sums, count = masked_by_hand(outputs, batch, weight or [1.0] * 6)
     assert float(found.count) == count
     assert set(found.sums) == set(sums)
@@ -80,8 +81,8 @@ def parts_add_up(objective, outputs, batch):
 
 
 def test_totals_of_parts_add_up():
-    parts_add_up(train.masked_language_totals, *masked_batch())
-    parts_add_up(train.segmentation_totals, *segments())
+    parts_add_up(masked_language_totals, *masked_batch())
+    parts_add_up(segmentation_totals, *segments())
 
 
 def segments(rows=5, classes=3):
@@ -96,7 +97,7 @@ def segments(rows=5, classes=3):
 def test_segmentation_totals_count_images(weight, dice_weight):
     logits, batch = segments()
     extra = {} if weight is None else {"weight": jnp.asarray(weight)}
-    found = train.segmentation_totals(logits, batch | extra, dice_weight=dice_weight)
+    found = segmentation_totals(logits, batch | extra, dice_weight=dice_weight)
     sums = dict.fromkeys(("loss", "error", "overlap", "area"), 0.0)
     logs = log_softmax(logits)
     kept = [row for row in range(5) if weight is None or weight[row]]
@@ -135,7 +136,7 @@ def test_bert_learns_masked_words_in_the_loop(tmp_path):
     ).load(tmp_path)
     model = models.BertConfig(width=16, depth=1).make(dataset.inputs, dataset.outputs)
     optimizer = optim.lamb(0.02, stacked=("^blocks/",), clip_norm=1.0)
-    records = fitted(model, optimizer, dataset, train.masked_language_totals, 40)
+    records = fitted(model, optimizer, dataset, masked_language_totals, 40)
     losses = [r["loss"] for r in records if "loss" in r]
     assert np.mean(losses[-5:]) < losses[0] - 0.5
     last = next(r for r in records if "val_loss" in r)
@@ -150,7 +151,7 @@ def test_a_unet_learns_masks_in_the_loop():
     phantoms = data.PhantomsConfig(patients=12, slices=4, size=16, noise=5.0)
     dataset = phantoms.load(pathlib.Path())
     model = models.UNetConfig(depth=1, width=4).make(dataset.inputs, dataset.outputs)
-    objective = functools.partial(train.segmentation_totals, dice_weight=0.5)
+    objective = functools.partial(segmentation_totals, dice_weight=0.5)
     records = fitted(model, optim.adamw(2e-2), dataset, objective, 30)
     losses = [r["loss"] for r in records if "loss" in r]
     assert np.mean(losses[-5:]) < 0.5 * losses[0]

@@ -14,7 +14,6 @@ from ._distribution import make_layout as make_layout
 from ._distribution import memory_words as memory_words
 from ._fisher import Differentiated as Differentiated
 from ._fisher import differentiate as differentiate
-from ._method import gradients_with_statistics as gradients_with_statistics
 from ._method import optimization as optimization
 from ._pipefisher import PipeFisherState as PipeFisherState
 from ._pipefisher import scale_by_pipefisher as scale_by_pipefisher
