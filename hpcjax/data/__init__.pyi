@@ -9,10 +9,6 @@ from .catalog import list_entries as list_entries
 from .choices import Choices as Choices
 from .choices import gloss_choices as gloss_choices
 from .choices import next_verse_choices as next_verse_choices
-from .choices import read_arc as read_arc
-from .choices import read_boolq as read_boolq
-from .choices import read_hellaswag as read_hellaswag
-from .choices import read_piqa as read_piqa
 from .cifar10 import Cifar10Config as Cifar10Config
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
@@ -34,8 +30,6 @@ from .pipeline import BatchIterator as BatchIterator
 from .pipeline import EvaluationBatches as EvaluationBatches
 from .pipeline import batches as batches
 from .pipeline import evaluation_batches as evaluation_batches
-from .prompts import read_prompts as read_prompts
-from .prompts import read_token_blocks as read_token_blocks
 from .smtx import read_smtx as read_smtx
 from .source import Batch as Batch
 from .source import Dataset as Dataset
