@@ -37,12 +37,10 @@ def _():
     import optax
 
     from hpcjax import data, models, optim, sharding, train
-    from hpcjax.optim.registry import REGISTRY
 
     return (
         Any,
         NamedTuple,
-        REGISTRY,
         data,
         jax,
         jnp,
@@ -141,9 +139,8 @@ def _(optax, optim, scale_by_lion):
 
 
 @app.cell
-def _(REGISTRY, jax, lion, mo, optim):
-    REGISTRY["lion"] = lambda: lion(1e-3, weight_decay=0.1)
-    checks = optim.check_contract(REGISTRY["lion"]())
+def _(jax, lion, mo, optim):
+    checks = optim.check_contract(lion(1e-3, weight_decay=0.1))
     print(f"{len(checks)} checks hold on {jax.device_count()} devices:", *checks)
     mo.md("All hold: " + ", ".join(f"`{check}`" for check in checks) + ".")
     return
@@ -152,12 +149,11 @@ def _(REGISTRY, jax, lion, mo, optim):
 @app.cell
 def _(mo):
     mo.md("""
-    ### Registering it for good
+    ### Keeping it tested
 
-    In a checkout, a line in `hpcjax/optim/registry.py`, as in the cell above, puts it
-    under the suite: `pytest tests/optim -k lion`. An optimizer of a package of your own
-    needs no line there: let a module of yours put it into `REGISTRY`, and run
-    `pytest -p your_module tests/optim -k lion`.
+    In a checkout, a line in `tests/optim/registry.py` puts it under the suite:
+    `pytest tests/optim -k lion`. An optimizer of a package of your own needs no line
+    there: call `optim.check_contract`, as in the cell above, in a test of yours.
 
     A dataclass with the factory's fields and `make(steps)` brings it to the command
     line: name it in the union of an experiment's config, and

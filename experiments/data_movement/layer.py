@@ -1,9 +1,7 @@
-"""An encoder layer in plain JAX, and with the fused operations between products."""
+"""An encoder layer in plain JAX."""
 
 from collections.abc import Mapping
 from typing import Any
-
-from hpcjax import kernels
 
 EPS = 1e-5
 # Axes as in `ir.encoder_layer`; a mask is 0 where a value is dropped, else 1 / (1 - p).
@@ -61,58 +59,6 @@ def plain_layer(params: Mapping[str, Any], x: Any, masks: Mapping[str, Any]) -> 
     down = jnp.einsum("bju,iu->bji", hidden, params["w_down"]) + params["b_down"]
     total = down * masks["down"] + normed
     y = _norm(total, params["scale_2"], params["shift_2"])
-    return jnp.moveaxis(y, -1, 0)
-
-
-def fused_layer(
-    params: Mapping[str, Any],
-    x: Any,
-    seeds: Mapping[str, Any],
-    rates: Mapping[str, float],
-) -> Any:
-    """Returns the same with the fused operations of `kernels` between contractions.
-
-    Args:
-      params: as `PARAMETERS`.
-      x: `[i, b, j]`.
-      seeds: of the masks, by the names of `MASKS`; that of "out" is drawn for `bji`.
-      rates: likewise, the probabilities that elements are dropped.
-    """
-    import jax.numpy as jnp
-
-    def dropout(name: str) -> dict[str, Any]:
-        return {"seed": seeds[name], "rate": rates[name]}
-
-    stacked = jnp.einsum("qphi,ibj->qphbj", params["w_qkv"], x)
-    query, key, value = kernels.attention_biases(
-        stacked, params["b_qkv"][..., None, None]
-    )
-    scores = jnp.einsum("phbk,phbj->hbjk", key, query)
-    scale = query.shape[0] ** -0.5
-    dropped = kernels.softmax_dropout(scores, scale=scale, **dropout("attention"))
-    mixed = jnp.einsum("phbk,hbjk->phbj", value, dropped)
-    out = jnp.einsum("phi,phbj->bji", params["w_out"], mixed)
-    normed = kernels.dropout_residual_norm(
-        out,
-        params["b_out"],
-        jnp.moveaxis(x, 0, -1),
-        params["scale_1"],
-        params["shift_1"],
-        eps=EPS,
-        **dropout("out"),
-    )
-    up = jnp.einsum("bji,ui->bju", normed, params["w_up"])
-    hidden = kernels.bias_activation_dropout(up, params["b_up"], **dropout("up"))
-    down = jnp.einsum("bju,iu->bji", hidden, params["w_down"])
-    y = kernels.dropout_residual_norm(
-        down,
-        params["b_down"],
-        normed,
-        params["scale_2"],
-        params["shift_2"],
-        eps=EPS,
-        **dropout("down"),
-    )
     return jnp.moveaxis(y, -1, 0)
 
 

@@ -46,6 +46,7 @@ class Config(config.Config):
       seed: of parameters and data.
     """
 
+    factory: ClassVar[str] = "experiments.pipefisher.stage:work"
     smoke: ClassVar[Mapping[str, str]] = {
         "width": "16",
         "layers": "2",
@@ -117,11 +118,10 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """
     import xarray as xr
 
-    from experiments.pipefisher import stage
     from hpcjax.runs import curves
 
     found = runs.in_processes(
-        stage.work,
+        cfg.find_factory(),
         cfg,
         STAGES,
         cores=hostcomm.free_cores(STAGES),

@@ -40,7 +40,7 @@ class DraftConfig(config.Config):
       context: tokens of a window.
       batch: windows in a step.
       steps: how many; 0 leaves the pruned model as it is.
-      divergence: see `compress.distillation_loss`.
+      divergence: see `compress.distil`.
       optimizer: of everything but the embedding.
       calibration: windows that activations are measured on.
       seed: of the windows.

@@ -6,16 +6,13 @@ a short one apart, and on a CPU products outside loops are faster than inside.
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from hpcjax import inference, models, runs
 from hpcjax.core import derive
-
-Thunk = Callable[[], Any]
 
 
 @functools.partial(

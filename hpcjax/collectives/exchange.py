@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hpcjax.collectives.buckets import fill_buckets, map_buckets
-from hpcjax.collectives.exchange_config import DenseConfig
 from hpcjax.collectives.group import Group, Scalar, Vector
 from hpcjax.collectives.transfers import Transfer, all_reduce
 from hpcjax.core import checks, trees
@@ -208,8 +207,6 @@ def own_tree(tree: Any, by_path: dict[str, Any]) -> Any:
 @dataclasses.dataclass(frozen=True)
 class Dense(VectorMethod):
     """The exact mean; see `DenseConfig`."""
-
-    config: DenseConfig = DenseConfig()
 
     def run(self, group: Group, x: Vector, own: Any, shared: Any) -> Outcome:
         """Averages the vector."""

@@ -11,7 +11,6 @@ from .config import GridSpec as GridSpec
 from .config import PruneOptions as PruneOptions
 from .distillation import Distilled as Distilled
 from .distillation import distil as distil
-from .distillation import distillation_loss as distillation_loss
 from .gptq import Hessian as Hessian
 from .gptq import Solved as Solved
 from .gptq import hessian_init as hessian_init
@@ -24,7 +23,7 @@ from .grids import quantize as quantize
 from .grids import round_to_nearest as round_to_nearest
 from .network import QuantizedNetwork as QuantizedNetwork
 from .network import quantize_network as quantize_network
-from .sharing.options import SharingConfig as SharingConfig
+from .sharing.config import SharingConfig as SharingConfig
 from .sparsegpt import Pruned as Pruned
 from .sparsegpt import prune as prune
 from .structured import keep_by_angle as keep_by_angle

@@ -2,7 +2,6 @@ from . import masks as masks
 from . import trees as trees
 from .assignment import Assignment as Assignment
 from .assignment import assign_longest_first as assign_longest_first
-from .compat import check_versions as check_versions
 from .config import Above as Above
 from .config import AtLeast as AtLeast
 from .config import Config as Config

@@ -70,9 +70,3 @@ def require_float32(**values: Any) -> None:
             good = value == 0 or SMALLEST <= value <= LARGEST
             rule = f"{name} must be finite and >= 0, in the range of float32"
             require(good, rule, **{name: value})
-
-
-def require_decay(name: str, value: Any) -> None:
-    """Raises ConfigError unless a decay rate is in [0, 1)."""
-    if isinstance(value, int | float):
-        require(0 <= value < 1, f"{name} must be in [0, 1)", **{name: value})

@@ -57,14 +57,6 @@ def problem(package: str, found: str | None) -> str | None:
     return None
 
 
-def check_versions() -> None:
-    """Raises one ConfigError listing every package outside the supported range."""
-    found = [problem(package, version(package)) for package in SUPPORTED]
-    problems = [text for text in found if text]
-    if problems:
-        raise ConfigError("; ".join(problems))
-
-
 def backends_initialized() -> bool:
     """Says whether this process has started JAX's devices; starts none itself."""
     if "jax" not in sys.modules:

@@ -40,7 +40,6 @@ from .kfac_work import Layer as Layer
 from .kfac_work import Task as Task
 from .kfac_work import kfac_tasks as kfac_tasks
 from .kfac_work import preconditioning as preconditioning
-from .kfac_work import split_stages as split_stages
 from .kfac_work import transformer_block as transformer_block
 from .layout_times import Roofline as Roofline
 from .layout_times import layout_times as layout_times
@@ -56,12 +55,10 @@ from .sparse_state import ParallelPlan as ParallelPlan
 from .sparse_state import PipelineJob as PipelineJob
 from .sparse_state import StateBytes as StateBytes
 from .sparse_state import break_even as break_even
-from .sparse_state import bubble_seconds as bubble_seconds
 from .sparse_state import dense_memory as dense_memory
 from .sparse_state import plan_pipeline as plan_pipeline
 from .sparse_state import sparse_memory as sparse_memory
 from .sparse_state import time_pipeline as time_pipeline
-from .sparse_state import transmission_seconds as transmission_seconds
 from .timelines import Bar as Bar
 from .timelines import chrome_trace as chrome_trace
 from .timelines import draw_timelines as draw_timelines

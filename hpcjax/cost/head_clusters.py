@@ -163,17 +163,6 @@ class ClusteredHeads:
         """
         return 4 * tokens * self.head_dim * self.heads * len(self.clusters)
 
-    def decode_speedup_bound(self, used: Sequence[int] | None = None) -> float:
-        """Returns the dense over the clustered cache bytes, an upper bound of speed-up.
-
-        Decoding a token reads the whole cache once, and its attention is limited by
-        that. If no heads share keys, the bound is 2H / (H + k) in each layer.
-
-        Args:
-          used: as in `kv_cache_bytes`.
-        """
-        return 1 / (1 - self.saving(used))
-
     @property
     def _kv_heads(self) -> int:
         return self.heads if self.kv_heads is None else self.kv_heads

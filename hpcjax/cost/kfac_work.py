@@ -9,10 +9,9 @@ References:
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.cost.pipeline import (
@@ -135,29 +134,6 @@ def transformer_block(width: int, hidden: int | None = None) -> tuple[Layer, ...
     """
     hidden = 4 * width if hidden is None else hidden
     return (*[Layer(width, width)] * 4, Layer(width, hidden), Layer(hidden, width))
-
-
-def split_stages(layers: Sequence[Any], stages: int) -> tuple[tuple[Any, ...], ...]:
-    """Splits layers (or blocks) evenly into stages, in order.
-
-    If the number of stages does not divide that of layers, the first stages have one
-    layer more.
-
-    Raises:
-      ConfigError: more stages than layers.
-
-    Examples:
-      >>> split_stages("abcde", 2)
-      (('a', 'b', 'c'), ('d', 'e'))
-    """
-    if not 1 <= stages <= len(layers):
-        raise ConfigError(
-            "stages must be at least 1 and at most the number of layers: got "
-            f"stages={stages}, {len(layers)} layers"
-        )
-    size, longer = divmod(len(layers), stages)
-    ends = [size * stage + min(stage, longer) for stage in range(stages + 1)]
-    return tuple(tuple(layers[a:b]) for a, b in itertools.pairwise(ends))
 
 
 def kfac_tasks(

@@ -1,16 +1,14 @@
-"""Multiple-choice questions: in published formats, and made from texts."""
+"""Multiple-choice questions, made from texts."""
 
 import pathlib
-import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.core.errors import ConfigError
 from hpcjax.data import corpora, text, wordnet
 from hpcjax.data.corpora import Part
-from hpcjax.data.records import field, read_lines, read_records
 from hpcjax.data.wordnet import Speech, Synset
 
 CHOICES = 4
@@ -28,94 +26,6 @@ class Choices(NamedTuple):
     context: str
     endings: tuple[str, ...]
     answer: int
-
-
-def read_piqa(path: pathlib.Path, labels: pathlib.Path) -> list[Choices]:
-    """Reads PIQA: `valid.jsonl` with "goal", "sol1", "sol2", and `valid-labels.lst`.
-
-    Raises:
-      DataMissing: a file is not there.
-      DataFormatError: a line is not in the format, or there are not as many labels.
-    """
-    answers = list(read_lines(labels))
-    records = list(read_records(path))
-    if len(answers) != len(records):
-        raise DataFormatError(
-            f"{labels}: expected {len(records)} labels, found {len(answers)}"
-        )
-    return [
-        Choices(
-            f"Question: {field(record, 'goal', str, place)}\nAnswer:",
-            tuple(f" {field(record, name, str, place)}" for name in ("sol1", "sol2")),
-            _answer(label.strip(), ("0", "1"), label_place),
-        )
-        for (place, record), (label_place, label) in zip(records, answers, strict=True)
-    ]
-
-
-def read_hellaswag(path: pathlib.Path) -> list[Choices]:
-    """Reads HellaSwag: JSON lines with "ctx", "endings" and "label".
-
-    An "activity_label" is put before the context, and marks such as "[step]" are
-    removed.
-
-    Raises:
-      DataMissing: no such file.
-      DataFormatError: a line is not in the format.
-    """
-    questions = []
-    for place, record in read_records(path):
-        endings = _strings(field(record, "endings", list, place), "endings", place)
-        label = record.get("label")
-        context = field(record, "ctx", str, place)
-        if "activity_label" in record:
-            context = f"{field(record, 'activity_label', str, place)}: {context}"
-        answer = _answer(str(label), tuple(map(str, range(len(endings)))), place)
-        cleaned = tuple(f" {_remove_marks(each)}" for each in endings)
-        questions.append(Choices(_remove_marks(context), cleaned, answer))
-    return questions
-
-
-def read_arc(path: pathlib.Path) -> list[Choices]:
-    """Reads ARC: {"question": {"stem", "choices": [{"text", "label"}]}, "answerKey"}.
-
-    Raises:
-      DataMissing: no such file.
-      DataFormatError: a line is not in the format.
-    """
-    questions = []
-    for place, record in read_records(path):
-        question = field(record, "question", dict, place)
-        choices = field(question, "choices", list, place)
-        names = tuple(field(choice, "label", str, place) for choice in choices)
-        questions.append(
-            Choices(
-                f"Question: {field(question, 'stem', str, place)}\nAnswer:",
-                tuple(f" {field(choice, 'text', str, place)}" for choice in choices),
-                _answer(field(record, "answerKey", str, place), names, place),
-            )
-        )
-    return questions
-
-
-def read_boolq(path: pathlib.Path) -> list[Choices]:
-    """Reads BoolQ: JSON lines with "question", "passage" and "answer", true or false.
-
-    The endings are " no" and " yes".
-
-    Raises:
-      DataMissing: no such file.
-      DataFormatError: a line is not in the format.
-    """
-    return [
-        Choices(
-            f"{field(record, 'passage', str, place)}\n"
-            f"Question: {field(record, 'question', str, place)}?\nAnswer:",
-            (" no", " yes"),
-            int(field(record, "answer", bool, place)),
-        )
-        for place, record in read_records(path)
-    ]
 
 
 def next_verse_choices(
@@ -204,28 +114,6 @@ def gloss_choices(
         context = f"{synset.definition}:"
         questions.append(_make_question(rng, context, synset.words[0], wrong))
     return questions
-
-
-def _answer(label: str, names: Sequence[str], place: str) -> int:
-    if label not in names:
-        raise DataFormatError(
-            f"{place}: expected one of the labels {list(names)}, found {label!r}"
-        )
-    return names.index(label)
-
-
-def _strings(values: list[Any], name: str, place: str) -> list[str]:
-    for value in values:
-        if not isinstance(value, str):
-            raise DataFormatError(
-                f"{place}: expected {name!r} to be strings, found {str(value)[:40]!r}"
-            )
-    return values
-
-
-def _remove_marks(words: str) -> str:
-    words = words.strip().replace(" [title]", ". ")
-    return re.sub(r"\[.*?\]", "", words).replace("  ", " ").strip()
 
 
 def _draw(rng: np.random.Generator, size: int, count: int | None) -> list[int]:

@@ -2,7 +2,6 @@ from ._launch import importable_name as importable_name
 from ._launch import launch as launch
 from .activation import RoundAgent as RoundAgent
 from .activation import initiators as initiators
-from .activation import tree_children as tree_children
 from .agent import Agent as Agent
 from .agent import Work as Work
 from .agreement import fingerprint as fingerprint

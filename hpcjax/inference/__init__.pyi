@@ -34,7 +34,6 @@ from .head_clusters import cluster_heads as cluster_heads
 from .head_clusters import key_slots as key_slots
 from .head_clusters import random_membership as random_membership
 from .head_clusters import static_membership as static_membership
-from .head_clusters import within_cluster_error as within_cluster_error
 from .head_pruning import Cascade as Cascade
 from .head_pruning import FittedPredictor as FittedPredictor
 from .head_pruning import Importance as Importance
@@ -54,14 +53,10 @@ from .language_models import load_language_model as load_language_model
 from .pruned_heads import CascadingMemory as CascadingMemory
 from .pruned_heads import ObservedHeads as ObservedHeads
 from .pruned_heads import PredictingMemory as PredictingMemory
-from .pruned_heads import attend_cascading as attend_cascading
-from .pruned_heads import attend_predicting as attend_predicting
-from .pruned_heads import cascading_cache as cascading_cache
 from .pruned_heads import cascading_decoding as cascading_decoding
 from .pruned_heads import cascading_losses as cascading_losses
 from .pruned_heads import fit_predictors as fit_predictors
 from .pruned_heads import observe_heads as observe_heads
-from .pruned_heads import predicting_cache as predicting_cache
 from .pruned_heads import predicting_decoding as predicting_decoding
 from .pruned_heads import predicting_losses as predicting_losses
 from .replay import replay as replay

@@ -209,22 +209,6 @@ def key_slots(rep: Int[Array, "batch clusters"], heads: int, kv_heads: int) -> K
     )
 
 
-def within_cluster_error(
-    features: Float[Array, "batch heads *features"], assign: Int[Array, "batch heads"]
-) -> Float[Array, " batch"]:
-    """Returns Σ_h ‖x_h − centre of its cluster‖², which k-means minimises.
-
-    Examples:
-      >>> rows = jnp.array([[[0.0], [2.0], [7.0]]])
-      >>> within_cluster_error(rows, jnp.array([[0, 0, 1]])).tolist()
-      [2.0]
-    """
-    distances = jax.vmap(lambda rows: squared_distances(rows, rows))(
-        _flatten_features(features)
-    )
-    return jax.vmap(inertia)(distances, assign)
-
-
 def squared_distances(
     rows: Float[Array, "rows features"], others: Float[Array, "others features"]
 ) -> Float[Array, "rows others"]:
@@ -238,8 +222,8 @@ def inertia(
 ) -> Float[Array, ""]:
     """Returns Σ_c (1 / 2n_c) Σ_{i,j in c} d_ij for squared distances d.
 
-    This is the `within_cluster_error`, since for n points Σ_i ‖x_i − centre‖² is
-    (1 / 2n) Σ_ij ‖x_i − x_j‖².
+    This is Σ_i ‖x_i − centre of its cluster‖², which k-means minimises: for n points it
+    is (1 / 2n) Σ_ij ‖x_i − x_j‖².
     """
     same = assign[:, None] == assign
     return jnp.sum(jnp.where(same, distances, 0) / (2 * jnp.sum(same, axis=1)))

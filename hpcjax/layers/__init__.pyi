@@ -1,13 +1,9 @@
-from ._activations import ACTIVATIONS as ACTIVATIONS
 from ._activations import activation as activation
 from ._alibi import alibi_slopes as alibi_slopes
 from ._attention import Implementation as Implementation
-from ._attention import allowed_keys as allowed_keys
 from ._attention import attention as attention
 from ._attention import attention_maps as attention_maps
-from ._attention import cudnn_works as cudnn_works
 from ._conv import Padding as Padding
-from ._conv import check_padding as check_padding
 from ._conv import conv as conv
 from ._conv import patches as patches
 from ._dense import dense as dense
@@ -26,7 +22,6 @@ from ._sparse_attention import AttentionBits as AttentionBits
 from ._sparse_attention import sparse_attention as sparse_attention
 from .norms import RunningStatistics as RunningStatistics
 from .norms import batch_norm as batch_norm
-from .norms import batch_statistics as batch_statistics
 from .norms import group_norm as group_norm
 from .norms import layer_norm as layer_norm
 from .norms import rms_norm as rms_norm

@@ -3,7 +3,6 @@ from .classification import cross_entropy as cross_entropy
 from .classification import error as error
 from .classification import perplexity as perplexity
 from .classification import token_cross_entropy as token_cross_entropy
-from .classification import weighted_mean as weighted_mean
 from .segmentation import dice as dice
 from .totals import label_totals as label_totals
 from .totals import masked_language_totals as masked_language_totals

@@ -36,7 +36,6 @@ from .modules import statistic as statistic
 from .parts import Parts as Parts
 from .parts import causal_lm_parts as causal_lm_parts
 from .parts import unrolled_causal_lm as unrolled_causal_lm
-from .registry import REGISTRY as REGISTRY
 from .resnet_config import ResNetConfig as ResNetConfig
 from .scan import scan_blocks as scan_blocks
 from .scan import scan_with_memory as scan_with_memory

@@ -12,7 +12,6 @@ from ._shampoo import ShampooFactor as ShampooFactor
 from ._shampoo import scale_by_shampoo as scale_by_shampoo
 from .accumulation import accumulate as accumulate
 from .all_reduce import all_reduce_mean as all_reduce_mean
-from .all_reduce import comm_bytes as comm_bytes
 from .contract import check_contract as check_contract
 from .exchange import ExchangeLinkState as ExchangeLinkState
 from .exchange import exchange_gradients as exchange_gradients
@@ -43,11 +42,9 @@ from .layer_blocks import partition as partition
 from .learning_rates import with_schedule as with_schedule
 from .matrices import MatrixPlan as MatrixPlan
 from .matrices import matrix_plan as matrix_plan
-from .matrices import matrix_shape as matrix_shape
 from .matrix_roots import NewtonRoot as NewtonRoot
 from .matrix_roots import inverse_root_eigh as inverse_root_eigh
 from .matrix_roots import inverse_root_newton as inverse_root_newton
-from .matrix_roots import largest_eigenvalue as largest_eigenvalue
 from .methods import data_parallel as data_parallel
 from .methods import differentiate_pass as differentiate_pass
 from .methods import whole_backward as whole_backward
@@ -59,7 +56,6 @@ from .partial_backward import gradients_of_roles as gradients_of_roles
 from .partial_backward import partial_value_and_grad as partial_value_and_grad
 from .partial_backward import roles as roles
 from .partial_backward import scale_blocks as scale_blocks
-from .partial_backward import stop_below as stop_below
 from .partial_config import PartialBackwardConfig as PartialBackwardConfig
 from .partial_config import RandomFreezingConfig as RandomFreezingConfig
 from .preconditioning import Factors as Factors

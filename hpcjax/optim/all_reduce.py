@@ -1,13 +1,12 @@
 """The mean of gradients over a mesh axis, as an optax transform."""
 
 import functools
-from typing import Any
 
 import jax
 import optax
 
 from hpcjax.collectives import map_buckets
-from hpcjax.core import checks, trees
+from hpcjax.core import checks
 from hpcjax.core.varying import Axes, assume_equal, require_axes
 
 
@@ -55,24 +54,3 @@ def all_reduce_mean(
         return assume_equal(map_buckets(mean, updates, bucket_bytes), axis_name), state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def comm_bytes(params: Any, axis_size: int) -> int:
-    """Returns the bytes that one device hands to `all_reduce_mean`'s collective.
-
-    This is the size of the operand. How many bytes it sends depends on the algorithm; a
-    ring sends 2(p − 1)/p times the operand. A single device communicates nothing.
-
-    Args:
-      params: the parameters, or their shapes; gradients have the same dtypes.
-      axis_size: the number of devices along the axis.
-
-    Raises:
-      ConfigError: `axis_size` < 1.
-
-    Examples:
-      >>> comm_bytes({"w": jax.ShapeDtypeStruct((3, 4), "float32")}, axis_size=8)
-      48
-    """
-    checks.require(axis_size >= 1, "axis_size must be >= 1", axis_size=axis_size)
-    return trees.num_bytes(params) if axis_size > 1 else 0

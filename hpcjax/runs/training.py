@@ -307,7 +307,7 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
     if _between_processes(cfg.averaging):
         from hpcjax.runs.worker_processes import train_in_processes
 
-        return train_in_processes(cfg, ctx)
+        return train_in_processes(cfg, ctx, task)
     composed = task(cfg, ctx.data_root, ctx.mesh.size)
     played = getattr(cfg.averaging, "plays_delays", False)
     source = "simulated" if played else "measured"

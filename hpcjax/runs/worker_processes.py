@@ -2,11 +2,13 @@
 
 import contextlib
 import pathlib
-from collections.abc import Sequence
+import pkgutil
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcjax import hostcomm
 from hpcjax.runs import directory, results
 from hpcjax.runs.metrics import Metrics
 from hpcjax.runs.processes import in_processes
@@ -20,13 +22,21 @@ if TYPE_CHECKING:
     from hpcjax.train import Task, TrainState
 
 
-def train_in_processes(cfg: "TrainingConfig", ctx: "Context") -> "xr.Dataset":
+def train_in_processes(
+    cfg: "TrainingConfig", ctx: "Context", task: "Callable[..., Task]"
+) -> "xr.Dataset":
     """Trains with a process for each worker of `cfg.averaging`.
 
     The first writes into the run's folder, each of the others into one of its own below
     `workers/`: records, checkpoints, and what it has done, as a trace for each part of
     the run between checkpoints. All save after the same step, and go on from the newest
     step that all of them have. A run that is stopped loses what came after that.
+
+    Args:
+      cfg: the run.
+      ctx: where it is.
+      task: a function of a module, which each process calls: `task(cfg, data_root,
+        devices, transport)` returns a worker's task.
 
     Returns:
       The history, means over the workers; `worker_seconds`, when each had ended its
@@ -40,7 +50,12 @@ def train_in_processes(cfg: "TrainingConfig", ctx: "Context") -> "xr.Dataset":
             _work,
             cfg,
             cfg.averaging.workers,
-            given=(str(ctx.data_root.absolute()), str(folder), ctx.mesh.size),
+            given=(
+                hostcomm.importable_name(task),
+                str(ctx.data_root.absolute()),
+                str(folder),
+                ctx.mesh.size,
+            ),
             devices=ctx.mesh.size,
             root=folder.parents[1],
         )
@@ -51,19 +66,20 @@ def train_in_processes(cfg: "TrainingConfig", ctx: "Context") -> "xr.Dataset":
 def _work(
     transport: "Transport",
     cfg: "TrainingConfig",
+    name: str,
     data_root: str,
     folder: str,
     devices: int,
 ) -> dict[str, Any]:
     """Trains as one of the workers; returns its part of what `_gather` takes."""
     from hpcjax import train
-    from hpcjax.runs import training
     from hpcjax.train.watchdog import PROGRESS, Watchdog
 
     run, rank = pathlib.Path(folder), transport.rank
     own = _folder(run, rank)
     own.mkdir(parents=True, exist_ok=True)
-    task = training.task(cfg, pathlib.Path(data_root), devices, transport)
+    make = pkgutil.resolve_name(name)
+    task = make(cfg, pathlib.Path(data_root), devices, transport)
     task = _keep_traces(task, own)
     with contextlib.ExitStack() as stack:
         stack.enter_context(directory.RunDirectory(run).logging(rank))
@@ -90,8 +106,6 @@ def _work(
 
 def _keep_traces(task: "Task", folder: pathlib.Path) -> "Task":
     """Returns a task whose worker keeps what it has done, whenever it pauses."""
-    from hpcjax import hostcomm
-
     hosts = task.method.hosts
     if hosts is None:
         return task
@@ -163,8 +177,6 @@ def join_parts(folders: "Sequence[pathlib.Path]") -> "list[Trace]":
     Args:
       folders: of the workers, by rank.
     """
-    from hpcjax import hostcomm
-
     numbers = [int(path.stem.split("-")[1]) for path in folders[0].glob("trace-*.npz")]
     parts, number = [], min(numbers, default=0)
     while all((own / f"trace-{number}.npz").exists() for own in folders):

@@ -1,14 +1,10 @@
 from .gradients import local_value_and_grad as local_value_and_grad
-from .mesh import GRAD_RECEIVER_AXIS as GRAD_RECEIVER_AXIS
-from .mesh import GRAD_WORKER_AXIS as GRAD_WORKER_AXIS
 from .mesh import data_axes as data_axes
 from .mesh import data_mesh as data_mesh
 from .mesh import make_mesh as make_mesh
 from .mesh import place_batch as place_batch
 from .mesh import state_shardings as state_shardings
-from .parameters import MODEL_AXIS as MODEL_AXIS
 from .parameters import batch_sharding as batch_sharding
-from .parameters import logical_axes as logical_axes
 from .parameters import parameter_shardings as parameter_shardings
 from .parameters import rules as rules
 from .pipeline import Pipelined as Pipelined

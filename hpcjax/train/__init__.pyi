@@ -4,15 +4,12 @@ from .checkpoint_files import examine_checkpoints as examine_checkpoints
 from .compose import compose as compose
 from .config import TrainConfig as TrainConfig
 from .loop import accumulating as accumulating
-from .loop import check_batch as check_batch
 from .loop import fit as fit
-from .loop import make_validator as make_validator
 from .recorder import Recorder as Recorder
 from .recorder import TeeRecorder as TeeRecorder
 from .state import TrainState as TrainState
 from .state import init_state as init_state
 from .state import state_shapes as state_shapes
-from .step import check_replicated as check_replicated
 from .step import eval_step as eval_step
 from .step import train_step as train_step
 from .supervised import supervised as supervised

@@ -81,7 +81,6 @@ def test_a_bucket_is_an_all_reduce_and_the_mean_is_the_same(limit):
     found = all_reduces(program)
     assert len(found) == IN_BUCKETS[limit] == by_hand((1, 20, 5, 48, 12), limit)
     assert sum(c.total for c in found) == 4 * 86
-    assert sum(c.total for c in found) == optim.comm_bytes(whole(), DEVICES)
     mean = program(gradients(), state)[0]
     for one, other in zip(jax.tree.leaves(mean), jax.tree.leaves(whole()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

@@ -11,6 +11,7 @@ import pytest
 import scipy.special
 
 from hpcjax import compress, models
+from hpcjax.compress.distillation import distillation_loss
 from hpcjax.core import ConfigError, Diverged
 from tests.models.helpers import noisy
 
@@ -37,16 +38,12 @@ def test_losses_and_gradients_equal_numpy(kind):
     teacher, student = 3 * rng.normal(size=(2, 4, 5, 9))
     loss, gradient = by_hand(teacher, student, kind)
     pair = [jnp.asarray(x, jnp.float32) for x in (teacher, student)]
-    found = compress.distillation_loss(*pair, kind)
+    found = distillation_loss(*pair, kind)
     assert found.shape == (4, 5)
     np.testing.assert_allclose(found, loss, rtol=1e-4, atol=1e-6)
-    own = jax.grad(lambda x: compress.distillation_loss(pair[0], x, kind).sum())(
-        pair[1]
-    )
+    own = jax.grad(lambda x: distillation_loss(pair[0], x, kind).sum())(pair[1])
     np.testing.assert_allclose(own, gradient, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(
-        compress.distillation_loss(pair[0], pair[0], kind), 0, atol=1e-6
-    )
+    np.testing.assert_allclose(distillation_loss(pair[0], pair[0], kind), 0, atol=1e-6)
 
 
 def pair(seed=0):
@@ -182,6 +179,6 @@ def test_logits_that_cannot_be_compared_are_refused(change):
 def test_an_unknown_divergence_is_refused():
     logits = jnp.zeros((1, 2))
     # Around the type checker of `make test-all`, which guards the argument as well.
-    plain = inspect.unwrap(compress.distillation_loss)
+    plain = inspect.unwrap(distillation_loss)
     with pytest.raises(ConfigError, match="did you mean 'forward'"):
         plain(logits, logits, "foward")

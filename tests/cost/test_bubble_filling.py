@@ -494,8 +494,6 @@ def test_stages_need_layers_and_costs():
         cost.kfac_tasks(schedule, [[layer], []], costs)
     with pytest.raises(ConfigError, match="layers for 1 stages"):
         cost.kfac_tasks(schedule, [[layer]], costs)
-    with pytest.raises(ConfigError, match="stages=3, 2 layers"):
-        cost.split_stages([layer, layer], 3)
     for flat in (cost.Layer(-8, 9), cost.Layer(0, 0)):
         with pytest.raises(
             ConfigError, match=rf"widths .* at least 1: got .*={flat.g}"

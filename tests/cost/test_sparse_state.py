@@ -6,6 +6,7 @@ import pytest
 
 from hpcjax import cost, sharding
 from hpcjax.core.errors import ConfigError
+from hpcjax.cost.sparse_state import bubble_seconds, transmission_seconds
 from hpcjax.hostcomm import MessageCost
 
 SIZE = 1_000_000
@@ -134,7 +135,7 @@ def test_the_formula_of_idle_time_is_that_of_a_simulated_pipeline(stages):
         cost.StageCosts(t_f=1 / stages, t_b=3 / stages),
     )
     idle = line.makespan - line.busy(0)
-    assert idle == pytest.approx(cost.bubble_seconds(stages, 1, 3))
+    assert idle == pytest.approx(bubble_seconds(stages, 1, 3))
 
 
 def test_a_model_that_fits_nowhere_is_told():
@@ -172,8 +173,8 @@ def test_a_job_of_negative_times_is_refused():
 
 def test_no_stage_and_times_below_zero_are_refused():
     with pytest.raises(ConfigError, match="stages must be an integer >= 1"):
-        cost.bubble_seconds(0, 1.0, 1.0)
+        bubble_seconds(0, 1.0, 1.0)
     with pytest.raises(ConfigError, match="t_b must be finite and >= 0"):
-        cost.bubble_seconds(2, 1.0, float("nan"))
+        bubble_seconds(2, 1.0, float("nan"))
     with pytest.raises(ConfigError, match="message_bytes must be finite and >= 0"):
-        cost.transmission_seconds(MessageCost.of_rate(1e9), -1.0, 4)
+        transmission_seconds(MessageCost.of_rate(1e9), -1.0, 4)

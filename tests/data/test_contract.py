@@ -13,7 +13,7 @@ from hpcjax import data
 from hpcjax.core import parts
 from hpcjax.core.errors import ConfigError, DataMissing
 from hpcjax.data import catalog
-from hpcjax.data.registry import REGISTRY
+from tests.data.registry import REGISTRY
 
 BATCH = 12
 

@@ -12,6 +12,9 @@ import pytest
 from hpcjax import data
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.data import corpora, token_text, wordnet
+from hpcjax.data.corpora import read_c4, read_ptb, read_wikitext
+from hpcjax.data.token_cache import encode_documents
+from hpcjax.data.tokenizer import byte_pair_tokenizer
 from hpcjax.runs import directory
 from tests.data import writers
 
@@ -82,18 +85,18 @@ def test_wikitext_is_joined_as_its_perplexity_is_measured(tmp_path):
     path.write_bytes(" \n = Größe = \n \n A\u2028b\x0cc .\n".encode())
     # Each line with its end, a blank one empty, two newlines between.
     expected = "\n\n = Größe = \n\n\n\n\n A\u2028b\x0cc .\n"
-    assert data.read_wikitext(path) == expected
+    assert read_wikitext(path) == expected
     path.write_text("a\nb\n")
-    assert data.read_wikitext(path) == "a\n\n\nb\n"
+    assert read_wikitext(path) == "a\n\n\nb\n"
     path.write_text("a\nb")
     with pytest.raises(DataFormatError, match="character 3: expected the end of a"):
-        data.read_wikitext(path)
+        read_wikitext(path)
 
 
 def test_sentences_of_the_penn_treebank(tmp_path):
     path = tmp_path / "ptb.valid.txt"
     path.write_text(" no it was n't black monday \n but <unk> N \n")
-    assert data.read_ptb(path) == ["no it was n't black monday", "but <unk> N"]
+    assert read_ptb(path) == ["no it was n't black monday", "but <unk> N"]
 
 
 def test_published_parts_are_kept(tiny_root):
@@ -121,19 +124,19 @@ def test_c4_is_read_as_far_as_asked(tmp_path):
     lines = [json.dumps({"text": f"Größe {n}\u2028", "url": "u"}) for n in range(9)]
     packed = gzip.compress("\n".join([*lines, "no json"]).encode())
     path.write_bytes(packed)
-    assert data.read_c4(path, 2) == ["Größe 0\u2028", "Größe 1\u2028"]
+    assert read_c4(path, 2) == ["Größe 0\u2028", "Größe 1\u2028"]
     with pytest.raises(DataFormatError, match=r"gz: line 10: .*found 'no json'"):
-        data.read_c4(path)
+        read_c4(path)
     plain = tmp_path / "c4.json"
     plain.write_text("\n".join(lines))
-    assert len(data.read_c4(plain)) == 9
+    assert len(read_c4(plain)) == 9
 
 
 def refused(tmp_path, content, words):
     path = tmp_path / "c4.json.gz"
     path.write_bytes(content)
     with pytest.raises(DataFormatError, match=words):
-        data.read_c4(path)
+        read_c4(path)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,9 @@ def test_damaged_files_are_refused(tmp_path):
 
 def test_files_that_are_not_there_or_no_files(tmp_path):
     with pytest.raises(DataMissing, match=r"none\.json"):
-        data.read_c4(tmp_path / "none.json")
+        read_c4(tmp_path / "none.json")
     with pytest.raises(DataFormatError, match="expected a regular file"):
-        data.read_ptb(tmp_path)
+        read_ptb(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_parts_too_short_for_a_window_are_refused(tmp_path):
     with pytest.raises(DataFormatError, match=r"part 'validation'.*found 0 in 0 doc"):
         settings.load(tmp_path)
     with pytest.raises(ConfigError, match="must have a token that ends a text"):
-        data.encode_documents(data.byte_pair_tokenizer(["a"], []), ["a"])
+        encode_documents(byte_pair_tokenizer(["a"], []), ["a"])
 
 
 @pytest.mark.slow

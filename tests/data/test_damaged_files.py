@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hpcjax.core.errors import DataFormatError
-from hpcjax.data.registry import REGISTRY
 from tests import hostile
 from tests.data import writers
+from tests.data.registry import REGISTRY
 
 # name in the registry: what writes its files
 SETS = {

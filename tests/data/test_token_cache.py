@@ -8,6 +8,7 @@ import pytest
 from hpcjax import data
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.data import token_cache
+from hpcjax.data.token_cache import encode_documents
 from hpcjax.data.tokenizer import END
 
 DOCUMENTS = [f"document {number}, {'word ' * (number % 5)}" for number in range(600)]
@@ -24,7 +25,7 @@ def files_of(root):
 
 def test_tokens_are_those_of_the_documents_and_stay_on_the_disk(tmp_path, coder):
     tokens = data.cached_tokens(tmp_path, coder, DOCUMENTS)
-    np.testing.assert_array_equal(tokens, data.encode_documents(coder, DOCUMENTS))
+    np.testing.assert_array_equal(tokens, encode_documents(coder, DOCUMENTS))
     assert isinstance(tokens.base, mmap.mmap)
     (kept,) = files_of(tmp_path)
     # A file as numpy writes it, which other programs read.
@@ -53,7 +54,7 @@ def test_another_text_or_tokenizer_is_another_file(tmp_path, coder):
         (other, ["ab", "c"]),
     ):
         tokens = data.cached_tokens(tmp_path, given, documents)
-        np.testing.assert_array_equal(tokens, data.encode_documents(given, documents))
+        np.testing.assert_array_equal(tokens, encode_documents(given, documents))
     assert len(files_of(tmp_path)) == 4
 
 

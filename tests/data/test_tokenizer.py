@@ -15,6 +15,7 @@ import pytest
 from hpcjax import data
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing, UnsupportedOp
 from hpcjax.data import catalog, tokenizer
+from hpcjax.data.tokenizer import byte_pair_tokenizer
 from hpcjax.data.wordpiece import SPECIAL
 from hpcjax.models import pretrained
 from hpcjax.runs import directory
@@ -109,7 +110,7 @@ def library():
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm"])
 def test_byte_pairs_are_those_of_the_rule(library, pre):
     tokens, merges = library
-    coder = data.byte_pair_tokenizer(tokens, merges, pre=pre)
+    coder = byte_pair_tokenizer(tokens, merges, pre=pre)
     codes = {token: code for code, token in enumerate(tokens)}
     ranks = {tuple(merge.split()): rank for rank, merge in enumerate(merges)}
 
@@ -129,29 +130,29 @@ def test_byte_pairs_are_those_of_the_rule(library, pre):
 def test_digits_stand_alone_where_they_should(library):
     tokens, merges = library
     tokens, merges = [*tokens, "12"], [*merges, "1 2"]
-    together = data.byte_pair_tokenizer(tokens, merges)
-    alone = data.byte_pair_tokenizer(tokens, merges, pre="smollm")
+    together = byte_pair_tokenizer(tokens, merges)
+    alone = byte_pair_tokenizer(tokens, merges, pre="smollm")
     assert together.encode("12").tolist() == [tokens.index("12")]
     assert alone.encode("12").tolist() == [tokens.index("1"), tokens.index("2")]
 
 
 def test_special_tokens_are_never_cut():
     tokens = ["<", "s", ">", "<s>", "<x>", "x"]
-    coder = data.byte_pair_tokenizer(tokens, [], types=[1, 1, 1, 3, 4, 1], bos=3, eos=4)
+    coder = byte_pair_tokenizer(tokens, [], types=[1, 1, 1, 3, 4, 1], bos=3, eos=4)
     assert (coder.bos, coder.eos, len(coder)) == (3, 4, 6)
     assert coder.vocabulary == tokens
     found = coder.encode("<s>x<x>")
     assert found.tolist() == [3, 5, 4]
     assert coder.decode(found) == "<s>x<x>"
     assert coder.decode(found, special=False) == "x"
-    plain = data.byte_pair_tokenizer(tokens, [])
+    plain = byte_pair_tokenizer(tokens, [])
     assert plain.encode("<s>").tolist() == [0, 1, 2]
     assert (plain.bos, plain.eos) == (None, None)
 
 
 def test_bytes_without_a_token():
-    assert data.byte_pair_tokenizer(["a", "b"], []).encode("axb").tolist() == [0, 1]
-    marked = data.byte_pair_tokenizer(["a", "b", "?"], [], unknown=2)
+    assert byte_pair_tokenizer(["a", "b"], []).encode("axb").tolist() == [0, 1]
+    marked = byte_pair_tokenizer(["a", "b", "?"], [], unknown=2)
     assert marked.encode("axb").tolist() == [0, 2, 1]
 
 
@@ -168,7 +169,7 @@ def test_bytes_without_a_token():
 )
 def test_vocabularies_that_cannot_be_are_refused(make, error, words):
     with pytest.raises(error, match=words):
-        make(data.byte_pair_tokenizer)
+        make(byte_pair_tokenizer)
 
 
 def test_metadata_that_cannot_be_is_refused():
@@ -201,13 +202,13 @@ def test_metadata_of_other_types_are_refused(key, value, words):
 
 def test_types_may_be_an_array():
     types = np.array([1, 3])
-    coder = data.byte_pair_tokenizer(["a", "<s>"], [], types=types)
+    coder = byte_pair_tokenizer(["a", "<s>"], [], types=types)
     assert coder.encode("a<s>").tolist() == [0, 1]
     assert coder.decode(np.array([0, 1]), special=False) == "a"
 
 
 def test_codes_and_texts_that_cannot_be_are_refused():
-    coder = data.byte_pair_tokenizer(["a"], [])
+    coder = byte_pair_tokenizer(["a"], [])
     for code in (-1, 1):
         with pytest.raises(IndexError, match=r"in \[0, 1\)"):
             coder.decode(np.array([0, code]))
@@ -258,7 +259,7 @@ def test_files(tmp_path):
     assert isinstance(read, data.Coder)
     assert (
         read.encode("abc").tolist()
-        == data.byte_pair_tokenizer(made.vocabulary, ["a b"]).encode("abc").tolist()
+        == byte_pair_tokenizer(made.vocabulary, ["a b"]).encode("abc").tolist()
     )
     assert read.eos == 0
     assert read.bos is None
@@ -281,7 +282,7 @@ def test_files(tmp_path):
 def test_the_package_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[text\]'"):
-        data.byte_pair_tokenizer(["a"], [])
+        byte_pair_tokenizer(["a"], [])
     with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[text\]'"):
         data.TokenTextConfig().load(pathlib.Path())
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpcjax import data
 from hpcjax.core.errors import ConfigError, DataFormatError
-from hpcjax.data.wordpiece import SPECIAL, WordPiece
+from hpcjax.data.wordpiece import SPECIAL, WordPiece, split_words
 
 # Characters whose category has not changed since Unicode 3.2.
 LETTERS = st.characters(max_codepoint=0x24F) | st.sampled_from(
@@ -47,7 +47,7 @@ def words_by_rule(text, lowercase):
 @hypothesis.given(st.text(LETTERS, max_size=30), st.booleans())
 @hypothesis.settings(max_examples=300)
 def test_words_are_split_as_described(text, lowercase):
-    assert data.split_words(text, lowercase) == words_by_rule(text, lowercase)
+    assert split_words(text, lowercase) == words_by_rule(text, lowercase)
 
 
 def pieces_by_rule(word, pieces):

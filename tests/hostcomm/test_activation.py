@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hpcjax.core.errors import ConfigError, ProcessLost
-from hpcjax.hostcomm import RoundAgent, Tag, connected, initiators, tree_children
+from hpcjax.hostcomm import RoundAgent, Tag, connected, initiators
+from hpcjax.hostcomm.activation import tree_children
 from tests.hostcomm.threads import close_all, in_threads
 
 START = "x start"

@@ -12,6 +12,7 @@ from sklearn.cluster import KMeans
 
 from hpcjax import inference
 from hpcjax.core import ConfigError
+from hpcjax.inference.head_clusters import inertia, squared_distances
 
 PROBLEMS = 50
 
@@ -50,7 +51,9 @@ def test_kmeans_is_scikit_learns(heads, clusters):
     with jax.enable_x64(True):
         arrays = jnp.asarray(rows), jnp.asarray(centres)
         found = inference.cluster_heads(arrays[0], clusters, initial=arrays[1])
-        errors = inference.within_cluster_error(arrays[0], found.assign)
+        errors = jax.vmap(lambda x, of: inertia(squared_distances(x, x), of))(
+            arrays[0].reshape(PROBLEMS, heads, -1), found.assign
+        )
     compared = 0
     for i in range(PROBLEMS):
         if runs_empty(rows[i], centres[i]):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hpcjax import core, inference
+from hpcjax.inference.pruned_heads import cascading_cache, predicting_cache
 from tests.inference.test_clustered_heads import WINDOW, made, tokens_of
 from tests.inference.test_generation import speaker
 from tests.inference.test_head_pruning import best
@@ -191,10 +192,10 @@ def test_tokens_in_parts_give_what_one_pass_gives(name, parts):
     found = drawn(2)
     speaks, tokens = speaker(found), tokens_of((2, 11), seed=2)
     if name == "cascade":
-        cache = inference.cascading_cache(speaks, 2, 11, **KEPT, window=WINDOW)
+        cache = cascading_cache(speaks, 2, 11, **KEPT, window=WINDOW)
     else:
         chosen = predictors() if name == "predicted" else None
-        cache = inference.predicting_cache(
+        cache = predicting_cache(
             speaks, 2, 11, heads=COUNTS, predictors=chosen, window=WINDOW
         )
     logits = []

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hpcjax import core, metrics, models
+from tests.models.registry import REGISTRY
 
 
 class Instance(NamedTuple):
@@ -63,7 +64,7 @@ def noisy(tree, scale=0.2, seed=0):
 
 @functools.cache
 def instance(name, compute="float32"):
-    entry = models.REGISTRY[name]
+    entry = REGISTRY[name]
     model = make(entry, core.Policy(compute=compute))
     params, state = jax.jit(model.init)(jax.random.key(0))
     x, labels = batch_of(entry, 4)

@@ -6,6 +6,7 @@ import pytest
 from hpcjax import core, models
 from hpcjax.core import trees
 from tests.models import helpers
+from tests.models.registry import REGISTRY
 from tests.oracles import transformer as oracle
 
 NAMES = ["bert", "bert_remat"]
@@ -31,7 +32,7 @@ def forward(params, x, config):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_hidden_states_equal_numpy(name):
-    config = models.REGISTRY[name].config
+    config = REGISTRY[name].config
     model, params, state, x, _ = helpers.instance(name)
     places = ("blocks/attention/query", "transform")
     taps = {path: core.Tap(forward=lambda x, y: x) for path in places}

@@ -12,6 +12,7 @@ import pytest
 from hpcjax import core, models
 from hpcjax.core import trees
 from tests.models.helpers import instance
+from tests.models.registry import REGISTRY
 
 kernel = importlib.import_module("hpcjax.kernels._clustered_attention.blocked")
 FAMILIES = (
@@ -206,7 +207,7 @@ def test_memory_of_another_depth_is_refused():
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_chunked_logits_give_the_same_loss_and_gradients(family, chunk):
-    entry = models.REGISTRY[family]
+    entry = REGISTRY[family]
     whole = instance(family)
     config = dataclasses.replace(entry.config, loss_chunk=chunk)
     model = config.make(entry.inputs, entry.outputs)

@@ -8,12 +8,13 @@ import pytest
 
 from hpcjax import core, models
 from tests.models.helpers import instance
+from tests.models.registry import REGISTRY
 
 
 @pytest.mark.quick("opt", "opt_350m")
 @pytest.mark.parametrize("family", ["gpt2", "opt", "opt_350m", "llama", "post_norm"])
 def test_the_parts_together_are_the_model(family):
-    found, entry = instance(family), models.REGISTRY[family]
+    found, entry = instance(family), REGISTRY[family]
     parts = models.causal_lm_parts(entry.config, entry.inputs[0], entry.outputs)
     y, _ = parts.embed.apply(found.params, {}, found.x, train=False)
     listed = {spec.path for spec in parts.block.layers}
@@ -34,6 +35,6 @@ def test_the_parts_together_are_the_model(family):
 
 
 def test_experts_cannot_be_cut():
-    config = models.REGISTRY["moe"].config
+    config = REGISTRY["moe"].config
     with pytest.raises(core.UnsupportedOp, match="experts"):
         models.causal_lm_parts(config, 8, 11)

@@ -11,6 +11,7 @@ import pytest
 
 from hpcjax import core, models
 from tests.models import helpers
+from tests.models.registry import REGISTRY
 
 COUNTS = {
     "gpt2-small": 124_439_808,
@@ -120,7 +121,7 @@ def test_presets_do_not_import_jax():
 @pytest.mark.parametrize("head", ["masked_lm", "pooler", "none"])
 def test_parts_of_bert_are_those_of_the_whole(head):
     whole, params, state, x, _ = helpers.instance("bert")
-    entry = models.REGISTRY["bert"]
+    entry = REGISTRY["bert"]
     part = helpers.make(
         entry._replace(config=dataclasses.replace(entry.config, head=head))
     )

@@ -13,8 +13,9 @@ from hpcjax import core, models
 from hpcjax.core import parts, trees
 from hpcjax.models import modules
 from tests.models import helpers
+from tests.models.registry import REGISTRY
 
-NAMES = sorted(models.REGISTRY)
+NAMES = sorted(REGISTRY)
 FACTORIES = {
     "mlp": models.MlpConfig,
     "resnet": models.ResNetConfig,
@@ -26,7 +27,7 @@ FACTORIES = {
 
 
 def test_every_factory_is_in_the_registry():
-    made = {type(entry.config) for entry in models.REGISTRY.values()}
+    made = {type(entry.config) for entry in REGISTRY.values()}
     assert made == set(FACTORIES.values()) == {*parts.classes("model").values()}
     returns_model = {
         name
@@ -58,7 +59,7 @@ def test_config_fields_equal_the_factory(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_apply_is_pure_and_evaluation_keeps_the_state(name):
     model, params, state, x, _ = helpers.instance(name)
-    entry = models.REGISTRY[name]
+    entry = REGISTRY[name]
     apply = jax.jit(model.apply, static_argnames="train")
     y, same = apply(params, state, x, train=False)
     assert jax.tree.map(jnp.shape, y) == helpers.output_shapes(entry, 4)
@@ -81,7 +82,7 @@ def test_apply_is_pure_and_evaluation_keeps_the_state(name):
 @pytest.mark.quick("linear", "mlp", "resnet8")
 @pytest.mark.parametrize("name", NAMES)
 def test_init_is_plain_abstract_and_repeatable(name):
-    model = helpers.make(models.REGISTRY[name])
+    model = helpers.make(REGISTRY[name])
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     init = jax.jit(model.init)
     first, again, other = (
@@ -183,5 +184,5 @@ def test_describe_counts_what_init_makes(name):
     assert found.num_params == sum(p.size for p in jax.tree.leaves(params))
     assert [row.path for row in found.parameters] == list(trees.flatten(params))
     outputs = jax.tree.map(lambda leaf: leaf.shape, found.outputs)
-    assert outputs == helpers.output_shapes(models.REGISTRY[name], len(x))
+    assert outputs == helpers.output_shapes(REGISTRY[name], len(x))
     assert str(found).splitlines()[-1].split() == ["total", f"{found.num_params:,}"]

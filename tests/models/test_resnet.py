@@ -6,6 +6,7 @@ import pytest
 from hpcjax import core, models
 from hpcjax.core import trees
 from tests.models import helpers
+from tests.models.registry import REGISTRY
 
 
 def convolve(x, kernel, stride):
@@ -128,7 +129,7 @@ def test_zero_head_starts_at_the_uniform_distribution():
 
 
 def test_batch_statistics_over_devices_are_those_of_the_whole_batch():
-    x, _ = helpers.batch_of(models.REGISTRY["resnet8"], 8)
+    x, _ = helpers.batch_of(REGISTRY["resnet8"], 8)
     plain = models.resnet((8, 8, 1), 3, width=2)
     synced = models.resnet((8, 8, 1), 3, width=2, sync_axis="data")
     params, state = plain.init(jax.random.key(0))

@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec
 from hpcjax import core, models
 from hpcjax.core import trees
 from tests.models import helpers
+from tests.models.registry import REGISTRY
 
 EPS = np.finfo(np.float32).eps
-NAMES = sorted(models.REGISTRY)
+NAMES = sorted(REGISTRY)
 
 
 def raw(x, g):
@@ -130,7 +131,7 @@ def _stacked(x, kernel):
 @pytest.mark.quick("full")
 @pytest.mark.parametrize("remat", ["full", "dots", "offload"])
 def test_remat_changes_no_gradient_and_no_statistic(remat):
-    entry = models.REGISTRY["gpt2"]
+    entry = REGISTRY["gpt2"]
     _, params, state, x, labels = helpers.instance("gpt2")
     results = []
     for choice in ("none", remat):
@@ -151,7 +152,7 @@ def test_remat_changes_no_gradient_and_no_statistic(remat):
 @pytest.mark.parametrize("name", ["mlp", "resnet8_group", "gpt2", "gpt2_remat", "bert"])
 def test_shard_map_gives_the_sum_of_single_runs(name):
     model, params, state, *_ = helpers.instance(name)
-    x, labels = helpers.batch_of(models.REGISTRY[name], 8)
+    x, labels = helpers.batch_of(REGISTRY[name], 8)
     asked = {s.path: moment for s in model.layers if s.kind == "dense"}
     taps = core.make_slots(model, asked, params, state, x[:1])
 

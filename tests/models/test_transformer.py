@@ -10,6 +10,7 @@ from hpcjax import models
 from hpcjax.core import trees
 from hpcjax.perf import hlo
 from tests.models import helpers
+from tests.models.registry import REGISTRY
 from tests.oracles import transformer as oracle
 
 FAMILIES = [
@@ -43,7 +44,7 @@ def forward(params, tokens, config):
 @pytest.mark.quick("opt", "post_norm", "llama_heads")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_equal_numpy(name):
-    config = models.REGISTRY[name].config
+    config = REGISTRY[name].config
     model, params, state, x, _ = helpers.instance(name)
     wide = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     expected = np.stack([forward(wide, row, config) for row in np.asarray(x)])
@@ -58,7 +59,7 @@ def test_logits_equal_numpy(name):
 @pytest.mark.quick("gpt2_remat")
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "moe"])
 def test_logits_do_not_depend_on_later_tokens(name):
-    entry = models.REGISTRY[name]
+    entry = REGISTRY[name]
     options = dataclasses.replace(entry.config.options, tied_head=False)
     config = dataclasses.replace(entry.config, options=options)
     model = config.make(entry.inputs, entry.outputs)
@@ -96,7 +97,7 @@ def test_a_sequence_longer_than_the_table_is_refused():
 @pytest.mark.acceptance("lm-models", 8)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "moe"])
 def test_depth_does_not_lengthen_the_compiled_step(name):
-    entry, counts = models.REGISTRY[name], []
+    entry, counts = REGISTRY[name], []
     for depth in (4, 48):
         config = dataclasses.replace(entry.config, depth=depth)
         model = config.make(entry.inputs, entry.outputs)

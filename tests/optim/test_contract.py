@@ -15,9 +15,10 @@ from jax.sharding import PartitionSpec as P
 
 from hpcjax import core, optim
 from hpcjax.core import per_device
-from hpcjax.optim import contract, kfac, registry, sparsify, tree_assertions
+from hpcjax.optim import contract, kfac, sparsify, tree_assertions
 from hpcjax.optim.contract import Subject
-from hpcjax.optim.registry import REGISTRY
+from tests.optim import registry
+from tests.optim.registry import REGISTRY
 
 pytestmark = pytest.mark.smoke
 

@@ -13,6 +13,7 @@ from hpcjax.core import ConfigError, trees
 from hpcjax.core.varying import vary
 from hpcjax.models import CausalLmConfig, MlpConfig, ResNetConfig
 from hpcjax.optim import _contributor_bytes
+from hpcjax.optim.partial_backward import stop_below
 from tests.hostcomm.threads import in_threads
 
 WORKERS = 4
@@ -409,7 +410,7 @@ def test_what_cannot_be_shared_out_is_refused():
         optim.roles(3, 2, 0)
     blocks = optim.Blocks((("a",), ("b",)))
     with pytest.raises(ConfigError, match="role must be 1 to 2"):
-        optim.stop_below({"a": 1.0, "b": 1.0}, blocks, 3)
+        stop_below({"a": 1.0, "b": 1.0}, blocks, 3)
     with pytest.raises(ConfigError, match="mode='zeros' only"):
         optim.PartialBackward(blocks=blocks, workers=2)
     for paths in ((), (("a",), ())):

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from hpcjax import optim
 from hpcjax.core.errors import ConfigError
 from hpcjax.optim import matrices, norms
+from hpcjax.optim.matrices import matrix_shape
 from tests.oracles import jorge as oracle
 
 
@@ -127,13 +128,7 @@ def test_bytes_of_the_all_reduce_are_those_of_the_compiled_program():
         )
     )
     text = run.lower(params).compile().as_text()
-    local = jax.tree.map(lambda p: p[0], params)
-    assert _reduced_bytes(text) == optim.comm_bytes(local, 8) == 4 * (35 + 11 + 1)
-    assert optim.comm_bytes(local, 1) == 0
-    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), local)
-    assert optim.comm_bytes(half, 8) == 2 * 47
-    with pytest.raises(ConfigError, match="axis_size"):
-        optim.comm_bytes(local, 0)
+    assert _reduced_bytes(text) == 4 * (35 + 11 + 1)
     scaled = jax.tree.map(lambda p: p * jnp.arange(8.0)[:, None], {"b": params["b"]})
     np.testing.assert_allclose(run(scaled)["b"], 3.5)
 
@@ -195,7 +190,7 @@ def test_blocks_cover_the_matrix(rows, columns, block, limit):
     ],
 )
 def test_matrix_shapes(shape, expected):
-    assert optim.matrix_shape(shape) == expected
+    assert matrix_shape(shape) == expected
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,6 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hpcjax import core, metrics, models, sharding
 from hpcjax.core import trees
 from hpcjax.perf import hlo
+from hpcjax.sharding.parameters import logical_axes
+from tests.models.registry import REGISTRY
 
 DEPTH, WIDTH, INNER, WORDS, ROWS, TIME = 3, 32, 48, 64, 8, 16
 MESHES = {
@@ -219,10 +221,10 @@ def test_fully_sharded_layers_gather_their_parameters(family):
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "opt_350m", "llama", "moe_gated"])
 def test_every_parameter_of_every_family_has_a_meaning(name):
-    entry = models.REGISTRY[name]
+    entry = REGISTRY[name]
     model = entry.config.make(entry.inputs, entry.outputs)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    meanings = sharding.logical_axes(params)
+    meanings = logical_axes(params)
     assert list(meanings) == list(trees.flatten(params))
     sizes = {"embed": {8, 4}, "vocab": {11}, "layers": {entry.config.depth}}
     for path, leaf in trees.flatten(params).items():
@@ -305,7 +307,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(fields, mesh, preset, me
 
 @pytest.mark.slow
 def test_parameters_of_other_models_are_listed():
-    entry = models.REGISTRY["mlp"]
+    entry = REGISTRY["mlp"]
     model = entry.config.make(entry.inputs, entry.outputs)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     mesh = sharding.data_mesh(8)
@@ -317,4 +319,4 @@ def test_parameters_of_other_models_are_listed():
         sharding.parameter_shardings(params, mesh, "tp")
     flat = {"head": {"kernel": jax.ShapeDtypeStruct((3,), "float32")}}
     with pytest.raises(core.ConfigError, match=r"head/kernel must have axes .*\(3,\)"):
-        sharding.logical_axes(flat)
+        logical_axes(flat)

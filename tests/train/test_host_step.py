@@ -32,6 +32,7 @@ from hpcjax.hostcomm import (
 )
 from hpcjax.models import MlpConfig
 from hpcjax.optim import AdamWConfig, KfacConfig, SgdConfig
+from hpcjax.train.loop import check_batch
 from tests.hostcomm.threads import in_threads
 from tests.train import host_ranks, tiny
 
@@ -242,7 +243,7 @@ def on_hosts_of_odd_batch():
     def rank(transport):
         made = task(averaged, transport)
         config = train.TrainConfig(steps=1, batch_size=10)
-        train.check_batch(made, config, made.mesh(1))
+        check_batch(made, config, made.mesh(1))
 
     in_threads(rank, connected(4, patience=ALL))
 

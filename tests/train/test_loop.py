@@ -20,6 +20,7 @@ from hpcjax.core import ConfigError, DataFormatError, Diverged, Interrupted, Pre
 from hpcjax.runs import results
 from hpcjax.runs.metrics import Metrics
 from hpcjax.train import watchdog as watchdogs
+from hpcjax.train.loop import check_batch
 from tests.train import test_step, tiny
 
 NOTHING = contextlib.nullcontext()
@@ -212,9 +213,7 @@ def test_every_batch_is_shared_evenly_or_refused_with_what_was_given(
         refusal = f"divide the {rows} examples of a device: got {accumulate}"
     expected = pytest.raises(ConfigError, match=refusal) if refusal else NOTHING
     with expected:
-        train.check_batch(
-            task.replace(dataset=source), config, sharding.data_mesh(devices)
-        )
+        check_batch(task.replace(dataset=source), config, sharding.data_mesh(devices))
 
 
 @pytest.mark.faults(12)

@@ -21,6 +21,6 @@ from ._upsampling import interpolate as interpolate
 from ._upsampling import mask_copies as mask_copies
 from ._upsampling import mix_halves as mix_halves
 from ._upsampling import repeat as repeat
+from .config import SharingConfig as SharingConfig
 from .options import NO_DECAY as NO_DECAY
-from .options import SharingConfig as SharingConfig
 from .options import SharingOptions as SharingOptions

@@ -10,7 +10,6 @@ from ._load import Pretrained as Pretrained
 from ._load import load as load
 from ._load import save as save
 from ._safetensors import read_safetensors as read_safetensors
-from ._safetensors import write_safetensors as write_safetensors
 from .names import FAMILIES as FAMILIES
 from .stored import PARTS as PARTS
 from .stored import Stored as Stored

@@ -93,16 +93,6 @@ def _make_stored(opened: Any, name: str, path: pathlib.Path) -> Stored:
     return Stored(tuple(head.get_shape()), head.get_dtype(), read)
 
 
-def write_safetensors(folder: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes `model.safetensors`, completely or not at all.
-
-    Raises:
-      DiskFull: no space is left.
-    """
-    with files.replacing(folder / SINGLE) as temporary:
-        save_tensors(temporary, tensors)
-
-
 def save_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a file as `transformers` expects it; see `files.replacing`."""
     whole = {name: np.ascontiguousarray(each) for name, each in tensors.items()}

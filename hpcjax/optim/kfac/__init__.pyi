@@ -14,7 +14,6 @@ from ._distribution import make_layout as make_layout
 from ._distribution import memory_words as memory_words
 from ._fisher import Differentiated as Differentiated
 from ._fisher import differentiate as differentiate
-from ._method import gradients_with_statistics as gradients_with_statistics
 from ._method import optimization as optimization
 from ._pipefisher import PipeFisherState as PipeFisherState
 from ._pipefisher import scale_by_pipefisher as scale_by_pipefisher
@@ -28,6 +27,6 @@ from ._transform import memory_usage as memory_usage
 from ._transform import scale_by_kfac as scale_by_kfac
 from ._transform import statistics_due as statistics_due
 from ._transform import without_decompositions as without_decompositions
-from .config import SKIP as SKIP
 from .config import KfacConfig as KfacConfig
-from .config import KfacOptions as KfacOptions
+from .options import SKIP as SKIP
+from .options import KfacOptions as KfacOptions

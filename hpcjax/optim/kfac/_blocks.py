@@ -15,8 +15,8 @@ from hpcjax.core.model import LayerSpec, Model, Tap
 from hpcjax.core.patterns import check_patterns, matches_any
 from hpcjax.core.slots import make_slots
 from hpcjax.optim.full_precision import check_real
-from hpcjax.optim.kfac import config
 from hpcjax.optim.kfac._statistics import Statistic
+from hpcjax.optim.kfac.options import SKIP, ConvNormalization
 
 log = logging.getLogger(__name__)
 Unit = tuple[str, int]
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
     """
 
     blocks: tuple[Block, ...]
-    skip: tuple[str, ...] = config.SKIP
+    skip: tuple[str, ...] = SKIP
 
     @property
     def units(self) -> dict[Unit, Block]:
@@ -96,8 +96,8 @@ class Plan(NamedTuple):
 def plan(
     model: Model,
     *,
-    skip: tuple[str, ...] = config.SKIP,
-    conv_normalization: config.ConvNormalization = "kfc",
+    skip: tuple[str, ...] = SKIP,
+    conv_normalization: ConvNormalization = "kfc",
     precision: str = "highest",
 ) -> Plan:
     """Chooses the layers of `model` that K-FAC preconditions.
@@ -219,8 +219,7 @@ def check_covered(chosen: Plan, params: Any) -> None:
     idle = [
         rule
         for rule in chosen.skip
-        if rule not in config.SKIP
-        and not any(matches_any((rule,), path) for path in rest)
+        if rule not in SKIP and not any(matches_any((rule,), path) for path in rest)
     ]
     if idle:
         raise ConfigError(f"rules of skip that match no parameter: {idle}; {rest}")

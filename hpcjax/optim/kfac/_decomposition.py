@@ -17,7 +17,7 @@ from jax.scipy import linalg
 from jaxtyping import Array, Float
 
 from hpcjax.collectives import pack_triangle, unpack_triangle
-from hpcjax.optim.kfac.config import KfacOptions
+from hpcjax.optim.kfac.options import KfacOptions
 
 Items = dict[str, jax.Array]
 SIDES = ("a", "g")

@@ -10,7 +10,7 @@ from hpcjax.core.assignment import Assignment, assign_longest_first
 from hpcjax.core.errors import ConfigError
 from hpcjax.optim.kfac._blocks import Block, Plan, Unit
 from hpcjax.optim.kfac._decomposition import SIDES, item_shapes
-from hpcjax.optim.kfac.config import KfacOptions
+from hpcjax.optim.kfac.options import KfacOptions
 
 Cost = Literal["compute", "memory"]
 WORKER_AXIS, RECEIVER_AXIS = "grad_worker", "grad_receiver"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.core.model import Tap
 from hpcjax.optim.kfac._blocks import statistics_of
-from hpcjax.optim.kfac.config import Fisher
+from hpcjax.optim.kfac.options import Fisher
 
 Forward = Callable[[Any, Any], tuple[Any, Any]]
 Loss = Callable[[Any, Any], tuple[Any, Any]]

@@ -28,10 +28,11 @@ from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import require_axes, vary, vary_like
 from hpcjax.optim.full_precision import statistics_dtype
-from hpcjax.optim.kfac import _blocks, config
+from hpcjax.optim.kfac import _blocks
 from hpcjax.optim.kfac._blocks import Block, Plan
 from hpcjax.optim.kfac._decomposition import SIDES, decompose, precondition
 from hpcjax.optim.kfac._pipefisher_table import Table, Visible, make_table
+from hpcjax.optim.kfac.options import KfacOptions
 
 
 class PipeFisherState(NamedTuple):
@@ -153,7 +154,7 @@ def scale_by_pipefisher(
       [[0.25, 0.25]]
     """
     live: Any = damping  # May be traced, as `optax.inject_hyperparams` does.
-    options = config.KfacOptions(
+    options = KfacOptions(
         method="inverse", damping=live, kl_clip=None, precision=precision
     )
     table = make_table(chosen, visible, rows)
@@ -176,7 +177,7 @@ class _PipeFisher:
     def __init__(
         self,
         chosen: Plan,
-        options: config.KfacOptions,
+        options: KfacOptions,
         table: Table,
         axis_name: str | None,
         sum_replicas: Callable[[Any], Any] | None,

@@ -27,7 +27,7 @@ from hpcjax.optim.kfac._distribution import (
     Layout,
     make_layout,
 )
-from hpcjax.optim.kfac.config import KfacOptions
+from hpcjax.optim.kfac.options import KfacOptions
 
 Matrices = Mapping[Unit, Float[Array, "a g"]]
 Factors = Mapping[str, Mapping[str, jax.Array]]

@@ -13,7 +13,7 @@ from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import Axes, after, axis_names, require_axes, vary
 from hpcjax.optim.full_precision import statistics_dtype
-from hpcjax.optim.kfac import _blocks, config
+from hpcjax.optim.kfac import _blocks
 from hpcjax.optim.kfac._blocks import Plan
 from hpcjax.optim.kfac._distribution import AXES, Distribution
 from hpcjax.optim.kfac._pipefisher import PipeFisherState
@@ -24,6 +24,7 @@ from hpcjax.optim.kfac._step_size import (
     inner_product,
     kl_clip,
 )
+from hpcjax.optim.kfac.options import Fisher, KfacOptions
 
 Statistics = Mapping[str, Mapping[str, jax.Array]]
 
@@ -39,7 +40,7 @@ class Curvature(NamedTuple):
     """
 
     plan: Plan
-    fisher: config.Fisher = "empirical"
+    fisher: Fisher = "empirical"
     distribution: Distribution | None = None
     data_axis: str = "data"
 
@@ -140,7 +141,7 @@ def scale_by_kfac(
       >>> [round(update, 3) for update in updates["head"]["bias"].tolist()]
       [0.129, 0.129]
     """
-    chosen_options = config.KfacOptions.of(options)
+    chosen_options = KfacOptions.of(options)
     checks.require_float32(learning_rate=learning_rate)
     if axis_name is not None and distribution is not None:
         raise ConfigError("give axis_name or distribution, not both")
@@ -162,7 +163,7 @@ class _Kfac:
     def __init__(
         self,
         chosen: Plan,
-        options: config.KfacOptions,
+        options: KfacOptions,
         learning_rate: optax.ScalarOrSchedule,
         axis_name: Axes | None,
         distribution: Distribution | None,

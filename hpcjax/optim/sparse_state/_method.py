@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,15 @@ from hpcjax.optim.methods import differentiate_pass
 from hpcjax.optim.sparse_state._positions import locate
 from hpcjax.optim.sparse_state._pruned import make_slots, scale_gradient, with_slots
 from hpcjax.optim.sparse_state._state import SparseState, compress, wrap
-from hpcjax.optim.sparse_state.config import SparseStateConfig
+
+if TYPE_CHECKING:
+    from hpcjax.optim.sparse_state.config import SparseStateConfig
 
 Link = Callable[[Any], optax.GradientTransformation]
 
 
 def sparse_training(
-    config: SparseStateConfig, optimizer: Optimization, mean: Link, setup: Setup
+    config: "SparseStateConfig", optimizer: Optimization, mean: Link, setup: Setup
 ) -> Method:
     """Returns data-parallel training of a network that is pruned before the first step.
 
@@ -75,7 +77,7 @@ def sparse_training(
     return Method(optimizer.mesh_shape, init, gradients, update, optimizer.facts)
 
 
-def _gradients(config: SparseStateConfig) -> Any:
+def _gradients(config: "SparseStateConfig") -> Any:
     """Returns the backward pass whose gradients are compressed."""
 
     def gradients(one_pass: Pass, params: Any, state: SparseState) -> PassResult:
@@ -123,7 +125,7 @@ def _clear_overflow(
     return result._replace(grads=grads, extras={**result.extras, "overflow": overflow})
 
 
-def _choose_positions(config: SparseStateConfig, params: Any, seed: int) -> Any:
+def _choose_positions(config: "SparseStateConfig", params: Any, seed: int) -> Any:
     """Returns the positions to keep, None for parameters that are not pruned."""
     leaves = trees.flatten(params)
     for name in ("pruned", "stacked"):

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from hpcjax.core import checks
 from hpcjax.core.structs import pytree, static
 from hpcjax.core.varying import axis_names
-from hpcjax.optim.sparse_state.config import INDICES, Index
+from hpcjax.optim.sparse_state.options import INDICES, Index
 
 LARGEST_PART = 2**31
 Shape = tuple[int, ...]

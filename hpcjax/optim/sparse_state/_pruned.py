@@ -74,7 +74,7 @@ def attach(
       >>> from hpcjax.optim import sparse_state
       >>> at = sparse_state.locate("w", jnp.array([True, False, True]))
       >>> weights = jnp.array([1.0, 0.0, 3.0])
-      >>> loss = lambda slot: (sparse_state.attach(weights, slot, at) ** 2).sum()
+      >>> loss = lambda slot: (attach(weights, slot, at) ** 2).sum()
       >>> jax.grad(loss)(jnp.zeros(2)).tolist()
       [2.0, 6.0]
     """

@@ -17,7 +17,7 @@ from hpcjax.core.structs import pytree
 from hpcjax.optim.sparse_state._elementwise import check_elementwise
 from hpcjax.optim.sparse_state._positions import Positions, locate
 from hpcjax.optim.sparse_state._pruned import Pruned, Scaling, make_slots, map_pruned
-from hpcjax.optim.sparse_state.config import MODES, Index, LossScale, Mode
+from hpcjax.optim.sparse_state.options import MODES, Index, LossScale, Mode
 
 
 class Compressed(NamedTuple):

@@ -8,11 +8,8 @@ from ._dynamic import dynamic as dynamic
 from ._lottery import Ticket as Ticket
 from ._lottery import is_early_bird as is_early_bird
 from ._lottery import lottery as lottery
-from ._lottery import mask_distance as mask_distance
 from ._masking import MaskedState as MaskedState
 from ._masking import get_masks as get_masks
-from ._noise import chance_of_gates as chance_of_gates
-from ._noise import dropout_divergence as dropout_divergence
 from ._noise import hard_concrete as hard_concrete
 from ._noise import l0 as l0
 from ._noise import local_reparametrization as local_reparametrization
@@ -29,7 +26,6 @@ from ._reports import forward_flops as forward_flops
 from ._reports import slack as slack
 from ._reports import storage_report as storage_report
 from ._reports import training_flops as training_flops
-from ._rewiring import share_out as share_out
 from ._scores import SCORES as SCORES
 from ._scores import Accumulated as Accumulated
 from ._scores import lamp as lamp

@@ -13,6 +13,7 @@ import pytest
 from hpcjax.core import ConfigError
 from hpcjax.optim import sparsify
 from hpcjax.optim.sparsify import Uniform
+from hpcjax.optim.sparsify._rewiring import share_out
 from tests.optim.sparsify.test_prune import gradients, train
 
 dynamic = importlib.import_module("hpcjax.optim.sparsify._dynamic")
@@ -197,7 +198,7 @@ def test_dsr_compares_weights_of_all_layers():
 def test_numbers_are_shared_out_in_proportion_as_far_as_there_is_room(
     total, weights, room, expected
 ):
-    found = sparsify.share_out(
+    found = share_out(
         jnp.int32(total), jnp.asarray(weights, jnp.float32), jnp.asarray(room)
     )
     assert found.tolist() == expected

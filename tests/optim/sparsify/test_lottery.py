@@ -8,6 +8,7 @@ import pytest
 
 from hpcjax.core import ConfigError, masks
 from hpcjax.optim import sparsify
+from hpcjax.optim.sparsify._lottery import mask_distance
 
 PARAMS = {
     "kernel": jnp.asarray(np.random.default_rng(0).normal(size=(10, 20)), jnp.float32),
@@ -93,7 +94,7 @@ def test_birds_are_early_when_masks_have_settled():
         mask[:count] ^= True
         return {"w": mask, "b": None}
 
-    assert sparsify.mask_distance(changed(0), changed(120)) == 0.12
+    assert mask_distance(changed(0), changed(120)) == 0.12
     moving = [changed(300), changed(0), changed(40), changed(60), changed(80)]
     assert not sparsify.is_early_bird(moving)
     assert sparsify.is_early_bird([*moving, changed(20)])

@@ -10,6 +10,7 @@ from hpcjax.core import ConfigError
 from hpcjax.core.structures import NM
 from hpcjax.optim import sparsify
 from hpcjax.optim.sparsify import Uniform
+from hpcjax.optim.sparsify._noise import chance_of_gates, dropout_divergence
 
 HALF = Uniform(sparsity=0.5)
 PARAMS = {
@@ -116,7 +117,7 @@ def test_the_expected_number_of_gates_is_that_of_a_million_samples(log_alpha):
         return jnp.mean(gates > 0), gates.min(), gates.max()
 
     found, low, high = jax.jit(share)(jax.random.key(3))
-    expected = float(sparsify.chance_of_gates(jnp.array(log_alpha)))
+    expected = float(chance_of_gates(jnp.array(log_alpha)))
     assert abs(float(found) - expected) <= 0.01 * expected
     assert (low, high) == (0.0, 1.0)
     # In half precision, too.
@@ -131,7 +132,7 @@ def test_l0_sees_gated_weights_and_is_fined_for_open_gates():
     viewed = sparsify.l0(optax.sgd(1.0), weight=0.5, start_at=0.5)
     trained = viewed.start(PARAMS)
     np.testing.assert_allclose(viewed.view(trained)["kernel"], W / 2, rtol=1e-6)
-    one = float(sparsify.chance_of_gates(jnp.array(0.0)))
+    one = float(chance_of_gates(jnp.array(0.0)))
     np.testing.assert_allclose(viewed.penalty(trained), 0.5 * 8 * one, rtol=1e-5)
     trained["log_alpha"]["kernel"] = jnp.where(KEPT, 5.0, -5.0)
     np.testing.assert_array_equal(viewed.view(trained)["kernel"], np.where(KEPT, W, 0))
@@ -150,7 +151,7 @@ def test_the_divergence_of_dropout_is_its_formula():
     rise = 0.63576 / (1 + np.exp(-(1.87320 + 1.48695 * log_alpha)))
     expected = -(rise - 0.5 * np.log(1 + 1 / alpha) - 0.63576)
     with jax.enable_x64(True):
-        found = sparsify.dropout_divergence(jnp.asarray(log_alpha))
+        found = dropout_divergence(jnp.asarray(log_alpha))
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.all(np.diff(expected) < 0)  # more noise, less divergence
 
@@ -166,7 +167,7 @@ def test_variational_dropout_prunes_what_is_noise():
     assert viewed.view(trained)["kernel"][0, 0] == 0
     weights = np.asarray(trained["weights"]["kernel"])
     alphas = jnp.asarray(-2 - np.log(weights**2))
-    fine = 0.1 * float(sparsify.dropout_divergence(alphas).sum())
+    fine = 0.1 * float(dropout_divergence(alphas).sum())
     np.testing.assert_allclose(viewed.penalty(trained), fine, rtol=1e-5)
     draws = jax.jit(jax.vmap(lambda k: viewed.view(trained, k)["kernel"]))(
         jax.random.split(jax.random.key(0), 4000)

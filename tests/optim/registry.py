@@ -1,6 +1,6 @@
 """Every transform of this room, built at a small size.
 
-The contract suite of the tests runs `contract.CHECKS` on each entry of `REGISTRY`.
+`test_contract.py` runs `contract.CHECKS` on each entry of `REGISTRY`.
 """
 
 from functools import partial
