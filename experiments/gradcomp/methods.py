@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hpcjax import collectives
 from hpcjax.collectives import ExchangeConfig
-from hpcjax.cost import Dense, Exchanged, Method
+from hpcjax.cost import Dense, Exchanged, PricedExchange
 
 HALF = Dense(value_bytes=2)
 RANKS, DENSITIES = (4, 8, 16), (0.001, 0.01, 0.1)
@@ -24,6 +24,6 @@ def _configs() -> Mapping[str, ExchangeConfig]:
 
 
 CONFIGS = _configs()
-METHODS: Mapping[str, Method] = {
+METHODS: Mapping[str, PricedExchange] = {
     label: Exchanged(name=label, exchange=config) for label, config in CONFIGS.items()
 } | {HALF.label: HALF}

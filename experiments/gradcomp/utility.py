@@ -68,7 +68,7 @@ class Setup(NamedTuple):
     """A method and where it is used."""
 
     model: str
-    method: "cost.Method"
+    method: "cost.PricedExchange"
     workload: "cost.Workload"
     system: "cost.System"
 

@@ -117,7 +117,7 @@ def compared(cfg: Config, count: int, found: Mapping[str, Any]) -> "runs.Dataset
     )
 
 
-def sent_by(label: str) -> "cost.Method":
+def sent_by(label: str) -> "cost.PricedExchange":
     """Returns a method as processes run it here: but dense, nothing overlaps."""
     from experiments.gradcomp.methods import HALF, METHODS
 

@@ -45,7 +45,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     dataset, folder = cfg.dataset.load(ctx.data_root), ctx.directory.path / FOLDER
     coder = dataset.coder
     trained = pretrained.Pretrained(
-        params=per_device.agree_outside(ctx.trained.params),
+        params=per_device.average_outside(ctx.trained.params),
         config=cfg.model,
         context=dataset.inputs[0],
         vocabulary=dataset.outputs,

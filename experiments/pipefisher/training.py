@@ -43,7 +43,7 @@ class PipeFisherConfig(Config):
     pipeline: experiment.Config = experiment.Config(stages=2, blocks=1)
     fresh: bool = False
 
-    def build(self, setup: "core.Setup") -> "core.Optimization":
+    def build(self, setup: "core.RunShape") -> "core.Optimization":
         """Returns the optimizer, and the backward pass that it wants.
 
         Its fact `step_time` is what a step would take in the pipeline, over what it

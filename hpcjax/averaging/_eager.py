@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hpcjax.averaging.vectors import agree, flat, like
+from hpcjax.averaging.vectors import flat, like, require_same_start
 from hpcjax.averaging.workers import Averaging, AveragingState, Own
 from hpcjax.core import checks
 from hpcjax.hostcomm import (
@@ -120,7 +120,7 @@ class _Worker:
         self._first = int(state.step)
         vector = np.asarray(flat(params))
         every = {"sync_models_every": self._every}
-        agree(self._transport, self._first, vector, params, **every)
+        require_same_start(self._transport, self._first, vector, params, **every)
         self._partial = PartialAllreduce(
             self._transport, vector.size, first=self._first, **self._settings
         )

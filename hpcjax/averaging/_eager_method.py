@@ -19,9 +19,9 @@ from hpcjax.core.method import (
     WORKER_AXIS,
     Method,
     Optimization,
-    Pass,
     PassResult,
-    Setup,
+    RunShape,
+    StepInput,
 )
 from hpcjax.core.per_device import PerDevice, unwrap
 from hpcjax.core.varying import vary
@@ -44,7 +44,9 @@ class EagerRounds(NamedTuple):
     batches: Any
 
 
-def eager_rounds(trace: PartialTrace, optimizer: Optimization, setup: Setup) -> Method:
+def eager_rounds(
+    trace: PartialTrace, optimizer: Optimization, setup: RunShape
+) -> Method:
     """Returns the method by which workers train as those of a trace did.
 
     In round r a worker computes the gradients whose steps the trace puts into r, each
@@ -81,7 +83,7 @@ def eager_rounds(trace: PartialTrace, optimizer: Optimization, setup: Setup) -> 
         state = EagerRounds(_own(own), jnp.zeros((plan.ring, count)), _own(rows))
         return _own(params), state
 
-    def gradients(one_pass: Pass, params: Any, state: EagerRounds) -> PassResult:
+    def gradients(one_pass: StepInput, params: Any, state: EagerRounds) -> PassResult:
         number, bare = one_pass.step, unwrap(params)
         rule = "eager SGD repeats gradients alone: the model must have no statistics"
         checks.require(not jax.tree.leaves(one_pass.model_state), rule, norm="batch")
@@ -125,7 +127,7 @@ def eager_rounds(trace: PartialTrace, optimizer: Optimization, setup: Setup) -> 
     return Method(lambda devices: {WORKER_AXIS: devices}, init, gradients, update)
 
 
-def _check(trace: PartialTrace, setup: Setup) -> None:
+def _check(trace: PartialTrace, setup: RunShape) -> None:
     rule = f"the run has {setup.workers} workers"
     checks.require(trace.size == setup.workers, rule, P=trace.size)
     rule = "eager SGD has a worker on each device: give averaging.workers none"

@@ -95,15 +95,15 @@ def train_on_hosts(
             traces.append((int(state.step) - trace.steps, trace))
         return paused
 
-    def agree(number: int) -> int:
+    def least(number: int) -> int:
         own = np.array([number])
-        least = allreduce(transport, own, operation=np.minimum, tag=Tag(kind))
-        return int(least[0])
+        found = allreduce(transport, own, operation=np.minimum, tag=Tag(kind))
+        return int(found[0])
 
     return Method(
         lambda devices: {DATA_AXIS: devices},
         lambda params: (params, worker.begin(params)),
         whole_backward,
         update,
-        hosts=Hosts(transport.rank, transport.size, worker.start, pause, agree, traces),
+        hosts=Hosts(transport.rank, transport.size, worker.start, pause, least, traces),
     )

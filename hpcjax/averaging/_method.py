@@ -6,7 +6,7 @@ import optax
 
 from hpcjax.averaging.workers import Averaging
 from hpcjax.core import checks
-from hpcjax.core.method import WORKER_AXIS, Method, Optimization, Pass, PassResult
+from hpcjax.core.method import WORKER_AXIS, Method, Optimization, PassResult, StepInput
 from hpcjax.core.per_device import unwrap, wrap
 from hpcjax.core.varying import assume_equal, vary
 from hpcjax.optim.all_reduce import all_reduce_mean
@@ -69,7 +69,7 @@ def train_apart(worker: Averaging, optimizer: Optimization, *, workers: int) -> 
     def init(params: Any) -> tuple[Any, Any]:
         return wrap(params, WORKER_AXIS), worker.init(params)
 
-    def gradients(one_pass: Pass, params: Any, state: Any) -> PassResult:
+    def gradients(one_pass: StepInput, params: Any, state: Any) -> PassResult:
         inner = unwrap(state.own).inner
         own = one_pass._replace(
             batch=alone(dict(one_pass.batch)),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hpcjax.averaging.vectors import agree
+from hpcjax.averaging.vectors import require_same_start
 from hpcjax.averaging.workers import (
     MODEL_ORDERS,
     Averaging,
@@ -192,7 +192,7 @@ class _Host:
 
     def start(self, step: int, vector: Any, params: Any, **settings: Any) -> None:
         settings["late_rule"] = self._late_rule
-        agree(self._transport, step, vector, params, **settings)
+        require_same_start(self._transport, step, vector, params, **settings)
         self._groups, self._first = self._make(vector.size, step), step
         self._groups.start(vector, check=False)
 

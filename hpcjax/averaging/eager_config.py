@@ -10,7 +10,7 @@ from hpcjax.core.config import Count
 
 if TYPE_CHECKING:
     from hpcjax.averaging import Averaging
-    from hpcjax.core.method import Method, Optimization, Setup
+    from hpcjax.core.method import Method, Optimization, RunShape
 
 # Steps beyond the run's for which workers are followed, so that its last rounds are
 # those of a run that goes on.
@@ -70,7 +70,9 @@ class EagerConfig(AveragingConfig):
             seed=seed,
         )
 
-    def build(self, optimizer: "Optimization", mean: Any, setup: "Setup") -> "Method":
+    def build(
+        self, optimizer: "Optimization", mean: Any, setup: "RunShape"
+    ) -> "Method":
         """Returns the method of a run, with late workers as simulated.
 
         Raises:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hpcjax.averaging.vectors import agree, flat, like
+from hpcjax.averaging.vectors import flat, like, require_same_start
 from hpcjax.averaging.workers import (
     Averaging,
     AveragingState,
@@ -155,7 +155,7 @@ class _Pusher:
         if not isinstance(self._over, str):
             vector = flat(full(params, state.own.master))
             own = {"neighbours": self._neighbours}
-            agree(self._over, int(state.step), vector, params, **own)
+            require_same_start(self._over, int(state.step), vector, params, **own)
 
     def step(
         self, grads: Any, state: AveragingState, params: Any, **extras: Any
@@ -306,7 +306,7 @@ def adpsgd(
 
     def start(state, params):
         vector, number = flat(full(params, state.own.master)), int(state.step)
-        agree(over, number, vector, params)
+        require_same_start(over, number, vector, params)
         pairs = PairAverages(over, np.asarray(vector), seed, first=number)
         running[:] = [(pairs, number)]
 

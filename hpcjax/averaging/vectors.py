@@ -34,7 +34,7 @@ def _structure(params: Any) -> str:
     return " ".join(f"{path}:{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves)
 
 
-def agree(
+def require_same_start(
     transport: Transport, step: int, vector: Any, params: optax.Params, **settings: Any
 ) -> None:
     """Raises ConfigError unless all hosts begin with the same parameters and settings.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hpcjax.averaging.vectors import agree, flat, like
+from hpcjax.averaging.vectors import flat, like, require_same_start
 from hpcjax.core import checks
 from hpcjax.core.per_device import unwrap, wrap
 from hpcjax.core.varying import after, vary
@@ -288,7 +288,7 @@ def host_exchange(
     """
 
     def start(step: int, vector: Any, params: Any, **more: Any) -> None:
-        agree(transport, step, vector, params, **settings, **more)
+        require_same_start(transport, step, vector, params, **settings, **more)
 
     return ModelExchange(
         _forgetful(average), start, lambda: barrier(transport, tag=Tag(f"{kind} end"))

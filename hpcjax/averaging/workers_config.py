@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import optax
 
     from hpcjax.averaging import Averaging
-    from hpcjax.core.method import Method, Optimization, Setup
+    from hpcjax.core.method import Method, Optimization, RunShape
     from hpcjax.hostcomm import Transport
 
 
@@ -79,7 +79,9 @@ class AveragingConfig(Config, abc.ABC):
         return workers
 
     @abc.abstractmethod
-    def build(self, optimizer: "Optimization", mean: Any, setup: "Setup") -> "Method":
+    def build(
+        self, optimizer: "Optimization", mean: Any, setup: "RunShape"
+    ) -> "Method":
         """Returns the method of a run on a mesh.
 
         Args:
@@ -113,7 +115,7 @@ class AveragingConfig(Config, abc.ABC):
         self,
         optimizer: "Optimization",
         transport: "Transport",
-        setup: "Setup",
+        setup: "RunShape",
     ) -> "Method":
         """Returns the method of a run between processes, for one of them.
 
@@ -155,7 +157,9 @@ class WorkerConfig(AveragingConfig):
 
     warm_start: Count = 0
 
-    def build(self, optimizer: "Optimization", mean: Any, setup: "Setup") -> "Method":
+    def build(
+        self, optimizer: "Optimization", mean: Any, setup: "RunShape"
+    ) -> "Method":
         """Returns the method of a run on a mesh."""
         from hpcjax.averaging import inner_transform, train_apart
         from hpcjax.core.method import WORKER_AXIS

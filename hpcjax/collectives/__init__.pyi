@@ -10,8 +10,8 @@ from .exchange import CommStats as CommStats
 from .exchange import Exchange as Exchange
 from .exchange import ExchangeState as ExchangeState
 from .exchange import Flat as Flat
-from .exchange import Method as Method
 from .exchange import Outcome as Outcome
+from .exchange import TreeExchange as TreeExchange
 from .exchange import VectorMethod as VectorMethod
 from .exchange_config import DenseConfig as DenseConfig
 from .exchange_config import ExchangeConfig as ExchangeConfig

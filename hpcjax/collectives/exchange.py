@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
     stats: CommStats
 
 
-class Method(abc.ABC):
+class TreeExchange(abc.ABC):
     """A method of averaging trees of float32."""
 
     def check_members(self, members: int) -> None:
@@ -100,7 +100,7 @@ class VectorMethod(abc.ABC):
     """A method of averaging vectors of float32."""
 
     def check_members(self, members: int) -> None:
-        """As `Method.check_members`."""
+        """As `TreeExchange.check_members`."""
         del members
 
     def init(self, n: int) -> tuple[Any, Any]:
@@ -122,7 +122,7 @@ class VectorMethod(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flat(Method):
+class Flat(TreeExchange):
     """Applies a method for vectors to a tree, as one vector or leaf by leaf.
 
     Attributes:
@@ -223,7 +223,7 @@ class Dense(VectorMethod):
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseBuckets(Method):
+class DenseBuckets(TreeExchange):
     """The exact mean, bucket by bucket; see `DenseConfig.bucket_bytes`."""
 
     bucket_bytes: int
@@ -286,7 +286,7 @@ class Exchange:
       dense_steps: number of first averages that are exact.
     """
 
-    method: Method
+    method: TreeExchange
     error_feedback: bool = True
     dense_steps: int = 0
 

@@ -8,7 +8,7 @@ from hpcjax.core import checks
 from hpcjax.core.config import Config, Count, Size, Within
 
 if TYPE_CHECKING:
-    from hpcjax.collectives.exchange import Exchange, Method
+    from hpcjax.collectives.exchange import Exchange, TreeExchange
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ExchangeConfig(Config):
 
         return Exchange(self.method(), self.error_feedback, self.dense_steps)
 
-    def method(self) -> "Method":
+    def method(self) -> "TreeExchange":
         """Returns the method."""
         return self.find_factory()(self)
 
@@ -53,7 +53,7 @@ class VectorConfig(ExchangeConfig):
     by_leaf: bool = False
     min_size: Count = 0
 
-    def method(self) -> "Method":
+    def method(self) -> "TreeExchange":
         """Returns the method for vectors, wrapped as one for trees."""
         from hpcjax.collectives.exchange import Flat
 
@@ -94,7 +94,7 @@ class DenseConfig(VectorConfig):
             rule = "bucket_bytes sends arrays together, and by_leaf each by itself"
             checks.require(not self.by_leaf, rule, by_leaf=self.by_leaf)
 
-    def method(self) -> "Method":
+    def method(self) -> "TreeExchange":
         """Returns the method, for trees where there are buckets."""
         from hpcjax.collectives.exchange import DenseBuckets
 

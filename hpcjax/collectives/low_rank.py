@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hpcjax.collectives.exchange import CommStats, Method, Outcome, own_tree
+from hpcjax.collectives.exchange import CommStats, Outcome, TreeExchange, own_tree
 from hpcjax.collectives.group import Group, Scalar, Vector
 from hpcjax.collectives.low_rank_config import PowerSgdConfig
 from hpcjax.collectives.transfers import Transfer, all_reduce
@@ -24,7 +24,7 @@ from hpcjax.core.patterns import check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
-class LowRank(Method):
+class LowRank(TreeExchange):
     """See `PowerSgdConfig`."""
 
     config: PowerSgdConfig

@@ -30,11 +30,11 @@ from .method import Batch as Batch
 from .method import Gradients as Gradients
 from .method import Method as Method
 from .method import Optimization as Optimization
-from .method import Pass as Pass
 from .method import PassResult as PassResult
 from .method import RunSeed as RunSeed
+from .method import RunShape as RunShape
 from .method import Score as Score
-from .method import Setup as Setup
+from .method import StepInput as StepInput
 from .method import Totals as Totals
 from .model import LOSSES as LOSSES
 from .model import SEEN as SEEN

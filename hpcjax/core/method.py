@@ -43,7 +43,7 @@ class Totals(NamedTuple):
 Score = Callable[[Any, Batch], Totals]
 
 
-class Pass(NamedTuple):
+class StepInput(NamedTuple):
     """The input of one device's backward pass in one step, inside `shard_map`.
 
     Attributes:
@@ -84,7 +84,7 @@ class PassResult(NamedTuple):
 class Gradients(Protocol):
     """One device's backward pass: `gradients(one_pass, params, state)`."""
 
-    def __call__(self, one_pass: Pass, params: Any, state: Any) -> PassResult:
+    def __call__(self, one_pass: StepInput, params: Any, state: Any) -> PassResult:
         """Differentiates; the optimizer's `state` may say which statistics are due."""
         ...
 
@@ -99,7 +99,7 @@ class Hosts(NamedTuple):
         other's updates. Called before the first step, and to go on after `pause`.
       pause: `pause(state, params)` waits for all, and returns `(params, state)` as they
         can be saved. Called after the last step too.
-      agree: `agree(number)` returns the least number that a worker has given; all call
+      least: `least(number)` returns the least number that a worker has given; all call
         it alike, and none while it has started and not paused.
       traces: what this worker has done between each start and the next pause, after
         the first step of which it tells.
@@ -109,7 +109,7 @@ class Hosts(NamedTuple):
     size: int
     start: Callable[[Any, Any], None]
     pause: Callable[[Any, Any], tuple[Any, Any]]
-    agree: Callable[[int], int]
+    least: Callable[[int], int]
     traces: Sequence[tuple[int, Any]] = ()
 
 
@@ -166,7 +166,7 @@ class RunSeed:
         return self._asked
 
 
-class Setup(NamedTuple):
+class RunShape(NamedTuple):
     """The run for which the parts of a method are made.
 
     Attributes:

@@ -95,20 +95,20 @@ def map_per_device(
     )
 
 
-def agree(tree: Any) -> Any:
+def average(tree: Any) -> Any:
     """Replaces each `PerDevice` by the mean over its devices; inside `shard_map`.
 
     Sums are formed in float32 or wider; results are replicated along the axes.
     """
-    return _agree(tree, lambda leaf, axis: jax.lax.pmean(vary(leaf, axis), axis))
+    return _average(tree, lambda leaf, axis: jax.lax.pmean(vary(leaf, axis), axis))
 
 
-def agree_outside(tree: Any) -> Any:
-    """Does the same as `agree` outside `shard_map`, where device dimensions lead."""
-    return _agree(tree, lambda leaf, _: leaf.mean(axis=0))
+def average_outside(tree: Any) -> Any:
+    """Does the same as `average` outside `shard_map`, where device dimensions lead."""
+    return _average(tree, lambda leaf, _: leaf.mean(axis=0))
 
 
-def _agree(tree: Any, mean: Callable[[Any, Any], Any]) -> Any:
+def _average(tree: Any, mean: Callable[[Any, Any], Any]) -> Any:
     def fit(node: PerDevice, leaf: Any, _: str) -> Any:
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
         return mean(wide, node.axis).astype(leaf.dtype)

@@ -21,7 +21,7 @@ from .decoding_drafts import choose_draft as choose_draft
 from .exchange_methods import AllReducible as AllReducible
 from .exchange_methods import Dense as Dense
 from .exchange_methods import Exchanged as Exchanged
-from .exchange_methods import Method as Method
+from .exchange_methods import PricedExchange as PricedExchange
 from .exchange_methods import System as System
 from .exchange_methods import Workload as Workload
 from .exchange_time import Breakdown as Breakdown

@@ -143,7 +143,7 @@ class Workload:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Method(abc.ABC):
+class PricedExchange(abc.ABC):
     """A method of averaging gradients.
 
     Attributes:
@@ -176,7 +176,7 @@ class Method(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dense(Method):
+class Dense(PricedExchange):
     """Synchronous SGD, whose buckets are all-reduced as soon as they are complete.
 
     Attributes:
@@ -211,7 +211,7 @@ class Dense(Method):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Exchanged(Method):
+class Exchanged(PricedExchange):
     """An exchange of `collectives`, whose own amounts are used.
 
     Gradients that need no encoding, such as the vectors of PowerSGD, are sent beside
@@ -260,7 +260,7 @@ def _list_transfers(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllReducible(Method):
+class AllReducible(PricedExchange):
     """A hypothetical method that all-reduces 1 / `ratio` of the bytes.
 
     Attributes:

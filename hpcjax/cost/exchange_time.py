@@ -25,7 +25,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.cost.exchange_methods import (
     WORD_BYTES,
     Dense,
-    Method,
+    PricedExchange,
     System,
     Workload,
 )
@@ -86,7 +86,7 @@ class Crossover(NamedTuple):
     pays: Literal["below", "above"]
 
 
-def predict(method: Method, workload: Workload, system: System) -> Breakdown:
+def predict(method: PricedExchange, workload: Workload, system: System) -> Breakdown:
     """Returns how long an iteration takes.
 
     Args:
@@ -126,7 +126,7 @@ def predict(method: Method, workload: Workload, system: System) -> Breakdown:
 
 
 def speedup(
-    method: Method,
+    method: PricedExchange,
     workload: Workload,
     system: System,
     *,
@@ -186,7 +186,7 @@ def required_ratio(workload: Workload, system: System) -> float:
 
 
 def crossover(
-    method: Method,
+    method: PricedExchange,
     workload: Workload,
     system: System,
     over: Over = "bandwidth",
@@ -259,22 +259,30 @@ def _bisect(
     return low
 
 
-Point = tuple[Method, Workload, System]
+Point = tuple[PricedExchange, Workload, System]
 
 
-def _bandwidth(value: float, method: Method, work: Workload, system: System) -> Point:
+def _bandwidth(
+    value: float, method: PricedExchange, work: Workload, system: System
+) -> Point:
     return method, work, system.with_bandwidth(value)
 
 
-def _processes(value: float, method: Method, work: Workload, system: System) -> Point:
+def _processes(
+    value: float, method: PricedExchange, work: Workload, system: System
+) -> Point:
     return method, work, dataclasses.replace(system, processes=int(value))
 
 
-def _batch(value: float, method: Method, work: Workload, system: System) -> Point:
+def _batch(
+    value: float, method: PricedExchange, work: Workload, system: System
+) -> Point:
     return method, work.with_batch(value), system
 
 
-def _speed(value: float, method: Method, work: Workload, system: System) -> Point:
+def _speed(
+    value: float, method: PricedExchange, work: Workload, system: System
+) -> Point:
     encode = method.encode_decode_s
     if encode is not None:
         method = dataclasses.replace(method, encode_decode_s=encode / value)

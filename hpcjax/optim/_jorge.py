@@ -154,7 +154,7 @@ def scale_by_jorge(**options: Any) -> optax.GradientTransformationExtraArgs:
     chosen = JorgeOptions.of(options)
     dynamic = chosen.beta2 == "dynamic"
     return preconditioning.scale_by_preconditioners(
-        preconditioning.Method(
+        preconditioning.Preconditioner(
             init=functools.partial(jorge_factor.jorge_factor_init, options=chosen),
             refresh=functools.partial(_refresh, options=chosen),
             metrics=_metrics,

@@ -177,7 +177,7 @@ def scale_by_shampoo(**options: Any) -> optax.GradientTransformationExtraArgs:
         return _on_turn(count, chosen.roots_every, roots, groups)
 
     return preconditioning.scale_by_preconditioners(
-        preconditioning.Method(
+        preconditioning.Preconditioner(
             init=functools.partial(_init, eps=chosen.eps, power=power),
             refresh=refresh,
             metrics=_metrics,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.method import Gradients, Pass, PassResult
+from hpcjax.core.method import Gradients, PassResult, StepInput
 from hpcjax.core.varying import vary
 
 # What a pass may tell the optimizer, all of which can be put together.
@@ -40,7 +40,7 @@ def accumulate(gradients: Gradients, passes: int) -> Gradients:
     if passes == 1:
         return gradients
 
-    def accumulated(one_pass: Pass, params: Any, state: Any) -> PassResult:
+    def accumulated(one_pass: StepInput, params: Any, state: Any) -> PassResult:
         parts = _Parts(gradients, one_pass, state, _cut(one_pass.batch, passes), passes)
         return parts.differentiate(params)
 
@@ -51,7 +51,12 @@ class _Parts:
     """The parts of one batch, and the backward pass of each."""
 
     def __init__(
-        self, gradients: Gradients, one_pass: Pass, state: Any, cut: Any, passes: int
+        self,
+        gradients: Gradients,
+        one_pass: StepInput,
+        state: Any,
+        cut: Any,
+        passes: int,
     ) -> None:
         self.gradients, self.one_pass, self.state = gradients, one_pass, state
         self.numbered, self.passes = (jnp.arange(passes), cut), passes

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from hpcjax.core.method import Gradients, Method, Optimization, Pass, PassResult
+from hpcjax.core.method import Gradients, Method, Optimization, PassResult, StepInput
 from hpcjax.core.model import Tap, added_loss
 from hpcjax.core.varying import Axes, vary
 from hpcjax.optim.all_reduce import all_reduce_mean
@@ -73,14 +73,14 @@ def data_parallel(
     )
 
 
-def whole_backward(one_pass: Pass, params: Any, state: Any) -> PassResult:
+def whole_backward(one_pass: StepInput, params: Any, state: Any) -> PassResult:
     """Returns gradients of the objective on this device's part of the batch."""
     del state
     return differentiate_pass(one_pass, params)[0]
 
 
 def differentiate_pass(
-    one_pass: Pass,
+    one_pass: StepInput,
     params: Any,
     taps: Mapping[str, Tap] | None = None,
     **options: Any,

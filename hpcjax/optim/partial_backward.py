@@ -24,7 +24,7 @@ import optax
 from hpcjax.collectives import MeshGroup, spread, subset_sum
 from hpcjax.collectives.group import Group, Vector
 from hpcjax.core import checks, trees
-from hpcjax.core.method import Gradients, Pass, PassResult
+from hpcjax.core.method import Gradients, PassResult, StepInput
 from hpcjax.core.varying import Axes, assume_equal, vary
 from hpcjax.optim.layer_blocks import Blocks
 from hpcjax.optim.methods import whole_backward
@@ -255,14 +255,14 @@ def gradients_of_roles(backward: PartialBackward) -> Gradients:
     """
     count = backward.workers
 
-    def gradients(one_pass: Pass, params: Any, state: Any) -> PassResult:
+    def gradients(one_pass: StepInput, params: Any, state: Any) -> PassResult:
         del state
         batch, axes = one_pass.batch, one_pass.axes
         rows = len(jax.tree.leaves(dict(batch))[0])
         rule = f"workers must divide the {rows} examples of a device"
         checks.require(rows % count == 0, rule, workers=count)
 
-        def of_role(role: int, own: Pass, params: Any) -> PassResult:
+        def of_role(role: int, own: StepInput, params: Any) -> PassResult:
             def apply(params: Any, *arguments: Any, **options: Any) -> Any:
                 stopped = stop_below(params, backward.blocks, role)
                 return own.model.apply(stopped, *arguments, **options)

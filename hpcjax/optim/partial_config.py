@@ -9,7 +9,7 @@ from hpcjax.core import checks
 from hpcjax.core.config import Config, Count, Size
 
 if TYPE_CHECKING:
-    from hpcjax.core.method import Backward, RunSeed, Setup
+    from hpcjax.core.method import Backward, RunSeed, RunShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class BlocksConfig(Config, abc.ABC):
         fits = len(self.cuts) in (0, self.k - 1)
         checks.require(fits, "cuts must be k - 1 or none", cuts=self.cuts, k=self.k)
 
-    def build(self, setup: "Setup") -> "Backward":
+    def build(self, setup: "RunShape") -> "Backward":
         """Returns the backward pass of a run, and the mean that it needs.
 
         Raises:

@@ -71,7 +71,7 @@ class Figures(NamedTuple):
     sign: Float[Array, ""]
 
 
-class Method(NamedTuple):
+class Preconditioner(NamedTuple):
     """What distinguishes one preconditioning method from another.
 
     Attributes:
@@ -114,7 +114,9 @@ def plans(params: Any, cuts: matrices.Cuts) -> dict[str, matrices.MatrixPlan]:
 
 
 def _init(
-    plans: dict[str, matrices.MatrixPlan], dtypes: dict[str, Any], method: Method
+    plans: dict[str, matrices.MatrixPlan],
+    dtypes: dict[str, Any],
+    method: Preconditioner,
 ) -> Factors:
     groups: dict[tuple[int, Any], list[str]] = {}
     for path, plan in plans.items():
@@ -140,7 +142,10 @@ def _init(
 
 
 def _refreshed(
-    factors: Factors, blocks: dict[str, list[Array]], count: Array, method: Method
+    factors: Factors,
+    blocks: dict[str, list[Array]],
+    count: Array,
+    method: Preconditioner,
 ) -> Factors:
     """Returns the factors after the method has seen the gradients' blocks."""
     if not factors.groups:
@@ -174,7 +179,7 @@ def _preconditioned(
     return {path: [next(queue) for _ in own] for path, own in blocks.items()}
 
 
-def _metrics(factors: Factors, method: Method) -> dict[str, Array]:
+def _metrics(factors: Factors, method: Preconditioner) -> dict[str, Array]:
     # A row of zeros is what there is to say where there are no factors.
     none = jnp.zeros_like(method.init(1, dtype=jnp.dtype("float32")).figures)[None]
     names = itertools.chain(*factors.names)
@@ -189,7 +194,7 @@ def _metrics(factors: Factors, method: Method) -> dict[str, Array]:
 
 
 def scale_by_preconditioners(
-    method: Method,
+    method: Preconditioner,
     b1: float,
     cuts: matrices.Cuts,
     precision: str = "highest",

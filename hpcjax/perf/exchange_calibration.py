@@ -19,7 +19,7 @@ from hpcjax.core import checks, files, provenance
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.cost.exchange_methods import (
     WORD_BYTES,
-    Method,
+    PricedExchange,
     Shapes,
     System,
     Workload,
@@ -138,7 +138,7 @@ class EncodeTime(NamedTuple):
 
     Attributes:
       model: its name.
-      method: the method's label, see `cost.Method.label`.
+      method: the method's label, see `cost.PricedExchange.label`.
       processes: number of workers whose gradients are decoded.
       encode_decode_s: seconds.
     """
@@ -190,7 +190,9 @@ class Calibration:
             f"`{CALIBRATE}` does"
         )
 
-    def add_encode_time(self, method: Method, model: str, processes: int) -> Method:
+    def add_encode_time(
+        self, method: PricedExchange, model: str, processes: int
+    ) -> PricedExchange:
         """Returns the method with its measured `encode_decode_s`.
 
         A method whose `encode_decode_s` is already set is returned unchanged.

@@ -8,7 +8,7 @@ import jax
 
 from hpcjax import data, optim, perf
 from hpcjax.core import checks
-from hpcjax.core.method import Backward, Method, Optimization, RunSeed, Setup
+from hpcjax.core.method import Backward, Method, Optimization, RunSeed, RunShape
 from hpcjax.core.model import Model
 from hpcjax.train.task import rows_like
 
@@ -67,7 +67,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
     elif averaged is not None:
         workers = averaged.count(devices, shared=exchange is not None)
     # What each worker's optimizer sees: its share of the batch and of the devices.
-    setup = Setup(
+    setup = RunShape(
         model,
         rows_like(dataset, batch_size // workers),
         steps,
@@ -107,7 +107,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
     return averaged.build(chosen, mean, setup)
 
 
-def _build_optimization(optimizer: Any, setup: Setup) -> Optimization:
+def _build_optimization(optimizer: Any, setup: RunShape) -> Optimization:
     """Returns the optimizer of a config, with its own backward pass if it has one."""
     if hasattr(optimizer, "build"):
         return optimizer.build(setup)

@@ -66,7 +66,7 @@ class StopRequest:
             return {}
         return {STOP: np.full(self._rows, self._stop(), np.int32)}
 
-    def agree(self, exchanged: np.ndarray | None) -> None:
+    def take(self, exchanged: np.ndarray | None) -> None:
         """Takes the signal on which a step agreed; None if there is one process."""
         self.signal = self._stop() if exchanged is None else int(exchanged)
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcjax import optim
 from hpcjax.core.keys import derive
-from hpcjax.core.method import Batch, Hosts, Pass, PassResult
+from hpcjax.core.method import Batch, Hosts, PassResult, StepInput
 from hpcjax.core.varying import vary
 from hpcjax.sharding.mesh import data_axes
 from hpcjax.train.checkpoint import Checkpoints
@@ -46,7 +46,7 @@ def compile_host_step(
         key = derive(state.key, "step", state.step)
         # Draws of their own for each worker, and for each of its devices.
         own = hosts.rank * mesh.size + jax.lax.axis_index(axes)
-        one_pass = Pass(
+        one_pass = StepInput(
             task.model,
             task.objective,
             state.model_state,
@@ -131,5 +131,5 @@ def go_on(task: Task, state: TrainState, checkpoints: Checkpoints | None) -> Non
         return
     if checkpoints is not None:
         checkpoints.wait()
-    task.method.hosts.agree(int(state.step))
+    task.method.hosts.least(int(state.step))
     task.method.hosts.start(state.opt_state, state.params)

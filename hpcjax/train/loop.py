@@ -84,7 +84,7 @@ def fit(
         while len(pending) > keep:
             number, metrics = pending.popleft()
             values = jax.device_get(metrics)
-            request.agree(values.pop(STOP, None))
+            request.take(values.pop(STOP, None))
             guard.check(number, values.pop(NONFINITE))
             scalars = {name: value.item() for name, value in values.items()}
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
@@ -209,7 +209,7 @@ def resume(
         restored = checkpoints.restore(like, mesh=mesh)
     if task.method.hosts is not None and checkpoints is not None:
         newest = 0 if restored is None else restored.step
-        common = task.method.hosts.agree(newest)
+        common = task.method.hosts.least(newest)
         if common < newest:
             restored = _restore_common(checkpoints, like, common, mesh)
     if restored is None:

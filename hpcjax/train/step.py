@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from hpcjax import optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.keys import derive
-from hpcjax.core.method import Batch, Pass, Totals
+from hpcjax.core.method import Batch, StepInput, Totals
 from hpcjax.core.varying import axis_names, vary, varying_axes
 from hpcjax.sharding.mesh import data_axes
 from hpcjax.train.state import TrainState
@@ -61,7 +61,7 @@ def train_step(
         key = jax.random.fold_in(
             derive(state.key, "step", state.step), jax.lax.axis_index(axes)
         )
-        one_pass = Pass(
+        one_pass = StepInput(
             task.model,
             task.objective,
             state.model_state,
@@ -111,7 +111,7 @@ def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
     axes = data_axes(mesh)
 
     def body(outer: Any, model_state: Any, batch: Batch) -> Totals:
-        params = per_device.agree(per_device.enter(outer))
+        params = per_device.average(per_device.enter(outer))
         # Sums, not means, are added over devices: padding may leave them with different
         # numbers of scored items.
         outputs, _ = task.model.apply(params, model_state, batch["x"], train=False)

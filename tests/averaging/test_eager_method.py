@@ -10,7 +10,7 @@ from hpcjax.averaging import EagerConfig, LateConfig
 from hpcjax.averaging.workers_config import Run
 from hpcjax.collectives import OkTopkConfig
 from hpcjax.core import ConfigError, Optimization
-from hpcjax.core.method import RunSeed, Setup
+from hpcjax.core.method import RunSeed, RunShape
 from hpcjax.models import ResNetConfig
 from hpcjax.optim import PartialBackwardConfig, SgdConfig
 from tests.train import tiny
@@ -38,7 +38,7 @@ def in_the_loop(trace, steps):
         for name, rows in rows_of(plain.dataset, 0).items()
     }
     seed = RunSeed(0)
-    setup = Setup(plain.model, shapes, steps, WORKERS, 1, seed, lambda rows: ())
+    setup = RunShape(plain.model, shapes, steps, WORKERS, 1, seed, lambda rows: ())
     method = averaging.eager_rounds(trace, Optimization(SGD), setup)
     task = train.supervised(plain.model, method, plain.dataset)
     mesh = task.mesh(WORKERS)

@@ -340,7 +340,7 @@ def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -
     assert not hlo_order.swappable(run.as_text())
     for number, batch in enumerate(batches):
         held, opt, state = run(held, opt, state, batch, jnp.int32(number))
-    return per_device.agree_outside(held)
+    return per_device.average_outside(held)
 
 
 def _links(row: Row, exchange: Any, model: Any, own: data.Dataset) -> list[Any]:

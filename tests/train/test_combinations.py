@@ -70,7 +70,9 @@ def test_parts_train_together_as_in_a_loop_of_ones_own_and_resume(row: Row):
     task = combinations.task_of(row)
     mesh = task.mesh(row.devices)
     start = train.init_state(task, 0, mesh)
-    begin = jax.device_get((per_device.agree_outside(start.params), start.model_state))
+    begin = jax.device_get(
+        (per_device.average_outside(start.params), start.model_state)
+    )
     first, second = (
         sharding.place_batch(task.dataset.train.gather(np.arange(ROWS) + at), mesh)
         for at in (0, ROWS)
@@ -84,7 +86,7 @@ def test_parts_train_together_as_in_a_loop_of_ones_own_and_resume(row: Row):
     state, metrics = step(state, second)
     assert np.isfinite(metrics["loss"])
     assert not np.any(metrics["nonfinite"])
-    ours = jax.device_get(per_device.agree_outside(state.params))
+    ours = jax.device_get(per_device.average_outside(state.params))
     theirs = combinations.own_loop(row, task.model, task.dataset, *begin)
     for path, leaf in trees.flatten(ours).items():
         if path == "blocks/attention/key/bias":

@@ -320,7 +320,7 @@ def test_gradients_that_would_spoil_the_optimizer_s_state_are_no_update(factor):
 
 
 def fit_beside(
-    folder, steps, every, agree=lambda number: number, paused=lambda: None, **given
+    folder, steps, every, least=lambda number: number, paused=lambda: None, **given
 ):
     """Trains as the first of two workers, the other of which only agrees."""
     (alone,), plain = connected(1), tiny.task()
@@ -330,7 +330,7 @@ def fit_beside(
         paused()
         return made.hosts.pause(state, params)
 
-    hosts = made.hosts._replace(agree=agree, size=2, pause=pause)
+    hosts = made.hosts._replace(least=least, size=2, pause=pause)
     task = train.supervised(plain.model, made._replace(hosts=hosts), plain.dataset)
     config = train.TrainConfig(steps=steps, batch_size=24, checkpoint_every=every)
     records, mesh = tiny.Records(), task.mesh(1)
@@ -344,12 +344,12 @@ def fit_beside(
 def test_what_others_have_not_saved_is_forgotten(tmp_path):
     """Else it is later taken for what they have saved, or displaces what they have."""
     assert fit_beside(tmp_path, 10, 5)[1] == [5, 10]
-    taken, kept = fit_beside(tmp_path, 8, 3, agree=lambda number: min(number, 5))
+    taken, kept = fit_beside(tmp_path, 8, 3, least=lambda number: min(number, 5))
     assert (taken, kept) == ([6, 7, 8], [6, 8])
 
 
 def test_a_run_begins_again_only_if_all_may_have_saved_nothing(tmp_path):
-    nothing = {"agree": lambda _: 0}
+    nothing = {"least": lambda _: 0}
     fit_beside(tmp_path / "one", 5, 0)
     assert fit_beside(tmp_path / "one", 2, 0, **nothing) == ([1, 2], [2])
     fit_beside(tmp_path / "two", 10, 5)
@@ -370,11 +370,11 @@ def test_all_have_saved_before_anybody_goes_on(tmp_path):
     """Who deletes an older checkpoint earlier may leave none that all have."""
     told = []
 
-    def agree(number):
+    def least(number):
         told.append((number, (tmp_path / f"{number}" / "MANIFEST.json").exists()))
         return number
 
-    fit_beside(tmp_path, 6, 3, agree=agree)
+    fit_beside(tmp_path, 6, 3, least=least)
     assert told == [(0, False), (0, False), (3, True)]
 
 

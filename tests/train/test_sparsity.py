@@ -121,7 +121,7 @@ def test_runs_of_other_seeds_draw_other_masks(sparsity):
 def first_masks(sparsity, seed):
     """The masks of one matrix after the first step of a run, from the same weights."""
     model, _ = combinations.problem("mlp")
-    setup = core.Setup(
+    setup = core.RunShape(
         model=model,
         batch={},
         steps=STEPS,

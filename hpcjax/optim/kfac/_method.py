@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from hpcjax.core.method import DATA_AXIS, Gradients, Optimization, Pass, PassResult
+from hpcjax.core.method import DATA_AXIS, Gradients, Optimization, PassResult, StepInput
 from hpcjax.core.varying import vary
 from hpcjax.optim.kfac._blocks import make_taps
 from hpcjax.optim.kfac._transform import Curvature, statistics_due
@@ -39,7 +39,7 @@ def gradients_with_statistics(curvature: Curvature) -> Gradients:
     state tells.
     """
 
-    def gradients(one_pass: Pass, params: Any, state: Any) -> PassResult:
+    def gradients(one_pass: StepInput, params: Any, state: Any) -> PassResult:
         params = vary(params, one_pass.axes)
         taps = make_taps(
             curvature.plan,

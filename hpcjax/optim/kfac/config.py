@@ -12,7 +12,7 @@ from hpcjax.optim.lamb_config import LambConfig
 if TYPE_CHECKING:
     import optax
 
-    from hpcjax.core.method import Optimization, Setup
+    from hpcjax.core.method import Optimization, RunShape
     from hpcjax.core.model import Model
     from hpcjax.optim.kfac import Curvature
 
@@ -83,7 +83,7 @@ class KfacConfig(KfacOptions):
         scale = curvature.scale(rate, **options)
         return optax.chain(scale, self.base.make(steps)), curvature
 
-    def build(self, setup: "Setup") -> "Optimization":
+    def build(self, setup: "RunShape") -> "Optimization":
         """Returns the optimizer of a run with its backward pass."""
         from hpcjax.optim import kfac
 

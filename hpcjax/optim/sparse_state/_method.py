@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 from hpcjax.core import masks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
-from hpcjax.core.method import Method, Optimization, Pass, PassResult, Setup
+from hpcjax.core.method import Method, Optimization, PassResult, RunShape, StepInput
 from hpcjax.core.model import LOSSES
 from hpcjax.core.patterns import check_stacked, matches_any
 from hpcjax.core.structures import count_kept
@@ -31,7 +31,7 @@ Link = Callable[[Any], optax.GradientTransformation]
 
 
 def sparse_training(
-    config: "SparseStateConfig", optimizer: Optimization, mean: Link, setup: Setup
+    config: "SparseStateConfig", optimizer: Optimization, mean: Link, setup: RunShape
 ) -> Method:
     """Returns data-parallel training of a network that is pruned before the first step.
 
@@ -80,7 +80,7 @@ def sparse_training(
 def _gradients(config: "SparseStateConfig") -> Any:
     """Returns the backward pass whose gradients are compressed."""
 
-    def gradients(one_pass: Pass, params: Any, state: SparseState) -> PassResult:
+    def gradients(one_pass: StepInput, params: Any, state: SparseState) -> PassResult:
         def apply(slots: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
             attached = with_slots(params, slots)
             outputs, new = one_pass.model.apply(attached, *args, **options)

@@ -7,7 +7,7 @@ from hpcjax.core.config import Config, Patterns, Share
 from hpcjax.optim.sparse_state.options import Index, LossScale, Mode
 
 if TYPE_CHECKING:
-    from hpcjax.core.method import Method, Optimization, Setup
+    from hpcjax.core.method import Method, Optimization, RunShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,9 @@ class SparseStateConfig(Config):
     mode: Mode = "dense"
     loss_scale: LossScale | None = None
 
-    def build(self, optimizer: "Optimization", mean: Any, setup: "Setup") -> "Method":
+    def build(
+        self, optimizer: "Optimization", mean: Any, setup: "RunShape"
+    ) -> "Method":
         """Returns the training method of a run.
 
         Args:

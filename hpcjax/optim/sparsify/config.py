@@ -22,7 +22,7 @@ from hpcjax.optim.sparsify.schedules import (
 )
 
 if TYPE_CHECKING:
-    from hpcjax.core.method import Optimization, Setup
+    from hpcjax.core.method import Optimization, RunShape
 
 ScoreName = Literal[
     "gradient",
@@ -70,7 +70,7 @@ class MaskOptions(Choice):
     packed: bool = False
     seed: Seed = 0
 
-    def seeded(self, setup: "Setup") -> Self:
+    def seeded(self, setup: "RunShape") -> Self:
         """Returns the options for a run: runs of other seeds draw other masks.
 
         Raises:
@@ -167,7 +167,7 @@ class PruneConfig(PruneOptions):
 
     score: ScoreName = "magnitude"
 
-    def build(self, optimization: "Optimization", setup: "Setup") -> "Optimization":
+    def build(self, optimization: "Optimization", setup: "RunShape") -> "Optimization":
         """Returns the optimization that prunes.
 
         Raises:
@@ -196,7 +196,7 @@ class DynamicConfig(Rewiring):
     drop: PresentScore = "magnitude"
     grow: PresentScore | None = "gradient"
 
-    def build(self, optimization: "Optimization", setup: "Setup") -> "Optimization":
+    def build(self, optimization: "Optimization", setup: "RunShape") -> "Optimization":
         """Returns the optimization of a sparse network, for a run of so many steps."""
         tx = self.seeded(setup).make(optimization.tx, steps=setup.steps)
         return optimization._replace(tx=tx)

@@ -15,7 +15,7 @@ from hpcjax.optim.sparsify.distributions import (
 )
 
 if TYPE_CHECKING:
-    from hpcjax.core.method import Optimization, Setup
+    from hpcjax.core.method import Optimization, RunShape
     from hpcjax.core.model import Model
     from hpcjax.optim.sparsify._views import Viewed
 
@@ -33,7 +33,7 @@ class ViewConfig(Choice):
         del seed
         return view_model(model, self._view())
 
-    def build(self, optimization: "Optimization", setup: "Setup") -> "Optimization":
+    def build(self, optimization: "Optimization", setup: "RunShape") -> "Optimization":
         """Returns the optimization of what is trained."""
         del setup
         return optimization._replace(tx=self.make(optimization.tx).tx)
