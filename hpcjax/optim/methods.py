@@ -1,16 +1,20 @@
 """The training method in which all devices share one model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
 from hpcjax.core.method import Gradients, Method, Optimization, PassResult, StepInput
-from hpcjax.core.model import Tap, added_loss
+from hpcjax.core.model import added_loss
 from hpcjax.core.varying import Axes, vary
 from hpcjax.optim.all_reduce import all_reduce_mean
-from hpcjax.optim.kfac._fisher import Differentiated, differentiate
+from hpcjax.optim.differentiation import (
+    Differentiate,
+    Differentiated,
+    value_and_grad,
+)
 
 Link = Callable[[Axes], optax.GradientTransformation]
 
@@ -18,8 +22,8 @@ Link = Callable[[Axes], optax.GradientTransformation]
 class _Adding(NamedTuple):
     """The outputs of a model together with the loss that its layers add.
 
-    `kfac.differentiate` passes one `outputs` from the forward pass to the loss; the
-    added loss must travel with it to be differentiated.
+    One `outputs` is passed from the forward pass to the loss; the added loss must
+    travel with it to be differentiated.
     """
 
     outputs: Any
@@ -82,10 +86,9 @@ def whole_backward(one_pass: StepInput, params: Any, state: Any) -> PassResult:
 def differentiate_pass(
     one_pass: StepInput,
     params: Any,
-    taps: Mapping[str, Tap] | None = None,
-    **options: Any,
+    differentiate: Differentiate = value_and_grad,
 ) -> tuple[PassResult, Differentiated]:
-    """Returns gradients of the objective, and K-FAC's statistics if taps are given.
+    """Returns gradients of the objective, and whatever else is differentiated.
 
     The differentiated loss is the mean objective plus the loss that the model's layers
     add, such as the load-balancing loss of mixtures of experts. Of the reported means
@@ -94,8 +97,7 @@ def differentiate_pass(
     Args:
       one_pass: the model, objective, batch and random key of this device.
       params: the parameters to differentiate with respect to.
-      taps: from `kfac.make_taps`; None observes nothing.
-      **options: passed on to `kfac.differentiate`.
+      differentiate: computes them; K-FAC's also observes layers.
     """
     model, objective, model_state, batch, key, _, axes = one_pass
     # Marked as differing between devices, the gradients stay local sums: for replicated
@@ -122,10 +124,8 @@ def differentiate_pass(
         forward,
         loss,
         params,
-        taps or {},
         batch.get("y"),
         key=jax.random.fold_in(key, 1),
-        **options,
     )
     means, added = result.loss_aux.means(), added_loss(result.aux)
     if added is not None:

@@ -2,37 +2,23 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.core.model import Tap
+from hpcjax.optim.differentiation import (
+    Differentiated,
+    Forward,
+    Loss,
+    value_and_grad,
+)
 from hpcjax.optim.kfac._blocks import statistics_of
 from hpcjax.optim.kfac.options import Fisher
 
-Forward = Callable[[Any, Any], tuple[Any, Any]]
-Loss = Callable[[Any, Any], tuple[Any, Any]]
 FISHERS = ("empirical", "true", "exact")
-
-
-class Differentiated(NamedTuple):
-    """A loss with its gradients and statistics.
-
-    Attributes:
-      value: the mean loss.
-      aux: the second value that `forward` returned.
-      loss_aux: the second value that `loss` returned.
-      grads: gradients of the parameters.
-      statistics: `{path: {"a": A, "g": G}}`, for `update(..., taps=)`.
-    """
-
-    value: Any
-    aux: Any
-    loss_aux: Any
-    grads: Any
-    statistics: dict[str, Any]
 
 
 def differentiate(
@@ -91,9 +77,7 @@ def differentiate(
         )
 
     def without() -> Differentiated:
-        result = _differentiate_with_taps(
-            forward, loss, params, {}, labels, "empirical", None
-        )
+        result = value_and_grad(forward, loss, params, labels)
         # The taps' own zeros have the shapes of statistics; the update ignores them.
         return result._replace(statistics=statistics_of(taps))
 

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import jax
 import optax
 
 from hpcjax.core.method import DATA_AXIS, Gradients, Optimization, PassResult, StepInput
 from hpcjax.core.varying import vary
+from hpcjax.optim.differentiation import Differentiated, Forward, Loss
 from hpcjax.optim.kfac._blocks import make_taps
+from hpcjax.optim.kfac._fisher import differentiate
 from hpcjax.optim.kfac._transform import Curvature, statistics_due
 from hpcjax.optim.methods import differentiate_pass
 
@@ -49,9 +52,16 @@ def gradients_with_statistics(curvature: Curvature) -> Gradients:
             one_pass.batch["x"],
             active=statistics_due(state),
         )
-        result, differentiated = differentiate_pass(
-            one_pass, params, taps, fisher=curvature.fisher
-        )
+
+        def observe(
+            forward: Forward, loss: Loss, params: Any, labels: Any, *, key: jax.Array
+        ) -> Differentiated:
+            fisher = curvature.fisher
+            return differentiate(
+                forward, loss, params, taps, labels, fisher=fisher, key=key
+            )
+
+        result, differentiated = differentiate_pass(one_pass, params, observe)
         observed = {"taps": differentiated.statistics}
         return result._replace(extras=result.extras | observed)
 
