@@ -52,6 +52,8 @@ hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
+# A root of its own: what imports it has been told where it is.
+collect_ignore = ["toy"]
 LOCK = pathlib.Path(tempfile.gettempdir(), f"hpcjax-tests-{os.getuid()}.lock")
 
 

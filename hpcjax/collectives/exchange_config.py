@@ -83,8 +83,6 @@ class DenseConfig(VectorConfig):
         goes on.
     """
 
-    factory: ClassVar[str] = "hpcjax.collectives.exchange:Dense"
-
     error_feedback: bool = False
     bucket_bytes: Size | None = None
 
@@ -96,8 +94,8 @@ class DenseConfig(VectorConfig):
 
     def method(self) -> "TreeExchange":
         """Returns the method, for trees where there are buckets."""
-        from hpcjax.collectives.exchange import DenseBuckets
+        from hpcjax.collectives.exchange import Dense, DenseBuckets, Flat
 
         if self.bucket_bytes is None:
-            return super().method()
+            return Flat(Dense(), self.by_leaf, self.min_size)
         return DenseBuckets(self.bucket_bytes)

@@ -59,7 +59,7 @@ REFUSED = {
     "train.batch_size=10 --devices 4": "must divide by the 4 devices: got 10",
     "train.batch_size=3 --processes 2": "must divide by the 2 devices: got 3",
     "train.batch_size=4 train.accumulate=3 --devices 2": "the 2 examples of a device",
-    "model=unet": "model=unet learns segmentation",
+    "model=unet": "which model=unet does not learn",
     "optimizer=kfac backward=partial": "both have a backward pass of their own",
 }
 CALLS = """
