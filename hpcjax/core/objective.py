@@ -66,6 +66,16 @@ class Objective:
         """Says whether it asks for exactly these outputs of exactly these inputs."""
         return (self.inputs, self.outputs) == (inputs, outputs)
 
+    def require_low(self, by: str) -> None:
+        """Raises ConfigError if of a metric, or its validation, less is not better."""
+        better = self.metrics.get(by.removeprefix("val_"), "low")
+        if better != "low":
+            low = [name for name, each in self.metrics.items() if each == "low"]
+            raise ConfigError(
+                f"by must name what is better low: got by={by!r}, of which {better} "
+                f"is; allowed of {self.name}: {', '.join(low)}, and these with val_"
+            )
+
     def find_score(self) -> "Callable[[Any, Batch], Totals]":
         """Returns the function that scores."""
         if callable(self.score):

@@ -187,3 +187,13 @@ def test_a_score_sums_what_its_objective_names():
         core.ConfigError, match=r"points must sum \['loss'\]: got \['er"
     ):
         objective(batch["x"][:, :3], batch)
+
+
+def test_what_is_minimised_must_be_better_low():
+    asked = data.PhantomsConfig.objective
+    for name in ("loss", "val_error", "of another", "val_loss"):
+        asked.require_low(name)
+    with pytest.raises(
+        core.ConfigError, match="of which high is; allowed .* loss, err"
+    ):
+        asked.require_low("val_overlap")

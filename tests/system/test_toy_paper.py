@@ -4,6 +4,7 @@
 of its own; a model that takes them; a table with a claim and a control.
 """
 
+import dataclasses
 import pathlib
 import shutil
 
@@ -15,6 +16,8 @@ import pytest
 from hpcjax.core import ConfigError
 from hpcjax.runs import build, cli, discover, execute, plan
 from hpcjax.runs.directory import open_run
+from hpcjax.runs.sweeps import axes
+from hpcjax.runs.sweeps.study import Sweep
 from tests.experiments import rows
 
 TOY = pathlib.Path(__file__).parents[1] / "toy"
@@ -95,3 +98,11 @@ def test_shards_of_what_it_draws_are_the_batch(root):
 def test_what_does_not_fit_it_is_refused_with_what_does(root, overrides, told):
     with pytest.raises(ConfigError, match=told):
         discover.load("waves/move", overrides, root)
+
+
+def test_a_sweep_looks_for_the_least_of_what_is_better_low(root):
+    rates, _ = axes.parse({"optimizer.lr": "0.1,0.2"})
+    sweep = Sweep(config="waves/move", axes=tuple(rates))
+    sweep.check(root)
+    with pytest.raises(ConfigError, match="by='val_close', of which high is"):
+        dataclasses.replace(sweep, by="val_close").check(root)

@@ -84,7 +84,10 @@ class Sweep:
         return {**self.overrides, **own}
 
     def check(self, root: pathlib.Path) -> None:
-        """Raises ConfigError unless the ends of every axis are values of the config."""
+        """Raises ConfigError unless the ends of every axis are values of the config.
+
+        And if `by` is a metric of its data set of which less is not better.
+        """
         swept.check_sampler(self.axes, self.sampler, self.trials)
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0: got {self.seed}")
@@ -97,7 +100,10 @@ class Sweep:
         for axis in self.axes:
             for text in axis.ends:
                 changed = {**self.overrides, **first, axis.key: text}
-                discover.load(self.config, changed, root)
+                loaded = discover.load(self.config, changed, root)
+                asked = getattr(loaded.config, "dataset", None)
+                if hasattr(asked, "objective"):
+                    asked.objective.require_low(self.by)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
