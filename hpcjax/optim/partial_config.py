@@ -43,6 +43,8 @@ class BlocksConfig(Config, abc.ABC):
           ConfigError: workers, devices, k and batch do not divide each other, or the
             model has fewer layers than blocks.
         """
+        import jax
+
         from hpcjax.optim import cut_layers, layers_of_model, partition
 
         workers = setup.devices if self.workers is None else self.workers
@@ -50,12 +52,13 @@ class BlocksConfig(Config, abc.ABC):
         good = workers % setup.devices == 0
         checks.require(good, rule, workers=workers, devices=setup.devices)
         x = setup.batch["x"]
-        rule = f"workers must divide the {x.shape[0]} examples of a batch"
-        checks.require(x.shape[0] % workers == 0, rule, workers=workers)
+        rows = jax.tree.leaves(x)[0].shape[0]
+        rule = f"workers must divide the {rows} examples of a batch"
+        checks.require(rows % workers == 0, rule, workers=workers)
         layers = layers_of_model(setup.model, x)
         rule = f"k must be at most the {len(layers)} layers of the model"
         checks.require(self.k <= len(layers), rule, k=self.k)
-        costs = setup.layer_flops(x.shape[0] // workers)
+        costs = setup.layer_flops(rows // workers)
         cuts = self.cuts or partition(costs, self.k)
         # The worker of role i backpropagates from the output to the start of the i-th
         # block from the end. Summed over the k roles, and relative to k whole passes:

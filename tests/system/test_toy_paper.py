@@ -106,3 +106,22 @@ def test_a_sweep_looks_for_the_least_of_what_is_better_low(root):
     sweep.check(root)
     with pytest.raises(ConfigError, match="by='val_close', of which high is"):
         dataclasses.replace(sweep, by="val_close").check(root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"train.accumulate": "2"},
+        {"optimizer": "jorge"},
+        {"exchange": "ok_topk"},
+        {"averaging": "wagma", "averaging.workers": "2"},
+        {"backward": "partial", "backward.k": "1"},
+    ],
+)
+def test_it_trains_with_parts_of_the_house(root, parts):
+    small = {"dataset.size": "8", "train.batch_size": "8", "train.steps": "4"}
+    done = execute.run(
+        "waves/move", {**small, **parts}, root=root, devices=2, quiet=True
+    )
+    assert done.dataset["val_loss"][-1] < 0.5  # where nothing is learned
