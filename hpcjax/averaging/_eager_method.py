@@ -76,10 +76,9 @@ def eager_rounds(
         zero = jnp.zeros((), jnp.int32)
         values = jnp.zeros(trace.steps)
         own = Worker((), tx.init(params), jnp.zeros(count), values, zero, zero)
-        rows = {
-            name: jnp.zeros((depth, *each.shape), each.dtype)
-            for name, each in setup.batch.items()
-        }
+        rows = jax.tree.map(
+            lambda each: jnp.zeros((depth, *each.shape), each.dtype), dict(setup.batch)
+        )
         state = EagerRounds(_own(own), jnp.zeros((plan.ring, count)), _own(rows))
         return _own(params), state
 

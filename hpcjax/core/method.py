@@ -181,7 +181,7 @@ class RunShape(NamedTuple):
     """
 
     model: Model
-    batch: Mapping[str, jax.ShapeDtypeStruct]
+    batch: Batch
     steps: int
     workers: int
     devices: int

@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import re
+import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,6 +13,10 @@ if TYPE_CHECKING:
     from hpcjax.core.method import Batch, Totals
 
 Better = Literal["low", "high", "neither"]
+BETTER = typing.get_args(Better)
+# What a record of the loop says besides, and how it tells validations.
+_TAKEN = ("step", "added_loss", "nonfinite", "stop")
+_BAD = re.compile(r"\W|^val_|seconds$")
 
 
 class Numbers(NamedTuple):
@@ -40,6 +46,8 @@ class Objective:
       score: a pure function `(outputs, batch) -> Totals`, or "module:function", which
         is imported when it is first wanted, and JAX with it.
       metrics: the names of its sums, and what of each is better. One is "loss".
+      classes: whether "y" are numbers of classes whose logits a model puts out, so that
+        K-FAC may draw other ones.
     """
 
     name: str
@@ -47,6 +55,23 @@ class Objective:
     outputs: Any
     score: "str | Callable[[Any, Batch], Totals]"
     metrics: Mapping[str, Better]
+    classes: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a record could not hold the metrics by their names."""
+        taken = [name for name in self.metrics if name in _TAKEN or _BAD.search(name)]
+        if taken or "loss" not in self.metrics:
+            raise ConfigError(
+                f"metrics of {self.name} must hold 'loss' and be words, none of "
+                f"{', '.join(_TAKEN)}, none that ends in seconds: got "
+                f"{', '.join(self.metrics)}"
+            )
+        unknown = set(self.metrics.values()) - set(BETTER)
+        if unknown:
+            raise ConfigError(
+                f"metrics of {self.name} must be better {' or '.join(BETTER)}: got "
+                f"{sorted(unknown)}"
+            )
 
     def __call__(self, outputs: Any, batch: "Batch") -> "Totals":
         """Scores outputs.

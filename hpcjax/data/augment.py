@@ -82,10 +82,12 @@ def crop_flip(pad: int = 4, flip: bool = True) -> Augment:
         if flip:
             columns = np.where(mirror[:, None] < 0.5, columns[:, ::-1], columns)
         places = np.arange(count)[:, None, None], rows[:, :, None], columns[:, None]
-        moved = {
-            name: batch[name][places] for name in ("x", "y") if batch[name].ndim > 2
+        # Whatever has the sides of the images moves with them, as masks do.
+        sides = batch["x"].shape[:3]
+        return {
+            name: values[places] if values.shape[:3] == sides else values
+            for name, values in batch.items()
         }
-        return {**batch, **moved}
 
     return augment
 
@@ -123,6 +125,12 @@ def mixup(alpha: float = 1.0) -> Augment:
 
     def augment(batch: Batch, rng: np.random.Generator, source: Source) -> Batch:
         images = batch["x"]
+        floats = np.issubdtype(images.dtype, np.floating)
+        if not floats or not hasattr(source, "gather"):
+            raise ConfigError(
+                f"mixup takes pictures of floats, of a source that has gather: got "
+                f"{images.dtype} of {type(source).__name__}"
+            )
         draws = rng.random((len(images), DRAWS))
         others = source.gather((draws[:, 0] * len(source)).astype(np.int64))["x"]
         share = special.betaincinv(alpha + 1, alpha, draws[:, 1]).astype(images.dtype)

@@ -13,6 +13,7 @@ CLASSIFICATION = Objective(
     outputs=Numbers(rank=1),
     score="hpcjax.metrics.totals:label_totals",
     metrics={"loss": "low", "error": "low"},
+    classes=True,
 )
 LANGUAGE = Objective(
     name="language",
@@ -20,6 +21,7 @@ LANGUAGE = Objective(
     outputs=Numbers(rank=2),
     score="hpcjax.metrics.totals:label_totals",
     metrics={"loss": "low", "error": "low"},
+    classes=True,
 )
 MASKED = Objective(
     name="masked",
@@ -40,4 +42,5 @@ SEGMENTATION = Objective(
     outputs=Numbers(rank=3),
     score="hpcjax.metrics.totals:segmentation_totals",
     metrics={"loss": "low", "error": "low", "overlap": "high", "area": "neither"},
+    classes=True,
 )

@@ -9,7 +9,7 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
-from hpcjax.core.errors import ConfigError
+from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.data.augment import example_rng
 from hpcjax.data.source import Augment, Batch, Sampler, Source
 
@@ -84,8 +84,7 @@ class Batches:
         Raises:
           IndexError: `number` is negative.
         """
-        if number < 0:
-            raise IndexError(f"batch number must be non-negative: got {number}")
+        check_number(number)
         return np.asarray(self._order[number])
 
     def __getitem__(self, number: int) -> Batch:
@@ -98,7 +97,19 @@ class Batches:
     def _take(self, number: int) -> Batch:
         if not isinstance(self.source, Sampler):
             return self.source.gather(self.indices(number)[self._rows])
-        return self.source.sample(number, self.batch_size, self.seed, self._shard)
+        import jax  # what has no sampler needs none
+
+        check_number(number)
+        batch = self.source.sample(number, self.batch_size, self.seed, self._shard)
+        wanted = self._rows.stop - self._rows.start
+        counts = {len(leaf) for leaf in jax.tree.leaves(batch)}
+        if counts != {wanted}:
+            raise DataFormatError(
+                f"{type(self.source).__name__}.sample: batch {number}, shard "
+                f"{self._shard}: expected {wanted} rows in each array, found "
+                f"{sorted(counts)}"
+            )
+        return batch
 
     def __iter__(self) -> "BatchIterator":
         return self.iterate()
@@ -114,6 +125,12 @@ class Batches:
           ahead: number of batches that are being made or are ready.
         """
         return BatchIterator(self, start, threads=threads, ahead=ahead)
+
+
+def check_number(number: int) -> None:
+    """Raises IndexError for a negative number of a batch."""
+    if number < 0:
+        raise IndexError(f"batch number must be non-negative: got {number}")
 
 
 class BatchIterator(Iterator[Batch]):
@@ -208,7 +225,10 @@ class EvaluationBatches:
         # Rows beyond the end are filled with example 0, at weight 0.
         real = places < len(self.source)
         batch = self.source.gather(np.where(real, places, 0))
-        return {**batch, "weight": real.astype(np.float32)}
+        weight = real.astype(np.float32) * np.asarray(
+            batch.get("weight", 1), np.float32
+        )
+        return {**batch, "weight": weight}
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[number] for number in range(len(self)))
@@ -221,7 +241,7 @@ def evaluation_batches(
 
     All batches have `batch_size` rows, so that a compiled function sees a single shape;
     the last batch is filled up with example 0. The key "weight", float32 [batch], is 1
-    for rows that count and 0 for the filling.
+    for rows that count and 0 for the filling, times the source's own "weight".
 
     Args:
       source: the examples.

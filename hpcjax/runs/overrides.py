@@ -244,7 +244,7 @@ def _unknown(path: str, known: Mapping[str, Key], absent: list[tuple[Key, str]])
     if needs:
         group = known[needs[0].partition("=")[0]]
         return (
-            f"unknown key {path!r}: belongs to {' or '.join(needs)}; "
+            f"unknown key {path!r}: belongs to {' or '.join(dict.fromkeys(needs))}; "
             f"this config has {group.path}={values.show(group.value)}"
         )
     own = [key for key in known.values() if key.settable]

@@ -5,6 +5,7 @@ own only for what cannot be expressed by it. Importing this module imports no JA
 """
 
 import dataclasses
+import inspect
 import logging
 import pathlib
 from collections.abc import Callable
@@ -158,17 +159,18 @@ class TrainingConfig(Config):
         fitting = [
             f"model={name}"
             for name, cls in parts.classes("model").items()
-            if _fit(cls, self.dataset)
+            if inspect.ismethod(getattr(cls, "takes", None)) and _fit(cls, self.dataset)
         ]
         fitting += [
             f"dataset={name}"
             for name, cls in parts.classes("dataset").items()
-            if _fit(self.model, cls)
+            if isinstance(getattr(cls, "objective", None), core.Objective)
+            and _fit(self.model, cls)
         ]
         raise ConfigError(
             f"dataset={_name(self.dataset)} is {self.dataset.objective.name}, which "
             f"model={_name(self.model)} does not learn: take one of "
-            f"{', '.join(fitting)}"
+            f"{', '.join(fitting) or 'none that is known'}"
         )
 
 

@@ -79,6 +79,11 @@ def compose(  # noqa: PLR0913 - an argument for each part
     mean: Callable[[Any], Any] = optim.all_reduce_mean
     if exchange is not None:
         mean = functools.partial(optim.exchange_gradients, exchange)
+    drawn = getattr(optimizer, "fisher", "empirical") != "empirical"
+    rule = (
+        f"labels of {dataset.objective.name} are no classes: fisher must be empirical"
+    )
+    checks.require(dataset.objective.classes or not drawn, rule, optimizer=optimizer)
     chosen = _build_optimization(optimizer, setup)
     if backward is not None:
         whole = chosen.gradients is None and exchange is None

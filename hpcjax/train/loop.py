@@ -289,7 +289,8 @@ def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
         places = f"devices of {task.method.hosts.size} processes"
     config.rows(devices, places)
     examples = len(task.dataset.train)
-    if config.batch_size > examples:
+    drawn = isinstance(task.dataset.train, data.Sampler)
+    if config.batch_size > examples and not drawn:
         log.warning(
             "batch_size=%d is more than the %d examples: a batch holds some more than "
             "once",

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from hpcjax import optim
 from hpcjax.core import per_device, trees
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.method import Batch, StepInput, Totals
 from hpcjax.core.varying import axis_names, vary, varying_axes
@@ -89,6 +90,11 @@ def train_step(
         if stop is not None:
             metrics[STOP] = jax.lax.pmax(jnp.max(stop), axes)
         scalars = optim.inspect(new.opt_state)
+        if both := metrics.keys() & scalars.keys():
+            raise ConfigError(
+                f"metrics must not be named as scalars of the optimizer: got "
+                f"{', '.join(sorted(both))}"
+            )
         metrics |= {name: _replicate(value, axes) for name, value in scalars.items()}
         return per_device.leave(new), metrics
 

@@ -69,8 +69,8 @@ def rows_like(dataset: "data.Dataset", rows: int) -> dict[str, Any]:
       ConfigError: the augmentation does not fit the examples.
     """
     if isinstance(dataset.train, data.Sampler):
-        batch = dataset.train.sample(0, rows, 0, (0, 1))
-        return jax.tree.map(_like, batch)
+        stream = data.batches(dataset.train, rows, 0, augment=dataset.augment)
+        return jax.tree.map(_like, stream[0])
     example = dataset.train.gather(np.array([0]))
     if dataset.augment is not None:
         example = dataset.augment(example, data.example_rng(0, 0), dataset.train)

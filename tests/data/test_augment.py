@@ -140,3 +140,11 @@ class Ones:
         self.asked.extend(indices)
         batch = self.source.gather(indices)
         return {**batch, "x": np.ones_like(batch["x"])}
+
+
+def test_what_cannot_be_mixed_is_refused():
+    mix, rng = data.mixup(), data.example_rng(0, 0)
+    with pytest.raises(ConfigError, match="pictures of floats"):
+        mix({"x": np.zeros((2, 8, 8, 1), np.uint8)}, rng, Ones(None))
+    with pytest.raises(ConfigError, match=r"source that has gather: .* of object"):
+        mix({"x": np.zeros((2, 8, 8, 1), np.float32)}, rng, object())

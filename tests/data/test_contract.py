@@ -231,3 +231,15 @@ def test_fields_of_the_augmentation_equal_its_factorys():
 def test_configs_refuse_what_cannot_be(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_weights_of_a_source_are_kept_in_validation():
+    class Weighted(type(data.DigitsConfig(limit=5).load().validation)):
+        def gather(self, indices):
+            batch = super().gather(indices)
+            return {**batch, "weight": (indices % 2).astype(np.float32)}
+
+    source = data.DigitsConfig(limit=5).load().train
+    weighted = Weighted(source.images, source.labels, source.mean, source.std)
+    (batch,) = data.evaluation_batches(weighted, 8)
+    assert batch["weight"].tolist() == [0, 1, 0, 1, 0, 0, 0, 0]

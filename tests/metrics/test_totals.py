@@ -195,3 +195,35 @@ def test_what_is_minimised_must_be_better_low():
         asked.require_low(name)
     with pytest.raises(core.ConfigError, match=r"of which high is; allowed .* loss, e"):
         asked.require_low("val_overlap")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"error": "low"}, "must hold 'loss'"),
+        ({"loss": "low", "step": "low"}, "none of step"),
+        ({"loss": "low", "a/b": "low"}, "be words"),
+        ({"loss": "low", "eval_seconds": "low"}, "ends in seconds"),
+        ({"loss": "lowest"}, "better low or high or neither: got .'lowest'"),
+    ],
+)
+def test_metrics_that_no_record_could_hold_are_refused(metrics, told):
+    with pytest.raises(core.ConfigError, match=told):
+        dataclasses.replace(tiny.OBJECTIVE, metrics=metrics)
+
+
+def test_metrics_are_not_named_as_scalars_of_the_optimizer():
+    def score(outputs, batch):
+        sums, count = metrics.label_totals(outputs, batch)
+        return core.Totals({**sums, "learning_rate": sums["loss"]}, count)
+
+    optimizer = optim.sgd(lambda step: 0.1)
+    task = train.supervised(tiny.linear(), optimizer, tiny.dataset(), score)
+    with pytest.raises(core.ConfigError, match="of the optimizer: got learning_rate"):
+        train.fit(
+            task,
+            train.TrainConfig(steps=1, batch_size=8),
+            seed=0,
+            mesh=sharding.data_mesh(1),
+            recorder=tiny.Records(),
+        )

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from hpcjax.core import ConfigError
+from hpcjax import data, optim, train
+from hpcjax.core import ConfigError, DataFormatError
 from hpcjax.runs import build, cli, discover, execute, plan
 from hpcjax.runs.directory import open_run
 from hpcjax.runs.sweeps import axes
@@ -108,6 +109,30 @@ def test_a_sweep_looks_for_the_least_of_what_is_better_low(root):
         dataclasses.replace(sweep, by="val_close").check(root)
 
 
+def test_what_it_draws_must_be_the_rows_that_were_asked_for(root):
+    discover.load("waves/move", {}, root)
+    from experiments.waves.waves import Drawn
+
+    class Whole(Drawn):
+        def sample(self, number, batch_size, seed, shard):
+            return super().sample(number, batch_size, seed, (0, 1))
+
+    assert len(data.batches(Whole(8), 8, 0)[3]["y"]) == 8
+    with pytest.raises(DataFormatError, match=r"batch 3, shard .*: expected 4 rows"):
+        data.batches(Whole(8), 8, 0, shard=(1, 2))[3]
+    with pytest.raises(IndexError, match="non-negative"):
+        data.batches(Whole(8), 8, 0)[-1]
+
+
+def test_labels_that_are_no_classes_are_not_drawn(root):
+    waves = discover.load("waves/move", {}, root).config
+    dataset = waves.dataset.load()
+    model = waves.model.make(dataset.inputs, dataset.outputs)
+    drawing = optim.KfacConfig(fisher="true")
+    with pytest.raises(ConfigError, match="labels of forecast are no classes"):
+        train.compose(model, dataset, drawing, batch_size=8, steps=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
@@ -116,6 +141,7 @@ def test_a_sweep_looks_for_the_least_of_what_is_better_low(root):
         {"optimizer": "jorge"},
         {"exchange": "ok_topk"},
         {"averaging": "wagma", "averaging.workers": "2"},
+        {"averaging": "eager"},
         {"backward": "partial", "backward.k": "1"},
     ],
 )

@@ -35,6 +35,7 @@ OBJECTIVE = core.Objective(
     outputs=core.Numbers(rank=1),
     score=metrics.label_totals,
     metrics={"loss": "low", "error": "low"},
+    classes=True,
 )
 
 
