@@ -7,6 +7,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from hpcjax import core, data, metrics, models, optim, sharding, train
@@ -217,7 +218,7 @@ def test_metrics_are_not_named_as_scalars_of_the_optimizer():
         sums, count = metrics.label_totals(outputs, batch)
         return core.Totals({**sums, "learning_rate": sums["loss"]}, count)
 
-    optimizer = optim.sgd(lambda step: 0.1)
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
     task = train.supervised(tiny.linear(), optimizer, tiny.dataset(), score)
     with pytest.raises(core.ConfigError, match="of the optimizer: got learning_rate"):
         train.fit(
