@@ -26,15 +26,11 @@ class Config(StepConfig):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {
-        "model.depth": "8",
-        "model.width": "2",
-        "inputs": "[8,8,1]",
+        **StepConfig.smoke,
         "classes": "10",
         "compute": "bfloat16",
-        "batch_size": "4",
         "factor": "8",
         "methods": "[jorge]",
-        "repetitions": "2",
     }
 
     update_every: int = 50

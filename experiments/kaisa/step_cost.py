@@ -28,14 +28,10 @@ class Config(StepConfig):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {
-        "model.depth": "8",
-        "model.width": "2",
-        "inputs": "[8,8,1]",
+        **StepConfig.smoke,
         "classes": "10",
         "compute": "bfloat16",
         "precision": "default",
-        "batch_size": "4",
-        "repetitions": "2",
     }
 
     precision: Literal["default", "high", "highest"] = "highest"

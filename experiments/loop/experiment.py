@@ -25,13 +25,9 @@ class Config(StepConfig):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {
-        "model.depth": "8",
-        "model.width": "2",
-        "inputs": "[8,8,1]",
-        "batch_size": "4",
+        **StepConfig.smoke,
         "larger": "2",
         "steps": "2",
-        "repetitions": "2",
     }
 
     steps: int = 10

@@ -24,13 +24,9 @@ class Config(StepConfig):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {
-        "model.depth": "8",
-        "model.width": "2",
-        "inputs": "[8,8,1]",
-        "batch_size": "4",
+        **StepConfig.smoke,
         "larger": "2",
         "after": "1",
-        "repetitions": "2",
     }
 
     every: int = 100

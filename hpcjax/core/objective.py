@@ -30,10 +30,6 @@ class Numbers(NamedTuple):
     rank: int
     tokens: bool = False
 
-    def __str__(self) -> str:
-        """Returns it in words."""
-        return f"{'tokens' if self.tokens else 'values'} of rank {self.rank}"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import logging
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from hpcjax import core, data, train
@@ -349,6 +349,12 @@ class StepConfig(Config):
       repetitions: rounds of the measurement.
       seed: of parameters and images.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {
+        "inputs": "[8,8,1]",
+        "batch_size": "4",
+        "repetitions": "2",
+    }
 
     model: ResNetConfig = ResNetConfig(depth=20)
     inputs: tuple[int, int, int] = (32, 32, 3)
