@@ -35,6 +35,7 @@ class PipeFisherConfig(Config):
     """
 
     claims: ClassVar[tuple[str, ...]] = ("gradients",)
+    whole: ClassVar[bool] = True  # works with whole matrices, not with parts of them
     figures: ClassVar[Mapping[str, str]] = {"step_time": ""}
 
     base: LambConfig = LambConfig()

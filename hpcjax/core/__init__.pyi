@@ -1,4 +1,5 @@
 from . import masks as masks
+from . import shards as shards
 from . import trees as trees
 from .assignment import Assignment as Assignment
 from .assignment import assign_longest_first as assign_longest_first
@@ -30,6 +31,7 @@ from .method import Batch as Batch
 from .method import Gradients as Gradients
 from .method import Method as Method
 from .method import Optimization as Optimization
+from .method import Parallel as Parallel
 from .method import PassResult as PassResult
 from .method import RunSeed as RunSeed
 from .method import RunShape as RunShape

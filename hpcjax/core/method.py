@@ -14,7 +14,9 @@ import jax
 import optax
 from jaxtyping import Array, Float
 
+from hpcjax.core import per_device
 from hpcjax.core.model import Model
+from hpcjax.core.shards import Specs
 
 # A batch is split over both axes. Devices along the data axis hold the same model,
 # those along the worker axis may hold different ones (methods of the room `averaging`).
@@ -113,11 +115,17 @@ class Hosts(NamedTuple):
     traces: Sequence[tuple[int, Any]] = ()
 
 
+def _replicate(params: Any, state: Any) -> tuple[Any, Any]:
+    """Returns specifications by which all is replicated but what is `PerDevice`."""
+    return per_device.specs(params), per_device.specs(state)
+
+
 class Method(NamedTuple):
     """A training method: the functions that the training loop calls.
 
-    All but `mesh_shape` are traced. `gradients` and `update` run inside `shard_map`,
-    where the parts of a state that are in a `PerDevice` have the shapes of one device.
+    `init`, `gradients` and `update` are traced, and the latter two run inside
+    `shard_map`, where what is in a `PerDevice`, or cut by `specs`, has the shapes of
+    one device.
 
     Attributes:
       mesh_shape: `mesh_shape(devices)` returns the sizes of the mesh's axes by name.
@@ -129,6 +137,9 @@ class Method(NamedTuple):
       facts: figures of the method that are stored with a run's result.
       hosts: this worker among those of other processes; its devices share one model,
         and `update` is not traced. None where all devices take part in one program.
+      specs: `specs(params, state)` returns a `PartitionSpec` for each leaf of both.
+      split: `split(model)` returns the model as it is applied to parameters that are
+        cut so.
     """
 
     mesh_shape: Callable[[int], dict[str, int]]
@@ -137,6 +148,8 @@ class Method(NamedTuple):
     update: Callable[[PassResult, Any, Any], tuple[Any, Any]]
     facts: Mapping[str, float] = {}
     hosts: Hosts | None = None
+    specs: Callable[[Any, Any], tuple[Any, Any]] = _replicate
+    split: Callable[[Model], Model] = lambda model: model
 
 
 class RunSeed:
@@ -218,4 +231,30 @@ class Backward(NamedTuple):
 
     mean: Callable[[Any], optax.GradientTransformation]
     gradients: Gradients
+    facts: Mapping[str, float] = {}
+
+
+class Parallel(NamedTuple):
+    """How one model is spread over devices.
+
+    Between steps each device holds its part of every parameter, as `held` says. The
+    optimizer works on parts that are cut at least so far, as `stepped` says: gradients,
+    moments and updates.
+
+    Attributes:
+      mesh_shape: `mesh_shape(devices)` returns the sizes of the mesh's axes by name.
+      held: how parameters are cut.
+      stepped: how what the optimizer sees is cut.
+      split: see `Method`.
+      axes: mesh axes that batches are split over, and gradients averaged.
+      gradients: the backward pass; None for that of the optimizer.
+      facts: see `Method`.
+    """
+
+    mesh_shape: Callable[[int], dict[str, int]]
+    held: Specs
+    stepped: Specs
+    split: Callable[[Model], Model]
+    axes: tuple[str, ...] = (DATA_AXIS,)
+    gradients: Gradients | None = None
     facts: Mapping[str, float] = {}

@@ -29,8 +29,9 @@ KINDS = (
     "state",
     "sparsity",
     "sharing",
+    "parallel",
 )
-ROOMS = ("data", "models", "optim", "compress", "collectives", "averaging")
+ROOMS = ("data", "models", "optim", "compress", "collectives", "averaging", "sharding")
 GROUP = "hpcjax.parts"
 
 Listing = Mapping[str, Mapping[str, str]]

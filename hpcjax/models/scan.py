@@ -12,6 +12,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from hpcjax.core import shards
 from hpcjax.core.deferred import realize
 from hpcjax.models._from_nnx import flatten, observable_layers
 from hpcjax.models.decoding import KeysValues
@@ -137,6 +138,7 @@ def scan_with_memory(
         )
         return x, values, remembered
 
+    policy = shards.gathering_policy(policy, states)
     if policy is not None:
         # Inside a scan XLA cannot merge the recomputation with the forward pass, so the
         # barriers against that, which cost time, are not needed.

@@ -75,6 +75,8 @@ from .second_order import jorge as jorge
 from .second_order import shampoo as shampoo
 from .shampoo_config import ShampooConfig as ShampooConfig
 from .shampoo_config import ShampooOptions as ShampooOptions
+from .shards import train_shards as train_shards
+from .shards import update_shards as update_shards
 from .sparse_state.config import SparseStateConfig as SparseStateConfig
 from .sparsify.config import DynamicConfig as DynamicConfig
 from .sparsify.config import PruneConfig as PruneConfig

@@ -1,5 +1,7 @@
 """LAMB: Adam's step, scaled to the norm of the parameter that it updates."""
 
+import functools
+
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
@@ -16,10 +18,12 @@ from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules
 from hpcjax.optim.weight_decay import add_weight_decay, decay_mask
 
 
-def _scale_to_param(update: Array, param: Array) -> Array:
+def _scale_to_param(
+    update: Array, param: Array, axes: tuple[str, ...] = ()
+) -> Array:
     """Returns `update` with the norm of `param`, unchanged if that is zero."""
-    length = norms.norm(param)
-    scaled = norms.rescale(update, norms.norm(update), length)
+    length = norms.norm(param, axes)
+    scaled = norms.rescale(update, norms.norm(update, axes), length)
     return jnp.where(length > 0, scaled, update)
 
 
@@ -30,7 +34,8 @@ def scale_by_trust_ratio(
     """Scales the update u of every parameter θ by ‖θ‖/‖u‖, by 1 where a norm is zero.
 
     Norms are those of each parameter, and neither overflow nor underflow. Expects
-    averaged updates.
+    averaged updates; of parameters that are spread over devices with `cut`, see
+    `update_shards`.
 
     Args:
       trust_rules: `(regex over paths, whether to scale)`, the first match wins; other
@@ -64,18 +69,21 @@ def scale_by_trust_ratio(
         check_stacked(stacked, trees.paths(params))
         return optax.EmptyState()
 
-    def update(updates, state, params=None, **extra_args):
+    def update(updates, state, params=None, cut=None, **extra_args):
         del extra_args
         if params is None:
             raise ValueError("params must be given to update: ratios need their norms")
         scaled = trees.flatten(decay_mask(trust_rules, params))
-        owners = trees.flatten(params)
-        new = {
-            path: norms.by_layer(_scale_to_param, stacked, path)(leaf, owners[path])
-            if scaled[path]
-            else leaf
-            for path, leaf in trees.flatten(updates).items()
-        }
+        owners, cut = trees.flatten(params), cut or {}
+
+        def scale(path, leaf):
+            if not scaled[path]:
+                return leaf
+            own = functools.partial(_scale_to_param, axes=cut.get(path, ()))
+            return norms.by_layer(own, stacked, path)(leaf, owners[path])
+
+        leaves = trees.flatten(updates)
+        new = {path: scale(path, leaf) for path, leaf in leaves.items()}
         return trees.unflatten(updates, new), state
 
     return in_full_precision(optax.GradientTransformationExtraArgs(init, update))

@@ -19,7 +19,8 @@ def clip_global_norm(
 ) -> optax.GradientTransformationExtraArgs:
     """Scales all gradients g by min(1, c/‖g‖), with the norm over all parameters.
 
-    The norm neither overflows nor underflows. Expects averaged gradients.
+    The norm neither overflows nor underflows. Expects averaged gradients; those of
+    parameters that are spread over devices with `cut`, see `update_shards`.
 
     Args:
       clip_norm: c; None leaves gradients as they are.
@@ -36,11 +37,11 @@ def clip_global_norm(
     """
     check_fields(OptimizerConfig, clip_norm=clip_norm)
 
-    def update(updates, state, params=None, **extra_args):
+    def update(updates, state, params=None, cut=None, **extra_args):
         del params, extra_args
         if clip_norm is None:
             return updates, state
-        total = norms.tree_norm(updates)
+        total = norms.tree_norm(updates, cut or {})
 
         def clip(g):
             # g/‖g‖ first, then times c: the factor c/‖g‖ may underflow float32 for

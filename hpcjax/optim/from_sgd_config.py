@@ -35,6 +35,7 @@ class JorgeFromSgdConfig(SgdConfig):
     """
 
     factory: ClassVar[str] = "hpcjax.optim._from_sgd:jorge_from_sgd"
+    whole: ClassVar[bool] = True  # works with whole matrices, not with parts of them
 
     schedule: ScheduleConfig = StepDecayConfig()
     update_every: Size = 50

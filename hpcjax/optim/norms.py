@@ -1,13 +1,17 @@
 """Norms and scalings that neither overflow nor underflow in float32."""
 
+import collections
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from hpcjax.core import trees
+from hpcjax.core.varying import vary
 
 
 def power_of_two(x: Float[Array, "..."]) -> Float[Array, ""]:
@@ -30,26 +34,46 @@ def power_of_two(x: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.clip(power, 1 / limit, limit)
 
 
-def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
+def norm(x: Float[Array, "..."], axes: tuple[str, ...] = ()) -> Float[Array, ""]:
     """Returns the Euclidean norm of all entries, which may be of any magnitude.
+
+    Args:
+      x: the array, or this device's part of it.
+      axes: mesh axes along which the array is cut.
 
     Examples:
       >>> round(float(norm(jnp.array([3e20, 4e20], jnp.float32))) / 5e20, 4)
       1.0
     """
     scale = power_of_two(x)
-    return scale * jnp.sqrt(jnp.sum(jnp.square(x / scale)))
+    own = scale * jnp.sqrt(jnp.sum(jnp.square(x / scale)))
+    return _join(own, axes) if axes else own
 
 
-def tree_norm(tree: Any) -> Float[Array, ""]:
+def _join(own: Float[Array, ""], axes: tuple[str, ...]) -> Float[Array, ""]:
+    """Returns the norm of an array of which each device has a part with its norm."""
+    own = vary(own, axes)
+    scale = jax.lax.pmax(power_of_two(own), axes)
+    return scale * jnp.sqrt(jax.lax.psum(jnp.square(own / scale), axes))
+
+
+def tree_norm(tree: Any, cut: Mapping[str, tuple[str, ...]] = {}) -> Float[Array, ""]:
     """Returns the Euclidean norm over all leaves, float32 or better.
+
+    Args:
+      tree: arrays, or this device's parts of them.
+      cut: mesh axes along which leaves are cut, by path.
 
     Examples:
       >>> float(tree_norm({"a": jnp.array([3.0]), "b": jnp.array(4.0)}))
       5.0
     """
-    parts = [norm(leaf) for leaf in jax.tree.leaves(tree)]
-    return norm(jnp.stack(parts)) if parts else jnp.zeros(())
+    parts = collections.defaultdict(list)
+    for path, leaf in trees.flatten(tree).items():
+        parts[cut.get(path, ())].append(norm(leaf))
+    # The norm of norms: two collectives for all leaves that are cut alike.
+    norms = [norm(jnp.stack(own), axes) for axes, own in parts.items()]
+    return norm(jnp.stack(norms)) if norms else jnp.zeros(())
 
 
 def rescale(

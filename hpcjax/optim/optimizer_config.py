@@ -1,7 +1,7 @@
 """Base classes of optimizers' configs; importing this module imports no JAX."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcjax.core.config import (
     Config,
@@ -64,6 +64,8 @@ class GraftedConfig(OptimizerConfig):
       graft_momentum: decay of that SGD's momentum buffer.
       graft_nesterov: whether that SGD's momentum is Nesterov's.
     """
+
+    whole: ClassVar[bool] = True  # works with whole matrices, not with parts of them
 
     graft: Literal["sgd", "none"] = "sgd"
     graft_momentum: Decay = 0.9

@@ -17,6 +17,7 @@ from .exchange_calibration import time_together as time_together
 from .exchange_encoding import encode_decode as encode_decode
 from .hlo import KINDS as KINDS
 from .hlo import Collective as Collective
+from .hlo import argument_memory as argument_memory
 from .hlo import bytes_accessed as bytes_accessed
 from .hlo import bytes_by_kind as bytes_by_kind
 from .hlo import collective_bytes as collective_bytes
@@ -25,7 +26,6 @@ from .hlo import collectives_by_branch as collectives_by_branch
 from .hlo import count_ops as count_ops
 from .hlo import flops as flops
 from .hlo import peak_memory as peak_memory
-from .hlo import ring_bytes as ring_bytes
 from .hlo import temporary_memory as temporary_memory
 from .host_pipeline import DeviceWork as DeviceWork
 from .host_pipeline import HostPipeline as HostPipeline
@@ -33,4 +33,7 @@ from .host_pipeline import WorkSpan as WorkSpan
 from .host_pipeline import busy_share as busy_share
 from .host_pipeline import check_work as check_work
 from .host_pipeline import work_bars as work_bars
+from .meshes import bytes_by_axis as bytes_by_axis
+from .meshes import largest_model as largest_model
+from .meshes import ring_bytes as ring_bytes
 from .profile import seconds_by_operation as seconds_by_operation

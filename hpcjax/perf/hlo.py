@@ -1,7 +1,7 @@
 """Communication, operations and memory of compiled programs, read from their HLO.
 
 The bytes of a collective are the bytes of its *operands* on one device, independent of
-the algorithm that sends them (for the traffic of ring algorithms see `ring_bytes`).
+the algorithm that sends them (for the traffic of ring algorithms see `perf.ring_bytes`).
 An operand is, among n devices:
 
 | collective           | operand on one device                 |
@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.stages import Compiled
 
 from hpcjax.core.errors import UnsupportedOp, nearest
@@ -65,6 +66,12 @@ _CALLED = re.compile(
     r"|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# "replica_groups={{0,1},{2,3}}", or counted: "[2,2]<=[4]", "[2,4]<=[4,2]T(1,0)" for
+# the numbers below 8 as a 4 x 2 array, transposed, in rows of 4. "{}" is all devices.
+_GROUPS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_IOTA = re.compile(
+    r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+)
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
@@ -79,6 +86,8 @@ class Collective(NamedTuple):
         `times` then counts one iteration of that loop.
       pairs: number of source–target pairs of a `collective-permute`, else 0.
       name: the instruction's name.
+      groups: the devices of each group, by their place in the mesh; of a permute each
+        pair. Empty where all devices are one group.
     """
 
     kind: str
@@ -87,6 +96,7 @@ class Collective(NamedTuple):
     bounded: bool = True
     pairs: int = 0
     name: str = ""
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def total(self) -> int:
@@ -192,40 +202,6 @@ def collective_bytes(compiled: Compiled, kind: str | None = None) -> int:
     return sum(collective.total for collective in counted)
 
 
-def ring_bytes(compiled: Compiled, devices: int) -> float:
-    """Returns the bytes that one device sends in a run with bandwidth-optimal rings.
-
-    Every collective is taken to be over all p devices. With s bytes of operands on each
-    device, a device sends 2 s (p − 1) / p for an all-reduce, s (p − 1) / p for a
-    reduce-scatter or an all-to-all, s (p − 1) for an all-gather, and s for a permute.
-
-    Args:
-      compiled: the program.
-      devices: p.
-
-    Raises:
-      UnsupportedOp: a collective of another kind.
-    """
-    # A device sends all but its own one of p parts. An all-reduce does so twice: it is
-    # a reduce-scatter followed by an all-gather of the sums. An all-gather's operand is
-    # one part already, which passes p - 1 links.
-    share = (devices - 1) / devices
-    sent_per_byte = {
-        "all-reduce": 2 * share,
-        "reduce-scatter": share,
-        "all-to-all": share,
-        "all-gather": devices - 1,
-        "collective-permute": 1,
-    }
-    executed = collectives(compiled)
-    unknown = {collective.kind for collective in executed} - sent_per_byte.keys()
-    if unknown:
-        raise UnsupportedOp(f"what {sorted(unknown)} send is not known")
-    return sum(
-        collective.total * sent_per_byte[collective.kind] for collective in executed
-    )
-
-
 def flops(compiled: Compiled) -> float:
     """Returns XLA's count of floating-point operations per device.
 
@@ -278,6 +254,15 @@ def peak_memory(compiled: Compiled) -> int:
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
+
+
+def argument_memory(compiled: Compiled) -> int:
+    """Returns bytes per device of a program's arguments.
+
+    Raises:
+      UnsupportedOp: the backend has no memory analysis.
+    """
+    return _memory(compiled).argument_size_in_bytes
 
 
 def temporary_memory(compiled: Compiled) -> int:
@@ -456,7 +441,23 @@ def _read_collective(
         bytes=sum(sizes),
         pairs=pairs[1].count("{") if pairs else 0,
         name=instruction.name,
+        groups=_read_groups(instruction.attributes),
     )
+
+
+def _read_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
+    """Returns the groups of a collective, or the pairs of a permute."""
+    if counted := _IOTA.search(attributes):
+        shape, sizes, order = (
+            [int(n) for n in part.split(",")] if part else None
+            for part in counted.groups()
+        )
+        numbers = np.arange(math.prod(sizes or [])).reshape(sizes)
+        rows = numbers.transpose(order).reshape(shape)
+        return tuple(tuple(map(int, row)) for row in rows)
+    listed = _GROUPS.search(attributes) or _PAIRS.search(attributes)
+    groups = re.findall(r"\{([\d,]+)\}", listed[1]) if listed else []
+    return tuple(tuple(map(int, group.split(","))) for group in groups)
 
 
 def _element_bits(dtype: str) -> int:

@@ -164,7 +164,8 @@ def check_seed(seed: int) -> None:
 def check_resumable(old: Any, new: Any) -> None:
     """Checks that a run of config `old` may be resumed with config `new`.
 
-    The attribute `resumable` of the config's class lists the keys that may change.
+    The attribute `resumable` of the config's class lists the keys that may change, with
+    all below them.
 
     Raises:
       ConfigError: any other key differs; lists old and new values.
@@ -174,7 +175,11 @@ def check_resumable(old: Any, new: Any) -> None:
             f"the run is of {type(old).__qualname__}, not {type(new).__qualname__}"
         )
     allowed = getattr(type(new), "resumable", ())
-    changed = {key: pair for key, pair in diff(old, new).items() if key not in allowed}
+    changed = {
+        key: pair
+        for key, pair in diff(old, new).items()
+        if not any(f"{key}.".startswith(f"{name}.") for name in allowed)
+    }
     if changed:
         lines = (
             f"{key}: {values.show(left)} -> {values.show(right)}"

@@ -34,6 +34,7 @@ class Plan:
       peak_bytes: the step's peak memory on one device.
       flops: floating-point operations of one step on one device, counted by XLA.
       collective_bytes: bytes handed to collectives in one step, per device.
+      sent: these by mesh axes and kind, `{"all-gather over data": bytes}`.
       processes: that train apart, each with these figures; what they send each other
         while they compute is not among these.
       checkpoints: number of checkpoints that will be written, of which `keep` remain.
@@ -55,6 +56,7 @@ class Plan:
     flops: float
     collective_bytes: int
     checkpoints: int
+    sent: Mapping[str, int] = dataclasses.field(default_factory=dict)
     processes: int = 1
     decay: float = 0.0
     decays: Mapping[str, bool] = dataclasses.field(default_factory=dict)
@@ -203,6 +205,11 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     )
     model, _ = jax.eval_shape(task.model.init, jax.random.key(0))
     every = config.checkpoint_every
+    # What stays among one device, which XLA keeps on a CPU, is not in it.
+    sent = {
+        f"{kind} over {' and '.join(axes)}": count
+        for (axes, kind), count in sorted(perf.bytes_by_axis(compiled, mesh).items())
+    }
     return Plan(
         name=name,
         devices=mesh.size,
@@ -212,8 +219,8 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
         state_bytes=trees.num_bytes(local),
         peak_bytes=perf.peak_memory(compiled),
         flops=perf.flops(compiled),
-        # On CPU XLA does not remove collectives over one device, which send nothing.
-        collective_bytes=perf.collective_bytes(compiled) if mesh.size > 1 else 0,
+        collective_bytes=sum(sent.values()),
+        sent=sent,
         checkpoints=1 + (config.steps - 1) // every if every else 1,
     )
 
@@ -235,6 +242,9 @@ def render_plan(plan: Plan) -> RenderableType:
         "training takes": "not known: no run of this config and code has finished here",
         "files": ", ".join(plan.files),
     }
+    if len(plan.sent) > 1:
+        told = (f"{name} {_bytes(count)}" for name, count in plan.sent.items())
+        lines["communicated by a step per device"] += f" ({', '.join(told)})"
     if plan.earlier:
         lines["training takes"] = f"{plan.seconds:.3g} s in run {plan.earlier}"
     if plan.processes == 1:

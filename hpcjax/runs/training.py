@@ -39,6 +39,7 @@ BackwardPart = Annotated[Any, Part("backward", optional=True)]
 StatePart = Annotated[Any, Part("state", optional=True)]
 SparsityPart = Annotated[Any, Part("sparsity", optional=True)]
 SharingPart = Annotated[Any, Part("sharing", optional=True)]
+ParallelPart = Annotated[Any, Part("parallel", optional=True)]
 
 # What at most one part of a run may do.
 CLAIMS = {
@@ -49,7 +50,10 @@ CLAIMS = {
 
 
 # The parts that may claim something, in the order in which they are named.
-CLAIMANTS = ("optimizer", "exchange", "averaging", "backward", "state", "sparsity")
+CLAIMANTS = (
+    *("optimizer", "exchange", "averaging", "backward", "state", "sparsity"),
+    "parallel",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,7 @@ class TrainingConfig(Config):
       state: the form of parameters and optimizer state; none for dense arrays.
       sparsity: which weights are pruned in training, and how; none for all weights.
       sharing: which layers share their weights; none if each has its own.
+      parallel: how the devices share out the model; none if each has all of it.
       compute: dtype of products.
       param: dtype of parameters. In bfloat16 they take half the memory, and so do what
         devices exchange of them; updates are computed in float32 and then rounded, so
@@ -81,6 +86,7 @@ class TrainingConfig(Config):
         "train.checkpoint_every",
         "train.keep",
         "train.stall_seconds",
+        "parallel",
     )
 
     dataset: DatasetPart = DigitsConfig()
@@ -92,6 +98,7 @@ class TrainingConfig(Config):
     state: StatePart = None
     sparsity: SparsityPart = None
     sharing: SharingPart = None
+    parallel: ParallelPart = None
     compute: Literal["float32", "bfloat16"] = "float32"
     param: Literal["float32", "bfloat16"] = "float32"
     output: Literal["float32", "bfloat16"] = "float32"
@@ -101,6 +108,7 @@ class TrainingConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_claims()
+        self._check_parallel()
         self._check_objective()
         self._check_processes()
 
@@ -118,6 +126,16 @@ class TrainingConfig(Config):
                     f"{' and '.join(both)} both {what}: choose one, such as by "
                     f"{other}=none"
                 )
+
+    def _check_parallel(self) -> None:
+        """Raises ConfigError if a device's part of a parameter is not enough."""
+        if self.parallel is None or not getattr(self.optimizer, "whole", False):
+            return
+        raise ConfigError(
+            f"optimizer={_name(self.optimizer)} works with whole matrices, of which "
+            f"parallel={_name(self.parallel)} gives each device a part: choose another "
+            "one, such as optimizer=sgd, adamw or lamb, or parallel=none"
+        )
 
     @property
     def processes(self) -> int:
@@ -239,6 +257,8 @@ def _compose(
         averaged=cfg.averaging,
         state=with_stacks(cfg.state, stacks),
         sparsity=sparsity,
+        # Layers that share weights have no stacks of their own.
+        parallel=with_stacks(cfg.parallel, () if cfg.sharing else stacks),
         batch_size=cfg.train.batch_size,
         steps=cfg.train.steps,
         devices=devices,

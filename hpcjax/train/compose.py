@@ -26,6 +26,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
     averaged: Any = None,
     state: Any = None,
     sparsity: Any = None,
+    parallel: Any = None,
     batch_size: int,
     steps: int,
     devices: int = 1,
@@ -52,6 +53,8 @@ def compose(  # noqa: PLR0913 - an argument for each part
       sparsity: config of pruning, whose `build(optimization, setup)` returns a
         `core.Optimization` that also sets parameters to zero, or that trains what the
         weights of `model` are made of.
+      parallel: config of how the one model is spread over devices, whose `build(setup)`
+        returns a `core.Parallel`.
       batch_size: number of examples in a step over all devices.
       steps: length of the run.
       devices: number of devices; those of this process, where `transport` is given.
@@ -102,6 +105,12 @@ def compose(  # noqa: PLR0913 - an argument for each part
         rule = "state in a form of its own is of one model with plain gradients"
         checks.require(plain, rule, averaging=averaged, backward=backward)
         return state.build(chosen, mean, setup)
+    if parallel is not None:
+        alone = averaged is None and exchange is None and backward is None
+        rule = "what spreads one model over devices averages its gradients by itself"
+        given = {"averaging": averaged, "exchange": exchange, "backward": backward}
+        checks.require(alone and chosen.gradients is None, rule, **given)
+        return optim.train_shards(chosen, parallel.build(setup), model)
     if averaged is None:
         return optim.data_parallel(chosen, mean=mean)
     if transport is not None:

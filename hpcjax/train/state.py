@@ -1,16 +1,16 @@
 """The state of a training run, which is on devices and saved completely."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from hpcjax.core import compat, per_device
 from hpcjax.core.keys import derive
 from hpcjax.core.structs import pytree
-from hpcjax.sharding.mesh import state_shardings
 from hpcjax.train.task import Task
 
 
@@ -20,7 +20,8 @@ class TrainState:
 
     Attributes:
       step: int32, number of steps taken, which is also the position in the data.
-      params: parameters of the model, in a `PerDevice` if they differ between devices.
+      params: parameters of the model, in a `PerDevice` if they differ between devices;
+        of those that are cut, each device has its part.
       model_state: running statistics, averaged over all devices in every step. The mean
         of running averages is the running average of means, so this is the same as if
         devices kept their own until validation.
@@ -58,14 +59,20 @@ def state_shapes(task: Task, mesh: Mesh) -> TrainState:
 
 def _find_shapes(task: Task, mesh: Mesh) -> TrainState:
     shapes = jax.eval_shape(lambda: make_state(task, jax.random.key(0), mesh))
-    shardings = state_shardings(shapes, mesh)
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=sharding
+        lambda leaf, spec: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)
         ),
         shapes,
-        shardings,
+        state_specs(task, shapes),
     )
+
+
+def state_specs(task: Task, like: TrainState) -> TrainState:
+    """Returns a `PartitionSpec` for each leaf of a state, or of its shapes."""
+    params, opt_state = task.method.specs(like.params, like.opt_state)
+    specs = per_device.specs(like)
+    return dataclasses.replace(specs, params=params, opt_state=opt_state)
 
 
 def init_state(task: Task, seed: int, mesh: Mesh) -> TrainState:

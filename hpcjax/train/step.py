@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from hpcjax import optim
-from hpcjax.core import per_device, trees
+from hpcjax.core import per_device, shards, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.method import Batch, StepInput, Totals
-from hpcjax.core.varying import axis_names, vary, varying_axes
+from hpcjax.core.varying import vary, varying_axes
 from hpcjax.sharding.mesh import data_axes
-from hpcjax.train.state import TrainState
+from hpcjax.train.state import TrainState, state_shapes, state_specs
 from hpcjax.train.task import Task
 
 Metrics = dict[str, Any]
@@ -50,9 +50,9 @@ def train_step(
 
     Raises:
       ValueError: when traced, if updates or the optimizer's state differ between
-        devices outside `PerDevice`.
+        devices otherwise than the method's specifications say.
     """
-    axes = data_axes(mesh)
+    axes, specs = data_axes(mesh), state_specs(task, like)
 
     def body(outer: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state = per_device.enter(outer)
@@ -74,8 +74,8 @@ def train_step(
         result = task.method.gradients(one_pass, state.params, state.opt_state)
         params, opt_state = task.method.update(result, state.opt_state, state.params)
         # `shard_map` would also refuse these, but naming no parameter and no remedy.
-        check_replicated(params, "parameters", axes)
-        check_replicated(opt_state, "optimizer state", axes)
+        check_varying(params, specs.params, "parameters", axes)
+        check_varying(opt_state, specs.opt_state, "optimizer state", axes)
         new = TrainState(
             step=state.step + 1,
             params=params,
@@ -86,7 +86,10 @@ def train_step(
         )
         metrics = _mean(result.means, axes)
         if check:
-            new, metrics[NONFINITE] = keep_finite(result.grads, new, state, axes)
+            # Over all axes: the number may be in the part of one device alone.
+            new, metrics[NONFINITE] = keep_finite(
+                result.grads, new, state, mesh.axis_names
+            )
         if stop is not None:
             metrics[STOP] = jax.lax.pmax(jnp.max(stop), axes)
         scalars = optim.inspect(new.opt_state)
@@ -98,7 +101,6 @@ def train_step(
         metrics |= {name: _replicate(value, axes) for name, value in scalars.items()}
         return per_device.leave(new), metrics
 
-    specs = per_device.specs(like)
     mapped = jax.shard_map(
         body,
         mesh=mesh,
@@ -115,6 +117,8 @@ def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
     If parameters differ between devices, the model with their mean is evaluated.
     """
     axes = data_axes(mesh)
+    like = state_shapes(task, mesh)
+    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, like.params)
 
     def body(outer: Any, model_state: Any, batch: Batch) -> Totals:
         params = per_device.average(per_device.enter(outer))
@@ -123,32 +127,28 @@ def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
         outputs, _ = task.model.apply(params, model_state, batch["x"], train=False)
         return jax.lax.psum(vary(task.objective(outputs, batch), axes), axes)
 
-    def score(params: Any, model_state: Any, batch: Batch) -> Totals:
-        mapped = jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=(per_device.specs(params), PartitionSpec(), PartitionSpec(axes)),
-            out_specs=PartitionSpec(),
-        )
-        return mapped(params, model_state, batch)
-
-    return jax.jit(score)
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(specs, PartitionSpec(), PartitionSpec(axes)),
+        out_specs=PartitionSpec(),
+    )
+    return jax.jit(mapped)
 
 
-def check_replicated(tree: Any, what: str, axes: tuple[str, ...]) -> None:
+def check_varying(
+    tree: Any, specs: Any, what: str, axes: tuple[str, ...]
+) -> None:
     """Raises ValueError naming the leaves that may differ between devices of `axes`.
 
-    `PerDevice` values may differ along the axes that they name, and no others.
+    A leaf may differ along the axes that its `PartitionSpec` names, and no others.
     """
-
-    def unexpected(node: per_device.PerDevice, leaf: Any, _: str) -> bool:
-        allowed = {*axis_names(node.axis)}
-        return bool(varying_axes(leaf) & set(axes) - allowed)
-
-    varying = per_device.map_per_device(
-        unexpected, tree, lambda leaf: bool(varying_axes(leaf) & set(axes))
-    )
-    differing = [path for path, differs in trees.flatten(varying).items() if differs]
+    allowed = trees.flatten(specs, lambda leaf: isinstance(leaf, PartitionSpec))
+    differing = [
+        path
+        for path, leaf in trees.flatten(tree).items()
+        if varying_axes(leaf) & set(axes) - shards.axes_of_spec(allowed[path])
+    ]
     if differing:
         raise ValueError(
             f"{what} differ between devices of axes {axes}: {differing[:5]}; "

@@ -25,4 +25,4 @@ def supervised(
     """
     if not isinstance(method, Method):
         method = optim.data_parallel(method)
-    return Task(model, method, objective or dataset.objective, dataset)
+    return Task(method.split(model), method, objective or dataset.objective, dataset)

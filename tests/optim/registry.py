@@ -33,6 +33,7 @@ from hpcjax.optim.partial_backward import (
 )
 from hpcjax.optim.schedule_config import CosineConfig
 from hpcjax.optim.second_order import jorge, shampoo
+from hpcjax.optim.shards import update_shards
 from hpcjax.optim.weight_decay import add_weight_decay
 
 
@@ -116,6 +117,7 @@ REGISTRY = {
     "shampoo": partial(shampoo, 0.05, roots_every=2),
     "shampoo_newton": partial(shampoo, 0.05, roots_every=2, root="newton"),
     "shampoo_blocks": partial(shampoo, 0.05, roots_every=2, block_size=4, b2=1.0),
+    "update_shards": partial(update_shards, sgd(0.1), {}, axes=None),
     "with_schedule": lambda: with_schedule(sgd, lambda step: 0.1 + 0 * step),
 }
 

@@ -35,6 +35,7 @@ class KfacConfig(KfacOptions):
     """
 
     claims: ClassVar[tuple[str, ...]] = ("gradients",)
+    whole: ClassVar[bool] = True  # works with whole matrices, not with parts of them
 
     base: SgdConfig | AdamWConfig | LambConfig = SgdConfig()
     skip: Patterns = SKIP

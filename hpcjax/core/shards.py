@@ -1,0 +1,161 @@
+"""Arrays that are cut over mesh axes: their parts, inside `shard_map`.
+
+A parameter that is spread over devices keeps its path, its global shape and its dtype,
+in a state as in a checkpoint; a `PartitionSpec` says how it is cut. So any checkpoint
+goes on under any other one. `PerDevice` is for what differs between devices.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from hpcjax.core import trees
+from hpcjax.core.deferred import Deferred
+from hpcjax.core.structs import pytree, static
+from hpcjax.core.varying import axis_names, vary
+
+Cuts = tuple[tuple[int, str], ...]
+"""(dimension counted from the last one, mesh axis), the outermost axis first.
+
+The scan over a stack of layers takes its first dimension away: the last ones stay.
+"""
+
+Specs = Mapping[str, PartitionSpec]
+"""How parameters are cut, by path; one that is not there is replicated."""
+
+
+def list_cuts(specs: Specs, path: str, ndim: int) -> Cuts:
+    """Returns how an array of so many dimensions is cut.
+
+    Examples:
+      >>> list_cuts({"kernel": PartitionSpec(None, ("model", "data"))}, "kernel", 2)
+      ((-1, 'model'), (-1, 'data'))
+      >>> list_cuts({}, "kernel", 2)
+      ()
+    """
+    return tuple(
+        (dim - ndim, axis)
+        for dim, axes in enumerate(specs.get(path, PartitionSpec()))
+        if axes is not None
+        for axis in axis_names(axes)
+    )
+
+
+def axes_of_spec(spec: PartitionSpec) -> set[str]:
+    """Returns the mesh axes that a specification names."""
+    return set(axes_of(list_cuts({"": spec}, "", len(spec))))
+
+
+def axes_of(cuts: Cuts) -> tuple[str, ...]:
+    """Returns the mesh axes of cuts."""
+    return tuple(axis for _, axis in cuts)
+
+
+def spec_tree(specs: Specs, like: Any) -> Any:
+    """Returns the specification of each leaf of a tree."""
+    paths = trees.flatten(like)
+    return trees.unflatten(like, {p: specs.get(p, PartitionSpec()) for p in paths})
+
+
+def state_specs(
+    tx: optax.GradientTransformation, params: Any, state: Any, specs: Specs
+) -> Any:
+    """Returns those of a transform's state: what is like a parameter is cut like it."""
+    return optax.tree.map_params(
+        tx,
+        lambda _, spec: spec,
+        state,
+        spec_tree(specs, params),
+        transform_non_params=lambda _: PartitionSpec(),
+    )
+
+
+def gather(part: jax.Array, cuts: Cuts) -> jax.Array:
+    """Returns the whole array, of which each device gives its part.
+
+    Its gradient is the reduce-scatter: each device gets its part of the sum over
+    devices.
+    """
+    for dim, axis in reversed(cuts):
+        part = lax.all_gather(part, axis, axis=part.ndim + dim, tiled=True)
+    return part
+
+
+def sum_parts(whole: jax.Array, cuts: Cuts) -> jax.Array:
+    """Returns this device's part of the sum over devices, by reduce-scatters."""
+    for dim, axis in cuts:
+        whole = lax.psum_scatter(
+            vary(whole, axis), axis, scatter_dimension=whole.ndim + dim, tiled=True
+        )
+    return whole
+
+
+def take_part(whole: jax.Array, cuts: Cuts) -> jax.Array:
+    """Returns this device's part of an array that all have."""
+    for dim, axis in cuts:
+        size = whole.shape[dim] // lax.axis_size(axis)
+        start = lax.axis_index(axis) * size
+        whole = lax.dynamic_slice_in_dim(vary(whole, axis), start, size, dim)
+    return whole
+
+
+@pytree
+class Shard(Deferred):
+    """A device's part of a parameter, gathered where a model uses it.
+
+    Attributes:
+      value: the part.
+      cuts: how the parameter is cut.
+      again: whether the backward pass gathers it again, and does not keep it.
+    """
+
+    value: Any
+    cuts: Cuts = static()
+    again: bool = static(default=False)
+
+    def realize(self) -> jax.Array:
+        """Returns the parameter; see `gather`."""
+        return gather(self.value, self.cuts)
+
+
+def gathering_policy(
+    policy: Callable[..., Any] | None, tree: Any
+) -> Callable[..., Any] | None:
+    """Returns a policy of `jax.checkpoint` that does with shards what they ask for.
+
+    Args:
+      policy: what is saved of all else; None for everything.
+      tree: what the function gets that is checkpointed. Without a `Shard` in it nothing
+        changes.
+    """
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Shard))
+    again = {node.again for node in nodes if isinstance(node, Shard)}
+    if policy is None:
+        return _save_all_but_gathered if True in again else None
+    if again != {False}:
+        return policy  # none of which saves what was gathered
+    return lambda primitive, *args, **options: (
+        _is_gather(primitive) or policy(primitive, *args, **options)
+    )
+
+
+# What a gathered array becomes on its way into a product. To save the result would be
+# to save the whole parameter.
+_PASSED_ON = {
+    *("broadcast_in_dim", "convert_element_type", "name", "reshape", "squeeze"),
+    "transpose",
+}
+
+
+def _save_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    # By primitive: `save_anything_except_these_names` saves the unnamed result of the
+    # gather, which the name is put on afterwards.
+    return not (_is_gather(primitive) or primitive.name in _PASSED_ON)
+
+
+def _is_gather(primitive: Any) -> bool:
+    return primitive.name.startswith("all_gather")

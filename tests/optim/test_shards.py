@@ -1,0 +1,145 @@
+"""Updates of parts of parameters, in a loop of one's own, and who may make them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from hpcjax import optim, sharding
+from hpcjax.core import ConfigError, shards
+from hpcjax.optim.cuttable import check_cuttable
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "blocks": {"kernel": RNG.normal(size=(2, 8, 16)).astype(np.float32)},
+    "bias": RNG.normal(size=8).astype(np.float32),
+    "scale": np.float32(0.5),
+}
+SHAPES = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, PARAMS))
+# Another mean of the gradient than that of each device, and larger than the clip.
+NOISE = jax.tree.map(
+    lambda p: RNG.normal(size=(3, 8, *p.shape)).astype(np.float32), PARAMS
+)
+CUTS = {
+    "one axis": ({"data": 8}, {"blocks/kernel": P(None, None, "data"), "bias": P("data")}),
+    "two axes": (
+        {"data": 4, "depth": 2},
+        {"blocks/kernel": P(None, "depth", "data"), "bias": P(("data", "depth"))},
+    ),
+}
+TX = {
+    "sgd": lambda: optim.sgd(0.1, weight_decay=0.01, clip_norm=1.0),
+    "adamw": lambda: optax.adamw(0.1),
+    "lamb": lambda: optim.lamb(0.1, clip_norm=1.0, stacked=("^blocks/",)),
+}
+
+
+def loop(tx, mesh, specs, held):
+    """Takes three steps with gradients of each device; returns the parameters."""
+    axes = tuple(mesh.axis_names)
+    state = jax.eval_shape(tx.init, PARAMS)
+    of_state = shards.state_specs(tx, PARAMS, state, specs)
+    of_params = shards.spec_tree(held, PARAMS)
+
+    def step(params, state, noise):
+        mine = jax.tree.map(lambda g: g[0], noise)
+        for path in held:  # as the gather's transpose leaves them
+            cuts = shards.list_cuts(specs, path, np.ndim(leaf(mine, path)))
+            mine = put(mine, path, shards.sum_parts(leaf(mine, path), cuts))
+        updates, state = tx.update(mine, state, params)
+        return optax.apply_updates(params, updates), state
+
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(of_params, of_state, P(axes)),
+        out_specs=(of_params, of_state),
+    )
+    run = jax.jit(mapped, donate_argnums=(0, 1))
+    places = jax.tree.map(lambda s: NamedSharding(mesh, s), (of_params, of_state))
+    params, state = jax.device_put((PARAMS, tx.init(PARAMS)), places)
+    for row in range(3):
+        params, state = run(params, state, jax.tree.map(lambda g: g[row], NOISE))
+    assert jax.tree.map(lambda x: x.sharding, (params, state)) == places
+    return jax.device_get(params)
+
+
+def leaf(tree, path):
+    return tree["blocks"]["kernel"] if "/" in path else tree[path]
+
+
+def put(tree, path, value):
+    if "/" in path:
+        return {**tree, "blocks": {"kernel": value}}
+    return {**tree, path: value}
+
+
+def alone(tx):
+    params, state = PARAMS, tx.init(PARAMS)
+    for row in range(3):
+        mean = jax.tree.map(lambda g: g[row].mean(axis=0), NOISE)
+        updates, state = tx.update(mean, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize("name", TX)
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.quick("one axis-False-sgd", "one axis-True-lamb", "two axes-True-adamw")
+def test_parts_are_updated_as_the_whole_is_on_one_device(cut, holds, name):
+    sizes, specs = CUTS[cut]
+    held = specs if holds else {}
+    mesh = sharding.make_mesh(sizes)
+    tx = optim.update_shards(TX[name](), specs, held=held, axes=mesh.axis_names)
+    for ours, theirs in zip(
+        jax.tree.leaves(loop(tx, mesh, specs, held)),
+        jax.tree.leaves(alone(TX[name]())),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_parts_along_another_axis_than_gradients_are_refused():
+    with pytest.raises(ConfigError, match="bias must be cut along the axes.*'data'"):
+        optim.update_shards(optax.sgd(0.1), {"bias": P("model")}, axes="data")
+
+
+def test_an_update_outside_of_shard_map_is_told():
+    tx = optim.update_shards(optax.sgd(0.1), {})
+    with pytest.raises(ConfigError, match="update_shards communicates over"):
+        tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+
+
+CUTTABLE = {
+    "sgd": optim.sgd(0.1, clip_norm=1.0, weight_decay=0.1),
+    "adam": optax.adam(0.1),
+    "lion": optax.lion(0.1),
+    "masked": optax.masked(optax.sgd(0.1), {"blocks": True, "bias": False, "scale": True}),
+    "schedule": optax.sgd(optax.linear_schedule(0.0, 0.1, 10)),
+}
+REFUSED = {
+    "clip": (optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(0.1)), "halves"),
+    "trust": (optax.lamb(0.1), "halves"),
+    "noise": (optax.noisy_sgd(0.1, key=0), "neither"),
+    "adafactor": (optax.adafactor(0.1), "neither"),
+    "jorge": (optim.jorge(0.1), "neither"),
+    "shampoo": (optim.shampoo(0.1), "neither"),
+    "lbfgs": (optax.lbfgs(), "not told"),
+}
+SPECS = CUTS["one axis"][1]
+
+
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_elementwise_transforms_and_our_norms_may_be_cut(name):
+    check_cuttable(CUTTABLE[name], SHAPES, SPECS)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_transforms_that_need_the_whole_are_refused(name):
+    tx, reason = REFUSED[name]
+    with pytest.raises(ConfigError, match=f"such as sgd, adamw or lamb: .*{reason}"):
+        check_cuttable(tx, SHAPES, SPECS)
