@@ -91,7 +91,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         return _prepare(deep, adam, devices).compiled
 
     alone = dataclasses.replace(cfg, parallel=None, annotated=False, summed=False)
-    sgd = SgdConfig(lr=0.1, momentum=0.9)
+    sgd = SgdConfig(lr=0.05, momentum=0.9)
     ours, theirs = (
         _prepare(each, sgd, count, quick=False).train(cfg.steps)
         for each, count in ((cfg, devices), (alone, 1))
@@ -253,7 +253,9 @@ def _annotate(cfg: Config, optimizer: Any, devices: int) -> tuple[Any, Any]:
     places = State(cut, moments)
     rows = NamedSharding(mesh, PartitionSpec(core.DATA_AXIS))
     given = jax.tree.map(
-        lambda like, place: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=place),
+        lambda like, place: jax.ShapeDtypeStruct(
+            like.shape, like.dtype, sharding=place
+        ),
         (shapes, _batch(cfg)),
         (places, dict.fromkeys(("x", "y"), rows)),
     )

@@ -5,6 +5,7 @@ in a state as in a checkpoint; a `PartitionSpec` says how it is cut. So any chec
 goes on under any other one. `PerDevice` is for what differs between devices.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec
 from hpcjax.core import trees
 from hpcjax.core.deferred import Deferred
 from hpcjax.core.structs import pytree, static
-from hpcjax.core.varying import axis_names, vary
+from hpcjax.core.varying import after, axis_names, vary
 
 Cuts = tuple[tuple[int, str], ...]
 """(dimension counted from the last one, mesh axis), the outermost axis first.
@@ -92,6 +93,36 @@ def sum_parts(whole: jax.Array, cuts: Cuts) -> jax.Array:
             vary(whole, axis), axis, scatter_dimension=whole.ndim + dim, tiled=True
         )
     return whole
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def gather_first(parts: list[Any], others: Any, cuts: tuple[Cuts, ...]) -> Any:
+    """Returns the whole arrays of parts, and the others as they are.
+
+    Where a scan gathers the others, its backward pass is a loop with collectives. The
+    reduce-scatters of the first, which may need nothing of that loop, come after it, so
+    that all devices take them in one order: see `core.after`. What the scan begins with
+    must come after the gathers.
+
+    Args:
+      parts: this device's parts.
+      others: a tree.
+      cuts: how each of the parts is cut.
+    """
+    return [gather(part, cut) for part, cut in zip(parts, cuts, strict=True)], others
+
+
+def _gather_forward(parts: list[Any], others: Any, cuts: tuple[Cuts, ...]) -> Any:
+    return gather_first(parts, others, cuts), None
+
+
+def _gather_backward(cuts: tuple[Cuts, ...], _: None, slopes: Any) -> Any:
+    whole, others = slopes
+    whole = after(whole, others)
+    return [sum_parts(x, cut) for x, cut in zip(whole, cuts, strict=True)], others
+
+
+gather_first.defvjp(_gather_forward, _gather_backward)
 
 
 def take_part(whole: jax.Array, cuts: Cuts) -> jax.Array:

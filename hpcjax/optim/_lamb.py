@@ -18,9 +18,7 @@ from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules
 from hpcjax.optim.weight_decay import add_weight_decay, decay_mask
 
 
-def _scale_to_param(
-    update: Array, param: Array, axes: tuple[str, ...] = ()
-) -> Array:
+def _scale_to_param(update: Array, param: Array, axes: tuple[str, ...] = ()) -> Array:
     """Returns `update` with the norm of `param`, unchanged if that is zero."""
     length = norms.norm(param, axes)
     scaled = norms.rescale(update, norms.norm(update, axes), length)

@@ -47,7 +47,8 @@ def check_cuttable(
     # The first gradient is large, for whoever clips to do so.
     drawn = [
         trees.unflatten(
-            shapes, {path: (scale * x[row]).astype("float32") for path, x in small.items()}
+            shapes,
+            {path: (scale * x[row]).astype("float32") for path, x in small.items()},
         )
         for row, scale in enumerate((1.0, 1e6, 1.0))
     ]

@@ -7,12 +7,27 @@ import jax
 import optax
 
 from hpcjax.core import checks, shards, trees
-from hpcjax.core.method import DATA_AXIS, Method, Optimization, Parallel
+from hpcjax.core.method import (
+    DATA_AXIS,
+    Gradients,
+    Method,
+    Optimization,
+    Parallel,
+    PassResult,
+    StepInput,
+)
 from hpcjax.core.model import Model
 from hpcjax.core.shards import Cuts, Specs
-from hpcjax.core.varying import Axes, assume_equal, axis_names, require_axes, vary
+from hpcjax.core.varying import (
+    Axes,
+    after,
+    assume_equal,
+    axis_names,
+    require_axes,
+    vary,
+)
 from hpcjax.optim.cuttable import check_cuttable
-from hpcjax.optim.methods import data_parallel
+from hpcjax.optim.methods import data_parallel, whole_backward
 
 OfLeaf = Callable[[Any, Cuts, Cuts], Any]
 
@@ -35,9 +50,11 @@ def train_shards(optimizer: Optimization, parallel: Parallel, model: Model) -> M
     check_cuttable(optimizer.tx, shapes, parallel.stepped)
     held, stepped = parallel.held, parallel.stepped
     tx = update_shards(optimizer.tx, stepped, held=held, axes=parallel.axes)
-    gradients = parallel.gradients or optimizer.gradients
+    gradients = parallel.gradients or optimizer.gradients or whole_backward
     facts = {**optimizer.facts, **parallel.facts}
-    spread = Optimization(tx, gradients, parallel.axes, parallel.mesh_shape, facts)
+    spread = Optimization(
+        tx, _after_loops(gradients, held), parallel.axes, parallel.mesh_shape, facts
+    )
 
     def specs(params: Any, state: Any) -> tuple[Any, Any]:
         of_state = shards.state_specs(tx, params, state, stepped)
@@ -45,6 +62,25 @@ def train_shards(optimizer: Optimization, parallel: Parallel, model: Model) -> M
 
     method = data_parallel(spread, mean=None)
     return method._replace(specs=specs, split=parallel.split)
+
+
+def _after_loops(gradients: Gradients, held: Specs) -> Gradients:
+    """Returns a backward pass of which nothing is ready before its own collectives.
+
+    Those of cut parameters may be in a loop. All devices have to take what is averaged
+    next after it: see `core.after`.
+    """
+
+    def ordered(one_pass: StepInput, params: Any, state: Any) -> PassResult:
+        found = gradients(one_pass, params, state)
+        grads = trees.flatten(found.grads)
+        cut = {path: grads.pop(path) for path in held}
+        waiting = grads, found.means, found.model_state
+        grads, means, model_state = after(waiting, cut)
+        grads = trees.unflatten(found.grads, grads | cut)
+        return found._replace(grads=grads, means=means, model_state=model_state)
+
+    return ordered if held else gradients
 
 
 def update_shards(

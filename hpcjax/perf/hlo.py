@@ -69,9 +69,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 # "replica_groups={{0,1},{2,3}}", or counted: "[2,2]<=[4]", "[2,4]<=[4,2]T(1,0)" for
 # the numbers below 8 as a 4 x 2 array, transposed, in rows of 4. "{}" is all devices.
 _GROUPS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
-_IOTA = re.compile(
-    r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-)
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 

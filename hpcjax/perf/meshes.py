@@ -64,7 +64,9 @@ def ring_bytes(compiled: Compiled, devices: int) -> float:
         raise UnsupportedOp(f"what {sorted(unknown)} send is not known")
     return sum(
         collective.total
-        * sent_per_byte[collective.kind](len((collective.groups or [range(devices)])[0]))
+        * sent_per_byte[collective.kind](
+            len((collective.groups or [range(devices)])[0])
+        )
         for collective in executed
     )
 
@@ -74,7 +76,9 @@ def _axes_of(collective: Collective, mesh: Mesh) -> tuple[str, ...]:
     groups = collective.groups or (tuple(range(mesh.size)),)
     differ = [_differences(group, mesh) for group in groups]
     return tuple(
-        axis for at, axis in enumerate(mesh.axis_names) if any(row[at] for row in differ)
+        axis
+        for at, axis in enumerate(mesh.axis_names)
+        if any(row[at] for row in differ)
     )
 
 

@@ -12,6 +12,7 @@ from hpcjax.core.method import DATA_AXIS, Parallel
 from hpcjax.core.model import Model
 from hpcjax.core.patterns import check_stacked, matches_any
 from hpcjax.core.shards import Shard, Specs
+from hpcjax.core.varying import after
 
 log = logging.getLogger(__name__)
 
@@ -105,15 +106,21 @@ def split_model(
       again: whether layers of stacks gather again in the backward pass.
     """
 
-    def take(path: str, leaf: Any) -> Any:
-        cuts = shards.list_cuts(held, path, leaf.ndim)
-        shard = Shard(value=leaf, cuts=cuts, again=again)
-        if not cuts:
-            return leaf
-        return shard if matches_any(stacked, path) else shard.realize()
-
-    def apply(params: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
-        leaves = {path: take(path, leaf) for path, leaf in trees.flatten(params).items()}
-        return model.apply(trees.unflatten(params, leaves), *args, **options)
+    def apply(params: Any, state: Any, x: Any, **options: Any) -> tuple[Any, Any]:
+        leaves = trees.flatten(params)
+        cuts = {p: shards.list_cuts(held, p, leaf.ndim) for p, leaf in leaves.items()}
+        late = [path for path in leaves if cuts[path] and matches_any(stacked, path)]
+        first = [path for path in leaves if cuts[path] and path not in late]
+        whole, others = shards.gather_first(
+            [leaves[path] for path in first],
+            {path: leaf for path, leaf in leaves.items() if path not in first},
+            tuple(cuts[path] for path in first),
+        )
+        given = others | dict(zip(first, whole, strict=True))
+        for path in late:
+            given[path] = Shard(value=given[path], cuts=cuts[path], again=again)
+        # All devices gather these before what the stacks gather.
+        x = after(x, whole) if late else x
+        return model.apply(trees.unflatten(params, given), state, x, **options)
 
     return model._replace(apply=apply) if held else model

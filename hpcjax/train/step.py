@@ -136,9 +136,7 @@ def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
     return jax.jit(mapped)
 
 
-def check_varying(
-    tree: Any, specs: Any, what: str, axes: tuple[str, ...]
-) -> None:
+def check_varying(tree: Any, specs: Any, what: str, axes: tuple[str, ...]) -> None:
     """Raises ValueError naming the leaves that may differ between devices of `axes`.
 
     A leaf may differ along the axes that its `PartitionSpec` names, and no others.

@@ -24,7 +24,10 @@ NOISE = jax.tree.map(
     lambda p: RNG.normal(size=(3, 8, *p.shape)).astype(np.float32), PARAMS
 )
 CUTS = {
-    "one axis": ({"data": 8}, {"blocks/kernel": P(None, None, "data"), "bias": P("data")}),
+    "one axis": (
+        {"data": 8},
+        {"blocks/kernel": P(None, None, "data"), "bias": P("data")},
+    ),
     "two axes": (
         {"data": 4, "depth": 2},
         {"blocks/kernel": P(None, "depth", "data"), "bias": P(("data", "depth"))},
@@ -118,7 +121,9 @@ CUTTABLE = {
     "sgd": optim.sgd(0.1, clip_norm=1.0, weight_decay=0.1),
     "adam": optax.adam(0.1),
     "lion": optax.lion(0.1),
-    "masked": optax.masked(optax.sgd(0.1), {"blocks": True, "bias": False, "scale": True}),
+    "masked": optax.masked(
+        optax.sgd(0.1), {"blocks": True, "bias": False, "scale": True}
+    ),
     "schedule": optax.sgd(optax.linear_schedule(0.0, 0.1, 10)),
 }
 REFUSED = {

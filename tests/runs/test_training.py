@@ -1,7 +1,9 @@
 """The training experiment: what it refuses, and parts from outside."""
 
 import dataclasses
+import functools
 import importlib.metadata
+import io
 import json
 import pathlib
 
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rich.console
 
 from hpcjax import train
 from hpcjax.averaging import LateConfig, LocalSgdConfig, SgpConfig, WagmaConfig
@@ -27,6 +30,7 @@ from hpcjax.optim import (
 )
 from hpcjax.runs import config, discover, execute, launch, plan, training
 from hpcjax.runs.training import TrainingConfig
+from hpcjax.sharding import ZeroConfig
 from tests.runs import roots
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -69,6 +73,25 @@ WHOLE = {
             {"optimizer": KfacConfig(), "backward": PartialBackwardConfig()},
             "optimizer=kfac and backward=partial both have a backward pass of their",
         ),
+        (
+            {"exchange": OkTopkConfig(), "parallel": ZeroConfig()},
+            "exchange=ok_topk and parallel=zero both average the gradients: choose one, "
+            "such as by parallel=none",
+        ),
+        (
+            {"averaging": WagmaConfig(), "parallel": ZeroConfig()},
+            "averaging=wagma and parallel=zero both hold the parameters in a form of",
+        ),
+        (
+            {"sparsity": DynamicConfig(), "parallel": ZeroConfig()},
+            "sparsity=dynamic and parallel=zero both hold the parameters in a form of",
+        ),
+        (
+            {"optimizer": KfacConfig(), "parallel": ZeroConfig()},
+            "optimizer=kfac works with whole matrices, of which parallel=zero gives each "
+            "device a part: choose another one, such as optimizer=sgd, adamw or lamb, or "
+            "parallel=none",
+        ),
     ],
 )
 def test_parts_that_cannot_go_together_are_refused_with_what_can(given, told):
@@ -110,6 +133,10 @@ def test_a_resumed_run_may_wait_longer_for_a_step_and_not_take_larger_ones():
         return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, **changes))
 
     config.check_resumable(cfg, changed(stall_seconds=600.0, steps=900, keep=5))
+    for old, new in ((None, 3), (3, 1), (1, None)):
+        ways = [stage and ZeroConfig(stage=stage) for stage in (old, new)]
+        spread = [dataclasses.replace(cfg, parallel=way) for way in ways]
+        config.check_resumable(*spread)
     with pytest.raises(ConfigError, match=r"train.batch_size: 128 -> 64"):
         config.check_resumable(cfg, changed(batch_size=64))
 
@@ -175,6 +202,49 @@ def test_a_whole_combination_is_planned_run_and_resumed(tmp_path):
     )
     left, right = (run.dataset["loss"].values for run in (whole, resumed))
     assert left.tolist() == right.tolist()
+
+
+SPREAD = {
+    "model": "causal_lm",
+    "model.width": "16",
+    "dataset": "char_text",
+    "dataset.context": "4",
+    "parallel": "zero",
+}
+
+
+def test_a_plan_tells_what_a_device_holds_and_sends_along_which_axis():
+    small = {key: text for key, text in SMALL.items() if key.startswith("train.")}
+    planned = plan.plan_run("train/digits", small | SPREAD, devices=4)
+    assert planned is not None
+    kernel = 4 * planned.parameters  # float32, and as much momentum
+    assert planned.state_bytes == pytest.approx(2 * kernel / 4, rel=0.02)
+    assert set(planned.sent) == {
+        "all-gather over data",
+        "all-reduce over data",
+        "reduce-scatter over data",
+    }
+    assert planned.sent["reduce-scatter over data"] == kernel
+    assert sum(planned.sent.values()) == planned.collective_bytes
+    told = io.StringIO()
+    rich.console.Console(file=told, width=200).print(plan.render_plan(planned))
+    assert "reduce-scatter over data" in told.getvalue()
+
+
+@pytest.mark.slow
+def test_a_spread_run_goes_on_in_other_ways_on_other_devices(tmp_path):
+    small = {key: text for key, text in SMALL.items() if key.startswith("train.")}
+    small |= SPREAD | {"train.checkpoint_every": "1"}
+    run = functools.partial(execute.run, "train/digits", root=tmp_path, quiet=True)
+    whole = run(small | {"train.steps": "5"}, devices=8)
+    first = run(small, devices=8)
+    ways = (({"parallel.stage": "1"}, 4), ({"parallel": "none"}, 1), ({}, 8))
+    for steps, (change, devices) in enumerate(ways, 3):
+        given = {key: text for key, text in small.items() if key != "parallel"}
+        given |= {"parallel": "zero"} | change | {"train.steps": str(steps)}
+        last = run(given, resume=first.id, devices=devices)
+    assert last.id == first.id
+    np.testing.assert_allclose(last.dataset["loss"], whole.dataset["loss"], rtol=1e-5)
 
 
 def test_parts_change_in_one_place_and_name_themselves_in_json():

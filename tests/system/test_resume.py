@@ -22,6 +22,13 @@ SMALL = {
         "model.width=8",
         "dataset.context=8",
     ],
+    "jorge/text:adamw": [  # whose state is spread over the devices
+        *COMMON,
+        "train.batch_size=16",
+        "model.width=8",
+        "dataset.context=8",
+        "parallel=zero",
+    ],
     "jorge/fashion:sgd": [
         *COMMON,
         "train.batch_size=16",
@@ -30,9 +37,9 @@ SMALL = {
         "dataset.validation_limit=16",
     ],
 }
-DIGITS, TEXT, FASHION = SMALL
+DIGITS, TEXT, SPREAD, FASHION = SMALL
 one = pytest.mark.parametrize("whole", [DIGITS], indirect=True)
-two = pytest.mark.parametrize("whole", [DIGITS, TEXT], indirect=True)
+two = pytest.mark.parametrize("whole", [DIGITS, SPREAD], indirect=True)
 slow = pytest.mark.slow
 
 

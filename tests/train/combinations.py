@@ -37,7 +37,12 @@ OBJECTIVES = CLASSIFICATION, LANGUAGE, SEGMENTATION
 SPARSE = {"density": 0.3}
 DEVICES = (4, 1)
 STEPS, ROWS = 2, 8
-KINDS = ("optimizer", "exchange", "averaging", "backward", "model", "devices")
+KINDS = (
+    *("optimizer", "exchange", "averaging", "backward", "parallel", "model"),
+    "devices",
+)
+# Those that one method is composed of.
+PARTS = KINDS[:5]
 
 
 class Row(NamedTuple):
@@ -47,6 +52,7 @@ class Row(NamedTuple):
     exchange: str | None
     averaging: str | None
     backward: str | None
+    parallel: str | None
     model: str
     devices: int
 
@@ -74,14 +80,20 @@ def _of_rooms(kind: str) -> tuple[str, ...]:
     )
 
 
-DERIVED = Row("jorge_from_sgd", "ok_topk", "local_sgd", None, "causal_lm", 4)
+DERIVED = Row("jorge_from_sgd", "ok_topk", "local_sgd", None, None, "causal_lm", 4)
 
 
 def refused() -> list[tuple[tuple[str, str], tuple[str, str]]]:
-    """Returns the pairs of parts that do what only one can."""
+    """Returns the pairs of parts that do what only one can.
+
+    What spreads parameters over devices leaves no optimizer a whole one.
+    """
     claims = {
-        (kind, name): set(getattr(cls, "claims", ()))
-        for kind in ("optimizer", "exchange", "averaging", "backward")
+        (kind, name): {
+            *getattr(cls, "claims", ()),
+            *(["whole"] if kind == "parallel" or getattr(cls, "whole", False) else []),
+        }
+        for kind in PARTS
         for name, cls in parts.classes(kind).items()
         if name in _of_rooms(kind)
     }
@@ -175,7 +187,7 @@ def config(kind: str, name: str | None) -> Any:
 
 def configs(row: Row) -> dict[str, Any]:
     """Returns the parts of a row that make its method, as they fit each other."""
-    found = {kind: config(kind, getattr(row, kind)) for kind in KINDS[:4]}
+    found = {kind: config(kind, getattr(row, kind)) for kind in PARTS}
     if row.averaging:
         found["averaging"] = dataclasses.replace(
             found["averaging"], workers=workers(row)
@@ -238,6 +250,7 @@ def task_of(row: Row) -> train.Task:
         exchange=made["exchange"],
         backward=made["backward"],
         averaged=made["averaging"],
+        parallel=made["parallel"],
         batch_size=ROWS,
         steps=STEPS,
         devices=row.devices,

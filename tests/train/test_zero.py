@@ -16,6 +16,7 @@ from hpcjax.data.objectives import LANGUAGE
 from hpcjax.models import CausalLmConfig
 from hpcjax.sharding import ZeroConfig
 from hpcjax.train.step import list_guarded
+from tests.train import hlo_order
 
 MODEL = CausalLmConfig(depth=2, width=32, heads=2)
 TOKENS, CONTEXT, ROWS = 16, 4, 8
@@ -75,7 +76,9 @@ def trained(stage, steps=2):
 
 
 def numbers(state):
-    return jax.device_get(dataclasses.replace(state, key=jax.random.key_data(state.key)))
+    return jax.device_get(
+        dataclasses.replace(state, key=jax.random.key_data(state.key))
+    )
 
 
 def place(saved, like):
@@ -129,6 +132,12 @@ def test_a_step_sends_what_the_formula_says_and_nothing_else(stage):
     assert perf.bytes_by_axis(program(stage), mesh) == {
         (("data",), kind): sent for kind, sent in expected.items()
     }
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_all_devices_take_collectives_in_one_order(stage):
+    # Those of stage 2 and 3 are in loops, which others must not overtake.
+    assert not hlo_order.swappable(program(stage).as_text())
 
 
 def test_stage_3_keeps_no_whole_copy():
@@ -197,7 +206,10 @@ def test_validation_scores_the_parts_as_the_whole():
         state = place(begin(), train.state_shapes(made, mesh))
         rows = made.dataset.train.gather(np.arange(ROWS))
         placed = sharding.place_batch({**rows, "weight": np.ones(ROWS, "f4")}, mesh)
-        totals = train.eval_step(made, mesh)(state.params, state.model_state, placed)
+        score = train.eval_step(made, mesh)
+        given = state.params, state.model_state, placed
+        assert not hlo_order.swappable(score.lower(*given).compile().as_text())
+        totals = score(*given)
         scores.append(float(totals.means()["loss"]))
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
@@ -249,6 +261,7 @@ def test_what_is_recomputed_changes_nothing_of_what_is_gathered(stage, compute, 
     state = train.state_shapes(made, mesh)
     shapes = train.batch_shapes(made, ROWS, mesh)
     step = train.train_step(made, mesh, state).lower(state, shapes).compile()
+    assert not hlo_order.swappable(step.as_text())
     all_of, again = sizes()
     sent = perf.bytes_by_axis(step, mesh)[("data",), "all-gather"] * 8 / 4
     least = all_of if stage == 2 else all_of + 0.9 * again
