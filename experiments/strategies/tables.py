@@ -30,11 +30,12 @@ ZERO = Table(
         "Six blocks of width 256, float32. Of the compiled step with AdamW on 8 "
         "simulated devices, in units of the parameters' bytes: what a device holds "
         "between steps, and besides during a step; what it sends by rings, over 7/8. "
-        "Stage 2 holds parameters as stage 3 does, and gathers them once a step. depth: "
-        "the most blocks of which a step fits into 1 GiB, by compiling alone. distance: "
-        "of the farthest parameter from training on one device, 20 steps of SGD with "
-        "momentum. annotated: one program of jit, told the parameters' shardings alone. "
-        "summed: stage 3 with gradients that are summed, not averaged."
+        "Stage 2 holds parameters as stage 3 does, and gathers them once a step. "
+        "depth: the most blocks of which a step fits into 1 GiB, by compiling alone. "
+        "distance: of the farthest parameter from training on one device, 20 steps of "
+        "SGD with momentum. annotated: one program of jit, told the shardings of "
+        "parameters alone; it does not keep the old state until the new is known to be "
+        "finite, as the loop does. summed: stage 3, gradients summed, not averaged."
     ),
     columns={
         "state": "state / Ψ",

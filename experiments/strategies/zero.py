@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hpcjax import core, data, optim, perf, runs, sharding, train
+from hpcjax import core, data, perf, runs, sharding, train
 from hpcjax.core import compat, config
 from hpcjax.core.parts import Part
 from hpcjax.models import CausalLmConfig
@@ -113,10 +113,10 @@ def _distance(ours: Any, theirs: Any) -> float:
     It is at most 10⁻⁵ where ‖a − b‖ ≤ 10⁻⁵ ‖b‖ + 10⁻⁶ √size: rounding of biases that
     are nearly zero counts by their size.
     """
-    pairs = zip(*(core.trees.flatten(tree).values() for tree in (ours, theirs)))
+    leaves = (core.trees.flatten(tree).values() for tree in (ours, theirs))
     return max(
         float(np.linalg.norm(a - b) / (np.linalg.norm(b) + 0.1 * np.sqrt(b.size)))
-        for a, b in pairs
+        for a, b in zip(*leaves, strict=True)
     )
 
 

@@ -67,7 +67,7 @@ def state_specs(
 ) -> Any:
     """Returns those of a transform's state: what is like a parameter is cut like it."""
     return optax.tree.map_params(
-        tx,
+        tx.init,
         lambda _, spec: spec,
         state,
         spec_tree(specs, params),

@@ -74,13 +74,13 @@ def _check_state(tx: optax.GradientTransformation, shapes: Any) -> None:
 
     def is_scalar(leaf: Any) -> bool:
         # A key would draw for each part what another one draws for the whole.
-        drawn = jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+        drawn = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
         return math.prod(getattr(leaf, "shape", (0,))) == 1 and not drawn
 
     state = jax.eval_shape(tx.init, shapes)
     try:
         owners = optax.tree.map_params(
-            tx, fits, state, shapes, transform_non_params=is_scalar
+            tx.init, fits, state, shapes, transform_non_params=is_scalar
         )
     except (IndexError, TypeError, ValueError) as error:
         raise ConfigError(f"{NEEDS}: it is not told what of its state is so") from error
@@ -113,7 +113,7 @@ def _dimension(stepped: Specs, path: str, ndim: int) -> int:
 
 
 def _small(stepped: Specs, path: str, leaf: Any) -> tuple[int, ...]:
-    """Returns a small shape of as many dimensions, of which the one that is cut is 4."""
+    """Returns a small shape of as many dimensions; the one that is cut is 4."""
     dim = _dimension(stepped, path, leaf.ndim)
     return tuple(4 if at - leaf.ndim == dim else 2 for at in range(leaf.ndim))
 

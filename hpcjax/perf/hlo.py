@@ -1,7 +1,7 @@
 """Communication, operations and memory of compiled programs, read from their HLO.
 
 The bytes of a collective are the bytes of its *operands* on one device, independent of
-the algorithm that sends them (for the traffic of ring algorithms see `perf.ring_bytes`).
+the algorithm that sends them (for the traffic of rings see `perf.ring_bytes`).
 An operand is, among n devices:
 
 | collective           | operand on one device                 |
@@ -451,7 +451,7 @@ def _read_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
             for part in counted.groups()
         )
         numbers = np.arange(math.prod(sizes or [])).reshape(sizes)
-        rows = numbers.transpose(order).reshape(shape)
+        rows: Any = numbers.transpose(order).reshape(shape)
         return tuple(tuple(map(int, row)) for row in rows)
     listed = _GROUPS.search(attributes) or _PAIRS.search(attributes)
     groups = re.findall(r"\{([\d,]+)\}", listed[1]) if listed else []

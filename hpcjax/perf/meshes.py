@@ -37,9 +37,9 @@ def bytes_by_axis(
 def ring_bytes(compiled: Compiled, devices: int) -> float:
     """Returns the bytes that one device sends in a run with bandwidth-optimal rings.
 
-    With s bytes of operands on each of a group of p devices, a device sends 2 s (p − 1)
-    / p for an all-reduce, s (p − 1) / p for a reduce-scatter or an all-to-all, s (p − 1)
-    for an all-gather, and s for a permute.
+    With s bytes of operands on each device of a group of p, a device sends
+    2 s (p − 1) / p for an all-reduce, s (p − 1) / p for a reduce-scatter or an
+    all-to-all, s (p − 1) for an all-gather, and s for a permute.
 
     Args:
       compiled: the program.
@@ -56,7 +56,7 @@ def ring_bytes(compiled: Compiled, devices: int) -> float:
         "reduce-scatter": lambda p: (p - 1) / p,
         "all-to-all": lambda p: (p - 1) / p,
         "all-gather": lambda p: p - 1,
-        "collective-permute": lambda p: 1,
+        "collective-permute": lambda _: 1,
     }
     executed = collectives(compiled)
     unknown = {collective.kind for collective in executed} - sent_per_byte.keys()

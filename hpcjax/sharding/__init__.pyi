@@ -35,6 +35,7 @@ from .stages import stage_specs as stage_specs
 from .stages import sum_replicas as sum_replicas
 from .ticks import TickTable as TickTable
 from .ticks import tick_table as tick_table
+from .zero import cut_parameters as cut_parameters
 from .zero import split_model as split_model
 from .zero import spread_state as spread_state
 from .zero_config import ZeroConfig as ZeroConfig

@@ -32,8 +32,9 @@ def spread_state(
 
     times (N − 1)/N of what is sent. Stage 2 keeps a whole copy of the parameters
     during a step, stage 3 that of one layer; of a model without stacks of layers it
-    does what stage 2 does. Biases need not be gathered again. What the paper calls stage 2 holds whole parameters between
-    steps too; to hold parts costs nothing, as the updates need not be gathered.
+    does what stage 2 does. Biases need not be gathered again. What the paper calls
+    stage 2 holds whole parameters between steps; to hold parts costs nothing, as the
+    updates need not be gathered.
 
     Args:
       model: the model.

@@ -65,9 +65,14 @@ def loop(tx, mesh, specs, held):
     places = jax.tree.map(lambda s: NamedSharding(mesh, s), (of_params, of_state))
     params, state = jax.device_put((PARAMS, tx.init(PARAMS)), places)
     for row in range(3):
-        params, state = run(params, state, jax.tree.map(lambda g: g[row], NOISE))
+        params, state = run(params, state, of_row(row))
     assert jax.tree.map(lambda x: x.sharding, (params, state)) == places
     return jax.device_get(params)
+
+
+def of_row(row):
+    """The gradients of each device in one step."""
+    return jax.tree.map(lambda g: g[row], NOISE)
 
 
 def leaf(tree, path):
@@ -83,7 +88,7 @@ def put(tree, path, value):
 def alone(tx):
     params, state = PARAMS, tx.init(PARAMS)
     for row in range(3):
-        mean = jax.tree.map(lambda g: g[row].mean(axis=0), NOISE)
+        mean = jax.tree.map(lambda g: g.mean(axis=0), of_row(row))
         updates, state = tx.update(mean, state, params)
         params = optax.apply_updates(params, updates)
     return params
@@ -107,7 +112,7 @@ def test_parts_are_updated_as_the_whole_is_on_one_device(cut, holds, name):
 
 
 def test_parts_along_another_axis_than_gradients_are_refused():
-    with pytest.raises(ConfigError, match="bias must be cut along the axes.*'data'"):
+    with pytest.raises(ConfigError, match=r"bias must be cut along the axes.*'data'"):
         optim.update_shards(optax.sgd(0.1), {"bias": P("model")}, axes="data")
 
 

@@ -75,8 +75,8 @@ WHOLE = {
         ),
         (
             {"exchange": OkTopkConfig(), "parallel": ZeroConfig()},
-            "exchange=ok_topk and parallel=zero both average the gradients: choose one, "
-            "such as by parallel=none",
+            "exchange=ok_topk and parallel=zero both average the gradients: choose "
+            "one, such as by parallel=none",
         ),
         (
             {"averaging": WagmaConfig(), "parallel": ZeroConfig()},
@@ -88,9 +88,9 @@ WHOLE = {
         ),
         (
             {"optimizer": KfacConfig(), "parallel": ZeroConfig()},
-            "optimizer=kfac works with whole matrices, of which parallel=zero gives each "
-            "device a part: choose another one, such as optimizer=sgd, adamw or lamb, or "
-            "parallel=none",
+            "optimizer=kfac works with whole matrices, of which parallel=zero gives "
+            "each device a part: choose another one, such as optimizer=sgd, adamw or "
+            "lamb, or parallel=none",
         ),
     ],
 )

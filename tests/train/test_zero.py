@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from hpcjax import core, data, models, optim, perf, sharding, train
 from hpcjax.core import ConfigError, trees
-from hpcjax.data.objectives import LANGUAGE
 from hpcjax.models import CausalLmConfig
 from hpcjax.sharding import ZeroConfig
 from hpcjax.train.step import list_guarded
+from tests import guides
 from tests.train import hlo_order
 
 MODEL = CausalLmConfig(depth=2, width=32, heads=2)
@@ -324,3 +324,15 @@ def test_a_network_of_flax_layers_and_one_without_stacks_train_at_every_stage():
 
 def batch_of(dataset, mesh):
     return sharding.place_batch(dataset.train.gather(np.arange(ROWS)), mesh)
+
+
+def test_the_guide_runs():
+    names = guides.run("parallel.md")
+    assert names["cut"] == {"kernel": P(None, "data")}
+    parts = {
+        leaf.sharding.shard_shape(leaf.shape)
+        for leaf in jax.tree.leaves(names["state"])
+        if leaf.shape == (8, 16)
+    }
+    assert parts == {(8, 2)}
+    assert 10 < names["deepest"] < 256
