@@ -98,7 +98,6 @@ def sizes():
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
-@pytest.mark.acceptance("how-to-train", 1)
 def test_every_stage_trains_as_data_parallelism_does(stage):
     ours, theirs = trained(stage), trained(None)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-6)
