@@ -83,6 +83,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     devices = ctx.mesh.size
     adam = AdamWConfig(lr=1e-3)
     step = _prepare(cfg, adam, devices).compiled
+    share = (devices - 1) / devices or 1.0  # one device sends nothing
     unit = FLOAT * core.trees.num_params(jax.eval_shape(_model(cfg).init, _key(cfg))[0])
 
     def deepen(depth: int) -> Any:
@@ -100,7 +101,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         {
             "state": perf.argument_memory(step) / unit,
             "temporaries": perf.temporary_memory(step) / unit,
-            "sent": perf.ring_bytes(step, devices) / (unit * (1 - 1 / devices)),
+            "sent": perf.ring_bytes(step, devices) / (share * unit),
             "depth": perf.largest_model(deepen, cfg.memory),
             "distance": _distance(ours, theirs),
         }

@@ -21,7 +21,7 @@ FLOAT32 = SparseStateConfig(dtype="float32", sparsity=0.5)
 
 def task_of(model, state, devices, optimizer="adamw", exchange=None):
     network, own = combinations.problem(model)
-    row = Row(optimizer, exchange, None, None, model, devices)
+    row = Row(optimizer, exchange, None, None, None, model, devices)
     made = combinations.configs(row)
     stacks = getattr(combinations.config("model", model), "stacks", ())
     method = train.compose(

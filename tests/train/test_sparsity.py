@@ -58,7 +58,7 @@ def task_of(sparsity, row, steps=STEPS):
 def test_what_is_pruned_is_zero_on_all_devices_and_after_a_resume(
     sparsity, optimizer, exchange, model, devices
 ):
-    task = task_of(sparsity, Row(optimizer, exchange, None, None, model, devices))
+    task = task_of(sparsity, Row(optimizer, exchange, None, None, None, model, devices))
     mesh = task.mesh(devices)
     state = train.init_state(task, 0, mesh)
     batches = [
@@ -92,7 +92,7 @@ def _leaves(tree):
 def test_what_does_not_go_together_is_refused_by_name():
     with pytest.raises(ConfigError, match="state=sparse and sparsity=prune both hold"):
         TrainingConfig(state=SparseStateConfig(), sparsity=PruneConfig())
-    row = Row("sgd", None, None, None, "mlp", 1)
+    row = Row("sgd", None, None, None, None, "mlp", 1)
     with pytest.raises(ConfigError, match=r"before the end of the run: got last=10000"):
         task_of(PruneConfig(), row)
     model, own = combinations.problem("mlp")
