@@ -247,7 +247,6 @@ class Parallel(NamedTuple):
       stepped: how what the optimizer sees is cut.
       split: see `Method`.
       axes: mesh axes that batches are split over, and gradients averaged.
-      gradients: the backward pass; None for that of the optimizer.
       facts: see `Method`.
     """
 
@@ -256,5 +255,4 @@ class Parallel(NamedTuple):
     stepped: Specs
     split: Callable[[Model], Model]
     axes: tuple[str, ...] = (DATA_AXIS,)
-    gradients: Gradients | None = None
     facts: Mapping[str, float] = {}

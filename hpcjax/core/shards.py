@@ -68,11 +68,17 @@ def state_specs(
     """Returns those of a transform's state: what is like a parameter is cut like it."""
     return optax.tree.map_params(
         tx.init,
-        lambda _, spec: spec,
+        lambda leaf, spec: leaf if is_masked(leaf) else spec,
         state,
         spec_tree(specs, params),
         transform_non_params=lambda _: PartitionSpec(),
+        is_leaf=is_masked,
     )
+
+
+def is_masked(node: Any) -> bool:
+    """Says whether a node stands for what `optax.masked` has removed."""
+    return isinstance(node, optax.MaskedNode)
 
 
 def gather(part: jax.Array, cuts: Cuts) -> jax.Array:

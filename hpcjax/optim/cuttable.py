@@ -1,17 +1,15 @@
 """Telling whether a transform may work on parts of parameters."""
 
-import functools
 import math
-import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import PartitionSpec
+from jax.extend.core import Literal
 
-from hpcjax.core import compat, shards, trees
+from hpcjax.core import shards, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.shards import Specs
 
@@ -19,7 +17,20 @@ NEEDS = (
     "parameters that are spread over devices need an optimizer that works on elements "
     "and, by `cut`, on norms, such as sgd, adamw or lamb"
 )
-_AXIS, _STEPS = "part", 2
+# A dimension that is cut has this size while a transform is looked at, and no other one
+# a multiple of it.
+_CUT, _OTHER = 11, 2
+_AXIS = "part"
+_COLLECTIVES = {
+    *("all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"),
+}
+# What an element becomes by these depends on others, or on its place.
+_MIXING = {
+    *("argsort", "axis_index", "conv_general_dilated", "cumlogsumexp", "cummax"),
+    *("cummin", "cumprod", "cumsum", "dot_general", "fft", "gather", "iota"),
+    *("random_bits", "rev", "scan", "scatter", "scatter-add", "sort", "threefry2x32"),
+    *("top_k", "while"),
+}
 
 
 def check_cuttable(
@@ -27,64 +38,68 @@ def check_cuttable(
 ) -> None:
     """Raises ConfigError unless a transform gives parts what it would give the whole.
 
-    Two things are verified. Its state must consist of scalars and of arrays like
-    parameters; Jorge's and Shampoo's factors are neither. And it is tried: two steps on
-    two halves of small parameters must give the halves of two steps on the whole. The
-    global norm of `optax.clip_by_global_norm`, which sums what a device has, does not.
+    Its state must consist of numbers and of arrays like parameters: Adafactor's rows,
+    Jorge's and Shampoo's factors are neither. And its update is traced, and followed
+    from its arguments to its results, all branches of it. What is summed up, or taken
+    the maximum of, along a dimension that is cut is of a part until a collective along
+    the axes that `cut` tells has made one of all parts. No result may depend on it, as
+    those of `optax.clip_by_global_norm` do, nor on places or draws.
+
+    Whether what is done by collectives is right is not looked at.
 
     Args:
       tx: the transform; its rules are for the paths of `shapes`.
       shapes: of the parameters.
       stepped: how they are to be cut.
     """
-    _check_state(tx, shapes)
-    shapes = _drop_repeated(shapes, stepped)
-    rng = np.random.default_rng(0)
-    small = {
-        path: rng.normal(size=(1 + _STEPS, *_small(stepped, path, leaf)))
+    cut = {
+        path: tuple({dim for dim, _ in shards.list_cuts(stepped, path, leaf.ndim)})
         for path, leaf in trees.flatten(shapes).items()
     }
-    # The first gradient is large, for whoever clips to do so.
-    drawn = [
-        trees.unflatten(
-            shapes,
-            {path: (scale * x[row]).astype("float32") for path, x in small.items()},
-        )
-        for row, scale in enumerate((1.0, 1e6, 1.0))
+    likes = {
+        path: jax.ShapeDtypeStruct(_mark(leaf.ndim, cut[path]), leaf.dtype)
+        for path, leaf in trees.flatten(shapes).items()
+    }
+    params = trees.unflatten(shapes, likes)
+    told = {path: (_AXIS,) for path, dims in cut.items() if dims}
+    try:
+        state = jax.eval_shape(tx.init, params)
+        _check_state(tx, state, params)
+        results, partial = _follow(tx, state, params, told)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{NEEDS}: this one cannot be looked at: {error}") from error
+    wrong = [
+        path for path, is_of_part in zip(results, partial, strict=True) if is_of_part
     ]
-    dims = {path: _dimension(stepped, path, x.ndim - 1) for path, x in small.items()}
-    # One program, compiled quickly: to run it takes no time.
-    options = compat.quick_compilation(jax.default_backend())
-    steps = functools.partial(_try, tx, dims={p: d for p, d in dims.items() if d})
-    program = jax.jit(steps).lower(drawn).compile(compiler_options=options)
-    whole, halves = jax.device_get(program(drawn))
-    for path, expected in trees.flatten(whole).items():
-        given = trees.flatten(halves)[path]
-        scale = np.abs(expected).max(initial=0.0)
-        if not np.allclose(given, expected, rtol=1e-4, atol=1e-5 * scale):
-            raise ConfigError(
-                f"{NEEDS}: the updates by this one of a parameter and of its halves "
-                f"differ, for {path}"
-            )
+    if wrong:
+        raise ConfigError(
+            f"{NEEDS}: results of this one depend on sums, places or draws of what one "
+            f"device has, {wrong[:3]}"
+        )
 
 
-def _check_state(tx: optax.GradientTransformation, shapes: Any) -> None:
+def _mark(ndim: int, dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(_CUT if at - ndim in dims else _OTHER for at in range(ndim))
+
+
+def _check_state(tx: optax.GradientTransformation, state: Any, params: Any) -> None:
     def fits(leaf: Any, like: Any) -> bool:
-        return getattr(leaf, "shape", None) == like.shape
+        return getattr(leaf, "shape", like.shape) == like.shape
 
-    def is_scalar(leaf: Any) -> bool:
+    def is_number(leaf: Any) -> bool:
         # A key would draw for each part what another one draws for the whole.
         drawn = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
         return math.prod(getattr(leaf, "shape", (0,))) == 1 and not drawn
 
-    state = jax.eval_shape(tx.init, shapes)
-    try:
-        owners = optax.tree.map_params(
-            tx.init, fits, state, shapes, transform_non_params=is_scalar
-        )
-    except (IndexError, TypeError, ValueError) as error:
-        raise ConfigError(f"{NEEDS}: it is not told what of its state is so") from error
-    wrong = [path for path, good in trees.flatten(owners).items() if not good]
+    good = optax.tree.map_params(
+        tx.init,
+        fits,
+        state,
+        params,
+        transform_non_params=is_number,
+        is_leaf=shards.is_masked,
+    )
+    wrong = [path for path, fitting in trees.flatten(good).items() if not fitting]
     if wrong:
         raise ConfigError(
             f"{NEEDS}: the state of this one holds what is neither a number nor like a "
@@ -92,76 +107,64 @@ def _check_state(tx: optax.GradientTransformation, shapes: Any) -> None:
         )
 
 
-def _drop_repeated(shapes: Any, stepped: Specs) -> Any:
-    """Masks parameters that differ from an earlier one by numbers in the path alone.
+def _follow(
+    tx: optax.GradientTransformation, state: Any, params: Any, cut: Any
+) -> tuple[list[str], list[bool]]:
+    """Returns the paths of updates and state, and whether each is of one part."""
 
-    So a deep network takes no longer. As in a part of `optax.partition` the rules of
-    the transform are valid for those that are left.
-    """
-    seen, kept = set(), {}
-    for path, leaf in trees.flatten(shapes).items():
-        dim = _dimension(stepped, path, leaf.ndim)
-        kind = re.sub(r"\d+", "", path), leaf.ndim, dim
-        kept[path] = optax.MaskedNode() if kind in seen else leaf
-        seen.add(kind)
-    return trees.unflatten(shapes, kept)
+    def update(state: Any, params: Any, grads: Any) -> Any:
+        extra = {"value": 1.0, "step": 0, "loss_terms": 1.0}
+        wide = optax.with_extra_args_support(tx)
+        return wide.update(grads, state, params, cut=cut, **extra)
 
-
-def _dimension(stepped: Specs, path: str, ndim: int) -> int:
-    """Returns the first dimension that is cut, counted from the last; 0 for none."""
-    return next((dim for dim, _ in shards.list_cuts(stepped, path, ndim)), 0)
+    traced, results = jax.make_jaxpr(update, axis_env=[(_AXIS, 2)], return_shape=True)(
+        state, params, params
+    )
+    start = [False] * len(traced.jaxpr.invars)
+    return list(trees.flatten(results)), _of_parts(traced.jaxpr, start)
 
 
-def _small(stepped: Specs, path: str, leaf: Any) -> tuple[int, ...]:
-    """Returns a small shape of as many dimensions; the one that is cut is 4."""
-    dim = _dimension(stepped, path, leaf.ndim)
-    return tuple(4 if at - leaf.ndim == dim else 2 for at in range(leaf.ndim))
+def _of_parts(program: Any, given: Sequence[bool]) -> list[bool]:
+    """Returns which results of a program depend on what is of one part."""
+    known = dict(zip(program.invars, given, strict=True))
+
+    def read(variable: Any) -> bool:
+        return not isinstance(variable, Literal) and known.get(variable, False)
+
+    for equation in program.eqns:
+        found = _pass_on(equation, [read(variable) for variable in equation.invars])
+        known.update(zip(equation.outvars, found, strict=True))
+    return [read(variable) for variable in program.outvars]
 
 
-def _try(
-    tx: optax.GradientTransformation, drawn: list[Any], dims: dict[str, int]
-) -> tuple[Any, Any]:
-    """Returns the updates of two steps, of the whole and of two halves joined."""
-    cut = dict.fromkeys(dims, (_AXIS,))
-    update = optax.with_extra_args_support(tx).update
-    params, *grads = drawn
-
-    def steps(state: Any, params: Any, grads: Any, **told: Any) -> list[Any]:
-        found = []
-        for number, gradient in enumerate(grads):
-            updates, state = update(
-                gradient,
-                state,
-                params,
-                value=1.0,
-                step=number,
-                loss_terms=1.0,
-                **told,
-            )
-            found.append(updates)
-        return found
-
-    state = tx.init(params)
-    specs = {
-        path: PartitionSpec(*[None] * (leaf.ndim + dims[path]), _AXIS)
-        for path, leaf in trees.flatten(params).items()
-        if path in dims
-    }
-    tree = shards.spec_tree(specs, params)
-    given = (state, params, grads)
-    places = (shards.state_specs(tx, params, state, specs), tree, [tree] * len(grads))
-    halves = jax.tree.map(_halve, given, places)
-    run = jax.vmap(lambda s, p, g: steps(s, p, g, cut=cut), axis_name=_AXIS)
-    return steps(*given), jax.tree.map(_join, run(*halves), places[2])
+def _pass_on(equation: Any, given: list[bool]) -> list[bool]:
+    """Returns which results of an equation are of one part."""
+    name, inner = equation.primitive.name, _inner(equation)
+    if name in _COLLECTIVES:
+        return [False] * len(equation.outvars)
+    if name == "cond":
+        which, *others = given
+        taken = [_of_parts(branch, others) for branch in inner]
+        return [which or any(each) for each in zip(*taken, strict=True)]
+    if inner and name not in _MIXING:
+        return _of_parts(inner[0], given)
+    all_of = (*equation.invars, *equation.outvars)
+    mixed = name in _MIXING and any(map(_is_cut, all_of))
+    loses = any(map(_is_cut, equation.invars))
+    return [
+        any(given) or mixed or (loses and not _is_cut(result))
+        for result in equation.outvars
+    ]
 
 
-def _halve(whole: Any, spec: PartitionSpec) -> Any:
-    """Returns both halves of what is cut, or two copies: `[2, ...]`."""
-    if _AXIS not in spec:
-        return jnp.stack([whole, whole])
-    return jnp.stack(jnp.split(whole, 2, spec.index(_AXIS)))
+def _inner(equation: Any) -> list[Any]:
+    """Returns the programs that an equation runs."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    found = [equation.params[name] for name in names if name in equation.params]
+    found += equation.params.get("branches", ())
+    return [getattr(program, "jaxpr", program) for program in found]
 
 
-def _join(halves: Any, spec: PartitionSpec) -> Any:
-    """Returns the whole of two halves; of what is not cut both copies."""
-    return jnp.concatenate(halves, spec.index(_AXIS)) if _AXIS in spec else halves
+def _is_cut(variable: Any) -> bool:
+    shape = getattr(variable.aval, "shape", ())
+    return any(size and size % _CUT == 0 for size in shape)

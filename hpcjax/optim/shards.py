@@ -50,7 +50,7 @@ def train_shards(optimizer: Optimization, parallel: Parallel, model: Model) -> M
     check_cuttable(optimizer.tx, shapes, parallel.stepped)
     held, stepped = parallel.held, parallel.stepped
     tx = update_shards(optimizer.tx, stepped, held=held, axes=parallel.axes)
-    gradients = parallel.gradients or optimizer.gradients or whole_backward
+    gradients = optimizer.gradients or whole_backward
     facts = {**optimizer.facts, **parallel.facts}
     spread = Optimization(
         tx, _after_loops(gradients, held), parallel.axes, parallel.mesh_shape, facts

@@ -257,8 +257,7 @@ def _compose(
         averaged=cfg.averaging,
         state=with_stacks(cfg.state, stacks),
         sparsity=sparsity,
-        # Layers that share weights have no stacks of their own.
-        parallel=with_stacks(cfg.parallel, () if cfg.sharing else stacks),
+        parallel=with_stacks(cfg.parallel, stacks),
         batch_size=cfg.train.batch_size,
         steps=cfg.train.steps,
         devices=devices,

@@ -86,8 +86,8 @@ def cut_parameters(shapes: Any, devices: int, stacked: tuple[str, ...] = ()) -> 
     found = {}
     for path, leaf in trees.flatten(shapes).items():
         first = int(matches_any(stacked, path))
-        dims = range(first, leaf.ndim)
-        fitting = [d for d in dims if leaf.shape[d] and leaf.shape[d] % devices == 0]
+        dims = range(first, leaf.ndim if leaf.size else 0)
+        fitting = [dim for dim in dims if leaf.shape[dim] % devices == 0]
         if fitting:
             dim = max(fitting, key=lambda d: leaf.shape[d])
             found[path] = PartitionSpec(*[None] * dim, DATA_AXIS)

@@ -18,7 +18,8 @@ class ZeroConfig(Config):
         gathered once a step; 3 gathers those of a layer when it is computed, and again
         in the backward pass.
       stacked: regexes of parameters whose first axis is a stack of layers; none for
-        those of the model.
+        those of the model. A model of one's own gathers a layer's by `core.realize`, in
+        the body of its scan.
     """
 
     claims: ClassVar[tuple[str, ...]] = ("mean", "parameters")

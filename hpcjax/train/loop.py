@@ -261,9 +261,9 @@ def accumulating(task: Task, config: TrainConfig, mesh: Mesh) -> Task:
     params = state_shapes(task, mesh).params
     cut = state_specs(task, state_shapes(task, mesh)).params
     checks.require(
-        cut == per_device.specs(params),
+        cut == per_device.specs(params) or mesh.size == 1,
         "gradients of parameters that are held in parts, as by parallel.stage 2 and 3, "
-        "are not accumulated: take parallel.stage=1, or model.remat=full",
+        "are not accumulated: take parallel.stage=1",
         accumulate=config.accumulate,
     )
 

@@ -34,7 +34,8 @@ CUTS = {
     ),
 }
 TX = {
-    "sgd": lambda: optim.sgd(0.1, weight_decay=0.01, clip_norm=1.0),
+    "sgd": lambda: optim.sgd(0.1, weight_decay=0.01),
+    "clipped": lambda: optim.sgd(0.1, clip_norm=1.0),
     "adamw": lambda: optax.adamw(0.1),
     "lamb": lambda: optim.lamb(0.1, clip_norm=1.0, stacked=("^blocks/",)),
 }
@@ -97,7 +98,7 @@ def alone(tx):
 @pytest.mark.parametrize("name", TX)
 @pytest.mark.parametrize("holds", [False, True])
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.quick("one axis-False-sgd", "one axis-True-lamb", "two axes-True-adamw")
+@pytest.mark.quick("two axes-False-sgd", "one axis-True-lamb", "two axes-True-adamw")
 def test_parts_are_updated_as_the_whole_is_on_one_device(cut, holds, name):
     sizes, specs = CUTS[cut]
     held = specs if holds else {}
@@ -122,23 +123,50 @@ def test_an_update_outside_of_shard_map_is_told():
         tx.update(PARAMS, tx.init(PARAMS), PARAMS)
 
 
+def test_losses_of_whole_parameters_are_not_handed_on():
+    def update(updates, state, params=None, **extra_args):
+        assert "value_fn" not in extra_args
+        assert extra_args["cut"] == {}
+        return updates, state
+
+    inner = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    tx = optim.update_shards(inner, {}, axes=None)
+    tx.update(PARAMS, tx.init(PARAMS), PARAMS, value_fn=lambda params: 0.0)
+
+
+CLIP = optax.clip_by_global_norm(1e6)
+LABELS = {"blocks": {"kernel": "a"}, "bias": "b", "scale": "a"}
+MASK = {"blocks": {"kernel": True}, "bias": False, "scale": True}
 CUTTABLE = {
-    "sgd": optim.sgd(0.1, clip_norm=1.0, weight_decay=0.1),
+    "sgd": optim.sgd(0.1, clip_norm=1.0, weight_decay=0.1, momentum=0.9),
+    "lamb": optim.lamb(0.1, clip_norm=1.0, stacked=("^blocks/",)),
     "adam": optax.adam(0.1),
-    "lion": optax.lion(0.1),
-    "masked": optax.masked(
-        optax.sgd(0.1), {"blocks": True, "bias": False, "scale": True}
-    ),
-    "schedule": optax.sgd(optax.linear_schedule(0.0, 0.1, 10)),
+    "masked": optax.masked(optax.adam(0.1), MASK),
+    "partition": optax.partition({"a": optax.adam(0.1), "b": optim.sgd(0.1)}, LABELS),
+    "schedule": optax.sgd(optax.linear_schedule(0.0, 0.1, 10), momentum=0.9),
+    "several": optax.MultiSteps(optax.adam(0.1), 3).gradient_transformation(),
 }
 REFUSED = {
-    "clip": (optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(0.1)), "halves"),
-    "trust": (optax.lamb(0.1), "halves"),
+    "clip": (optax.chain(CLIP, optax.sgd(0.1)), "depend on sums"),
+    "after moments": (optax.chain(optax.scale_by_adam(), CLIP), "depend on sums"),
+    "of some": (optax.masked(CLIP, MASK), "depend on sums"),
+    "of later": (
+        optax.conditionally_transform(CLIP, lambda step, **_: step > 9),
+        "depend on sums",
+    ),
+    "in several": (
+        # It hands no `cut` on.
+        optax.MultiSteps(optim.sgd(0.1, clip_norm=1.0), 3).gradient_transformation(),
+        "depend on sums",
+    ),
+    "trust": (optax.lamb(0.1), "depend on sums"),
+    "finite": (optax.apply_if_finite(optax.sgd(0.1), 3), "depend on sums"),
     "noise": (optax.noisy_sgd(0.1, key=0), "neither"),
     "adafactor": (optax.adafactor(0.1), "neither"),
+    "muon": (optax.contrib.muon(0.1), ""),
     "jorge": (optim.jorge(0.1), "neither"),
     "shampoo": (optim.shampoo(0.1), "neither"),
-    "lbfgs": (optax.lbfgs(), "not told"),
+    "lbfgs": (optax.lbfgs(), "cannot be looked at"),
 }
 SPECS = CUTS["one axis"][1]
 
@@ -146,6 +174,11 @@ SPECS = CUTS["one axis"][1]
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_elementwise_transforms_and_our_norms_may_be_cut(name):
     check_cuttable(CUTTABLE[name], SHAPES, SPECS)
+    state = jax.eval_shape(CUTTABLE[name].init, SHAPES)
+    found = shards.state_specs(CUTTABLE[name], SHAPES, state, SPECS)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(found), strict=True)
+    for like, spec in pairs:
+        assert (spec == P()) is (like.ndim == 0), (like, spec)
 
 
 @pytest.mark.parametrize("name", REFUSED)

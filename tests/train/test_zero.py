@@ -216,6 +216,7 @@ def test_validation_scores_the_parts_as_the_whole():
 def test_parameters_that_no_device_count_divides_are_whole_and_counted():
     shapes = {
         "blocks": {"kernel": jax.ShapeDtypeStruct((8, 3, 16), "float32")},
+        "empty": jax.ShapeDtypeStruct((0, 8), "float32"),
         "odd": jax.ShapeDtypeStruct((3, 5), "float32"),
         "square": jax.ShapeDtypeStruct((8, 8), "float32"),
         "scalar": jax.ShapeDtypeStruct((), "float32"),
@@ -223,7 +224,7 @@ def test_parameters_that_no_device_count_divides_are_whole_and_counted():
     init = lambda key: (jax.tree.map(lambda s: jnp.zeros(s.shape), shapes), {})  # noqa: E731
     spread = sharding.spread_state(core.Model(init, None), 8, 2, ("^blocks/",))
     assert spread.held == {"blocks/kernel": P(None, None, "data"), "square": P("data")}
-    assert spread.facts == {"replicated": 2}
+    assert spread.facts == {"replicated": 3}
     with pytest.raises(ConfigError, match="spread over 8 devices: got devices=4"):
         spread.mesh_shape(4)
 
