@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from experiments.sparsity import collapse, one_shot, tables
+from experiments.sparsity import collapse, one_shot, support, tables
 from hpcjax.models import MlpConfig
 from hpcjax.optim import SgdConfig
 from tests.experiments import rows
@@ -53,6 +53,28 @@ def test_the_density_at_which_a_layer_empties_is_that_of_masks_layer_by_layer():
         found = pruned(score="magnitude", rounds=rounds, search=True, **small)
         expected = most if most >= 2 or rounds == 1 else 0
         assert found["empties"] == pytest.approx(100 * expected / 50)
+
+
+def test_the_teacher_has_as_many_weights_as_it_should_of_either_sign():
+    teacher = support.draw_teacher(support.Config(inputs=20, outputs=5))
+    weights = teacher[teacher != 0]
+    assert weights.size == 10
+    assert 0.5 <= np.abs(weights).min() < np.abs(weights).max() <= 1.5
+    assert weights.min() < 0 < weights.max()
+
+
+@pytest.mark.slow
+def test_growth_by_gradients_finds_the_teacher_and_by_the_smallest_does_not():
+    rows = ("static", "SET", "RigL", "RigL, smallest gradients")
+    grows = ("nothing", "random", "gradient", "smallest")
+    made = {
+        row: support.run(support.Config(grow=grow), None).expand_dims(seed=[0])
+        for row, grow in zip(rows, grows, strict=True)
+    }
+    claims = verdicts(tables.SUPPORT, tables.SUPPORT.reduce(made))
+    assert all(claim.holds for claim in claims.values()), claims
+    # Its weights are then learned as far as the noise lets them be.
+    assert made["RigL"]["error"] < 0.01 < made["SET"]["error"]
 
 
 @pytest.fixture(scope="module")
