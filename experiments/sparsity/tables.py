@@ -313,10 +313,11 @@ def far_from_dense(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     The latter by formula, where a network is as sparse in all steps.
     """
     table = compare(rows)
-    left, names = 1 - table["sparsity"] / 100, table["row"].str
+    methods = [str(row).partition(",")[0] for row in table["row"].values]
+    left = 1 - table["sparsity"] / 100
     grown = sparsify.training_flops(left, 1.0, every=25) / 3
-    operations = xr.where(names.startswith("RigL"), grown, left)
-    operations = operations.where(names.startswith(("static", "SET", "RigL")))
+    operations = left.where([method in ("static", "SET") for method in methods])
+    operations = operations.where([method != "RigL" for method in methods], grown)
     error = 100 - table["accuracy"]
     return table.assign(error=error, operations=operations)
 
