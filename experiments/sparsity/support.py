@@ -118,17 +118,13 @@ def _make_transform(cfg: Config) -> Any:
         del params, state, key
         return jax.tree.map(lambda g: -abs(g), grads)
 
-    chosen = {
-        "nothing": {"grow": None},
-        "random": {"grow": "random", "regrow": False},
-        "gradient": {"grow": "gradient"},
-        "smallest": {"grow": smallest},
-    }
+    named: dict[str, Any] = {"nothing": None, "smallest": smallest}
     return sparsify.dynamic(
         optax.sgd(cfg.lr),
+        grow=named.get(cfg.grow, cfg.grow),
+        regrow=cfg.grow != "random",
         distribution=sparsify.Uniform(sparsity=1 - cfg.density),
         steps=cfg.steps,
         every=cfg.every,
         seed=cfg.seed,
-        **chosen[cfg.grow],
     )

@@ -1,5 +1,6 @@
 """The toolkit's tables: layers that collapse, pruning at once, methods on digits."""
 
+import math
 from collections.abc import Mapping
 
 import xarray as xr
@@ -308,18 +309,21 @@ def _perceptron(variant: str, level: int | None = None) -> Runs:
 
 
 def far_from_dense(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Returns `compare`'s table with errors, and operations of steps over dense ones.
-
-    The latter by formula, where a network is as sparse in all steps.
-    """
+    """Returns `compare`'s table with errors, and operations of steps over dense ones."""
     table = compare(rows)
-    methods = [str(row).partition(",")[0] for row in table["row"].values]
-    left = 1 - table["sparsity"] / 100
-    grown = sparsify.training_flops(left, 1.0, every=25) / 3
-    operations = left.where([method in ("static", "SET") for method in methods])
-    operations = operations.where([method != "RigL" for method in methods], grown)
+    pairs = zip(table["row"].values, table["sparsity"].values, strict=True)
+    operations = [_operations(str(row), 1 - sparsity / 100) for row, sparsity in pairs]
     error = 100 - table["accuracy"]
-    return table.assign(error=error, operations=operations)
+    return table.assign(error=error, operations=("row", operations))
+
+
+def _operations(row: str, left: float) -> float:
+    """Returns them by formula, where a network is as sparse in all steps, else NaN."""
+    method = row.partition(",")[0]
+    if method in ("static", "SET"):
+        return left
+    grows = method == "RigL"
+    return sparsify.training_flops(left, 1.0, every=25) / 3 if grows else math.nan
 
 
 _STATIC, _RIGL, _SET = "static, 98 %", "RigL, 98 %", "SET, 98 %"
