@@ -309,7 +309,7 @@ def _perceptron(variant: str, level: int | None = None) -> Runs:
 
 
 def far_from_dense(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Returns `compare`'s table with errors, and operations of steps over dense ones."""
+    """Returns `compare`'s table, with errors and operations over dense ones."""
     table = compare(rows)
     pairs = zip(table["row"].values, table["sparsity"].values, strict=True)
     operations = [_operations(str(row), 1 - sparsity / 100) for row, sparsity in pairs]
