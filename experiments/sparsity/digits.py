@@ -18,8 +18,8 @@ class Config(training.TrainingConfig):
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
     # Below one, and more than are kept.
-    counts = {"accuracy": ("", 0.9), "kept": ("", 900), "size": ("", 1000)}
-    return training.outline(cfg, sparsity="", **counts)
+    shares = {"accuracy": ("", 0.9), "sparsity": ("", 0.9)}
+    return training.outline(cfg, kept=("", 900), size=("", 1000), **shares)
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
