@@ -149,12 +149,22 @@ def _pass_on(equation: Any, given: list[bool]) -> list[bool]:
     if inner and name not in _MIXING:
         return _of_parts(inner[0], given)
     all_of = (*equation.invars, *equation.outvars)
-    mixed = name in _MIXING and any(map(_is_cut, all_of))
+    mixes = name in _MIXING or (name == "reshape" and _rearranges(equation))
+    mixed = mixes and any(map(_is_cut, all_of))
     loses = any(map(_is_cut, equation.invars))
     return [
         any(given) or mixed or (loses and not _is_cut(result))
         for result in equation.outvars
     ]
+
+
+def _rearranges(equation: Any) -> bool:
+    """Says whether a reshape does more than add or remove sides of length 1."""
+    given, made = (
+        [size for size in variable.aval.shape if size != 1]
+        for variable in (equation.invars[0], equation.outvars[0])
+    )
+    return given != made
 
 
 def _inner(equation: Any) -> list[Any]:

@@ -146,7 +146,23 @@ CUTTABLE = {
     "schedule": optax.sgd(optax.linear_schedule(0.0, 0.1, 10), momentum=0.9),
     "several": optax.MultiSteps(optax.adam(0.1), 3).gradient_transformation(),
 }
+
+
+def largest_of_blocks(updates, params=None):
+    """Divides by the larger of every two elements in a row."""
+    del params
+
+    def scale(leaf):
+        if leaf.size % 2:
+            return leaf
+        blocks = leaf.reshape(-1, 2)
+        return (blocks / abs(blocks).max(1, keepdims=True)).reshape(leaf.shape)
+
+    return jax.tree.map(scale, updates)
+
+
 REFUSED = {
+    "blocks": (optax.stateless(largest_of_blocks), "depend on sums"),
     "clip": (optax.chain(CLIP, optax.sgd(0.1)), "depend on sums"),
     "after moments": (optax.chain(optax.scale_by_adam(), CLIP), "depend on sums"),
     "of some": (optax.masked(CLIP, MASK), "depend on sums"),
