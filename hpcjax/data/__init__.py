@@ -16,5 +16,9 @@ PARTS = {
         "masked_text": "MaskedTextConfig",
         "phantoms": "PhantomsConfig",
         "mri_slices": "MriSlicesConfig",
+        "ens10": "Ens10Config",
+        "weather_file": "WeatherFileConfig",
+        "lorenz96": "Lorenz96Config",
+        "rain_ibk": "RainIbkConfig",
     }
 }

@@ -17,9 +17,13 @@ from .corpora import read_part as read_part
 from .corpora import read_parts as read_parts
 from .corpora import windows as windows
 from .digits import DigitsConfig as DigitsConfig
+from .ens10 import Ens10Config as Ens10Config
+from .ens10 import WeatherFileConfig as WeatherFileConfig
+from .ens10 import start_dates as start_dates
 from .idx import FashionMnistConfig as FashionMnistConfig
 from .idx import MnistConfig as MnistConfig
 from .image_folder import ImageFolderConfig as ImageFolderConfig
+from .lorenz96 import Lorenz96Config as Lorenz96Config
 from .masked_text import MaskedSource as MaskedSource
 from .masked_text import MaskedTextConfig as MaskedTextConfig
 from .mri_slices import MriSlicesConfig as MriSlicesConfig
@@ -31,6 +35,7 @@ from .pipeline import BatchIterator as BatchIterator
 from .pipeline import EvaluationBatches as EvaluationBatches
 from .pipeline import batches as batches
 from .pipeline import evaluation_batches as evaluation_batches
+from .rain import RainIbkConfig as RainIbkConfig
 from .smtx import read_smtx as read_smtx
 from .source import Augment as Augment
 from .source import Batch as Batch
@@ -49,6 +54,9 @@ from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import gguf_tokenizer as gguf_tokenizer
 from .tokenizer import load_tokenizer as load_tokenizer
 from .tokenizer import train_byte_pairs as train_byte_pairs
+from .weather import canonicalise as canonicalise
+from .weather import open_fields as open_fields
+from .weather import to_weatherbench as to_weatherbench
 from .wordnet import Synset as Synset
 from .wordnet import read_wordnet as read_wordnet
 from .wordpiece import WordPiece as WordPiece

@@ -4,6 +4,7 @@ import contextlib
 import fnmatch
 import gzip
 import hashlib
+import importlib
 import json
 import pathlib
 import shutil
@@ -72,7 +73,10 @@ def fetch(
             folder.mkdir(exist_ok=True)
             for path in unpacked:
                 path.replace(folder / path.name)
-    size = sum(path.stat().st_size for path in folder.iterdir())
+        if known.build:
+            module, _, function = known.build.partition(":")
+            getattr(importlib.import_module(module), function)(name, folder, report)
+    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
     report(f"{name} is in {folder}, {size / 1e6:.1f} MB")
     return folder
 

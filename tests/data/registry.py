@@ -35,5 +35,17 @@ REGISTRY: Mapping[str, Callable[[], Any]] = {
     "c4": lambda: _tokens("c4"),
     "phantoms": lambda: data.PhantomsConfig(patients=6, slices=4, size=16),
     "lgg": lambda: data.MriSlicesConfig(size=12, validation=0.3),
+    "lorenz96": lambda: data.Lorenz96Config(train=14, validation=3, members=3),
+    "ens10-light": lambda: data.Ens10Config(members=3),
+    "ens10-tiny": lambda: data.Ens10Config(
+        name="ens10-tiny", target="z500", members=4, holdout="test", weights="cell_area"
+    ),
+    "rain-ibk": lambda: data.RainIbkConfig(members=5),
+    "weather-file": lambda: data.WeatherFileConfig(
+        path="weather-file/forecast.nc",
+        truth="weather-file/truth.nc",
+        target="t2m",
+        members=3,
+    ),
     "text": lambda: data.CharTextConfig(corpus="sample.txt", context=500),
 }

@@ -10,7 +10,7 @@ import pytest
 from grain.experimental import assert_equal_output_after_checkpoint
 
 from hpcjax import data
-from hpcjax.core import parts
+from hpcjax.core import parts, trees
 from hpcjax.core.errors import ConfigError, DataMissing
 from hpcjax.data import catalog
 from tests.data.registry import REGISTRY
@@ -60,7 +60,28 @@ class LimitedIterator:
         self.inner.set_state(state)
 
 
+def check_dates(dataset):
+    """The first dates of forecasts with members, which are no classes."""
+    shapes = dataset.inputs
+    for source in (dataset.train, dataset.validation):
+        batch = source.gather(np.arange(2))
+        assert set(batch) == {"x", "y", "area", "efi", "scale"}
+        for value in trees.flatten(batch).values():
+            assert value.dtype == np.float32
+            assert np.isfinite(value).all()
+        got = {name: each.shape for name, each in batch["x"].items()}
+        assert got == {name: (2, *shape) for name, shape in shapes.items()}
+        grid = shapes["fields"][:2]
+        for name in ("y", "area", "efi"):
+            assert batch[name].shape == (2, *grid)
+        assert batch["scale"].shape == (2,)
+        assert (np.abs(batch["efi"]) <= 1).all()
+
+
 def test_shapes_types_and_ranges(dataset):
+    if dataset.objective.name == "postprocessing":
+        check_dates(dataset)
+        return
     for source in (dataset.train, dataset.validation):
         assert len(source) > 0
         batch = source.gather(np.arange(min(4, len(source))))
@@ -109,8 +130,9 @@ def test_random_access_equals_iteration(dataset):
     stream = data.batches(dataset.train, BATCH, seed=1)
     with stream.iterate(start=2) as iterator:
         for number, batch in zip(range(2, 5), iterator, strict=False):
-            for key, value in stream[number].items():
-                np.testing.assert_array_equal(value, batch[key])
+            seen = trees.flatten(batch)
+            for key, value in trees.flatten(stream[number]).items():
+                np.testing.assert_array_equal(value, seen[key])
 
 
 def test_shards_put_together_are_the_global_batch(dataset):
@@ -120,8 +142,8 @@ def test_shards_put_together_are_the_global_batch(dataset):
             data.batches(dataset.train, BATCH, seed=1, shard=(index, count))[3]
             for index in range(count)
         ]
-        for key, value in whole.items():
-            joined = np.concatenate([part[key] for part in parts])
+        for key, value in trees.flatten(whole).items():
+            joined = np.concatenate([trees.flatten(part)[key] for part in parts])
             np.testing.assert_array_equal(joined, value)
 
 
@@ -139,14 +161,15 @@ def test_each_epoch_holds_each_example_once_and_is_shuffled_anew(dataset):
 
 def test_whole_counts_every_example_once(dataset):
     source = dataset.validation
-    direct = source.gather(np.arange(len(source)))
-    kept = {"x": [], "y": []}
+    direct = trees.flatten(source.gather(np.arange(len(source))))
+    kept = {key: [] for key in direct}
     for batch in data.evaluation_batches(source, BATCH):
         assert batch["weight"].shape == (BATCH,)
         assert batch["weight"].dtype == np.float32
+        flat = trees.flatten(batch)
         for key, values in kept.items():
-            assert batch[key].shape[0] == BATCH
-            values.append(batch[key][batch["weight"] == 1])
+            assert flat[key].shape[0] == BATCH
+            values.append(flat[key][batch["weight"] == 1])
     for key, values in kept.items():
         np.testing.assert_array_equal(np.concatenate(values), direct[key])
 
@@ -154,8 +177,8 @@ def test_whole_counts_every_example_once(dataset):
 def test_loading_twice_gives_the_same_bytes(name, dataset, tiny_root):
     again = REGISTRY[name]().load(tiny_root)
     every = np.arange(len(dataset.train))
-    second = again.train.gather(every)
-    for key, value in dataset.train.gather(every).items():
+    second = trees.flatten(again.train.gather(every))
+    for key, value in trees.flatten(dataset.train.gather(every)).items():
         np.testing.assert_array_equal(value, second[key])
 
 
@@ -226,6 +249,11 @@ def test_fields_of_the_augmentation_equal_its_factorys():
             r"std\[\d\] must be .* > 0",
         ),
         (lambda: data.CropFlipConfig(pad=-1), "pad must be an integer >= 0"),
+        (lambda: data.Ens10Config(members=1), "members must be an integer >= 2"),
+        (lambda: data.Ens10Config(name="../x"), "name may hold only"),
+        (lambda: data.Ens10Config(weights="area"), "weights must be"),
+        (lambda: data.Lorenz96Config(train=1), "train must be an integer >= 4"),
+        (lambda: data.WeatherFileConfig(validation=0.0), "validation must be in"),
     ],
 )
 def test_configs_refuse_what_cannot_be(make, words):

@@ -5,9 +5,10 @@ import json
 import pathlib
 
 import numpy as np
+import xarray as xr
 from PIL import Image
 
-from hpcjax.data import catalog, phantoms
+from hpcjax.data import catalog, phantoms, rain
 
 
 def pictures(
@@ -174,6 +175,71 @@ def write_slices(root: pathlib.Path, patients: int = 5, name: str = "lgg") -> No
             )
 
 
+def forecasts(dates: int = 16, seed: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
+    """Members and truth as cfgrib names them, but for two days, on 6 by 8 points."""
+    rng = np.random.default_rng(seed)
+    days = np.datetime64("2001-01-01", "ns") + np.arange(dates + 3).astype(
+        "timedelta64[D]"
+    )
+    coords = {
+        "isobaricInhPa": ("isobaricInhPa", [500.0, 850.0], {"units": "hPa"}),
+        "latitude": np.linspace(75, -75, 6),
+        "longitude": np.arange(0.0, 360, 45),
+    }
+    step = np.array([0, 72], "timedelta64[h]").astype("timedelta64[ns]")
+    flags = {"flag_values": [0, 1, 2], "flag_meanings": "train validation test"}
+    part = np.minimum(np.arange(dates) // (dates // 2), 2)
+    part[-2:] = 2
+    own = {
+        "number": np.arange(1, 5),
+        "time": days[:dates],
+        "step": step,
+        "part": ("time", part.astype("int8"), flags),
+    }
+    dims = ("time", "isobaricInhPa", "latitude", "longitude")
+    levels = {"z": (50_000.0, "m**2 s**-2"), "t": (260.0, "K"), "t2m": (285.0, "K")}
+    forecast, truth = (
+        xr.Dataset(coords=own | coords),
+        xr.Dataset(coords={"time": days} | coords),
+    )
+    for name, (level, units) in levels.items():
+        axes = tuple(dim for dim in dims if name != "t2m" or dim != "isobaricInhPa")
+        shape = [len(days), 2, 6, 8] if name != "t2m" else [len(days), 6, 8]
+        true = level + 5 * rng.normal(size=shape)
+        wrong = rng.normal(size=(4, dates, 2, *shape[1:]))
+        members = true[np.arange(dates)[:, None] + [0, 3]] + 1 + wrong
+        attrs = {"units": units}
+        truth[name] = (axes, true.astype("float32"), attrs)
+        named = ("number", "time", "step", *axes[1:])
+        forecast[name] = (named, members.astype("float32"), attrs)
+    return forecast, truth
+
+
+def write_forecasts(root: pathlib.Path) -> None:
+    """Writes zarr stores of ENS-10's form, and netCDF files of one's own."""
+    forecast, truth = forecasts()
+    for name in ("ens10-light", "ens10-tiny"):
+        for group, fields in (("forecast", forecast), ("truth", truth)):
+            store = root / name / "ens10.zarr"
+            fields.to_zarr(store, group=group, consolidated=False)
+    folder = root / "weather-file"
+    folder.mkdir(parents=True)
+    forecast.isel(step=[1]).to_netcdf(folder / "forecast.nc", engine="h5netcdf")
+    truth.to_netcdf(folder / "truth.nc", engine="h5netcdf")
+
+
+def write_rain(root: pathlib.Path) -> None:
+    """Writes a table of days in every year, as `hpcjax data fetch rain-ibk` does."""
+    rng = np.random.default_rng(0)
+    lines = [",".join(rain.COLUMNS)]
+    for year in range(2000, 2014):
+        for day in (1, 5, 9):
+            values = rng.gamma(1.0, 4.0, 12).round(2).astype(str)
+            lines.append(f"{year}-01-0{day}," + ",".join(values))
+    (root / "rain-ibk").mkdir(parents=True)
+    (root / "rain-ibk/rain.csv").write_text("\n".join(lines) + "\n")
+
+
 def write_all(root: pathlib.Path, examples: int = 64) -> None:
     """Makes every data set of the catalogue present below `root`, in tiny form."""
     write_mnist(root, examples)
@@ -187,3 +253,5 @@ def write_all(root: pathlib.Path, examples: int = 64) -> None:
     write_wordnet(root)
     write_parted(root, examples)
     write_slices(root)
+    write_forecasts(root)
+    write_rain(root)

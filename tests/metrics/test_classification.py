@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcjax import metrics
-from hpcjax.metrics.classification import weighted_mean
+from hpcjax.metrics.means import weighted_mean
 
 EPS = np.finfo(np.float32).eps
 

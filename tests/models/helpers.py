@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,8 @@ def make(entry, policy=None):
 
 def output_shapes(entry, size):
     """What the model gives for a batch, a tree of shapes."""
+    if isinstance(entry.inputs, Mapping):
+        return models.Gaussian(*2 * [(size, *entry.inputs["fields"][:2])])
     if isinstance(entry.config, models.BertConfig):
         return models.BertOutputs((size, entry.inputs[0], entry.outputs), (size, 2))
     places = entry.inputs if entry.dtype == "int32" else ()
@@ -36,6 +39,12 @@ def output_shapes(entry, size):
 
 def batch_of(entry, size, seed=0):
     rng = np.random.default_rng(seed)
+    if isinstance(entry.inputs, Mapping):
+        x = {
+            name: jnp.asarray(rng.normal(size=(size, *shape)), "float32")
+            for name, shape in entry.inputs.items()
+        }
+        return x, jnp.asarray(rng.normal(size=output_shapes(entry, size).mean), "f4")
     shape = (size, *entry.inputs)
     if entry.dtype == "int32":
         x = rng.integers(0, entry.outputs, shape).astype(np.int32)
@@ -74,5 +83,7 @@ def instance(name, compute="float32"):
 
 def loss(model, params, state, x, labels, taps=None, train=True):
     logits, new = model.apply(params, state, x, train=train, taps=taps)
+    if isinstance(logits, models.Gaussian):
+        return jnp.mean(metrics.crps_gaussian(*logits, labels)), new
     losses = jax.tree.leaves(jax.tree.map(metrics.cross_entropy, logits, labels))
     return functools.reduce(operator.add, losses), new

@@ -5,6 +5,14 @@ from typing import Any, NamedTuple
 
 from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.mlp_config import MlpConfig
+from hpcjax.models.postprocess_config import (
+    EmosConfig,
+    FieldCnnConfig,
+    FieldUNetConfig,
+    MemberAttentionConfig,
+    PointMlpConfig,
+    RawConfig,
+)
 from hpcjax.models.resnet_config import ResNetConfig
 from hpcjax.models.transformer_config import (
     BLOOM,
@@ -22,7 +30,7 @@ class Entry(NamedTuple):
     """A config, with the shape of one example, number of outputs and inputs' dtype."""
 
     config: Any
-    inputs: tuple[int, ...]
+    inputs: Any
     outputs: int
     dtype: str = "float32"
 
@@ -32,7 +40,19 @@ def _language(**fields: Any) -> Entry:
     return Entry(dataclasses.replace(small, **fields), (6,), 11, "int32")
 
 
+def _members(config: Any) -> Entry:
+    return Entry(config, {"members": (5, 8, 3, 2), "fields": (5, 8, 7)}, 2)
+
+
 REGISTRY: dict[str, Entry] = {
+    "raw": _members(RawConfig()),
+    "emos": _members(EmosConfig()),
+    "emos_points": _members(EmosConfig(variant="ens10", per_point=True, jitter=0.1)),
+    "climatology": _members(EmosConfig(variant="climatology")),
+    "point_mlp": _members(PointMlpConfig(widths=(4,))),
+    "field_cnn": _members(FieldCnnConfig(width=2)),
+    "field_unet": _members(FieldUNetConfig(width=2)),
+    "member_attention": _members(MemberAttentionConfig(width=2)),
     "mlp": Entry(MlpConfig(widths=(7, 5)), (4, 3), 3),
     "linear": Entry(MlpConfig(widths=(), head_init="zeros"), (6,), 4),
     "resnet8": Entry(ResNetConfig(depth=8, width=2), (8, 8, 1), 3),

@@ -1,0 +1,266 @@
+"""ENS-10 and data sets in its form: ensembles of forecasts to be post-processed."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from hpcjax.core import files
+from hpcjax.core.config import AtLeast, Config, FileName, Share, Size
+from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.core.objective import Objective
+from hpcjax.data import catalog
+from hpcjax.data.objectives import POSTPROCESSING
+from hpcjax.data.source import Dataset
+
+if TYPE_CHECKING:
+    from hpcjax.data.postprocessing import Forecasts
+
+STORE = "ens10.zarr"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MembersConfig(Config):
+    """Base of data sets of forecasts with members, whose truth is known.
+
+    Attributes:
+      members: the first so many are used.
+      holdout: what is held out: dates to choose by, or those that decide in the end.
+      weights: of latitudes in losses and scores; ENS-10's tables have none.
+      shuffled: whether training forecasts get the truths of other dates, a control.
+    """
+
+    objective: ClassVar[Objective] = POSTPROCESSING
+
+    members: Annotated[int, AtLeast(2)] = 10
+    holdout: Literal["validation", "test"] = "validation"
+    weights: Literal["none", "cos", "cell_area"] = "none"
+    shuffled: bool = False
+
+    def load(self, root: pathlib.Path) -> Dataset:
+        """Opens the forecasts; dates are read when a batch needs them.
+
+        Raises:
+          DataMissing: they are not below `root`, or a package that reads them is not
+            installed.
+          DataFormatError: they are not what the config says; see `make_dataset`.
+        """
+        from hpcjax.data.postprocessing import make_dataset
+
+        return make_dataset(
+            self.open(root),
+            members=self.members,
+            holdout=self.holdout,
+            weights=self.weights,
+            shuffled=self.shuffled,
+        )
+
+    def open(self, root: pathlib.Path) -> "Forecasts":
+        """Returns forecasts and truth."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ens10Config(MembersConfig):
+    """Ten-member forecasts and analyses in one zarr store, as ENS-10's, made smaller.
+
+    The store `<root>/<name>/ens10.zarr` has the groups `forecast` and `truth` with any
+    names that `data.open_fields` knows. Without a coordinate `part` of dates, forecasts
+    valid in the years below are for validation and test.
+
+    Attributes:
+      name: the folder of the data set.
+      target: variable and pressure level, such as "t850", or a variable of the surface,
+        such as "t2m"; inputs are all variables of that level.
+      lead_hours: how long before the time for which they are valid forecasts started.
+      validation_years: for choosing.
+      test_years: for deciding.
+    """
+
+    smoke: ClassVar[Mapping[str, str]] = {"name": "ens10-tiny"}
+
+    name: FileName = "ens10-light"
+    target: str = "t850"
+    lead_hours: Size = 72
+    validation_years: tuple[int, ...] = (2014, 2015)
+    test_years: tuple[int, ...] = (2016, 2017)
+
+    def open(self, root: pathlib.Path) -> "Forecasts":
+        """Opens the store."""
+        from hpcjax.data import postprocessing, weather
+
+        if self.name in catalog.CATALOG:
+            store = catalog.locate(self.name, root)[STORE]
+        else:
+            store = files.inside(root, self.name, STORE)
+        forecast, truth = (
+            weather.open_fields(store, group=group) for group in ("forecast", "truth")
+        )
+        lead = np.timedelta64(self.lead_hours, "h")
+        members, true = choose(forecast, truth, self.target, lead, str(store))
+        if "part" in forecast.coords:
+            parts = postprocessing.split_by_part(forecast, str(store))
+        else:
+            valid = forecast["time"].to_numpy() + lead
+            years = self.validation_years, self.test_years
+            parts = postprocessing.split_by_year(valid, *years)
+        return postprocessing.Forecasts(members, true, parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeatherFileConfig(MembersConfig):
+    """Your own forecasts with members, in GRIB, netCDF or zarr.
+
+    Attributes:
+      path: forecasts with the dimensions number and time; names may be those of any
+        convention that `data.open_fields` knows.
+      truth: a file of what came true, at the times for which forecasts are valid.
+      target: variable and pressure level, such as "z500", or variable alone.
+      lead_hours: of several lead times the one to learn; if there is one, it is that.
+      validation: share of the dates, the last, that is held out.
+    """
+
+    path: str = ""
+    truth: str = ""
+    target: str = "t2m"
+    lead_hours: Size | None = None
+    validation: Share = 0.2
+
+    def open(self, root: pathlib.Path) -> "Forecasts":
+        """Opens both files; relative paths are below `root`, or as they are."""
+        from hpcjax.data import postprocessing, weather
+
+        for key in ("path", "truth"):
+            if not getattr(self, key):
+                raise ConfigError(f"dataset.{key} must name a file: got ''")
+        forecast, truth = (
+            weather.open_fields(_find(root, each)) for each in (self.path, self.truth)
+        )
+        lead = _choose_lead(forecast, self.lead_hours, self.path)
+        members, true = choose(forecast, truth, self.target, lead, self.path)
+        times = members["time"].to_numpy()
+        if len(times) < 2:
+            raise DataFormatError(f"{self.path}: expected two dates or more, found one")
+        if self.holdout == "test":
+            raise ConfigError("holdout must be 'validation' for a file of one's own")
+        parts = postprocessing.split_in_time(times, lead, self.validation)
+        return postprocessing.Forecasts(members, true, parts)
+
+
+def _find(root: pathlib.Path, path: str) -> pathlib.Path:
+    below, own = root / path, pathlib.Path(path)
+    if not below.exists() and not own.exists():
+        raise catalog.missing_error(catalog.entry("weather-file"), below)
+    return below if below.exists() else own
+
+
+def _choose_lead(forecast: Any, hours: int | None, source: str) -> np.timedelta64:
+    if hours is not None:
+        return np.timedelta64(hours, "h")
+    if "lead_time" not in forecast.coords:
+        return np.timedelta64(0, "h")
+    if forecast["lead_time"].size > 1:
+        raise ConfigError(
+            f"dataset.lead_hours must choose a lead time of {source}: it has "
+            f"{_hours(forecast['lead_time'].to_numpy())}"
+        )
+    return np.atleast_1d(forecast["lead_time"].to_numpy())[0]
+
+
+def _hours(leads: np.ndarray) -> list[float]:
+    return (leads / np.timedelta64(1, "h")).tolist()
+
+
+def choose(
+    forecast: Any, truth: Any, target: str, lead: np.timedelta64, source: str
+) -> tuple[Any, Any]:
+    """Returns members of the target's level, the target first, and the target's truth.
+
+    Args:
+      forecast: with canonical names.
+      truth: likewise.
+      target: such as "t850" or "t2m".
+      lead: of the forecasts.
+      source: a name for messages.
+
+    Raises:
+      DataFormatError: no such target, level or lead time; no members; other grids; or
+        no truth for a forecast.
+    """
+    from hpcjax.metrics.fields import check_grids, find_truth
+
+    if "number" not in forecast.dims or "time" not in forecast.dims:
+        raise DataFormatError(
+            f"{source}: expected the dimensions number and time, found "
+            f"{', '.join(map(str, forecast.sizes))}"
+        )
+    if "lead_time" in forecast.dims:
+        leads = forecast["lead_time"].to_numpy()
+        if lead not in leads:
+            raise DataFormatError(
+                f"{source}: file holds lead times {_hours(leads)} hours, not "
+                f"{_hours(np.array([lead]))}"
+            )
+        forecast = forecast.sel(lead_time=lead, drop=True)
+    name, level = _split_target(target, forecast, source)
+    # A zarr store lists its variables in any order.
+    chosen = [name, *sorted(set(forecast) - {name})]
+    like = [
+        each for each in chosen if _has_level(forecast, each) == (level is not None)
+    ]
+    members = _at_level(forecast[like], level, source)
+    if name not in truth.data_vars:
+        raise DataFormatError(f"{source}: the truth has no {name}")
+    true = _at_level(truth[[name]], level, "the truth")
+    check_grids(members, true)
+    return members, find_truth(true[name], members["time"].to_numpy(), lead)
+
+
+def _has_level(fields: Any, name: Any) -> bool:
+    return "level" in fields[name].coords
+
+
+def _at_level(fields: Any, level: float | None, source: str) -> Any:
+    if level is None or "level" not in fields.dims:
+        return fields
+    if level not in fields["level"].to_numpy():
+        raise DataFormatError(
+            f"{source}: no level {level:g} hPa among {fields['level'].to_numpy()}"
+        )
+    return fields.sel(level=level)
+
+
+def _split_target(target: str, forecast: Any, source: str) -> tuple[str, float | None]:
+    """Returns variable and level, None for a variable of the surface."""
+    if target in forecast.data_vars and not _has_level(forecast, target):
+        return target, None
+    found = re.fullmatch(r"(.*?)(\d+)", target)
+    known = "level" in forecast.coords
+    levels = np.atleast_1d(forecast["level"].to_numpy()).tolist() if known else []
+    if found and found[1] in forecast.data_vars and float(found[2]) in levels:
+        return found[1], float(found[2])
+    allowed = sorted(
+        f"{name}{level:g}" if level is not None else str(name)
+        for name in forecast.data_vars
+        for level in (levels if _has_level(forecast, name) else [None])
+    )
+    raise DataFormatError(
+        f"{source}: no target {target!r}: expected one of {', '.join(allowed)}"
+    )
+
+
+def start_dates(year: int = 2018) -> list[np.datetime64]:
+    """Returns every Monday and Thursday of a year: ENS-10's start dates, of 2018.
+
+    Each of its files has forecasts of that day in all of its twenty years.
+
+    Examples:
+      >>> dates = start_dates()
+      >>> len(dates), str(dates[0]), str(dates[-1])
+      (105, '2018-01-01', '2018-12-31')
+    """
+    first, last = np.datetime64(f"{year}-01-01"), np.datetime64(f"{year + 1}-01-01")
+    return [day for day in np.arange(first, last) if day.item().weekday() in (0, 3)]

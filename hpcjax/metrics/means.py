@@ -1,0 +1,63 @@
+"""Weighted means."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Axes = int | tuple[int, ...] | None
+
+
+def widen(*arrays: Any) -> list[jax.Array]:
+    """Returns arrays in their common dtype, at least float32."""
+    dtype = jnp.result_type(*arrays, jnp.float32)
+    return [jnp.asarray(each).astype(dtype) for each in arrays]
+
+
+def weighted_sums(
+    values: Float[Array, "..."], weights: Float[Array, "..."], axis: Axes = None
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Returns Σ w v and Σ w, at least in float32.
+
+    Of several parts of the data, on devices or in chunks, both are to be added up, and
+    then divided: a mean of the parts' means would count small parts too much. An item
+    of weight zero is ignored even if its value is not finite.
+
+    Args:
+      values: v.
+      weights: w, non-negative, broadcast against `values`.
+      axis: over which axes; None means all.
+
+    Examples:
+      >>> sums = weighted_sums(jnp.array([1.0, jnp.nan]), jnp.array([2.0, 0.0]))
+      >>> [float(each) for each in sums]
+      [2.0, 2.0]
+    """
+    wide, weights = widen(values, weights)
+    weights = jnp.broadcast_to(weights, jnp.broadcast_shapes(wide.shape, weights.shape))
+    # A product alone would let 0 · NaN and 0 · ∞ into the sum.
+    scored = jnp.where(weights > 0, wide, 0)
+    return jnp.sum(scored * weights, axis=axis), jnp.sum(weights, axis=axis)
+
+
+def weighted_mean(
+    values: Float[Array, "..."],
+    weights: Float[Array, "..."] | None = None,
+    axis: Axes = None,
+) -> Float[Array, "..."]:
+    """Returns Σ w v / Σ w, see `weighted_sums`; NaN when every weight is zero.
+
+    Args:
+      values: v.
+      weights: w, non-negative, broadcast against `values`; None means all ones.
+      axis: over which axes; None means all.
+
+    Examples:
+      >>> float(weighted_mean(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0])))
+      1.0
+    """
+    if weights is None:
+        return jnp.mean(*widen(values), axis=axis)
+    total, weight = weighted_sums(values, weights, axis)
+    return total / weight
