@@ -13,7 +13,7 @@ import xarray as xr
 
 from hpcjax.core.errors import DataFormatError, nearest
 from hpcjax.metrics import crps, forecast
-from hpcjax.metrics.means import weighted_sums
+from hpcjax.metrics.means import member_moments, weighted_sums
 
 DIMS = ("number", "time", "lead_time", "level", "latitude", "longitude")
 BY = ("lead_time", "level")
@@ -282,16 +282,17 @@ def _values(
     wrong by a thousandth of their error.
     """
     error, anomaly = x - y, jnp.mean(x - usual, 0)
-    mean = jnp.mean(error, 0)
+    mean, variance = member_moments(error, 0, how.ddof)
+    count = len(x)
     return {
         "crps": lambda: crps.crps_ensemble(x, y, axis=0, estimator=how.estimator),
         "crps_gaussian": lambda: crps.crps_gaussian(
-            mean, jnp.std(error, 0, ddof=how.ddof), jnp.zeros_like(mean)
+            mean, jnp.sqrt(variance), jnp.zeros_like(mean)
         ),
         "error": lambda: mean,
         "size": lambda: jnp.abs(mean),
         "square": lambda: mean**2,
-        "variance": lambda: jnp.var(error, 0, ddof=1),
+        "variance": lambda: variance * (count - how.ddof) / (count - 1),
         "both": lambda: anomaly * (y - usual),
         "forecast": lambda: anomaly**2,
         "truth": lambda: (y - usual) ** 2,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hpcjax.metrics.means import Axes, weighted_mean, widen
+from hpcjax.metrics.means import Axes, member_moments, weighted_mean, widen
 
 WeightKind = Literal["cos", "cell_area"]
 Order = Literal["sqrt_last", "sqrt_per_time"]
@@ -242,10 +242,7 @@ def spread(
     (members,) = widen(members)
     if members.shape[axis] < 2:
         raise ValueError(f"spread needs at least 2 members, got {members.shape[axis]}")
-    # About one member, since the mean of large values would be rounded.
-    first = jax.lax.slice_in_dim(members, 0, 1, axis=axis)
-    variance = jnp.var(members - first, axis=axis, ddof=1)
-    return jnp.sqrt(weighted_mean(variance, weights))
+    return jnp.sqrt(weighted_mean(member_moments(members, axis, 1)[1], weights))
 
 
 def spread_skill_ratio(
@@ -277,7 +274,7 @@ def spread_skill_ratio(
     """
     members, observed = widen(members, observed)
     count = members.shape[axis]
-    error = jnp.mean(members - jnp.expand_dims(observed, axis), axis=axis)
+    error, _ = member_moments(members - jnp.expand_dims(observed, axis), axis, 1)
     skill = rmse(error, jnp.zeros_like(error), weights)
     factor = math.sqrt((count + 1) / count) if finite_correction else 1.0
     return factor * spread(members, weights, axis=axis) / skill

