@@ -225,8 +225,39 @@ def build(name: str, folder: pathlib.Path, report: Callable[[str], None]) -> Non
     states = _simulate_truth(heights, starts, folder / "states.npz", report)
     partial = folder / "partial.zarr"
     _simulate_forecasts(heights, starts, states, partial, report)
+    for line in describe(partial):
+        report(line)
     partial.rename(folder / "ens10.zarr")
     (folder / "states.npz").unlink(missing_ok=True)
+
+
+def describe(store: pathlib.Path) -> list[str]:
+    """Returns how far a store's forecasts are spread and wrong, a line a lead time.
+
+    Of temperature at 850 hPa, weighted by area: the spread, the absolute bias, which is
+    that of the mean over dates at a point, and the ratio of spread and skill.
+    """
+    from hpcjax import metrics
+    from hpcjax.data import weather
+
+    forecast, truth = (
+        weather.open_fields(store, ["t"], group=group).sel(level=[LEVELS[-1]])
+        for group in ("forecast", "truth")
+    )
+    scores = ["spread", "rmse", "spread_skill_ratio"]
+    found = metrics.evaluate(forecast, truth, scores, by=["lead_time"])["t"]
+    error = (forecast["t"].mean("number") - truth["t"]).mean("time").isel(level=0)
+    rows = metrics.latitude_weights(forecast["latitude"].to_numpy())
+    lines = []
+    for at, hours in enumerate(LEADS):
+        bias = np.abs(error.isel(lead_time=at).transpose("latitude", ...).to_numpy())
+        size = np.average(bias.mean(1), weights=rows)
+        spread, wrong, ratio = found.isel(lead_time=at).to_numpy().tolist()
+        lines.append(
+            f"t850 after {hours} h: spread {spread:.2f} K, RMSE {wrong:.2f} K, "
+            f"absolute bias {size:.2f} K, spread over skill {ratio:.2f}"
+        )
+    return lines
 
 
 def _simulate_truth(

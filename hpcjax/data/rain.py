@@ -5,9 +5,10 @@ import dataclasses
 import io
 import lzma
 import pathlib
-import pickle
+import pickletools
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -23,17 +24,6 @@ if TYPE_CHECKING:
 MEMBERS = 11
 COLUMNS = ("date", "rain", *(f"member_{number}" for number in range(1, MEMBERS + 1)))
 FIRST_TEST_YEAR = 2010
-# All that a pickled table of numbers and texts is made of.
-_CLASSES = {
-    *(("pandas.core.frame", "DataFrame"), ("builtins", "slice")),
-    ("pandas.core.internals.managers", "BlockManager"),
-    ("pandas._libs.internals", "_unpickle_block"),
-    *(("numpy", "ndarray"), ("numpy", "dtype")),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.numeric", "_frombuffer"),
-    *(("pandas.core.indexes.base", name) for name in ("Index", "_new_Index")),
-    ("pandas.core.indexes.range", "RangeIndex"),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,19 +82,11 @@ def read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return days, values[:, 0], values[:, 1:]
 
 
-class _Tables(pickle.Unpickler):
-    """Makes nothing but the classes of a table, so that no other code can be run."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Returns a class or function of the list."""
-        if (module, name) not in _CLASSES:
-            raise pickle.UnpicklingError(f"{module}.{name}, which no table has")
-        # NumPy 2 has these under another name.
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
 def build(name: str, folder: pathlib.Path, report: Callable[[str], None]) -> None:
     """Turns the package's table into "rain.csv".
+
+    The package has it pickled. Loading such a file can run any code, so its numbers and
+    texts are read from what it would tell the loader, and nothing is loaded.
 
     Args:
       name: of the data set.
@@ -112,22 +94,36 @@ def build(name: str, folder: pathlib.Path, report: Callable[[str], None]) -> Non
       report: is called with a line.
 
     Raises:
-      DataFormatError: it holds other classes than those of a table, or another table.
+      DataFormatError: it holds another table, or none.
     """
     source = folder / "RainIbk.pickle.xz"
     try:
-        content = lzma.decompress(source.read_bytes())
-        frame = _Tables(io.BytesIO(content)).load()
-        members = [f"rainfc.{number}" for number in range(1, MEMBERS + 1)]
-        table = frame[["rain", *members]].astype(float)
-        days = [str(day) for day in frame["rownames"]]
-    except (lzma.LZMAError, pickle.UnpicklingError, KeyError, ValueError) as error:
+        days, values = _find_table(lzma.decompress(source.read_bytes()))
+    except (lzma.LZMAError, ValueError) as error:
         raise DataFormatError(f"{source}: expected RainIbk, found {error}") from error
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(COLUMNS)
-    rows = zip(days, table.to_numpy().tolist(), strict=True)
+    rows = zip(days, values.tolist(), strict=True)
     writer.writerows([day, *row] for day, row in rows)
     files.write_atomic(folder / "rain.csv", lines.getvalue())
     source.unlink()
     report(f"{name}: {len(days)} days from {days[0]} to {days[-1]}")
+
+
+def _find_table(content: bytes) -> tuple[list[str], np.ndarray]:
+    """Returns days, and rain and members [days, 12], of a pickled table."""
+    given = [argument for _, argument, _ in pickletools.genops(content)]
+    texts = [each for each in given if isinstance(each, str)]
+    days = [text for text in texts if re.fullmatch(r"\d{4}-\d\d-\d\d", text)]
+    wanted = ["rain", *(f"rainfc.{number}" for number in range(1, MEMBERS + 1))]
+    columns = list(dict.fromkeys(text for text in texts if text in wanted))
+    size = 8 * len(wanted) * len(days)
+    blocks = [
+        bytes(each)
+        for each in given
+        if isinstance(each, bytes | bytearray) and len(each) == size
+    ]
+    if columns != wanted or len(blocks) != 1 or not days:
+        raise ValueError(f"columns {columns}, {len(days)} days, {len(blocks)} blocks")
+    return days, np.frombuffer(blocks[0], "<f8").reshape(len(wanted), -1).T

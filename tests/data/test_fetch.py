@@ -109,6 +109,26 @@ def test_fetch_does_not_follow_a_link_out_of_the_root(tmp_path, thing):
         data.fetch("thing", root)
 
 
+def build_sum(name, folder, report):
+    """Makes of both files a third, as if it were a long simulation."""
+    total = sum(len(path.read_bytes()) for path in folder.glob("*.bin"))
+    (folder / "sum.txt").write_text(str(total))
+    report(f"{name}: {total}")
+
+
+def test_what_came_may_be_built_upon(tmp_path, thing, monkeypatch):
+    entry = dataclasses.replace(
+        catalog.CATALOG["thing"], files=("sum.txt",), build=f"{__name__}:build_sum"
+    )
+    monkeypatch.setitem(catalog.CATALOG, "thing", entry)
+    lines = []
+    folder = data.fetch("thing", tmp_path / "root", lines.append)
+    assert (folder / "sum.txt").read_text() == "5"
+    assert "thing: 5" in lines
+    data.fetch("thing", tmp_path / "root", lines.append)
+    assert len(thing[1]) == 1
+
+
 @pytest.mark.parametrize(
     ("members", "words"),
     [
@@ -346,7 +366,7 @@ def test_the_listing_says_what_is_here(tmp_path):
     rows = {row["name"]: row for row in data.list_entries(tmp_path)}
     assert set(rows) == set(catalog.CATALOG)
     here = {name for name, row in rows.items() if row["present"] == "yes"}
-    ships = {"digits", "python-reference", "python-library", "phantoms"}
+    ships = {"digits", "python-reference", "python-library", "phantoms", "lorenz96"}
     assert here == {*ships, "kjv"}
     assert rows["mnist"]["get"] == "hpcjax data fetch mnist"
 
@@ -356,7 +376,9 @@ def test_catalogue_entries_are_complete():
         assert entry.name == name
         assert entry.summary
         assert entry.licence
-        if entry.package:
+        if entry.build:
+            assert "simulation" in entry.origin or entry.package
+        elif entry.package:
             assert len(entry.package.sha256) == 64
             targets = {t.removesuffix(".gz") for t in entry.package.members.values()}
             assert targets == set(entry.files)
@@ -365,7 +387,13 @@ def test_catalogue_entries_are_complete():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [name for name, entry in catalog.CATALOG.items() if entry.package]
+    "name",
+    [
+        name
+        for name, entry in catalog.CATALOG.items()
+        # A simulation takes minutes.
+        if entry.package and "ensembles" not in entry.build
+    ],
 )
 def test_the_registries_still_carry_them(tmp_path, name):
     folder = data.fetch(name, tmp_path)

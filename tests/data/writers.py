@@ -191,7 +191,7 @@ def forecasts(dates: int = 16, seed: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
     part = np.minimum(np.arange(dates) // (dates // 2), 2)
     part[-2:] = 2
     own = {
-        "number": np.arange(1, 5),
+        "number": np.arange(1, 11),
         "time": days[:dates],
         "step": step,
         "part": ("time", part.astype("int8"), flags),
@@ -206,7 +206,7 @@ def forecasts(dates: int = 16, seed: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
         axes = tuple(dim for dim in dims if name != "t2m" or dim != "isobaricInhPa")
         shape = [len(days), 2, 6, 8] if name != "t2m" else [len(days), 6, 8]
         true = level + 5 * rng.normal(size=shape)
-        wrong = rng.normal(size=(4, dates, 2, *shape[1:]))
+        wrong = rng.normal(size=(10, dates, 2, *shape[1:]))
         members = true[np.arange(dates)[:, None] + [0, 3]] + 1 + wrong
         attrs = {"units": units}
         truth[name] = (axes, true.astype("float32"), attrs)

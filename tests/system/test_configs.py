@@ -199,7 +199,9 @@ def test_the_full_model_and_optimizer_can_be_built(name, root):
         return params, state, task.method.init(params)
 
     params, _, _ = jax.eval_shape(make)
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) > 1000
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    # Statistics of ensembles have a few coefficients, and the raw one none.
+    assert size > 1000 or loaded.config.dataset.objective.name == "postprocessing"
 
 
 @smoke
