@@ -190,7 +190,7 @@ def choose(
       DataFormatError: no such target, level or lead time; no members; other grids; or
         no truth for a forecast.
     """
-    from hpcjax.metrics.fields import check_grids, find_truth
+    from hpcjax.metrics.fields import check_pair, find_truth
 
     if "number" not in forecast.dims or "time" not in forecast.dims:
         raise DataFormatError(
@@ -205,6 +205,12 @@ def choose(
                 f"{_hours(np.array([lead]))}"
             )
         forecast = forecast.sel(lead_time=lead, drop=True)
+    elif "lead_time" in forecast.coords and forecast["lead_time"] != lead:
+        only = np.atleast_1d(forecast["lead_time"].to_numpy())
+        raise DataFormatError(
+            f"{source}: file holds lead times {_hours(only)} hours, not "
+            f"{_hours(np.array([lead]))}"
+        )
     name, level = _split_target(target, forecast, source)
     # A zarr store lists its variables in any order.
     chosen = [name, *sorted(set(forecast) - {name})]
@@ -212,11 +218,25 @@ def choose(
         each for each in chosen if _has_level(forecast, each) == (level is not None)
     ]
     members = _at_level(forecast[like], level, source)
+    # What does not change by member or time, such as a mask, is no forecast.
+    axes = {"number", "time", "latitude", "longitude"}
+    members = members[[each for each in members if set(members[each].dims) == axes]]
+    if name not in members:
+        raise DataFormatError(
+            f"{source}: expected {name} of {', '.join(sorted(axes))}, found "
+            f"{', '.join(map(str, forecast[name].dims))}"
+        )
     if name not in truth.data_vars:
         raise DataFormatError(f"{source}: the truth has no {name}")
-    true = _at_level(truth[[name]], level, "the truth")
-    check_grids(members, true)
-    return members, find_truth(true[name], members["time"].to_numpy(), lead)
+    true = _at_level(truth[[name]], level, "the truth")[name]
+    if "number" in true.dims:
+        if true.sizes["number"] > 1:
+            raise DataFormatError(
+                f"{source}: the truth has {true.sizes['number']} members"
+            )
+        true = true.isel(number=0, drop=True)
+    check_pair(members[name], true)
+    return members, find_truth(true, members["time"].to_numpy(), lead)
 
 
 def _has_level(fields: Any, name: Any) -> bool:

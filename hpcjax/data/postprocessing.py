@@ -1,6 +1,7 @@
 """Forecasts with members and what came true, as examples for networks."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -56,11 +57,13 @@ class Statistics(NamedTuple):
 
 def split_by_part(fields: xr.Dataset, source: str) -> np.ndarray:
     """Returns the part of each time, as a coordinate `part` with CF's flags says it."""
-    names = str(fields["part"].attrs.get("flag_meanings", "")).split()
-    numbers = fields["part"].to_numpy()
-    if not names or not set(numbers) <= set(range(len(names))):
+    attributes, numbers = fields["part"].attrs, fields["part"].to_numpy()
+    names = str(attributes.get("flag_meanings", "")).split()
+    values = np.atleast_1d(attributes.get("flag_values", range(len(names)))).tolist()
+    known = dict(zip(values, names, strict=False))
+    if not set(numbers.tolist()) <= set(known):
         raise DataFormatError(f"{source}: part has no flag_meanings of its numbers")
-    return np.array(names)[numbers]
+    return np.array([known[number] for number in numbers.tolist()])
 
 
 def split_by_year(
@@ -208,13 +211,20 @@ def fit(reader: _Reader, dates: Int[np.ndarray, " dates"]) -> Statistics:
     target = (drawn[..., 0] - level[0]) / unit[0]
     # [dates, latitude, longitude, members] → [latitude, longitude, dates · members]
     pooled = np.moveaxis(target, 0, -2).reshape(*target.shape[1:3], -1)
-    climate = np.moveaxis(np.quantile(pooled, np.linspace(0, 1, 21), axis=-1), 0, -1)
-    total = squares = np.zeros((*target.shape[1:3], 2 * len(level)))
+    with warnings.catch_warnings():
+        # Of points that are always NaN; they are not scored.
+        warnings.filterwarnings("ignore", "All-NaN slice")
+        climate = np.nanquantile(pooled, np.linspace(0, 1, 21), axis=-1)
+    climate = np.moveaxis(climate, 0, -1)
+    total = squares = count = np.zeros((*target.shape[1:3], 2 * len(level)))
     for piece in np.array_split(dates, math.ceil(len(dates) / _CLIMATE_DATES)):
         inputs = _summarise((reader.read(piece)[0] - level) / unit)
+        count = count + np.isfinite(inputs).sum(0)
+        inputs = np.nan_to_num(inputs, nan=0.0)
         total, squares = total + inputs.sum(0), squares + (inputs**2).sum(0)
-    mean = total / len(dates)
-    std = np.sqrt(np.maximum(squares / len(dates) - mean**2, 0))
+    count = np.maximum(count, 1)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     return Statistics(level, unit, mean, std, climate.astype(np.float32))
 
 
@@ -268,6 +278,7 @@ class DateSource:
         y = (truth.astype(np.float64) - fitted.level[0]) / fitted.unit[0]
         fields = (_summarise(members) - fitted.mean) / (fitted.std + _EPS)
         valid = np.isfinite(y) & np.isfinite(members).all((-2, -1))
+        valid &= np.isfinite(fitted.climate).all(-1)
         if not valid.any((1, 2)).all():
             raise DataFormatError("a date has no point that is not NaN")
         # What is NaN, such as the sea's temperature on land, is zero and not scored.
@@ -279,7 +290,7 @@ class DateSource:
             "fields": np.concatenate([fields, places], axis=-1),
             "y": y,
             "area": self.area * valid,
-            "efi": _find_extremes(members[..., 0], fitted.climate),
+            "efi": _find_extremes(members[..., 0], np.nan_to_num(fitted.climate)),
             "scale": np.full(len(y), fitted.unit[0], np.float32),
         }
 

@@ -41,7 +41,11 @@ VARIABLES: Mapping[str, tuple[str, str, str]] = {
     "tp": ("total_precipitation", "", "m"),
 }
 # Other names of variables: CDO's and GRIB's.
-_ALIASES = {"2t": "t2m", "10u": "u10", "10v": "v10", "SSTK": "sst", "T2M": "t2m"}
+_ALIASES = {
+    **{"2t": "t2m", "10u": "u10", "10v": "v10", "SSTK": "sst", "T2M": "t2m"},
+    # CMIP's, whose standard names do not tell them from those of the air above.
+    **{"tas": "t2m", "uas": "u10", "vas": "v10"},
+}
 # Other spellings of units, and what is done to values of other units.
 _SPELLINGS = {
     "m**2 s**-2": ("m2 s-2", "m^2 s^-2", "m2/s2", "m^2/s^2", "J kg-1", "J kg**-1"),
@@ -56,6 +60,9 @@ _SPELLINGS = {
 _CONVERSIONS = {
     ("degC", "K"): (1.0, 273.15),
     ("C", "K"): (1.0, 273.15),
+    ("celsius", "K"): (1.0, 273.15),
+    ("degree_Celsius", "K"): (1.0, 273.15),
+    ("g kg-1", "kg kg**-1"): (1e-3, 0.0),
     ("hPa", "Pa"): (100.0, 0.0),
     ("mbar", "Pa"): (100.0, 0.0),
     ("mm", "m"): (1e-3, 0.0),
@@ -91,7 +98,14 @@ def open_fields(
             _expand(_open_one(pathlib.Path(each), group, variables, chunked))
             for each in path
         ]
-        joined: Any = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+        if not parts:
+            raise DataMissing("no file is given")
+        try:
+            joined: Any = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+        except ValueError as error:
+            raise DataFormatError(
+                f"{path[0]} and {len(parts) - 1} others do not fit together: {error}"
+            ) from error
         opened = _check_order(_order(joined), str(path[0]))
     if variables is None:
         return opened
@@ -120,6 +134,8 @@ def _open_one(
         raise DataMissing(f"there is no file {path}")
     if path.is_dir():
         _require("zarr", path)
+        if not any((path / name).exists() for name in _ZARR):
+            raise DataFormatError(f"{path}: expected a zarr store, found a folder")
         with warnings.catch_warnings():
             # That a store has no consolidated metadata is nothing to be told of.
             warnings.filterwarnings("ignore", "Failed to open Zarr store")
@@ -142,6 +158,7 @@ def _open_one(
     return canonicalise(opened, str(path))
 
 
+_ZARR = ("zarr.json", ".zgroup", ".zmetadata")
 _LAZY: Mapping[str, Any] = {"chunks": None, "decode_timedelta": True}
 
 
@@ -242,7 +259,16 @@ def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
                 f"{source}: expected a dimension latitude and one longitude, found "
                 f"{', '.join(map(str, fields.sizes))}"
             )
-    fields = _turn(_set_level(_drop_others(fields), source), notes)
+        if dim not in fields.coords:
+            raise DataFormatError(f"{source}: {dim} has no coordinates")
+    if "lead_time" in fields.coords and fields["lead_time"].ndim:
+        own = fields["lead_time"].dims
+        if own != ("lead_time",):
+            raise DataFormatError(
+                f"{source}: expected time, when forecasts start, and lead_time as two "
+                f"dimensions, found a lead time for each of {', '.join(map(str, own))}"
+            )
+    fields = _turn(_set_level(_drop_others(fields), source), source, notes)
     empty = [str(dim) for dim, size in fields.sizes.items() if size == 0]
     if empty:
         raise DataFormatError(f"{source}: no {' and no '.join(empty)} is selected")
@@ -283,10 +309,13 @@ def _rename(fields: xr.Dataset, source: str) -> xr.Dataset:
 
 
 def _short_name(name: str, attrs: Mapping[str, Any]) -> str:
+    # Some files call heights "z".
+    is_height = str(attrs.get("units", "")) in ("m", "gpm")
+    if name in ("z", "Z"):
+        named = attrs.get("standard_name") == "geopotential_height"
+        return "gh" if is_height or named else "z"
     if name in VARIABLES:
-        # Some files call heights "z".
-        is_height = str(attrs.get("units", "")) in ("m", "gpm")
-        return "gh" if name == "z" and is_height else name
+        return name
     if name in _ALIASES:
         return _ALIASES[name]
     for short, (long, standard, _) in VARIABLES.items():
@@ -316,20 +345,25 @@ def _set_level(fields: xr.Dataset, source: str) -> xr.Dataset:
     units = str(level.attrs.get("units", ""))
     if units in ("Pa", "pascal") or (not units and float(level.max()) > 2000):
         level = level / 100
-    elif units not in ("", "hPa", "millibars", "mbar", "millibar"):
+    elif units not in ("", "hPa", "millibars", "mbar", "mb", "millibar"):
         raise DataFormatError(f"{source}: expected levels in hPa or Pa, found {units}")
     values = level.to_numpy().astype(float)
     fields = fields.assign_coords(level=(level.dims, values, {"units": "hPa"}))
     return fields.sortby("level") if level.ndim else fields
 
 
-def _turn(fields: xr.Dataset, notes: list[str]) -> xr.Dataset:
+def _turn(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
     """Puts latitudes from north to south, and longitudes from 0 to 360."""
     latitude, longitude = fields["latitude"], fields["longitude"]
+    steps = np.diff(latitude.to_numpy())
+    if not (np.all(steps > 0) or np.all(steps < 0)):
+        raise DataFormatError(f"{source}: latitudes are not in order, or NaN")
     if latitude.size > 1 and float(latitude[0]) < float(latitude[-1]):
         fields = fields.isel(latitude=slice(None, None, -1))
         notes.append("latitude: now from north to south")
     east = longitude.to_numpy() % 360
+    if np.unique(east).size < east.size or not np.isfinite(east).all():
+        raise DataFormatError(f"{source}: a longitude is there twice, or NaN")
     if not np.array_equal(east, longitude.to_numpy()):
         fields = fields.assign_coords(longitude=("longitude", east, longitude.attrs))
         notes.append("longitude: now from 0 to 360 degrees")

@@ -3,7 +3,6 @@ from .classification import cross_entropy as cross_entropy
 from .classification import error as error
 from .classification import perplexity as perplexity
 from .classification import token_cross_entropy as token_cross_entropy
-from .crps import CLIMATE_QUANTILES as CLIMATE_QUANTILES
 from .crps import crps_censored_gaussian as crps_censored_gaussian
 from .crps import crps_ensemble as crps_ensemble
 from .crps import crps_gaussian as crps_gaussian

@@ -59,7 +59,11 @@ def crps_gaussian(
 
 
 def _check_std(std: jax.Array) -> None:
-    if not isinstance(std, jax.core.Tracer) and bool(jnp.any(std < 0)):
+    if isinstance(std, jax.core.Tracer):
+        return
+    with jax.ensure_compile_time_eval():
+        negative = bool(jnp.any(std < 0))
+    if negative:
         raise ValueError(f"std must not be negative: got {float(jnp.min(std)):g}")
 
 
@@ -304,21 +308,21 @@ def _rank(x: jax.Array, climate: jax.Array) -> jax.Array:
     left = jnp.take_along_axis(climate, low, axis=-1)
     right = jnp.take_along_axis(climate, jnp.clip(below, 0, top), axis=-1)
     gap = jnp.where(right > left, right - left, 1)
-    between = jnp.minimum(low + jnp.clip((x - left) / gap, 0, 1), top)
-    equal = (below + not_above - 1) / 2
-    return jnp.where(not_above > below, equal, between).astype(x.dtype) / top
+    between = low.astype(x.dtype) + jnp.clip((x - left) / gap, 0, 1)
+    equal = (below + not_above - 1).astype(x.dtype) / 2
+    return jnp.where(not_above > below, equal, jnp.minimum(between, top)) / top
 
 
 def _paper_efi(members: jax.Array, climate: jax.Array) -> jax.Array:
     p = np.arange(CLIMATE_QUANTILES) / (CLIMATE_QUANTILES - 1)
-    own = jnp.quantile(members, jnp.asarray(p[:-1], members.dtype), axis=-1)
-    inner = climate[..., 1:-1]
-    below = 0.05 * jnp.sum(
-        jnp.moveaxis(own, 0, -1)[..., None] < inner[..., None, :], -2
-    )
+    dtype = members.dtype
+    own = jnp.quantile(members, jnp.asarray(p[:-1], dtype), axis=-1)
+    own, inner = jnp.moveaxis(own, 0, -1)[..., None], climate[..., None, 1:-1]
+    below = 0.05 * jnp.sum(own < inner, axis=-2).astype(dtype)
     weights = 2 / math.pi * 0.05 / np.sqrt(p[1:-1] * (1 - p[1:-1]))
-    terms = (jnp.asarray(p[1:-1], members.dtype) - below) * weights.astype("float32")
-    return jnp.sum(terms.astype(members.dtype), axis=-1)
+    terms = (jnp.asarray(p[1:-1], dtype) - below) * jnp.asarray(weights, dtype)
+    unknown = jnp.isnan(members).any(-1) | jnp.isnan(climate).any(-1)
+    return jnp.where(unknown, jnp.nan, jnp.sum(terms, axis=-1))
 
 
 def eecrps(
@@ -344,4 +348,4 @@ def eecrps(
     crps, efi = widen(crps, efi)
     kept = ~jnp.isnan(efi) if where is None else where & ~jnp.isnan(efi)
     product = jnp.where(kept, jnp.abs(jnp.where(kept, efi, 0)) * crps, 0)
-    return jnp.sum(product) / jnp.sum(kept)
+    return jnp.sum(product) / jnp.sum(kept).astype(product.dtype)

@@ -13,7 +13,7 @@ import xarray as xr
 
 from hpcjax.core.errors import DataFormatError, nearest
 from hpcjax.metrics import crps, forecast
-from hpcjax.metrics.means import member_moments, weighted_sums
+from hpcjax.metrics.means import member_moments, weighted_sums, widen
 
 DIMS = ("number", "time", "lead_time", "level", "latitude", "longitude")
 BY = ("lead_time", "level")
@@ -85,7 +85,8 @@ def evaluate(
         are an error unless the mask leaves them out.
 
     Returns:
-      For each variable `[score, *by]`, float64, in its own unit. Attributes: the
+      For each variable `[score, lead_time, level]`, as far as `by` names these and
+      forecasts have them, float64, in its own unit. Attributes: the
       conventions, the number of members and of forecasts, the share of points skipped.
 
     Raises:
@@ -101,7 +102,12 @@ def evaluate(
             f"forecasts and truth have no variable in common: {_list(forecasts)} and "
             f"{_list(truth)}"
         )
-    check_grids(forecasts, truth)
+    for name in names:
+        check_pair(forecasts[name], truth[name])
+        if climatology is not None:
+            if name not in climatology.data_vars:
+                raise DataFormatError(f"the climatology has no {name}")
+            check_pair(forecasts[name], climatology[name])
     weight = _weigh(forecasts, conventions, mask)
     parts = {}
     skipped, seen = 0.0, 0.0
@@ -121,6 +127,8 @@ def evaluate(
 def _check_scores(
     scores: Sequence[str], by: Sequence[str], members: int, how: Conventions
 ) -> None:
+    if how.order not in ("sqrt_last", "sqrt_per_time"):
+        raise ValueError(f"order must be sqrt_last or sqrt_per_time: got {how.order!r}")
     for name in scores:
         if name not in SCORES:
             raise ValueError(f"unknown score {name!r}{nearest(name, SCORES)}")
@@ -132,6 +140,16 @@ def _check_scores(
     for dim in by:
         if dim not in BY:
             raise ValueError(f"by must be of {BY}: got {dim!r}")
+
+
+def check_pair(field: xr.DataArray, other: xr.DataArray) -> None:
+    """Raises DataFormatError unless two fields have one grid, levels and unit."""
+    check_grids(*(each.to_dataset(name="field") for each in (field, other)))
+    units = [each.attrs.get("units") for each in (field, other)]
+    if None not in units and units[0] != units[1]:
+        raise DataFormatError(
+            f"{field.name} of forecasts is in {units[0]}, the other in {units[1]}"
+        )
 
 
 def check_grids(first: xr.Dataset, second: xr.Dataset) -> None:
@@ -175,11 +193,18 @@ def _weigh(
         latitude = fields["latitude"].to_numpy()
         weights *= forecast.latitude_weights(latitude, how.weights)[:, None]
     if mask is not None:
-        grid = fields.drop_dims("level", errors="ignore").drop_vars(
-            "level", errors="ignore"
+        for dim in ("latitude", "longitude"):
+            if dim not in mask.coords:
+                raise DataFormatError(f"the mask has no coordinate {dim}")
+        axes = {dim: fields[dim] for dim in ("latitude", "longitude")}
+        check_grids(
+            xr.Dataset(coords=axes),
+            mask.reset_coords(drop=True).to_dataset(name="mask"),
         )
-        check_grids(grid, mask.to_dataset(name="mask"))
-        weights *= mask.transpose("latitude", "longitude").to_numpy()
+        factors = mask.transpose("latitude", "longitude").to_numpy()
+        if not (factors >= 0).all():
+            raise DataFormatError("mask must be of numbers that are not negative")
+        weights *= factors
     return weights
 
 
@@ -197,13 +222,15 @@ def _add_up(
         members = members.expand_dims("time")
     climate = 0.0 if usual is None else _complete(usual, DIMS[3:]).to_numpy()
     times = members.sizes["time"]
+    if not times:
+        raise DataFormatError(f"{members.name}: no time is selected")
     count = max(1, _PIECE * times // members.nbytes)
     total: dict[str, Any] = {"skipped": 0.0, "seen": 0.0}
     for first in range(0, times, count):
         # Dimensions are added to what was read: xarray reads for that.
         piece = _complete(members.isel(time=slice(first, first + count)), DIMS)
         x, y = piece.to_numpy(), _match_truth(truth, piece)
-        bad = (np.isnan(x).any(0) | np.isnan(y)) & (weight > 0)
+        bad = (np.isnan(x).any(0) | np.isnan(y) | np.isnan(climate)) & (weight > 0)
         if bad.any() and not skipna:
             at = piece["time"].to_numpy()[np.nonzero(bad.any((1, 2, 3, 4)))[0][0]]
             raise DataFormatError(
@@ -244,6 +271,10 @@ def find_truth(
     Raises:
       DataFormatError: a forecast whose truth is not there; names the first.
     """
+    # A single time or lead time is one all the same.
+    for dim in ("time", "lead_time"):
+        if dim in truth.coords and not truth[dim].ndim:
+            truth = truth.expand_dims(dim)
     if "time" not in truth.dims:
         return truth
     if "lead_time" in truth.dims:
@@ -253,6 +284,8 @@ def find_truth(
     else:
         truth, wanted = truth.drop_vars("lead_time", errors="ignore"), times + lead
     known = truth.get_index("time")
+    if known.has_duplicates:
+        raise DataFormatError(f"truth of {truth.name} has a time twice")
     at = known.get_indexer(pd.Index(wanted))
     if (at < 0).any():
         raise DataFormatError(
@@ -266,8 +299,12 @@ def find_truth(
 def _match_truth(truth: xr.DataArray, members: xr.DataArray) -> np.ndarray:
     """Returns the truth of forecasts with `DIMS`, but for `number`."""
     times, leads = (members[dim].to_numpy() for dim in ("time", "lead_time"))
-    if not np.issubdtype(leads.dtype, np.timedelta64):
-        leads = np.zeros(len(leads), "timedelta64[ns]")  # there is no such coordinate
+    if "lead_time" not in members.coords:
+        leads = np.zeros(len(leads), "timedelta64[ns]")
+    elif not np.issubdtype(leads.dtype, np.timedelta64):
+        raise DataFormatError(
+            f"lead times must have a unit, such as hours: got {leads}"
+        )
     found = [find_truth(truth, times, lead) for lead in leads]
     rows = [_complete(each, (DIMS[1], *DIMS[3:])).to_numpy() for each in found]
     return np.stack(np.broadcast_arrays(*rows), axis=1)
@@ -281,6 +318,7 @@ def _values(
     Means are those of differences: of members near 54 000 m²/s² a mean in float32 is
     wrong by a thousandth of their error.
     """
+    x, y = widen(x, y)
     error, anomaly = x - y, jnp.mean(x - usual, 0)
     mean, variance = member_moments(error, 0, how.ddof)
     count = len(x)
@@ -331,12 +369,16 @@ def _score(
     sums: dict[str, np.ndarray] = {
         name: np.asarray(row, np.float64).sum(-1) for name, row in rows.items()
     }
+    # A time all of which is left out counts nowhere.
+    some = sums["weight"] > 0
     with np.errstate(invalid="ignore", divide="ignore"):
         if how.order == "sqrt_per_time" and "square" in sums:
-            sums["root"] = np.sqrt(sums["square"] / sums["weight"])
+            root = np.sqrt(sums["square"] / sums["weight"])
+            sums["root"] = np.where(some, root, 0.0)
         if "acc" in scores:
-            sums["ratio"] = sums["both"] / np.sqrt(sums["forecast"] * sums["truth"])
-    return sums | {"times": np.ones(sums["weight"].shape)}
+            ratio = sums["both"] / np.sqrt(sums["forecast"] * sums["truth"])
+            sums["ratio"] = np.where(some, ratio, 0.0)
+    return sums | {"times": some.astype(np.float64)}
 
 
 def _finish(

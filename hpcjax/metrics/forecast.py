@@ -25,7 +25,8 @@ def latitude_weights(
     """Returns weights of latitudes, whose mean is 1, in float64.
 
     "cos" is cos φ, WeatherBench 1's. "cell_area" is sin of the upper minus sin of the
-    lower bound of a cell, midpoints and ±90° at the ends, WeatherBench 2's.
+    lower bound of a cell, WeatherBench 2's: midpoints, and at the ends ±90°, or where
+    that is further than one and a half cells, as of a region, half a cell.
     Away from the poles on an equally spaced grid they are the same; at a pole "cos" is
     zero, and the other is not.
 
@@ -48,12 +49,20 @@ def latitude_weights(
     if kind == "cos":
         weights = np.maximum(np.cos(np.deg2rad(latitude)), 0)
     else:
-        north = latitude[-1] > latitude[0]
-        ends = (-90.0, 90.0) if north else (90.0, -90.0)
         middles = (latitude[1:] + latitude[:-1]) / 2
-        bounds = np.concatenate([ends[:1], middles, ends[1:]])
+        bounds = np.concatenate([_end(latitude), middles, _end(latitude[::-1])])
         weights = np.abs(np.diff(np.sin(np.deg2rad(bounds))))
     return weights / weights.mean()
+
+
+def _end(latitude: np.ndarray) -> list[float]:
+    """Returns the outer bound of the first of some latitudes."""
+    if latitude.size == 1:
+        return [min(latitude[0] + 0.5, 90.0)]  # any other weight would do
+    step = latitude[0] - latitude[1]
+    pole = np.copysign(90.0, step)
+    near = abs(pole - latitude[0]) <= 1.5 * abs(step)
+    return [pole if near else latitude[0] + step / 2]
 
 
 def _check_latitude(latitude: np.ndarray) -> None:
@@ -99,13 +108,21 @@ def rmse(
       ...   order="sqrt_per_time"))
       (5.0, 4.0)
     """
-    forecast, truth = widen(forecast, truth)
-    squares = (forecast - truth) ** 2
+    squares = _error(forecast, truth, weights) ** 2
     if order == "sqrt_last":
         return jnp.sqrt(weighted_mean(squares, weights))
     if order == "sqrt_per_time":
         return jnp.mean(jnp.sqrt(weighted_mean(squares, weights, (-2, -1))))
     raise ValueError(f"order must be 'sqrt_last' or 'sqrt_per_time': got {order!r}")
+
+
+def _error(
+    forecast: jax.Array, truth: jax.Array, weights: jax.Array | None
+) -> jax.Array:
+    """Returns forecast − truth, zero where the weight is, so that slopes are too."""
+    forecast, truth = widen(forecast, truth)
+    error = forecast - truth
+    return error if weights is None else jnp.where(jnp.asarray(weights) > 0, error, 0)
 
 
 def mae(
@@ -119,8 +136,7 @@ def mae(
       >>> float(mae(jnp.array([1.0, -3.0]), jnp.zeros(2)))
       2.0
     """
-    forecast, truth = widen(forecast, truth)
-    return weighted_mean(jnp.abs(forecast - truth), weights)
+    return weighted_mean(jnp.abs(_error(forecast, truth, weights)), weights)
 
 
 def bias(
@@ -134,8 +150,7 @@ def bias(
       >>> float(bias(jnp.array([1.0, -3.0]), jnp.zeros(2)))
       -1.0
     """
-    forecast, truth = widen(forecast, truth)
-    return weighted_mean(forecast - truth, weights)
+    return weighted_mean(_error(forecast, truth, weights), weights)
 
 
 def acc(
@@ -179,8 +194,14 @@ def acc(
     forecast, truth = widen(forecast, truth)
     if climatology is None:
         usual = jnp.mean(truth, axis=0)
-        f, a = forecast - usual, truth - usual
-        return _correlate(f - jnp.mean(f), a - jnp.mean(a), weights, None)
+        kept = jnp.ones(truth.shape, bool)
+        if weights is not None:
+            kept = jnp.broadcast_to(jnp.asarray(weights) > 0, truth.shape)
+        f, a = (
+            each - jnp.mean(each, where=kept)
+            for each in (forecast - usual, truth - usual)
+        )
+        return _correlate(f, a, weights, None)
     usual = climatology.astype(truth.dtype)
     return jnp.mean(_correlate(forecast - usual, truth - usual, weights, (-2, -1)))
 
@@ -292,6 +313,8 @@ def rank_histogram(
     The rank is #{x_i < y}, plus a number that is drawn from 0 to #{x_i = y}: ties count
     at random. Of a reliable ensemble all ranks are equally frequent.
 
+    Cases of which a number is NaN are not counted.
+
     Args:
       members: along `axis`.
       observed: of the other axes.
@@ -309,9 +332,16 @@ def rank_histogram(
     members, observed = widen(members, observed)
     members = jnp.moveaxis(members, axis, 0)
     ties = jnp.sum(members == observed, axis=0)
-    drawn = jnp.floor(jax.random.uniform(key, ties.shape) * (ties + 1)).astype(int)
+    share = jax.random.uniform(key, ties.shape)
+    drawn = jnp.floor(share * (ties + 1).astype(share.dtype)).astype(ties.dtype)
     ranks = jnp.sum(members < observed, axis=0) + jnp.minimum(drawn, ties)
-    return jnp.bincount(ranks.ravel(), length=len(members) + 1)
+    known = ~(jnp.isnan(members).any(0) | jnp.isnan(observed))
+    return _count(ranks, known, len(members) + 1)
+
+
+def _count(parts: jax.Array, known: jax.Array, length: int) -> jax.Array:
+    counted = known.ravel().astype(jnp.int32)
+    return jnp.bincount(parts.ravel(), weights=counted, length=length)
 
 
 def pit_histogram(
@@ -323,6 +353,8 @@ def pit_histogram(
 ) -> Int[Array, " bins"]:
     """Returns how often Φ((y − μ)/σ) is in each of `bins` equal parts of [0, 1].
 
+    Cases of which it is NaN are not counted.
+
     Examples:
       >>> mean, std = jnp.zeros(3), jnp.ones(3)
       >>> pit_histogram(mean, std, jnp.array([-2.0, 0.1, 2.0]), bins=2).tolist()
@@ -330,8 +362,8 @@ def pit_histogram(
     """
     mean, std, observed = widen(mean, std, observed)
     place = jax.scipy.special.ndtr((observed - mean) / std)
-    part = jnp.clip((place * bins).astype(int), 0, bins - 1)
-    return jnp.bincount(part.ravel(), length=bins)
+    part = jnp.clip((place * bins).astype(jnp.int32), 0, bins - 1)
+    return _count(part, ~jnp.isnan(place), bins)
 
 
 def ssim(

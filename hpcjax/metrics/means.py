@@ -12,7 +12,9 @@ Axes = int | tuple[int, ...] | None
 
 def widen(*arrays: Any) -> list[jax.Array]:
     """Returns arrays in their common dtype, at least float32."""
-    dtype = jnp.result_type(*arrays, jnp.float32)
+    # Under strict promotion too bfloat16 beside float32 is no mistake here.
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(*arrays, jnp.float32)
     return [jnp.asarray(each).astype(dtype) for each in arrays]
 
 

@@ -165,6 +165,46 @@ def test_what_is_nan_is_no_part_of_the_score():
         postprocessing.make_dataset(forecasts(lose), members=10)
 
 
+def test_one_lost_date_spoils_no_other():
+    def lose(forecast, truth):
+        forecast = forecast.copy(deep=True)
+        forecast["t"][2, 3, :, :, 0, 0] = np.nan
+        return forecast, truth
+
+    usual = gather(postprocessing.make_dataset(forecasts(), members=10))
+    batch = gather(postprocessing.make_dataset(forecasts(lose), members=10))
+    lost = np.zeros(8, bool)
+    lost[3] = True
+    np.testing.assert_array_equal(batch["area"][:, 0, 0], ~lost)
+    assert all(np.isfinite(values).all() for values in batch.values())
+    close = np.abs(batch["x/fields"] - usual["x/fields"])[~lost, 0, 0]
+    assert close.max() < 1.5
+
+
+def test_parts_are_by_their_flags():
+    flags = {"flag_values": [1, 2, 3], "flag_meanings": "train validation test"}
+    fields = xr.Dataset({"part": ("time", [1, 2, 2], flags)})
+    parts = postprocessing.split_by_part(fields, "made").tolist()
+    assert parts == ["train", "validation", "validation"]
+
+
+def test_what_is_no_forecast_is_no_input():
+    pair = [weather.canonicalise(each) for each in writers.forecasts()]
+    mask = xr.zeros_like(pair[0]["t2m"][0, 0, 0]).drop_vars(("number", "time"))
+    more = pair[0].assign(land=mask, crs=((), 0))
+    lead = np.timedelta64(72, "h")
+    members, _ = ens10.choose(more, pair[1], "t2m", lead, "made")
+    assert list(members) == ["t2m"]
+    single = pair[0].isel(lead_time=0)
+    with pytest.raises(
+        DataFormatError, match=r"lead times \[0.0\] hours, not \[72.0\]"
+    ):
+        ens10.choose(single, pair[1], "t2m", lead, "made")
+    many = pair[1].expand_dims(number=2)
+    with pytest.raises(DataFormatError, match="the truth has 2 members"):
+        ens10.choose(pair[0], many, "t2m", lead, "made")
+
+
 def test_the_score_is_in_the_targets_own_unit():
     made = postprocessing.make_dataset(forecasts(), members=10, weights="cell_area")
     batch = made.train.gather(np.arange(8))

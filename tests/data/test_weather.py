@@ -156,6 +156,9 @@ def test_levels_of_pascals_and_heights_are_told_apart():
         isobaricInhPa=("isobaricInhPa", [50_000.0, 85_000.0], {"units": "Pa"})
     ).rename(isobaricInhPa="plev")
     assert data.canonicalise(pascals)["level"].to_numpy().tolist() == [500, 850]
+    for attrs in ({"units": "gpm"}, {"standard_name": "geopotential_height"}):
+        z = forecast["z"].drop_attrs().assign_attrs(attrs)
+        assert "gh" in data.canonicalise(forecast.assign(z=z))
     heights = forecast.assign(z=forecast["z"].assign_attrs(units="gpm"))
     assert set(data.canonicalise(heights).data_vars) == {"gh", "t", "t2m"}
     assert data.canonicalise(forecast)["lead_time"].dtype == "timedelta64[ns]"
@@ -179,6 +182,21 @@ def test_levels_of_pascals_and_heights_are_told_apart():
             "expected lead times with a unit, such as 'hours'",
         ),
         (lambda d: d.assign(T2M=d["t2m"] + 1), "are both t2m"),
+        (lambda d: d.drop_vars("latitude"), "latitude has no coordinates"),
+        (
+            lambda d: d.assign_coords(longitude=[0.0, 90.0, 180.0, 360.0]),
+            "a longitude is there twice",
+        ),
+        (
+            lambda d: d.assign_coords(latitude=[60.0, np.nan, -60.0]),
+            "latitudes are not in order, or NaN",
+        ),
+        (
+            lambda d: d.assign_coords(
+                forecast_period=("time", np.array([0, 24], "timedelta64[h]"))
+            ),
+            "lead_time as two dimensions",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(change, message):
@@ -197,6 +215,9 @@ def test_netcdf_and_zarr_are_opened_by_what_they_are(tmp_path):
     (tmp_path / "d").write_text("latitude,longitude")
     with pytest.raises(DataFormatError, match="expected GRIB, netCDF or zarr"):
         data.open_fields(tmp_path / "d")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataFormatError, match="expected a zarr store, found a folder"):
+        data.open_fields(tmp_path / "folder")
     (tmp_path / "e").write_bytes((tmp_path / "a").read_bytes()[:2000])
     with pytest.raises(DataFormatError, match="damaged netCDF"):
         data.open_fields(tmp_path / "e")

@@ -102,6 +102,24 @@ def test_a_gaussians_slopes_are_the_closed_forms_and_finite():
         metrics.crps_gaussian(0.0, -1.0, 0.0)
 
 
+def test_a_deviation_may_be_a_constant_of_a_program():
+    std, mean = jnp.ones(3), jnp.arange(3.0)
+    inside = jax.jit(lambda mean: metrics.crps_gaussian(mean, std, jnp.zeros(3)))
+    expected = metrics.crps_gaussian(mean, std, jnp.zeros(3))
+    np.testing.assert_allclose(inside(mean), expected, rtol=1e-6)
+
+
+def test_scores_mix_no_dtypes_by_themselves():
+    x, climate = jnp.ones((2, 3), jnp.bfloat16), jnp.linspace(0.0, 2.0, 21)
+    both = jnp.broadcast_to(climate, (2, 21))
+    with jax.numpy_dtype_promotion("strict"):
+        for method in ("exact", "paper"):
+            index = metrics.efi(x, both, method=method)
+            assert jnp.isnan(metrics.efi(x * jnp.nan, both, method=method)).all()
+        assert metrics.crps_ensemble(x, jnp.ones(2)).dtype == jnp.float32
+        assert metrics.eecrps(jnp.ones(2), index).dtype == jnp.float32
+
+
 def test_a_censored_gaussian_scores_as_a_peer_says():
     rng = np.random.default_rng(1)
     mean, std = rng.normal(1, 2, 500), rng.uniform(0.2, 3, 500)

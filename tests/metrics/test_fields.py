@@ -116,6 +116,12 @@ def test_anomalies_are_of_the_climatology_that_is_given():
     np.testing.assert_allclose(found[0], expected, rtol=1e-3)
     with pytest.raises(ValueError, match="acc needs a climatology"):
         metrics.evaluate(forecast, truth, ["acc"])
+    turned = usual.isel(latitude=slice(None, None, -1))
+    with pytest.raises(DataFormatError, match="reversed"):
+        metrics.evaluate(forecast, truth, ["acc"], climatology=turned)
+    how = fields.Conventions(order="last")
+    with pytest.raises(ValueError, match="order must be"):
+        metrics.evaluate(forecast, truth, conventions=how)
 
 
 @pytest.mark.acceptance("forecast-metrics", 9)
@@ -162,16 +168,67 @@ def test_what_is_nan_is_masked_or_skipped_or_refused():
     assert np.isfinite(skipped["z"]).all()
 
 
-def change(forecast, truth, case):
-    if case == "level":
-        return forecast, truth.assign_coords(level=[50000.0, 85000.0])
-    if case == "time":
-        return forecast, truth.isel(time=slice(3))
-    if case == "name":
-        return forecast, truth.rename(z="gh")
-    if case == "grid":
-        return forecast.isel(longitude=slice(5)), truth
-    return forecast.isel(number=[0]), truth
+def test_a_single_time_and_lead_time_are_matched_all_the_same():
+    forecast, truth = make()
+    day = forecast.isel(lead_time=[1])
+    expected = metrics.evaluate(day, truth, ["rmse"], by=())["z"]
+    scalar = forecast.isel(lead_time=1)
+    found = metrics.evaluate(scalar, truth, ["rmse"], by=())["z"]
+    np.testing.assert_allclose(found, expected)
+    one = truth.isel(time=3)
+    with pytest.raises(DataFormatError, match="lacks 2020-01-01"):
+        metrics.evaluate(forecast, one, ["rmse"])
+    first = forecast.isel(time=[2], lead_time=[1])
+    np.testing.assert_allclose(
+        metrics.evaluate(first, one, ["rmse"], by=())["z"],
+        metrics.evaluate(first, truth, ["rmse"], by=())["z"],
+    )
+
+
+def test_leads_of_the_truth_are_matched_by_value():
+    forecast, truth = make()
+    at = xr.DataArray(np.arange(5)[:, None] + np.arange(2), dims=("start", "lead_time"))
+    own = truth.isel(time=at).drop_vars("time").rename(start="time")
+    own = own.assign_coords(time=forecast["time"], lead_time=forecast["lead_time"])
+    expected = metrics.evaluate(forecast, truth)["z"]
+    turned = own.isel(lead_time=[1, 0])
+    np.testing.assert_allclose(metrics.evaluate(forecast, turned)["z"], expected)
+
+
+def test_small_integers_do_not_wrap_and_no_time_counts_without_points():
+    forecast, truth = make()
+    small = [(each - 53_900).clip(0, 250).astype("uint8") for each in (forecast, truth)]
+    wide = [each.astype("float64") for each in small]
+    np.testing.assert_allclose(
+        metrics.evaluate(*small)["z"], metrics.evaluate(*wide)["z"], rtol=1e-6
+    )
+    lost = forecast.copy(deep=True)
+    lost["z"][:, 2] = np.nan
+    how = fields.Conventions(order="sqrt_per_time")
+    kept = forecast.isel(time=[0, 1, 3, 4])
+    found = metrics.evaluate(lost, truth, ["rmse"], conventions=how, skipna=True)
+    expected = metrics.evaluate(kept, truth, ["rmse"], conventions=how)
+    np.testing.assert_allclose(found["z"], expected["z"], rtol=1e-6)
+
+
+def lose_one(forecast):
+    forecast = forecast.copy(deep=True)
+    forecast["z"][1, 0, 0, 0, 0, 0] = np.nan
+    return forecast
+
+
+CHANGES = {
+    "level": lambda f, t: (f, t.assign_coords(level=[50000.0, 85000.0])),
+    "time": lambda f, t: (f, t.isel(time=slice(3))),
+    "name": lambda f, t: (f, t.rename(z="gh")),
+    "grid": lambda f, t: (f.isel(longitude=slice(5)), t),
+    "members": lambda f, t: (f.isel(number=[0]), t),
+    "leads": lambda f, t: (f.assign_coords(lead_time=[0, 24]), t),
+    "units": lambda f, t: (f, t.assign(z=t["z"].assign_attrs(units="m"))),
+    "empty": lambda f, t: (f.isel(time=slice(0)), t),
+    "twice": lambda f, t: (f, t.isel(time=[0, 0, 1, 2, 3, 4, 5, 6])),
+    "member": lambda f, t: (lose_one(f), t),
+}
 
 
 @pytest.mark.parametrize(
@@ -182,11 +239,16 @@ def change(forecast, truth, case):
         ("name", "no variable in common: z and gh"),
         ("grid", "forecasts have 5 from 0 to 240, truth 6 from 0 to 300"),
         ("members", "crps needs at least 2 members, got 1"),
+        ("leads", "lead times must have a unit"),
+        ("units", r"is in m\*\*2 s\*\*-2, the other in m"),
+        ("empty", "no time is selected"),
+        ("twice", "has a time twice"),
+        ("member", "z is NaN in 1 points"),
     ],
 )
 def test_what_does_not_fit_is_named(case, message):
     with pytest.raises((DataFormatError, ValueError), match=message):
-        metrics.evaluate(*change(*make(), case))
+        metrics.evaluate(*CHANGES[case](*make()))
 
 
 def test_an_unknown_score_is_refused_with_the_nearest():

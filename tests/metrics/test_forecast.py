@@ -33,6 +33,21 @@ def test_latitudes_are_weighted_by_cosine_or_area():
     assert area[180] * 2 / 361 == pytest.approx(2 * np.sin(np.deg2rad(0.25)), rel=1e-6)
 
 
+def test_the_cells_of_a_region_end_at_its_edge():
+    region = np.array([60.0, 59.0, 58.0])
+    area = metrics.latitude_weights(region, "cell_area")
+    np.testing.assert_allclose(area, metrics.latitude_weights(region, "cos"), rtol=1e-4)
+
+
+def test_what_is_nan_is_in_no_histogram():
+    members = jnp.array([[jnp.nan, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    observed = jnp.array([0.5, 0.5, jnp.nan])
+    ranks = metrics.rank_histogram(members, observed, jax.random.key(0))
+    assert ranks.tolist() == [0, 1, 0]
+    places = metrics.pit_histogram(jnp.zeros(3), jnp.ones(3), observed, bins=2)
+    assert places.tolist() == [0, 2]
+
+
 @pytest.mark.parametrize(
     ("latitude", "message"),
     [
