@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from hpcjax.core import files
+from hpcjax.core import checks, files
 from hpcjax.core.config import AtLeast, Config, FileName, Share, Size
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.core.objective import Objective
@@ -129,6 +129,11 @@ class WeatherFileConfig(MembersConfig):
     lead_hours: Size | None = None
     validation: Share = 0.2
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "holdout must be 'validation' for files of one's own"
+        checks.require(self.holdout == "validation", rule, holdout=self.holdout)
+
     def open(self, root: pathlib.Path) -> "Forecasts":
         """Opens both files; relative paths are below `root`, or as they are."""
         from hpcjax.data import postprocessing, weather
@@ -144,8 +149,6 @@ class WeatherFileConfig(MembersConfig):
         times = members["time"].to_numpy()
         if len(times) < 2:
             raise DataFormatError(f"{self.path}: expected two dates or more, found one")
-        if self.holdout == "test":
-            raise ConfigError("holdout must be 'validation' for a file of one's own")
         parts = postprocessing.split_in_time(times, lead, self.validation)
         return postprocessing.Forecasts(members, true, parts)
 
@@ -197,20 +200,15 @@ def choose(
             f"{source}: expected the dimensions number and time, found "
             f"{', '.join(map(str, forecast.sizes))}"
         )
-    if "lead_time" in forecast.dims:
-        leads = forecast["lead_time"].to_numpy()
+    if "lead_time" in forecast.coords:
+        leads = np.atleast_1d(forecast["lead_time"].to_numpy())
         if lead not in leads:
             raise DataFormatError(
                 f"{source}: file holds lead times {_hours(leads)} hours, not "
                 f"{_hours(np.array([lead]))}"
             )
+    if "lead_time" in forecast.dims:
         forecast = forecast.sel(lead_time=lead, drop=True)
-    elif "lead_time" in forecast.coords and forecast["lead_time"] != lead:
-        only = np.atleast_1d(forecast["lead_time"].to_numpy())
-        raise DataFormatError(
-            f"{source}: file holds lead times {_hours(only)} hours, not "
-            f"{_hours(np.array([lead]))}"
-        )
     name, level = _split_target(target, forecast, source)
     # A zarr store lists its variables in any order.
     chosen = [name, *sorted(set(forecast) - {name})]

@@ -12,7 +12,7 @@ import functools
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -77,8 +77,8 @@ class Atmosphere:
         from dinosaur import time_integration as stepping
 
         # Whose classes type checkers see as something else.
-        unit, si = (_untyped(each) for each in (scales.units, units.SimUnits))
-        self.specs = si.from_si()
+        unit = cast(Any, scales.units)
+        self.specs = cast(Any, units.SimUnits.from_si())
         self.coords = _coordinates()
         self.start, features = primitive_equations_states.isothermal_rest_atmosphere(
             self.coords,
@@ -157,10 +157,6 @@ class Atmosphere:
 
         unit: Any = scales.units(units)
         return float(self.specs.dimensionalize(1.0, unit.units).m)
-
-
-def _untyped(thing: Any) -> Any:
-    return thing
 
 
 def _coordinates() -> Any:

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -125,8 +124,8 @@ def make_dataset(
       shuffled: whether training forecasts get the truths of other dates, a control.
 
     Raises:
-      DataFormatError: fewer members, no date for training or to hold out, dates of two
-        parts that overlap, or nothing that is not NaN.
+      DataFormatError: fewer members, no date for training or to hold out, or nothing
+        that is not NaN.
     """
     have = forecasts.members.sizes["number"]
     if members > have:
@@ -151,13 +150,9 @@ def make_dataset(
         DateSource(reader, statistics, area, coordinates, *made[part])
         for part in ("train", holdout)
     ]
-    inputs = {name: value.shape[1:] for name, value in _peek(sources[0]).items()}
-    shapes: Any = inputs
-    return Dataset(sources[0], sources[1], shapes, 2, POSTPROCESSING)
-
-
-def _peek(source: "DateSource") -> Mapping[str, np.ndarray]:
-    return source.gather(np.zeros(1, int))["x"]
+    first = sources[0].gather(np.zeros(1, int))["x"]
+    inputs: Any = {name: each.shape[1:] for name, each in first.items()}
+    return Dataset(sources[0], sources[1], inputs, 2, POSTPROCESSING)
 
 
 def _area(latitude: np.ndarray, columns: int, kind: WeightKind) -> np.ndarray:

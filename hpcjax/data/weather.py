@@ -146,13 +146,14 @@ def _open_one(
     if start[:4] == b"GRIB":
         return _open_grib(path, variables, options)
     # netCDF 4 is HDF5, netCDF 3 is "CDF" and a version.
-    engine = {b"\x89HDF": "h5netcdf", b"CDF": "scipy"}.get(
-        start[:4] if start[:4] == b"\x89HDF" else start[:3]
-    )
-    if engine is None:
+    engines = {b"\x89HDF": "h5netcdf", b"CDF": "scipy"}
+    found = [engine for magic, engine in engines.items() if start.startswith(magic)]
+    if not found:
         raise DataFormatError(f"{path}: expected GRIB, netCDF or zarr, found {start!r}")
     try:
-        opened = xr.open_dataset(path, engine=engine, decode_timedelta=True, **options)
+        opened = xr.open_dataset(
+            path, engine=found[0], decode_timedelta=True, **options
+        )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataFormatError(f"{path}: damaged netCDF: {error}") from error
     return canonicalise(opened, str(path))

@@ -46,6 +46,8 @@ def latitude_weights(
         raise ValueError(f"kind must be 'cos' or 'cell_area': got {kind!r}")
     latitude = np.asarray(latitude, np.float64)
     _check_latitude(latitude)
+    if latitude.size == 1:
+        return np.ones(1)
     if kind == "cos":
         weights = np.maximum(np.cos(np.deg2rad(latitude)), 0)
     else:
@@ -57,8 +59,6 @@ def latitude_weights(
 
 def _end(latitude: np.ndarray) -> list[float]:
     """Returns the outer bound of the first of some latitudes."""
-    if latitude.size == 1:
-        return [min(latitude[0] + 0.5, 90.0)]  # any other weight would do
     step = latitude[0] - latitude[1]
     pole = np.copysign(90.0, step)
     near = abs(pole - latitude[0]) <= 1.5 * abs(step)

@@ -254,6 +254,10 @@ def test_fields_of_the_augmentation_equal_its_factorys():
         (lambda: data.Ens10Config(weights="area"), "weights must be"),
         (lambda: data.Lorenz96Config(train=1), "train must be an integer >= 4"),
         (lambda: data.WeatherFileConfig(validation=0.0), "validation must be in"),
+        (
+            lambda: data.WeatherFileConfig(holdout="test"),
+            "holdout must be 'validation'",
+        ),
     ],
 )
 def test_configs_refuse_what_cannot_be(make, words):

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import pathlib
@@ -377,7 +378,8 @@ def test_catalogue_entries_are_complete():
         assert entry.summary
         assert entry.licence
         if entry.build:
-            assert "simulation" in entry.origin or entry.package
+            module, _, function = entry.build.partition(":")
+            assert callable(getattr(importlib.import_module(module), function))
         elif entry.package:
             assert len(entry.package.sha256) == 64
             targets = {t.removesuffix(".gz") for t in entry.package.members.values()}

@@ -37,6 +37,8 @@ def test_the_cells_of_a_region_end_at_its_edge():
     region = np.array([60.0, 59.0, 58.0])
     area = metrics.latitude_weights(region, "cell_area")
     np.testing.assert_allclose(area, metrics.latitude_weights(region, "cos"), rtol=1e-4)
+    for kind in ("cos", "cell_area"):
+        assert metrics.latitude_weights(np.array([90.0]), kind).tolist() == [1.0]
 
 
 def test_what_is_nan_is_in_no_histogram():
