@@ -78,10 +78,11 @@ BASELINES = Table(
     ),
     caption=(
         "Temperature at 850 hPa of a simulated dry atmosphere (T21, 72 hours), not of "
-        "the 5 TB of ENS-10. 84 dates train and 40 test, on which rates and steps were "
-        "set, with seed 0. CRPS of the predicted Gaussian, in K, plain mean over "
-        "points, as in the paper; EECRPS with the exact EFI. Medians of three seeds [90 % interval]; networks "
-        "are narrower than the paper's. SSR: predicted deviation over the mean's RMSE."
+        "the 5 TB of ENS-10. 84 dates train; 40 test, on which rates and steps were "
+        "set with seed 0. CRPS of the predicted Gaussian in K, a plain mean over "
+        "points, as in the paper; EECRPS with the exact EFI. Medians of three seeds "
+        "[90 % interval]; networks are narrower than the paper's. SSR: predicted "
+        "deviation over the mean's RMSE."
     ),
     columns={
         "crps": "CRPS, K",
