@@ -36,6 +36,7 @@ check: $(DEV)
 kernels: $(DEV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt jax-triton triton
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps jax-cuda13-plugin
+	$(BIN)/python -c 'import jax_triton'
 
 # Without, tests that compare with PyTorch are skipped.
 oracles: kernels

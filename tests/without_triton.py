@@ -2,7 +2,7 @@
 
 import importlib.util
 
-WRITTEN = ("kernel.py", "interpreter.py", "pairs.py", "hopper.py")
+WRITTEN = ("kernel.py", "interpreter.py", "pairs.py")
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -33,3 +33,6 @@ from ._top_k.masks import count as count
 from ._top_k.masks import nonzero as nonzero
 from ._top_k.order import kth_magnitude as kth_magnitude
 from ._top_k.order import magnitudes as magnitudes
+from ._triton.launch import Launch as Launch
+from ._triton.launch import compiling_for as compiling_for
+from ._triton.launch import run as run

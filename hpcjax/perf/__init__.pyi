@@ -33,6 +33,9 @@ from .host_pipeline import WorkSpan as WorkSpan
 from .host_pipeline import busy_share as busy_share
 from .host_pipeline import check_work as check_work
 from .host_pipeline import work_bars as work_bars
+from .machine_code import MachineCode as MachineCode
+from .machine_code import count_accesses as count_accesses
+from .machine_code import machine_code as machine_code
 from .meshes import bytes_by_axis as bytes_by_axis
 from .meshes import largest_model as largest_model
 from .meshes import ring_bytes as ring_bytes

@@ -2,14 +2,18 @@
 
 import pytest
 
+from hpcjax import perf
+
 
 @pytest.fixture
-def hopper():
-    """See `tests.kernels.hopper`."""
-    pytest.importorskip("triton", reason="`make kernels` has not been called")
-    from tests.kernels import hopper
-
-    return hopper
+def machine_code():
+    """See `perf.machine_code`."""
+    pytest.importorskip(
+        "jax_triton",
+        reason="`make kernels` has not been called",
+        exc_type=ImportError,
+    )
+    return perf.machine_code
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from hpcjax import kernels
 from hpcjax.core import ConfigError, UnsupportedOp
 from hpcjax.kernels._quantized_matmul import api, layout, tiles
-from hpcjax.kernels._quantized_matmul.launch import Sizes, plan
 from hpcjax.kernels._quantized_matmul.matrix import _sort_rows
 from hpcjax.kernels._triton.launch import find_problem
 
@@ -236,27 +235,27 @@ def test_the_kernels_are_in_programs_for_cuda(lowering, rows):
     assert lowering.kernels(product, x, matrix) == [name]
 
 
-def compiled(hopper, rows, bits, dtype):
+def compiled(machine_code, rows, bits):
     """A product of 49152×12288 weights, as large language models have them."""
-    launch = plan(Sizes(rows, 12288, 49152, bits, 128, jnp.dtype(dtype)))
     scale = jax.ShapeDtypeStruct((96, 49152), "float16")
     words = jax.ShapeDtypeStruct((384 * bits, 49152), "uint32")
-    x = [jax.ShapeDtypeStruct((rows, 12288), dtype)]
-    if rows == 1:
-        wide = dtype == "float32"
-        x = [jax.ShapeDtypeStruct((6144,), "float32" if wide else "uint32")]
-        x += [jax.ShapeDtypeStruct((96,), "float32")]
-    return launch, hopper.compile_launch(launch, *x, words, scale, scale)
+    matrix = kernels.QuantizedMatrix(
+        words=words, scale=scale, zero=scale, bits=bits, inputs=12288, group_size=128
+    )
+    x = jax.ShapeDtypeStruct((rows, 12288), "bfloat16")
+    product = functools.partial(kernels.quantized_matmul, implementation="triton")
+    (found,) = machine_code(product, x, matrix)
+    return found
 
 
 # Instructions for each value of the matrix, of the loop over a group's runs.
 @pytest.mark.quick("4-1.6")
 @pytest.mark.parametrize(("bits", "most"), [(2, 1.5), (3, 1.9), (4, 1.6), (8, 1.9)])
-def test_two_values_are_multiplied_by_one_instruction(hopper, bits, most):
-    launch, found = compiled(hopper, 1, bits, "bfloat16")
+def test_two_values_are_multiplied_by_one_instruction(machine_code, bits, most):
+    found = compiled(machine_code, 1, bits)
     assert not found.spilled
-    (loop,) = found.loops()
-    values = 32 * launch.constants["TILE"] // (32 * launch.warps)
+    (loop,) = found.inner_loops
+    values = 32 * found.constants["TILE"] // found.threads
     assert sum(name.startswith("HFMA2") for name in loop) == values / 2
     assert len(loop) / values <= most
     # Words come in fours.
@@ -265,9 +264,10 @@ def test_two_values_are_multiplied_by_one_instruction(hopper, bits, most):
 
 @pytest.mark.quick("4")
 @pytest.mark.parametrize("bits", [3, 4])
-def test_several_rows_are_multiplied_by_tensor_cores(hopper, bits):
-    _, found = compiled(hopper, 16, bits, "bfloat16")
-    assert found.products == ("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16",)
+def test_several_rows_are_multiplied_by_tensor_cores(machine_code, bits):
+    found = compiled(machine_code, 16, bits)
+    product = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"
+    assert found.tensor_core_products == (product,)
     assert not found.spilled
 
 

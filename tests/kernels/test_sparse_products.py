@@ -372,13 +372,14 @@ DTYPES = {16: "int16", 8: "int8", 4: "uint8", 0: "bfloat16"}
     ("left", "right", "vector"),
     [(8, 8, 8), (8, 8, 2), (16, 16, 8), (12, 4, 8), (4, 4, 8), (0, 0, 8)],
 )
-def test_machine_code_of_spmm(hopper, left, right, vector):
+def test_machine_code_of_spmm(machine_code, left, right, vector):
     sizes = spmm_launch.Sizes(4096, 2048, vector, left, min(8, right), right)
     names = ("uint8" if left else "bfloat16", "int32", "int32", DTYPES[right])
     arrays = [jax.ShapeDtypeStruct((1,), name) for name in names]
-    found = hopper.compile_launch(spmm_launch.plan(sizes), *arrays)
-    assert found.products
-    for product in found.products:
+    call = functools.partial(kernels.run, spmm_launch.plan(sizes))
+    (found,) = machine_code(call, *arrays)
+    assert found.tensor_core_products
+    for product in found.tensor_core_products:
         assert product.startswith("wgmma.mma_async.sync.aligned.m64n")
         assert product.endswith("k16.f32.bf16.bf16")
     assert "satfinite" not in found.ptx
@@ -387,12 +388,13 @@ def test_machine_code_of_spmm(hopper, left, right, vector):
 
 @pytest.mark.quick("0")
 @pytest.mark.parametrize("bits", [16, 4, 0])
-def test_machine_code_of_sddmm(hopper, bits):
+def test_machine_code_of_sddmm(machine_code, bits):
     names = (DTYPES[bits], DTYPES[bits], "int32", "int32")
     arrays = [jax.ShapeDtypeStruct((1,), name) for name in names]
     plan = sddmm_launch.plan(sddmm_launch.Sizes(512, 256, 8, 32, bits))
-    found = hopper.compile_launch(plan, *arrays)
-    assert found.products == ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",)
+    (found,) = machine_code(functools.partial(kernels.run, plan), *arrays)
+    product = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    assert found.tensor_core_products == (product,)
     assert "satfinite" not in found.ptx
     assert not found.spilled
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from hpcjax.core import ConfigError, DataMissing
+from hpcjax.core import ConfigError, DataMissing, UnsupportedOp
 from hpcjax.runs import cli, config, directory, discover, execute, plan, results
 from hpcjax.runs import overrides as override
 from hpcjax.runs.table_records import record_path
@@ -117,13 +117,12 @@ def absent_peers(entry):
 
 
 def absent_packages(entry):
-    """Packages of the extra `oracles` that a small run needs and that are absent."""
+    """Packages of an extra that a small run needs and that are absent."""
     without_peer = entry.smoke.get("peer") == "false"
     return [
         need
         for need in entry.needs
-        if need == "torch"
-        and not without_peer
+        if (need == "triton" or (need == "torch" and not without_peer))
         and importlib.util.find_spec(need) is None
     ]
 
@@ -131,7 +130,8 @@ def absent_packages(entry):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_small_run_ends_well(name, root):
     if absent_packages(entry_of(name)):
-        with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[oracles\]'"):
+        errors = (ConfigError, UnsupportedOp)
+        with pytest.raises(errors, match=r"pip install 'hpcjax\[(oracles|gpu)\]'"):
             execute.run(name, small(name), root=root, quiet=True)
         return
     for peer in absent_peers(entry_of(name)):

@@ -227,15 +227,24 @@ def _unpack(
     BITS: tl.constexpr,
 ) -> tl.tensor:
     """Returns the integers of runs, uint32 [runs, 32, outputs]."""
-    bit = tl.arange(0, 32) * BITS
-    shift = (bit % 32).to(tl.uint32)
-    line = (run * BITS)[:, None] + (bit // 32)[None, :]
-    mask = (run < RUNS)[:, None, None] & inside[None, :, :]
-    at = line[:, :, None] * OUTPUTS + column[None, None, :]
-    integers = tl.load(words + at, mask=mask, other=0) >> shift[None, :, None]
     if BITS == 3:
         # Two of the 32 values lie in two words.
-        split = (shift > 32 - BITS)[None, :, None]
-        more = tl.load(words + at + OUTPUTS, mask=mask & split, other=0)
-        integers |= more << (32 - shift)[None, :, None]
-    return integers & ((1 << BITS) - 1)
+        bit = tl.arange(0, 32) * BITS
+        shift = (bit % 32).to(tl.uint32)[None, :, None]
+        line = ((run * BITS)[:, None] + (bit // 32)[None, :])[:, :, None]
+        real = (run < RUNS)[:, None, None] & inside[None, :, :]
+        at = words + line * OUTPUTS + column[None, None, :]
+        integers = tl.load(at, mask=real, other=0) >> shift
+        split = shift > 32 - BITS
+        more = tl.load(at + OUTPUTS, mask=real & split, other=0)
+        return (integers | (more << (32 - shift))) & 7
+    else:
+        HELD: tl.constexpr = 32 // BITS
+        CHUNK: tl.constexpr = run.shape[0]
+        line = run[:, None] * BITS + tl.arange(0, BITS)[None, :]
+        at = words + line[:, :, None] * OUTPUTS + column[None, None, :]
+        real = (run < RUNS)[:, None, None] & inside[None, :, :]
+        word = tl.load(at, mask=real, other=0)[:, :, None, :]
+        shift = (tl.arange(0, HELD) * BITS).to(tl.uint32)[None, None, :, None]
+        integers = (word >> shift) & ((1 << BITS) - 1)
+        return tl.reshape(integers, (CHUNK, 32, column.shape[0]))

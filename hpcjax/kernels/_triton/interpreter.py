@@ -10,9 +10,11 @@ than a dot is wrong, so that kernels widen to float32 first; integer products wr
 where `mma.sync ... satfinite` saturates. Programs run one after the other.
 """
 
+import contextlib
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,14 +23,32 @@ from triton.language import core  # noqa: F401  (see `interpret`)
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
+from hpcjax.kernels._triton.launch import Accesses, Launch
 from hpcjax.kernels._triton.pairs import STAND_INS
-
-if TYPE_CHECKING:
-    from hpcjax.kernels._triton.launch import Launch
 
 # The interpreter changes triton.language for all threads.
 _LOCK = threading.RLock()
-_DOT = interpreter.InterpreterBuilder.create_dot
+_Builder = interpreter.InterpreterBuilder
+_DOT, _LOAD, _STORE = (
+    _Builder.create_dot,
+    _Builder.create_masked_load,
+    _Builder.create_masked_store,
+)
+
+
+# Kernels are interpreted in threads of the host, which see no context of the caller.
+_listings: list[list[Accesses]] = []
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[list[Accesses]]:
+    """Lists what the kernels that are interpreted meanwhile have read and written."""
+    found: list[Accesses] = []
+    _listings.append(found)
+    try:
+        yield found
+    finally:
+        _listings.pop()
 
 
 class _Pointer:
@@ -54,28 +74,60 @@ class _Programs(interpreter.GridExecutor):
 
 
 def interpret(
-    launch: "Launch", inputs: Sequence[np.ndarray | jax.Array]
+    launch: Launch, inputs: Sequence[np.ndarray | jax.Array]
 ) -> tuple[np.ndarray, ...]:
     """Returns the kernel's outputs; what it does not write is zero."""
     given = [np.ascontiguousarray(each) for each in inputs]
     made = [np.zeros(out.shape, out.dtype) for out in launch.outputs]
     function = interpreter.InterpretedFunction(launch.load().fn)
-    with _LOCK:
-        call = JITFunction.__call__
+    with _LOCK, contextlib.ExitStack() as changes:
         # Triton interprets the language's modules that it sees beside a function: here
         # both, for all functions that the kernel calls.
-        scope = interpreter._patch_lang(_call_inner)
-        JITFunction.__call__ = _call_inner
-        interpreter.InterpreterBuilder.create_dot = _dot
-        try:
-            programs = _Programs(function.rewrite(), function.arg_names, launch.grid)
-            with np.errstate(all="ignore"):  # as on a GPU
-                programs(*map(_Pointer, given + made), **launch.constants)
-        finally:
-            scope.restore()
-            JITFunction.__call__ = call
-            interpreter.InterpreterBuilder.create_dot = _DOT
+        changes.callback(interpreter._patch_lang(_call_inner).restore)
+        _replace(changes, JITFunction, "__call__", _call_inner)
+        _replace(changes, _Builder, "create_dot", _dot)
+        if _listings:
+            _count(changes, _listings[-1], function, given + made)
+        programs = _Programs(function.rewrite(), function.arg_names, launch.grid)
+        with np.errstate(all="ignore"):  # as on a GPU
+            programs(*map(_Pointer, given + made), **launch.constants)
     return tuple(made)
+
+
+def _replace(changes: contextlib.ExitStack, owner: Any, name: str, by: Any) -> None:
+    """Sets an attribute until the changes end."""
+    changes.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, by)
+
+
+def _count(
+    changes: contextlib.ExitStack,
+    listed: list[Accesses],
+    function: Any,
+    arrays: Sequence[np.ndarray],
+) -> None:
+    """Counts the accesses to arrays until the changes end."""
+    named = dict(zip(function.arg_names, arrays, strict=False))
+    sizes = {name: array.size for name, array in named.items()}
+    found = Accesses(function.fn.__name__, sizes, Counter(), Counter())
+    listed.append(found)
+
+    def add(to: Counter[str], pointers: Any, mask: Any) -> None:
+        live = np.extract(mask.data, pointers.data)
+        for name, array in named.items():
+            begin = array.ctypes.data
+            to[name] += int(np.sum((live >= begin) & (live < begin + array.nbytes)))
+
+    def load(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+        add(found.loaded, pointers, mask)
+        return _LOAD(self, pointers, mask, *others)
+
+    def store(self: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
+        add(found.stored, pointers, mask)
+        return _STORE(self, pointers, value, mask, *others)
+
+    _replace(changes, _Builder, "create_masked_load", load)
+    _replace(changes, _Builder, "create_masked_store", store)
 
 
 def _call_inner(function: JITFunction, *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,13 @@
 """Runs a kernel that is written in Triton, through jax-triton or interpreted."""
 
+import collections
 import contextlib
 import contextvars
 import dataclasses
 import functools
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,6 +16,9 @@ from hpcjax.core.varying import vary_like
 
 _capability: contextvars.ContextVar[int | None] = contextvars.ContextVar(
     "capability", default=None
+)
+_seen: contextvars.ContextVar[list["Call"] | None] = contextvars.ContextVar(
+    "seen", default=None
 )
 
 
@@ -50,6 +54,34 @@ class Launch:
         return getattr(importlib.import_module(module), name)
 
 
+class Call(NamedTuple):
+    """A call of a kernel in a program.
+
+    Attributes:
+      launch: the kernel and its sizes.
+      inputs: shapes and dtypes.
+    """
+
+    launch: Launch
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+
+
+class Accesses(NamedTuple):
+    """The elements of its operands that a kernel has read and written.
+
+    Attributes:
+      kernel: the name of the `triton.jit` function.
+      sizes: elements of each input and output, by the parameter's name.
+      loaded: elements, those under a mask that is false left out.
+      stored: likewise. What is added atomically counts as neither.
+    """
+
+    kernel: str
+    sizes: dict[str, int]
+    loaded: collections.Counter[str]
+    stored: collections.Counter[str]
+
+
 def run(
     launch: Launch, *inputs: jax.Array, interpreted: bool = False
 ) -> tuple[jax.Array, ...]:
@@ -63,6 +95,10 @@ def run(
       inputs: arrays, as the kernel's first parameters.
       interpreted: runs it by numpy on the CPU, slowly, for tests.
     """
+    found = _seen.get()
+    if found is not None:
+        shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs)
+        found.append(Call(launch, shapes))
     call = _interpret if interpreted else _call
 
     @jax.custom_batching.sequential_vmap
@@ -83,6 +119,17 @@ def compiling_for(capability: int) -> Iterator[None]:
         yield
     finally:
         _capability.reset(token)
+
+
+@contextlib.contextmanager
+def listing() -> Iterator[list[Call]]:
+    """Lists the calls of kernels that are traced meanwhile."""
+    found: list[Call] = []
+    token = _seen.set(found)
+    try:
+        yield found
+    finally:
+        _seen.reset(token)
 
 
 def find_problem(*, interpreted: bool = False) -> str | None:
