@@ -2,7 +2,7 @@
 
 `make kernels` installs what it needs.
 Expect: two values of a matrix are multiplied by one instruction, without a conversion
-and without spills (`hpcjax table kernels/machine_code`).
+and without spills (`hpcjax table kernels/machine-code`).
 """
 
 from experiments.kernels.machine_code import Config

@@ -23,7 +23,7 @@ def figures(run: xr.Dataset) -> Cells:
 
 
 MACHINE_CODE = Table(
-    id="kernels/machine_code",
+    id="kernels/machine-code",
     title="The GPU kernels' machine code for Hopper, per number that they handle",
     paper="no paper's table; the kernels are those of GPTQ, CHAI and Ok-Topk",
     caption=(
