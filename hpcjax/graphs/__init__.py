@@ -1,0 +1,5 @@
+"""Graphs, sums over segments, and convolutions as pure functions of them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

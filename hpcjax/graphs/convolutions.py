@@ -1,0 +1,260 @@
+"""Graph convolutions: pure functions of a graph, features and parameters.
+
+Each takes the features of all vertices, dense or sparse rows, and returns outputs of
+all, float32 at least; what comes behind, such as an activation, is the caller's. Edges
+u → v count as often as they are there.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.graphs.features import Features, drop_entries, project
+from hpcjax.graphs.graph import Graph
+from hpcjax.graphs.segments import (
+    add_axes,
+    segment_max,
+    segment_mean,
+    segment_softmax,
+    segment_sum,
+)
+
+Params = Mapping[str, jax.Array]
+_SLOPE = 0.2  # of GAT's leaky rectifier
+_REDUCE: dict[str, Callable[..., jax.Array]] = {
+    "sum": segment_sum,
+    "mean": segment_mean,
+    "max": segment_max,
+}
+
+
+def spread(
+    graph: Graph,
+    x: Float[Array, "vertices ..."],
+    weights: Float[Array, "edges ..."] | None = None,
+    reduce: Literal["sum", "mean", "max"] = "sum",
+) -> Float[Array, "vertices ..."]:
+    """Returns what each vertex receives: y_v = reduce_{e: u → v} weights_e x_u.
+
+    Args:
+      graph: has the edges.
+      x: of vertices.
+      weights: of edges, with as many axes as x or fewer; None for 1.
+      reduce: "sum", "mean" or "max"; a vertex without edges receives 0.
+
+    Raises:
+      ConfigError: an unknown `reduce`, or x of another number of vertices.
+    """
+    if reduce not in _REDUCE:
+        raise ConfigError(f"reduce must be 'sum', 'mean' or 'max': got {reduce!r}")
+    if len(x) != graph.vertices:
+        raise ConfigError(
+            f"x must have a row for each of the {graph.vertices} vertices: got {len(x)}"
+        )
+    taken = x[graph.senders]
+    if weights is not None:
+        taken = taken * add_axes(weights, taken)
+    return _REDUCE[reduce](taken, graph.receivers, graph.vertices, is_sorted=True)
+
+
+def gcn_weights(
+    graph: Graph, weights: Float[Array, " edges"] | None = None
+) -> Float[Array, " edges"]:
+    """Returns each edge's w_uv / √(d_u d_v), of D^(−1/2) A D^(−1/2).
+
+    d is what a vertex receives, with the self-loops that are there; 0^(−1/2) is 0.
+
+    Args:
+      graph: with self-loops, see `add_self_loops`; symmetric, or d_u is no degree.
+      weights: w, not negative; None for 1.
+    """
+    if weights is None:
+        weights = jnp.ones(len(graph.senders))
+    degree = segment_sum(weights, graph.receivers, graph.vertices, is_sorted=True)
+    root = jnp.where(degree > 0, jax.lax.rsqrt(jnp.where(degree > 0, degree, 1)), 0)
+    return root[graph.senders] * weights * root[graph.receivers]
+
+
+def gcn(
+    graph: Graph,
+    x: Features,
+    params: Params,
+    *,
+    weights: Float[Array, " edges"] | None = None,
+) -> Float[Array, "vertices outputs"]:
+    """Returns D^(−1/2) A D^(−1/2) X W + b.
+
+    Args:
+      graph: with self-loops.
+      x: X `[vertices, inputs]`.
+      params: "kernel" W `[inputs, outputs]`, "bias" b `[outputs]`.
+      weights: of edges, not negative; None for 1.
+
+    References:
+      Kipf and Welling, ICLR 2017, equation 2.
+    """
+    return propagate_powers(graph, _project(x, params), 1, weights) + params["bias"]
+
+
+def propagate_powers(
+    graph: Graph,
+    x: Float[Array, "vertices ..."],
+    powers: int,
+    weights: Float[Array, " edges"] | None = None,
+) -> Float[Array, "vertices ..."]:
+    """Returns S^K X with S = D^(−1/2) A D^(−1/2).
+
+    SGC is this of X W, which is S^K X times W: it propagates classes, not features.
+
+    Args:
+      graph: with self-loops.
+      x: X.
+      powers: K.
+      weights: of edges, not negative; None for 1.
+
+    References:
+      Wu et al., Simplifying Graph Convolutional Networks, ICML 2019.
+    """
+    own = gcn_weights(graph, weights)
+    for _ in range(powers):
+        x = spread(graph, x, own)
+    return x
+
+
+def sage(
+    graph: Graph,
+    x: Features,
+    params: Params,
+    aggregate: Literal["mean", "gcn", "pool"] = "mean",
+) -> Float[Array, "vertices outputs"]:
+    """Returns GraphSAGE's outputs, of vertices v with neighbours N(v) that send to v.
+
+    "mean": h_v W₁ + mean_{u ∈ N(v)} h_u W₂ + b, the mean of none being 0. "gcn":
+    (h_v + Σ_u h_u) / (|N(v)| + 1) W₁ + b. "pool": h_v W₁ + max_u relu(h_u W_p + b_p) W₂
+    + b.
+
+    Args:
+      graph: without self-loops, which would count as neighbours.
+      x: h `[vertices, inputs]`.
+      params: "self" W₁ `[inputs, outputs]`, "bias" b; unless "gcn" also "neighbors"
+        W₂, of inputs or the pool's width; for "pool" "pool" W_p and "pool_bias" b_p.
+      aggregate: see above.
+
+    References:
+      Hamilton et al., NeurIPS 2017, section 3.3.
+    """
+    own = _project(x, params, "self")
+    if aggregate == "gcn":
+        ones = jnp.ones(graph.vertices, own.dtype)
+        count = spread(graph, ones) + 1
+        return (own + spread(graph, own)) / count[:, None] + params["bias"]
+    if aggregate == "mean":
+        return (
+            own
+            + spread(graph, _project(x, params, "neighbors"), reduce="mean")
+            + (params["bias"])
+        )
+    if aggregate == "pool":
+        pooled = jax.nn.relu(_project(x, params, "pool") + params["pool_bias"])
+        largest = spread(graph, pooled, reduce="max")
+        return own + _project(largest, params, "neighbors") + params["bias"]
+    raise ConfigError(f"aggregate must be 'mean', 'gcn' or 'pool': got {aggregate!r}")
+
+
+def gat(
+    graph: Graph,
+    x: Features,
+    params: Params,
+    *,
+    combine: Literal["concat", "mean"] = "concat",
+    dropout: float = 0.0,
+    key: jax.Array | None = None,
+) -> Float[Array, "vertices outputs"]:
+    """Returns the outputs of graph attention.
+
+    With z = h W, the logit of an edge e = u → v is l_e = leaky_relu(a_r·z_v + a_s·z_u
+    [+ a_e·(f_e W_e)]) with slope 0.2, its weight α_e the softmax over the edges that v
+    receives, and v's output of a head Σ_e α_e z_u.
+
+    Args:
+      graph: with self-loops; its `edge_features` f are used if `params` has "edge".
+      x: h `[vertices, inputs]`.
+      params: "kernel" W `[inputs, heads, width]`, "receiver" a_r `[heads, width]`,
+        "sender" a_s, "bias" of all outputs; of edges "edge" W_e `[features, heads,
+        width]` and "edge_attention" a_e.
+      combine: heads, "concat" to heads * width outputs or "mean" to width.
+      dropout: share of the weights α that are zero in this pass.
+      key: of the draw; needed if there is dropout.
+
+    References:
+      Veličković et al., ICLR 2018, equations 3 to 6.
+    """
+    z = _project(x, params)
+    logits = _score(z, params["receiver"])[graph.receivers]
+    logits += _score(z, params["sender"])[graph.senders]
+    if "edge" in params:
+        if graph.edge_features is None:
+            raise ConfigError("gat has parameters for edges: the graph has no features")
+        of_edges = jnp.tensordot(graph.edge_features, params["edge"], 1)
+        logits += _score(of_edges, params["edge_attention"])
+    logits = jax.nn.leaky_relu(logits, _SLOPE)
+    shares = segment_softmax(logits, graph.receivers, graph.vertices, is_sorted=True)
+    if dropout and key is not None:
+        shares = drop_entries(shares, dropout, key)
+    y = spread(graph, z, shares)
+    y = y.mean(1) if combine == "mean" else y.reshape(len(y), -1)
+    return y + params["bias"]
+
+
+def gin(graph: Graph, x: Features, params: Params) -> Float[Array, "vertices outputs"]:
+    """Returns an MLP of the sum over a vertex and its neighbours, GIN; of edges GINE.
+
+    relu(n(s_v W₀ + b₀)) W₁ + b₁, where s_v = (1 + ε) h_v + Σ_{u ∈ N(v)} m_u, m_u = h_u,
+    with features f of edges relu(h_u + f_e W_e), and n a layer norm.
+
+    Args:
+      graph: without self-loops; its `edge_features` are used if `params` has "edge".
+      x: h `[vertices, inputs]`, with features of edges dense.
+      params: "kernel_0" W₀, "bias_0", "kernel_1" W₁, "bias_1", "epsilon" ε, a number;
+        if n is not the identity "scale" and "shift"; of edges "edge" W_e.
+
+    References:
+      Xu et al., ICLR 2019, equation 4.1; Hu et al., ICLR 2020, for GINE.
+    """
+    own = 1 + params["epsilon"]
+    if "edge" in params:
+        if graph.edge_features is None:
+            raise ConfigError("gin has parameters for edges: the graph has no features")
+        h = x.astype(params["edge"].dtype)
+        of_edges = jnp.tensordot(graph.edge_features, params["edge"], 1)
+        sent = jax.nn.relu(h[graph.senders] + of_edges)
+        received = segment_sum(sent, graph.receivers, graph.vertices, is_sorted=True)
+        hidden = _project(own * h + received, params, "kernel_0")
+    else:
+        # The first product is linear: it may come before the sum, and is narrower.
+        z = _project(x, params, "kernel_0")
+        hidden = own * z + spread(graph, z)
+    hidden = hidden + params["bias_0"]
+    if "scale" in params:
+        hidden = _normalize(hidden) * params["scale"] + params["shift"]
+    return _project(jax.nn.relu(hidden), params, "kernel_1") + params["bias_1"]
+
+
+def _project(x: Features, params: Params, name: str = "kernel") -> jax.Array:
+    """Returns x times a kernel, float32 at least."""
+    y = project(x, params[name])
+    return y.astype(jnp.promote_types(y.dtype, jnp.float32))
+
+
+def _score(z: jax.Array, attention: jax.Array) -> jax.Array:
+    return jnp.sum(z * attention, -1)
+
+
+def _normalize(x: jax.Array) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    variance = jnp.mean(centred**2, -1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + 1e-5)
