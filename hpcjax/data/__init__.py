@@ -20,5 +20,7 @@ PARTS = {
         "weather_file": "WeatherFileConfig",
         "lorenz96": "Lorenz96Config",
         "rain_ibk": "RainIbkConfig",
+        "cora": "CoraConfig",
+        "karate": "KarateConfig",
     }
 }

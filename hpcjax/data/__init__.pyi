@@ -11,6 +11,8 @@ from .choices import Choices as Choices
 from .choices import gloss_choices as gloss_choices
 from .choices import next_verse_choices as next_verse_choices
 from .cifar10 import Cifar10Config as Cifar10Config
+from .citations import CoraConfig as CoraConfig
+from .citations import KarateConfig as KarateConfig
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
 from .corpora import read_part as read_part

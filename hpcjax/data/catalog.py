@@ -113,6 +113,22 @@ _ENTRIES = (
         ships=True,
     ),
     Entry(
+        name="cora",
+        summary="2 708 papers in seven fields, 5 278 citations, 1 433 words",
+        licence="MIT",
+        size=0,
+        origin="kimiyoung/planetoid, the eight files ind.cora.*",
+        ships=True,
+    ),
+    Entry(
+        name="karate",
+        summary="34 members of a karate club, 78 friendships, two factions",
+        licence="none: facts published by W. W. Zachary in 1977",
+        size=0,
+        origin="Zachary, Journal of Anthropological Research 33, 1977",
+        ships=True,
+    ),
+    Entry(
         name="mnist",
         summary="70 000 handwritten digits, 28x28 grey, 10 classes, IDX files",
         licence="CC BY-SA 3.0 (images), ISC (package)",

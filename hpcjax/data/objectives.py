@@ -44,6 +44,14 @@ SEGMENTATION = Objective(
     metrics={"loss": "low", "error": "low", "overlap": "high", "area": "neither"},
     classes=True,
 )
+VERTICES = Objective(
+    name="vertices",
+    inputs=Numbers(rank=0, tokens=True),
+    outputs=Numbers(rank=1),
+    score="hpcjax.metrics.totals:label_totals",
+    metrics={"loss": "low", "error": "low"},
+    classes=True,
+)
 FIELD = Numbers(rank=2)  # [latitude, longitude]
 POSTPROCESSING = Objective(
     name="postprocessing",

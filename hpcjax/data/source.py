@@ -70,13 +70,15 @@ class Dataset(NamedTuple):
     Attributes:
       train: the training examples, or what draws batches of them.
       validation: examples that are never trained on.
-      inputs: shape of one "x": `(height, width, channels)`, `(context,)` for text, or
-        `(context, 3)` for masked text.
+      inputs: shape of one "x": `(height, width, channels)`, `(context,)` for text,
+        `(context, 3)` for masked text, or `()` for a vertex, by its number.
       outputs: number of classes, or size of the vocabulary: the last axis of what a
         model puts out.
       objective: what examples ask of a model, and how its outputs are scored.
       coder: the tokenizer of a text; None for other data and unknown tokenizers.
       augment: changes batches of the training source; None leaves them.
+      graph: the `graphs.Graph` whose vertices are the examples, which the model is
+        made with; None for examples that are whole by themselves.
     """
 
     train: Source  # or a Sampler, which only the training loop asks for batches
@@ -86,6 +88,7 @@ class Dataset(NamedTuple):
     objective: Objective
     coder: Any = None
     augment: Augment | None = None
+    graph: Any = None
 
 
 def check_indices(indices: np.ndarray, size: int) -> None:

@@ -10,6 +10,7 @@ from .features import drop_entries as drop_entries
 from .features import make_dense as make_dense
 from .features import project as project
 from .graph import Graph as Graph
+from .graph import SelfLoops as SelfLoops
 from .graph import add_self_loops as add_self_loops
 from .graph import join_graphs as join_graphs
 from .graph import make_graph as make_graph

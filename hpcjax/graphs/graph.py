@@ -32,7 +32,7 @@ class Graph:
 
     senders: Any
     receivers: Any
-    features: Features | None = None
+    features: Features = None
     edge_type: Any = None
     edge_features: Any = None
     vertices: int = static()

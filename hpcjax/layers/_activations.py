@@ -18,6 +18,7 @@ def _gelu_tanh(x: jax.Array) -> jax.Array:
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "elu": jax.nn.elu,
     "gelu_erf": _gelu_erf,
     "gelu_tanh": _gelu_tanh,
     "relu": jax.nn.relu,
@@ -29,9 +30,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def activation(kind: str, x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Applies an activation function elementwise.
 
-    "relu" is max(x, 0), "tanh" tanh(x), "silu" x σ(x), "gelu_erf" x Φ(x) with the
-    normal distribution function Φ, and "gelu_tanh" its approximation
-    x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
+    "relu" is max(x, 0), "elu" x or exp(x) − 1 where x < 0, "tanh" tanh(x), "silu"
+    x σ(x), "gelu_erf" x Φ(x) with the normal distribution function Φ, and "gelu_tanh"
+    its approximation x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
 
     Args:
       kind: one of the names above.

@@ -12,6 +12,7 @@ PARTS = {
         "unet": "UNetConfig",
         "bert": "BertConfig",
         "causal_lm": "CausalLmConfig",
+        "gnn": "GnnConfig",
         "raw": "RawConfig",
         "emos": "EmosConfig",
         "point_mlp": "PointMlpConfig",

@@ -8,6 +8,7 @@ from ._describe import ParameterRow as ParameterRow
 from ._describe import describe as describe
 from ._field_unet import field_unet as field_unet
 from ._from_nnx import from_nnx as from_nnx
+from ._gnn import gnn as gnn
 from ._member_attention import member_attention as member_attention
 from ._mlp import mlp as mlp
 from ._postprocess import Gaussian as Gaussian
@@ -32,6 +33,7 @@ from .decoding import attend_cached as attend_cached
 from .decoding import decoder_of as decoder_of
 from .decoding import empty_cache as empty_cache
 from .decoding import write_heads as write_heads
+from .gnn_config import GnnConfig as GnnConfig
 from .mlp_config import MlpConfig as MlpConfig
 from .modules import BatchNorm as BatchNorm
 from .modules import Conv as Conv

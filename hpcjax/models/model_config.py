@@ -1,7 +1,7 @@
 """The base class of models' configs; importing this module imports no JAX."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcjax.core.config import Config
 
@@ -21,7 +21,11 @@ class ModelConfig(Config):
         return True
 
     def make(
-        self, inputs: tuple[int, ...], outputs: int, policy: "core.Policy | None" = None
+        self,
+        inputs: tuple[int, ...],
+        outputs: int,
+        policy: "core.Policy | None" = None,
+        **given: Any,
     ) -> "core.Model":
         """Builds the model.
 
@@ -29,6 +33,7 @@ class ModelConfig(Config):
           inputs: shape of one "x"; a mapping of shapes if it has several arrays.
           outputs: number of classes, or of words: the last axis of what is put out.
           policy: dtypes; None for float32.
+          **given: what the data set has for models that take it, such as its `graph`.
         """
         runtime = {} if policy is None else {"policy": policy}
-        return super().make(inputs, outputs, **runtime)
+        return super().make(inputs, outputs, **runtime, **given)

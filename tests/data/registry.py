@@ -47,5 +47,7 @@ REGISTRY: Mapping[str, Callable[[], Any]] = {
         target="t2m",
         members=3,
     ),
+    "cora": data.CoraConfig,
+    "karate": data.KarateConfig,
     "text": lambda: data.CharTextConfig(corpus="sample.txt", context=500),
 }

@@ -98,6 +98,10 @@ def test_shapes_types_and_ranges(dataset):
             assert batch["y"].shape == batch["x"].shape
             assert batch["x"].max() < dataset.outputs
             np.testing.assert_array_equal(batch["x"][:, 1:], batch["y"][:, :-1])
+        elif name == "vertices":
+            assert batch["x"].dtype == np.int32
+            assert batch["x"].max() < dataset.graph.vertices
+            assert batch["y"].shape == (rows,)
         elif name == "masked":
             assert batch["x"].dtype == np.int32
             assert batch["y"].shape == batch["scored"].shape == batch["x"].shape[:2]
@@ -156,7 +160,7 @@ def test_each_epoch_holds_each_example_once_and_is_shuffled_anew(dataset):
     for epoch in epochs:
         np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
     for one, other in itertools.combinations(epochs, 2):
-        assert not np.array_equal(one, other)
+        assert not np.array_equal(one, other) or size < 4
 
 
 def test_whole_counts_every_example_once(dataset):

@@ -250,9 +250,9 @@ def test_dropped_weights_of_attention_are_scaled_up():
 def test_bad_input_is_refused():
     graph = random_graph()
     x = graph.features
-    with pytest.raises(ConfigError, match="aggregate must be .* got 'max'"):
+    with pytest.raises(ConfigError, match=r"aggregate must be .* got 'max'"):
         graphs.sage(graph, x, params_of("pool"), aggregate="max")
-    with pytest.raises(ConfigError, match="reduce must be .*'prod'"):
+    with pytest.raises(ConfigError, match=r"reduce must be .*'prod'"):
         graphs.spread(graph, x, reduce="prod")
     with pytest.raises(ConfigError, match="the 20 vertices: got 19"):
         graphs.spread(graph, x[1:])

@@ -99,9 +99,9 @@ def test_bad_edges_are_refused():
         make([0], [-1], 70)
     with pytest.raises(ConfigError, match="each of the 2 edges: got 1"):
         make([0, 1], [1], 2)
-    with pytest.raises(ConfigError, match="senders must be .* integers: got float64"):
+    with pytest.raises(ConfigError, match=r"senders must be .* integers: got float64"):
         make([0.5], [1], 2)
-    with pytest.raises(ConfigError, match="edge_type must have .*: got 2"):
+    with pytest.raises(ConfigError, match=r"edge_type must have .*: got 2"):
         make([0], [1], 2, edge_type=[1, 2])
     with pytest.raises(ConfigError, match="features must be finite"):
         make([0], [1], 2, features=[[np.nan], [0.0]])

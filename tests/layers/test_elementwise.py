@@ -10,6 +10,7 @@ from hpcjax.layers._activations import ACTIVATIONS
 EPS = np.finfo(np.float32).eps
 
 ORACLES = {
+    "elu": lambda x: x if x > 0 else math.expm1(x),
     "gelu_erf": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: (
         x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

@@ -22,7 +22,9 @@ class Instance(NamedTuple):
 
 
 def make(entry, policy=None):
-    return entry.config.make(entry.inputs, entry.outputs, policy or core.Policy())
+    return entry.config.make(
+        entry.inputs, entry.outputs, policy or core.Policy(), **entry.given
+    )
 
 
 def output_shapes(entry, size):

@@ -1,9 +1,15 @@
 """Tiny instances of every model, for tests that hold for all of them."""
 
 import dataclasses
+import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from hpcjax import graphs
 from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.gnn_config import GnnConfig
 from hpcjax.models.mlp_config import MlpConfig
 from hpcjax.models.postprocess_config import (
     EmosConfig,
@@ -27,12 +33,16 @@ from hpcjax.models.vgg_config import VggConfig
 
 
 class Entry(NamedTuple):
-    """A config, with the shape of one example, number of outputs and inputs' dtype."""
+    """A config, with the shape of one example, number of outputs and inputs' dtype.
+
+    And what the data set has for it.
+    """
 
     config: Any
     inputs: Any
     outputs: int
     dtype: str = "float32"
+    given: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def _language(**fields: Any) -> Entry:
@@ -44,7 +54,22 @@ def _members(config: Any) -> Entry:
     return Entry(config, {"members": (5, 8, 3, 2), "fields": (5, 8, 7)}, 2)
 
 
+def _vertices(layer: str, **fields: Any) -> Entry:
+    rng = np.random.default_rng(0)
+    graph = graphs.make_graph(
+        *rng.integers(0, 9, (2, 30)), 9, features=rng.normal(size=(9, 5)).astype("f4")
+    )
+    config = GnnConfig(layer=layer, hidden=4, heads=2, dropout=0.0, **fields)
+    return Entry(config, (), 3, "int32", {"graph": graph})
+
+
 REGISTRY: dict[str, Entry] = {
+    "gcn": _vertices("gcn", penalty=0.1),
+    "sage": _vertices("sage", self_loops=None),
+    "gat": _vertices("gat", penalty=0.1, activation="elu"),
+    "gin": _vertices("gin", depth=1),
+    "sgc": _vertices("sgc", self_loops="plus_i"),
+    "words": _vertices("mlp", depth=3),
     "raw": _members(RawConfig()),
     "emos": _members(EmosConfig()),
     "emos_points": _members(EmosConfig(variant="ens10", per_point=True, jitter=0.1)),

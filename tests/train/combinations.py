@@ -13,7 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 from hpcjax import averaging, core, data, optim, sharding, train
 from hpcjax.core import after, parts, per_device, trees
-from hpcjax.data.objectives import CLASSIFICATION, LANGUAGE, SEGMENTATION
+from hpcjax.data.objectives import (
+    CLASSIFICATION,
+    LANGUAGE,
+    SEGMENTATION,
+    VERTICES,
+)
 from hpcjax.optim import kfac
 from hpcjax.runs import overrides
 from hpcjax.runs.training import with_stacks
@@ -30,10 +35,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "power_sgd": {"rank": 2},
     "wagma": {"tau": 2},
     "eager": {"mode": "sync"},
+    "gnn": {"dropout": 0.0},
 }
 # One of each family: perceptrons, convolutions with batch norms, stacks of blocks.
 FAMILIES = ("mlp", "unet", "causal_lm")
-OBJECTIVES = CLASSIFICATION, LANGUAGE, SEGMENTATION
+OBJECTIVES = CLASSIFICATION, LANGUAGE, SEGMENTATION, VERTICES
 SPARSE = {"density": 0.3}
 DEVICES = (4, 1)
 STEPS, ROWS = 2, 8
@@ -81,6 +87,8 @@ def _of_rooms(kind: str) -> tuple[str, ...]:
 
 
 DERIVED = Row("jorge_from_sgd", "ok_topk", "local_sgd", None, None, "causal_lm", 4)
+# A graph network, whose data set it is made with.
+OF_GRAPH = Row("jorge", "ok_topk", "wagma", None, None, "gnn", 4)
 
 
 def refused() -> list[tuple[tuple[str, str], tuple[str, str]]]:
@@ -225,6 +233,11 @@ def dataset(takes: Callable[[core.Objective], bool], size: int) -> data.Dataset:
         inputs = (6,)
         tokens = rng.integers(0, outputs, (2, count, 6)).astype(np.int32)
         arrays = {"x": tokens[0], "y": tokens[1]}
+    elif objective is VERTICES:
+        club = data.KarateConfig().load()
+        members = rng.permutation(34)[:count].astype(np.int32)
+        arrays = {"x": members, "y": club.train.labels[members]}
+        return club._replace(train=Made(arrays), validation=Made(arrays))
     else:
         x = rng.standard_normal((count, *inputs)).astype(np.float32)
         shape = (count, size, size) if objective is SEGMENTATION else (count,)
@@ -236,7 +249,8 @@ def problem(name: str) -> tuple[Any, data.Dataset]:
     """Returns a small model of a family, and examples for it."""
     made = config("model", name)
     own = dataset(made.takes, 8)
-    return made.make(own.inputs, own.outputs), own
+    given = {} if own.graph is None else {"graph": own.graph}
+    return made.make(own.inputs, own.outputs, **given), own
 
 
 def task_of(row: Row) -> train.Task:

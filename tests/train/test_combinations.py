@@ -14,7 +14,7 @@ from hpcjax.runs import discover
 from hpcjax.runs.training import TrainingConfig
 from hpcjax.train import snapshot
 from tests.train import combinations, hlo_order
-from tests.train.combinations import DERIVED, ROWS, Row
+from tests.train.combinations import DERIVED, OF_GRAPH, ROWS, Row
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 discover.activate(REPOSITORY)  # whose papers list parts, too
@@ -57,9 +57,9 @@ TOO_FEW = "workers must be a multiple of k"
         pytest.param(
             row,
             id="-".join(map(str, row)),
-            marks=() if row in QUICK else pytest.mark.slow,
+            marks=() if row in {*QUICK, OF_GRAPH} else pytest.mark.slow,
         )
-        for row in [*COVERING, DERIVED]
+        for row in [*COVERING, DERIVED, OF_GRAPH]
     ],
 )
 def test_parts_train_together_as_in_a_loop_of_ones_own_and_resume(row: Row):

@@ -1,0 +1,48 @@
+"""Config of graph networks; importing this module imports no JAX."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from hpcjax.core.config import NotNegative, Size, Within
+from hpcjax.core.objective import Objective
+from hpcjax.models.model_config import ModelConfig
+
+Layer = Literal["gcn", "sage", "gat", "gin", "sgc", "mlp"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GnnConfig(ModelConfig):
+    """A graph network, see `models.gnn`.
+
+    Attributes:
+      layer: the convolution. "sgc" is one matrix and `depth` propagations; "mlp" sees
+        the features and no edge.
+      hidden: width of a hidden layer; of each head for "gat".
+      depth: number of layers.
+      heads: of hidden "gat" layers, which are concatenated; the last layer has one.
+      dropout: share of each layer's inputs that are zero in a training pass; of "gat"
+        also of the weights of edges.
+      penalty: λ of λ/2 ‖W‖² in the objective, for the matrices of the first layer; of
+        "gat" for all.
+      activation: after every hidden layer.
+      self_loops: of "gcn", "gat" and "sgc", see `graphs.add_self_loops`; None for those
+        that the graph has.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._gnn:gnn"
+    smoke: ClassVar[Mapping[str, str]] = {"hidden": "4", "heads": "2"}
+
+    layer: Layer = "gcn"
+    hidden: Size = 16
+    depth: Size = 2
+    heads: Size = 8
+    dropout: Annotated[float, Within("[0, 1)")] = 0.5
+    penalty: NotNegative = 0.0
+    activation: Literal["relu", "elu"] = "relu"
+    self_loops: Literal["one", "plus_i"] | None = "one"
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of the vertices of a graph."""
+        return objective.name == "vertices"
