@@ -145,6 +145,7 @@ def _modules_of_the_repository():
     they imported of them before, and a module imported anew holds other objects.
     """
     # Not at the top: the import hook comes first.
+    from hpcjax.core import parts
     from hpcjax.runs import discover
 
     before = _modules()
@@ -160,6 +161,9 @@ def _modules_of_the_repository():
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
+    # What is cached of the parts' classes is of modules that were imported anew.
+    parts.list_of_root({})
+    discover.activate(REPOSITORY)
 
 
 @pytest.fixture(scope="module", autouse=True)
