@@ -61,7 +61,7 @@ CORA = Table(
         "140 papers with labels, 1,000 of test, after 200 steps, mean and range of "
         "five seeds. Rates and penalties are the papers' or the best of a few on the "
         "validation part, with other seeds. mlp sees words and no citation; rewired: "
-        "each citation leads to another paper, at random, of equal degrees. Peers: "
+        "who is cited is shuffled, all degrees kept. Peers: "
         "label propagation, and scikit-learn's logistic regression of S²X, which is "
         "what SGC is. ms a step: of full-graph training on two cores."
     ),

@@ -82,8 +82,8 @@ class CoraConfig(Config):
 
     Attributes:
       holdout: the part that is held out.
-      rewired: whether each citation leads to another paper, at random; each cites and
-        is cited as often as before. A control.
+      rewired: whether the papers that are cited are shuffled among the citations; each
+        cites and is cited as often as before, and edges have one direction. A control.
     """
 
     objective: ClassVar[Objective] = VERTICES
@@ -149,8 +149,8 @@ class KarateConfig(Config):
         one, other = np.array(pairs).T
         every = np.arange(_MEMBERS)
         features = graphs.SparseRows(
-            offsets=np.arange(_MEMBERS + 1),
-            columns=every,
+            offsets=np.arange(_MEMBERS + 1, dtype=np.int32),
+            columns=every.astype(np.int32),
             values=np.ones(_MEMBERS, np.float32),
             width=_MEMBERS,
         )

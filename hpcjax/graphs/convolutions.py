@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax.core.errors import ConfigError
-from hpcjax.graphs.features import Features, drop_entries, project
+from hpcjax.graphs.features import Features, SparseRows, drop_entries, project
 from hpcjax.graphs.graph import Graph
 from hpcjax.graphs.segments import (
     add_axes,
@@ -43,7 +43,8 @@ def spread(
     Args:
       graph: has the edges.
       x: of vertices.
-      weights: of edges, with as many axes as x or fewer; None for 1.
+      weights: of edges, in the order of `graph.senders`, with as many axes as x or
+        fewer; None for 1.
       reduce: "sum", "mean" or "max"; a vertex without edges receives 0.
 
     Raises:
@@ -70,7 +71,7 @@ def gcn_weights(
 
     Args:
       graph: with self-loops, see `add_self_loops`; symmetric, or d_u is no degree.
-      weights: w, not negative; None for 1.
+      weights: w, floats, not negative, in the order of `graph.senders`; None for 1.
     """
     if weights is None:
         weights = jnp.ones(len(graph.senders))
@@ -92,7 +93,8 @@ def gcn(
       graph: with self-loops.
       x: X `[vertices, inputs]`.
       params: "kernel" W `[inputs, outputs]`, "bias" b `[outputs]`.
-      weights: of edges, not negative; None for 1.
+      weights: of edges, floats, not negative, in the order of `graph.senders`; None for
+        1. `make_graph` sorts edges, and `add_self_loops` gives loops no weight.
 
     References:
       Kipf and Welling, ICLR 2017, equation 2.
@@ -114,11 +116,16 @@ def propagate_powers(
       graph: with self-loops.
       x: X.
       powers: K.
-      weights: of edges, not negative; None for 1.
+      weights: as for `gcn`.
+
+    Raises:
+      ConfigError: powers below 0.
 
     References:
       Wu et al., Simplifying Graph Convolutional Networks, ICML 2019.
     """
+    if powers < 0:
+        raise ConfigError(f"powers must be at least 0: got {powers}")
     own = gcn_weights(graph, weights)
     for _ in range(powers):
         x = spread(graph, x, own)
@@ -190,9 +197,17 @@ def gat(
       dropout: share of the weights α that are zero in this pass.
       key: of the draw; needed if there is dropout.
 
+    Raises:
+      ConfigError: another `combine`, dropout without a key, or parameters for edges of
+        a graph that has no features of them.
+
     References:
       Veličković et al., ICLR 2018, equations 3 to 6.
     """
+    if combine not in ("concat", "mean"):
+        raise ConfigError(f"combine must be 'concat' or 'mean': got {combine!r}")
+    if dropout and key is None:
+        raise ConfigError(f"dropout={dropout} of attention needs a key")
     z = _project(x, params)
     logits = _score(z, params["receiver"])[graph.receivers]
     logits += _score(z, params["sender"])[graph.senders]
@@ -203,7 +218,7 @@ def gat(
         logits += _score(of_edges, params["edge_attention"])
     logits = jax.nn.leaky_relu(logits, _SLOPE)
     shares = segment_softmax(logits, graph.receivers, graph.vertices, is_sorted=True)
-    if dropout and key is not None:
+    if key is not None:
         shares = drop_entries(shares, dropout, key)
     y = spread(graph, z, shares)
     y = y.mean(1) if combine == "mean" else y.reshape(len(y), -1)
@@ -218,7 +233,7 @@ def gin(graph: Graph, x: Features, params: Params) -> Float[Array, "vertices out
 
     Args:
       graph: without self-loops; its `edge_features` are used if `params` has "edge".
-      x: h `[vertices, inputs]`, with features of edges dense.
+      x: h `[vertices, inputs]`, which must be dense if features of edges are used.
       params: "kernel_0" W₀, "bias_0", "kernel_1" W₁, "bias_1", "epsilon" ε, a number;
         if n is not the identity "scale" and "shift"; of edges "edge" W_e.
 
@@ -229,6 +244,10 @@ def gin(graph: Graph, x: Features, params: Params) -> Float[Array, "vertices out
     if "edge" in params:
         if graph.edge_features is None:
             raise ConfigError("gin has parameters for edges: the graph has no features")
+        if isinstance(x, SparseRows):
+            raise ConfigError(
+                "gin adds features of edges to dense ones: got SparseRows"
+            )
         h = x.astype(params["edge"].dtype)
         of_edges = jnp.tensordot(graph.edge_features, params["edge"], 1)
         sent = jax.nn.relu(h[graph.senders] + of_edges)

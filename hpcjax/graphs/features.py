@@ -17,8 +17,8 @@ class SparseRows:
     """A matrix [rows, width] by the entries of its rows that are not zero.
 
     Attributes:
-      offsets: int32 [rows + 1], where each row's entries begin, and the end.
-      columns: int32 [entries], the column of each.
+      offsets: integers [rows + 1], where each row's entries begin, and the end.
+      columns: integers [entries], the column of each.
       values: [entries].
       width: number of columns.
 
@@ -47,11 +47,15 @@ def _check_rows(
     offsets: np.ndarray, columns: np.ndarray, values: np.ndarray, width: int
 ) -> None:
     rule = ""
-    if len(columns) != len(values):
+    if any(each.ndim != 1 for each in (offsets, columns, values)):
+        rule = "offsets, columns and values must have one axis each"
+    elif {offsets.dtype.kind, columns.dtype.kind} - {*"iu"} and len(columns):
+        rule = f"offsets and columns must be integers: got {columns.dtype}"
+    elif len(columns) != len(values):
         rule = f"columns and values must be alike: got {len(columns)}, {len(values)}"
     elif not len(offsets) or offsets[0] != 0 or offsets[-1] != len(columns):
         rule = f"offsets must go from 0 to the {len(columns)} entries"
-    elif (np.diff(offsets) < 0).any():
+    elif (offsets[1:] < offsets[:-1]).any():
         rule = "offsets must not decrease"
     elif columns.size and not 0 <= columns.min() <= columns.max() < width:
         rule = f"columns must be in [0, {width}): got {columns.min()}, {columns.max()}"
@@ -73,7 +77,10 @@ def project(features: Features, kernel: jax.Array) -> jax.Array:
       kernel: W `[features, *outputs]`, whose dtype products have.
 
     Returns:
-      `[vertices, *outputs]`, of sparse rows float32 at least.
+      `[vertices, *outputs]`.
+
+    Raises:
+      ConfigError: another number of features than the kernel has.
 
     Examples:
       >>> rows = SparseRows(
@@ -85,6 +92,11 @@ def project(features: Features, kernel: jax.Array) -> jax.Array:
       >>> project(rows, jnp.array([[1.0], [2.0], [4.0]])).tolist()
       [[4.0], [3.0]]
     """
+    if features.shape[1] != len(kernel):
+        raise ConfigError(
+            f"features must be {len(kernel)}, as the kernel has rows: got "
+            f"{features.shape[1]}"
+        )
     if isinstance(features, SparseRows):
         taken = kernel[features.columns]
         weights = jnp.asarray(features.values, kernel.dtype)
@@ -113,7 +125,12 @@ def drop_entries(features: Features, rate: float, key: jax.Array) -> Features:
       features: an array of any shape, or `SparseRows`.
       rate: in [0, 1).
       key: of the draw.
+
+    Raises:
+      ConfigError: another rate.
     """
+    if not 0 <= rate < 1:
+        raise ConfigError(f"rate must be in [0, 1): got {rate}")
     if isinstance(features, SparseRows):
         return SparseRows(
             offsets=features.offsets,

@@ -5,7 +5,7 @@ are sums over sorted segments. Multi-edges and self-loops are kept.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,10 +24,13 @@ class Graph:
     Attributes:
       senders: int32 [edges], where a message comes from.
       receivers: int32 [edges], where it goes; does not decrease.
-      vertices: how many there are.
       features: of vertices, [vertices, features] or `SparseRows`; None without.
       edge_type: int32 [edges]; None without.
       edge_features: [edges, features]; None without.
+      vertices: how many there are.
+
+    Raises:
+      ConfigError: ends of edges in host memory that are no such graph.
     """
 
     senders: Any
@@ -36,6 +39,21 @@ class Graph:
     edge_type: Any = None
     edge_features: Any = None
     vertices: int = static()
+
+    def __post_init__(self) -> None:
+        ends = (self.senders, self.receivers)
+        known = [each for each in ends if isinstance(each, np.ndarray)]
+        if len(known) < 2 or any(each.dtype.kind not in "iu" for each in known):
+            return  # traced, or shapes, or another tree of the same form
+        for name, array in zip(("senders", "receivers"), ends, strict=True):
+            _check_range(name, array, self.vertices)
+        if len(self.senders) != len(self.receivers):
+            raise ConfigError(
+                "senders and receivers must be equally many: got "
+                f"{len(self.senders)} and {len(self.receivers)}"
+            )
+        if (self.receivers[1:] < self.receivers[:-1]).any():
+            raise ConfigError("receivers must not decrease: make_graph sorts edges")
 
 
 def make_graph(
@@ -66,13 +84,14 @@ def make_graph(
       >>> graph.receivers.tolist(), graph.senders.tolist()
       ([0, 1, 1], [2, 0, 1])
     """
+    vertices = _as_count(vertices)
     ends = {
-        "senders": _as_indices("senders", senders, vertices),
-        "receivers": _as_indices("receivers", receivers, vertices),
+        "senders": _as_integers("senders", senders, vertices),
+        "receivers": _as_integers("receivers", receivers, vertices),
     }
     edges = len(ends["senders"])
     if edge_type is not None:
-        ends["edge_type"] = _as_integers("edge_type", edge_type)
+        ends["edge_type"] = _as_integers("edge_type", edge_type, 2**31 - 1)
     if edge_features is not None:
         ends["edge_features"] = _as_finite("edge_features", edge_features)
     for name, array in ends.items():
@@ -93,29 +112,40 @@ def make_graph(
     return Graph(vertices=vertices, features=features, **sorted_ends)
 
 
-def _as_integers(name: str, given: Any) -> np.ndarray:
+def _as_count(vertices: Any) -> int:
+    if isinstance(vertices, bool | np.bool_) or not hasattr(vertices, "__index__"):
+        raise ConfigError(f"vertices must be an integer: got {vertices!r}")
+    if vertices < 0:
+        raise ConfigError(f"vertices must be at least 0: got {vertices}")
+    return int(vertices)
+
+
+def _as_integers(name: str, given: Any, above: int) -> np.ndarray:
     array = np.asarray(given)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ConfigError(
             f"{name} must be a list of integers: got {array.dtype} {list(array.shape)}"
         )
+    _check_range(name, array, above)
     return array.astype(np.int32)
 
 
-def _as_indices(name: str, given: Any, vertices: int) -> np.ndarray:
-    array = _as_integers(name, given)
-    bad = array[(array < 0) | (array >= vertices)]
-    if bad.size:
-        raise ConfigError(
-            f"{name} contains {bad[0]}, but the graph has {vertices} vertices"
-        )
-    return array
+def _check_range(name: str, array: np.ndarray, above: int) -> None:
+    bad = array[(array < 0) | (array >= above)]
+    if not bad.size:
+        return
+    if name == "edge_type":
+        raise ConfigError(f"edge_type must be in [0, {above}): got {bad[0]}")
+    raise ConfigError(f"{name} contains {bad[0]}, but the graph has {above} vertices")
 
 
 def _as_finite(name: str, given: Any) -> np.ndarray:
     array = np.asarray(given)
-    if array.ndim != 2:
-        raise ConfigError(f"{name} must have two axes: got {list(array.shape)}")
+    if array.ndim != 2 or array.dtype.kind not in "iuf":
+        raise ConfigError(
+            f"{name} must be numbers with two axes: got {array.dtype} "
+            f"{list(array.shape)}"
+        )
     if not np.isfinite(array).all():
         raise ConfigError(f"{name} must be finite: there is NaN or inf")
     return array
@@ -169,11 +199,11 @@ def add_self_loops(graph: Graph, how: SelfLoops = "one") -> Graph:
 
 def _mean_received(graph: Graph, real: np.ndarray) -> np.ndarray:
     """Returns each vertex's mean of the features of some edges."""
-    width = graph.edge_features.shape[1]
-    total = np.zeros((graph.vertices, width), graph.edge_features.dtype)
-    np.add.at(total, graph.receivers[real], graph.edge_features[real])
+    total = np.zeros((graph.vertices, graph.edge_features.shape[1]))
+    np.add.at(total, graph.receivers[real], graph.edge_features[real].astype(float))
     count = np.bincount(graph.receivers[real], minlength=graph.vertices)
-    return total / np.maximum(count, 1)[:, None].astype(total.dtype)
+    mean = total / np.maximum(count, 1)[:, None]
+    return mean.astype(np.result_type(graph.edge_features, np.float16))
 
 
 def symmetrize(graph: Graph) -> Graph:
@@ -241,7 +271,7 @@ def _pad_rows(features: Features | None, more: int) -> Features | None:
     return np.pad(features, ((0, more), (0, 0)))
 
 
-def join_graphs(graphs: Sequence[Graph]) -> tuple[Graph, np.ndarray]:
+def join_graphs(graphs: Iterable[Graph]) -> tuple[Graph, np.ndarray]:
     """Returns the disjoint union of graphs, and the number of each vertex's graph.
 
     Raises:
@@ -253,6 +283,7 @@ def join_graphs(graphs: Sequence[Graph]) -> tuple[Graph, np.ndarray]:
       >>> graph.receivers.tolist(), number.tolist()
       ([1, 2], [0, 0, 1])
     """
+    graphs = list(graphs)
     forms = {(*_edge_arrays(graph), type(graph.features)) for graph in graphs}
     if len(forms) != 1:
         raise ConfigError(
@@ -263,6 +294,7 @@ def join_graphs(graphs: Sequence[Graph]) -> tuple[Graph, np.ndarray]:
     sizes = [graph.vertices for graph in graphs]
     starts = np.cumsum([0, *sizes[:-1]], dtype=np.int32)
     parts = [_edge_arrays(graph) for graph in graphs]
+    _check_widths([part.get("edge_features") for part in parts])
     ends = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     shift = np.repeat(starts, [len(graph.senders) for graph in graphs])
     for name in ("senders", "receivers"):
@@ -272,15 +304,19 @@ def join_graphs(graphs: Sequence[Graph]) -> tuple[Graph, np.ndarray]:
     return joined, np.repeat(np.arange(len(graphs), dtype=np.int32), sizes)
 
 
+def _check_widths(features: Sequence[Any]) -> None:
+    widths = [each.shape[1] for each in features if each is not None]
+    if len(set(widths)) > 1:
+        raise ConfigError(
+            f"graphs to be joined must have equally many features: got {widths}"
+        )
+
+
 def _join_rows(features: Sequence[Any]) -> Features | None:
     first = features[0]
     if first is None:
         return None
-    if len({each.shape[1] for each in features}) > 1:
-        raise ConfigError(
-            "graphs to be joined must have equally many features: got "
-            f"{[each.shape[1] for each in features]}"
-        )
+    _check_widths(features)
     if not isinstance(first, SparseRows):
         return np.concatenate(features)
     counts = np.concatenate([np.diff(each.offsets) for each in features])

@@ -4,9 +4,14 @@ A segment is the set of values with one number, such as the edges of one receive
 has no live value, whose mask is true or which has no mask, gives 0, with gradient 0.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.core.varying import vary_like
 
 # On a GPU additions to few places wait for each other; a product does not.
 _FEW = 1024
@@ -24,7 +29,7 @@ def segment_sum(
     """Returns y_s = Σ_{i: segments_i = s} values_i, added in float32 at least.
 
     On a GPU, sums into 1024 segments or fewer are a product with the segments' one-hot
-    matrix, in blocks of at most 256 MiB.
+    matrix, in blocks of at most 256 MiB; what is infinite is NaN there.
 
     Args:
       values: numbers.
@@ -36,14 +41,19 @@ def segment_sum(
     Returns:
       The sums, in the dtype of the values.
 
+    Raises:
+      ConfigError: values that are no floats, or arrays of other lengths.
+
     Examples:
       >>> segment_sum(jnp.array([1.0, 2.0, 4.0]), jnp.array([1, 0, 1]), 3).tolist()
       [2.0, 5.0, 0.0]
     """
+    _check(values, segments, mask)
     wide = _widen(values)
     if mask is not None:
         wide = jnp.where(add_axes(mask, wide), wide, 0)
-    if count <= _FEW and jax.default_backend() == "gpu":
+    few = 0 < count <= _FEW and wide.size
+    if few and jax.default_backend() == "gpu":
         total = _sum_by_products(wide, segments, count)
     else:
         total = jax.ops.segment_sum(
@@ -62,10 +72,14 @@ def _sum_by_products(values: jax.Array, segments: jax.Array, count: int) -> jax.
 
     def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple:
         hot = jax.nn.one_hot(part[1], count, dtype=values.dtype, axis=0)
-        return total + jnp.matmul(hot, part[0], precision="highest"), None
+        # In a product one NaN would be in all sums.
+        good = jnp.isfinite(part[0])
+        new = jnp.matmul(hot, jnp.where(good, part[0], 0), precision="highest")
+        bad = jnp.matmul(hot, (~good).astype(hot.dtype))
+        return total + jnp.where(bad > 0, jnp.nan, new), None
 
     parts = flat.reshape(blocks, block, -1), places.reshape(blocks, block)
-    start = jnp.zeros((count, flat.shape[1]), values.dtype)
+    start = vary_like(jnp.zeros((count, flat.shape[1]), values.dtype), parts)
     total, _ = jax.lax.scan(add, start, parts)
     return total.reshape(count, *rest)
 
@@ -94,6 +108,7 @@ def segment_max(
     is_sorted: bool = False,
 ) -> Float[Array, "count ..."]:
     """Returns the largest value of each segment; arguments as for `segment_sum`."""
+    _check(values, segments, mask)
     lowest = jnp.array(-jnp.inf, values.dtype)
     if mask is not None:
         values = jnp.where(add_axes(mask, values), values, lowest)
@@ -125,19 +140,30 @@ def segment_softmax(
       >>> segment_softmax(jnp.array([1e4, 1e4, -1e4]), jnp.array([0, 0, 1]), 2).tolist()
       [0.5, 0.5, 1.0]
     """
+    _check(logits, segments, mask)
+    known = (segments >= 0) & (segments < count)
+    mask = known if mask is None else known & mask
     how = {"mask": mask, "is_sorted": is_sorted}
-    wide = _widen(logits)
-    if mask is not None:
-        # Before the exponential, whose gradient may be 0 · inf.
-        wide = jnp.where(add_axes(mask, wide), wide, 0)
+    # Before the exponential, whose gradient may be 0 · inf.
+    wide = jnp.where(add_axes(mask, logits), _widen(logits), 0)
     largest = jax.lax.stop_gradient(segment_max(wide, segments, count, **how))
     powers = jnp.exp(wide - largest[segments])
-    if mask is not None:
-        powers = jnp.where(add_axes(mask, powers), powers, 0)
+    powers = jnp.where(add_axes(mask, powers), powers, 0)
     total = segment_sum(powers, segments, count, is_sorted=is_sorted)
     # A segment's largest value adds 1: only one without live values has less.
     shares = powers / jnp.maximum(total, 0.5)[segments]
     return shares.astype(logits.dtype)
+
+
+def _check(values: Any, segments: Any, mask: Any) -> None:
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise ConfigError(f"values must be floats: got {values.dtype}")
+    given = (values, segments) if mask is None else (values, segments, mask)
+    sizes = [len(each) for each in given]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"values, segments and mask must be equally many: got {sizes}"
+        )
 
 
 def _widen(values: jax.Array) -> jax.Array:

@@ -195,7 +195,10 @@ def gnn(
     def call(
         module: _Gnn, x: jax.Array, *, train: bool, key: jax.Array | None
     ) -> jax.Array:
-        return module(graph, train=train, key=key)[x]
+        logits = module(graph, train=train, key=key)
+        # A number that is no vertex gives NaN, not another vertex's logits.
+        how = {"mode": "fill", "fill_value": jnp.nan, "wrap_negative_indices": False}
+        return logits.at[x].get(**how)
 
     return from_nnx(functools.partial(_Gnn, config, sizes, policy), call=call)
 
@@ -218,8 +221,8 @@ def _check(
     sparse = isinstance(graph.features, graphs.SparseRows)
     if config.layer == "gin" and sparse and graph.edge_features is not None:
         raise ConfigError(
-            "layer=gin with features of edges adds these to the vertices', which must "
-            "be dense: got SparseRows"
+            "model.layer=gin with features of edges adds these to the vertices', which "
+            "must be dense: got SparseRows"
         )
 
 

@@ -101,18 +101,20 @@ def machine_code(
     """Compiles the Triton kernels that a function calls, for Hopper and on any machine.
 
     Args:
-      function: calls kernels, such as by `implementation="triton"`. It is traced; what
-        it has in a `jax.jit` that has been traced before is not seen.
+      function: calls kernels, such as by `implementation="triton"`. It is traced, not
+        run.
       *arguments: trees of arrays, or of shapes and dtypes.
 
     Returns:
-      The code of each call, in order.
+      The code of each call that is traced, in order. A call in a `jax.vmap`, or in a
+      loop, may be traced more than once.
 
     Raises:
-      UnsupportedOp: Triton does not load.
+      UnsupportedOp: Triton does not load, or the dtype of an operand is none of a
+        kernel's.
       ConfigError: the function calls no kernel.
     """
-    with launches.compiling_for(_HOPPER), launches.listing() as calls:
+    with launches.compiling_for(_HOPPER) as calls:
         problem = launches.find_problem()
         if problem:
             raise UnsupportedOp(f"machine code of kernels: {problem}")
@@ -138,6 +140,7 @@ def count_accesses(
 
     Raises:
       UnsupportedOp: Triton does not load.
+      ConfigError: the function calls no kernel that is interpreted.
     """
     problem = launches.find_problem(interpreted=True)
     if problem:
@@ -146,6 +149,8 @@ def count_accesses(
 
     with interpreter.counting() as found:
         jax.block_until_ready(function(*arguments))
+    if not found:
+        raise ConfigError("the function calls no interpreted kernel")
     return tuple(found)
 
 
@@ -160,9 +165,7 @@ def _compile(call: Call) -> MachineCode:
     arrays = (*call.inputs, *launch.outputs)
     pointers = dict(zip(kernel.arg_names, arrays, strict=False))
     signature = {
-        name: "*" + _TYPES[pointers[name].dtype.name]
-        if name in pointers
-        else "constexpr"
+        name: _pointer_to(pointers[name].dtype) if name in pointers else "constexpr"
         for name in kernel.arg_names
     }
     # Buffers of JAX are aligned; jax-triton says so to the compiler, too.
@@ -194,6 +197,15 @@ def _compile(call: Call) -> MachineCode:
         ptx=made.asm["ptx"],
         text=text,
     )
+
+
+def _pointer_to(dtype: Any) -> str:
+    """Returns Triton's name of the type of an operand's address."""
+    if dtype.name not in _TYPES:
+        raise UnsupportedOp(
+            f"machine code of kernels: operands are {', '.join(_TYPES)}: got {dtype}"
+        )
+    return "*" + _TYPES[dtype.name]
 
 
 def _run(*command: Any) -> str:

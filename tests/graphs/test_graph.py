@@ -86,7 +86,7 @@ def test_joined_graphs_have_no_edge_between_them():
         graphs.join_graphs([])
     other = graphs.make_graph([0], [0], 1, features=rows([0, 0], [], width=4))
     with pytest.raises(ConfigError, match=r"equally many features: got \[3, 4\]"):
-        graphs.join_graphs([one, other])
+        graphs.join_graphs(each for each in (one, other))
 
 
 def test_bad_edges_are_refused():
@@ -107,11 +107,42 @@ def test_bad_edges_are_refused():
         make([0], [1], 2, features=[[np.nan], [0.0]])
     with pytest.raises(ConfigError, match="each of the 2 vertices: got 3"):
         make([0], [1], 2, features=np.ones((3, 1)))
-    with pytest.raises(ConfigError, match="must have two axes"):
+    with pytest.raises(ConfigError, match="numbers with two axes"):
         make([0], [1], 2, features=np.ones(2))
     with pytest.raises(ConfigError, match="no edge_type and no edge_features"):
         graphs.symmetrize(make([0], [1], 2, edge_type=[0]))
+    with pytest.raises(ConfigError, match="senders contains 4294967299"):
+        make(np.array([2**32 + 3]), [0], 70)
+    with pytest.raises(ConfigError, match=r"edge_type must be in .*got 4294967299"):
+        make([0], [0], 1, edge_type=[2**32 + 3])
+    with pytest.raises(ConfigError, match=r"vertices must be an integer: got 2\.5"):
+        make([0], [0], 2.5)
+    with pytest.raises(ConfigError, match="vertices must be at least 0: got -1"):
+        make([], [], -1)
     assert len(make([], [], 2).senders) == 0
+    assert make([0], [0], np.int64(1)).vertices == 1
+
+
+def test_a_graph_made_by_hand_is_checked():
+    make = graphs.Graph
+    zero, one = np.array([0, 0]), np.array([0, 1])
+    assert make(senders=zero, receivers=one, vertices=2).vertices == 2
+    with pytest.raises(ConfigError, match="receivers must not decrease"):
+        make(senders=zero, receivers=one[::-1], vertices=2)
+    with pytest.raises(ConfigError, match="senders contains 1"):
+        make(senders=one, receivers=zero, vertices=1)
+    with pytest.raises(ConfigError, match="equally many: got 2 and 1"):
+        make(senders=one, receivers=zero[:1], vertices=2)
+
+
+def test_the_mean_of_many_low_numbers_is_not_lost():
+    many = np.full((5000, 1), 3, np.float16)
+    graph = graphs.make_graph(
+        np.ones(5000, int), np.zeros(5000, int), 2, edge_features=many
+    )
+    looped = graphs.add_self_loops(graph)
+    assert looped.edge_features[5000] == 3
+    assert looped.edge_features.dtype == np.float16
 
 
 @pytest.mark.parametrize(
@@ -122,6 +153,9 @@ def test_bad_edges_are_refused():
         (([0, 2, 1, 2], [0, 1]), "must not decrease"),
         (([0, 1], [3]), r"in \[0, 3\): got 3, 3"),
         (([0, 1], [0], [np.inf]), "must be finite"),
+        (([0, 1], [0.5]), "must be integers: got float64"),
+        (([0, 1], [[0]]), "one axis each"),
+        ((np.array([0, 2, 1, 2], np.uint64), [0, 1]), "must not decrease"),
     ],
 )
 def test_bad_sparse_rows_are_refused(given, message):

@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from hpcjax import graphs
+from hpcjax.core import ConfigError
 
 SEGMENTS = jnp.array([0, 0, 2, 2, 2, 4])
 MASK = jnp.array([True, False, True, True, False, False])
@@ -109,3 +112,43 @@ def test_few_segments_are_summed_by_products_on_a_gpu(monkeypatch, bytes_):
     np.testing.assert_allclose(there, here, atol=1e-6)
     assert "scatter" not in text
     assert "scatter" in wide
+
+
+def test_sums_by_products_differ_between_devices_as_their_values_do(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    values = jnp.arange(8.0)
+
+    def local(values):
+        def loss(values):
+            return jnp.sum(graphs.segment_sum(values, jnp.array([0, 1, 1, 2]), 3) ** 2)
+
+        return jax.grad(loss)(values)
+
+    run = jax.shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    found = jax.jit(run)(values)
+    assert found.tolist() == [0, 6, 6, 6, 8, 22, 22, 14]
+    empty = graphs.segment_sum(jnp.zeros((0, 2)), jnp.zeros(0, int), 3)
+    assert empty.tolist() == [[0, 0]] * 3
+    assert graphs.segment_sum(values, jnp.zeros(8, int), 0).shape == (0,)
+    spoilt = graphs.segment_sum(jnp.array([jnp.nan, 1]), jnp.array([0, 1]), 2)
+    assert jnp.isnan(spoilt).tolist() == [True, False]
+
+
+def test_softmax_of_what_is_in_no_segment_is_nothing():
+    def run(logits):
+        return graphs.segment_softmax(logits, jnp.array([-1, 0, 1, 5]), 4)
+
+    logits = jnp.array([100.0, 2.0, 3.0, 400.0])
+    assert run(logits).tolist() == [0, 1, 1, 0]
+    assert jax.grad(lambda x: run(x)[1])(logits).tolist() == [0, 0, 0, 0]
+
+
+def test_bad_values_and_masks_are_refused():
+    one = jnp.ones(3)
+    with pytest.raises(ConfigError, match="must be floats: got int32"):
+        graphs.segment_max(jnp.ones(3, int), jnp.zeros(3, int), 2)
+    with pytest.raises(ConfigError, match=r"equally many: got \[3, 2\]"):
+        graphs.segment_mean(one, jnp.zeros(2, int), 2)
+    with pytest.raises(ConfigError, match=r"equally many: got \[3, 3, 1\]"):
+        graphs.segment_sum(one, jnp.zeros(3, int), 2, mask=jnp.array([True]))

@@ -41,6 +41,8 @@ def test_the_batch_chooses_rows_of_the_outputs_of_all_vertices():
     every, _ = model.apply(params, state, jnp.arange(9), train=False)
     some, _ = model.apply(params, state, jnp.array([7, 2, 7]), train=False)
     np.testing.assert_array_equal(some, every[jnp.array([7, 2, 7])])
+    none, _ = model.apply(params, state, jnp.array([9, -1]), train=False)
+    assert jnp.isnan(none).all()
 
 
 def test_a_network_of_words_sees_no_edge():

@@ -79,9 +79,25 @@ def test_a_loop_is_that_which_holds_no_other():
 
 
 @needs_triton
+def test_what_was_looked_at_can_still_be_called():
+    matrix = kernels.quantized_matrix(
+        jnp.ones((32, 32), jnp.uint8), jnp.ones((1, 32)), jnp.ones((1, 32)), bits=4
+    )
+    product = jax.jit(kernels.quantized_matmul)
+    for _ in range(2):
+        (found,) = perf.machine_code(product, jnp.ones((1, 32)), matrix)
+        assert found.kernel == "one_row"
+        assert product(jnp.ones((1, 32)), matrix).tolist() == [[0.0] * 32]
+
+
+@needs_triton
 def test_a_function_without_a_kernel_is_refused():
     with pytest.raises(ConfigError, match="calls no Triton kernel"):
         perf.machine_code(jnp.sin, jnp.ones(3))
+    with pytest.raises(ConfigError, match="calls no interpreted kernel"):
+        perf.count_accesses(jnp.sin, jnp.ones(3))
+    with pytest.raises(UnsupportedOp, match=r"operands are int8.*got bool"):
+        perf.machine_code(double, jnp.ones(3, bool))
 
 
 def test_a_missing_package_is_named(monkeypatch):

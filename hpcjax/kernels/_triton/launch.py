@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import importlib
@@ -14,12 +13,9 @@ import jax
 from hpcjax.core import compat
 from hpcjax.core.varying import vary_like
 
-_capability: contextvars.ContextVar[int | None] = contextvars.ContextVar(
-    "capability", default=None
-)
-_seen: contextvars.ContextVar[list["Call"] | None] = contextvars.ContextVar(
-    "seen", default=None
-)
+# A part of the key of `jax.jit`'s caches: what is traced for a GPU that is not here
+# must not be taken for what is called here.
+_target = jax.make_user_context(None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,10 +91,9 @@ def run(
       inputs: arrays, as the kernel's first parameters.
       interpreted: runs it by numpy on the CPU, slowly, for tests.
     """
-    found = _seen.get()
-    if found is not None:
+    if _target.value is not None:
         shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs)
-        found.append(Call(launch, shapes))
+        _target.value.calls.append(Call(launch, shapes))
     call = _interpret if interpreted else _call
 
     @jax.custom_batching.sequential_vmap
@@ -108,28 +103,24 @@ def run(
     return once(*inputs)
 
 
+class _Target:
+    """A GPU that need not be here, and the calls of kernels that were traced for it."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self.calls: list[Call] = []
+
+
 @contextlib.contextmanager
-def compiling_for(capability: int) -> Iterator[None]:
+def compiling_for(capability: int) -> Iterator[list[Call]]:
     """Compiles kernels for a GPU that need not be here, such as 90 for Hopper.
 
-    For programs that are lowered or exported on another machine than they run on.
+    For programs that are lowered or exported on another machine than they run on. The
+    list has the calls of kernels that are traced meanwhile, in order.
     """
-    token = _capability.set(capability)
-    try:
-        yield
-    finally:
-        _capability.reset(token)
-
-
-@contextlib.contextmanager
-def listing() -> Iterator[list[Call]]:
-    """Lists the calls of kernels that are traced meanwhile."""
-    found: list[Call] = []
-    token = _seen.set(found)
-    try:
-        yield found
-    finally:
-        _seen.reset(token)
+    target = _Target(capability)
+    with _target(target):
+        yield target.calls
 
 
 def find_problem(*, interpreted: bool = False) -> str | None:
@@ -137,7 +128,7 @@ def find_problem(*, interpreted: bool = False) -> str | None:
     if interpreted:
         return _find_missing("triton")
     platform = jax.default_backend()
-    if _capability.get() is None and platform != "gpu":
+    if _target.value is None and platform != "gpu":
         return f"the device is a {platform}"
     # Without CUDA's plugin for JAX, jax-triton is there and does not load.
     return _find_missing("triton") or _find_missing("jax_triton")
@@ -164,7 +155,7 @@ def _call(launch: Launch, *inputs: jax.Array) -> tuple[jax.Array, ...]:
         zeroed_outputs=launch.zeroed,
         num_warps=launch.warps,
         num_stages=launch.stages,
-        compute_capability=_capability.get(),
+        compute_capability=_target.value and _target.value.capability,
         **compat.triton_options(launch.outputs),
         **launch.constants,
     )
