@@ -367,7 +367,8 @@ def test_the_listing_says_what_is_here(tmp_path):
     rows = {row["name"]: row for row in data.list_entries(tmp_path)}
     assert set(rows) == set(catalog.CATALOG)
     here = {name for name, row in rows.items() if row["present"] == "yes"}
-    ships = {"digits", "python-reference", "python-library", "phantoms", "lorenz96"}
+    ships = {name for name, entry in catalog.CATALOG.items() if entry.ships}
+    assert {"digits", "cora", "karate", "lorenz96"} < ships
     assert here == {*ships, "kjv"}
     assert rows["mnist"]["get"] == "hpcjax data fetch mnist"
 
