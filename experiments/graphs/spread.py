@@ -82,7 +82,7 @@ def _bind(program: Callable[..., Any], given: Any) -> Callable[[], Any]:
 
 
 def _candidates(
-    graph: graphs.Graph, rng: np.random.Generator
+    graph: "graphs.Graph", rng: np.random.Generator
 ) -> dict[str, Callable[..., Any]]:
     """Returns functions of x and weights that return Σ w x of each receiver."""
     import jax.numpy as jnp

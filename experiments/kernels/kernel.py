@@ -16,7 +16,7 @@ def plain_row(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Multiplies one row of x with weights of four bits, each converted by itself.
+    """Multiplies one row of x with weights of four bits, loaded and converted singly.
 
     Args:
       x: float32 [GROUPS * GROUP * 8]
@@ -36,8 +36,8 @@ def plain_row(
         size = tl.load(scale + at).to(tl.float32)
         none = tl.load(zero + at).to(tl.float32)
         for i in range(group * GROUP, group * GROUP + GROUP):
-            word = tl.load(words + i * OUTPUTS + column)
             for place in tl.static_range(8):
+                word = tl.load(words + i * OUTPUTS + column)
                 value = ((word >> (4 * place)) & 15).to(tl.float32)
                 total += (value - none) * size * tl.load(x + i * 8 + place)
     tl.store(y + column, total)

@@ -37,6 +37,7 @@ class Config(config.Config):
       size: of the operands for which the kernel is compiled: rows and columns of the
         matrix, positions of the cache, or thousands of values.
       counted: of those on which it is interpreted.
+      tile: outputs of a program of plain_row; too many do not fit into registers.
       seed: of their numbers.
     """
 
@@ -47,6 +48,7 @@ class Config(config.Config):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     size: config.Size = 8192
     counted: config.Size = 256
+    tile: config.Size = 128
     seed: config.Seed = 0
 
     def __post_init__(self) -> None:
@@ -128,7 +130,12 @@ def _cases(cfg: Config) -> dict[Kernel, Case]:
             ("words",),
             lambda sizes: 32 * sizes["CHUNK"] * sizes["TILE"],
         ),
-        "plain_row": Case(plain_row, one, ("words",), lambda sizes: 8 * sizes["TILE"]),
+        "plain_row": Case(
+            functools.partial(plain_row, tile=cfg.tile),
+            one,
+            ("words",),
+            lambda sizes: 8 * sizes["TILE"],
+        ),
         "attention": Case(
             kernels.clustered_attention,
             functools.partial(_attention_problem, cfg),
@@ -145,21 +152,26 @@ def _cases(cfg: Config) -> dict[Kernel, Case]:
 
 
 def plain_row(
-    x: "jax.Array", matrix: "kernels.QuantizedMatrix", *, implementation: str
+    x: "jax.Array",
+    matrix: "kernels.QuantizedMatrix",
+    *,
+    implementation: str,
+    tile: int = 128,
 ) -> "jax.Array":
     """Returns x Ŵ of one row by the kernel that is the control, float32."""
     import jax
 
     group = matrix.group_size or matrix.inputs
+    tile = min(tile, matrix.shape[-1])
     launch = kernels.Launch(
         kernel="experiments.kernels.kernel:plain_row",
-        grid=(matrix.shape[-1] // 128, 1, 1),
+        grid=(matrix.shape[-1] // tile, 1, 1),
         outputs=(jax.ShapeDtypeStruct(matrix.shape[-1:], "float32"),),
         constants={
             "OUTPUTS": matrix.shape[-1],
             "GROUPS": matrix.inputs // group,
             "GROUP": group // 8,
-            "TILE": 128,
+            "TILE": tile,
         },
         warps=1,
     )

@@ -292,7 +292,7 @@ def test_a_model_that_no_family_expresses_is_not_saved(tmp_path, options):
 @pytest.mark.quick("llama")
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "llama", "bert"])
 def test_what_the_project_trains_is_saved_and_loaded(tmp_path, name):
-    config, inputs, vocabulary, _ = REGISTRY[name]
+    config, inputs, vocabulary, *_ = REGISTRY[name]
     params, _ = config.make(inputs, vocabulary).init(jax.random.key(0))
     ours = pretrained.Pretrained(
         params=params, config=config, context=inputs[0], vocabulary=vocabulary
@@ -309,7 +309,7 @@ def test_what_the_project_trains_is_saved_and_loaded(tmp_path, name):
 
 @pytest.mark.slow
 def test_parameters_of_another_model_are_not_saved(tmp_path):
-    config, inputs, vocabulary, _ = REGISTRY["llama"]
+    config, inputs, vocabulary, *_ = REGISTRY["llama"]
     params, _ = config.make(inputs, vocabulary).init(jax.random.key(0))
     ours = pretrained.Pretrained(
         params=params, config=config, context=inputs[0], vocabulary=vocabulary
@@ -339,7 +339,7 @@ def test_parameters_of_another_model_are_not_saved(tmp_path):
 
 @pytest.mark.faults(21)
 def test_hostile_weights_are_refused_and_run_nothing(tmp_path):
-    config, inputs, vocabulary, _ = REGISTRY["llama"]
+    config, inputs, vocabulary, *_ = REGISTRY["llama"]
     params, _ = config.make(inputs, vocabulary).init(jax.random.key(0))
     ours = pretrained.Pretrained(
         params=params, config=config, context=inputs[0], vocabulary=vocabulary
