@@ -12,7 +12,8 @@ import jax
 
 from hpcjax.core.errors import ConfigError, UnsupportedOp
 from hpcjax.kernels._triton import launch as launches
-from hpcjax.kernels._triton.launch import Accesses, Call
+from hpcjax.kernels._triton.accesses import Accesses
+from hpcjax.kernels._triton.launch import Call
 
 _HOPPER = 90
 # Triton's names of dtypes.

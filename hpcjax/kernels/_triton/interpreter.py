@@ -14,7 +14,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,8 +23,11 @@ from triton.language import core  # noqa: F401  (see `interpret`)
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
-from hpcjax.kernels._triton.launch import Accesses, Launch
+from hpcjax.kernels._triton.accesses import Accesses
 from hpcjax.kernels._triton.pairs import STAND_INS
+
+if TYPE_CHECKING:
+    from hpcjax.kernels._triton.launch import Launch
 
 # The interpreter changes triton.language for all threads.
 _LOCK = threading.RLock()
@@ -74,7 +77,7 @@ class _Programs(interpreter.GridExecutor):
 
 
 def interpret(
-    launch: Launch, inputs: Sequence[np.ndarray | jax.Array]
+    launch: "Launch", inputs: Sequence[np.ndarray | jax.Array]
 ) -> tuple[np.ndarray, ...]:
     """Returns the kernel's outputs; what it does not write is zero."""
     given = [np.ascontiguousarray(each) for each in inputs]

@@ -1,6 +1,5 @@
 """Runs a kernel that is written in Triton, through jax-triton or interpreted."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -60,22 +59,6 @@ class Call(NamedTuple):
 
     launch: Launch
     inputs: tuple[jax.ShapeDtypeStruct, ...]
-
-
-class Accesses(NamedTuple):
-    """The elements of its operands that a kernel has read and written.
-
-    Attributes:
-      kernel: the name of the `triton.jit` function.
-      sizes: elements of each input and output, by the parameter's name.
-      loaded: elements, those under a mask that is false left out.
-      stored: likewise. What is added atomically counts as neither.
-    """
-
-    kernel: str
-    sizes: dict[str, int]
-    loaded: collections.Counter[str]
-    stored: collections.Counter[str]
 
 
 def run(
