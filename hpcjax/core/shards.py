@@ -141,22 +141,64 @@ def take_part(whole: jax.Array, cuts: Cuts) -> jax.Array:
 
 
 @pytree
+class Part:
+    """A device's part of a parameter, with which layers compute as it is.
+
+    A layer that takes one in the place of an array takes and returns parts of features,
+    and communicates where it must; see `layers.dense`.
+
+    Attributes:
+      value: the part.
+      cuts: how the parameter is cut.
+    """
+
+    value: Any
+    cuts: Cuts = static()
+
+    @property
+    def T(self) -> "Part":  # noqa: N802 - as of arrays
+        """The part of the transposed matrix."""
+        turned = tuple((-3 - dim, axis) for dim, axis in self.cuts)
+        return Part(value=self.value.T, cuts=turned)
+
+
+def open_part(leaf: Any, *dims: int) -> tuple[Any, ...]:
+    """Returns an array, and the mesh axes over which each dimension is cut.
+
+    Args:
+      leaf: a `Part`, or anything else, which is whole.
+      *dims: counted from the last one, such as -1.
+
+    Examples:
+      >>> open_part(Part(value=3.0, cuts=((-1, "row"),)), -2, -1)
+      (3.0, (), ('row',))
+    """
+    if not isinstance(leaf, Part):
+        return leaf, *[()] * len(dims)
+    axes = [tuple(axis for at, axis in leaf.cuts if at == dim) for dim in dims]
+    return leaf.value, *axes
+
+
+@pytree
 class Shard(Deferred):
     """A device's part of a parameter, gathered where a model uses it.
 
     Attributes:
       value: the part.
-      cuts: how the parameter is cut.
+      cuts: how the parameter is cut, as far as it is gathered.
       again: whether the backward pass gathers it again, and does not keep it.
+      kept: how the parameter is cut besides; what is gathered is a `Part` then.
     """
 
     value: Any
     cuts: Cuts = static()
     again: bool = static(default=False)
+    kept: Cuts = static(default=())
 
-    def realize(self) -> jax.Array:
-        """Returns the parameter; see `gather`."""
-        return gather(self.value, self.cuts)
+    def realize(self) -> Any:
+        """Returns the parameter, or its `Part`; see `gather`."""
+        whole = gather(self.value, self.cuts)
+        return Part(value=whole, cuts=self.kept) if self.kept else whole
 
 
 def gathering_policy(

@@ -43,6 +43,8 @@ from .kfac_work import preconditioning as preconditioning
 from .kfac_work import transformer_block as transformer_block
 from .layout_times import Roofline as Roofline
 from .layout_times import layout_times as layout_times
+from .overlap import Overlap as Overlap
+from .overlap import overlap_pieces as overlap_pieces
 from .partial_rounds import RoundTimes as RoundTimes
 from .partial_rounds import round_seconds as round_seconds
 from .partial_rounds import simulate_rounds as simulate_rounds
@@ -59,6 +61,10 @@ from .sparse_state import dense_memory as dense_memory
 from .sparse_state import plan_pipeline as plan_pipeline
 from .sparse_state import sparse_memory as sparse_memory
 from .sparse_state import time_pipeline as time_pipeline
+from .tensor_grids import Planned as Planned
+from .tensor_grids import best_grid as best_grid
+from .tensor_grids import comm_volume as comm_volume
+from .tensor_grids import grid_features as grid_features
 from .timelines import Bar as Bar
 from .timelines import chrome_trace as chrome_trace
 from .timelines import draw_timelines as draw_timelines

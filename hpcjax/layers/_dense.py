@@ -5,14 +5,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax import kernels
+from hpcjax.core import shards
+from hpcjax.core.varying import vary_like
 from hpcjax.kernels import QuantizedMatrix
 from hpcjax.layers import _precision
 
 
 def dense(
     x: Float[Array, "*batch inputs"],
-    kernel: Float[Array, "inputs outputs"] | QuantizedMatrix,
-    bias: Float[Array, " outputs"] | None = None,
+    kernel: Float[Array, "inputs outputs"] | QuantizedMatrix | shards.Part,
+    bias: Float[Array, " outputs"] | shards.Part | None = None,
     *,
     compute: str = "float32",
     output: str | None = None,
@@ -21,6 +23,12 @@ def dense(
 
     The product runs in `compute` with float32 accumulation; the bias is added in
     float32 and the sum is then rounded once.
+
+    Of a `core.shards.Part`, inside `shard_map`, x has this device's part of the inputs,
+    or all of them; the product is summed over the mesh axes that cut the inputs, and y
+    is this device's part of the outputs. In the backward pass dx is summed over the
+    axes that cut the outputs, once for each use of an x that does not differ along
+    them: `core.varying.vary_like(x, kernels)` before several uses makes it once.
 
     Args:
       x: `[..., inputs]`.
@@ -41,10 +49,17 @@ def dense(
     def product(x: jax.Array, kernel: jax.Array, accumulate: str | None) -> jax.Array:
         return jnp.matmul(x, kernel, preferred_element_type=accumulate)
 
+    kernel, of_inputs, _ = shards.open_part(kernel, -2, -1)
     if isinstance(kernel, QuantizedMatrix):
         y = kernels.quantized_matmul(x.astype(compute), kernel, output="float32")
     else:
+        if x.shape[-1] > kernel.shape[-2] and of_inputs:
+            x = shards.take_part(x, tuple((-1, axis) for axis in of_inputs))
+        x = vary_like(x, kernel)
         y = _precision.accumulate_float32(product, x, kernel, compute)
+    if of_inputs:
+        y = jax.lax.psum(y, of_inputs)
+    bias, _ = shards.open_part(bias, -1)
     if bias is not None:
         y = y + bias.astype(y.dtype)
     return y.astype(output or compute)

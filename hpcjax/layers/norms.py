@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from hpcjax.core import shards
+
 
 def layer_norm(
     x: Float[Array, "*batch dim"],
-    scale: Float[Array, " dim"],
-    bias: Float[Array, " dim"] | None = None,
+    scale: Float[Array, " dim"] | shards.Part,
+    bias: Float[Array, " dim"] | shards.Part | None = None,
     *,
     eps: float = 1e-5,
 ) -> Float[Array, "*batch dim"]:
@@ -19,7 +21,8 @@ def layer_norm(
 
     Args:
       x: `[..., dim]`, any floating dtype; the result has the same.
-      scale: `[dim]`.
+      scale: `[dim]`; of a `core.shards.Part`, inside `shard_map`, x is this device's
+        part, and moments are those of all parts.
       bias: `[dim]`, or None for no shift.
       eps: added to the (biased) variance.
 
@@ -28,8 +31,10 @@ def layer_norm(
       [-1.0, 1.0]
     """
     wide = x.astype(jnp.float32)
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    scale, axes = shards.open_part(scale, -1)
+    bias, _ = shards.open_part(bias, -1)
+    centred = wide - _mean(wide, axes)
+    variance = _mean(jnp.square(centred), axes)
     y = centred * lax.rsqrt(variance + eps) * scale.astype(jnp.float32)
     if bias is not None:
         y = y + bias.astype(jnp.float32)
@@ -37,13 +42,16 @@ def layer_norm(
 
 
 def rms_norm(
-    x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], *, eps: float = 1e-5
+    x: Float[Array, "*batch dim"],
+    scale: Float[Array, " dim"] | shards.Part,
+    *,
+    eps: float = 1e-5,
 ) -> Float[Array, "*batch dim"]:
     """Computes x / √(mean(x²) + eps) · scale over the last axis.
 
     Args:
       x: `[..., dim]`, any floating dtype; the result has the same.
-      scale: `[dim]`.
+      scale: `[dim]`, or a `core.shards.Part` as for `layer_norm`.
       eps: added to the mean square.
 
     Examples:
@@ -51,9 +59,16 @@ def rms_norm(
       [1.0, -1.0]
     """
     wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    scale, axes = shards.open_part(scale, -1)
+    mean_square = _mean(jnp.square(wide), axes)
     y = wide * lax.rsqrt(mean_square + eps) * scale.astype(jnp.float32)
     return y.astype(x.dtype)
+
+
+def _mean(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Returns the mean over the last axis, of which devices may have parts."""
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    return lax.pmean(mean, axes) if axes else mean
 
 
 def group_norm(

@@ -20,8 +20,9 @@ def label_totals(
     """Sums cross-entropy (nats) and errors over the labels of a batch.
 
     Args:
-      logits: unnormalised log-probabilities, or what computes them in chunks and gives
-        each to a function, such as `models.ChunkedLogits`.
+      logits: unnormalised log-probabilities; or what computes them in chunks and gives
+        each to a function, such as `models.ChunkedLogits`; or what scores labels
+        itself, such as `models.SplitLogits`.
       batch: int labels `"y"` [batch, *time] and, in validation, `"weight"` [batch].
     """
     labels = batch["y"]
@@ -31,7 +32,9 @@ def label_totals(
         # examples that pad the last batch.
         rows = batch["weight"]
         weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
-    if hasattr(logits, "each"):
+    if hasattr(logits, "scores"):
+        losses, wrong = logits.scores(labels)
+    elif hasattr(logits, "each"):
         losses, wrong = logits.each(_scores, labels)
     else:
         losses, wrong = _scores(logits, labels)

@@ -55,6 +55,7 @@ from .resnet_config import ResNetConfig as ResNetConfig
 from .scan import scan_blocks as scan_blocks
 from .scan import scan_with_memory as scan_with_memory
 from .scan import stack as stack
+from .split_logits import SplitLogits as SplitLogits
 from .transformer import causal_lm as causal_lm
 from .transformer_config import BERT as BERT
 from .transformer_config import BLOOM as BLOOM

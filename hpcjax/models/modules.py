@@ -158,7 +158,9 @@ class Dense(Observable):
             what is returned.
         """
         x = x.astype(self.compute)
-        bias = self.bias[...] if self.bias is not None and add_bias else None
+        bias = None
+        if self.bias is not None and add_bias:
+            bias = self.bias.get_value()
         kernel = self.kernel.get_value()
         y = layers.dense(x, kernel, bias, compute=self.compute, output=self.output)
         return self.apply_tap(x, y)

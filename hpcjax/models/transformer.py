@@ -11,9 +11,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from hpcjax import layers
-from hpcjax.core import errors
+from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Decoder, Model
+from hpcjax.core.varying import vary_like
 from hpcjax.layers import Implementation
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.bert_config import BertConfig
@@ -22,6 +23,7 @@ from hpcjax.models.decoding import Cache, Decoding, Heads
 from hpcjax.models.experts import ExpertsFeedForward
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.scan import scan_blocks, scan_with_memory, stack
+from hpcjax.models.split_logits import SplitLogits
 from hpcjax.models.transformer_config import (
     CausalLmConfig,
     RopeScaling,
@@ -101,8 +103,9 @@ class Norm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises `[..., width]`."""
         if self.bias is None:
-            return layers.rms_norm(x, self.scale[...], eps=self.eps)
-        return layers.layer_norm(x, self.scale[...], self.bias[...], eps=self.eps)
+            return layers.rms_norm(x, self.scale.get_value(), eps=self.eps)
+        scale, bias = self.scale.get_value(), self.bias.get_value()
+        return layers.layer_norm(x, scale, bias, eps=self.eps)
 
 
 class Embedding(nnx.Module):
@@ -117,7 +120,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, indices: jax.Array) -> jax.Array:
         """Maps indices `[...]` to `[..., width]`."""
-        return layers.embedding(self.table[...], indices, compute=self.compute)
+        return layers.embedding(self.table.get_value(), indices, compute=self.compute)
 
 
 class Attention(nnx.Module):
@@ -139,8 +142,12 @@ class Attention(nnx.Module):
 
     @property
     def slopes(self) -> jax.Array | None:
-        """How much each head's scores fall with the distance of a key, if they do."""
-        return layers.alibi_slopes(self.heads) if self.falls else None
+        """How much each own head's scores fall with a key's distance, if they do."""
+        if not self.falls:
+            return None
+        _, axes = shards.open_part(self.query.kernel.get_value(), -1)
+        own = tuple((-1, axis) for axis in axes)
+        return shards.take_part(layers.alibi_slopes(self.heads), own)
 
     def __call__(
         self,
@@ -168,6 +175,7 @@ class Attention(nnx.Module):
           mix: `(query, key, value) -> mixed` in place of attention within `x`, such as
             attention to a cache.
         """
+        x = used_by(x, self.query, self.key, self.value)
         split = (*x.shape[:2], -1, self.head_dim)
         query = self.query(x).reshape(split)
         key = self.key(x).reshape(split)
@@ -203,7 +211,17 @@ class FeedForward(nnx.Module):
         """Maps `[..., width]` to the same shape."""
         if not self.gated:
             return self.down(layers.activation(self.activation, self.up(x)))
+        x = used_by(x, self.gate, self.up)
         return self.down(layers.activation(self.activation, self.gate(x)) * self.up(x))
+
+
+def used_by(x: jax.Array, *several: Dense) -> jax.Array:
+    """Returns x as several matrices take it, whose parts devices may share out.
+
+    Then the slopes that come back from them are added up before they are summed over
+    devices, and not after.
+    """
+    return vary_like(x, [layer.kernel.get_value() for layer in several])
 
 
 def feed_forward(sizes: Sizes) -> FeedForward | ExpertsFeedForward:
@@ -303,6 +321,7 @@ class CausalLm(nnx.Module):
         self.final_norm = Norm(width, options, policy) if options.final_norm else None
         self.head = None if tied else project(narrow, vocabulary, output=self.logits)
         self.chunk, self.batch_axis = config.loss_chunk, config.batch_axis
+        self.pieces = config.pieces
 
     def __call__(
         self, x: jax.Array | Decoding, *, train: bool, key: jax.Array | None
@@ -312,20 +331,30 @@ class CausalLm(nnx.Module):
         if isinstance(x, Decoding):
             return self._decode(x)
         positions = positions_of(x)
-        y = scan_blocks(
-            self.blocks,
-            self.embed_tokens(x, positions),
-            lambda block, y: self._constrain_batch(
-                block(self._constrain_batch(y), positions)
-            ),
-            remat=self.remat,
-        )
-        y = self.finish(y)
+        given = self._cut(self.embed_tokens(x, positions)), self._cut(positions)
+
+        def run(block: Block, pieces: list[jax.Array]) -> list[jax.Array]:
+            return [
+                self._constrain_batch(block(self._constrain_batch(y), at))
+                for y, at in zip(pieces, given[1], strict=True)
+            ]
+
+        ys = scan_blocks(self.blocks, given[0], run, remat=self.remat)
+        y = self.finish(jnp.concatenate(ys) if len(ys) > 1 else ys[0])
         return (
             self.to_logits(y)
             if self.chunk is None
             else self._chunk_logits(y, self.chunk)
         )
+
+    def _cut(self, rows: jax.Array) -> list[jax.Array]:
+        """Returns the pieces of a batch."""
+        if len(rows) % self.pieces:
+            raise errors.ConfigError(
+                f"pieces must divide the rows of a device: got {len(rows)} rows, "
+                f"pieces={self.pieces}"
+            )
+        return jnp.split(rows, self.pieces) if self.pieces > 1 else [rows]
 
     def _constrain_batch(self, y: jax.Array) -> jax.Array:
         """Fixes the sharding of a block's input or output to the batch axis."""
@@ -375,21 +404,33 @@ class CausalLm(nnx.Module):
         y = y if self.final_norm is None else self.final_norm(y)
         return y if self.project_out is None else self.project_out(y)
 
-    def to_logits(self, y: jax.Array) -> jax.Array:
-        """Maps inputs of the head to logits."""
+    @property
+    def head_kernel(self) -> Any:
+        """What the head multiplies by, `[width, vocabulary]`."""
         if self.head is not None:
-            return self.head(y)
-        return layers.dense(
-            y, self.embed.table[...].T, compute=self.compute, output=self.logits
-        )
+            return self.head.kernel.get_value()
+        return self.embed.table.get_value().T
+
+    def to_logits(self, y: jax.Array) -> Any:
+        """Maps inputs of the head to logits."""
+        kernel = self.head_kernel
+        if self.head is not None:
+            logits = self.head(y)
+        else:
+            logits = layers.dense(y, kernel, compute=self.compute, output=self.logits)
+        _, axes = shards.open_part(kernel, -1)
+        return SplitLogits(values=logits, axes=axes) if axes else logits
 
     def _chunk_logits(self, y: jax.Array, chunk: int) -> ChunkedLogits:
         """Returns the logits not yet multiplied, to be computed in chunks."""
-        head = self.head
-        kernel = self.embed.table[...].T if head is None else head.kernel[...]
+        if isinstance(self.head_kernel, shards.Part):
+            raise errors.ConfigError(
+                f"loss_chunk={chunk} goes with a whole head, not with parts of it: set "
+                "loss_chunk=none"
+            )
         return ChunkedLogits(
             hidden=y,
-            kernel=kernel,
+            kernel=self.head_kernel,
             chunk=chunk,
             compute=self.compute,
             output=self.logits,

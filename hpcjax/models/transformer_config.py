@@ -163,6 +163,8 @@ class CausalLmConfig(ModelConfig):
         inputs of blocks; "dots" all but these and matrix products without batch axes;
         "offload" like "full", with the inputs of blocks kept in the host's memory.
       attention: the implementation; "auto" takes cuDNN's on a GPU in half precision.
+      pieces: parts of a device's batch on which each block works in turn, so that one
+        may be computed while another is summed over devices, see `sharding.tensor3d`.
       loss_chunk: the loss computes logits for chunks of so many positions; None for all
         positions at once.
       batch_axis: mesh axis over which batches are split, under `jit` and inside
@@ -185,6 +187,7 @@ class CausalLmConfig(ModelConfig):
     remat: Literal["none", "full", "dots", "offload"] = "none"
     attention: Literal["auto", "reference", "xla", "cudnn"] = "auto"
     loss_chunk: Size | None = None
+    pieces: Size = 1
     batch_axis: str | None = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,6 @@
 from .gradients import local_value_and_grad as local_value_and_grad
+from .grid_products import cube_product as cube_product
+from .grid_products import summa as summa
 from .mesh import data_axes as data_axes
 from .mesh import data_mesh as data_mesh
 from .mesh import make_mesh as make_mesh
@@ -33,6 +35,11 @@ from .stages import stage_rows as stage_rows
 from .stages import stage_shardings as stage_shardings
 from .stages import stage_specs as stage_specs
 from .stages import sum_replicas as sum_replicas
+from .tensor3d import Grid as Grid
+from .tensor3d import MatrixLayer as MatrixLayer
+from .tensor3d import list_matrices as list_matrices
+from .tensor3d import spread_matrices as spread_matrices
+from .tensor3d_config import Tensor3dConfig as Tensor3dConfig
 from .ticks import TickTable as TickTable
 from .ticks import tick_table as tick_table
 from .zero import cut_parameters as cut_parameters

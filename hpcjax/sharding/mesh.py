@@ -15,7 +15,9 @@ from hpcjax.core.method import DATA_AXIS, WORKER_AXIS
 # a column, those that receive the result a row. See `optim.kfac.Distribution`.
 GRAD_WORKER_AXIS = "grad_worker"
 GRAD_RECEIVER_AXIS = "grad_receiver"
-_DATA_AXES = (WORKER_AXIS, DATA_AXIS, GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS)
+# Devices that share out the batch and hold parts of one model, see `tensor3d`.
+DEPTH_AXIS = "depth"
+_DATA_AXES = (WORKER_AXIS, DATA_AXIS, DEPTH_AXIS, GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS)
 
 
 def make_mesh(shape: Mapping[str, int]) -> Mesh:

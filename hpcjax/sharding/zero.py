@@ -11,7 +11,7 @@ from hpcjax.core import checks, shards, trees
 from hpcjax.core.method import DATA_AXIS, Parallel
 from hpcjax.core.model import Model
 from hpcjax.core.patterns import check_stacked, matches_any
-from hpcjax.core.shards import Shard, Specs
+from hpcjax.core.shards import Part, Shard, Specs
 from hpcjax.core.varying import after
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,12 @@ def cut_parameters(shapes: Any, devices: int, stacked: tuple[str, ...] = ()) -> 
 
 
 def split_model(
-    model: Model, held: Specs, stacked: tuple[str, ...] = (), *, again: bool = False
+    model: Model,
+    held: Specs,
+    stacked: tuple[str, ...] = (),
+    *,
+    again: bool = False,
+    parted: tuple[str, ...] = (),
 ) -> Model:
     """Returns a model that is applied to parts of its parameters, inside `shard_map`.
 
@@ -105,11 +110,19 @@ def split_model(
       stacked: regexes of stacks, whose layers gather their own parameters. All others
         are gathered first.
       again: whether layers of stacks gather again in the backward pass.
+      parted: mesh axes along which nothing is gathered: layers compute with parts.
     """
 
     def apply(params: Any, state: Any, x: Any, **options: Any) -> tuple[Any, Any]:
         leaves = trees.flatten(params)
-        cuts = {p: shards.list_cuts(held, p, leaf.ndim) for p, leaf in leaves.items()}
+        every = {p: shards.list_cuts(held, p, leaf.ndim) for p, leaf in leaves.items()}
+        cuts, kept = (
+            {
+                path: tuple(cut for cut in own if (cut[1] in parted) is parts)
+                for path, own in every.items()
+            }
+            for parts in (False, True)
+        )
         late = [path for path in leaves if cuts[path] and matches_any(stacked, path)]
         first = [path for path in leaves if cuts[path] and path not in late]
         whole, others = shards.gather_first(
@@ -118,8 +131,12 @@ def split_model(
             tuple(cuts[path] for path in first),
         )
         given = others | dict(zip(first, whole, strict=True))
-        for path in late:
-            given[path] = Shard(value=given[path], cuts=cuts[path], again=again)
+        for path, leaf in given.items():
+            if path in late:
+                how = {"cuts": cuts[path], "again": again, "kept": kept[path]}
+                given[path] = Shard(value=leaf, **how)
+            elif kept[path]:
+                given[path] = Part(value=leaf, cuts=kept[path])
         # All devices gather these before what the stacks gather.
         x = after(x, whole) if late else x
         return model.apply(trees.unflatten(params, given), state, x, **options)

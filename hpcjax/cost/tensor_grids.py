@@ -1,0 +1,188 @@
+"""Which grid of devices sends the fewest words when every matrix is cut."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
+from hpcjax.sharding.tensor3d import Grid, MatrixLayer
+
+Scheme = Literal["tensor3d", "megatron", "optimus2d", "colossal3d"]
+# Weights, gradients and two moments in float32.
+_BYTES_PER_PARAMETER = 16
+
+
+class Planned(NamedTuple):
+    """A grid and what it sends.
+
+    Attributes:
+      grid: the devices.
+      words: that a device sends in a step, by axis.
+    """
+
+    grid: Grid
+    words: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """The words along all axes."""
+        return sum(self.words.values())
+
+
+def comm_volume(
+    layers: Sequence[MatrixLayer],
+    rows: int,
+    grid: Grid,
+    scheme: Scheme = "tensor3d",
+) -> dict[str, float]:
+    """Returns the words that a device sends in a training step, by mesh axis.
+
+    With rings an all-reduce of w words over p devices sends 2 w (p − 1) / p, a gather
+    or reduce-scatter of w words in all half of that. For a layer of k inputs and n
+    outputs, of B rows on G devices:
+
+    - "tensor3d": 2 B / G ((G_r − 1) n + (G_c − 1) k), of a transposed layer with G_r
+      and G_c exchanged; activations in the forward, their slopes in the backward pass.
+    - "megatron": that with G_r = 1 and all of G_r G_c for G_c.
+    - "optimus2d": 3 (q − 1) / q (m k + k n) / q with q² = G_r G_c and m rows, for three
+      products of which two operands each are sent.
+    - "colossal3d": 3 (q − 1) / q (m k + k n + m n) / q² with q³ = G_r G_c.
+
+    Along `depth` matrices are gathered twice, and their gradients reduced and
+    scattered; along `data` gradients are all-reduced.
+
+    Args:
+      layers: the matrices.
+      rows: B, of the whole batch, such as sequences times their length.
+      grid: the devices.
+      scheme: see above.
+
+    Raises:
+      ConfigError: an unknown scheme, or devices that make no square or cube.
+
+    Examples:
+      >>> layer = MatrixLayer(inputs=4, outputs=8, transposed=False, count=1)
+      >>> comm_volume([layer], 16, Grid(row=2, col=2))
+      {'data': 0.0, 'depth': 0.0, 'row': 64.0, 'col': 32.0}
+    """
+    parts = grid.row * grid.col
+    own = rows / (grid.data * grid.depth)
+    weights = sum(each.count * each.inputs * each.outputs for each in layers) / parts
+    found = {
+        "data": 2 * _share(grid.data) * weights / grid.depth,
+        "depth": 3 * _share(grid.depth) * weights,
+    }
+    if scheme in ("tensor3d", "megatron"):
+        row, col = (1, parts) if scheme == "megatron" else (grid.row, grid.col)
+        unit = 2 * own / parts
+        rowwise, colwise = grid_features(layers)
+        return found | {
+            "row": unit * (row - 1) * rowwise,
+            "col": unit * (col - 1) * colwise,
+        }
+    if scheme not in ("optimus2d", "colossal3d"):
+        raise ConfigError(
+            f"scheme must be tensor3d, megatron, optimus2d or colossal3d: got {scheme}"
+        )
+    power = 2 if scheme == "optimus2d" else 3
+    side = round(parts ** (1 / power))
+    rule = f"scheme={scheme} takes row * col devices that are a number to the {power}"
+    checks.require(side**power == parts, rule, row=grid.row, col=grid.col)
+    sent = sum(each.count * _operands(each, own, cube=power == 3) for each in layers)
+    return found | {scheme: 3 * _share(side) * sent / side ** (power - 1)}
+
+
+def _share(devices: int) -> float:
+    return (devices - 1) / devices
+
+
+def _operands(layer: MatrixLayer, rows: float, *, cube: bool) -> float:
+    """Returns the words of what is sent for a product, of all devices."""
+    x, w = rows * layer.inputs, layer.inputs * layer.outputs
+    return x + w + (rows * layer.outputs if cube else 0)
+
+
+def grid_features(layers: Sequence[MatrixLayer]) -> tuple[int, int]:
+    """Returns A and C: features that are summed over rows, and over columns.
+
+    The best grid has about G_c / G_r = A / C. Of a transformer's block A is 12 times
+    its width, and C 4 times.
+    """
+    pairs = [
+        (each.inputs, each.outputs) if each.transposed else (each.outputs, each.inputs)
+        for each in layers
+        for _ in range(each.count)
+    ]
+    return sum(row for row, _ in pairs), sum(col for _, col in pairs)
+
+
+def best_grid(
+    layers: Sequence[MatrixLayer],
+    rows: int,
+    devices: int,
+    *,
+    memory: float = math.inf,
+    parts: int | None = None,
+    topk: int = 5,
+) -> list[Planned]:
+    """Returns the grids that send the fewest words, the best one first.
+
+    Of equals the one with fewer rows comes first. All factors of the devices are tried.
+
+    Args:
+      layers: the matrices, which row and col must divide.
+      rows: of the whole batch.
+      devices: of the grid.
+      memory: bytes of a device, for 16 bytes of each parameter.
+      parts: row times col; None for any.
+      topk: how many are returned.
+
+    Raises:
+      ConfigError: no grid fits.
+
+    Examples:
+      >>> block = [
+      ...     MatrixLayer(inputs=64, outputs=192, transposed=False, count=1),
+      ...     MatrixLayer(inputs=64, outputs=64, transposed=True, count=1),
+      ...     MatrixLayer(inputs=64, outputs=256, transposed=False, count=1),
+      ...     MatrixLayer(inputs=256, outputs=64, transposed=True, count=1),
+      ... ]
+      >>> best_grid(block, 512, 16, parts=16)[0].grid
+      Grid(data=1, depth=1, row=2, col=8)
+    """
+    size = _BYTES_PER_PARAMETER * sum(
+        each.count * each.inputs * each.outputs for each in layers
+    )
+    fitting = [
+        grid
+        for grid in _grids(devices)
+        if parts in (None, grid.row * grid.col)
+        and size / (grid.row * grid.col * grid.depth) <= memory
+        and all(_fits(each, grid) for each in layers)
+    ]
+    if not fitting:
+        raise ConfigError(
+            f"no grid of {devices} devices fits: got memory={memory:g} bytes for "
+            f"{size} bytes of state, parts={parts}"
+        )
+    planned = [Planned(grid, comm_volume(layers, rows, grid)) for grid in fitting]
+    return sorted(planned, key=lambda each: (each.total, each.grid.row))[:topk]
+
+
+def _grids(devices: int) -> list[Grid]:
+    def divisors(number: int) -> list[int]:
+        return [each for each in range(1, number + 1) if number % each == 0]
+
+    return [
+        Grid(data, depth, row, devices // (data * depth * row))
+        for data in divisors(devices)
+        for depth in divisors(devices // data)
+        for row in divisors(devices // (data * depth))
+    ]
+
+
+def _fits(layer: MatrixLayer, grid: Grid) -> bool:
+    sizes = layer.inputs, layer.outputs
+    inwards, outwards = reversed(sizes) if layer.transposed else sizes
+    return inwards % grid.row == 0 and outwards % grid.col == 0
