@@ -1,4 +1,4 @@
-"""What a transformer's block sends on every grid of devices, and whether it is right."""
+"""What a transformer's block sends on every grid of devices."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from hpcjax.optim import SgdConfig
 from hpcjax.runs.training import with_stacks
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 AXES = ("row", "col")
 FLOAT = 4
@@ -50,13 +50,13 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
-def grids(devices: int) -> list[sharding.Grid]:
+def grids(devices: int) -> "list[sharding.Grid]":
     """Returns the grids of one model, with few rows first."""
     sizes = [each for each in range(1, devices + 1) if devices % each == 0]
     return [sharding.Grid(row=row, col=devices // row) for row in sizes]
 
 
-def name_of(grid: sharding.Grid) -> str:
+def name_of(grid: "sharding.Grid") -> str:
     """Returns a grid's name, such as 2x4."""
     return f"{grid.row}x{grid.col}"
 
@@ -121,25 +121,25 @@ def _broken() -> Iterator[None]:
     from hpcjax.models import transformer
 
     right = transformer.used_by
-    transformer.used_by = lambda x, *several: x
+    transformer.used_by = lambda x, *_: x
     try:
         yield
     finally:
         transformer.used_by = right
 
 
-def _model(cfg: Config, depth: int) -> core.Model:
+def _model(cfg: Config, depth: int) -> "core.Model":
     own = dataclasses.replace(cfg.model, depth=depth)
     return own.make((cfg.context,), cfg.characters, core.Policy())
 
 
-def _block_words(cfg: Config, grid: sharding.Grid) -> dict[str, float]:
+def _block_words(cfg: Config, grid: "sharding.Grid") -> dict[str, float]:
     """Returns what the third block adds to what a device sends, by axis."""
     two, three = (_step_words(cfg, grid, depth) for depth in (2, 3))
     return {axis: three.get(axis, 0.0) - two.get(axis, 0.0) for axis in AXES}
 
 
-def _step_words(cfg: Config, grid: sharding.Grid, depth: int) -> dict[str, float]:
+def _step_words(cfg: Config, grid: "sharding.Grid", depth: int) -> dict[str, float]:
     """Returns the words that a device sends in a step, by axis, with rings."""
     import jax
 
@@ -161,8 +161,11 @@ def _step_words(cfg: Config, grid: sharding.Grid, depth: int) -> dict[str, float
 
 
 def compose(
-    cfg: Any, model: core.Model, grid: sharding.Grid, zero: Literal[0, 1] = 0
-) -> train.Task:
+    cfg: Any,
+    model: "core.Model",
+    grid: "sharding.Grid",
+    zero: Literal[0, 1] = 0,
+) -> "train.Task":
     """Returns the task of training a model on a grid."""
     parallel = sharding.Tensor3dConfig(
         row=grid.row, col=grid.col, depth=grid.depth, zero=zero

@@ -47,7 +47,8 @@ def comm_volume(
     - "megatron": that with G_r = 1 and all of G_r G_c for G_c.
     - "optimus2d": 3 (q − 1) / q (m k + k n) / q with q² = G_r G_c and m rows, for three
       products of which two operands each are sent.
-    - "colossal3d": 3 (q − 1) / q (m k + k n + m n) / q² with q³ = G_r G_c.
+    - "colossal3d": (q − 1) / q (3 m k + 3 k n + 2 m n) / q² with q³ = G_r G_c; slopes
+      of outputs are gathered once for both products of the backward pass.
 
     Along `depth` matrices are gathered twice, and their gradients reduced and
     scattered; along `data` gradients are all-reduced.
@@ -90,7 +91,7 @@ def comm_volume(
     rule = f"scheme={scheme} takes row * col devices that are a number to the {power}"
     checks.require(side**power == parts, rule, row=grid.row, col=grid.col)
     sent = sum(each.count * _operands(each, own, cube=power == 3) for each in layers)
-    return found | {scheme: 3 * _share(side) * sent / side ** (power - 1)}
+    return found | {scheme: _share(side) * sent / side ** (power - 1)}
 
 
 def _share(devices: int) -> float:
@@ -98,9 +99,9 @@ def _share(devices: int) -> float:
 
 
 def _operands(layer: MatrixLayer, rows: float, *, cube: bool) -> float:
-    """Returns the words of what is sent for a product, of all devices."""
+    """Returns the words of what is sent for a layer's products, of all devices."""
     x, w = rows * layer.inputs, layer.inputs * layer.outputs
-    return x + w + (rows * layer.outputs if cube else 0)
+    return 3 * (x + w) + (2 * rows * layer.outputs if cube else 0)
 
 
 def grid_features(layers: Sequence[MatrixLayer]) -> tuple[int, int]:

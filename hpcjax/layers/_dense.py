@@ -6,7 +6,8 @@ from jaxtyping import Array, Float
 
 from hpcjax import kernels
 from hpcjax.core import shards
-from hpcjax.core.varying import vary_like
+from hpcjax.core.errors import ConfigError
+from hpcjax.core.varying import vary_like, varying_axes
 from hpcjax.kernels import QuantizedMatrix
 from hpcjax.layers import _precision
 
@@ -41,6 +42,9 @@ def dense(
     Returns:
       `[..., outputs]`.
 
+    Raises:
+      ConfigError: x is no part of the inputs as the kernel is cut.
+
     Examples:
       >>> dense(jnp.ones((2, 3)), jnp.ones((3, 1)), jnp.ones(1)).tolist()
       [[4.0], [4.0]]
@@ -53,8 +57,8 @@ def dense(
     if isinstance(kernel, QuantizedMatrix):
         y = kernels.quantized_matmul(x.astype(compute), kernel, output="float32")
     else:
-        if x.shape[-1] > kernel.shape[-2] and of_inputs:
-            x = shards.take_part(x, tuple((-1, axis) for axis in of_inputs))
+        if of_inputs:
+            x = _take_inputs(x, kernel, of_inputs)
         x = vary_like(x, kernel)
         y = _precision.accumulate_float32(product, x, kernel, compute)
     if of_inputs:
@@ -63,3 +67,19 @@ def dense(
     if bias is not None:
         y = y + bias.astype(y.dtype)
     return y.astype(output or compute)
+
+
+def _take_inputs(x: jax.Array, kernel: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Returns this device's part of x, which may be whole."""
+    parts = jax.lax.axis_size(axes)
+    if parts == 1:
+        return x
+    if x.shape[-1] == parts * kernel.shape[-2]:
+        return shards.take_part(x, tuple((-1, axis) for axis in axes))
+    if x.shape[-1] != kernel.shape[-2] or not set(axes) <= varying_axes(x):
+        raise ConfigError(
+            f"x must be cut over {', '.join(axes)}, as the kernel's {kernel.shape[-2]} "
+            f"inputs of a device are: got {x.shape[-1]} that differ along "
+            f"{sorted(varying_axes(x))}, inside shard_map with check_vma=True"
+        )
+    return x

@@ -8,6 +8,7 @@ Of a language model that is a rule for the meanings of axes: what is `embed` is 
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,22 +84,25 @@ class MatrixLayer(NamedTuple):
 def list_matrices(model: Model) -> tuple[MatrixLayer, ...]:
     """Returns the dense layers of a model, as `spread_matrices` cuts them.
 
-    A head that is tied to the table is none of them.
+    Those that take the same inputs, such as query, key and value, are one. A head that
+    is tied to the table is none.
 
     Raises:
       ConfigError: a model that cannot be cut so.
     """
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     specs = cut_matrices(model, shapes, Grid())
-    return tuple(
-        MatrixLayer(
+    found: dict[str, MatrixLayer] = {}
+    for layer in model.layers:
+        group = re.sub(r"(query|key|value|up|gate)$", "*", layer.path)
+        before = found[group].outputs if group in found else 0
+        found[group] = MatrixLayer(
             inputs=layer.options["inputs"],
-            outputs=layer.options["outputs"],
+            outputs=before + layer.options["outputs"],
             transposed=specs[f"{layer.path}/kernel"][-2] == COL_AXIS,
             count=layer.options["depth"] or 1,
         )
-        for layer in model.layers
-    )
+    return tuple(found.values())
 
 
 def spread_matrices(
@@ -155,7 +159,16 @@ def cut_matrices(model: Model, shapes: Any, grid: Grid) -> Specs:
     """
     if model.decoder is not None:
         return _cut_language_model(model.decoder, shapes, grid)
-    return _cut_chain(model.layers, shapes, grid)
+    # In the order of numbers in their names: layer_10 comes after layer_2.
+    layers = sorted(model.layers, key=lambda layer: _numbers(layer.path))
+    return _cut_chain(layers, shapes, grid)
+
+
+def _numbers(path: str) -> list[tuple[int, str]]:
+    return [
+        (int(text), "") if text.isdigit() else (-1, text)
+        for text in re.split(r"(\d+)", path)
+    ]
 
 
 def _cut_language_model(decoder: Decoder, shapes: Any, grid: Grid) -> Specs:
@@ -194,7 +207,7 @@ def _check_size(
         )
 
 
-def _cut_chain(layers: tuple[LayerSpec, ...], shapes: Any, grid: Grid) -> Specs:
+def _cut_chain(layers: Sequence[LayerSpec], shapes: Any, grid: Grid) -> Specs:
     """Cuts dense layers in turns; the outputs of the last one stay whole."""
     _check_chain(layers, shapes)
     found = {}
@@ -215,7 +228,7 @@ def _cut_chain(layers: tuple[LayerSpec, ...], shapes: Any, grid: Grid) -> Specs:
     return found
 
 
-def _check_chain(layers: tuple[LayerSpec, ...], shapes: Any) -> None:
+def _check_chain(layers: Sequence[LayerSpec], shapes: Any) -> None:
     """Raises ConfigError unless a model is dense layers, one after the other."""
     known = {
         f"{layer.path}/{name}"

@@ -27,7 +27,6 @@ class Tensor3dConfig(Config):
     """
 
     claims: ClassVar[tuple[str, ...]] = ("mean", "parameters")
-    smoke: ClassVar[dict[str, str]] = {"row": "2"}
 
     row: Size = 1
     col: Size = 1

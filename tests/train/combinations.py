@@ -112,6 +112,13 @@ def refused() -> list[tuple[tuple[str, str], tuple[str, str]]]:
     ]
 
 
+def never() -> set[frozenset[Any]]:
+    """Returns the pairs of parts that no row has: refused, or the model is not cut."""
+    return {frozenset(pair) for pair in refused()} | {
+        frozenset({("parallel", "tensor3d"), ("model", "unet")})
+    }
+
+
 def covering() -> list[Row]:
     """Returns rows in which every two parts of different kinds meet, unless refused.
 
@@ -120,13 +127,13 @@ def covering() -> list[Row]:
     """
     options = choices()
     places = list(options)
-    never = {frozenset(pair) for pair in refused()}
+    without = never()
     missing = {
         ((a, x), (b, y))
         for a, b in itertools.combinations(places, 2)
         for x in options[a]
         for y in options[b]
-        if frozenset({(a, x), (b, y)}) not in never
+        if frozenset({(a, x), (b, y)}) not in without
     }
     rows = []
     while missing:
@@ -139,7 +146,7 @@ def covering() -> list[Row]:
                         for other in held.items()
                     )
                     for value in options[place]
-                    if not _meets(never, (place, value), held)
+                    if not _meets(without, (place, value), held)
                 }
                 held[place] = max(gains, key=gains.__getitem__)
         covered = itertools.combinations(held.items(), 2)
