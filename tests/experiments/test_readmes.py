@@ -244,9 +244,17 @@ def test_data_movement():
 
 
 @pytest.mark.smoke
+def test_tensor3d():
+    model = models.causal_lm((8,), 64, depth=1, width=64, heads=64)
+    names = run("tensor3d", model=model)
+    assert int(np.prod(names["best"].grid)) == 64
+    totals = [each.total for each in (names["best"], *names["others"])]
+    assert totals == sorted(totals)
+
+
 def test_every_block_of_a_readme_is_run_here():
     shown = {name for name in guides.PAGES if guides.blocks(name)}
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
-    tested += "samo data_movement ssn"
+    tested += "samo data_movement ssn tensor3d"
     assert papers == set(tested.split())
