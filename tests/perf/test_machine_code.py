@@ -7,6 +7,7 @@ import pytest
 from hpcjax import kernels, perf
 from hpcjax.core import ConfigError, UnsupportedOp
 from hpcjax.kernels._triton import launch
+from tests import guides
 
 needs_triton = pytest.mark.skipif(
     launch.find_problem(interpreted=True) is not None,
@@ -88,6 +89,24 @@ def test_what_was_looked_at_can_still_be_called():
         (found,) = perf.machine_code(product, jnp.ones((1, 32)), matrix)
         assert found.kernel == "one_row"
         assert product(jnp.ones((1, 32)), matrix).tolist() == [[0.0] * 32]
+
+
+@needs_triton
+def test_the_guides_code_runs():
+    words = jax.random.bits(jax.random.key(0), (32, 256), "uint32")
+    matrix = kernels.QuantizedMatrix(
+        words=words,
+        scale=jnp.ones((2, 256), "float16"),
+        zero=jnp.ones((2, 256), "float16"),
+        bits=4,
+        inputs=256,
+        group_size=128,
+    )
+    (block,) = guides.blocks("docs/gpu.md")
+    names = {"x": jnp.ones((1, 256), "bfloat16"), "matrix": matrix}
+    guides.run_block(block, "docs/gpu.md", names)
+    assert names["code"].instructions.count("HFMA2") > 0
+    assert names["accesses"].loaded["words"] == words.size
 
 
 @needs_triton
