@@ -87,9 +87,10 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """
     del ctx
     every = grids(cfg.devices)
-    layers = sharding.list_matrices(_model(cfg, 1))
+    model = _model(cfg, 1)
+    layers = sharding.list_matrices(model)
     rows = cfg.rows * cfg.context
-    best, *_ = cost.best_grid(layers, rows, cfg.devices, parts=cfg.devices)
+    best, *_ = cost.best_grid(model, rows, cfg.devices, parts=cfg.devices)
     planned = [cost.comm_volume(layers, rows, grid) for grid in every]
     megatron = cost.comm_volume(layers, rows, every[0], "megatron")
     with _broken() if cfg.broken == "marked" else contextlib.nullcontext():
@@ -120,12 +121,12 @@ def _broken() -> Iterator[None]:
     """Breaks the model: nothing is marked before several matrices take it."""
     from hpcjax.models import transformer
 
-    right = transformer.used_by
-    transformer.used_by = lambda x, *_: x
+    right = transformer.share_inputs
+    transformer.share_inputs = lambda x, *_: x
     try:
         yield
     finally:
-        transformer.used_by = right
+        transformer.share_inputs = right
 
 
 def _model(cfg: Config, depth: int) -> "core.Model":
@@ -153,11 +154,22 @@ def _step_words(cfg: Config, grid: "sharding.Grid", depth: int) -> dict[str, flo
     compiled = lowered.compile(compiler_options=options)
     words: dict[str, float] = {}
     for (axes, kind), size in perf.bytes_by_axis(compiled, mesh).items():
-        if len(axes) == 1 and kind == "all-reduce":
-            parts = mesh.shape[axes[0]]
-            sent = 2 * size / FLOAT * (parts - 1) / parts
-            words[axes[0]] = words.get(axes[0], 0.0) + sent
+        parts = int(np.prod([mesh.shape[axis] for axis in axes]))
+        sent = size / FLOAT * _sent_per_word(kind, parts)
+        # What goes along both axes counts as well, such as activations laid out anew.
+        words[axes[0]] = words.get(axes[0], 0.0) + sent
     return words
+
+
+def _sent_per_word(kind: str, parts: int) -> float:
+    """Returns what a device sends for each word of a collective's operands."""
+    share = (parts - 1) / parts
+    return {
+        "all-reduce": 2 * share,
+        "reduce-scatter": share,
+        "all-to-all": share,
+        "all-gather": parts - 1,
+    }.get(kind, 1.0)
 
 
 def compose(

@@ -54,7 +54,9 @@ class Config(config.Config):
 
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(("words", "formula", "distance", "ours"), ""))
+    return runs.outline(
+        dict.fromkeys(("words", "formula", "distance", "ours", "worst"), "")
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
@@ -62,7 +64,8 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
 
     Returns:
       Of a pair, with k to n and n to k features: `words` that a device sends, by rings;
-      `formula`, the cost model's; `ours`, what the best grid of Tensor3D sends. And
+      `formula`, the cost model's; `ours` and `worst`, what the best and the worst grid
+      of Tensor3D send. And
       `distance` of outputs and gradients from numpy in float64, the largest, relative.
     """
     import jax
@@ -110,7 +113,7 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
         for (k, n), turned in ((sizes, False), (sizes[::-1], True))
     ]
     grid = sharding.Grid(col=mesh.size)
-    best, *_ = cost.best_grid(layers, cfg.rows, mesh.size, parts=mesh.size)
+    best, *_, worst = cost.best_grid(layers, cfg.rows, mesh.size, parts=mesh.size)
     predicted = cost.comm_volume(layers, cfg.rows, grid, cfg.scheme)
     return runs.simulated(
         {
@@ -118,6 +121,7 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
             "formula": predicted[cfg.scheme],
             "distance": distance,
             "ours": best.total,
+            "worst": worst.total,
         }
     )
 

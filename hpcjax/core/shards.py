@@ -16,8 +16,15 @@ from jax.sharding import PartitionSpec
 
 from hpcjax.core import trees
 from hpcjax.core.deferred import Deferred
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.structs import pytree, static
-from hpcjax.core.varying import after, axis_names, vary
+from hpcjax.core.varying import (
+    after,
+    axis_names,
+    require_axes,
+    vary,
+    varying_axes,
+)
 
 Cuts = tuple[tuple[int, str], ...]
 """(dimension counted from the last one, mesh axis), the outermost axis first.
@@ -169,14 +176,31 @@ def open_part(leaf: Any, *dims: int) -> tuple[Any, ...]:
       leaf: a `Part`, or anything else, which is whole.
       *dims: counted from the last one, such as -1.
 
+    Raises:
+      ConfigError: a part outside of `shard_map`, or inside one with `check_vma=False`,
+        where slopes would be summed wrongly.
+
     Examples:
       >>> open_part(Part(value=3.0, cuts=((-1, "row"),)), -2, -1)
       (3.0, (), ('row',))
     """
     if not isinstance(leaf, Part):
         return leaf, *[()] * len(dims)
+    if isinstance(leaf.value, jax.Array):
+        _check_types(leaf)
     axes = [tuple(axis for at, axis in leaf.cuts if at == dim) for dim in dims]
     return leaf.value, *axes
+
+
+def _check_types(part: Part) -> None:
+    axes = axes_of(part.cuts)
+    require_axes(axes, "a layer with parts of its parameters")
+    split = {axis for axis in axes if lax.axis_size(axis) > 1}
+    if not split <= varying_axes(part.value):
+        raise ConfigError(
+            f"a part that is cut over {', '.join(axes)} must differ along them: take "
+            "shard_map with check_vma=True, and their names in its in_specs"
+        )
 
 
 @pytree

@@ -1,12 +1,16 @@
 """Which grid of devices sends the fewest words when every matrix is cut."""
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from hpcjax.core import checks
+import jax
+
+from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.sharding.tensor3d import Grid, MatrixLayer
+from hpcjax.core.model import Model
+from hpcjax.sharding.tensor3d import Grid, MatrixLayer, cut_matrices, list_matrices
 
 Scheme = Literal["tensor3d", "megatron", "optimus2d", "colossal3d"]
 # Weights, gradients and two moments in float32.
@@ -119,7 +123,7 @@ def grid_features(layers: Sequence[MatrixLayer]) -> tuple[int, int]:
 
 
 def best_grid(
-    layers: Sequence[MatrixLayer],
+    model: Model | Sequence[MatrixLayer],
     rows: int,
     devices: int,
     *,
@@ -129,11 +133,12 @@ def best_grid(
 ) -> list[Planned]:
     """Returns the grids that send the fewest words, the best one first.
 
-    Of equals the one with fewer rows comes first. All factors of the devices are tried.
+    Of equals the one with fewer rows comes first. All factors of the devices are tried
+    that `sharding.spread_matrices` takes.
 
     Args:
-      layers: the matrices, which row and col must divide.
-      rows: of the whole batch.
+      model: a language model, or matrices alone, which row and col must divide.
+      rows: of the whole batch, such as sequences times their length.
       devices: of the grid.
       memory: bytes of a device, for 16 bytes of each parameter.
       parts: row times col; None for any.
@@ -152,15 +157,23 @@ def best_grid(
       >>> best_grid(block, 512, 16, parts=16)[0].grid
       Grid(data=1, depth=1, row=2, col=8)
     """
-    size = _BYTES_PER_PARAMETER * sum(
-        each.count * each.inputs * each.outputs for each in layers
-    )
+    checks.require_count(1, rows=rows, devices=devices, topk=topk)
+    if isinstance(model, Model):
+        layers = list_matrices(model)
+        shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+        weights = trees.num_params(shapes)
+        fits = functools.partial(_takes, model, shapes)
+    else:
+        layers = model
+        weights = sum(each.count * each.inputs * each.outputs for each in layers)
+        fits = functools.partial(_fits, layers)
+    size = _BYTES_PER_PARAMETER * weights
     fitting = [
         grid
         for grid in _grids(devices)
         if parts in (None, grid.row * grid.col)
         and size / (grid.row * grid.col * grid.depth) <= memory
-        and all(_fits(each, grid) for each in layers)
+        and fits(grid)
     ]
     if not fitting:
         raise ConfigError(
@@ -169,6 +182,15 @@ def best_grid(
         )
     planned = [Planned(grid, comm_volume(layers, rows, grid)) for grid in fitting]
     return sorted(planned, key=lambda each: (each.total, each.grid.row))[:topk]
+
+
+def _takes(model: Model, shapes: Any, grid: Grid) -> bool:
+    """Says whether a grid divides a model's sizes."""
+    try:
+        cut_matrices(model, shapes, grid)
+    except ConfigError:
+        return False
+    return True
 
 
 def _grids(devices: int) -> list[Grid]:
@@ -183,7 +205,11 @@ def _grids(devices: int) -> list[Grid]:
     ]
 
 
-def _fits(layer: MatrixLayer, grid: Grid) -> bool:
-    sizes = layer.inputs, layer.outputs
-    inwards, outwards = reversed(sizes) if layer.transposed else sizes
-    return inwards % grid.row == 0 and outwards % grid.col == 0
+def _fits(layers: Sequence[MatrixLayer], grid: Grid) -> bool:
+    """Says whether a grid divides matrices."""
+    for layer in layers:
+        sizes = layer.inputs, layer.outputs
+        inwards, outwards = reversed(sizes) if layer.transposed else sizes
+        if inwards % grid.row or outwards % grid.col:
+            return False
+    return True

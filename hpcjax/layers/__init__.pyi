@@ -7,6 +7,7 @@ from ._conv import Padding as Padding
 from ._conv import conv as conv
 from ._conv import patches as patches
 from ._dense import dense as dense
+from ._dense import share_inputs as share_inputs
 from ._embedding import embedding as embedding
 from ._experts import ExpertDense as ExpertDense
 from ._experts import ExpertFunction as ExpertFunction

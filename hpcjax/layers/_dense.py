@@ -1,5 +1,8 @@
 """The affine map over the last axis."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -28,8 +31,7 @@ def dense(
     Of a `core.shards.Part`, inside `shard_map`, x has this device's part of the inputs,
     or all of them; the product is summed over the mesh axes that cut the inputs, and y
     is this device's part of the outputs. In the backward pass dx is summed over the
-    axes that cut the outputs, once for each use of an x that does not differ along
-    them: `core.varying.vary_like(x, kernels)` before several uses makes it once.
+    axes that cut the outputs, once for each use: see `share_inputs`.
 
     Args:
       x: `[..., inputs]`.
@@ -67,6 +69,28 @@ def dense(
     if bias is not None:
         y = y + bias.astype(y.dtype)
     return y.astype(output or compute)
+
+
+def share_inputs(
+    x: Float[Array, "*batch inputs"], kernels: Sequence[Any]
+) -> Float[Array, "*batch inputs"]:
+    """Returns x as several kernels take it, whose parts devices may share out.
+
+    Then slopes that come back from them are added up before they are summed over
+    devices, once, and not after. Nothing changes for kernels that are whole.
+
+    Args:
+      x: `[..., inputs]`, as for `dense`.
+      kernels: of the layers, arrays or `core.shards.Part`.
+
+    Raises:
+      ConfigError: as `dense`.
+    """
+    opened = [shards.open_part(kernel, -2) for kernel in kernels]
+    for kernel, of_inputs in opened:
+        if of_inputs:
+            x = _take_inputs(x, kernel, of_inputs)
+    return vary_like(x, [kernel for kernel, _ in opened])
 
 
 def _take_inputs(x: jax.Array, kernel: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -33,6 +33,7 @@ def embedding(
     table, axes, _ = shards.open_part(table, -2, -1)
     if not axes:
         return _look_up(table, indices, jnp.nan).astype(compute)
+    indices = indices.astype(jnp.int32)  # of bytes, 256 would be 0
     first = jax.lax.axis_index(axes) * len(table)
     found = _look_up(table, indices - first, 0).astype(compute)
     rows = jax.lax.psum(found, axes)

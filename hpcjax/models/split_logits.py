@@ -28,7 +28,7 @@ class SplitLogits:
         devices. Of equal largest logits the first counts. Float32.
 
         Args:
-          labels: numbers of classes.
+          labels: numbers of classes; another number gives NaN.
         """
         values = self.values.astype(jnp.float32)
         count = values.shape[-1]
@@ -46,4 +46,6 @@ class SplitLogits:
         every = count * jax.lax.axis_size(self.axes)
         best = jnp.where(own == largest, jnp.argmax(values, -1) + first, every)
         wrong = jax.lax.pmin(best, self.axes) != labels
-        return total + largest - label, wrong.astype(jnp.float32)
+        known = (labels >= 0) & (labels < every)
+        losses = jnp.where(known, total + largest - label, jnp.nan)
+        return losses, wrong.astype(jnp.float32)

@@ -14,7 +14,6 @@ from hpcjax import layers
 from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Decoder, Model
-from hpcjax.core.varying import vary_like
 from hpcjax.layers import Implementation
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.bert_config import BertConfig
@@ -175,7 +174,7 @@ class Attention(nnx.Module):
           mix: `(query, key, value) -> mixed` in place of attention within `x`, such as
             attention to a cache.
         """
-        x = used_by(x, self.query, self.key, self.value)
+        x = share_inputs(x, self.query, self.key, self.value)
         split = (*x.shape[:2], -1, self.head_dim)
         query = self.query(x).reshape(split)
         key = self.key(x).reshape(split)
@@ -211,17 +210,13 @@ class FeedForward(nnx.Module):
         """Maps `[..., width]` to the same shape."""
         if not self.gated:
             return self.down(layers.activation(self.activation, self.up(x)))
-        x = used_by(x, self.gate, self.up)
+        x = share_inputs(x, self.gate, self.up)
         return self.down(layers.activation(self.activation, self.gate(x)) * self.up(x))
 
 
-def used_by(x: jax.Array, *several: Dense) -> jax.Array:
-    """Returns x as several matrices take it, whose parts devices may share out.
-
-    Then the slopes that come back from them are added up before they are summed over
-    devices, and not after.
-    """
-    return vary_like(x, [layer.kernel.get_value() for layer in several])
+def share_inputs(x: jax.Array, *several: Dense) -> jax.Array:
+    """Returns x as several layers take it, see `layers.share_inputs`."""
+    return layers.share_inputs(x, [layer.kernel.get_value() for layer in several])
 
 
 def feed_forward(sizes: Sizes) -> FeedForward | ExpertsFeedForward:
@@ -423,14 +418,15 @@ class CausalLm(nnx.Module):
 
     def _chunk_logits(self, y: jax.Array, chunk: int) -> ChunkedLogits:
         """Returns the logits not yet multiplied, to be computed in chunks."""
-        if isinstance(self.head_kernel, shards.Part):
+        kernel = self.head_kernel
+        if isinstance(kernel, shards.Part):
             raise errors.ConfigError(
-                f"loss_chunk={chunk} goes with a whole head, not with parts of it: set "
-                "loss_chunk=none"
+                f"model.loss_chunk={chunk} goes with a whole head, and not with "
+                "parallel=tensor3d: set model.loss_chunk=none"
             )
         return ChunkedLogits(
             hidden=y,
-            kernel=self.head_kernel,
+            kernel=kernel,
             chunk=chunk,
             compute=self.compute,
             output=self.logits,

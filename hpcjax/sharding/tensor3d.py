@@ -88,8 +88,11 @@ def list_matrices(model: Model) -> tuple[MatrixLayer, ...]:
     is tied to the table is none.
 
     Raises:
-      ConfigError: a model that cannot be cut so.
+      ConfigError: a model that cannot be cut so, or is no language model: of a chain
+        the first layer sums no slopes, and the last one sums whole outputs.
     """
+    if model.decoder is None:
+        raise ConfigError("what is sent is known of language models alone")
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     specs = cut_matrices(model, shapes, Grid())
     found: dict[str, MatrixLayer] = {}
@@ -111,8 +114,8 @@ def spread_matrices(
     """Returns how a model is spread over a grid of devices.
 
     Args:
-      model: a language model of dense layers, or a chain of dense layers and nothing
-        else.
+      model: a language model of dense layers, or a chain of dense layers and of
+        functions between them that work on each number by itself, which is not checked.
       grid: the devices.
       zero: whether the optimizer's state is cut over `data`, too.
       stacked: regexes of parameters whose first axis is a stack of layers.

@@ -262,8 +262,9 @@ def accumulating(task: Task, config: TrainConfig, mesh: Mesh) -> Task:
     cut = state_specs(task, state_shapes(task, mesh)).params
     checks.require(
         cut == per_device.specs(params) or mesh.size == 1,
-        "gradients of parameters that are held in parts, as by parallel.stage 2 and 3, "
-        "are not accumulated: take parallel.stage=1",
+        "gradients of parameters that are held in parts, as by parallel=tensor3d and "
+        "by zero's stages 2 and 3, are not accumulated: take accumulate=1, or "
+        "parallel=zero parallel.stage=1",
         accumulate=config.accumulate,
     )
 

@@ -3,9 +3,10 @@
 import itertools
 import math
 
+import jax
 import pytest
 
-from hpcjax import cost
+from hpcjax import core, cost, models
 from hpcjax.core import ConfigError
 from hpcjax.sharding import Grid, MatrixLayer
 
@@ -72,6 +73,19 @@ def test_the_best_grid_is_the_least_of_all(devices):
     state = 16 * weights
     for grid, _ in cost.best_grid(BLOCK, ROWS, devices, memory=state / devices):
         assert grid.data == 1
+
+
+def test_a_models_grids_are_those_that_it_can_be_cut_on():
+    model = models.CausalLmConfig(depth=1, width=64, heads=2).make((4,), 64)
+    found = cost.best_grid(model, 64, 16, parts=4, topk=99)
+    # Two heads: 1x4 is none.
+    assert {(each.grid.row, each.grid.col) for each in found} == {(2, 2), (4, 1)}
+    assert found == sorted(found, key=lambda each: each.total)
+    state = 16 * core.trees.num_params(jax.eval_shape(model.init, jax.random.key(0))[0])
+    for grid, _ in cost.best_grid(model, 64, 16, memory=state / 16, topk=99):
+        assert grid.data == 1
+    with pytest.raises(ConfigError, match="topk=0"):
+        cost.best_grid(model, 64, 16, topk=0)
 
 
 def test_features_of_a_block():

@@ -19,7 +19,7 @@ def test_scores_and_slopes_are_those_of_whole_logits():
     labels[:2] = 2
     mesh = jax.make_mesh((4,), ("col",), axis_types=(AxisType.Auto,))
 
-    def local(values):
+    def local(values, labels):
         def loss(values):
             split = models.SplitLogits(values=values, axes=("col",))
             totals = metrics.label_totals(split, {"y": labels})
@@ -28,9 +28,12 @@ def test_scores_and_slopes_are_those_of_whole_logits():
         return jax.value_and_grad(loss, has_aux=True)(values)
 
     run = jax.shard_map(
-        local, mesh=mesh, in_specs=P(None, "col"), out_specs=(P(), P(None, "col"))
+        local,
+        mesh=mesh,
+        in_specs=(P(None, "col"), P()),
+        out_specs=(P(), P(None, "col")),
     )
-    (loss, error), slope = jax.jit(run)(logits)
+    (loss, error), slope = jax.jit(run)(logits, labels)
 
     def whole(values):
         totals = metrics.label_totals(values, {"y": labels})
@@ -42,3 +45,6 @@ def test_scores_and_slopes_are_those_of_whole_logits():
     np.testing.assert_allclose(loss, wanted, rtol=1e-6)
     assert error == errors
     np.testing.assert_allclose(slope, slopes, atol=1e-6)
+    labels[:3] = (-1, 12, 3)
+    (loss, _), _ = jax.jit(run)(logits, labels)
+    assert jnp.isnan(loss)

@@ -50,6 +50,11 @@ def test_a_chain_alternates_and_its_outputs_are_whole():
     assert "head/bias" not in held
 
 
+def test_what_a_chain_sends_is_not_known():
+    with pytest.raises(ConfigError, match="language models alone"):
+        sharding.list_matrices(MlpConfig(widths=(8,)).make((8,), 6))
+
+
 def test_layers_are_in_the_order_of_their_numbers():
     model = MlpConfig(widths=(8,) * 12).make((8,), 6)
     held = sharding.spread_matrices(model, Grid(row=2, col=2)).held
@@ -63,7 +68,8 @@ def test_inputs_that_are_cut_otherwise_are_refused():
     part = functools.partial(shards.Part, cuts=((-2, "row"), (-1, "col")))
 
     def local(x, w):
-        return layers.dense(x, part(value=w))
+        shared = layers.share_inputs(x, [part(value=w), part(value=w)])
+        return layers.dense(shared, part(value=w))
 
     for spec, message in ((P(None, "col"), "got 4 that differ along"), (P(), None)):
         run = jax.shard_map(
@@ -75,6 +81,32 @@ def test_inputs_that_are_cut_otherwise_are_refused():
                 run(x, w)
         else:
             np.testing.assert_array_equal(run(x, w), x @ w)
+    with pytest.raises(ConfigError, match="take shard_map with check_vma=True"):
+        jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(P(), P("row", "col")),
+            out_specs=P(None, "col"),
+            check_vma=False,
+        )(x, w)
+    with pytest.raises(ConfigError, match="parts of its parameters communicates"):
+        layers.dense(x, part(value=w))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+def test_a_table_is_looked_up_by_rows_that_devices_share_out(dtype):
+    mesh = sharding.make_mesh({"col": 4})
+    table = np.random.default_rng(0).normal(size=(256, 3)).astype(np.float32)
+    tokens = np.array([0, 63, 64, 255], dtype)
+
+    def local(table, tokens):
+        part = shards.Part(value=table, cuts=((-2, "col"),))
+        return layers.embedding(part, tokens)
+
+    run = jax.shard_map(local, mesh=mesh, in_specs=(P("col"), P()), out_specs=P())
+    np.testing.assert_array_equal(run(table, tokens), table[tokens])
+    outside = run(table, np.array([256, -1], np.int32))
+    assert np.isnan(outside).all()
 
 
 def test_layers_that_take_the_same_inputs_are_one():

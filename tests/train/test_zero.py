@@ -235,7 +235,7 @@ def test_passes_of_a_batch_are_accumulated_at_stage_1_alone():
     assert train.accumulating(made, config, made.mesh(8)) is not made
     for stage in (2, 3):
         made = task(stage)
-        with pytest.raises(ConfigError, match=r"take parallel.stage=1.*accumulate=2"):
+        with pytest.raises(ConfigError, match=r"parallel.stage=1.*accumulate=2"):
             train.accumulating(made, config, made.mesh(8))
 
 
