@@ -152,3 +152,24 @@ def test_bits_that_go_with_no_others_are_refused(heads):
     pattern = pattern_of(np.ones((TIME // 4, TIME), bool))
     with pytest.raises(ConfigError, match=r"one of \(\(16, 8\), .*probabilities=16"):
         layers.sparse_attention(*heads, pattern, bits=layers.AttentionBits(16, 4))
+
+
+def test_published_scales_are_fixed_and_cut_off(heads):
+    mask = np.zeros((TIME // 4, TIME), bool)
+    mask[0, :4] = True
+    shape = (1, TIME, 1, DIM)
+    zero = jnp.zeros(shape)
+    bits = layers.AttentionBits(8, 8)
+    for given, value in ((0.5, 18), (0.51, 18), (-0.51, -18), (9.0, 127)):
+        y = layers.sparse_attention(
+            zero,
+            zero,
+            jnp.full(shape, given),
+            pattern_of(mask),
+            bits=bits,
+            scales="published",
+        )
+        # Four keys of a quarter each: 8 of 32.
+        assert y[0, 0, 0, 0] == pytest.approx(4 * 8 / 32 * value / 36)
+    with pytest.raises(ConfigError, match="did you mean 'published'"):
+        layers.sparse_attention(*heads, pattern_of(mask), scales="publisher")

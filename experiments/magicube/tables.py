@@ -1,0 +1,176 @@
+"""Tables of Magicube: exact products, machine code, and attention in few bits."""
+
+import xarray as xr
+
+from experiments.magicube.attention import MODES, PUBLISHED
+from experiments.magicube.machine_code import FIGURES
+from experiments.magicube.products import PAIRS
+from hpcjax.runs import reduce
+from hpcjax.runs.reduce import Cells, above, cell, most
+from hpcjax.runs.tables import Runs, Table, grid, on_cpu
+
+_KINDS = {
+    "random": {"kind": "random"},
+    "magnitude": {"kind": "magnitude"},
+    "one full row": {"kind": "long"},
+}
+_ZEROS = {f"{share} % zeros": {"zeros": f"0.{share}"} for share in ("50", "90", "98")}
+
+
+def products(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each pair of precisions, over all patterns."""
+    joined = xr.concat([reduce.first(row) for row in rows.values()], dim="pattern")
+    whole = joined["bytes"].sum("pattern")
+    cells = {}
+    for pair in joined["pair"].values.tolist():
+        own = joined.sel(pair=pair)
+        cells[pair] = {
+            "wrong": float(own["wrong"].sum()),
+            "saturated": float(own["saturated"].sum()),
+            "bytes": float(whole.sel(pair=pair) / whole.sel(pair="L8-R8")),
+            "padding": float(joined["padding"].max()),
+        }
+    return reduce.from_cells(cells)
+
+
+PRODUCTS = Table(
+    id="magicube/products",
+    title="Products of sparse integers: exact modulo 2³², and the bytes they read",
+    paper=(
+        "Li, Osawa and Hoefler, SC 2022, sections 4.1 and 4.4: the format, and "
+        "precisions that are made of limbs"
+    ),
+    caption=(
+        "Nine patterns of 32 x 600 vectors of eight rows: 50, 90 and 98 % zeros; at "
+        "random, by magnitude, and with one row that is full. Numbers of all bits, "
+        "both ends among them; 64 columns. Wrong: entries that differ from the "
+        "product in 64 bits modulo 2³². If it saturated: those that would if sums "
+        "stopped at the ends of 32 bits, as in the published code. Bytes: of indices, "
+        "values and gathered rows, over those of L8-R8. Padding: vectors over those "
+        "that are real, the pattern that has most."
+    ),
+    columns={
+        "wrong": "wrong",
+        "saturated": "if it saturated",
+        "bytes": "bytes / L8-R8's",
+        "padding": "padding",
+    },
+    reduce=products,
+    tiers=on_cpu(
+        minutes=1.0,
+        runs=grid("magicube/products", _KINDS, _ZEROS),
+        claims={
+            "exact": most("wrong")
+            .at_most(0, "wrong entries of all pairs and patterns")
+            .fails(columns={"wrong": "saturated"}),
+            "bytes": cell("bytes", "L4-R4")
+            .at_most(0.53, "of L8-R8's bytes in L4-R4")
+            .fails({"L4-R4": "L8-R4"}),
+        },
+    ),
+)
+
+
+@reduce.by_row
+def figures(run: xr.Dataset) -> Cells:
+    """Returns a kernel's figures."""
+    only = reduce.first(run)
+    return {name: only[name] for name in FIGURES}
+
+
+_CODE = "magicube/machine_code"
+_PLAIN = "L8-R8, not swapped"
+_SPMM = {
+    f"SpMM, L{left}-R{right}, V={vector}": Runs(
+        config=_CODE,
+        overrides={"pair": f"[{left},{right}]", "vector": str(vector)},
+    )
+    for left, right in PAIRS
+    for vector in (2, 8)
+}
+_SDDMM = {
+    f"SDDMM, L{bits}-R{bits}": Runs(
+        config=f"{_CODE}:sddmm", overrides={"pair": f"[{bits},{bits}]"}
+    )
+    for bits in (16, 8, 4)
+}
+_KERNELS = (*_SPMM, *_SDDMM)
+
+MACHINE_CODE = Table(
+    id="magicube/machine-code",
+    title="The sparse kernels' machine code for Hopper",
+    paper="Li, Osawa and Hoefler, SC 2022, section 4.2; there for Ampere",
+    caption=(
+        "Compiled for sm_90a on a machine without a GPU, 256 columns. Limbs are "
+        "widened to bfloat16, whose products are exact in float32 over as many "
+        "vectors as their bits allow; int8 products of mma.sync saturate. not "
+        "swapped: tiles times gathered rows in int8, as the formula has it. "
+        "Instructions are no times."
+    ),
+    columns={
+        "wgmma": "kinds of wgmma",
+        "saturating": "saturating products",
+        "registers": "registers",
+        "spilled": "bytes spilled",
+        "shared": "bytes of shared memory",
+    },
+    reduce=figures,
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={**_SPMM, **_SDDMM, _PLAIN: Runs(config=f"{_CODE}:plain")},
+        claims={
+            "wgmma": reduce.least("wgmma", *_SPMM)
+            .at_least(1, "kinds of wgmma in any SpMM")
+            .fails({"SpMM, L8-R8, V=8": _PLAIN}),
+            "no saturation": most("saturating", *_KERNELS)
+            .at_most(0, "saturating products in any kernel")
+            .fails({"SpMM, L8-R8, V=8": _PLAIN}),
+        },
+    ),
+)
+
+
+def attention(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each mode, mean and range over seeds."""
+    (run,) = rows.values()
+    return reduce.from_cells(
+        {
+            mode: reduce.extent(run["accuracy"].sel(mode=mode), "accuracy")
+            for mode in MODES
+        }
+    )
+
+
+ATTENTION = Table(
+    id="magicube/attention",
+    title="Sparse attention in few bits: accuracy on digits read pixel by pixel",
+    paper=(
+        "Li, Osawa and Hoefler, SC 2022, the accuracy of a sparse Transformer on "
+        "texts of 4,096 bytes: 8-8 comparable with half precision; no figure is "
+        "recalled"
+    ),
+    caption=(
+        "8x8 digits as 64 tokens, two pre-norm blocks of width 64 with two heads, 400 "
+        "steps; attention to 10 % of the keys, eight queries alike, the same in all "
+        "heads. Trained in floats; x-y: probabilities in x bits and queries, keys and "
+        "values in y, without training. Test accuracy in percent, mean and range over "
+        "seeds. published scales: fixed units of 1/36 and 1/32, and truncation."
+    ),
+    columns={"accuracy": "accuracy, %"},
+    reduce=attention,
+    tiers=on_cpu(
+        minutes=5.0,
+        runs={"digits": Runs(config="magicube/attention", seeds=(0, 1))},
+        claims={
+            "8-8": above("accuracy", "float", "8-8")
+            .at_most(1.0, "points of floats above 8-8")
+            .fails({"8-8": PUBLISHED}),
+            "16-8": above("accuracy", "float", "16-8")
+            .at_most(0.5, "points of floats above 16-8")
+            .fails({"16-8": PUBLISHED}),
+            "4-4": above("accuracy", "float", "4-4")
+            .at_most(4.0, "points of floats above 4-4")
+            .fails({"4-4": PUBLISHED}),
+        },
+    ),
+)
