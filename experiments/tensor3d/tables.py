@@ -187,3 +187,68 @@ OVERLAP = Table(
         },
     ),
 )
+
+
+_LARGE = {
+    "5 B, 32": {"width": "4096", "devices": "32"},
+    "10 B, 64": {"width": "5760", "devices": "64"},
+    "20 B, 128": {"width": "8192", "devices": "128"},
+    "40 B, 256": {"width": "11520", "devices": "256"},
+}
+
+
+def weak_scaling(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each model and scheme."""
+    cells = {}
+    for name, run in rows.items():
+        only = reduce.first(run)
+        base = float(only["words"].sel(scheme="Megatron"))
+        for scheme in only["scheme"].values.tolist():
+            own = only.sel(scheme=scheme)
+            words = float(own["words"])
+            grid = {
+                str(axis): float(own["grid"].sel(axis=axis)) for axis in own["axis"]
+            }
+            cells[f"{name}, {scheme}"] = {"words": words, "part": words / base} | grid
+    return reduce.from_cells(cells)
+
+
+_TENSOR, _MEGATRON = "40 B, 256, Tensor3D", "40 B, 256, Megatron"
+WEAK_SCALING = Table(
+    id="tensor3d/weak-scaling",
+    title="Tensor3D: the planner's grids for models of 5 to 40 billion parameters",
+    paper=(
+        "Singh et al., arXiv 2305.13525, 2023: GPTs of 5 to 40 billion parameters on 32 "
+        "to 256 GPUs; their sizes are recalled"
+    ),
+    caption=(
+        "24 blocks of width 4096, 5760, 8192 and 11520, 1,024 sequences of 2,048 "
+        "tokens, devices of 40 GB, 16 bytes of each parameter. Words that a device "
+        "sends in a step by the cost model, on the best grid of each kind that fits: "
+        "one row (Megatron), rows and columns, and depth too. Nothing is measured."
+    ),
+    columns={
+        "words": "words",
+        "part": "of Megatron's",
+        "data": "data",
+        "depth": "depth",
+        "row": "row",
+        "col": "col",
+    },
+    reduce=weak_scaling,
+    tiers=by_model(
+        minutes=0.2,
+        runs={
+            name: Runs(config="tensor3d/plan", overrides=own)
+            for name, own in _LARGE.items()
+        },
+        claims={
+            "fewer words": cell("part", _TENSOR)
+            .at_most(0.70, "of Megatron's words for 40 billion parameters on 256")
+            .fails({_TENSOR: _MEGATRON}),
+            "Megatron is a grid": cell("part", "5 B, 32, Tensor3D")
+            .at_least(1.0, "of Megatron's words where two devices share a model")
+            .fails({"5 B, 32, Tensor3D": _TENSOR}),
+        },
+    ),
+)
