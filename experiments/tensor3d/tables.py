@@ -207,7 +207,8 @@ def weak_scaling(rows: reduce.Rows) -> xr.Dataset:
             own = only.sel(scheme=scheme)
             words = float(own["words"])
             grid = {
-                str(axis): float(own["grid"].sel(axis=axis)) for axis in own["axis"]
+                f"parts_{axis}": float(own["grid"].sel(axis=axis))
+                for axis in own["axis"].values
             }
             cells[f"{name}, {scheme}"] = {"words": words, "part": words / base} | grid
     return reduce.from_cells(cells)
@@ -218,8 +219,8 @@ WEAK_SCALING = Table(
     id="tensor3d/weak-scaling",
     title="Tensor3D: the planner's grids for models of 5 to 40 billion parameters",
     paper=(
-        "Singh et al., arXiv 2305.13525, 2023: GPTs of 5 to 40 billion parameters on 32 "
-        "to 256 GPUs; their sizes are recalled"
+        "Singh et al., arXiv 2305.13525, 2023: GPTs of 5 to 40 billion parameters on "
+        "32 to 256 GPUs; their sizes are recalled"
     ),
     caption=(
         "24 blocks of width 4096, 5760, 8192 and 11520, 1,024 sequences of 2,048 "
@@ -230,10 +231,10 @@ WEAK_SCALING = Table(
     columns={
         "words": "words",
         "part": "of Megatron's",
-        "data": "data",
-        "depth": "depth",
-        "row": "row",
-        "col": "col",
+        "parts_data": "data",
+        "parts_depth": "depth",
+        "parts_row": "rows",
+        "parts_col": "columns",
     },
     reduce=weak_scaling,
     tiers=by_model(
