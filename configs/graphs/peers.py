@@ -1,6 +1,6 @@
 """Cora's papers without a network; 2 s.
 
-Expect: 81 % by regression of S²X, 71 % by label propagation (`hpcjax table
+Expect: 80 % by regression of S²X, 72 % by label propagation (`hpcjax table
 graphs/cora`).
 """
 

@@ -1,7 +1,7 @@
 """A layer on a square or a cube of devices, as Optimus and Colossal-AI do; seconds.
 
 The devices are simulated.
-Expect: the words of the formula, three to six times those of
+Expect: the words of the formula, two to four times those of
 Tensor3D (`hpcjax table tensor3d/grids`).
 """
 

@@ -1,10 +1,7 @@
 """The table of the kernels' machine code."""
 
-import xarray as xr
-
-from experiments.kernels.machine_code import FIGURES
 from hpcjax.runs import reduce
-from hpcjax.runs.reduce import Cells, cell, most, of
+from hpcjax.runs.reduce import cell, most, of
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 _CONFIG = "kernels/machine_code"
@@ -14,13 +11,6 @@ _SEVERAL = "16 rows, 4 bits"
 _PLAIN = "plain row, 4 bits"
 _LARGE = "plain row, large tile"
 _ALL = (*_ONE_ROW, _WIDE, _SEVERAL, "attention", "selection")
-
-
-@reduce.by_row
-def figures(run: xr.Dataset) -> Cells:
-    """Returns a kernel's figures."""
-    only = reduce.first(run)
-    return {name: only[name] for name in FIGURES}
 
 
 MACHINE_CODE = Table(
@@ -49,7 +39,7 @@ MACHINE_CODE = Table(
         "spilled": "bytes spilled",
         "loaded": "elements read, of those there are",
     },
-    reduce=figures,
+    reduce=reduce.by_run,
     tiers=on_cpu(
         minutes=1.0,
         runs={

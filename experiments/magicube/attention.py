@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Config(config.Config):
 
     model: CausalLmConfig = CausalLmConfig(width=64, heads=2, depth=2)
     zeros: config.Share = 0.9
-    vector: int = 8
+    vector: Literal[2, 4, 8] = 8
     steps: config.Size = 400
     batch_size: config.Size = 64
     lr: config.Positive = 3e-3

@@ -76,7 +76,7 @@ def _spmm(cfg: Config) -> Any:
     ones = np.ones((8 * cfg.vector, 64), int)
     limb = 4 if right == 4 else 8
     matrix = kernels.sr_bcrs(ones, vector=cfg.vector, bits=left, limb=limb)
-    b = products._operand(np.ones((64, cfg.outputs), int), right)
+    b = products.pack_operand(np.ones((64, cfg.outputs), int), right)
     product = functools.partial(kernels.spmm, implementation="triton")
     return perf.machine_code(product, matrix, b)
 
@@ -84,7 +84,7 @@ def _spmm(cfg: Config) -> Any:
 def _sddmm(cfg: Config) -> Any:
     pattern = kernels.sr_bcrs(np.ones((8 * cfg.vector, 64), int), vector=cfg.vector)
     x, y = (
-        products._operand(np.ones((rows, cfg.outputs), int), cfg.pair[1])
+        products.pack_operand(np.ones((rows, cfg.outputs), int), cfg.pair[1])
         for rows in (8 * cfg.vector, 64)
     )
     product = functools.partial(kernels.sddmm, implementation="triton")

@@ -106,7 +106,7 @@ def _multiply(
     matrix = kernels.sr_bcrs(a, vector=cfg.vector, bits=left, limb=limb, mask=mask)
     exact = a.astype(np.int64) @ b.astype(np.int64)
     wanted = exact.astype(np.int32)
-    found = np.asarray(kernels.spmm(matrix, _operand(b, right)))
+    found = np.asarray(kernels.spmm(matrix, pack_operand(b, right)))
     counts = kernels.operand_bytes(matrix, cfg.outputs, right)
     ends = np.iinfo(np.int32)
     return {
@@ -116,7 +116,7 @@ def _multiply(
     }
 
 
-def _operand(b: np.ndarray, bits: int) -> Any:
+def pack_operand(b: np.ndarray, bits: int) -> Any:
     """Returns the dense operand as `kernels.spmm` takes it."""
     import jax.numpy as jnp
 

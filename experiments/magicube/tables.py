@@ -3,10 +3,9 @@
 import xarray as xr
 
 from experiments.magicube.attention import MODES, PUBLISHED
-from experiments.magicube.machine_code import FIGURES
 from experiments.magicube.products import PAIRS
 from hpcjax.runs import reduce
-from hpcjax.runs.reduce import Cells, above, cell, most
+from hpcjax.runs.reduce import above, cell, most
 from hpcjax.runs.tables import Runs, Table, grid, on_cpu
 
 _KINDS = {
@@ -71,13 +70,6 @@ PRODUCTS = Table(
 )
 
 
-@reduce.by_row
-def figures(run: xr.Dataset) -> Cells:
-    """Returns a kernel's figures."""
-    only = reduce.first(run)
-    return {name: only[name] for name in FIGURES}
-
-
 _CODE = "magicube/machine_code"
 _PLAIN = "L8-R8, not swapped"
 _SPMM = {
@@ -114,7 +106,7 @@ MACHINE_CODE = Table(
         "spilled": "bytes spilled",
         "shared": "bytes of shared memory",
     },
-    reduce=figures,
+    reduce=reduce.by_run,
     tiers=on_cpu(
         minutes=1.0,
         runs={**_SPMM, **_SDDMM, _PLAIN: Runs(config=f"{_CODE}:plain")},

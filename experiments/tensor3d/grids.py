@@ -153,23 +153,10 @@ def _step_words(cfg: Config, grid: "sharding.Grid", depth: int) -> dict[str, flo
     options = compat.quick_compilation(jax.default_backend())
     compiled = lowered.compile(compiler_options=options)
     words: dict[str, float] = {}
-    for (axes, kind), size in perf.bytes_by_axis(compiled, mesh).items():
-        parts = int(np.prod([mesh.shape[axis] for axis in axes]))
-        sent = size / FLOAT * _sent_per_word(kind, parts)
+    for axes, size in perf.ring_bytes_by_axis(compiled, mesh).items():
         # What goes along both axes counts as well, such as activations laid out anew.
-        words[axes[0]] = words.get(axes[0], 0.0) + sent
+        words[axes[0]] = words.get(axes[0], 0.0) + size / FLOAT
     return words
-
-
-def _sent_per_word(kind: str, parts: int) -> float:
-    """Returns what a device sends for each word of a collective's operands."""
-    share = (parts - 1) / parts
-    return {
-        "all-reduce": 2 * share,
-        "reduce-scatter": share,
-        "all-to-all": share,
-        "all-gather": parts - 1,
-    }.get(kind, 1.0)
 
 
 def compose(

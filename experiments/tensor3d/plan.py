@@ -1,7 +1,7 @@
 """The planner's grids for large language models."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from hpcjax import cost, runs, sharding
 from hpcjax.core import config
@@ -33,8 +33,7 @@ class Config(config.Config):
 
 
 SCHEMES = ("Megatron", "Tensor3D", "with depth")
-Axis = Literal["data", "depth", "row", "col"]
-AXES: tuple[Axis, ...] = ("data", "depth", "row", "col")
+AXES = ("data", "depth", "row", "col")
 
 
 def outline(cfg: Config) -> "runs.Outline":

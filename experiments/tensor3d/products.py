@@ -10,7 +10,7 @@ from hpcjax import cost, perf, runs, sharding
 from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
 
-FLOAT = 4
+WORD = 4  # bytes
 # In a loop, where the compiler does not keep what the backward pass gathers again.
 PAIRS = 3
 
@@ -117,7 +117,9 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     predicted = cost.comm_volume(layers, cfg.rows, grid, cfg.scheme)
     return runs.simulated(
         {
-            "words": _words(compiled, mesh) / PAIRS,
+            "words": sum(perf.ring_bytes_by_axis(compiled, mesh).values())
+            / WORD
+            / PAIRS,
             "formula": predicted[cfg.scheme],
             "distance": distance,
             "ours": best.total,
@@ -139,16 +141,6 @@ def _exact(given: Any) -> Any:
         slopes[0].insert(0, xs[2 * number].T @ slope)
         slope = slope @ first[number].T
     return xs[-1], slope, tuple(map(np.stack, slopes))
-
-
-def _words(compiled: Any, mesh: Any) -> float:
-    """Returns the words that a device sends, by rings."""
-    total = 0.0
-    for (axes, kind), size in perf.bytes_by_axis(compiled, mesh).items():
-        parts = int(np.prod([mesh.shape[axis] for axis in axes]))
-        factor = {"all-gather": parts - 1, "reduce-scatter": (parts - 1) / parts}
-        total += size * factor[kind] / FLOAT
-    return total
 
 
 def _draw(cfg: Config) -> tuple[Any, ...]:

@@ -44,10 +44,12 @@ def comm_volume(
 
     With rings an all-reduce of w words over p devices sends 2 w (p − 1) / p, a gather
     or reduce-scatter of w words in all half of that. For a layer of k inputs and n
-    outputs, of B rows on G devices:
+    outputs, of B rows on G devices, m = B G_r G_c / G of them on each:
 
-    - "tensor3d": 2 B / G ((G_r − 1) n + (G_c − 1) k), of a transposed layer with G_r
-      and G_c exchanged; activations in the forward, their slopes in the backward pass.
+    - "tensor3d": y is a sum over rows, of m n / G_c words on each device, and its
+      all-reduce sends 2 m n (G_r − 1) / (G_r G_c); dx is one over columns, of m k / G_r
+      words. Together 2 B / G ((G_r − 1) n + (G_c − 1) k), of a transposed layer with
+      G_r and G_c exchanged.
     - "megatron": that with G_r = 1 and all of G_r G_c for G_c.
     - "optimus2d": 3 (q − 1) / q (m k + k n) / q with q² = G_r G_c and m rows, for three
       products of which two operands each are sent.

@@ -39,4 +39,5 @@ from .machine_code import machine_code as machine_code
 from .meshes import bytes_by_axis as bytes_by_axis
 from .meshes import largest_model as largest_model
 from .meshes import ring_bytes as ring_bytes
+from .meshes import ring_bytes_by_axis as ring_bytes_by_axis
 from .profile import seconds_by_operation as seconds_by_operation

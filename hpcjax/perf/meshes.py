@@ -1,6 +1,7 @@
 """What a compiled program sends, along which axes of its mesh, and what fits."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -48,27 +49,51 @@ def ring_bytes(compiled: Compiled, devices: int) -> float:
     Raises:
       UnsupportedOp: a collective of another kind.
     """
+    return sum(
+        collective.total
+        * _sent_per_byte(
+            collective.kind, len((collective.groups or [range(devices)])[0])
+        )
+        for collective in collectives(compiled)
+    )
+
+
+def ring_bytes_by_axis(compiled: Compiled, mesh: Mesh) -> dict[tuple[str, ...], float]:
+    """Returns what `ring_bytes` does, by the mesh axes along which it is sent.
+
+    Args:
+      compiled: a program on the devices of `mesh`.
+      mesh: names the axes.
+
+    Returns:
+      `{axes: bytes}`, axes in the order of the mesh.
+
+    Raises:
+      UnsupportedOp: as `ring_bytes`.
+    """
+    totals: dict[tuple[str, ...], float] = defaultdict(float)
+    for (axes, kind), size in bytes_by_axis(compiled, mesh).items():
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        totals[axes] += size * _sent_per_byte(kind, parts)
+    return dict(totals)
+
+
+def _sent_per_byte(kind: str, devices: int) -> float:
+    """Returns what a device of a group sends for a byte of its operand, with rings."""
     # A device sends all but its own one of p parts. An all-reduce does so twice: it is
     # a reduce-scatter followed by an all-gather of the sums. An all-gather's operand is
     # one part already, which passes p - 1 links.
-    sent_per_byte: dict[str, Callable[[int], float]] = {
-        "all-reduce": lambda p: 2 * (p - 1) / p,
-        "reduce-scatter": lambda p: (p - 1) / p,
-        "all-to-all": lambda p: (p - 1) / p,
-        "all-gather": lambda p: p - 1,
-        "collective-permute": lambda _: 1,
+    share = (devices - 1) / devices
+    sent = {
+        "all-reduce": 2 * share,
+        "reduce-scatter": share,
+        "all-to-all": share,
+        "all-gather": devices - 1,
+        "collective-permute": 1,
     }
-    executed = collectives(compiled)
-    unknown = {collective.kind for collective in executed} - sent_per_byte.keys()
-    if unknown:
-        raise UnsupportedOp(f"what {sorted(unknown)} send is not known")
-    return sum(
-        collective.total
-        * sent_per_byte[collective.kind](
-            len((collective.groups or [range(devices)])[0])
-        )
-        for collective in executed
-    )
+    if kind not in sent:
+        raise UnsupportedOp(f"what {kind} sends is not known")
+    return sent[kind]
 
 
 def _axes_of(collective: Collective, mesh: Mesh) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ def club(**fields):
     return models.GnnConfig(**fields).make((), 2, graph=CLUB.graph)
 
 
-@pytest.mark.parametrize(("name", "matrices"), [("gcn", 1), ("gat", 6)])
-def test_the_penalty_is_of_the_first_layers_matrix_or_of_all(name, matrices):
+@pytest.mark.parametrize(("name", "penalized", "every"), [("gcn", 1, 2), ("gat", 6, 6)])
+def test_the_penalty_is_of_the_first_layers_matrix_or_of_all(name, penalized, every):
     model, params, state, x, _ = helpers.instance(name)
     _, new = model.apply(params, state, x, train=True)
     squares = [
@@ -29,8 +29,8 @@ def test_the_penalty_is_of_the_first_layers_matrix_or_of_all(name, matrices):
         for path, leaf in core.trees.flatten(params).items()
         if not path.endswith("bias")
     ]
-    wanted = 0.1 / 2 * sum(squares[:1] if matrices == 1 else squares)
-    assert len(squares) == {1: 2, 6: 6}[matrices]
+    wanted = 0.1 / 2 * sum(squares[:penalized])
+    assert len(squares) == every
     assert float(core.added_loss(new)) == pytest.approx(wanted, rel=1e-5)
     assert core.added_loss(helpers.instance("sage").state) is None
 

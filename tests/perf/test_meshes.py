@@ -43,6 +43,13 @@ def test_each_collective_is_told_with_the_axes_of_its_groups():
     # A ring of p members: 2 s (p - 1)/p, s (p - 1)/p, s (p - 1) and s.
     expected = size * (2 / 2 + 3 / 4 + 3 / 4 + 1 + 2 * 7 / 8)
     assert perf.ring_bytes(program, 8) == pytest.approx(expected)
+    assert perf.ring_bytes_by_axis(program, mesh) == pytest.approx(
+        {
+            ("model",): size * (2 / 2 + 1),
+            ("data",): size * (3 / 4 + 3 / 4),
+            ("data", "model"): size * 2 * 7 / 8,
+        }
+    )
 
 
 @pytest.mark.parametrize(
