@@ -1,20 +1,17 @@
 """Digits read pixel by pixel by a sparse Transformer, in floats and in few bits."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hpcjax import core, data, kernels, layers, metrics, runs
+from hpcjax import core, data, metrics, runs
 from hpcjax.core import config
-from hpcjax.models import CausalLmConfig
+from hpcjax.models import CausalLmConfig, SparseAttentionConfig
 
 if TYPE_CHECKING:
     import jax
-
-    from experiments.magicube.network import Mix
 
 PUBLISHED = "4-4, published scales"
 MODES = ("dense", "float", "16-8", "8-8", "8-4", "4-4", PUBLISHED)
@@ -26,13 +23,12 @@ class Config(config.Config):
 
     Attributes:
       model: width, heads and depth of the blocks.
-      zeros: share of the attention's pattern that is zero.
-      vector: V, queries with the same keys.
+      sparse: the pattern of its attention, without bits.
       steps: of AdamW.
       batch_size: digits of a step.
       lr: learning rate, which falls to zero by a cosine.
       limit: at most this many digits are evaluated; None for all.
-      seed: of parameters, batches and pattern.
+      seed: of parameters and batches.
     """
 
     smoke: ClassVar[Mapping[str, str]] = {
@@ -44,8 +40,7 @@ class Config(config.Config):
     }
 
     model: CausalLmConfig = CausalLmConfig(width=64, heads=2, depth=2)
-    zeros: config.Share = 0.9
-    vector: Literal[2, 4, 8] = 8
+    sparse: SparseAttentionConfig = SparseAttentionConfig()
     steps: config.Size = 400
     batch_size: config.Size = 64
     lr: config.Positive = 3e-3
@@ -66,46 +61,32 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """
     del ctx
     digits = data.DigitsConfig().load()
-    mixes = _mixes(cfg)
-    trained = {name: _train(cfg, digits, mixes[name]) for name in ("dense", "float")}
+    networks = {mode: _network(cfg, mode) for mode in MODES}
+    trained = {mode: _train(cfg, digits, networks[mode]) for mode in ("dense", "float")}
     found = [
-        _evaluate(cfg, digits, mix, trained["dense" if name == "dense" else "float"])
-        for name, mix in mixes.items()
+        _evaluate(cfg, digits, networks[mode], trained.get(mode, trained["float"]))
+        for mode in MODES
     ]
     return runs.measured({"accuracy": ("mode", found)}, coords={"mode": list(MODES)})
 
 
-def _mixes(cfg: Config) -> "dict[str, Mix | None]":
-    """Returns the attention of each mode; None for dense."""
-    rng = np.random.default_rng(cfg.seed)
-    rows = 64 // cfg.vector
-    kept = max(1, round(64 * (1 - cfg.zeros)))
-    mask = np.zeros((rows, 64), bool)
-    for row in mask:
-        row[rng.permutation(64)[:kept]] = True
-    pattern = kernels.sr_bcrs(np.ones((64, 64)), vector=cfg.vector, mask=mask)
-    attend = functools.partial(layers.sparse_attention, pattern=pattern)
-    found: dict[str, Any] = {"dense": None, "float": attend}
-    for name in MODES[2:]:
-        first, _, second = name.partition(",")[0].partition("-")
-        bits = layers.AttentionBits(int(first), int(second))  # pyrefly: ignore
-        scales = "published" if name == PUBLISHED else "calibrated"
-        found[name] = functools.partial(attend, bits=bits, scales=scales)
-    return found
-
-
-def _model(cfg: Config, mix: "Mix | None") -> "core.Model":
+def _network(cfg: Config, mode: str) -> "core.Model":
+    """Returns the network with the attention of a mode."""
     from experiments.magicube.network import pixels
 
-    return pixels(cfg.model, mix)
+    bits, _, published = mode.partition(", ")
+    scales = "published" if published else "calibrated"
+    chosen: dict[str, Any] = {"bits": bits, "scales": scales}
+    sparse = None if mode == "dense" else dataclasses.replace(cfg.sparse, **chosen)
+    options = dataclasses.replace(cfg.model.options, sparse=sparse)
+    return pixels(dataclasses.replace(cfg.model, options=options))
 
 
-def _train(cfg: Config, digits: "data.Dataset", mix: "Mix | None") -> Any:
+def _train(cfg: Config, digits: "data.Dataset", model: "core.Model") -> Any:
     """Returns the parameters after the steps, by one program."""
     import jax
     import optax
 
-    model = _model(cfg, mix)
     every = jax.tree.map(
         jax.numpy.asarray, digits.train.gather(np.arange(len(digits.train)))
     )
@@ -135,12 +116,11 @@ def _train(cfg: Config, digits: "data.Dataset", mix: "Mix | None") -> Any:
 
 
 def _evaluate(
-    cfg: Config, digits: "data.Dataset", mix: "Mix | None", params: Any
+    cfg: Config, digits: "data.Dataset", model: "core.Model", params: Any
 ) -> float:
     """Returns the accuracy in percent."""
     import jax
 
-    model = _model(cfg, mix)
     apply: Callable[..., Any] = jax.jit(
         lambda params, x: model.apply(params, {}, x, train=False)[0]
     )

@@ -1,7 +1,5 @@
 """A Transformer that reads an image pixel by pixel and tells its class."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,17 +7,16 @@ from flax import nnx
 from hpcjax import models
 from hpcjax.core import Model, Policy
 from hpcjax.models import CausalLmConfig
+from hpcjax.models.block import Block, Norm, Sizes
 from hpcjax.models.scan import scan_blocks, stack
-from hpcjax.models.transformer import Block, Norm, Sizes
 
-Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 PIXELS, CLASSES = 64, 10
 
 
 class _Pixels(nnx.Module):
     """The network of `pixels`."""
 
-    def __init__(self, config: CausalLmConfig, mix: Mix | None):
+    def __init__(self, config: CausalLmConfig):
         policy = Policy()
         sizes = Sizes(config, config.options, policy, causal=False)
         self.embed = models.Dense(1, config.width, policy=policy)
@@ -29,7 +26,6 @@ class _Pixels(nnx.Module):
         self.blocks = stack(Block(sizes), config.depth)
         self.norm = Norm(config.width, config.options, policy)
         self.head = models.Dense(config.width, CLASSES, policy=policy)
-        self.mix = mix
 
     def __call__(
         self, x: jax.Array, *, train: bool, key: jax.Array | None
@@ -37,17 +33,14 @@ class _Pixels(nnx.Module):
         del train, key
         y = self.embed(x.reshape(len(x), PIXELS, 1)) + self.position[...]
         positions = jnp.broadcast_to(jnp.arange(PIXELS), y.shape[:2])
-        y = scan_blocks(
-            self.blocks, y, lambda block, y: block(y, positions, mix=self.mix)
-        )
+        y = scan_blocks(self.blocks, y, lambda block, y: block(y, positions))
         return self.head(jnp.mean(self.norm(y), axis=1))
 
 
-def pixels(config: CausalLmConfig, mix: Mix | None) -> Model:
+def pixels(config: CausalLmConfig) -> Model:
     """Returns the network, of images [batch, 8, 8, 1] in ten classes.
 
     Args:
-      config: width, heads and depth of the blocks, which are not causal.
-      mix: attention in the place of the dense one, such as `layers.sparse_attention`.
+      config: width, heads, depth and options of the blocks, which are not causal.
     """
-    return models.from_nnx(lambda: _Pixels(config, mix))
+    return models.from_nnx(lambda: _Pixels(config))

@@ -119,14 +119,14 @@ def _by_axis(found: list[dict[str, float]]) -> np.ndarray:
 @contextlib.contextmanager
 def _broken() -> Iterator[None]:
     """Breaks the model: nothing is marked before several matrices take it."""
-    from hpcjax.models import transformer
+    from hpcjax.models import block
 
-    right = transformer.share_inputs
-    transformer.share_inputs = lambda x, *_: x
+    right = block.share_inputs
+    block.share_inputs = lambda x, *_: x
     try:
         yield
     finally:
-        transformer.share_inputs = right
+        block.share_inputs = right
 
 
 def _model(cfg: Config, depth: int) -> "core.Model":

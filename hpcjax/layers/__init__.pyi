@@ -22,6 +22,7 @@ from ._globe import pad_globe as pad_globe
 from ._rope import rope as rope
 from ._rope import rope_frequencies as rope_frequencies
 from ._sparse_attention import AttentionBits as AttentionBits
+from ._sparse_attention import random_pattern as random_pattern
 from ._sparse_attention import sparse_attention as sparse_attention
 from .norms import RunningStatistics as RunningStatistics
 from .norms import batch_norm as batch_norm

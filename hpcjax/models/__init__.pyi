@@ -65,6 +65,7 @@ from .transformer_config import OPT as OPT
 from .transformer_config import CausalLmConfig as CausalLmConfig
 from .transformer_config import ExpertsConfig as ExpertsConfig
 from .transformer_config import RopeScaling as RopeScaling
+from .transformer_config import SparseAttentionConfig as SparseAttentionConfig
 from .transformer_config import TransformerOptions as TransformerOptions
 from .unet_config import UNetConfig as UNetConfig
 from .vgg_config import VggConfig as VggConfig

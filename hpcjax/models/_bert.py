@@ -13,10 +13,11 @@ from hpcjax.core.dtypes import Policy
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.block import Block, Embedding, Norm, Sizes
 from hpcjax.models.fused import FusedBlock
 from hpcjax.models.modules import FLOAT32, ZEROS, Dense, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
-from hpcjax.models.transformer import Block, Embedding, Norm, Sizes, check_time
+from hpcjax.models.transformer import check_time
 from hpcjax.models.transformer_config import BERT
 
 Head = Literal["pretraining", "masked_lm", "pooler", "none"]

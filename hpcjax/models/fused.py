@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from hpcjax import kernels
 from hpcjax.core.errors import UnsupportedOp
+from hpcjax.models.block import Block, FeedForward, Mix, Norm
 from hpcjax.models.modules import Dense
-from hpcjax.models.transformer import Block, FeedForward, Mix, Norm
 
 
 class FusedBlock(Block):

@@ -8,8 +8,9 @@ from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import UnsupportedOp
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models.block import Block, Sizes
 from hpcjax.models.modules import FLOAT32
-from hpcjax.models.transformer import Block, CausalLm, Sizes, positions_of
+from hpcjax.models.transformer import CausalLm, positions_of
 from hpcjax.models.transformer_config import CausalLmConfig
 
 # The matrices of a block that have the same inputs.

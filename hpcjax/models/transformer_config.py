@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax.core import checks
-from hpcjax.core.config import Config, NotNegative, Positive, Size
+from hpcjax.core.config import Config, NotNegative, Positive, Seed, Share, Size
 from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 
@@ -78,6 +78,30 @@ class ExpertsConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SparseAttentionConfig(Config):
+    """Attention to a random pattern of keys, see `layers.sparse_attention`.
+
+    The pattern is that of `layers.random_pattern`, the same in all heads and blocks.
+    Sequences must be multiples of `vector`, and all keys real; decoding with a cache is
+    refused, and so are fewer key heads than query heads.
+
+    Attributes:
+      zeros: share of the pairs of query and key that are left out.
+      vector: V, queries with the same keys.
+      seed: of the pattern.
+      bits: "float", or x-y for probabilities in x bits and queries, keys and values in
+        y, which have no gradient: for evaluation of what was trained in floats.
+      scales: of the integers, "calibrated" or "published".
+    """
+
+    zeros: Share = 0.9
+    vector: Literal[2, 4, 8] = 8
+    seed: Seed = 0
+    bits: Literal["float", "16-8", "8-8", "8-4", "4-4"] = "float"
+    scales: Literal["calibrated", "published"] = "calibrated"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerOptions(Config):
     """What distinguishes families of transformers; the defaults are GPT-2's.
 
@@ -95,6 +119,7 @@ class TransformerOptions(Config):
       rope_scaling: LLaMA 3's scaling of these; None for no scaling.
       mlp: activation of the feed-forward part; "silu_gated" has a third matrix.
       experts: a mixture of experts, each of them like `mlp`; None for no experts.
+      sparse: attention to a pattern of keys; None for attention to all.
       use_bias: whether the blocks' matrices have biases.
       tied_head: whether logits are formed with the embedding table.
       embed_width: width of the embedding table, as in OPT-350M, from which matrices
@@ -114,6 +139,7 @@ class TransformerOptions(Config):
     rope_scaling: RopeScaling | None = None
     mlp: Literal["gelu_tanh", "gelu_erf", "relu", "silu_gated"] = "gelu_tanh"
     experts: ExpertsConfig | None = None
+    sparse: SparseAttentionConfig | None = None
     use_bias: bool = True
     tied_head: bool = True
     embed_width: Size | None = None
@@ -211,6 +237,16 @@ class CausalLmConfig(ModelConfig):
             width=self.width,
             heads=self.heads,
             head_dim=self.head_dim,
+        )
+        checks.require(
+            self.options.sparse is None
+            or (
+                self.options.position != "alibi" and self.kv_heads in (None, self.heads)
+            ),
+            "sparse attention has a key head for each head, and no linear biases",
+            kv_heads=self.kv_heads,
+            heads=self.heads,
+            position=self.options.position,
         )
 
     @property

@@ -64,6 +64,61 @@ def test_a_query_sees_the_keys_of_its_pattern_alone(heads):
     assert not np.any(y[:, :4])
 
 
+def test_a_causal_query_sees_no_key_behind_itself(heads):
+    pattern = layers.random_pattern(TIME, zeros=0.5, vector=4, causal=True)
+    mask = np.tril(np.asarray(pattern.to_dense(), bool))
+    y = layers.sparse_attention(*heads, pattern, causal=True)
+    _, expected = by_hand(*heads, mask)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    assert np.all(np.diagonal(mask))
+
+
+def test_a_random_pattern_has_as_many_keys_as_its_share_says():
+    whole = layers.random_pattern(32, zeros=0.75, vector=8).to_dense()
+    np.testing.assert_array_equal(np.asarray(whole).sum(axis=1), 8)
+    causal = layers.random_pattern(32, zeros=0.75, vector=8, causal=True).to_dense()
+    # A quarter of 0, 8, 16 and 24 earlier keys, and eight of its own.
+    np.testing.assert_array_equal(np.asarray(causal)[::8].sum(axis=1), [8, 10, 12, 14])
+    other = layers.random_pattern(32, zeros=0.75, vector=8, seed=1).to_dense()
+    assert np.any(whole != other)
+
+
+def test_a_query_whose_keys_are_all_behind_it_gets_zeros_and_a_gradient(heads):
+    mask = np.zeros((TIME // 4, TIME), bool)
+    mask[:, 2] = True
+
+    def total(value):
+        query, key, _ = heads
+        y = layers.sparse_attention(query, key, value, pattern_of(mask), causal=True)
+        return jnp.sum(y), y
+
+    slope, y = jax.grad(total, has_aux=True)(heads[2])
+    assert not np.any(y[:, :2])
+    np.testing.assert_allclose(slope[:, 2], TIME - 2, rtol=1e-5)
+
+
+def test_integers_refuse_gradients(heads):
+    pattern = pattern_of(np.ones((TIME // 4, TIME), bool))
+    bits = layers.AttentionBits(8, 8)
+    attend = functools.partial(layers.sparse_attention, pattern=pattern, bits=bits)
+    total = jax.jit(jax.grad(lambda value: jnp.sum(attend(*heads[:2], value))))
+    with pytest.raises(TypeError, match="train in floats"):
+        total(heads[2])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"time": 12}, "multiple of `vector` queries: got time=12, vector=8"),
+        ({"zeros": 1.0}, r"zeros must be in \[0, 1\): got zeros=1.0"),
+    ],
+)
+def test_patterns_that_cannot_be_drawn_are_refused(given, message):
+    sizes = {"time": 16, "zeros": 0.5} | given
+    with pytest.raises(ConfigError, match=message):
+        layers.random_pattern(**sizes)
+
+
 @pytest.mark.slow
 def test_its_gradient_is_that_of_masked_attention(heads):
     mask, whole = random_mask()

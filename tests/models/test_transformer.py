@@ -19,8 +19,9 @@ FAMILIES = [
 ]
 
 
-def forward(params, tokens, config):
-    """Logits of one sequence, in numpy float64."""
+def forward(params, tokens, config, mask=None):
+    """Logits of one sequence, in numpy float64; a causal mask if none is given."""
+    mask = np.tri(len(tokens), dtype=bool) if mask is None else mask
     options = config.options
     x = params["embed"]["table"][tokens]
     if options.embed_width:
@@ -32,7 +33,7 @@ def forward(params, tokens, config):
         x = x + params["position"]["table"][offset : offset + len(tokens)]
     for layer in range(config.depth):
         p = jax.tree.map(lambda a, layer=layer: a[layer], params["blocks"])
-        x = oracle.layer(x, p, config, options, np.tri(len(x), dtype=bool))
+        x = oracle.layer(x, p, config, options, mask)
     if options.final_norm:
         x = oracle.norm(x, params["final_norm"], options.norm_eps)
     if options.embed_width:

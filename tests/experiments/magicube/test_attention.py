@@ -5,14 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.magicube import attention, network, products
+from hpcjax import models
 
 
 def test_a_pattern_of_all_keys_is_dense_attention():
-    cfg = attention.Config(zeros=1e-9, steps=1)
-    mixes = attention._mixes(cfg)
-    dense, sparse = (
-        network.pixels(cfg.model, mixes[name]) for name in ("dense", "float")
-    )
+    cfg = attention.Config(sparse=models.SparseAttentionConfig(zeros=1e-9))
+    dense, sparse = (attention._network(cfg, mode) for mode in ("dense", "float"))
     params, state = dense.init(jax.random.key(0))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 1)), "float32")
     y, same = (
@@ -21,12 +19,13 @@ def test_a_pattern_of_all_keys_is_dense_attention():
     np.testing.assert_allclose(y, same, atol=1e-5)
 
 
-def test_every_eighth_query_has_the_keys_of_its_pattern():
-    pattern = attention._mixes(attention.Config())["float"].keywords["pattern"]
-    kept = np.asarray(pattern.to_dense()) != 0
-    assert (kept.sum(1) == 6).all()
-    for rows in kept.reshape(8, 8, 64):
-        assert (rows == rows[0]).all()
+def test_a_mode_is_a_choice_of_bits_and_scales(monkeypatch):
+    monkeypatch.setattr(network, "pixels", lambda config: config.options.sparse)
+    chosen = [attention._network(attention.Config(), mode) for mode in attention.MODES]
+    assert chosen[0] is None
+    assert [each.bits for each in chosen[1:]] == [*attention.MODES[1:-1], "4-4"]
+    assert {each.scales for each in chosen[1:-1]} == {"calibrated"}
+    assert chosen[-1].scales == "published"
 
 
 def test_patterns_have_the_zeros_asked_for_and_a_full_row():
