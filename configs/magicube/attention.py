@@ -1,6 +1,6 @@
 """Digits read as 64 tokens by a Transformer with 90 % sparse attention; a minute.
 
-Expect: 92 % in floats, and with 8 and 4 bits; 22 % with the published scales
+Expect: 92 % in floats, and with 8 and 4 bits; 16 % with the published scales
 (`hpcjax table magicube/attention`).
 """
 

@@ -4,9 +4,10 @@ import xarray as xr
 
 from experiments.magicube.attention import MODES, PUBLISHED
 from experiments.magicube.products import PAIRS
+from experiments.magicube.spmm_time import BCOO, BCSR, DENSE
 from hpcjax.runs import reduce
 from hpcjax.runs.reduce import above, cell, most
-from hpcjax.runs.tables import Runs, Table, grid, on_cpu
+from hpcjax.runs.tables import Runs, Table, grid, on_cpu, on_gpu
 
 _KINDS = {
     "random": {"kind": "random"},
@@ -163,6 +164,57 @@ ATTENTION = Table(
             "4-4": above("accuracy", "float", "4-4")
             .at_most(4.0, "points of floats above 4-4")
             .fails({"4-4": PUBLISHED}),
+        },
+    ),
+)
+
+
+def spmm(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each product."""
+    run = reduce.single(rows)
+    seconds = run["seconds"]
+    ratio = seconds.sel(candidate=DENSE, drop=True) / seconds
+    median = seconds.median("repetition")
+    sparse = median.sel(candidate=[BCOO, BCSR]).min("candidate")
+    return xr.Dataset(
+        {
+            "microseconds": 1e6 * median,
+            "ratio": ratio.median("repetition"),
+            "sparse": sparse / median,
+            "wrong": run["wrong"].rename(pair="candidate").reindex_like(median),
+        }
+    ).rename(candidate="row")
+
+
+SPMM = Table(
+    id="magicube/spmm",
+    title="Time of a product with 2048x2048 sparse integers, 90 % zeros, 512 columns",
+    paper=(
+        "Li, Osawa and Hoefler, SC 2022, section 5: faster than dense products in "
+        "half precision, and than other sparse ones"
+    ),
+    caption=(
+        "Vectors of eight rows at random places; 20 products in one program, in "
+        "turns. wrong: entries that differ from the product in 64 bits modulo 2³²."
+    ),
+    benchmark=True,
+    columns={
+        "microseconds": "µs",
+        "ratio": "dense bfloat16 / this",
+        "sparse": "faster of BCOO and BCSR / this",
+        "wrong": "wrong",
+    },
+    reduce=spmm,
+    tiers=on_gpu(
+        minutes=1.0,
+        runs={"all": Runs(config="magicube/spmm_time")},
+        claims={
+            "dense": cell("ratio", "L8-R8")
+            .at_least(1.0, "time of dense bfloat16 over L8-R8's")
+            .fails({"L8-R8": BCOO}),
+            "sparse": cell("sparse", "L8-R8")
+            .at_least(1.4, "time of the faster of BCOO and BCSR over L8-R8's")
+            .fails({"L8-R8": BCOO}),
         },
     ),
 )

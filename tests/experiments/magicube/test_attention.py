@@ -1,11 +1,22 @@
 """The network of digits, and the modes that it is evaluated in."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from experiments.magicube import attention, network, products
+from experiments.magicube import attention, network, products, spmm_time, tables
 from hpcjax import models
+
+SMALL = {
+    "size": 64,
+    "outputs": 16,
+    "inner": 1,
+    "repetitions": 2,
+    "implementation": "reference",
+}
 
 
 def test_a_pattern_of_all_keys_is_dense_attention():
@@ -37,3 +48,13 @@ def test_patterns_have_the_zeros_asked_for_and_a_full_row():
     assert long[16].all()
     sizes = products._pattern(products.Config(kind="magnitude"), rng).sum(1)
     assert sizes.max() > 3 * sizes.mean()
+
+
+@pytest.mark.slow
+def test_times_are_those_of_exact_products():
+    sizes = dataclasses.replace(spmm_time.Config(), **SMALL)
+    rows = {"all": spmm_time.run(sizes, None).expand_dims("seed")}
+    table = tables.spmm(rows)
+    assert not table["wrong"].sel(row=list(spmm_time.OWN)).any()
+    ratio = table["sparse"].sel(row=[spmm_time.BCOO, spmm_time.BCSR]).max()
+    assert ratio == 1
