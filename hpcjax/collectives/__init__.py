@@ -17,5 +17,6 @@ PARTS = {
         "ok_topk": "OkTopkConfig",
         "sign": "SignConfig",
         "power_sgd": "PowerSgdConfig",
+        "torus": "TorusConfig",
     }
 }

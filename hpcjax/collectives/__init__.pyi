@@ -25,6 +25,8 @@ from .group import Group as Group
 from .group import Sent as Sent
 from .gtopk_config import GTopkConfig as GTopkConfig
 from .half_config import HalfConfig as HalfConfig
+from .hamiltonian_cycles import hamiltonian_cycles as hamiltonian_cycles
+from .hamiltonian_cycles import ring_cycles as ring_cycles
 from .host_group import HostGroup as HostGroup
 from .low_rank_config import PowerSgdConfig as PowerSgdConfig
 from .mesh_group import MeshGroup as MeshGroup
@@ -36,6 +38,7 @@ from .signs_config import SignConfig as SignConfig
 from .subset import spread as spread
 from .subset import subset_sum as subset_sum
 from .topk_dsa_config import TopkDsaConfig as TopkDsaConfig
+from .torus_config import TorusConfig as TorusConfig
 from .transfers import Transfer as Transfer
 from .transfers import all_gather as all_gather
 from .transfers import all_reduce as all_reduce

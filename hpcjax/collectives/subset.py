@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcjax.collectives.group import Group, Vector
+from hpcjax.collectives.rings import Rings, gather_parts, scatter_sum
 
 
 def subset_sum(group: Group, x: Vector, members: Sequence[int]) -> Vector:
@@ -23,24 +24,8 @@ def subset_sum(group: Group, x: Vector, members: Sequence[int]) -> Vector:
     if count < 2:
         return x
     padded = group.xp.concatenate([x, group.xp.zeros(-n % count, x.dtype)])
-    parts = padded.reshape(count, -1)
-    places = np.zeros(group.size, np.int32)
-    places[list(members)] = np.arange(count)
-    place = group.xp.asarray(places)[group.rank]
-    ring = [(members[i], members[(i + 1) % count]) for i in range(count)]
-
-    # Reduce-scatter: the partial sum of a part starts at the member behind its owner
-    # and travels around the ring. After step s, the member at `place` has that of part
-    # place - s - 2, so at the end (s = c - 2) the whole sum of part `place`.
-    total = parts[(place - 1) % count]
-    for step in range(count - 1):
-        total = group.permute(total, ring) + parts[(place - step - 2) % count]
-    # All-gather: the sums of parts place, place - 1, … arrive in this order.
-    sums = [total]
-    for _ in range(count - 1):
-        sums.append(group.permute(sums[-1], ring))
-    order = (place - group.xp.arange(count)) % count
-    return group.xp.stack(sums)[order].reshape(-1)[:n]
+    ring = Rings.of([members], group.size)
+    return gather_parts(group, scatter_sum(group, padded, ring), ring)[:n]
 
 
 def spread(group: Group, x: Vector, groups: Sequence[Sequence[int]]) -> Vector:

@@ -28,6 +28,7 @@ from hpcjax.collectives import (
     SignConfig,
     TopKConfig,
     TopkDsaConfig,
+    TorusConfig,
     entries_wanted,
 )
 from hpcjax.core import per_device
@@ -58,6 +59,8 @@ ALL = CONSERVING | {
     "votes": SignConfig(),
     "warm_up": TopKConfig(density=DENSITY, dense_steps=2),
     "lossy": GTopkConfig(density=DENSITY),
+    "torus": TorusConfig(),
+    "rows_columns": TorusConfig(algorithm="rows_columns"),
 }
 MEMBERS, LENGTH = 4, 300
 # Words beside entries: 31 counts and more in an exact step of Ok-Topk; short vectors go
