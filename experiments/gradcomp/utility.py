@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from hpcjax import cost, hostcomm, perf, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 
 CALIBRATIONS = pathlib.Path(__file__).parent / "calibrations"
 GBIT = 1e9 / 8
@@ -42,6 +42,8 @@ class Config(config.Config):
       gbit_per_s: bandwidths of a worker's link.
       alpha_s: seconds for each round of a collective.
       topology: of the collectives.
+      network: one of `cost.NETWORKS`, whose links have the bandwidth together; "none"
+        for links between all neighbours.
       slowdown: gamma; 1 is in favour of synchronous SGD.
       bucket_bytes: of synchronous SGD.
       compute_speed: how many times as fast a device would compute, and encode.
@@ -58,10 +60,15 @@ class Config(config.Config):
     gbit_per_s: tuple[config.Positive, ...] = (10.0, 25.0, 100.0, 200.0, 400.0)
     alpha_s: config.NotNegative = 1e-5
     topology: Literal["ring", "tree"] = "ring"
+    network: str = "none"
     slowdown: Annotated[float, config.AtLeast(1.0)] = 1.0
     bucket_bytes: int = 25 * 2**20
     compute_speed: tuple[config.Positive, ...] = (1.0, 2.0, 3.0, 4.0)
     seed: config.Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.require_choice("network", self.network, ("none", *cost.NETWORKS))
 
 
 class Setup(NamedTuple):
@@ -136,6 +143,7 @@ def setups(cfg: Config) -> Iterator[Setup]:
             processes=processes,
             link=hostcomm.MessageCost.of_rate(cfg.gbit_per_s[0] * GBIT, cfg.alpha_s),
             topology=cfg.topology,
+            network=cost.NETWORKS.get(cfg.network),
         )
         timed = known.add_encode_time(METHODS[label], row.model, processes)
         yield Setup(row.model, timed, work, system)

@@ -1,3 +1,9 @@
+from .allocation import Heuristics as Heuristics
+from .allocation import JobSizes as JobSizes
+from .allocation import allocate as allocate
+from .allocation import draw_jobs as draw_jobs
+from .allocation import list_shapes as list_shapes
+from .allocation import simulate_allocation as simulate_allocation
 from .averaging_rounds import AveragingCost as AveragingCost
 from .averaging_rounds import GroupTimes as GroupTimes
 from .averaging_rounds import averaging_cost as averaging_cost
@@ -43,6 +49,14 @@ from .kfac_work import preconditioning as preconditioning
 from .kfac_work import transformer_block as transformer_block
 from .layout_times import Roofline as Roofline
 from .layout_times import layout_times as layout_times
+from .mesh_networks import HxMesh as HxMesh
+from .mesh_networks import Torus as Torus
+from .named_networks import NETWORKS as NETWORKS
+from .network_graphs import Links as Links
+from .network_graphs import NetworkGraph as NetworkGraph
+from .networks import Bill as Bill
+from .networks import Network as Network
+from .networks import Prices as Prices
 from .overlap import Overlap as Overlap
 from .overlap import overlap_pieces as overlap_pieces
 from .partial_rounds import RoundTimes as RoundTimes
@@ -61,6 +75,8 @@ from .sparse_state import dense_memory as dense_memory
 from .sparse_state import plan_pipeline as plan_pipeline
 from .sparse_state import sparse_memory as sparse_memory
 from .sparse_state import time_pipeline as time_pipeline
+from .switched_networks import Dragonfly as Dragonfly
+from .switched_networks import FatTree as FatTree
 from .tensor_grids import Planned as Planned
 from .tensor_grids import best_grid as best_grid
 from .tensor_grids import comm_volume as comm_volume
@@ -68,3 +84,7 @@ from .tensor_grids import grid_features as grid_features
 from .timelines import Bar as Bar
 from .timelines import chrome_trace as chrome_trace
 from .timelines import draw_timelines as draw_timelines
+from .traffic import alltoall_share as alltoall_share
+from .traffic import diameter as diameter
+from .traffic import ring_hops as ring_hops
+from .traffic import ring_share as ring_share

@@ -13,6 +13,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 from hpcjax.collectives import Count, ExchangeConfig, Transfer, all_reduce
 from hpcjax.core import checks
+from hpcjax.cost import traffic
+from hpcjax.cost.networks import Network
 from hpcjax.hostcomm import MessageCost
 
 WORD_BYTES = 4
@@ -37,7 +39,10 @@ class Plan(NamedTuple):
 class System:
     """Workers and the links between them.
 
-    A collective of b bytes takes alpha · rounds + b / bandwidth seconds.
+    A collective of b bytes takes alpha · rounds + b / bandwidth seconds. On a network
+    alpha is that of a hop, and the bandwidth that of all links of a worker, of which
+    passes have the network's `ring_share` and messages its `alltoall_share`: as if
+    all accelerators did the same at once.
 
     Attributes:
       processes: p, the number of workers.
@@ -46,17 +51,26 @@ class System:
       hops: "counted" if alpha is the latency of one message: the rounds of an
         all-reduce then count twice, for reduce-scatter and all-gather. "fitted" if
         alpha was fitted to times of whole collectives: the rounds count once.
+      network: what the links are of; None for links between all neighbours. Its routes
+        replace those of a tree: `topology` must be "ring".
     """
 
     processes: int
     link: MessageCost
     topology: Literal["ring", "tree"] = "ring"
     hops: Literal["fitted", "counted"] = "fitted"
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         checks.require_count(1, processes=self.processes)
         checks.require_choice("topology", self.topology, ("ring", "tree"))
         checks.require_choice("hops", self.hops, ("fitted", "counted"))
+        if self.network is not None:
+            rule = "a network has its own routes, and goes with topology='ring'"
+            checks.require(self.topology == "ring", rule, topology=self.topology)
+            most = self.network.accelerators
+            rule = f"the network has {most} accelerators"
+            checks.require(self.processes <= most, rule, processes=self.processes)
 
     def with_bandwidth(self, bytes_per_s: float) -> "System":
         """Returns the system with links of another bandwidth."""
@@ -68,13 +82,26 @@ class System:
         ring = self.topology == "ring"
         per_pass = self.processes - 1.0 if ring else math.log2(self.processes)
         passes = transfer.passes if self.hops == "counted" else min(1, transfer.passes)
-        return per_pass * passes + transfer.messages
+        if self.network is None:
+            return per_pass * passes + transfer.messages
+        near, far = traffic.ring_hops(self.network), traffic.diameter(self.network)
+        return near * per_pass * passes + far * transfer.messages
+
+    def share(self, transfer: Transfer) -> float:
+        """Returns the share of the bandwidth that the operation has."""
+        if self.network is None:
+            return 1.0
+        if transfer.passes:
+            return traffic.ring_share(self.network)
+        return traffic.alltoall_share(self.network)
 
     def seconds(self, transfers: Iterable[Transfer]) -> float:
         """Returns the time of operations that run one after the other."""
         times = (
-            self.link.seconds(WORD_BYTES * transfer.words, self.rounds(transfer))
-            for transfer in transfers
+            self.link.seconds(
+                WORD_BYTES * each.words / self.share(each), self.rounds(each)
+            )
+            for each in transfers
         )
         return sum(times, 0.0)
 
