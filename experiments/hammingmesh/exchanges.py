@@ -58,8 +58,8 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """Prices one exchange of a model's gradients over all accelerators.
 
     Returns:
-      `seconds` [network, model, exchange], and `bytes_s`, those of the bytes without the
-      latency; `dollars` of each network; `megabytes` of a model's gradients.
+      `seconds` [network, model, exchange], and `bytes_s`, those of the bytes without
+      the latency; `dollars` of each network; `megabytes` of a model's gradients.
     """
     del ctx
     networks = [cost.NETWORKS[name] for name in cfg.networks]

@@ -80,8 +80,8 @@ NETWORKS = Table(
     caption=(
         "About 1,000 and 16,000 accelerators with 16 links of 400 Gb/s each. Dollars "
         "of switches and cables; recalled: the paper's; off by graph: dollars that "
-        "counting cables and switches of the graph gives beyond the rules, if unshared: "
-        "with a switch for each line. Diameter in links, those of endpoints included; "
+        "counting the graph's cables and switches gives beyond the rules; if unshared: "
+        "a switch a line. Diameter in links, those of endpoints included; "
         "the paper counts 3 between a Dragonfly's routers. Shares of the injection "
         "bandwidth at which the first link is full, with messages split over all "
         "shortest paths: to all others, around two disjoint Hamiltonian cycles, and "
@@ -169,11 +169,11 @@ ALLOCATION = Table(
     ),
     caption=(
         "Jobs of a trace of Alibaba's, until the free boards are spoken for; means of "
-        "400 draws, the same jobs and failed boards in all columns. Each column adds to "
-        "the one before it: a shape's transpose, other shapes of as many boards, the "
+        "400 draws, the same jobs and failed boards in all columns. Each adds to that "
+        "before it: a shape's transpose, other shapes of as many boards, the "
         "largest job first. contiguous: sorted, too, but jobs need neighbouring rows "
-        "and columns, as on a torus. worst: 1st percentile when sorted. step: the least "
-        "gain of a heuristic over the one before; final: that of contiguous."
+        "and columns, as on a torus. worst: 1st percentile when sorted. step: a "
+        "heuristic's least gain over the one before; final: that of contiguous."
     ),
     columns={
         **{name: name for name in HEURISTICS},
@@ -252,7 +252,7 @@ EXCHANGES = Table(
         claims={
             "dense": most("tree", "resnet50, dense", "bert_base, dense")
             .at_most(1.05, "of the fat tree's time for a dense all-reduce on Hx2Mesh")
-            .fails({"resnet50, dense": "resnet50, Ok-Topk"}),
+            .fails({"bert_base, dense": "bert_base, Ok-Topk"}),
             "to all": cell("torus_bytes", "bert_base, Ok-Topk")
             .at_least(3.0, "times Hx2Mesh's time on a torus for messages to all")
             .fails({"bert_base, Ok-Topk": "bert_base, dense"}),

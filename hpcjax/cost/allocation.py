@@ -8,6 +8,7 @@ References:
   2022, section 4.2.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class JobSizes(NamedTuple):
           ConfigError: sizes or percentages do not ascend, or do not end at 100.
         """
         for name, values in self._asdict().items():
-            falls = [a for a, b in zip(values, values[1:], strict=False) if a >= b]
+            falls = [a for a, b in itertools.pairwise(values) if a >= b]
             checks.require(not falls, f"{name} must ascend", not_below_the_next=falls)
         good = 0 < len(self.boards) == len(self.percent) and self.percent[-1] == 100
         rule = "every size needs a percentage, the last 100"
@@ -69,12 +70,15 @@ class JobSizes(NamedTuple):
         return self.boards[int(place)]
 
 
+_GREEDY = Heuristics()
+
+
 def list_shapes(boards: int) -> list[tuple[int, int]]:
-    """Returns (rows, columns) of a job, rows at most columns, nearest to square first.
+    """Returns (rows, columns) of a job, nearest to square first, none wider than high.
 
     Examples:
       >>> list_shapes(12)
-      [(3, 4), (2, 6)]
+      [(4, 3), (6, 2)]
     """
     divisors = range(math.isqrt(boards), 0, -1)
     shapes = [(boards // cols, cols) for cols in divisors if boards % cols == 0]
@@ -112,7 +116,7 @@ def draw_jobs(
 def allocate(
     grid: np.ndarray,
     jobs: Sequence[int],
-    heuristics: Heuristics = Heuristics(),
+    heuristics: Heuristics = _GREEDY,
 ) -> np.ndarray:
     """Places jobs one after the other; those that do not fit are left out.
 

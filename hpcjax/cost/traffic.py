@@ -118,8 +118,8 @@ def follow_paths(
         inverse.data = 1 / inverse.data
         passed = (wanted.multiply(_ones(level)) + passed).multiply(inverse).tocsr()
         # A link carries that times the paths that come to it.
-        loads[0] += before[start].multiply(passed[end]).sum(axis=1)
-        loads[1] += before[end].multiply(passed[start]).sum(axis=1)
+        loads[0] += _rows(before, start).multiply(_rows(passed, end)).sum(axis=1)
+        loads[1] += _rows(before, end).multiply(_rows(passed, start)).sum(axis=1)
         passed = before.multiply(_adjacency(graph) @ passed).tocsr()
     return loads * graph.count
 
@@ -159,6 +159,10 @@ def _adjacency(graph: NetworkGraph) -> sparse.csr_array:
     others = np.concatenate([graph.end, graph.start])
     counts = np.tile(graph.count.astype(float), 2)
     return sparse.csr_array((counts, (ends, others)), shape=(graph.nodes, graph.nodes))
+
+
+def _rows(matrix: sparse.csr_array, places: np.ndarray) -> sparse.csr_array:
+    return sparse.csr_array(matrix[places])
 
 
 def _ones(matrix: sparse.csr_array) -> sparse.csr_array:

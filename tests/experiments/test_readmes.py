@@ -53,6 +53,11 @@ def test_chai():
     assert names["made"].cache_bytes > 0
 
 
+def test_hammingmesh():
+    names = run("hammingmesh")
+    assert names["system"].share(names["all_reduce"](1e8, 1024)) == 1
+
+
 @pytest.mark.slow
 def test_samo():
     model, params, config = speaker(2)
