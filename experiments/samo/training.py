@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcjax import core, data, metrics, runs
 from hpcjax.core import config
+from hpcjax.core.patterns import matches_any
 from hpcjax.core.structures import count_kept
 from hpcjax.data import CharTextConfig
 from hpcjax.models import CausalLmConfig
@@ -24,11 +25,12 @@ class Config(config.Config):
       dataset: the text.
       model: the network.
       optimizer: of all training; begins anew with the ticket.
-      sparsity: of all matrices together.
+      sparsity: of the pruned matrices together.
+      pruned: regexes of the parameters that are pruned, if they are matrices.
       every: dense steps between two masks of the largest values.
       tolerance: the ticket is drawn once the last five masks differ from each other in
         less than this share of their entries.
-      most: masks that are drawn at most.
+      most: masks that are drawn at most; with 1 the first one is the ticket.
       steps: of training with the ticket, in each form.
       batch_size: sequences of a step.
       seed: of parameters and data.
@@ -45,16 +47,17 @@ class Config(config.Config):
         "model.depth": "1",
     }
 
-    dataset: CharTextConfig = CharTextConfig(context=32)
-    model: CausalLmConfig = CausalLmConfig(depth=2, width=192, heads=4)
+    dataset: CharTextConfig = CharTextConfig(context=64)
+    model: CausalLmConfig = CausalLmConfig(depth=2, width=64, heads=4)
     optimizer: AdamWConfig = AdamWConfig(
-        lr=2e-3, clip_norm=1.0, schedule=CosineConfig()
+        lr=3e-3, clip_norm=1.0, schedule=CosineConfig()
     )
     sparsity: config.Share = 0.9
-    every: config.Size = 50
+    pruned: config.Patterns = ("^blocks/",)
+    every: config.Size = 40
     tolerance: config.Share = 0.1
-    most: config.Size = 8
-    steps: config.Size = 1500
+    most: config.Size = 1
+    steps: config.Size = 360
     batch_size: config.Size = 16
     seed: config.Seed = 0
 
@@ -140,11 +143,15 @@ def find_ticket(cfg: Config, loop: "_Loop", params: Any) -> tuple[Any, Any, int]
 
 
 def largest(cfg: Config, params: Any) -> Any:
-    """Returns the mask of the largest values of all matrices together."""
+    """Returns the mask of the largest values of the pruned matrices together."""
     import jax.numpy as jnp
 
+    def is_pruned(path: str, leaf: Any) -> bool:
+        matrix = leaf.ndim - path.startswith("blocks/") > 1
+        return matrix and matches_any(cfg.pruned, path)
+
     scores = {
-        path: jnp.abs(leaf) if leaf.ndim - path.startswith("blocks/") > 1 else None
+        path: jnp.abs(leaf) if is_pruned(path, leaf) else None
         for path, leaf in core.trees.flatten(params).items()
     }
     size = sum(score.size for score in scores.values() if score is not None)

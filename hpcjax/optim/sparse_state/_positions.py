@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from hpcjax.core import checks
 from hpcjax.core.structs import pytree, static
-from hpcjax.core.varying import axis_names
+from hpcjax.core.varying import axis_names, vary_like
 from hpcjax.optim.sparse_state.options import INDICES, Index
 
 LARGEST_PART = 2**31
@@ -77,6 +77,8 @@ class Positions:
     @functools.partial(jax.jit, inline=True)
     def gather(self, dense: Float[Array, "..."]) -> Float[Array, "*lead kept"]:
         """Returns the kept values of a parameter."""
+        if self.stack:
+            return jax.lax.map(lambda pair: pair[0].gather(pair[1]), (self, dense))
 
         def take(row: Array, at: Array) -> Array:
             return row.at[at].get(
@@ -86,22 +88,40 @@ class Positions:
                 indices_are_sorted=True,
             )
 
-        rows = _cut(dense, self.stack, self.grid, self.block)
+        rows = _cut(dense, (), self.grid, self.block)
         return _over_parts(take, self.lead)(rows, self.indices())
 
     @functools.partial(jax.jit, inline=True)
-    def expand(self, values: Float[Array, "*lead kept"]) -> Float[Array, "..."]:
-        """Returns the parameter with these values, and zeros where it is pruned."""
+    def write(
+        self, dense: Float[Array, "..."], values: Float[Array, "*lead kept"]
+    ) -> Float[Array, "..."]:
+        """Returns the parameter with other kept values.
 
-        def put(values: Array, at: Array) -> Array:
-            return (
-                jnp.zeros(self.size, values.dtype)
-                .at[at]
-                .set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
+        A stack is written layer by layer: XLA then does so in the array's own memory,
+        if it is donated, where one scatter would be sorted and copied as a whole.
+        """
+        if self.stack:
+
+            def put_layer(layer: Array, whole: Array) -> Array:
+                at = jax.tree.map(lambda places: places[layer], self)
+                new = at.write(whole[layer], values[layer])
+                return jax.lax.dynamic_update_index_in_dim(whole, new, layer, 0)
+
+            whole = vary_like(dense, (values, self.places))
+            return jax.lax.fori_loop(0, self.stack[0], put_layer, whole)
+
+        def put(row: Array, values: Array, at: Array) -> Array:
+            return row.at[at].set(
+                values, mode="drop", unique_indices=True, indices_are_sorted=True
             )
 
-        rows = _over_parts(put, self.lead)(values, self.indices())
-        return _join(rows, self.stack, self.grid, self.block)
+        rows = _cut(dense, (), self.grid, self.block)
+        rows = _over_parts(put, self.lead)(rows, values, self.indices())
+        return _join(rows, (), self.grid, self.block)
+
+    def expand(self, values: Float[Array, "*lead kept"]) -> Float[Array, "..."]:
+        """Returns the parameter with these values, and zeros where it is pruned."""
+        return self.write(jnp.zeros(self.shape, values.dtype), values)
 
 
 def locate(

@@ -45,7 +45,7 @@ class Pruned(Deferred):
     def replace(self, values: jax.Array) -> "Pruned":
         """Returns the parameter with other kept values."""
         values = values.astype(self.weights.dtype)
-        weights = self.positions.expand(values) if self.dense else values
+        weights = self.positions.write(self.weights, values) if self.dense else values
         return Pruned(weights=weights, positions=self.positions, dense=self.dense)
 
 

@@ -1,12 +1,13 @@
 """SAMO's tables: their claims in small live runs, and with the mechanism broken."""
 
+import dataclasses
 import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.samo import layout, memory, tables, training
+from experiments.samo import layout, memory, peak, tables, training
 from hpcjax import sharding
 from hpcjax.data import CharTextConfig
 from hpcjax.models import CausalLmConfig
@@ -60,8 +61,10 @@ def test_losses_are_those_of_masked_training_and_learn(tmp_path):
         sparsity=0.5,
     )
     made = training.run(cfg, types.SimpleNamespace(data_root=tmp_path))
-    table = tables.TRAINING.reduce({"p = 0.9": one_seed(made)})
-    claims = tables.TRAINING.tier("cpu").claims
+    table = tables.QUALITY.reduce(
+        {p: one_seed(made) for p in ("p = 0.5", "p = 0.8", "p = 0.9")}
+    )
+    claims = tables.QUALITY.tier("cpu").claims
     identical = claims["identical"]
     assert identical.holds(identical.ours(table))
     assert not identical.holds(identical.ours(identical.control.apply(table)))
@@ -72,10 +75,25 @@ def test_losses_are_those_of_masked_training_and_learn(tmp_path):
     assert made["kept"].item() == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.acceptance("samo", 5)
+def test_a_step_holds_one_dense_gradient_and_writes_weights_in_place():
+    sizes = {"depth": 24, "width": 128, "rows": 8}
+    found = {
+        form: peak.run(peak.Config(form=form, **sizes), None)["peak"].item()
+        for form in ("dense", "int32", "bitmap", "after")
+    }
+    # Weights, Adam's moments and gradients: 4 + 8 + 4 bytes each.
+    assert found["dense"] == pytest.approx(16.5, abs=0.5)
+    # 4 of weights, and a tenth of 16, 4 of positions, 4 while they are updated.
+    assert found["int32"] < 7.2
+    assert found["bitmap"] < 7.4
+    assert found["after"] > 10
+
+
 @pytest.mark.slow
 def test_a_ticket_is_drawn_when_masks_settle():
-    cfg = training.Config(every=1, most=6)
-    settled = training.Config(every=1, most=6, tolerance=0.5)
+    cfg = training.Config(every=1, most=6, pruned=(".*",))
+    settled = dataclasses.replace(cfg, tolerance=0.5)
     for given, drawn in ((cfg, 6), (settled, 5)):
         loop = Masks()
         assert training.find_ticket(given, loop, {"w": loop.weights})[2] == drawn
