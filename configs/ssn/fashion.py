@@ -5,7 +5,7 @@ Needs `hpcjax data fetch fashion-mnist`. 10,000 images, each pixel the mean of f
 that all layers have together.
 Expect: with a quarter of the weights the error is within 2 points of the unshared
 network's; with a twentieth it is below that of a narrower network of as many
-parameters (`hpcjax table ssn/budgets`).
+parameters (`hpcjax table ssn/fashion`).
 """
 
 import dataclasses

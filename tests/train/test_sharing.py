@@ -56,12 +56,18 @@ def test_a_run_trains_what_is_shared_with_any_optimizer_and_exchange(tmp_path):
         ({"budget": 1e-4, "upsample": "none"}, "the budget must be at least"),
         ({"include": ("table",)}, "matches 'table'"),
         ({"groups": "random", "count": 9}, "number of layers, 4"),
+        ({"groups": "given", "labels": (0, 1)}, "one number for each of the 4 layers"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(changed, words, tmp_path):
     broken = dataclasses.replace(CONFIG, sharing=SharingConfig(**changed))
     with pytest.raises(ConfigError, match=words):
         training.task(broken, tmp_path, devices=2)
+
+
+def test_labels_are_of_given_groups():
+    with pytest.raises(ConfigError, match=r"groups='all', labels=\(0, 1\)"):
+        SharingConfig(labels=(0, 1))
 
 
 def test_runs_of_other_seeds_draw_other_groups():

@@ -4,7 +4,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from hpcjax.compress.sharing.options import SharingOptions
-from hpcjax.core.config import Patterns, Positive, Seed, Size
+from hpcjax.core import checks
+from hpcjax.core.config import Count, Patterns, Positive, Seed, Size
 
 if TYPE_CHECKING:
     from hpcjax.core.model import Model
@@ -17,8 +18,10 @@ class SharingConfig(SharingOptions):
     Attributes:
       budget: weights of all layers that share, over those they would have; above 1
         layers combine more templates than they have weights.
-      groups: of layers with one store: all layers, those of one shape, or drawn.
+      groups: of layers with one store: all layers, those of one shape, drawn, or given.
       count: number of drawn groups.
+      labels: the group of each layer, in the order of `list_layers`, where they are
+        given.
       include: regexes of kernels.
       stacked: regexes of kernels that are stacks of layers.
       remat: whether the backward pass makes the weights again.
@@ -26,12 +29,19 @@ class SharingConfig(SharingOptions):
     """
 
     budget: Positive = 0.25
-    groups: Literal["all", "shape", "random"] = "all"
+    groups: Literal["all", "shape", "random", "given"] = "all"
     count: Size = 4
+    labels: tuple[Count, ...] = ()
     include: Patterns = ("(^|/)kernel$",)
     stacked: Patterns = ()
     remat: bool = False
     seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "sharing.labels go with sharing.groups=given"
+        good = bool(self.labels) == (self.groups == "given")
+        checks.require(good, rule, groups=self.groups, labels=self.labels)
 
     def apply_to(self, model: "Model", seed: int = 0) -> "Model":
         """Returns the network with shared weights.
@@ -55,6 +65,7 @@ class SharingConfig(SharingOptions):
             "random": lambda layers: sharing.group_at_random(
                 layers, self.count, self.seed + seed
             ),
+            "given": lambda _: self.labels,
         }[self.groups](layers)
         budget = round(self.budget * sum(layer.size for layer in layers))
         own = {
