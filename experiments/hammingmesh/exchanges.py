@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from experiments.gradcomp.methods import HALF
-from experiments.gradcomp.networks import shapes_of
+from experiments.gradcomp.networks import NETWORKS, shapes_of
 from hpcjax import collectives, cost, hostcomm, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 
 METHODS: "Mapping[str, cost.PricedExchange]" = {
     "dense": cost.Dense(overlapped=False),
@@ -41,6 +41,14 @@ class Config(config.Config):
     gbit_per_s: config.Positive = 400.0
     hop_s: config.NotNegative = 8e-8
     seed: config.Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, known in (("networks", cost.NETWORKS), ("models", NETWORKS)):
+            names = getattr(self, field)
+            checks.require(bool(names), f"{field} must not be empty", given=names)
+            for name in names:
+                checks.require_choice(field, name, tuple(known))
 
 
 def outline(cfg: Config) -> "runs.Outline":

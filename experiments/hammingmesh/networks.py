@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax import cost, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 
 Size = Literal["small", "large"]
 _LARGE = "_16k"
@@ -25,6 +25,11 @@ class Config(config.Config):
 
     sizes: tuple[Size, ...] = ("small", "large")
     seed: config.Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "sizes must name small or large"
+        checks.require(bool(self.sizes), rule, sizes=self.sizes)
 
 
 def list_names(cfg: Config) -> list[str]:
@@ -49,8 +54,8 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """Computes a network's bill by its rules and from its graph, and its traffic.
 
     Returns:
-      Of each network: `dollars`; `off`, those that counting cables and switches of the
-      graph gives, less those; `unshared`, the same if no lines shared switches;
+      Of each network: `dollars`; `off`, by how many counting cables and switches of the
+      graph differs; `unshared`, the same if no lines shared switches;
       `copper`, the price if fibre cost as little; `endpoints`; `diameter` in links;
       shares of the injection bandwidth in percent: `bisection`, `alltoall`, `allreduce`
       around its cycles, and `in_order`, around one ring in the order of numbers.
@@ -75,8 +80,8 @@ def _describe(network: "cost.Network") -> dict[str, float]:
     }
     return {
         "dollars": dollars,
-        "off": network.count_bill().dollars() - dollars,
-        "unshared": network.count_bill(shared=False).dollars() - dollars,
+        "off": abs(network.count_bill().dollars() - dollars),
+        "unshared": abs(network.count_bill(shared=False).dollars() - dollars),
         "copper": network.bill().dollars(COPPER),
         "endpoints": network.accelerators,
         "diameter": cost.diameter(network),

@@ -90,16 +90,16 @@ def _digits(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     for row, run in rows.items():
         own = run["accuracy"]
         narrow = rows.get(f"narrow, {row.partition(',')[0]}")
+        gained = {} if narrow is None else {"gained": (own - narrow["accuracy"]).mean()}
         cells[row] = {
             **reduce.extent(own, "accuracy"),
             "below": (rows["unshared"]["accuracy"] - own).mean(),
+            **gained,
             **{
                 name: run[name].mean()
                 for name in ("weights", "others", "mflop", "groups")
             },
         }
-        if narrow is not None:
-            cells[row]["gained"] = (own - narrow["accuracy"]).mean()
     return reduce.from_cells(cells)
 
 

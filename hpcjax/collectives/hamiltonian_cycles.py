@@ -21,7 +21,7 @@ from hpcjax.core import checks, errors
 # Colours of the edges: which cycle they are of.
 _FIRST, _SECOND = 0, 1
 _UPHILL = 0.02  # how often the search takes a swap that makes more cycles
-_TRIALS = 200_000
+_TRIALS = 20_000
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,38 +110,67 @@ def _search(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns colours by swaps in unit squares that begin with rows and columns.
 
     Where both horizontal edges of a square have one colour and both vertical ones the
-    other, swapping them leaves every member with two edges of each colour. A swap stays
-    if there are then no more cycles, until there is one of each colour.
+    other, swapping them leaves every member with two edges of each colour. Edges of two
+    cycles are then of one; those of one cycle are of one still, or of two. Swaps that
+    join cycles of both colours come first. A swap stays if there are no more cycles
+    than before, and now and then if there are.
     """
     right = np.full((rows, cols), _FIRST)
     down = np.full((rows, cols), _SECOND)
     draws = np.random.default_rng(0)
-    count = _count_cycles(right, down)
+    labels = _label(right, down)
     for _ in range(_TRIALS):
-        if count == 2:
+        if _count(labels) == 2:
             return right, down
-        i, j = draws.integers(rows), draws.integers(cols)
-        below, beside = (i + 1) % rows, (j + 1) % cols
-        flat, steep = right[[i, below], j], down[i, [j, beside]]
-        if flat[0] != flat[1] or steep[0] != steep[1] or flat[0] == steep[0]:
-            continue
-        right[[i, below], j], down[i, [j, beside]] = steep, flat
-        found = _count_cycles(right, down)
-        if found <= count or draws.random() < _UPHILL:
-            count = found
+        square = _choose(right, down, labels, draws)
+        _swap(right, down, square)
+        found = _label(right, down)
+        if _count(found) <= _count(labels) or draws.random() < _UPHILL:
+            labels = found
         else:
-            right[[i, below], j], down[i, [j, beside]] = flat, steep
+            _swap(right, down, square)
     raise errors.ConfigError(
         f"no two Hamiltonian cycles of {rows}x{cols} were found in {_TRIALS} trials"
     )
 
 
-def _count_cycles(right: np.ndarray, down: np.ndarray) -> int:
-    """Returns how many cycles both colours have: their connected parts."""
-    return sum(
-        csgraph.connected_components(_graph(right, down, colour))[0]
+def _choose(
+    right: np.ndarray, down: np.ndarray, labels: np.ndarray, draws: np.random.Generator
+) -> tuple[int, int]:
+    """Returns one of the squares that can be swapped and join most cycles."""
+    below, beside = np.roll(right, -1, axis=0), np.roll(down, -1, axis=1)
+    can = (right == below) & (down == beside) & (right != down)
+    # The number of a member's cycle of each colour, [2, rows, cols]: the edges of a
+    # square's two rows begin in (i, j) and (i + 1, j), those of its columns in (i, j)
+    # and (i, j + 1).
+    flat = np.where(right == _FIRST, labels[0], labels[1])
+    steep = np.where(down == _FIRST, labels[0], labels[1])
+    joins = (flat != np.roll(flat, -1, axis=0)).astype(int)
+    joins += steep != np.roll(steep, -1, axis=1)
+    best = np.flatnonzero(can & (joins == joins[can].max()))
+    i, j = divmod(int(draws.choice(best)), right.shape[1])
+    return i, j
+
+
+def _swap(right: np.ndarray, down: np.ndarray, square: tuple[int, int]) -> None:
+    """Swaps the colours of a square's edges, in place."""
+    i, j = square
+    both = [i, (i + 1) % len(right)], [j, (j + 1) % right.shape[1]]
+    right[both[0], j], down[i, both[1]] = down[i, j], right[i, j]
+
+
+def _label(right: np.ndarray, down: np.ndarray) -> np.ndarray:
+    """Returns the number of each member's cycle of both colours, `[2, rows, cols]`."""
+    found = [
+        csgraph.connected_components(_graph(right, down, colour))[1]
         for colour in (_FIRST, _SECOND)
-    )
+    ]
+    return np.stack(found).reshape(2, *right.shape)
+
+
+def _count(labels: np.ndarray) -> int:
+    """Returns how many cycles both colours have."""
+    return int(labels[0].max() + labels[1].max() + 2)
 
 
 def _graph(right: np.ndarray, down: np.ndarray, colour: int) -> sparse.csr_array:

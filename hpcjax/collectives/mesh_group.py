@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hpcjax import kernels
 from hpcjax.collectives.group import Entries, Group, Scalar, Sent, Vector
@@ -70,7 +71,9 @@ class MeshGroup(Group):
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         if not self._mapped:
-            return jax.lax.ppermute(self._vary(x), self.axes, pairs)
+            places = self._places_on_mesh()
+            own = [(places[source], places[target]) for source, target in pairs]
+            return jax.lax.ppermute(self._vary(x), self.axes, own)
         # Under `vmap`, JAX supports only permutations in which every member sends.
         sources = {target: source for source, target in pairs}
         source = jnp.asarray([sources.get(rank, -1) for rank in range(self.size)])
@@ -80,6 +83,18 @@ class MeshGroup(Group):
             return jnp.where(source >= 0, self.all_gather(leaf)[source], 0)
 
         return jax.tree.map(move, x)
+
+    def _places_on_mesh(self) -> list[int]:
+        """Returns the numbers of our ranks for `ppermute`.
+
+        It numbers devices in the order of the mesh's axes, whatever that of `axes` is,
+        in which everything else does.
+        """
+        names = jax.sharding.get_abstract_mesh().axis_names
+        sizes = [jax.lax.axis_size(name) for name in self.axes]
+        order = sorted(range(len(self.axes)), key=lambda at: names.index(self.axes[at]))
+        ranks = np.arange(self.size).reshape(sizes).transpose(order).reshape(-1)
+        return np.argsort(ranks).tolist()
 
     def exchange(self, entries: Entries, starts: Vector, slots: int) -> Sent:
         n = starts[-1]

@@ -69,8 +69,8 @@ class Torus(VectorMethod):
         words = dense_words(n, members)
         if self.config.algorithm == "rings":
             return (Transfer(words, passes=2),)
-        rounds = 2 * (self.config.rows + self.config.cols - 2)
-        return (Transfer(words, passes=rounds / max(1, members - 1)),)
+        rounds = self.config.rows + self.config.cols - 2
+        return (Transfer(words, passes=2, per_pass=rounds),)
 
 
 def _sum_along(group: Group, x: Vector, route: list[Rings]) -> Vector:

@@ -16,16 +16,18 @@ class Transfer(NamedTuple):
         words it sends, since it receives as many at the same time; in gTopk's tree,
         where a member sends and receives in turns, both count.
       passes: traversals of all members, around a ring or through a tree: 2 for an
-        all-reduce, 1 for an all-gather; less than 2 for an all-reduce of a torus's rows
-        and columns, which goes to neighbours, too, but in fewer rounds.
+        all-reduce, 1 for an all-gather.
       messages: further messages that follow one another, to any members.
       early: whether it needs no encoding, and so can overlap with the backward pass.
+      per_pass: rounds of a pass that goes to neighbours in ways of its own, such as
+        along rows and columns; None for those of the ring or tree.
     """
 
     words: float
-    passes: float = 0
+    passes: int = 0
     messages: float = 0.0
     early: bool = False
+    per_pass: int | None = None
 
 
 def all_reduce(count: Count, members: int, *, early: bool = False) -> Transfer:

@@ -10,7 +10,7 @@ References:
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,13 +56,28 @@ class JobSizes(NamedTuple):
           ConfigError: sizes or percentages do not ascend, or do not end at 100.
         """
         for name, values in self._asdict().items():
-            falls = [a for a, b in itertools.pairwise(values) if a >= b]
-            checks.require(not falls, f"{name} must ascend", not_below_the_next=falls)
+            wrong = [a for a, b in itertools.pairwise(values) if not 0 <= a < b]
+            rule = f"{name} must ascend from 0"
+            checks.require(not wrong, rule, not_below_the_next=wrong)
         good = 0 < len(self.boards) == len(self.percent) and self.percent[-1] == 100
         rule = "every size needs a percentage, the last 100"
         checks.require(good, rule, sizes=len(self.boards), percent=self.percent[-1:])
         checks.require_count(1, boards=self.boards[0])
         return self
+
+    def keep(self, fits: Callable[[int], bool]) -> "JobSizes":
+        """Returns the distribution of those jobs whose size fits."""
+        shares = np.diff(self.percent, prepend=0.0)
+        kept = [
+            (boards, share)
+            for boards, share in zip(self.boards, shares, strict=True)
+            if share > 0 and fits(boards)
+        ]
+        rule = "a job of some size must fit"
+        checks.require(bool(kept), rule, boards=self.boards, percent=self.percent)
+        boards, own = zip(*kept, strict=True)
+        total = np.cumsum(own)
+        return JobSizes(boards, (*(100 * total[:-1] / total[-1]).tolist(), 100.0))
 
     def draw(self, rng: np.random.Generator) -> int:
         """Draws the size of a job."""
@@ -80,6 +95,7 @@ def list_shapes(boards: int) -> list[tuple[int, int]]:
       >>> list_shapes(12)
       [(4, 3), (6, 2)]
     """
+    checks.require_count(1, boards=boards)
     divisors = range(math.isqrt(boards), 0, -1)
     shapes = [(boards // cols, cols) for cols in divisors if boards % cols == 0]
     return [
@@ -94,21 +110,16 @@ def draw_jobs(
 ) -> tuple[int, ...]:
     """Draws jobs until they fill all free boards; the last is cut to what is left.
 
-    A job whose first shape has a side of more than half of the grid is drawn again.
+    There are no jobs whose first shape has a side of more than half of the grid.
 
     Raises:
-      ConfigError: no size fits.
+      ConfigError: there are no others.
     """
     half, left = min(grid.shape) // 2, int(np.sum(grid == 0))
-    rule = "the smallest job must fit in half of the grid"
-    fits = list_shapes(sizes.boards[0])[0][0] <= half
-    checks.require(fits, rule, boards=sizes.boards[0], grid=grid.shape)
+    sizes = sizes.keep(lambda boards: list_shapes(boards)[0][0] <= half)
     jobs: list[int] = []
     while left:
-        boards = sizes.draw(rng)
-        if list_shapes(boards)[0][0] > half:
-            continue
-        jobs.append(min(boards, left))
+        jobs.append(min(sizes.draw(rng), left))
         left -= jobs[-1]
     return tuple(jobs)
 
@@ -132,21 +143,25 @@ def allocate(
       The grid, with the number of its job, from 1, on every board that has one.
 
     Raises:
-      ConfigError: a job of no boards, or of more than the grid has.
+      ConfigError: a job of no boards, or of more than the grid has; other numbers in
+        the grid.
 
     Examples:
       >>> allocate(np.array([[0, -1, 0], [0, 0, 0], [0, 0, 0]]), [4, 2, 2]).tolist()
       [[1, -1, 1], [1, 2, 1], [0, 2, 0]]
     """
-    rule = f"a job needs 1 to {grid.size} boards"
-    wrong = [boards for boards in jobs if not 1 <= boards <= grid.size]
+    placed = np.array(grid, int)
+    states = np.unique(placed).tolist()
+    good = placed.ndim == 2 and set(states) <= {0, FAILED}
+    checks.require(good, "boards must be 0 or -1", shape=placed.shape, found=states[:4])
+    rule = f"a job needs 1 to {placed.size} boards"
+    wrong = [boards for boards in jobs if not 1 <= boards <= placed.size]
     checks.require(not wrong, rule, boards=wrong[:3])
-    free = [_pack(row == 0) for row in grid]
+    free = [_pack(row == 0) for row in placed]
     find = _find_block if heuristics.contiguous else _find_rows
     order = range(len(jobs))
     if heuristics.sort:
         order = sorted(order, key=lambda number: -jobs[number])
-    placed = np.array(grid)
     for number in order:
         for rows, columns in _list_tries(jobs[number], heuristics):
             found = find(free, rows, columns)
@@ -154,7 +169,7 @@ def allocate(
                 continue
             for row in found[0]:
                 free[row] &= ~found[1]
-                placed[row, _unpack(found[1], grid.shape[1])] = number + 1
+                placed[row, _unpack(found[1], placed.shape[1])] = number + 1
             break
     return placed
 
@@ -183,6 +198,7 @@ def simulate_allocation(
     Raises:
       ConfigError: more faults than boards, or none left.
     """
+    checks.require_count(1, rows=shape[0], columns=shape[1])
     boards = shape[0] * shape[1]
     good = 0 <= faults < boards
     checks.require(good, f"faults must be below {boards} boards", faults=faults)

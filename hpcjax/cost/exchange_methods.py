@@ -81,6 +81,7 @@ class System:
         """Returns how many times alpha the operation takes."""
         ring = self.topology == "ring"
         per_pass = self.processes - 1.0 if ring else math.log2(self.processes)
+        per_pass = per_pass if transfer.per_pass is None else transfer.per_pass
         passes = transfer.passes if self.hops == "counted" else min(1, transfer.passes)
         if self.network is None:
             return per_pass * passes + transfer.messages

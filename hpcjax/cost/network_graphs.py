@@ -68,6 +68,7 @@ class NetworkGraph:
         sources: Sequence[int] | np.ndarray,
     ) -> "NetworkGraph":
         """Returns the graph of some links; `pools` has an entry for each switch."""
+        links = [each for each in links if len(each.start)]
 
         def join(parts: Sequence[np.ndarray]) -> np.ndarray:
             return np.concatenate([np.zeros(0, np.int64), *parts])

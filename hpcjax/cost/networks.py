@@ -77,7 +77,11 @@ class Network(Config, abc.ABC):
 
     @abc.abstractmethod
     def bisection(self) -> float:
-        """Returns the bandwidth between its halves, over that of half the members."""
+        """Returns the bandwidth between its halves, over that of half the members.
+
+        Raises:
+          ConfigError: the network has no two equal halves of whole boards or groups.
+        """
 
     def cycles(self) -> tuple[tuple[int, ...], ...]:
         """Returns the cycles through all accelerators that rings of it go around."""

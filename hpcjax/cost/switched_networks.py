@@ -62,7 +62,7 @@ class FatTree(Network):
 
     def bisection(self) -> float:
         """Returns the bandwidth between its halves, see `Network`."""
-        return min(1.0, self.up / self.down)
+        return min(1.0, self.up / self.down) if self.leaves > 1 else 1.0
 
     def bill(self) -> Bill:
         """Returns what it is bought of."""
@@ -156,9 +156,12 @@ class Dragonfly(Network):
 
     def bisection(self) -> float:
         """Returns the bandwidth between its halves, see `Network`."""
-        half = self.groups // 2
-        between = self.routers * self.links / (self.groups - 1)
-        return 2 * half * (self.groups - half) * between / self.accelerators
+        # Neighbouring groups have most links: a half of these has the fewest to others.
+        even = self.groups % 2 == 0
+        checks.require(even, "a Dragonfly has halves of groups", groups=self.groups)
+        half = self.groups // 2 * self.routers
+        cut = sum((one < half) != (other < half) for one, other in self._join_groups())
+        return min(1.0, 2 * cut / self.accelerators)
 
     def bill(self) -> Bill:
         """Returns what it is bought of."""

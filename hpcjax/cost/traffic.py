@@ -33,6 +33,8 @@ def alltoall_share(network: Network) -> float:
       0.4688
     """
     graph = network.graph()
+    if graph.accelerators == 1:
+        return 1.0
     loads = np.zeros((2, len(graph.start)))
     for sources in _split(graph.sources, _BALANCED):
         wanted = np.ones((graph.accelerators, len(sources)))
@@ -62,6 +64,8 @@ def ring_share(network: Network, cycles: Cycles | None = None) -> float:
       1.0
     """
     graph, cycles = network.graph(), cycles or network.cycles()
+    if graph.accelerators == 1:
+        return 1.0
     loads = np.zeros((2, len(graph.start)))
     for pairs in _split(_list_pairs(cycles), _RINGS):
         ones = np.ones(len(pairs)), (pairs[:, 1], np.arange(len(pairs)))
@@ -92,6 +96,8 @@ def diameter(network: Network) -> int:
 @functools.lru_cache(maxsize=64)
 def ring_hops(network: Network) -> int:
     """Returns the most links between neighbours in the network's cycles."""
+    if network.accelerators == 1:
+        return 0
     pairs = _list_pairs(network.cycles())
     return _count_hops(network.graph(), pairs[:, 0], pairs[:, 1])
 

@@ -241,12 +241,16 @@ class CausalLmConfig(ModelConfig):
         checks.require(
             self.options.sparse is None
             or (
-                self.options.position != "alibi" and self.kv_heads in (None, self.heads)
+                self.options.position != "alibi"
+                and self.kv_heads in (None, self.heads)
+                and self.attention == "auto"
             ),
-            "sparse attention has a key head for each head, and no linear biases",
+            "sparse attention has a key head for each head, no linear biases, and an "
+            "implementation of its own",
             kv_heads=self.kv_heads,
             heads=self.heads,
             position=self.options.position,
+            attention=self.attention,
         )
 
     @property

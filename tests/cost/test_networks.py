@@ -6,6 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import sparse
+from scipy.sparse import csgraph
 
 from hpcjax import cost
 from hpcjax.collectives import TorusConfig, Transfer, all_gather, all_reduce
@@ -87,6 +89,55 @@ def test_other_diameters():
     assert found == [4, 6, 3, 6, 5]
 
 
+def cut_by_flow(network):
+    """The least cut of all halves, by maximum flows, over half of all links."""
+    graph, n = network.graph(), network.accelerators
+    source, sink = graph.nodes, graph.nodes + 1
+    least = np.inf
+    for half in itertools.combinations(range(1, n), n // 2 - 1):
+        mine = [member in (0, *half) for member in range(n)]
+        ends = [(source, m) if own else (m, sink) for m, own in enumerate(mine)]
+        start = [*graph.start, *graph.end, *(a for a, _ in ends)]
+        end = [*graph.end, *graph.start, *(b for _, b in ends)]
+        size = [*graph.count, *graph.count, *[1000] * n]
+        capacity = sparse.csr_array(
+            (np.int32(size), (start, end)), shape=(graph.nodes + 2,) * 2
+        )
+        least = min(least, csgraph.maximum_flow(capacity, source, sink).flow_value)
+    return least / (graph.injection * n / 2)
+
+
+@pytest.mark.acceptance("hammingmesh", 2)
+@pytest.mark.parametrize(
+    "network",
+    [
+        *(HxMesh(a=1, b=2, x=2, y=2), HxMesh(a=1, b=1, x=2, y=4)),
+        *(Torus(rows=2, cols=4), Torus(rows=1, cols=8), Torus(rows=3, cols=2)),
+        *(FatTree(endpoints=8, down=4, up=2), FatTree(endpoints=4, down=4, up=1)),
+        Dragonfly(routers=2, endpoints=1, links=2, groups=4),
+        Dragonfly(routers=2, endpoints=2, links=1, groups=2),
+    ],
+    ids=repr,
+)
+def test_bisections_are_least_cuts(network):
+    if network == Torus(rows=3, cols=2):
+        with pytest.raises(ConfigError, match="longer side is even: got rows=3"):
+            network.bisection()
+    else:
+        assert network.bisection() == pytest.approx(cut_by_flow(network))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [Torus(rows=1, cols=1), HxMesh(a=1, b=1, x=1, y=1), FatTree(endpoints=1, down=1)],
+    ids=repr,
+)
+def test_one_accelerator_sends_nothing(network):
+    assert cost.alltoall_share(network) == cost.ring_share(network) == 1
+    system = cost.System(processes=1, link=LINK, network=network)
+    assert system.seconds([all_reduce(100, 1)]) == 0
+
+
 def line_bound(network):
     """The load of the ports of a line, if they are loaded alike."""
     n, boards = network.accelerators, network.x
@@ -161,7 +212,7 @@ def share_by_listing(network, pairs):
     "network",
     [
         *(HxMesh(a=2, b=2, x=2, y=2), HxMesh(a=1, b=2, x=3, y=2)),
-        *(Torus(rows=3, cols=4), Torus(rows=3, cols=2)),
+        *(Torus(rows=3, cols=4), Torus(rows=3, cols=2), Torus(rows=5, cols=1)),
         Dragonfly(routers=2, endpoints=2, links=2, groups=4),
     ],
     ids=repr,
@@ -214,6 +265,8 @@ def test_rows_and_columns_take_fewer_rounds():
         for name in ("rings", "rows_columns")
     )
     assert [system.rounds(*each) for each in (rings, columns)] == [30, 12]
+    fitted = dataclasses.replace(system, hops="fitted")
+    assert [fitted.rounds(*each) for each in (rings, columns)] == [15, 6]
     assert system.share(*columns) == 1
 
 

@@ -89,7 +89,9 @@ class Masked(nnx.Module):
         return self.attention(x, jnp.arange(16)[None], jnp.ones((1, 16, 16), bool))
 
 
-@pytest.mark.parametrize("fields", [{"kv_heads": 1}, {"options": models.BLOOM}])
+@pytest.mark.parametrize(
+    "fields", [{"kv_heads": 1}, {"options": models.BLOOM}, {"attention": "xla"}]
+)
 def test_what_does_not_go_with_a_pattern_is_refused(fields):
     options = dataclasses.replace(fields.get("options", models.GPT2), sparse=SPARSE)
     with pytest.raises(ConfigError, match="sparse attention has a key head for each"):
