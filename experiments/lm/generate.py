@@ -1,16 +1,19 @@
 """Continues a text with a language model."""
 
 import dataclasses
+import pathlib
 import time
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hpcjax import inference, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 from hpcjax.core.errors import ConfigError
 from hpcjax.inference import Continuation, Sampler
+
+FIGURES = ("tokens_per_second", "first_seconds", "compile_seconds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,7 @@ class Config(config.Config):
       model: "smollm2", the path of a GGUF file or of a folder with its tokenizer, or
         "random", a tiny model of bytes that nobody has trained.
       prompt: the text to continue, or with `chat` a question to answer.
+      prompt_file: a file in UTF-8 whose text takes the place of `prompt`.
       chat: whether the prompt is written as the model's chat template asks.
       max_new_tokens: at most; the model's end token, or the end of the context that it
         was trained with, ends earlier.
@@ -38,6 +42,7 @@ class Config(config.Config):
 
     model: str = "smollm2"
     prompt: str = "In the beginning God created the heaven and the earth."
+    prompt_file: str | None = None
     chat: bool = False
     max_new_tokens: int = 48
     sampler: Sampler = Sampler(temperature=0.7, top_p=0.9)
@@ -53,6 +58,21 @@ class Config(config.Config):
             )
         self.options()
 
+    def read_prompt(self) -> str:
+        """Returns the text to continue.
+
+        Raises:
+          ConfigError: the file is not there, is empty, or is not UTF-8.
+        """
+        if self.prompt_file is None:
+            return self.prompt
+        try:
+            text = pathlib.Path(self.prompt_file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"prompt_file={self.prompt_file!r}: {error}") from error
+        checks.require(bool(text), "a prompt is needed", prompt_file=self.prompt_file)
+        return text
+
     def options(self, end: int | None = None, room: int | None = None) -> Continuation:
         """Returns how the text is continued, by at most `room` tokens."""
         most = self.max_new_tokens if room is None else min(room, self.max_new_tokens)
@@ -64,7 +84,7 @@ def outline(cfg: Config) -> "runs.Outline":
     return runs.outline(
         {
             **dict.fromkeys(("text", "tokens"), "sample"),
-            **dict.fromkeys(("tokens_per_second", "compile_seconds"), ""),
+            **dict.fromkeys(FIGURES, ""),
         },
         sample=range(cfg.samples),
     )
@@ -75,13 +95,15 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
 
     Returns:
       `text` and `tokens` [sample], how many were made; `tokens_per_second`, of all
-      samples together, the prompt's reading included; `compile_seconds`.
+      samples together, the prompt's reading included; `first_seconds` to the first
+      token of each; `compile_seconds`.
     """
     import jax
 
     speaking = inference.load_language_model(cfg.model, ctx.data_root)
     loaded, tokenizer = speaking.pretrained, speaking.tokenizer
-    prompt = tokenizer.encode(speaking.ask(cfg.prompt) if cfg.chat else cfg.prompt)
+    text = cfg.read_prompt()
+    prompt = tokenizer.encode(speaking.ask(text) if cfg.chat else text)
     room = loaded.context - len(prompt)
     if room < 1:
         raise ConfigError(
@@ -92,35 +114,82 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     prompts = inference.pad_prompts([prompt] * cfg.samples)
     options = cfg.options(getattr(tokenizer, "eos", None), room)
     began = time.perf_counter()
-    write = inference.compile_generation(speaker, prompts, options)
+    write = inference.compile_stream(speaker, prompts, options)
     compiled = time.perf_counter()
-    made = write(jax.random.key(cfg.seed))
-    lengths = np.asarray(made.lengths)
+    shown = _Shown(tokenizer, options.end, cfg.samples)
+    # One text is shown as it comes; several would run into each other.
+    say = ctx.say if cfg.samples == 1 else _say_nothing
+    say("" if cfg.chat else text, end="")
+    first = 0.0
+    for token in write(jax.random.key(cfg.seed)):
+        first = first or time.perf_counter() - compiled
+        say(shown.add(token), end="")
     seconds = time.perf_counter() - compiled
-    texts = []
-    for row, length in zip(np.asarray(made.tokens), lengths, strict=True):
-        # A text is shown without the token that ends it.
-        ended = options.end is not None and row[length - 1] == options.end
-        words = row[: length - ended]
-        # A model may have more words than its tokenizer; they stand for nothing.
-        texts.append(tokenizer.decode(words[words < len(tokenizer)]))
-    for text in texts:
-        ctx.say(text if cfg.chat else cfg.prompt + text)
+    say(shown.rest())
+    texts, lengths = shown.texts(), shown.lengths()
+    if cfg.samples > 1:
+        for each in texts:
+            ctx.say(each if cfg.chat else text + each)
     if room < cfg.max_new_tokens and lengths.max() == room:
         ctx.say(f"(the model's context of {loaded.context} tokens ends here)")
     rate = float(lengths.sum()) / seconds
     ctx.say(
-        f"({lengths.sum()} tokens at {rate:.1f} tokens/s, behind {len(prompt)} of the "
-        f"prompt; compiled in {compiled - began:.1f} s)"
+        f"({lengths.sum()} tokens at {rate:.1f} tokens/s behind {len(prompt)} of the "
+        f"prompt, the first after {first:.2f} s; compiled in {compiled - began:.1f} s)"
     )
     ctx.record(1, tokens_per_second=rate)
     # A record holds no NUL; U+2400 is the picture of one.
-    kept = [text.replace("\0", "\u2400") for text in texts]
+    kept = [each.replace("\0", "\u2400") for each in texts]
     return runs.measured(
         {
             "text": ("sample", kept),
             "tokens": ("sample", lengths),
             "tokens_per_second": rate,
+            "first_seconds": first,
             "compile_seconds": compiled - began,
         }
     )
+
+
+class _Shown:
+    """The texts so far, and what of the first one has been shown."""
+
+    def __init__(self, tokenizer: Any, end: int | None, samples: int) -> None:
+        self.tokenizer, self.end = tokenizer, end
+        self.tokens: list[list[int]] = [[] for _ in range(samples)]
+        self.done, self.length = [False] * samples, 0
+
+    def add(self, token: np.ndarray) -> str:
+        """Adds a token to every text; returns what is new of the first one."""
+        for row, word in enumerate(token.tolist()):
+            if not self.done[row]:
+                self.tokens[row].append(word)
+                self.done[row] = word == self.end
+        text = self.texts()[0]
+        # The bytes of a character may be several tokens.
+        return "" if text.endswith("\ufffd") else self._show(text)
+
+    def rest(self) -> str:
+        """Returns what has not been shown yet of the first text."""
+        return self._show(self.texts()[0])
+
+    def _show(self, text: str) -> str:
+        new, self.length = text[self.length :], max(self.length, len(text))
+        return new
+
+    def lengths(self) -> np.ndarray:
+        """Returns how many tokens each text has, the one that ends it included."""
+        return np.array([len(row) for row in self.tokens])
+
+    def texts(self) -> list[str]:
+        """Returns the texts, without the tokens that end them."""
+        found = []
+        for row in self.tokens:
+            words = np.array(row[:-1] if row and row[-1] == self.end else row, np.int32)
+            # A model may have more words than its tokenizer; they stand for nothing.
+            found.append(self.tokenizer.decode(words[words < len(self.tokenizer)]))
+        return found
+
+
+def _say_nothing(text: str, end: str = "\n") -> None:
+    """Takes the place of `say`."""

@@ -19,7 +19,6 @@ from .config import Sampler as Sampler
 from .generation import Generated as Generated
 from .generation import LanguageModel as LanguageModel
 from .generation import Prompts as Prompts
-from .generation import compile_generation as compile_generation
 from .generation import continue_tokens as continue_tokens
 from .generation import generate as generate
 from .generation import pad_prompts as pad_prompts
@@ -70,3 +69,4 @@ from .scoring import perplexity as perplexity
 from .scoring import token_losses as token_losses
 from .speculative import Speculated as Speculated
 from .speculative import speculate as speculate
+from .streaming import compile_stream as compile_stream

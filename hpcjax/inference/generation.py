@@ -1,7 +1,7 @@
 """Autoregressive decoding in one compiled loop."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -117,31 +117,6 @@ def generate(
     options = options or Continuation()
     prompts = prepare_prompts(language_model, prompts, options)
     return _generate(language_model, prompts, key, options=options)
-
-
-def compile_generation(
-    language_model: LanguageModel,
-    prompts: Prompts,
-    options: Continuation | None = None,
-) -> Callable[[jax.Array], Generated]:
-    """Compiles `generate`, so that what is called next writes at full speed.
-
-    Args:
-      language_model: the model with its parameters.
-      prompts: see `pad_prompts`.
-      options: how many tokens to add and how to draw them; None for the defaults.
-
-    Returns:
-      A function from the key of the draws to the continuations.
-
-    Raises:
-      ConfigError: as `generate`.
-    """
-    options = options or Continuation()
-    prompts = prepare_prompts(language_model, prompts, options)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    program = _generate.lower(language_model, prompts, key, options=options).compile()
-    return functools.partial(program, language_model, prompts)
 
 
 def prepare_prompts(

@@ -88,9 +88,14 @@ class Context:
             for record in self.directory.newest_records():
                 self._progress.write(record)
 
-    def say(self, text: str) -> None:
-        """Prints a result for the user on standard output, such as a generated text."""
-        self._progress.say(text)
+    def say(self, text: str, end: str = "\n") -> None:
+        """Prints a result for the user on standard output, such as a generated text.
+
+        Args:
+          text: the result, or a part of it.
+          end: printed behind it; nothing where the next part is to follow at once.
+        """
+        self._progress.say(text, end)
 
     def train(
         self,

@@ -71,9 +71,16 @@ class Progress:
                 self._shown[name] = record[name]
         self._bar.update(self._task, completed=self._step, metrics=self._text())
 
-    def say(self, text: str) -> None:
-        """Prints text that is a result of the run on standard output, also if quiet."""
-        self._said.print(text, markup=False, highlight=False, soft_wrap=True)
+    def say(self, text: str, end: str = "\n") -> None:
+        """Prints text that is a result of the run on standard output, also if quiet.
+
+        Without an end of line more text is to follow, over which no line is redrawn.
+        """
+        if not end:
+            self._bar.stop()
+        options = {"markup": False, "highlight": False, "soft_wrap": True}
+        self._said.print(text, end=end, **options)
+        self._said.file.flush()
 
     def rewind(self, step: int) -> float:
         """Shows the step from which the run goes on; returns 0."""

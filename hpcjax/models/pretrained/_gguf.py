@@ -1,14 +1,17 @@
 """Reading GGUF files, versions 2 and 3; tensors are dequantised when they are read.
 
+The package `gguf` knows the formats of tensors. Its reader is not used: it believes
+every size that a file states, and goes on behind the end of one that is cut.
+
 References:
-  The GGUF specification of the ggml project; block formats as in ggml's quantisation.
+  The GGUF specification of the ggml project.
 """
 
-import functools
+import importlib.metadata
 import math
 import pathlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,78 +53,6 @@ class Gguf(NamedTuple):
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Stored]
-
-
-class _Format(NamedTuple):
-    """A format with blocks of `values` numbers in `bytes` bytes.
-
-    `decode` maps uint8 `[blocks, bytes]` to float32 `[blocks, values]`.
-    """
-
-    name: str
-    values: int
-    bytes: int
-    decode: Callable[[np.ndarray], np.ndarray]
-
-
-def _halves(blocks: np.ndarray, number: int) -> np.ndarray:
-    """Returns the float16 numbered `number` of each block, `[blocks, 1]` in float32."""
-    part = np.ascontiguousarray(blocks[:, 2 * number : 2 * number + 2])
-    return part.view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Returns `[blocks, 32]` from 16 bytes: byte j has value j in its lower four bits.
-
-    Its upper four bits are value j + 16.
-    """
-    return np.concatenate([packed & 15, packed >> 4], axis=1)
-
-
-# A block of Q8_0 is a float16 scale d and 32 int8 q, the values d·q; of Q4_0 d and 32
-# 4-bit q, the values d·(q − 8); of Q4_1 d, a float16 minimum m, and q, the values d·q +
-# m.
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    return _halves(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
-
-
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    return _halves(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
-
-
-def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    steps = _halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32)
-    return steps + _halves(blocks, 1)
-
-
-def _plain(dtype: str, blocks: np.ndarray) -> np.ndarray:
-    return blocks.view(dtype).astype(np.float32)
-
-
-def _bf16(blocks: np.ndarray) -> np.ndarray:
-    # A bfloat16 is the upper half of a float32.
-    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-FORMATS = {
-    0: _Format("F32", 1, 4, functools.partial(_plain, "<f4")),
-    1: _Format("F16", 1, 2, functools.partial(_plain, "<f2")),
-    2: _Format("Q4_0", 32, 18, _q4_0),
-    3: _Format("Q4_1", 32, 20, _q4_1),
-    8: _Format("Q8_0", 32, 34, _q8_0),
-    30: _Format("BF16", 1, 2, _bf16),
-}
-_OTHERS = {
-    6: "Q5_0",
-    7: "Q5_1",
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    15: "Q8_K",
-}
 
 
 class _Cursor:
@@ -187,8 +118,9 @@ def read_gguf(path: pathlib.Path) -> Gguf:
     Every size is checked against that of the file before memory is allocated for it.
 
     Args:
-      path: the file. Tensors may be in F32, F16, BF16, Q8_0, Q4_0 and Q4_1; reading one
-        in another format raises UnsupportedOp.
+      path: the file. Tensors may be in any format that the package `gguf` dequantises,
+        such as F32, F16, BF16, Q8_0, Q4_0, Q5_1, Q4_K and Q6_K; reading one in another
+        format raises UnsupportedOp.
 
     Returns:
       Metadata and tensors. The file stores the innermost dimension first; shapes here
@@ -263,34 +195,46 @@ def _make_stored(
     at: int,
 ) -> Stored:
     """Returns a tensor, after checking that the file has all its bytes."""
-    known = FORMATS.get(kind)
-    if known is None:
-        label = _OTHERS.get(kind, f"type {kind}")
+    import gguf
 
-        def refuse() -> np.ndarray:
-            names = ", ".join(each.name for each in FORMATS.values())
-            raise UnsupportedOp(
-                f"{path}: tensor {name!r} is stored as {label}; readable are {names}"
-            )
-
-        return Stored(shape, label, refuse)
-    if shape[-1] % known.values:
-        raise DataFormatError(
-            f"{path}: tensor {name!r}: expected rows of a multiple of {known.values} "
-            f"values for {known.name}, found shape {shape}"
+    def refuse() -> np.ndarray:
+        raise UnsupportedOp(
+            f"{path}: tensor {name!r} is stored as {label}, which the package gguf "
+            f"{gguf_version()} does not dequantise"
         )
-    size = math.prod(shape) // known.values * known.bytes
+
+    try:
+        known = gguf.GGMLQuantizationType(kind)
+    except ValueError:
+        label = f"type {kind}"
+        return Stored(shape, label, refuse)
+    label = known.name
+    values, width = gguf.GGML_QUANT_SIZES[known]
+    if shape[-1] % values:
+        raise DataFormatError(
+            f"{path}: tensor {name!r}: expected rows of a multiple of {values} values "
+            f"for {label}, found shape {shape}"
+        )
+    size = math.prod(shape) // values * width
     if at + size > len(content):
         raise DataFormatError(
-            f"{path}: truncated: tensor {name!r} ({known.name}, shape {shape}) needs "
+            f"{path}: truncated: tensor {name!r} ({label}, shape {shape}) needs "
             f"bytes {at} to {at + size}, the file has {len(content)}"
         )
 
     def read() -> np.ndarray:
-        # In numpy: XLA may fuse d·q + m to one rounding, and other programs round
-        # twice.
-        count = size // known.bytes
-        blocks = np.asarray(content[at : at + size]).reshape(count, known.bytes)
-        return known.decode(blocks).reshape(shape)
+        if not size:  # the package cannot
+            return np.zeros(shape, np.float32)
+        rows = np.asarray(content[at : at + size]).reshape(math.prod(shape[:-1]), -1)
+        try:
+            found = gguf.quants.dequantize(rows, known)
+        except NotImplementedError:
+            return refuse()
+        return found.astype(np.float32, copy=False).reshape(shape)
 
-    return Stored(shape, known.name, read)
+    return Stored(shape, label, read)
+
+
+def gguf_version() -> str:
+    """Returns that of the package."""
+    return importlib.metadata.version("gguf")

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from experiments.lm import generate
@@ -18,9 +19,14 @@ class Context:
 
     def __init__(self, root):
         self.data_root, self.said, self.recorded = root, [], {}
+        self.open = False
 
-    def say(self, text):
-        self.said.append(text)
+    def say(self, text, end="\n"):
+        if self.open:
+            self.said[-1] += text
+        else:
+            self.said.append(text)
+        self.open = not end
 
     def record(self, step, **values):
         self.recorded |= values
@@ -51,28 +57,65 @@ def test_a_text_ends_with_the_models_context(tmp_path):
 def test_the_text_is_generated_once(tmp_path, monkeypatch):
     saved(tmp_path, 5, WORDS)
     calls = []
-    compile_generation = inference.compile_generation
+    compile_stream = inference.compile_stream
 
     def counting(*given):
-        write = compile_generation(*given)
+        write = compile_stream(*given)
         return lambda key: (calls.append(1), write(key))[1]
 
-    monkeypatch.setattr(inference, "compile_generation", counting)
+    monkeypatch.setattr(inference, "compile_stream", counting)
     monkeypatch.setattr(inference, "generate", None)
-    found, _ = run(tmp_path, prompt="a b", max_new_tokens=4)
+    found, context = run(tmp_path, prompt="a b", max_new_tokens=4)
     assert calls == [1]
     assert found["compile_seconds"] > 0
+    assert found["first_seconds"] > 0
+    assert context.said[0] == "a b" + found["text"].item()
 
 
-def test_compiled_generation_is_generation(tmp_path):
+def test_a_prompt_is_read_from_a_file(tmp_path):
+    saved(tmp_path, 5, WORDS)
+    file = tmp_path / "prompt.txt"
+    file.write_text("a b", "utf-8")
+    found, context = run(tmp_path, prompt_file=str(file), max_new_tokens=2)
+    other, _ = run(tmp_path, prompt="a b", max_new_tokens=2)
+    assert found["text"].item() == other["text"].item()
+    assert context.said[0].startswith("a b")
+    file.write_bytes(b"\xff")
+    with pytest.raises(core.ConfigError, match=r"prompt.txt'.*utf-8"):
+        run(tmp_path, prompt_file=str(file))
+    with pytest.raises(core.ConfigError, match="No such file"):
+        run(tmp_path, prompt_file=str(tmp_path / "none.txt"))
+
+
+def test_characters_of_several_tokens_are_shown_whole():
+    class Bytes:
+        def decode(self, words):
+            return bytes(words.tolist()).decode(errors="replace")
+
+        def __len__(self):
+            return 256
+
+    text = "aß€b".encode()
+    shown = generate._Shown(Bytes(), None, 1)
+    parts = [shown.add(np.array([byte])) for byte in text]
+    assert parts == ["a", "", "ß", "", "", "€", "b"]
+    assert shown.rest() == ""
+    cut = generate._Shown(Bytes(), None, 1)
+    assert cut.add(np.array([text[1]])) == ""
+    assert cut.rest() == "\ufffd"
+
+
+def test_streamed_generation_is_generation(tmp_path):
     saved(tmp_path, 5, WORDS)
     loaded = inference.load_language_model(str(tmp_path), tmp_path).pretrained
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
     prompts, key = inference.pad_prompts([[1, 2], [2]], least=2), jax.random.key(3)
-    options = inference.Continuation(max_new_tokens=4)
-    expected = inference.generate(speaker, prompts, options, key=key)
-    made = inference.compile_generation(speaker, prompts, options)(key)
-    assert made.tokens.tolist() == expected.tokens.tolist()
+    for end in (None, 1):
+        options = inference.Continuation(max_new_tokens=5, end=end)
+        expected = inference.generate(speaker, prompts, options, key=key)
+        made = np.stack([*inference.compile_stream(speaker, prompts, options)(key)], 1)
+        count = int(expected.lengths.max())
+        np.testing.assert_array_equal(made, expected.tokens[:, :count])
 
 
 def test_questions_are_written_as_the_model_reads_them(tmp_path):
