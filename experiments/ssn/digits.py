@@ -27,7 +27,7 @@ class Config(config.Config):
         place of those of `sharing`; 0 for these.
       frozen: whether stores stay as they are drawn, the negative control.
       optimizer: of the training.
-      steps: of the training; a tenth of them finds groups.
+      steps: of the training; a tenth as many before it find groups.
       batch_size: digits of a step.
       seed: of parameters and batches.
     """
@@ -51,6 +51,9 @@ class Config(config.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sharing is not None and self.sharing.groups == "given":
+            rule = "groups are either given or learned"
+            checks.require(not self.learned, rule, learned=self.learned)
         rule = "learned groups and frozen stores are of shared kernels"
         good = self.sharing is not None or not (self.learned or self.frozen)
         checks.require(good, rule, learned=self.learned, frozen=self.frozen)
@@ -133,7 +136,7 @@ def learn_groups(
     from hpcjax.compress import sharing
 
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
-    layers = sharing.list_layers(shapes, shared.include)
+    layers = sharing.list_layers(shapes, shared.include, shared.stacked)
     budget = round(shared.budget * sum(layer.size for layer in layers))
     plan = sharing.plan_candidates(layers, budget)
     steps = max(1, cfg.steps // 10)

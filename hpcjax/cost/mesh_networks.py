@@ -61,7 +61,7 @@ class HxMesh(Network):
         """Returns the bandwidth between its halves, see `Network`."""
         # A cut between columns of boards takes half of the ports of every row's tree:
         # y of 2y in a·x rows, out of 4 · N / 2; that between rows likewise.
-        rule = "a HammingMesh has halves if x and y are even"
+        rule = "the bisection is known if x and y are even"
         checks.require(self.x % 2 == self.y % 2 == 0, rule, x=self.x, y=self.y)
         return min(1 / (2 * self.a), 1 / (2 * self.b))
 
@@ -211,7 +211,7 @@ class Torus(Network):
     def bisection(self) -> float:
         """Returns the bandwidth between its halves, see `Network`."""
         # Two cuts across the longer dimension, out of 4 · N / 2; of a ring 2 · N / 2.
-        rule = "a torus has halves if its longer side is even"
+        rule = "the bisection is known if the longer side is even"
         even = max(self.rows, self.cols) % 2 == 0
         checks.require(even, rule, rows=self.rows, cols=self.cols)
         return (1 if min(self.rows, self.cols) > 1 else 2) / max(self.rows, self.cols)

@@ -80,7 +80,7 @@ class Network(Config, abc.ABC):
         """Returns the bandwidth between its halves, over that of half the members.
 
         Raises:
-          ConfigError: the network has no two equal halves of whole boards or groups.
+          ConfigError: the least cut is not known for such sizes.
         """
 
     def cycles(self) -> tuple[tuple[int, ...], ...]:

@@ -156,9 +156,10 @@ class Dragonfly(Network):
 
     def bisection(self) -> float:
         """Returns the bandwidth between its halves, see `Network`."""
-        # Neighbouring groups have most links: a half of these has the fewest to others.
+        # Of halves of neighbouring groups, which have most links among them. Where an
+        # odd number is left over, and opposite groups get some, others may have fewer.
         even = self.groups % 2 == 0
-        checks.require(even, "a Dragonfly has halves of groups", groups=self.groups)
+        checks.require(even, "the bisection needs even groups", groups=self.groups)
         half = self.groups // 2 * self.routers
         cut = sum((one < half) != (other < half) for one, other in self._join_groups())
         return min(1.0, 2 * cut / self.accelerators)

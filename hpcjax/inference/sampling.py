@@ -43,7 +43,7 @@ def probabilities(
     before = jnp.cumsum(sorted_p, axis=-1) - sorted_p
     in_top_p = jnp.where(before < sampler.top_p, sorted_p, 0)
     in_top_p = in_top_p / jnp.sum(in_top_p, axis=-1, keepdims=True)
-    # Back to where they were; sorting `order` would tell, but takes as long as the sort.
+    # Back to where they were, without a second sort.
     empty = jnp.zeros_like(in_top_p)
     return jnp.put_along_axis(empty, order, in_top_p, axis=-1, inplace=False)
 

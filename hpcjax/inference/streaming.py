@@ -36,8 +36,9 @@ def compile_stream(
       options: how many tokens to add and how to draw them; None for the defaults.
 
     Returns:
-      A function from the key of the draws to an iterator over tokens, int32 `[batch]`:
-      0 behind a sequence's end token. It ends when all sequences do.
+      A function from the key of the draws, `jax.random.key(...)`, to an iterator over
+      tokens, int32 `[batch]`: 0 behind a sequence's end token. It ends when all
+      sequences do.
 
     Raises:
       ConfigError: as `generate`.
@@ -50,20 +51,21 @@ def compile_stream(
         functools.partial(_begin, options=options), language_model, prompts, key
     )
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    advance = _advance.lower(
-        language_model, cache, token, step, key, options=options
-    ).compile()
+    lowered = _advance.lower(language_model, cache, token, step, key, options=options)
+    advance = lowered.compile()
 
     def write(key: jax.Array) -> Iterator[np.ndarray]:
         token, cache = begin(language_model, prompts, key)
+        # An explicit transfer, which `jax.transfer_guard("disallow")` lets pass.
+        place = jax.device_put(np.int32(1))
         done = np.zeros(len(prompts.tokens), bool)
         for step in range(1, options.max_new_tokens + 1):
-            found = np.asarray(token)
+            found = jax.device_get(token)
             yield np.where(done, 0, found)
             done |= found == (-1 if options.end is None else options.end)
             if done.all() or step == options.max_new_tokens:
                 return
-            token, cache = advance(language_model, cache, token, jnp.int32(step), key)
+            token, cache, place = advance(language_model, cache, token, place, key)
 
     return write
 
@@ -92,9 +94,9 @@ def _advance(
     key: jax.Array,
     *,
     options: Continuation,
-) -> tuple[jax.Array, models.Cache]:
-    """Reads a token of each sequence; returns the next one, and the cache."""
+) -> tuple[jax.Array, models.Cache, jax.Array]:
+    """Reads a token of each sequence; returns the next one, cache, and step + 1."""
     x = models.Decoding(tokens=token[:, None], cache=cache)
     logits, cache = language_model.decode(x)
     drawn = next_token(logits[:, 0], options.sampler, derive(key, "token", step))
-    return drawn, cache
+    return drawn, cache, step + 1

@@ -158,6 +158,13 @@ def test_further_formats_are_read(tmp_path, kind, size):
     np.testing.assert_array_equal(stored.read(), np.zeros((2, width)))
 
 
+def test_an_axis_longer_than_any_file_is_refused(tmp_path):
+    path = tmp_path / "long.gguf"
+    path.write_bytes(of_tensor((2**62, 0), 0))
+    with pytest.raises(DataFormatError, match="expected at most 2147483648 along"):
+        pretrained.read_gguf(path)
+
+
 def test_another_format_is_named(tmp_path):
     kind = gguf.GGMLQuantizationType.Q8_1
     raw = np.zeros((2, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)

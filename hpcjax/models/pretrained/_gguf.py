@@ -23,6 +23,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MOST_AXES = 4
+LONGEST = 2**31
 # Number types of metadata by their code, in the format of `struct`.
 _NUMBERS = {
     0: "<B",
@@ -220,6 +221,12 @@ def _make_stored(
         raise DataFormatError(
             f"{path}: truncated: tensor {name!r} ({label}, shape {shape}) needs "
             f"bytes {at} to {at + size}, the file has {len(content)}"
+        )
+
+    if max(shape) > LONGEST:
+        raise DataFormatError(
+            f"{path}: tensor {name!r}: expected at most {LONGEST} along an axis, found "
+            f"shape {shape}"
         )
 
     def read() -> np.ndarray:

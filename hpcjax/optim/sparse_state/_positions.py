@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
@@ -38,12 +38,15 @@ class Positions:
       kept: the number of values that each part has room for.
       block: the shape of one part, of `size` elements.
       grid: the number of shards along each axis of `block`.
+      by_layer: whether a stack may be walked layer by layer: not if its layers are
+        shared out among devices, which would gather them, nor on explicit mesh axes.
     """
 
     places: Any
     kept: int = static()
     block: Shape = static()
     grid: Shape = static()
+    by_layer: bool = static(default=True)
 
     @property
     def size(self) -> int:
@@ -77,7 +80,7 @@ class Positions:
     @functools.partial(jax.jit, inline=True)
     def gather(self, dense: Float[Array, "..."]) -> Float[Array, "*lead kept"]:
         """Returns the kept values of a parameter."""
-        if self.stack:
+        if self.stack and self.by_layer:
             return jax.lax.map(lambda pair: pair[0].gather(pair[1]), (self, dense))
 
         def take(row: Array, at: Array) -> Array:
@@ -88,7 +91,7 @@ class Positions:
                 indices_are_sorted=True,
             )
 
-        rows = _cut(dense, (), self.grid, self.block)
+        rows = _cut(dense, self.stack, self.grid, self.block)
         return _over_parts(take, self.lead)(rows, self.indices())
 
     @functools.partial(jax.jit, inline=True)
@@ -100,6 +103,8 @@ class Positions:
         A stack is written layer by layer: XLA then does so in the array's own memory,
         if it is donated, where one scatter would be sorted and copied as a whole.
         """
+        if not self.by_layer:
+            return self.expand(values)
         if self.stack:
 
             def put_layer(layer: Array, whole: Array) -> Array:
@@ -110,18 +115,28 @@ class Positions:
             whole = vary_like(dense, (values, self.places))
             return jax.lax.fori_loop(0, self.stack[0], put_layer, whole)
 
-        def put(row: Array, values: Array, at: Array) -> Array:
-            return row.at[at].set(
-                values, mode="drop", unique_indices=True, indices_are_sorted=True
-            )
-
         rows = _cut(dense, (), self.grid, self.block)
-        rows = _over_parts(put, self.lead)(rows, values, self.indices())
+        rows = _over_parts(_put, self.lead)(rows, values, self.indices())
         return _join(rows, (), self.grid, self.block)
 
+    @functools.partial(jax.jit, inline=True)
     def expand(self, values: Float[Array, "*lead kept"]) -> Float[Array, "..."]:
         """Returns the parameter with these values, and zeros where it is pruned."""
-        return self.write(jnp.zeros(self.shape, values.dtype), values)
+        if self.by_layer:
+            return self.write(jnp.zeros(self.shape, values.dtype), values)
+
+        def put(values: Array, at: Array) -> Array:
+            return _put(jnp.zeros(self.size, values.dtype), values, at)
+
+        rows = _over_parts(put, self.lead)(values, self.indices())
+        return _join(rows, self.stack, self.grid, self.block)
+
+
+def _put(row: Array, values: Array, at: Array) -> Array:
+    """Returns a flattened part with other values at some positions."""
+    return row.at[at].set(
+        values, mode="drop", unique_indices=True, indices_are_sorted=True
+    )
 
 
 def locate(
@@ -171,7 +186,22 @@ def locate(
     if isinstance(sharding, NamedSharding):
         spec = _spec_of_values(sharding, len(shape), len(stack))
         places = jax.device_put(places, NamedSharding(sharding.mesh, spec))
-    return Positions(places=places, kept=kept, block=block, grid=grid)
+    return Positions(
+        places=places,
+        kept=kept,
+        block=block,
+        grid=grid,
+        by_layer=_can_walk(sharding, stacked),
+    )
+
+
+def _can_walk(sharding: Sharding | None, stacked: bool) -> bool:
+    """Says whether an array's layers are all on every device, on implicit axes."""
+    if not isinstance(sharding, NamedSharding):
+        return True
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return False
+    return not (stacked and sharding.spec and sharding.spec[0])
 
 
 def _over_parts(function: Callable[..., Any], lead: Shape) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """Compressed master weights and optimizer state, and the step that updates them."""
 
-import dataclasses
 import warnings
 from typing import Any, NamedTuple, Protocol
 
@@ -264,22 +263,25 @@ def wrap(
         link_state, tx_state = state.inner
         grads, link_state = link.update(grads, link_state, **extra)
         grads = _unscale(grads, state.scaling)
-        master = master_of(state)
+        master, scaling = master_of(state), state.scaling
         updates, tx_state = tx.update(grads, tx_state, master, **extra)
-        master = optax.apply_updates(master, updates)
-        new = SparseState(
+        new = optax.apply_updates(master, updates), (link_state, tx_state)
+        if loss_scale is not None and scaling is not None:
+            finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)])
+            finite = finite.all() & ~jnp.asarray(
+                False if overflow is None else overflow
+            )
+            # Before weights are written, so that there are no two copies of these.
+            old = master, state.inner
+            new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+            scaling = _advance(loss_scale, scaling, finite)
+        master, inner = new
+        return SparseState(
             params=_write(state.params, master),
             master=None if state.master is None else master,
-            inner=(link_state, tx_state),
-            scaling=state.scaling,
+            inner=inner,
+            scaling=scaling,
         )
-        if loss_scale is None or state.scaling is None:
-            return new
-        finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)])
-        finite = finite.all() & ~jnp.asarray(False if overflow is None else overflow)
-        kept = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
-        scaling = _advance(loss_scale, state.scaling, finite)
-        return dataclasses.replace(kept, scaling=scaling)
 
     return SparseOptimizer(init, step)
 

@@ -113,7 +113,9 @@ def test_streamed_generation_is_generation(tmp_path):
     for end in (None, 1):
         options = inference.Continuation(max_new_tokens=5, end=end)
         expected = inference.generate(speaker, prompts, options, key=key)
-        made = np.stack([*inference.compile_stream(speaker, prompts, options)(key)], 1)
+        write = inference.compile_stream(speaker, prompts, options)
+        with jax.transfer_guard("disallow"):
+            made = np.stack([*write(key)], 1)
         count = int(expected.lengths.max())
         np.testing.assert_array_equal(made, expected.tokens[:, :count])
 

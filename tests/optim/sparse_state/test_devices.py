@@ -114,3 +114,57 @@ def test_a_step_of_a_sharded_parameter_gathers_nothing():
         rtol=0.01,
         atol=1e-6,
     )
+
+
+def stack():
+    rng = np.random.default_rng(1)
+    return jnp.asarray(rng.normal(size=(8, 6, 4)), "float32"), rng.random(
+        (8, 6, 4)
+    ) < 0.3
+
+
+def test_a_step_of_layers_that_are_shared_out_gathers_nothing():
+    weights, mask = stack()
+    mesh = sharding.make_mesh({"model": 8})
+    placed = {"w": jax.device_put(weights, NamedSharding(mesh, P("model")))}
+    made = sparse_state.compress(placed, {"w": mask}, dtype="float32", stacked=("w",))
+    optimizer = sparse_state.wrap(optax.adam(0.1))
+    state = optimizer.init(made)
+    grads = jax.tree.map(jnp.ones_like, {"w": made.params["w"].values()})
+    step = jax.jit(optimizer.step, donate_argnums=0)
+    compiled = step.lower(state, grads).compile()
+    assert not perf.collectives(compiled)
+    after = compiled(state, grads)
+    moments = after.inner[1][0].mu["w"]
+    assert moments.sharding.spec[0] == "model"
+    found = np.asarray(sparse_state.to_dense(after)["w"])
+    np.testing.assert_allclose(found, (weights - 0.1) * mask, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [P(), P("model")], ids=str)
+def test_explicit_axes_are_taken(spec):
+    weights, mask = stack()
+    mesh = jax.make_mesh((8,), ("model",))
+    placed = {"w": jax.device_put(weights, NamedSharding(mesh, spec))}
+    made = sparse_state.compress(placed, {"w": mask}, dtype="float32", stacked=("w",))
+    np.testing.assert_array_equal(sparse_state.to_dense(made)["w"], weights * mask)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_loss_scale_leaves_all_as_it_was_or_scales_nothing(bad):
+    weights, mask = stack()
+    made = sparse_state.compress(
+        {"w": weights}, {"w": mask}, dtype="float16", stacked=("w",)
+    )
+    scale = sparse_state.LossScale(start=4.0)
+    scaled = sparse_state.wrap(optax.adam(0.1), loss_scale=scale)
+    plain = sparse_state.wrap(optax.adam(0.1))
+    grads = {"w": jnp.full_like(made.params["w"].values(), np.nan if bad else 8.0)}
+    after = scaled.step(scaled.init(made), grads)
+    found = sparse_state.to_dense(after)["w"]
+    quarter = jax.tree.map(lambda g: g / 4, grads)
+    expected = plain.init(made) if bad else plain.step(plain.init(made), quarter)
+    np.testing.assert_allclose(found, sparse_state.to_dense(expected)["w"], rtol=1e-6)
+    held = after.params["w"].weights
+    np.testing.assert_array_equal(held, expected.params["w"].weights)
+    assert float(after.scaling.scale) == (2.0 if bad else 4.0)
