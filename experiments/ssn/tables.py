@@ -182,7 +182,7 @@ CHOICES = Table(
         "learned in a tenth of the steps, against one for all. A layer alone in its "
         "group has a kernel and no store. Groups by shape would need 94 % of weights."
     ),
-    columns=_DIGITS,
+    columns={name: title for name, title in _DIGITS.items() if name != "gained"},
     reduce=_digits,
     tiers=on_cpu(
         minutes=6.0,

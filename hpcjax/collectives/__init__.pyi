@@ -25,7 +25,6 @@ from .group import Group as Group
 from .group import Sent as Sent
 from .gtopk_config import GTopkConfig as GTopkConfig
 from .half_config import HalfConfig as HalfConfig
-from .hamiltonian_cycles import hamiltonian_cycles as hamiltonian_cycles
 from .hamiltonian_cycles import ring_cycles as ring_cycles
 from .host_group import HostGroup as HostGroup
 from .low_rank_config import PowerSgdConfig as PowerSgdConfig

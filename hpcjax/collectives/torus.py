@@ -1,6 +1,7 @@
 """The exact mean over a torus of members, on all links at once."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,23 @@ class Torus(VectorMethod):
 
     def check_members(self, members: int) -> None:
         """Raises ConfigError unless rows · cols are the members."""
-        rows, cols = self.config.rows, self.config.cols
+        rows, cols = self.find_shape(members)
         rule = "exchange=torus needs rows x cols members"
         checks.require(rows * cols == members, rule, rows=rows, cols=cols, size=members)
+
+    def find_shape(self, members: int) -> tuple[int, int]:
+        """Returns rows and columns; what is not given makes them up to the members."""
+        rows, cols = self.config.rows, self.config.cols
+        if rows is None and cols is None:
+            divisors = range(math.isqrt(members), 0, -1)
+            rows = next(size for size in divisors if members % size == 0)
+        return rows or members // (cols or 1), cols or members // (rows or 1)
 
     def run(self, group: Group, x: Vector, own: Any, shared: Any) -> Outcome:
         """Averages the vector."""
         xp, size = group.xp, group.size
-        padded = xp.concatenate([x, xp.zeros(-x.size % (QUARTERS * size), x.dtype)])
-        routes = self.list_routes()
+        padded = xp.concatenate([x, xp.zeros(_padding(x.size, size), x.dtype)])
+        routes = self.list_routes(size)
         parts = padded.reshape(len(routes), -1)
         sums = [
             _sum_along(group, part, route)
@@ -46,13 +55,13 @@ class Torus(VectorMethod):
         )
         return Outcome(mean, xp.zeros_like(x), own, shared, stats)
 
-    def list_routes(self) -> list[list[Rings]]:
+    def list_routes(self, members: int) -> list[list[Rings]]:
         """Returns the rings that each part of the vector goes around, one by one.
 
         With two cycles there are four parts, one for each direction of each. Where
         there is one, as in odd x 2, there are two, and half of the links are idle.
         """
-        rows, cols = self.config.rows, self.config.cols
+        rows, cols = self.find_shape(members)
         grid = np.arange(rows * cols).reshape(rows, cols)
         if self.config.algorithm == "rings":
             walks = [[[walk]] for walk in ring_cycles(rows, cols)]
@@ -66,11 +75,15 @@ class Torus(VectorMethod):
 
     def transfers(self, n: int, members: int, place: float) -> tuple[Transfer, ...]:
         """Returns one all-reduce of n words, which go over all links of a member."""
-        words = dense_words(n, members)
+        words = dense_words(n + _padding(n, members), members)
         if self.config.algorithm == "rings":
             return (Transfer(words, passes=2),)
-        rounds = self.config.rows + self.config.cols - 2
-        return (Transfer(words, passes=2, per_pass=rounds),)
+        return (Transfer(words, passes=2, per_pass=sum(self.find_shape(members)) - 2),)
+
+
+def _padding(n: int, members: int) -> int:
+    """Returns how many zeros make four quarters of equal parts of n words."""
+    return -n % (QUARTERS * members)
 
 
 def _sum_along(group: Group, x: Vector, route: list[Rings]) -> Vector:

@@ -18,8 +18,9 @@ class TorusConfig(VectorConfig):
     of two directions: as many bytes in 2 (rows + cols − 2) rounds.
 
     Attributes:
-      rows: of the torus; member i · cols + j is in row i and column j.
-      cols: of the torus.
+      rows: of the torus; member i · cols + j is in row i and column j. None for what
+        the columns leave; if both are None the torus is as square as can be.
+      cols: of the torus, likewise.
       algorithm: "rings" or "rows_columns".
 
     References:
@@ -30,6 +31,6 @@ class TorusConfig(VectorConfig):
     factory: ClassVar[str] = "hpcjax.collectives.torus:Torus"
 
     error_feedback: bool = False
-    rows: Size = 2
-    cols: Size = 2
+    rows: Size | None = None
+    cols: Size | None = None
     algorithm: Literal["rings", "rows_columns"] = "rings"

@@ -1,8 +1,6 @@
 from .allocation import Heuristics as Heuristics
 from .allocation import JobSizes as JobSizes
 from .allocation import allocate as allocate
-from .allocation import draw_jobs as draw_jobs
-from .allocation import list_shapes as list_shapes
 from .allocation import simulate_allocation as simulate_allocation
 from .averaging_rounds import AveragingCost as AveragingCost
 from .averaging_rounds import GroupTimes as GroupTimes

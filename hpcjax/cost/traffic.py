@@ -29,8 +29,8 @@ def alltoall_share(network: Network) -> float:
 
     Examples:
       >>> from hpcjax.cost import Torus
-      >>> round(alltoall_share(Torus(rows=4, cols=4)), 4)
-      0.4688
+      >>> round(alltoall_share(Torus(rows=4, cols=4)), 3)
+      0.469
     """
     graph = network.graph()
     if graph.accelerators == 1:

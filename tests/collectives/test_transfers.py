@@ -19,6 +19,7 @@ from hpcjax.collectives import (
     SignConfig,
     TopKConfig,
     TopkDsaConfig,
+    TorusConfig,
 )
 from hpcjax.core import ConfigError, parts
 from hpcjax.hostcomm import collectives as host_collectives
@@ -53,6 +54,8 @@ FIXED = {
     "votes": SignConfig(),
     "signs": SignConfig(error_feedback=True),
     "signs_of_large": SignConfig(error_feedback=True, **SPLIT),
+    "torus": TorusConfig(),
+    "rows_columns": TorusConfig(algorithm="rows_columns", **SPLIT),
     "low_rank": PowerSgdConfig(rank=4),
     "full_rank": PowerSgdConfig(rank=1000),
 }

@@ -11,10 +11,9 @@ from hpcjax.cost import (
     Heuristics,
     JobSizes,
     allocate,
-    draw_jobs,
-    list_shapes,
     simulate_allocation,
 )
+from hpcjax.cost.allocation import draw_jobs, list_shapes
 
 SIZES = allocation.read_sizes(allocation.SIZES)
 
