@@ -82,9 +82,10 @@ class HxMesh(Network):
         across = _Lines(grid, self.b, "row", self.accelerators, self.a)
         first = self.accelerators + across.switches
         down = _Lines(grid.T, self.a, "column", first, self.b)
-        pools = np.repeat([0, 1], [across.switches, down.switches])
-        alone = np.repeat(
-            [across.spines, down.spines], [across.switches, down.switches]
+        # Lines of a single switch share cases with the others of their dimension.
+        pools = np.repeat(
+            [-1 if across.spines else 0, -1 if down.spines else 1],
+            [across.switches, down.switches],
         )
         links = [
             *_board_links(grid, self.a, self.b),
@@ -96,7 +97,6 @@ class HxMesh(Network):
         if not alike:
             links = [each._replace(orbit=None) for each in links]
         sources = grid[: self.a, : self.b] if alike else grid
-        pools = np.where(alone > 0, -1, pools)
         return NetworkGraph.of(self.accelerators, pools, links, sources.ravel())
 
 

@@ -37,9 +37,7 @@ def alltoall_share(network: Network) -> float:
         return 1.0
     loads = np.zeros((2, len(graph.start)))
     for sources in _split(graph.sources, _BALANCED):
-        wanted = np.ones((graph.accelerators, len(sources)))
-        wanted[sources, np.arange(len(sources))] = 0
-        loads += follow_paths(graph, sources, _pad(graph, wanted))
+        loads += follow_paths(graph, sources, _want_all(graph, sources))
     links = np.bincount(graph.orbit, graph.count)
     whole = np.stack([np.bincount(graph.orbit, each) for each in loads])
     alike = graph.accelerators / len(graph.sources)
@@ -68,9 +66,7 @@ def ring_share(network: Network, cycles: Cycles | None = None) -> float:
         return 1.0
     loads = np.zeros((2, len(graph.start)))
     for pairs in _split(_list_pairs(cycles), _RINGS):
-        ones = np.ones(len(pairs)), (pairs[:, 1], np.arange(len(pairs)))
-        wanted = sparse.csr_array(ones, shape=(graph.nodes, len(pairs)))
-        loads += follow_paths(graph, pairs[:, 0], wanted)
+        loads += follow_paths(graph, pairs[:, 0], _want_one(graph, pairs[:, 1]))
     # The other way round loads every link in the other direction.
     both = (loads + loads[::-1]) / graph.count
     return float(1 / both.max() / (graph.injection / (2 * len(cycles))))
@@ -86,10 +82,9 @@ def diameter(network: Network) -> int:
       4
     """
     graph = network.graph()
-    members = np.arange(graph.accelerators)
     return max(
-        _count_hops(graph, np.full_like(members, source), members)
-        for source in graph.sources
+        len(_walk(graph, sources, _want_all(graph, sources))) - 1
+        for sources in _split(graph.sources, _BALANCED)
     )
 
 
@@ -98,8 +93,11 @@ def ring_hops(network: Network) -> int:
     """Returns the most links between neighbours in the network's cycles."""
     if network.accelerators == 1:
         return 0
-    pairs = _list_pairs(network.cycles())
-    return _count_hops(network.graph(), pairs[:, 0], pairs[:, 1])
+    graph = network.graph()
+    return max(
+        len(_walk(graph, pairs[:, 0], _want_one(graph, pairs[:, 1]))) - 1
+        for pairs in _split(_list_pairs(network.cycles()), _RINGS)
+    )
 
 
 def follow_paths(
@@ -149,15 +147,18 @@ def _walk(
     return levels
 
 
-def _count_hops(graph: NetworkGraph, start: np.ndarray, end: np.ndarray) -> int:
-    """Returns the most hops between pairs of nodes, of one source or of neighbours."""
-    if np.all(start == start[0]):
-        wanted = np.zeros((graph.nodes, 1))
-        wanted[end[end != start]] = 1
-        return len(_walk(graph, start[:1], sparse.csr_array(wanted))) - 1
-    ones = np.ones(len(start)), (end, np.arange(len(start)))
-    wanted = sparse.csr_array(ones, shape=(graph.nodes, len(start)))
-    return len(_walk(graph, start, wanted)) - 1
+def _want_all(graph: NetworkGraph, sources: np.ndarray) -> sparse.csr_array:
+    """Returns one for every accelerator but the source itself, `[nodes, sources]`."""
+    wanted = np.zeros((graph.nodes, len(sources)))
+    wanted[: graph.accelerators] = 1
+    wanted[sources, np.arange(len(sources))] = 0
+    return sparse.csr_array(wanted)
+
+
+def _want_one(graph: NetworkGraph, targets: np.ndarray) -> sparse.csr_array:
+    """Returns one for the target of each source, `[nodes, sources]`."""
+    ones = np.ones(len(targets)), (targets, np.arange(len(targets)))
+    return sparse.csr_array(ones, shape=(graph.nodes, len(targets)))
 
 
 def _adjacency(graph: NetworkGraph) -> sparse.csr_array:
@@ -184,12 +185,6 @@ def _drop(matrix: sparse.csr_array, where: sparse.csr_array) -> sparse.csr_array
     kept = (matrix - matrix.multiply(_ones(where))).tocsr()
     kept.eliminate_zeros()
     return kept
-
-
-def _pad(graph: NetworkGraph, wanted: np.ndarray) -> sparse.csr_array:
-    """Returns what accelerators get, and switches do not."""
-    rest = np.zeros((graph.nodes - graph.accelerators, wanted.shape[1]))
-    return sparse.csr_array(np.concatenate([wanted, rest]))
 
 
 def _list_pairs(cycles: Cycles) -> np.ndarray:
