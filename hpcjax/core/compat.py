@@ -118,6 +118,22 @@ def single_use_compilation(platform: str) -> dict[str, Any]:
     return {level: 1}
 
 
+def gather_equal(part: Any, axis: str, dim: int) -> Any:
+    """Returns the whole array of parts along an axis, typed as equal on its devices.
+
+    Its gradient is this device's part, that of `jax.lax.all_gather` a reduce-scatter.
+
+    Args:
+      part: this device's, inside `shard_map` with `check_vma=True`.
+      axis: a mesh axis.
+      dim: along which the parts lie one after the other.
+    """
+    # Not yet public in any supported version.
+    from jax._src.lax import parallel
+
+    return parallel.all_gather_invariant(part, axis, axis=dim, tiled=True)
+
+
 def triton_options(outputs: Any) -> dict[str, Any]:
     """Returns the arguments of `jax_triton.triton_call` that depend on its version.
 

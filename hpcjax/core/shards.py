@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import optax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from hpcjax.core import trees
+from hpcjax.core import compat, trees
 from hpcjax.core.deferred import Deferred
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.structs import pytree, static
@@ -147,6 +148,50 @@ def take_part(whole: jax.Array, cuts: Cuts) -> jax.Array:
     return whole
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def share_out(whole: jax.Array, cuts: Cuts) -> jax.Array:
+    """Returns this device's part of an array that is equal on all.
+
+    The slopes of parts are gathered. Those of `take_part` are summed over devices,
+    which sends twice as much: each adds zeros for what it has no part of.
+    """
+    return take_part(whole, cuts)
+
+
+def _share_out_forward(whole: jax.Array, cuts: Cuts) -> tuple[jax.Array, None]:
+    return take_part(whole, cuts), None
+
+
+def _share_out_backward(cuts: Cuts, _: None, slope: jax.Array) -> tuple[jax.Array]:
+    return (gather_equal(slope, cuts),)
+
+
+share_out.defvjp(_share_out_forward, _share_out_backward)
+
+
+def gather_equal(part: jax.Array, cuts: Cuts) -> jax.Array:
+    """Returns the whole array, equal on all devices, of which each gives its part.
+
+    Slopes of the whole are equal on all devices as well, so that each takes its part of
+    them; the reduce-scatter of `gather` would count them once for each device.
+    """
+    for dim, axis in reversed(cuts):
+        part = compat.gather_equal(part, axis, part.ndim + dim)
+    return part
+
+
+# The name of what collectives of a layer return, see `received`.
+COLLECTIVE = "collective"
+
+
+def received(x: jax.Array) -> jax.Array:
+    """Names what a collective has returned, after casts, for `jax.checkpoint`.
+
+    A policy that saves this name recomputes no collective.
+    """
+    return checkpoint_name(x, COLLECTIVE)
+
+
 @pytree
 class Part:
     """A device's part of a parameter, with which layers compute as it is.
@@ -157,10 +202,13 @@ class Part:
     Attributes:
       value: the part.
       cuts: how the parameter is cut.
+      once: whether devices with equal inputs share out what they send to others, see
+        `layers.experts`.
     """
 
     value: Any
     cuts: Cuts = static()
+    once: bool = static(default=True)
 
     @property
     def T(self) -> "Part":  # noqa: N802 - as of arrays

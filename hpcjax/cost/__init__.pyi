@@ -36,6 +36,10 @@ from .exchange_time import predict as predict
 from .exchange_time import required_ratio as required_ratio
 from .exchange_time import scaling_gap as scaling_gap
 from .exchange_time import speedup as speedup
+from .expert_memory import largest_base as largest_base
+from .expert_memory import ted_memory as ted_memory
+from .expert_memory import ted_memory_asymptotic as ted_memory_asymptotic
+from .expert_memory import ted_volume as ted_volume
 from .filler import Placed as Placed
 from .head_clusters import ClusteredHeads as ClusteredHeads
 from .kfac_work import Factor as Factor

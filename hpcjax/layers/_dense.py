@@ -51,24 +51,49 @@ def dense(
       >>> dense(jnp.ones((2, 3)), jnp.ones((3, 1)), jnp.ones(1)).tolist()
       [[4.0], [4.0]]
     """
-
-    def product(x: jax.Array, kernel: jax.Array, accumulate: str | None) -> jax.Array:
-        return jnp.matmul(x, kernel, preferred_element_type=accumulate)
-
-    kernel, of_inputs, _ = shards.open_part(kernel, -2, -1)
+    bias, _ = shards.open_part(bias, -1)
     if isinstance(kernel, QuantizedMatrix):
         y = kernels.quantized_matmul(x.astype(compute), kernel, output="float32")
-    else:
-        if of_inputs:
-            x = _take_inputs(x, kernel, of_inputs)
-        x = vary_like(x, kernel)
-        y = _precision.accumulate_float32(product, x, kernel, compute)
+        y = y if bias is None else y + bias.astype(y.dtype)
+        return y.astype(output or compute)
+    return multiply(_matmul, x, kernel, bias, compute=compute, output=output)
+
+
+def _matmul(x: jax.Array, kernel: jax.Array, accumulate: str | None) -> jax.Array:
+    return jnp.matmul(x, kernel, preferred_element_type=accumulate)
+
+
+def multiply(
+    product: _precision.Bilinear,
+    x: jax.Array,
+    kernel: jax.Array | shards.Part,
+    bias: jax.Array | None,
+    *integers: jax.Array,
+    compute: str,
+    output: str | None = None,
+) -> jax.Array:
+    """Returns a product with a kernel, of which devices may have parts, plus a bias.
+
+    Args:
+      product: as the operation of `_precision.accumulate_float32`.
+      x: `[..., inputs]`, as for `dense`.
+      kernel: `[..., inputs, outputs]`.
+      bias: what is added, of the outputs that this device has.
+      *integers: further operands of `product`.
+      compute: as for `dense`.
+      output: as for `dense`.
+    """
+    kernel, of_inputs, _ = shards.open_part(kernel, -2, -1)
+    if of_inputs:
+        x = _take_inputs(x, kernel, of_inputs)
+    x = vary_like(x, kernel)
+    y = _precision.accumulate_float32(product, x, kernel, compute, *integers)
     if of_inputs:
         y = jax.lax.psum(y, of_inputs)
-    bias, _ = shards.open_part(bias, -1)
     if bias is not None:
         y = y + bias.astype(y.dtype)
-    return y.astype(output or compute)
+    y = y.astype(output or compute)
+    return shards.received(y) if of_inputs else y
 
 
 def share_inputs(

@@ -68,7 +68,7 @@ def rms_norm(
 def _mean(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """Returns the mean over the last axis, of which devices may have parts."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
-    return lax.pmean(mean, axes) if axes else mean
+    return shards.received(lax.pmean(mean, axes)) if axes else mean
 
 
 def group_norm(

@@ -35,7 +35,7 @@ class BertConfig(ModelConfig):
     heads: Size = 2
     mlp_width: Size | None = None
     head: Literal["pretraining", "masked_lm", "pooler", "none"] = "pretraining"
-    remat: Literal["none", "full", "dots", "offload"] = "none"
+    remat: Literal["none", "full", "dots", "offload", "collectives"] = "none"
     block: Literal["plain", "fused"] = "plain"
 
     def __post_init__(self) -> None:

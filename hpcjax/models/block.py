@@ -228,8 +228,9 @@ class FeedForward(nnx.Module):
         if self.gated:
             self.gate = sizes.dense(sizes.width, sizes.mlp_width)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[..., width]` to the same shape."""
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Maps `[..., width]` to the same shape; draws nothing."""
+        del key
         if not self.gated:
             return self.down(layers.activation(self.activation, self.up(x)))
         x = share_inputs(x, self.gate, self.up)
@@ -241,9 +242,9 @@ def share_inputs(x: jax.Array, *several: Dense) -> jax.Array:
     return layers.share_inputs(x, [layer.kernel.get_value() for layer in several])
 
 
-def feed_forward(sizes: Sizes) -> FeedForward | ExpertsFeedForward:
+def feed_forward(sizes: Sizes, *, dense: bool) -> FeedForward | ExpertsFeedForward:
     """Returns a block's feed-forward part, a mixture of experts if there are any."""
-    if sizes.options.experts is None:
+    if dense or sizes.options.experts is None:
         return FeedForward(sizes)
     return ExpertsFeedForward(
         sizes.width,
@@ -258,11 +259,11 @@ def feed_forward(sizes: Sizes) -> FeedForward | ExpertsFeedForward:
 class Block(nnx.Module):
     """Attention and feed-forward part, with residuals and pre- or post-norm."""
 
-    def __init__(self, sizes: Sizes):
-        """Declares the parts."""
+    def __init__(self, sizes: Sizes, *, dense: bool = False):
+        """Declares the parts; a dense block has no experts, whatever the options."""
         self.attention = Attention(sizes)
         self.attention_norm = Norm(sizes.width, sizes.options, sizes.policy)
-        self.mlp = feed_forward(sizes)
+        self.mlp = feed_forward(sizes, dense=dense)
         self.mlp_norm = Norm(sizes.width, sizes.options, sizes.policy)
         self.pre = sizes.options.norm_position == "pre"
 
@@ -272,13 +273,38 @@ class Block(nnx.Module):
         positions: jax.Array,
         mask: jax.Array | None = None,
         mix: Mix | None = None,
+        key: jax.Array | None = None,
     ) -> jax.Array:
-        """Maps `[batch, time, width]` to the same shape; arguments as `Attention`."""
+        """Maps `[batch, time, width]` to the same shape.
+
+        Arguments are as for `Attention`; `key` is of what experts draw.
+        """
         if self.pre:
             x = x + self.attention(self.attention_norm(x), positions, mask, mix)
-            return x + self.mlp(self.mlp_norm(x))
+            return x + self.mlp(self.mlp_norm(x), key)
         x = self.attention_norm(x + self.attention(x, positions, mask, mix))
-        return self.mlp_norm(x + self.mlp(x))
+        return self.mlp_norm(x + self.mlp(x, key))
+
+
+class BlockGroup(nnx.Module):
+    """Blocks one after the other, of which the last one alone has experts.
+
+    A stack has equal members: of such groups, `block_0`, `block_1` and so on.
+    """
+
+    def __init__(self, sizes: Sizes, count: int):
+        """Declares so many blocks."""
+        self.names = tuple(f"block_{number}" for number in range(count))
+        for name in self.names:
+            setattr(self, name, Block(sizes, dense=name != self.names[-1]))
+
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Maps `[batch, time, width]` to the same shape, see `Block`."""
+        for name in self.names:
+            x = getattr(self, name)(x, positions, key=key)
+        return x
 
 
 def rope_frequencies(

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hpcjax import layers
+from hpcjax.core import shards
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.varying import varying_axes
 from hpcjax.models.modules import ZEROS, Dense, Initializer, Loss, loss, param
 from hpcjax.models.transformer_config import TransformerOptions
 
@@ -48,8 +50,12 @@ class ExpertMatrices(nnx.Module):
         """Applies to each row the network of its expert, see `layers.experts`."""
 
         def apply(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None) -> jax.Array:
-            return dense(x, kernel[...], None if bias is None else bias[...])
+            added = None if bias is None else bias.get_value()
+            return dense(x, kernel.get_value(), added)
 
+        if self.gated:
+            both = [self.up.get_value(), self.gate.get_value()]
+            rows = layers.share_inputs(rows, both)
         y = apply(rows, self.up, self.up_bias)
         if self.gated:
             gate = apply(rows, self.gate, self.gate_bias)
@@ -92,32 +98,59 @@ class ExpertsFeedForward(nnx.Module):
         self.balance, self.router_z = loss(), loss()
         self.compute = policy.compute
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[batch, time, width]` to the same shape."""
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Maps `[batch, time, width]` to the same shape.
+
+        Args:
+          x: inputs.
+          key: for the draw of which tokens keep a place, in training.
+        """
         config, rows = self.config, x.reshape(-1, x.shape[-1])
         # The router sees `[batch, time, width]`, as the other matrices of the block do,
         # so that its tap has statistics of the same form.
         logits = self.router(x).reshape(-1, config.count)
         routing = layers.route(logits, config.top_k)
-        balance = layers.load_balance_loss(routing, axis_name=config.axis)
-        self._put(self.balance, config.balance_weight, balance)
-        self._put(self.router_z, config.router_z_weight, layers.router_z_loss(logits))
-        capacity = (
-            None
-            if config.capacity_factor is None
-            else layers.expert_capacity(
-                len(rows), config.count, config.top_k, config.capacity_factor
-            )
-        )
+        self._set_losses(routing, logits)
         y = layers.experts(
             rows.astype(self.compute),
             routing,
             self.experts,
-            capacity=capacity,
-            axis_name=config.axis,
+            capacity=self._capacity(len(rows)),
+            priority=self._priority(routing, key),
+            like=self.experts.up.get_value(),
             compute=self.compute,
         )
         return y.reshape(x.shape)
+
+    def _set_losses(self, routing: layers.Routing, logits: jax.Array) -> None:
+        """Adds the losses of the router to the objective."""
+        config = self.config
+        # Devices that share out the experts of one model share out its batch. What
+        # each of them has of the balance says nothing: only the product of all's does.
+        spread = isinstance(self.experts.up.get_value(), shards.Part)
+        axes = tuple(sorted(varying_axes(logits))) if spread else ()
+        balance = layers.load_balance_loss(routing, axis_name=axes or None)
+        self._put(self.balance, config.balance_weight, balance)
+        self._put(self.router_z, config.router_z_weight, layers.router_z_loss(logits))
+
+    def _capacity(self, tokens: int) -> int | None:
+        config = self.config
+        if config.capacity_factor is None:
+            return None
+        return layers.expert_capacity(
+            tokens, config.count, config.top_k, config.capacity_factor
+        )
+
+    def _priority(
+        self, routing: layers.Routing, key: jax.Array | None
+    ) -> jax.Array | None:
+        """Returns the priority of choices; None for the order of tokens."""
+        if self.config.priority == "probability":
+            likely = routing.probabilities
+            return jnp.take_along_axis(likely, routing.experts, axis=1)
+        if self.config.priority == "random" and key is not None:
+            return jax.random.uniform(key, routing.experts.shape)
+        return None
 
     @staticmethod
     def _put(place: Loss, weight: float, value: jax.Array) -> None:

@@ -126,7 +126,8 @@ def unrolled_causal_lm(
       policy: dtypes of parameters and products.
 
     Raises:
-      UnsupportedOp: `remat` or `loss_chunk` is set.
+      UnsupportedOp: `remat` or `loss_chunk` is set, or experts are not in each block or
+        draw.
 
     Examples:
       >>> model = unrolled_causal_lm(CausalLmConfig(width=4, heads=2), 8, 11)
@@ -136,4 +137,10 @@ def unrolled_causal_lm(
     """
     if config.remat != "none" or config.loss_chunk is not None:
         raise UnsupportedOp("an unrolled model has neither remat nor loss_chunk")
+    experts = config.options.experts
+    if experts is not None and (experts.every > 1 or experts.priority == "random"):
+        raise UnsupportedOp(
+            "an unrolled model has experts in each block, and draws nothing: got "
+            f"every={experts.every}, priority={experts.priority!r}"
+        )
     return from_nnx(lambda: _Unrolled(context, vocabulary, config, policy))

@@ -25,7 +25,7 @@ from hpcjax.models.modules import (
     stacked_initializer,
 )
 
-Remat = Literal["none", "full", "dots", "offload"]
+Remat = Literal["none", "full", "dots", "offload", "collectives"]
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
 # The name under which "offload" finds the inputs of blocks.
@@ -40,6 +40,7 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
         offload_src="device",
         offload_dst="pinned_host",
     ),
+    "collectives": jax.checkpoint_policies.save_only_these_names(shards.COLLECTIVE),
 }
 
 
@@ -78,7 +79,8 @@ def scan_blocks(
       call: `(block, x) -> x`, one block's forward pass.
       remat: what is stored for the backward pass, which recomputes the rest: "none"
         stores everything, "full" only the inputs of blocks, "dots" also matrix products
-        without batch axes; "offload" is "full" with the inputs in the host's memory.
+        without batch axes; "offload" is "full" with the inputs in the host's memory;
+        "collectives" also what is `shards.received`.
 
     Returns:
       The carry after the last block.

@@ -11,9 +11,10 @@ from jax.sharding import PartitionSpec
 from hpcjax import layers
 from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import derive
 from hpcjax.core.model import Decoder, Model
 from hpcjax.models._from_nnx import from_nnx
-from hpcjax.models.block import Block, Embedding, Norm, Sizes
+from hpcjax.models.block import Block, BlockGroup, Embedding, Norm, Sizes
 from hpcjax.models.chunked import ChunkedLogits
 from hpcjax.models.decoding import Cache, Decoding, Heads
 from hpcjax.models.modules import FLOAT32, Dense
@@ -63,35 +64,53 @@ class CausalLm(nnx.Module):
         self.offset = OFFSET if options.position == "offset" else 0
         learned, tied = options.has_table, options.tied_head
         self.position = table(context + self.offset, width) if learned else None
-        self.blocks = stack(Block(sizes), config.depth)
+        group = config.group
+        block = Block(sizes) if group == 1 else BlockGroup(sizes, group)
+        self.blocks, self.group = stack(block, config.depth // group), group
         self.final_norm = Norm(width, options, policy) if options.final_norm else None
         self.head = None if tied else project(narrow, vocabulary, output=self.logits)
         self.chunk, self.batch_axis = config.loss_chunk, config.batch_axis
         self.pieces, self.sparse = config.pieces, options.sparse
+        experts = options.experts
+        self.random = experts is not None and experts.priority == "random"
 
     def __call__(
         self, x: jax.Array | Decoding, *, train: bool, key: jax.Array | None
     ) -> Any:
         """Maps tokens to logits, or a `Decoding` to logits and the new cache."""
-        del train, key
         if isinstance(x, Decoding):
             return self._decode(x)
         positions = positions_of(x)
         given = self._cut(self.embed_tokens(x, positions)), self._cut(positions)
 
-        def run(block: Block, pieces: list[jax.Array]) -> list[jax.Array]:
-            return [
-                self._constrain_batch(block(self._constrain_batch(y), at))
-                for y, at in zip(pieces, given[1], strict=True)
-            ]
+        draws = self._draws(train, key)
 
-        ys = scan_blocks(self.blocks, given[0], run, remat=self.remat)
+        def run(block: Block | BlockGroup, carry: Any) -> Any:
+            pieces, number = carry
+            key = draws(number)
+            return [
+                self._constrain_batch(block(self._constrain_batch(y), at, key=key))
+                for y, at in zip(pieces, given[1], strict=True)
+            ], number + 1
+
+        start = given[0], jnp.int32(0)
+        ys, _ = scan_blocks(self.blocks, start, run, remat=self.remat)
         y = self.finish(jnp.concatenate(ys) if len(ys) > 1 else ys[0])
         return (
             self.to_logits(y)
             if self.chunk is None
             else self._chunk_logits(y, self.chunk)
         )
+
+    def _draws(self, train: bool, key: jax.Array | None) -> Any:
+        """Returns `number of a block -> key` of what its experts draw, if they do."""
+        if not (self.random and train):
+            return lambda _: None
+        if key is None:
+            raise errors.ConfigError(
+                "experts.priority=random draws in training: give the model a key"
+            )
+        return functools.partial(derive, key, "experts")
 
     def _cut(self, rows: jax.Array) -> list[jax.Array]:
         """Returns the pieces of a batch."""
@@ -114,6 +133,11 @@ class CausalLm(nnx.Module):
             raise errors.ConfigError(
                 "decoding attends to a cache of all keys, and not to a pattern: got "
                 f"model.options.sparse={self.sparse}"
+            )
+        if self.group > 1:
+            raise errors.ConfigError(
+                "decoding keeps keys and values of each block of a stack, and not of "
+                f"groups: got model.options.experts.every={self.group}"
             )
         cache, time = x.cache, x.tokens.shape[1]
         positions = cache.length[:, None] + jnp.arange(time)
@@ -178,7 +202,7 @@ class CausalLm(nnx.Module):
         if isinstance(kernel, shards.Part):
             raise errors.ConfigError(
                 f"model.loss_chunk={chunk} goes with a whole head, and not with "
-                "parallel=tensor3d: set model.loss_chunk=none"
+                "parallel=tensor3d or ted, which cut it: set model.loss_chunk=none"
             )
         return ChunkedLogits(
             hidden=y,

@@ -52,9 +52,11 @@ class ExpertsConfig(Config):
       capacity_factor: capacity of each expert, as a multiple of an even share of the
         tokens in a pass. Tokens beyond it are dropped, so that outputs depend on the
         other tokens of the pass, also on later ones. None drops no token.
-      axis: inside `shard_map`, the mesh axis over which tokens and experts are split,
-        see `layers.experts`. It needs a `capacity_factor`, and the parameters below
-        `experts/` must be split by experts.
+      priority: which choices are served first where tokens are dropped: "position" in
+        the order of tokens, "probability" the most probable, "random" in an order that
+        is drawn in each training step (evaluation takes that of tokens).
+      every: the last of so many blocks has experts, the others are dense; divides the
+        depth.
       balance_weight: weight of each block's load-balancing loss in the objective.
       router_z_weight: weight of each block's router z-loss in the objective.
     """
@@ -62,7 +64,8 @@ class ExpertsConfig(Config):
     count: Size = 8
     top_k: Literal[1, 2] = 2
     capacity_factor: Positive | None = None
-    axis: str | None = None
+    priority: Literal["position", "probability", "random"] = "position"
+    every: Size = 1
     balance_weight: NotNegative = 0.01
     router_z_weight: NotNegative = 0.0
 
@@ -72,9 +75,6 @@ class ExpertsConfig(Config):
         checks.require(
             self.top_k <= self.count, rule, top_k=self.top_k, count=self.count
         )
-        room = self.axis is None or self.capacity_factor is not None
-        rule = "experts over an axis need a capacity_factor"
-        checks.require(room, rule, axis=self.axis)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,9 @@ class CausalLmConfig(ModelConfig):
       options: the differences between GPT-2, OPT, BLOOM and LLaMA.
       remat: what the backward pass recomputes: "none" nothing; "full" all but the
         inputs of blocks; "dots" all but these and matrix products without batch axes;
-        "offload" like "full", with the inputs of blocks kept in the host's memory.
+        "offload" like "full", with the inputs of blocks kept in the host's memory;
+        "collectives" like "full", with what a block's devices receive from each other
+        kept, so that nothing is sent again.
       attention: the implementation; "auto" takes cuDNN's on a GPU in half precision.
       pieces: parts of a device's batch on which each block works in turn, so that one
         may be computed while another is summed over devices, see `sharding.tensor3d`.
@@ -210,7 +212,7 @@ class CausalLmConfig(ModelConfig):
     head_dim: Size | None = None
     mlp_width: Size | None = None
     options: TransformerOptions = TransformerOptions()
-    remat: Literal["none", "full", "dots", "offload"] = "none"
+    remat: Literal["none", "full", "dots", "offload", "collectives"] = "none"
     attention: Literal["auto", "reference", "xla", "cudnn"] = "auto"
     loss_chunk: Size | None = None
     pieces: Size = 1
@@ -220,6 +222,13 @@ class CausalLmConfig(ModelConfig):
         super().__post_init__()
         if self.head_dim is None:
             check_heads(self.width, self.heads)
+        rule = "options.experts.every must divide depth"
+        checks.require(
+            self.depth % self.group == 0, rule, depth=self.depth, every=self.group
+        )
+        whole = self.pieces == 1 or self.options.experts is None
+        rule = "experts are balanced over all tokens, and not in pieces"
+        checks.require(whole, rule, pieces=self.pieces)
         shared = self.heads % (self.kv_heads or self.heads) == 0
         rule = "kv_heads must divide heads"
         checks.require(shared, rule, kv_heads=self.kv_heads, heads=self.heads)
@@ -257,6 +266,11 @@ class CausalLmConfig(ModelConfig):
     def head_size(self) -> int:
         """Features of a head."""
         return self.head_dim or self.width // self.heads
+
+    @property
+    def group(self) -> int:
+        """How many blocks follow each other of which one has experts."""
+        return self.options.experts.every if self.options.experts else 1
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:

@@ -36,8 +36,10 @@ from .host_pipeline import work_bars as work_bars
 from .machine_code import MachineCode as MachineCode
 from .machine_code import count_accesses as count_accesses
 from .machine_code import machine_code as machine_code
+from .meshes import axes_of as axes_of
 from .meshes import bytes_by_axis as bytes_by_axis
 from .meshes import largest_model as largest_model
 from .meshes import ring_bytes as ring_bytes
 from .meshes import ring_bytes_by_axis as ring_bytes_by_axis
+from .meshes import sent_per_byte as sent_per_byte
 from .profile import seconds_by_operation as seconds_by_operation

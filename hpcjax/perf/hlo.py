@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.stages import Compiled
+from jax.stages import Compiled, Lowered
 
 from hpcjax.core.errors import UnsupportedOp, nearest
 
@@ -86,6 +86,8 @@ class Collective(NamedTuple):
       name: the instruction's name.
       groups: the devices of each group, by their place in the mesh; of a permute each
         pair. Empty where all devices are one group.
+      operands: number of arrays. XLA merges several all-reduces into one, and makes of
+        the array of an all-to-all its parts.
     """
 
     kind: str
@@ -95,6 +97,7 @@ class Collective(NamedTuple):
     pairs: int = 0
     name: str = ""
     groups: tuple[tuple[int, ...], ...] = ()
+    operands: int = 1
 
     @property
     def total(self) -> int:
@@ -137,15 +140,19 @@ class Program(NamedTuple):
     entry: str
 
 
-def collectives(compiled: Compiled) -> list[Collective]:
-    """Returns every collective that a run of `compiled` executes.
+def collectives(program: Compiled | Lowered) -> list[Collective]:
+    """Returns every collective that a run of a program executes.
 
     A pair of a start and a done instruction is one collective, and so is an instruction
     with several operands, whose bytes are added. The trip count of a loop, where the
     program states it, multiplies `times`. Of the branches of a conditional, only the
     one with the most bytes is returned.
+
+    Args:
+      program: a compiled one, or a lowered one, which is what JAX asks for: of its
+        loops no trip count is stated.
     """
-    return collectives_of_text(_read_text(compiled))
+    return collectives_of_text(_read_text(program))
 
 
 def collectives_by_branch(
@@ -440,6 +447,7 @@ def _read_collective(
         pairs=pairs[1].count("{") if pairs else 0,
         name=instruction.name,
         groups=_read_groups(instruction.attributes),
+        operands=len(sizes),
     )
 
 
@@ -468,8 +476,11 @@ def _element_bits(dtype: str) -> int:
     return int(number[1])
 
 
-def _read_text(compiled: Compiled) -> str:
-    text = compiled.as_text()
+def _read_text(program: Compiled | Lowered) -> str:
+    if isinstance(program, Lowered):
+        form: Any = program.compiler_ir("hlo")
+        return form.as_hlo_text()
+    text = program.as_text()
     if text is None:
         raise UnsupportedOp("this backend gives no text of a compiled program")
     return text

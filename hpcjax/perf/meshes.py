@@ -30,7 +30,7 @@ def bytes_by_axis(
     """
     totals: Counter[tuple[tuple[str, ...], str]] = Counter()
     for collective in collectives(compiled):
-        if axes := _axes_of(collective, mesh):
+        if axes := axes_of(collective, mesh):
             totals[axes, collective.kind] += collective.total
     return dict(totals)
 
@@ -51,7 +51,7 @@ def ring_bytes(compiled: Compiled, devices: int) -> float:
     """
     return sum(
         collective.total
-        * _sent_per_byte(
+        * sent_per_byte(
             collective.kind, len((collective.groups or [range(devices)])[0])
         )
         for collective in collectives(compiled)
@@ -74,11 +74,11 @@ def ring_bytes_by_axis(compiled: Compiled, mesh: Mesh) -> dict[tuple[str, ...], 
     totals: dict[tuple[str, ...], float] = defaultdict(float)
     for (axes, kind), size in bytes_by_axis(compiled, mesh).items():
         parts = math.prod(mesh.shape[axis] for axis in axes)
-        totals[axes] += size * _sent_per_byte(kind, parts)
+        totals[axes] += size * sent_per_byte(kind, parts)
     return dict(totals)
 
 
-def _sent_per_byte(kind: str, devices: int) -> float:
+def sent_per_byte(kind: str, devices: int) -> float:
     """Returns what a device of a group sends for a byte of its operand, with rings."""
     # A device sends all but its own one of p parts. An all-reduce does so twice: it is
     # a reduce-scatter followed by an all-gather of the sums. An all-gather's operand is
@@ -96,8 +96,13 @@ def _sent_per_byte(kind: str, devices: int) -> float:
     return sent[kind]
 
 
-def _axes_of(collective: Collective, mesh: Mesh) -> tuple[str, ...]:
-    """Returns the axes along which devices that send to each other differ."""
+def axes_of(collective: Collective, mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes along which devices that send to each other differ.
+
+    Args:
+      collective: of a program on the devices of `mesh`.
+      mesh: names the axes.
+    """
     groups = collective.groups or (tuple(range(mesh.size)),)
     differ = [_differences(group, mesh) for group in groups]
     return tuple(
@@ -113,7 +118,7 @@ def _differences(group: Iterable[int], mesh: Mesh) -> list[bool]:
     return [bool((place != place[0]).any()) for place in places]
 
 
-def largest_model(make: Callable[[int], Compiled], memory: int) -> int:
+def largest_model(make: Callable[[int], Compiled], memory: float) -> int:
     """Returns the largest size of which a step fits into memory, by compiling alone.
 
     Peak memory must not fall with the size. Where it is a straight line, as it is of
@@ -126,7 +131,7 @@ def largest_model(make: Callable[[int], Compiled], memory: int) -> int:
     Raises:
       ConfigError: not even size 1 fits.
     """
-    checks.require_count(1, memory=memory)
+    checks.require(memory >= 1, "memory must be at least a byte", memory=memory)
     peaks = {size: peak_memory(make(size)) for size in (1, 2)}
     if peaks[1] > memory:
         raise ConfigError(f"size 1 takes {peaks[1]} bytes: got memory={memory}")
@@ -145,7 +150,7 @@ def largest_model(make: Callable[[int], Compiled], memory: int) -> int:
     return low
 
 
-def _guess(peaks: dict[int, int], low: int, high: int, memory: int) -> int:
+def _guess(peaks: dict[int, int], low: int, high: int, memory: float) -> int:
     """Returns the size whose peak is `memory` on the line through two sizes."""
     slope = max((peaks[high] - peaks[low]) / (high - low), 1e-9)
     return low + int(min((memory - peaks[low]) / slope, 2**31))

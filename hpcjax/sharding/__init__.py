@@ -4,4 +4,6 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-PARTS = {"parallel": {"zero": "ZeroConfig", "tensor3d": "Tensor3dConfig"}}
+PARTS = {
+    "parallel": {"zero": "ZeroConfig", "tensor3d": "Tensor3dConfig", "ted": "TedConfig"}
+}

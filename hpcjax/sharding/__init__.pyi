@@ -35,6 +35,9 @@ from .stages import stage_rows as stage_rows
 from .stages import stage_shardings as stage_shardings
 from .stages import stage_specs as stage_specs
 from .stages import sum_replicas as sum_replicas
+from .ted import Layout as Layout
+from .ted import spread_experts as spread_experts
+from .ted_config import TedConfig as TedConfig
 from .tensor3d import Grid as Grid
 from .tensor3d import MatrixLayer as MatrixLayer
 from .tensor3d import list_matrices as list_matrices

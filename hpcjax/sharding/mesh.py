@@ -17,7 +17,16 @@ GRAD_WORKER_AXIS = "grad_worker"
 GRAD_RECEIVER_AXIS = "grad_receiver"
 # Devices that share out the batch and hold parts of one model, see `tensor3d`.
 DEPTH_AXIS = "depth"
-_DATA_AXES = (WORKER_AXIS, DATA_AXIS, DEPTH_AXIS, GRAD_WORKER_AXIS, GRAD_RECEIVER_AXIS)
+# Those that share out the batch and the experts of one model, see `ted`.
+EXPERT_AXIS = "expert"
+_DATA_AXES = (
+    WORKER_AXIS,
+    DATA_AXIS,
+    EXPERT_AXIS,
+    DEPTH_AXIS,
+    GRAD_WORKER_AXIS,
+    GRAD_RECEIVER_AXIS,
+)
 
 
 def make_mesh(shape: Mapping[str, int]) -> Mesh:

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec
 
-from hpcjax.core import checks, shards, trees
+from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.method import DATA_AXIS, Parallel
 from hpcjax.core.model import Decoder, LayerSpec, Model
-from hpcjax.core.patterns import check_stacked, matches_any
+from hpcjax.core.patterns import check_stacked
 from hpcjax.core.shards import Specs
+from hpcjax.sharding.cuts import cut_decoder, cut_further
 from hpcjax.sharding.mesh import DEPTH_AXIS
-from hpcjax.sharding.parameters import logical_axes
 from hpcjax.sharding.zero import split_model
 
 ROW_AXIS, COL_AXIS = "row", "col"
@@ -132,10 +132,10 @@ def spread_matrices(
     check_stacked(stacked, trees.flatten(shapes))
     held = cut_matrices(model, shapes, grid)
     if grid.depth > 1:
-        held = _cut_further(shapes, held, grid, DEPTH_AXIS, stacked)
+        held = cut_further(shapes, held, grid._asdict(), DEPTH_AXIS, stacked)
     stepped = held
     if zero and grid.data > 1:
-        stepped = _cut_further(shapes, held, grid, DATA_AXIS, stacked)
+        stepped = cut_further(shapes, held, grid._asdict(), DATA_AXIS, stacked)
 
     def mesh_shape(count: int) -> dict[str, int]:
         devices = grid.data * grid.depth * grid.row * grid.col
@@ -175,39 +175,13 @@ def _numbers(path: str) -> list[tuple[int, str]]:
 
 
 def _cut_language_model(decoder: Decoder, shapes: Any, grid: Grid) -> Specs:
-    found, leaves = {}, trees.flatten(shapes)
-    for path, meanings in logical_axes(shapes).items():
+    for path in trees.flatten(shapes):
         if re.search(r"(^|/)(experts?|router|project_in|project_out)/", path):
             raise ConfigError(
                 "parallel=tensor3d cuts transformers of which each layer keeps the "
                 f"width, without experts: got {path}"
             )
-        for meaning, size in zip(meanings, leaves[path].shape, strict=True):
-            _check_size(decoder, grid, meaning, size, path)
-        found[path] = PartitionSpec(*[RULES.get(each or "") for each in meanings])
-    return found
-
-
-def _check_size(
-    decoder: Decoder, grid: Grid, meaning: str | None, size: int, path: str
-) -> None:
-    """Raises ConfigError if devices cannot have equal parts of a dimension."""
-    known = {
-        "embed": ("width", size),
-        "heads": ("heads", decoder.heads),
-        "kv": ("kv_heads", decoder.kv_heads),
-        "ff": ("mlp_width", size),
-        "vocab": ("vocabulary", size),
-    }
-    if meaning not in known:
-        return
-    name, count = known[meaning]
-    axis = RULES[meaning]
-    parts = getattr(grid, axis)
-    if count % parts:
-        raise ConfigError(
-            f"{axis} must divide {name}: got {name}={count}, {axis}={parts} ({path})"
-        )
+    return cut_decoder(decoder, shapes, RULES, grid._asdict())
 
 
 def _cut_chain(layers: Sequence[LayerSpec], shapes: Any, grid: Grid) -> Specs:
@@ -254,33 +228,3 @@ def _check_chain(layers: Sequence[LayerSpec], shapes: Any) -> None:
                 "parallel=tensor3d takes layers whose inputs are the outputs of the "
                 f"one before: got {inputs} after {outputs} ({layer.path})"
             )
-
-
-def _cut_further(
-    shapes: Any, specs: Specs, grid: Grid, axis: str, stacked: tuple[str, ...]
-) -> Specs:
-    """Cuts parts along their largest dimension that the devices of an axis divide."""
-    count, found = getattr(grid, axis), {}
-    for path, leaf in trees.flatten(shapes).items():
-        names = [*specs.get(path, ()), *[None] * leaf.ndim][: leaf.ndim]
-        sizes = [
-            size // _count_parts(name, grid)
-            for size, name in zip(leaf.shape, names, strict=True)
-        ]
-        first = int(matches_any(stacked, path))
-        fitting = [dim for dim in range(first, leaf.ndim) if sizes[dim] % count == 0]
-        if fitting:
-            dim = max(fitting, key=lambda d: sizes[d])
-            own = shards.axis_names(names[dim]) if names[dim] else ()
-            names[dim] = (*own, axis) if own else axis
-        if any(names):
-            found[path] = PartitionSpec(*names)
-    return found
-
-
-def _count_parts(name: Any, grid: Grid) -> int:
-    names = shards.axis_names(name) if name else ()
-    count = 1
-    for axis in names:
-        count *= getattr(grid, axis)
-    return count

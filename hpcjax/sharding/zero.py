@@ -101,6 +101,7 @@ def split_model(
     *,
     again: bool = False,
     parted: tuple[str, ...] = (),
+    once: bool = True,
 ) -> Model:
     """Returns a model that is applied to parts of its parameters, inside `shard_map`.
 
@@ -111,6 +112,7 @@ def split_model(
         are gathered first.
       again: whether layers of stacks gather again in the backward pass.
       parted: mesh axes along which nothing is gathered: layers compute with parts.
+      once: see `core.shards.Part`.
     """
 
     def apply(params: Any, state: Any, x: Any, **options: Any) -> tuple[Any, Any]:
@@ -136,7 +138,7 @@ def split_model(
                 how = {"cuts": cuts[path], "again": again, "kept": kept[path]}
                 given[path] = Shard(value=leaf, **how)
             elif kept[path]:
-                given[path] = Part(value=leaf, cuts=kept[path])
+                given[path] = Part(value=leaf, cuts=kept[path], once=once)
         # All devices gather these before what the stacks gather.
         x = after(x, whole) if late else x
         return model.apply(trees.unflatten(params, given), state, x, **options)

@@ -257,9 +257,14 @@ def test_tensor3d():
     assert totals == sorted(totals)
 
 
+@pytest.mark.smoke
+def test_ted():
+    run("ted")
+
+
 def test_every_block_of_a_readme_is_run_here():
     shown = {name for name in guides.PAGES if guides.blocks(name)}
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
-    tested += "samo data_movement ssn tensor3d hammingmesh"
+    tested += "samo data_movement ssn tensor3d hammingmesh ted"
     assert papers == set(tested.split())

@@ -1,7 +1,6 @@
 """A language model with experts: losses of its layers, training, operations."""
 
 import dataclasses
-import functools
 
 import chex
 import jax
@@ -9,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
-from hpcjax import core, data, metrics, models, sharding, train
+from hpcjax import core, data, inference, metrics, models, sharding, train
 from tests.models import helpers
 
 CONTEXT, WORDS = 6, 11
@@ -109,33 +106,69 @@ def test_with_room_for_all_a_capacity_changes_neither_logits_nor_gradients():
         chex.assert_trees_all_close(tight, exact[0], atol=1e-3)
 
 
-def test_experts_over_an_axis_give_what_one_device_gives():
-    """Each of four devices holds one expert and two of the eight texts."""
-    mesh = jax.make_mesh((4,), ("e",), axis_types=(AxisType.Auto,))
-    whole = model_of()
-    split = model_of(capacity_factor=4.0, axis="e")
-    params, _ = whole.init(jax.random.key(0))
-    tokens = jnp.asarray(Texts().gather(np.arange(8))["x"])
-    specs = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: P(None, "e") if "experts" in str(path) else P(), params
-    )
+def grouped(**fields):
+    experts = models.ExpertsConfig(**{"count": 4, "every": 2, "top_k": 1, **fields})
+    options = dataclasses.replace(models.GPT2, experts=experts, init_scale=0.3)
+    config = models.CausalLmConfig(depth=4, width=8, heads=2, options=options)
+    return config.make((CONTEXT,), WORDS)
 
-    def total(model, params, tokens):
-        logits, state = model.apply(params, {}, tokens, train=True)
-        return jnp.sum(jnp.tanh(logits)), core.added_loss(state)
 
-    def shard(params, tokens):
-        value, added = total(split, params, tokens)
-        return jax.lax.psum(value, "e"), jax.lax.pmean(added, "e")
+def test_every_second_block_has_experts():
+    """Equal experts, whose gates add up to 1, are one dense feed-forward part."""
+    model = grouped(top_k=2)
+    params, state = model.init(jax.random.key(0))
+    dense = models.CausalLmConfig(depth=4, width=8, heads=2).make((CONTEXT,), WORDS)
+    given = helpers.noisy(dense.init(jax.random.key(1))[0])
+    blocks = {
+        f"block_{place}": jax.tree.map(
+            lambda leaf: leaf[place::2],  # noqa: B023
+            given["blocks"],
+        )
+        for place in range(2)
+    }
+    mlp = blocks["block_1"]["mlp"]
+    copies = {
+        name + end: jnp.stack([jnp.asarray(mlp[name][leaf])] * 4, axis=1)
+        for name in ("up", "down")
+        for end, leaf in (("", "kernel"), ("_bias", "bias"))
+    }
+    router = params["blocks"]["block_1"]["mlp"]["router"]
+    blocks["block_1"]["mlp"] = {"experts": copies, "router": router}
+    mixed = {**given, "blocks": blocks}
+    chex.assert_trees_all_equal_shapes(mixed, params)
+    tokens = jnp.asarray(Texts().gather(np.arange(2))["x"])
+    y, new = model.apply(mixed, state, tokens, train=True)
+    assert new[core.LOSSES]["blocks"]["block_1"]["mlp"]["balance"].shape == (2,)
+    wanted, _ = dense.apply(given, {}, tokens, train=True)
+    np.testing.assert_allclose(y, wanted, atol=1e-5)
 
-    sharded = jax.shard_map(
-        shard, mesh=mesh, in_specs=(specs, P("e")), out_specs=(P(), P())
-    )
-    expected = jax.jit(
-        jax.value_and_grad(functools.partial(total, whole), has_aux=True)
-    )(params, tokens)
-    found = jax.jit(jax.value_and_grad(sharded, has_aux=True))(params, tokens)
-    chex.assert_trees_all_close(found, expected, atol=1e-4, rtol=1e-4)
+
+@pytest.mark.acceptance("ted", 10)
+def test_random_priority_needs_a_key_and_only_in_training():
+    model = grouped(priority="random", capacity_factor=0.5)
+    params, state = model.init(jax.random.key(0))
+    tokens = jnp.asarray(Texts().gather(np.arange(2))["x"])
+
+    def run(key, train=True):
+        return model.apply(params, state, tokens, train=train, key=key)[0]
+
+    with pytest.raises(core.ConfigError, match="draws in training: give the model a"):
+        run(None)
+    first, second = (run(jax.random.key(seed)) for seed in range(2))
+    assert np.abs(first - second).max() > 1e-3
+    np.testing.assert_array_equal(first, run(jax.random.key(0)))
+    by_position = grouped(capacity_factor=0.5).apply(params, state, tokens, train=True)
+    np.testing.assert_allclose(run(None, train=False), by_position[0], atol=1e-6)
+
+
+def test_groups_of_blocks_are_refused_where_each_block_needs_a_cache():
+    model = grouped()
+    params, _ = model.init(jax.random.key(0))
+    speaker = inference.LanguageModel(model=model, params=params)
+    few = inference.Continuation(max_new_tokens=2)
+    prompts = inference.pad_prompts([[1, 2]])
+    with pytest.raises(core.ConfigError, match="every=2"):
+        inference.generate(speaker, prompts, few, key=jax.random.key(0))
 
 
 @pytest.mark.slow
@@ -209,11 +242,29 @@ def test_operations_count_the_experts_a_token_goes_through():
         ({"top_k": 3}, "top_k=3"),
         ({"count": 1}, "top_k=2, count=1"),
         ({"capacity_factor": 0.0}, r"> 0: got capacity_factor=0\.0"),
-        ({"axis": "e"}, "need a capacity_factor"),
         ({"balance_weight": -0.5}, r"balance_weight=-0\.5"),
         ({"router_z_weight": float("nan")}, "router_z_weight=nan"),
+        ({"priority": "first"}, "priority"),
+        ({"every": 0}, "every=0"),
     ],
 )
 def test_impossible_experts_are_refused(fields, message):
     with pytest.raises(core.ConfigError, match=message):
         models.ExpertsConfig(**fields)
+
+
+def test_groups_must_divide_the_depth_and_pieces_have_no_experts():
+    experts = models.ExpertsConfig(every=2)
+    options = dataclasses.replace(models.GPT2, experts=experts)
+    with pytest.raises(core.ConfigError, match="every must divide depth: got depth=3"):
+        models.CausalLmConfig(depth=3, options=options)
+    with pytest.raises(core.ConfigError, match="not in pieces: got pieces=2"):
+        models.CausalLmConfig(pieces=2, options=options)
+
+
+@pytest.mark.parametrize("fields", [{"every": 2}, {"priority": "random"}])
+def test_an_unrolled_model_has_experts_in_each_block(fields):
+    options = dataclasses.replace(models.GPT2, experts=models.ExpertsConfig(**fields))
+    config = models.CausalLmConfig(width=8, heads=2, options=options)
+    with pytest.raises(core.UnsupportedOp, match="experts in each block, and draws"):
+        models.unrolled_causal_lm(config, CONTEXT, WORDS)

@@ -76,13 +76,15 @@ def _of_rooms(kind: str) -> tuple[str, ...]:
     """Returns the parts but those of papers, which have tests of their own.
 
     And but `jorge_from_sgd`, which makes Jorge's transform of SGD's values: it has a
-    row of its own, `DERIVED`.
+    row of its own, `DERIVED`. And but `ted`, which only spreads models with experts:
+    see `test_ted`.
     """
     places = parts.list_places(kind).items()
+    apart = ("jorge_from_sgd", "ted")
     return tuple(
         name
         for name, place in places
-        if place.startswith("hpcjax.") and name != "jorge_from_sgd"
+        if place.startswith("hpcjax.") and name not in apart
     )
 
 

@@ -1,0 +1,214 @@
+"""Tables of DeepSpeed-TED: what is sent, what fits, and what would fit."""
+
+import numpy as np
+import xarray as xr
+
+from hpcjax.runs import reduce
+from hpcjax.runs.reduce import cell
+from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
+
+PLAIN, DTD, CAC, BOTH = "plain", "DTD", "CAC", "DTD and CAC"
+WIDE, WIDE_PLAIN, BROKEN = "T=4, DTD and CAC", "T=4, CAC", "slopes scattered"
+RIGHT = (PLAIN, DTD, CAC, BOTH, WIDE, WIDE_PLAIN)
+
+
+def _sent(name: str, **overrides: str) -> Runs:
+    return Runs(config=f"ted/communication:{name}", overrides=overrides)
+
+
+def _share_of(row: str, of: str, share: float) -> reduce.Number:
+    """Reads how far a row's bytes of all-to-alls are from a share of another's."""
+    return abs(reduce.over("all_to_all", row, of) - share)
+
+
+COMMUNICATION = Table(
+    id="ted/communication",
+    title="DeepSpeed-TED: what a block with experts sends in a step",
+    paper=(
+        "Singh et al., ICS 2023: dropping duplicate tokens (DTD) and checkpointing "
+        "that knows of communication (CAC) make training of a 6.7 B base with 16 "
+        "experts on 128 GPUs 26 % faster (abstract), which no run here repeats"
+    ),
+    caption=(
+        "Three blocks of width 64, each with 4 experts, 128 characters a step, on 8 "
+        "simulated devices: T=2 with equal tokens, 2 that share out the experts, 2 "
+        "with copies of them; T=4: 4, 2 and 1. Blocks are recomputed in the backward "
+        "pass. Of a block and a device: bytes of its all-to-alls; collectives, arrays "
+        "that all-reduces over T and all-to-alls take, in what JAX asks for and in "
+        "what XLA compiled; gathers among devices with equal tokens; words sent by "
+        "rings over those of the formula. distance: relative, of the loss after 100 "
+        "steps from one device's. slopes scattered: those of gathered tokens are "
+        "summed over devices with equal tokens, as a plain all-gather does."
+    ),
+    columns={
+        "all_to_all": "all-to-all, bytes",
+        "lowered": "collectives, asked for",
+        "compiled": "collectives, compiled",
+        "gathers": "gathers",
+        "ratio": "words / formula",
+        "loss": "loss",
+        "distance": "distance from one device",
+    },
+    reduce=lambda rows: reduce.by_run(rows).assign(
+        ratio=lambda table: table["words"] / table["formula"]
+    ),
+    tiers=on_cpu(
+        minutes=5.0,
+        devices=8,
+        runs={
+            PLAIN: _sent("plain"),
+            DTD: _sent("full"),
+            CAC: _sent("duplicates"),
+            BOTH: _sent("base"),
+            WIDE_PLAIN: _sent("duplicates", tensor="4"),
+            WIDE: _sent("base", tensor="4"),
+            BROKEN: _sent("scattered"),
+        },
+        claims={
+            "half the bytes": _share_of(BOTH, CAC, 1 / 2)
+            .at_most(0, "from 1/2 of the all-to-alls' bytes, for T=2")
+            .fails({BOTH: CAC}),
+            "a quarter of the bytes": _share_of(WIDE, WIDE_PLAIN, 1 / 4)
+            .at_most(0, "from 1/4 of the all-to-alls' bytes, for T=4")
+            .fails({WIDE: WIDE_PLAIN}),
+            "asked for": cell("lowered", CAC)
+            .at_most(8, "collectives of a block that JAX asks for; the paper: 8 of 12")
+            .fails({CAC: PLAIN}),
+            "compiled": cell("compiled", CAC)
+            .at_most(8, "collectives of a block that XLA compiled; the paper: 8 of 12")
+            .fails({CAC: PLAIN}),
+            "recomputed": cell("compiled", PLAIN)
+            .at_least(12, "collectives of a block that is recomputed whole")
+            .fails({PLAIN: CAC}),
+            "gathers": cell("gathers", BOTH)
+            .at_most(4, "gathers of a block, two in each direction, none again")
+            .fails({BOTH: DTD}),
+            "to the word": abs(reduce.of("ratio", *RIGHT) - 1)
+            .largest()
+            .at_most(0, "farthest ratio of a row's words to the formula's from 1")
+            .fails({BOTH: BROKEN}),
+            "losses": reduce.most("distance", *RIGHT)
+            .at_most(1e-4, "of the loss of one device, the farthest after 100 steps")
+            .fails({BOTH: BROKEN}),
+        },
+    ),
+)
+
+_T1, _T2, _T4, _T8 = _SIZES = ("T=1", "T=2", "T=4", "T=8")
+_HALF, _WRONG, _MANY = "halves", "experts gathered", ", 1024"
+
+
+def _fits(name: str = "base", **overrides: str) -> Runs:
+    return Runs(config=f"ted/memory:{name}", overrides=overrides)
+
+
+MEMORY = Table(
+    id="ted/memory",
+    title="DeepSpeed-TED: the largest base of a mixture of experts in 4 GiB",
+    paper=(
+        "Singh et al., ICS 2023: base models 4 to 8 times larger than with expert and "
+        "data parallelism alone, as of DeepSpeed-MoE (abstract)"
+    ),
+    caption=(
+        "Blocks of width 1024, every second one with 4 experts, which X=4 devices "
+        "share out, AdamW in float32 on 32 simulated devices. blocks: the most of "
+        "which a step fits into 4 GiB of each, by compiling alone; base: parameters of "
+        "that model without experts. T=1 is DeepSpeed-MoE's scheme. held: bytes of 4 "
+        "blocks' parameters, gradients and state on a device, arguments of the "
+        "compiled update; formula: `cost.ted_memory`. experts gathered: the formula "
+        "believes that each device has all experts; halves: X=2, T=2."
+    ),
+    columns={
+        "depth": "blocks",
+        "base": "base",
+        "larger": "base / T=1's",
+        "held": "held",
+        "ratio": "held / formula",
+    },
+    reduce=lambda rows: reduce.by_run(rows).assign(
+        larger=lambda table: table["base"] / table["base"].sel(row=_T1),
+        ratio=lambda table: table["held"] / table["formula"],
+    ),
+    tiers=on_cpu(
+        minutes=4.0,
+        devices=32,
+        runs={
+            _T1: _fits(),
+            _T2: _fits(tensor="2"),
+            _T4: _fits(tensor="4"),
+            _HALF: _fits(tensor="2", expert="2"),
+            _WRONG: _fits("gathered", tensor="2"),
+        },
+        claims={
+            "two": cell("larger", _T2)
+            .at_least(1.7, "times the base of T=1 with T=2; the formula: 1.9")
+            .fails({_T2: _T1}),
+            "four": cell("larger", _T4)
+            .at_least(3.0, "times the base of T=1 with T=4; the formula: 3.4")
+            .fails({_T4: _T2}),
+            "formula": abs(reduce.of("ratio", _T1, _T2, _T4, _HALF) - 1)
+            .largest()
+            .at_most(0.01, "farthest ratio of the bytes to the formula's from 1")
+            .fails({_T2: _WRONG}),
+        },
+    ),
+)
+
+
+_GIB = (28.47, 15.99, 9.75, 6.63)
+
+
+def plan(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each T, from those of both machines."""
+    found = {name: reduce.first(run) for name, run in rows.items()}
+    few, many = (float(found[f"{_T1}{end}"]["largest"]) for end in ("", _MANY))
+    return reduce.from_cells(
+        {
+            name: {
+                "gib": float(found[name]["gib"]),
+                "larger": float(found[name]["largest"]) / few,
+                "larger_1024": float(found[f"{name}{_MANY}"]["largest"]) / many,
+            }
+            for name in _SIZES
+        }
+    )
+
+
+PLAN = Table(
+    id="ted/plan",
+    title="DeepSpeed-TED: a 6.7 B base with 16 experts by the formulas",
+    paper=(
+        "Singh et al., ICS 2023: 40 B parameters, a base of 6.7 B with 16 experts, on "
+        "128 V100; base models 4 to 8 times larger (abstract)"
+    ),
+    caption=(
+        "Mixed precision, 4 bytes of each parameter held and 12 spread over copies. "
+        "GiB of a device for the base of 6.7 B on 128 devices, and the largest base "
+        "that fits into 16 GiB of each of 128 and of 1024. Nothing is measured."
+    ),
+    columns={
+        "gib": "GiB",
+        "larger": "largest base / T=1's, 128",
+        "larger_1024": "1024",
+    },
+    reduce=plan,
+    tiers=by_model(
+        minutes=0.2,
+        runs={
+            f"{name}{end}": Runs(
+                config="ted/plan", overrides={"tensor": name[2:], "devices": devices}
+            )
+            for name in _SIZES
+            for end, devices in (("", "128"), (_MANY, "1024"))
+        },
+        claims={
+            "figures": abs(reduce.of("gib", *_SIZES) - np.array(_GIB))
+            .largest()
+            .at_most(0.01, "GiB from 28.47, 15.99, 9.75 and 6.63, the farthest")
+            .fails({_T8: _T4}),
+            "larger": cell("larger_1024", _T8)
+            .at_least(4.0, "times the base of T=1 with T=8 on 1024; the paper: 4 to 8")
+            .fails({_T8: _T1}),
+        },
+    ),
+)
