@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcjax import core, cost, data, optim, perf, runs, sharding, train
-from hpcjax.core import compat, config, shards
+from hpcjax.core import compat, config
 from hpcjax.models import CausalLmConfig, ExpertsConfig, TransformerOptions
 from hpcjax.optim import AdamWConfig
 from hpcjax.runs.training import with_stacks
@@ -139,6 +139,8 @@ def _compile_step(cfg: Config, groups: int) -> "Compiled":
 def _compile_update(cfg: Config, layout: "sharding.Layout") -> "Compiled":
     """Returns the update of two groups: (gradients, state, parameters) are given."""
     import jax
+
+    from hpcjax.core import shards
 
     model = _model(cfg, 2)
     shapes = _shapes(model)
