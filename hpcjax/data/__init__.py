@@ -22,5 +22,6 @@ PARTS = {
         "rain_ibk": "RainIbkConfig",
         "cora": "CoraConfig",
         "karate": "KarateConfig",
+        "property_graph": "PropertyGraphConfig",
     }
 }

@@ -37,6 +37,7 @@ from .pipeline import BatchIterator as BatchIterator
 from .pipeline import EvaluationBatches as EvaluationBatches
 from .pipeline import batches as batches
 from .pipeline import evaluation_batches as evaluation_batches
+from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
 from .smtx import read_smtx as read_smtx
 from .source import Augment as Augment

@@ -129,6 +129,14 @@ _ENTRIES = (
         ships=True,
     ),
     Entry(
+        name="fincen",
+        summary="4 507 reported bank transfers as a property graph, 40 835 edges",
+        licence="MIT",
+        size=0,
+        origin="C-TC/LPG2vec, raw_data, an example of Neo4j's",
+        ships=True,
+    ),
+    Entry(
         name="mnist",
         summary="70 000 handwritten digits, 28x28 grey, 10 classes, IDX files",
         licence="CC BY-SA 3.0 (images), ISC (package)",

@@ -59,7 +59,7 @@ class VertexSource:
         return {"x": chosen, "y": self.labels[chosen]}
 
 
-def _dataset(
+def vertex_dataset(
     graph: "graphs.Graph", labels: np.ndarray, train: Any, held_out: Any
 ) -> Dataset:
     """Returns two parts of a graph's vertices, by number."""
@@ -121,7 +121,7 @@ class CoraConfig(Config):
             senders, receivers, len(arrays["labels"]), features=features
         )
         held_out = _TEST if self.holdout == "test" else _VALIDATION
-        return _dataset(graph, arrays["labels"], _TRAIN, held_out)
+        return vertex_dataset(graph, arrays["labels"], _TRAIN, held_out)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,4 +159,4 @@ class KarateConfig(Config):
         )
         labels = ~np.isin(every, _STAYED)
         leaders = np.array([0, _MEMBERS - 1])
-        return _dataset(graph, labels, leaders, np.delete(every, leaders))
+        return vertex_dataset(graph, labels, leaders, np.delete(every, leaders))

@@ -49,5 +49,6 @@ REGISTRY: Mapping[str, Callable[[], Any]] = {
     ),
     "cora": data.CoraConfig,
     "karate": data.KarateConfig,
+    "fincen": lambda: data.PropertyGraphConfig(information="labels", label="Country"),
     "text": lambda: data.CharTextConfig(corpus="sample.txt", context=500),
 }

@@ -1,5 +1,7 @@
 """The guide of graphs runs."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -8,7 +10,7 @@ from tests import guides
 
 def test_the_guides_code_runs():
     rng = np.random.default_rng(0)
-    (block,) = guides.blocks("docs/graphs.md")
+    block, of_database = guides.blocks("docs/graphs.md")
     given = {
         "senders": rng.integers(0, 34, 80),
         "receivers": rng.integers(0, 34, 80),
@@ -27,3 +29,7 @@ def test_the_guides_code_runs():
     guides.run_block(block, "docs/graphs.md", given)
     assert given["attended"].shape == (34, 3)
     assert given["received"].shape == (34, 8)
+    names: dict[str, Any] = {}
+    guides.run_block(of_database, "docs/graphs.md", names)
+    assert names["encoded"].names[0] == "label:Country"
+    assert len(names["encoded"].unseen) == 0

@@ -1,0 +1,5 @@
+"""Labelled property graphs: stores, and features of labels and properties."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

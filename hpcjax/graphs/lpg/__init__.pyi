@@ -1,0 +1,13 @@
+from .csv_store import CsvStore as CsvStore
+from .encoders import EncodedGraph as EncodedGraph
+from .encoders import FittedEncoder as FittedEncoder
+from .encoders import fit as fit
+from .ladybug_store import LadybugStore as LadybugStore
+from .property_graph import GraphStore as GraphStore
+from .property_graph import PropertyGraph as PropertyGraph
+from .property_graph import Schema as Schema
+from .property_graph import copy as copy
+from .property_graph import schema_of as schema_of
+from .spec import EncoderSpec as EncoderSpec
+from .spec import KeySpec as KeySpec
+from .spec import infer as infer

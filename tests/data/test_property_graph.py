@@ -1,0 +1,142 @@
+"""A property graph as a data set: its counts, its classes, and what vertices tell."""
+
+import pathlib
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hpcjax import data
+from hpcjax.core import ConfigError, DataMissing
+from hpcjax.data import property_graph
+from hpcjax.data.property_graph import PropertyGraphConfig
+from hpcjax.graphs import lpg
+
+
+@pytest.fixture(scope="module")
+def fincen():
+    return property_graph.open_store("fincen").read()
+
+
+@pytest.mark.acceptance("lpg2vec", 7)
+def test_fincen_has_what_the_reference_counts(fincen):
+    labels = fincen.vertices["_labels"].value_counts().to_dict()
+    assert labels == {("Filing",): 4507, ("Entity",): 2763, ("Country",): 254}
+    types = fincen.edges["_type"].value_counts().to_dict()
+    assert types == {
+        "CONCERNS": 24491,
+        **dict.fromkeys(("FILED", "BENEFITS", "ORIGINATOR"), 4507),
+        "COUNTRY": 2823,
+    }
+    target = PropertyGraphConfig().classify(fincen)
+    counts = np.bincount(target.classes)
+    assert counts[-1] == 3017
+    assert (np.abs(counts[:-1] - 450) < 60).all()
+
+
+def test_parts_are_of_all_vertices_and_of_none_twice(fincen):
+    config = PropertyGraphConfig()
+    parts = config.split(fincen, config.classify(fincen))
+    assert [len(part) for part in parts] == [3762, 1504, 2258]
+    assert len(np.unique(np.concatenate(parts))) == 7524
+    only = PropertyGraphConfig(only_present=True, label="Filing")
+    parts = only.split(fincen, only.classify(fincen))
+    assert sum(map(len, parts)) == 4507
+    assert only.classify(fincen).classes.max() == 9
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A small graph in a file."""
+    n = 40
+    rng = np.random.default_rng(0)
+    vertices = pd.DataFrame(
+        {
+            "_id": np.arange(n),
+            "_labels": [("A",) if i % 2 else ("B",) for i in range(n)],
+            "size": rng.permutation(n) * 1.0,
+            "twin": rng.permutation(n) * 2.0,
+            "colour": np.array(["red", "green"])[rng.integers(0, 2, n)],
+        }
+    )
+    ends = rng.integers(0, n, (2, 60))
+    types = np.array(["X", "Y"])[rng.integers(0, 2, 60)]
+    edges = pd.DataFrame({"_start": ends[0], "_end": ends[1], "_type": types})
+    path = tmp_path_factory.mktemp("graphs") / "small.csv"
+    lpg.CsvStore(path).save(lpg.PropertyGraph(vertices, edges))
+    return path
+
+
+def load(store: pathlib.Path, **fields):
+    return PropertyGraphConfig(
+        **{"source": str(store), "target": "size", "bins": 4, **fields}
+    ).load()
+
+
+@pytest.mark.parametrize(
+    ("information", "columns"),
+    [("random", 50), ("degrees", 4), ("labels", 2), ("properties", 5), ("edges", 5)],
+)
+def test_what_vertices_tell(store, information, columns):
+    held = load(store, information=information)
+    graph = held.graph
+    assert graph.features.shape == (40, columns)
+    assert len(graph.senders) == 120
+    assert (graph.edge_features is None) == (information != "edges")
+    if information == "edges":
+        # Each edge has its type in the half of its direction.
+        assert graph.edge_features.shape == (120, 4)
+        assert graph.edge_features.sum(0)[:2].sum() == 60
+        assert (graph.edge_features.sum(1) == 1).all()
+    if information == "degrees":
+        counts = np.expm1(graph.features).sum(1)
+        every = np.bincount(graph.senders, minlength=40)
+        np.testing.assert_allclose(counts, every, rtol=1e-5)
+
+
+def test_shuffled_properties_stay_with_their_label(store):
+    before = lpg.CsvStore(store).read()
+    config = PropertyGraphConfig(source=str(store), target="size", shuffled=True)
+    after = config._shuffle(before)
+    assert (after.vertices["size"] != before.vertices["size"]).mean() > 0.8
+    for label in ("A", "B"):
+        own = before.with_label(label)
+        for key in ("size", "colour"):
+            one, other = (sorted(each.vertices[key][own]) for each in (before, after))
+            assert one == other
+    pairs = [
+        set(zip(each.vertices["size"], each.vertices["colour"], strict=True))
+        for each in (before, after)
+    ]
+    assert pairs[0] == pairs[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target": "sise"}, "no vertex has the key 'sise'; did you mean 'size'"),
+        (
+            {"keys": ("size", "twin")},
+            "target 'size' cannot be a feature: got keys=..siz",
+        ),
+        (
+            {"keys": ("twin",), "leaks": ("twin",)},
+            "cannot be a feature: got keys=..twin",
+        ),
+        ({"label": "C"}, "no vertex has the label 'C'"),
+        ({"keys": ("colours",)}, "did you mean 'colour'"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(store, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        load(store, **fields)
+
+
+def test_leaks_are_no_features_and_a_missing_store_is_named(store):
+    held = load(store, leaks=("twin",))
+    assert held.graph.features.shape == (40, 4)
+    with pytest.raises(DataMissing, match=r"no graph in nowhere\.csv"):
+        PropertyGraphConfig(source="nowhere.csv").load()
+    with pytest.raises(ConfigError, match="a target needs two classes"):
+        property_graph.classify(pd.Series(["a", "a"]), bins=2, absent=True)
+    assert data.PropertyGraphConfig is PropertyGraphConfig
