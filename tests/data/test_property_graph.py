@@ -140,3 +140,37 @@ def test_leaks_are_no_features_and_a_missing_store_is_named(store):
     with pytest.raises(ConfigError, match="a target needs two classes"):
         property_graph.classify(pd.Series(["a", "a"]), bins=2, absent=True)
     assert data.PropertyGraphConfig is PropertyGraphConfig
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("lpg2vec", 4, 5)
+def test_a_database_gives_the_features_of_the_file_and_keeps_predictions(
+    fincen, tmp_path
+):
+    database = lpg.LadybugStore(tmp_path / "fincen.lbdb")
+    lpg.copy(property_graph.open_store("fincen"), database)
+    spec = lpg.infer(fincen, exclude=("location",))
+    wanted = lpg.fit(spec, fincen, np.arange(7524), transductive=True).transform(fincen)
+    guesses = np.random.default_rng(0).integers(0, 11, 4507)
+    ids = fincen.vertices["_id"][fincen.with_label("Filing")].to_numpy()
+    database.write("Filing", "guess", ids, guesses)
+    read = database.read()
+    kept = read.vertices.set_index("_id")["guess"]
+    np.testing.assert_array_equal(kept.loc[ids].astype(int), guesses)
+    assert kept.notna().sum() == 4507
+    # In the order of the file.
+    read = lpg.PropertyGraph(
+        read.vertices.set_index("_id").loc[fincen.vertices["_id"]].reset_index(),
+        read.edges,
+    )
+    found = lpg.fit(spec, read, np.arange(7524), transductive=True).transform(read)
+    assert found.names == wanted.names
+    for name in ("offsets", "columns"):
+        one, other = (getattr(each.features, name) for each in (found, wanted))
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(found.features.values, wanted.features.values, atol=1e-6)
+    edges = [
+        sorted(zip(*graph.ends(), graph.edges["_type"], strict=True))
+        for graph in (read, fincen)
+    ]
+    assert edges[0] == edges[1]
