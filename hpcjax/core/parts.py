@@ -21,6 +21,7 @@ from hpcjax.core.errors import ConfigError, nearest
 
 KINDS = (
     "dataset",
+    "input",
     "model",
     "optimizer",
     "exchange",

@@ -42,6 +42,9 @@ from .expert_memory import ted_memory_asymptotic as ted_memory_asymptotic
 from .expert_memory import ted_volume as ted_volume
 from .filler import Placed as Placed
 from .head_clusters import ClusteredHeads as ClusteredHeads
+from .input_time import InputSystem as InputSystem
+from .input_time import InputTimes as InputTimes
+from .input_time import simulate_input as simulate_input
 from .kfac_work import Factor as Factor
 from .kfac_work import KfacCosts as KfacCosts
 from .kfac_work import Layer as Layer

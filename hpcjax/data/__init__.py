@@ -11,6 +11,7 @@ PARTS = {
         "fashion_mnist": "FashionMnistConfig",
         "cifar10": "Cifar10Config",
         "image_folder": "ImageFolderConfig",
+        "tar_images": "TarImagesConfig",
         "char_text": "CharTextConfig",
         "token_text": "TokenTextConfig",
         "masked_text": "MaskedTextConfig",
@@ -23,5 +24,6 @@ PARTS = {
         "cora": "CoraConfig",
         "karate": "KarateConfig",
         "property_graph": "PropertyGraphConfig",
-    }
+    },
+    "input": {"read_ahead": "ReadAheadConfig", "clairvoyant": "ClairvoyantConfig"},
 }

@@ -1,4 +1,8 @@
 from ._fetch import fetch as fetch
+from .access import AccessStream as AccessStream
+from .access import access_stream as access_stream
+from .access import expected_above as expected_above
+from .access import shuffled_epochs as shuffled_epochs
 from .augment import CropFlipConfig as CropFlipConfig
 from .augment import MixupConfig as MixupConfig
 from .augment import crop_flip as crop_flip
@@ -13,6 +17,9 @@ from .choices import next_verse_choices as next_verse_choices
 from .cifar10 import Cifar10Config as Cifar10Config
 from .citations import CoraConfig as CoraConfig
 from .citations import KarateConfig as KarateConfig
+from .clairvoyant import Clairvoyant as Clairvoyant
+from .clairvoyant import ClairvoyantConfig as ClairvoyantConfig
+from .clairvoyant import StagedIterator as StagedIterator
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
 from .corpora import read_part as read_part
@@ -37,8 +44,15 @@ from .pipeline import BatchIterator as BatchIterator
 from .pipeline import EvaluationBatches as EvaluationBatches
 from .pipeline import batches as batches
 from .pipeline import evaluation_batches as evaluation_batches
+from .placement import Plan as Plan
+from .placement import StorageClass as StorageClass
+from .placement import plan as plan
 from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
+from .readers import ReadAheadConfig as ReadAheadConfig
+from .readers import Reader as Reader
+from .record_source import RecordSource as RecordSource
+from .record_source import as_records as as_records
 from .smtx import read_smtx as read_smtx
 from .source import Augment as Augment
 from .source import Batch as Batch
@@ -47,6 +61,9 @@ from .source import ImageSource as ImageSource
 from .source import Sampler as Sampler
 from .source import Source as Source
 from .source import images_dataset as images_dataset
+from .storage import SharedRate as SharedRate
+from .storage import read_uncached as read_uncached
+from .tar_images import TarImagesConfig as TarImagesConfig
 from .text import CharTextConfig as CharTextConfig
 from .text import TextSource as TextSource
 from .text import read_documents as read_documents

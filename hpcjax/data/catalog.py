@@ -188,6 +188,14 @@ _ENTRIES = (
         files=("train", "val"),
     ),
     Entry(
+        name="tar-images",
+        summary="your pictures in tar archives, as WebDataset writes them",
+        licence="that of your pictures",
+        size=0,
+        origin="archives train-*.tar and val-*.tar of key.jpg or .png and key.cls",
+        pattern="train-*.tar",
+    ),
+    Entry(
         name="python-reference",
         summary="the Python language reference as plain text, 0.5 MB of characters",
         licence="PSF-2.0",

@@ -1,8 +1,12 @@
 """Pictures in a folder for each class, the usual form of ImageNet on disk."""
 
+import contextlib
 import dataclasses
+import functools
+import io
 import pathlib
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32, UInt8
@@ -27,15 +31,14 @@ class Listing(NamedTuple):
     classes: list[str]
 
 
-class FolderSource:
-    """Pictures that are decoded when they are gathered.
+class Pictures:
+    """Encoded pictures; what their records are read from is for subclasses to say.
 
     x = (byte / 255 − mean) / std, after a resize of the shorter side and a centre crop.
     """
 
     def __init__(
         self,
-        paths: list[pathlib.Path],
         labels: Int32[np.ndarray, " n"],
         *,
         size: int,
@@ -43,7 +46,6 @@ class FolderSource:
         mean: tuple[float, float, float],
         std: tuple[float, float, float],
     ) -> None:
-        self.paths = paths
         self.labels = labels
         self.size = size
         self.resize = resize
@@ -51,27 +53,76 @@ class FolderSource:
         self.std = np.asarray(std, np.float32)
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.labels)
 
-    def gather(self, indices: Int[np.ndarray, " batch"]) -> Batch:
+    def name_of(self, index: int) -> str:
+        """Returns where a picture is, for errors."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> bytes:
+        """Returns a picture as it is stored."""
+        raise NotImplementedError
+
+    def decode(self, records: list[bytes], indices: Int[np.ndarray, " batch"]) -> Batch:
         """Returns standardised pictures [batch, size, size, 3] and labels [batch].
 
         Raises:
-          DataFormatError: a file that is no whole picture; names it.
+          DataFormatError: a record that is no whole picture; names it.
         """
-        check_indices(indices, len(self))
-        raw = [read_image(self.paths[i], self.resize, self.size) for i in indices]
+        raw = [
+            decode_image(record, self.name_of(i), self.resize, self.size)
+            for record, i in zip(records, indices, strict=True)
+        ]
         pixels = np.stack(raw).astype(np.float32) / np.float32(255)
         x: Float32[np.ndarray, "batch size size 3"] = (pixels - self.mean) / self.std
         return {"x": x, "y": self.labels[indices]}
 
+    def gather(self, indices: Int[np.ndarray, " batch"]) -> Batch:
+        """Returns what `decode` does of the records at `indices`.
+
+        Raises:
+          DataFormatError: a record that is no whole picture; names it.
+        """
+        check_indices(indices, len(self))
+        return self.decode([self.read(i) for i in indices], indices)
+
+
+class FolderSource(Pictures):
+    """Pictures in files of their own, which are read when they are gathered."""
+
+    def __init__(
+        self, paths: list[pathlib.Path], labels: Int32[np.ndarray, " n"], **form: Any
+    ) -> None:
+        super().__init__(labels, **form)
+        self.paths = paths
+
+    @functools.cached_property
+    def sizes(self) -> Int[np.ndarray, " n"]:
+        """Bytes of each file.
+
+        Raises:
+          DataFormatError: one is not there.
+        """
+        return np.array([_size(path) for path in self.paths])
+
+    def name_of(self, index: int) -> str:
+        """Returns the path of a picture."""
+        return str(self.paths[index])
+
+    def read(self, index: int) -> bytes:
+        """Returns the content of a file.
+
+        Raises:
+          DataFormatError: it cannot be read.
+        """
+        return _content(self.paths[index])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageFolderConfig(Config):
-    """Pictures in `<root>/<name>/{train,val}/<class>/*.jpg|jpeg|png`, such as ImageNet.
+class PicturesConfig(Config):
+    """How encoded pictures become examples.
 
     Attributes:
-      name: the folder of the data set.
       size: side of the centre crop.
       resize: length to which the shorter side is resized before the crop.
       mean: per channel, of values in [0, 1]; the default is that of ImageNet.
@@ -82,7 +133,6 @@ class ImageFolderConfig(Config):
 
     objective: ClassVar[Objective] = CLASSIFICATION
 
-    name: FileName = "image-folder"
     size: Size = 224
     resize: Size = 256
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
@@ -96,6 +146,31 @@ class ImageFolderConfig(Config):
         checks.require(
             self.resize >= self.size, rule, resize=self.resize, size=self.size
         )
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What `Pictures` takes of this."""
+        names = ("size", "resize", "mean", "std")
+        return {name: getattr(self, name) for name in names}
+
+    def dataset(self, train: Pictures, validation: Pictures, outputs: int) -> Dataset:
+        """Returns the data set of two sources."""
+        augment = None if self.augment is None else self.augment.make()
+        inputs = (self.size, self.size, 3)
+        return Dataset(
+            train, validation, inputs, outputs, CLASSIFICATION, augment=augment
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageFolderConfig(PicturesConfig):
+    """Pictures in `<root>/<name>/{train,val}/<class>/*.jpg|jpeg|png`, such as ImageNet.
+
+    Attributes:
+      name: the folder of the data set.
+    """
+
+    name: FileName = "image-folder"
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Lists the pictures; they are decoded when a batch needs them.
@@ -121,28 +196,11 @@ class ImageFolderConfig(Config):
                 f"train, found {len(validation.classes)}; not in both: {odd[:5]}"
             )
         kept = subset(len(train.paths), self.limit)
-        sources = [
-            FolderSource(
-                paths,
-                labels,
-                size=self.size,
-                resize=self.resize,
-                mean=self.mean,
-                std=self.std,
-            )
-            for paths, labels in (
-                ([train.paths[i] for i in kept], train.labels[kept]),
-                (validation.paths, validation.labels),
-            )
-        ]
-        inputs, outputs = (self.size, self.size, 3), len(train.classes)
-        return Dataset(
-            sources[0],
-            sources[1],
-            inputs,
-            outputs,
-            CLASSIFICATION,
-            augment=None if self.augment is None else self.augment.make(),
+        paths = [train.paths[i] for i in kept]
+        return self.dataset(
+            FolderSource(paths, train.labels[kept], **self.form),
+            FolderSource(validation.paths, validation.labels, **self.form),
+            len(train.classes),
         )
 
 
@@ -184,21 +242,53 @@ def list_images(folder: pathlib.Path, root: pathlib.Path) -> Listing:
 def read_image(
     path: pathlib.Path, resize: int, size: int
 ) -> UInt8[np.ndarray, "size size 3"]:
+    """Returns what `decode_image` makes of a file.
+
+    Raises:
+      DataFormatError: the file is absent, no JPEG or PNG, or ends early.
+    """
+    return decode_image(_content(path), str(path), resize, size)
+
+
+def _content(path: pathlib.Path) -> bytes:
+    with _telling(path):
+        return path.read_bytes()
+
+
+def _size(path: pathlib.Path) -> int:
+    with _telling(path):
+        return path.stat().st_size
+
+
+@contextlib.contextmanager
+def _telling(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataFormatError(
+            f"{path}: expected a whole JPEG or PNG, found: {error}"
+        ) from error
+
+
+def decode_image(
+    content: bytes, name: str, resize: int, size: int
+) -> UInt8[np.ndarray, "size size 3"]:
     """Decodes a JPEG or PNG, resizes its shorter side to `resize`, crops the centre.
 
     Only the crop is resampled, so that a long and thin picture needs little memory.
 
     Raises:
-      DataFormatError: the file is absent, no JPEG or PNG, or ends early.
+      DataFormatError: no JPEG or PNG, or one that ends early; says the name.
     """
     from PIL import Image
 
     try:
-        with Image.open(path, formats=("JPEG", "PNG")) as picture:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as picture:
             image = picture.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        said = str(error).partition(" <")[0]  # the rest names a place in memory
         raise DataFormatError(
-            f"{path}: expected a whole JPEG or PNG, found: {error}"
+            f"{name}: expected a whole JPEG or PNG, found: {said}"
         ) from error
     scale = resize / min(image.size)
     (left, right), (top, bottom) = (

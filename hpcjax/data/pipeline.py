@@ -4,6 +4,7 @@ import collections
 import math
 from collections.abc import Iterator
 from concurrent import futures
+from typing import Protocol
 
 import grain
 import numpy as np
@@ -87,8 +88,23 @@ class Batches:
         check_number(number)
         return np.asarray(self._order[number])
 
+    def own_indices(self, number: int) -> Int[np.ndarray, " rows"]:
+        """Returns the numbers of the examples of this process's shard."""
+        return self.indices(number)[self._rows]
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """This process's place among those that share a batch, and their number."""
+        return self._shard
+
     def __getitem__(self, number: int) -> Batch:
-        batch = self._take(number)
+        return self.finish(number, self._take(number))
+
+    def finish(self, number: int, batch: Batch) -> Batch:
+        """Returns batch `number`, augmented, of what the source gave for it.
+
+        For those who get the examples in another way than by `gather`.
+        """
         if self._augment is None:
             return batch
         first = number * self.batch_size + self._rows.start
@@ -96,7 +112,7 @@ class Batches:
 
     def _take(self, number: int) -> Batch:
         if not isinstance(self.source, Sampler):
-            return self.source.gather(self.indices(number)[self._rows])
+            return self.source.gather(self.own_indices(number))
         import jax  # what has no sampler needs none
 
         check_number(number)
@@ -133,6 +149,14 @@ def check_number(number: int) -> None:
         raise IndexError(f"batch number must be non-negative: got {number}")
 
 
+class Numbered(Protocol):
+    """Batches by their numbers."""
+
+    def __getitem__(self, number: int) -> Batch:
+        """Returns a batch."""
+        ...
+
+
 class BatchIterator(Iterator[Batch]):
     """Iterates over batches in order while threads prepare the next ones.
 
@@ -142,7 +166,7 @@ class BatchIterator(Iterator[Batch]):
     """
 
     def __init__(
-        self, stream: Batches, start: int, *, threads: int = 1, ahead: int = 2
+        self, stream: Numbered, start: int, *, threads: int = 1, ahead: int = 2
     ) -> None:
         for name, value in (("threads", threads), ("ahead", ahead)):
             if value < 1:

@@ -43,6 +43,8 @@ from .partial import PartialAllreduce as PartialAllreduce
 from .partial import PartialStats as PartialStats
 from .partial import RoundResult as RoundResult
 from .rendezvous import connect as connect
+from .rendezvous import join as join
+from .rendezvous import listen as listen
 from .tcp import TcpTransport as TcpTransport
 from .tcp import connected as connected
 from .trace import GroupTrace as GroupTrace

@@ -172,6 +172,34 @@ def connect(
     return TcpTransport(place.rank, connections, link=link, patience=patience)
 
 
+def join(
+    rank: int,
+    size: int,
+    master: Address,
+    secret: str,
+    *,
+    listener: socket.socket | None = None,
+    patience: float = PATIENCE,
+) -> TcpTransport:
+    """Connects processes that know each other already, as those of an SPMD program do.
+
+    Args:
+      rank: of this process.
+      size: how many there are.
+      master: where rank 0 listens.
+      secret: what only they know; who does not is not let in.
+      listener: rank 0's; it is closed.
+      patience: seconds in which all must have come, and to wait for a silent rank.
+
+    Raises:
+      ProcessLost: some have not come.
+    """
+    place = _Place(rank, size, master, master[0], "", secret)
+    end = time.monotonic() + patience
+    made = _join(place, end) if listener is None else _gather(listener, place, end)
+    return TcpTransport(rank, made, patience=patience)
+
+
 def _listen_as_master(place: _Place) -> socket.socket:
     port = place.master[1]
     try:

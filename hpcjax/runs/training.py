@@ -4,6 +4,7 @@ The configs of papers are values of `TrainingConfig`; a paper has an experiment 
 own only for what cannot be expressed by it. Importing this module imports no JAX.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -11,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from hpcjax import core, data, train
+from hpcjax import core, data, sharding, train
 from hpcjax.core import checks, parts
 from hpcjax.core.config import Config, Seed, Size, fields_of
 from hpcjax.core.errors import ConfigError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DatasetPart = Annotated[Any, Part("dataset")]
+InputPart = Annotated[Any, Part("input", optional=True)]
 ModelPart = Annotated[Any, Part("model")]
 OptimizerPart = Annotated[Any, Part("optimizer")]
 ExchangePart = Annotated[Any, Part("exchange", optional=True)]
@@ -62,6 +64,8 @@ class TrainingConfig(Config):
 
     Attributes:
       dataset: the data set.
+      input: how its batches are read; none for ahead of the step, by one thread. They
+        are the same ones in any way.
       model: the network.
       optimizer: turns averaged gradients into updates.
       exchange: how devices average gradients; none for their exact mean.
@@ -87,9 +91,11 @@ class TrainingConfig(Config):
         "train.keep",
         "train.stall_seconds",
         "parallel",
+        "input",
     )
 
     dataset: DatasetPart = DigitsConfig()
+    input: InputPart = None
     model: ModelPart = MlpConfig()
     optimizer: OptimizerPart = SgdConfig()
     exchange: ExchangePart = None
@@ -266,7 +272,24 @@ def _compose(
         transport=transport,
     )
     _check_sync_axis(cfg.model, tuple(method.mesh_shape(devices)))
-    return train.supervised(model, method, dataset)
+    made = train.supervised(model, method, dataset)
+    return made.replace(read=_read(cfg.input, transport))
+
+
+def _read(
+    part: Any, transport: "Transport | None"
+) -> "Callable[[data.Batches, int], data.Reader] | None":
+    """Returns how batches are read; None for ahead of the step."""
+    if part is None:
+        return None
+
+    # Workers that are processes are connected already.
+    def connect() -> "contextlib.AbstractContextManager[Transport | None]":
+        if transport is None:
+            return sharding.host_transport()
+        return contextlib.nullcontext(transport)
+
+    return lambda batches, steps: part.open(batches, steps, connect)
 
 
 def _check_sync_axis(model: Any, axes: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from .pipeline import Visit as Visit
 from .pipeline import pipelined_value_and_grad as pipelined_value_and_grad
 from .processes import broadcast as broadcast
 from .processes import connect as connect
+from .processes import host_transport as host_transport
 from .processes import wait_for_all as wait_for_all
 from .schedules import Op as Op
 from .schedules import Part as Part

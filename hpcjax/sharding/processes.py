@@ -1,12 +1,17 @@
 """Several processes as one JAX program, on one machine or many."""
 
+import contextlib
+import json
 import os
+import secrets
+import socket
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from hpcjax import hostcomm
 from hpcjax.core.environment import ADDRESS, COUNT, INDEX
 from hpcjax.core.errors import ConfigError
 
@@ -84,3 +89,28 @@ def wait_for_all(what: str) -> None:
     """Returns once every process has called it with the same text."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
+
+
+def host_transport() -> contextlib.AbstractContextManager[hostcomm.Transport | None]:
+    """Connects the hosts of an SPMD run, beside what their devices exchange.
+
+    All processes must call it. Process 0 listens at the address at which JAX's
+    coordinator is reached, or else at its machine's name, and tells the others the port
+    and a secret.
+
+    Returns:
+      The transport, whose ranks are the processes; None, as a context, of one alone.
+
+    Raises:
+      ProcessLost: one has not come.
+    """
+    rank, size = jax.process_index(), jax.process_count()
+    if size == 1:
+        return contextlib.nullcontext(None)
+    listener, told = None, ""
+    if rank == 0:
+        host = os.environ.get(ADDRESS, "").rpartition(":")[0] or socket.gethostname()
+        listener = hostcomm.listen(host, backlog=size)
+        told = json.dumps([host, listener.getsockname()[1], secrets.token_hex(16)])
+    host, port, secret = json.loads(broadcast(told))
+    return hostcomm.join(rank, size, (host, port), secret, listener=listener)

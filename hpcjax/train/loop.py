@@ -73,7 +73,7 @@ def fit(
     state, start, extra = resume(task, config, seed, mesh, checkpoints)
     watch = Stopwatch(rewind(recorder, start, extra), began, watchdog)
     validate = make_validator(task, config, mesh, watch)
-    batches = local_batches(task, config, seed)
+    reader = open_reader(task, config, seed)
     guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
     request, numbers = StopRequest(stop, mesh), range(start + 1, config.steps + 1)
     step: Any = None
@@ -89,7 +89,7 @@ def fit(
             scalars = {name: value.item() for name, value in values.items()}
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
 
-    with batches.iterate(start=start) as iterator:
+    with reader.iterate(start=start) as iterator:
         timed = watch.time_waiting(iterator, start)
         for number, batch in zip(numbers, timed, strict=False):
             placed = place_batch({**batch, **request.flags()}, mesh)
@@ -164,6 +164,16 @@ def local_batches(task: Task, config: TrainConfig, seed: int) -> data.Batches:
         augment=task.dataset.augment,
         shard=own_shard(task),
     )
+
+
+def open_reader(task: Task, config: TrainConfig, seed: int) -> data.Reader:
+    """Returns what reads this process's rows of the training batches.
+
+    Raises:
+      ConfigError: the data set cannot be read in the way of the task.
+    """
+    batches = local_batches(task, config, seed)
+    return batches if task.read is None else task.read(batches, config.steps)
 
 
 def own_shard(task: Task) -> tuple[int, int]:

@@ -28,12 +28,14 @@ class Task:
       method: the training method.
       objective: `(outputs, batch) -> Totals`.
       dataset: training and validation sources.
+      read: how the batches of a run of so many steps are read; None: ahead of the step.
     """
 
     model: Model
     method: Method
     objective: Score
     dataset: "data.Dataset"
+    read: Callable[["data.Batches", int], "data.Reader"] | None = None
     _made: dict[Hashable, Any] = dataclasses.field(
         default_factory=dict, init=False, repr=False
     )

@@ -17,6 +17,7 @@ REGISTRY: Mapping[str, Callable[[], Any]] = {
     "fashion-mnist": lambda: data.FashionMnistConfig(limit=50),
     "cifar10": lambda: data.Cifar10Config(limit=50),
     "image-folder": lambda: data.ImageFolderConfig(size=12, resize=14, limit=30),
+    "tar-images": lambda: data.TarImagesConfig(size=12, resize=14, limit=30),
     "python-reference": lambda: data.CharTextConfig(context=9973),
     "kjv": lambda: data.CharTextConfig(corpus="kjv", context=500),
     "kjv-masked": lambda: data.MaskedTextConfig(

@@ -22,6 +22,7 @@ SETS = {
     "fashion-mnist": lambda root: writers.write_mnist(root, 20, "fashion-mnist", ".gz"),
     "cifar10": lambda root: writers.write_cifar10(root, 20),
     "image-folder": lambda root: writers.write_image_folder(root, 12),
+    "tar-images": lambda root: writers.write_tar_images(root, 12),
     "kjv": lambda root: writers.write_kjv(root, 40),
     "kernel-docs": writers.write_kernel_docs,
     "wordnet": writers.write_wordnet,

@@ -1,8 +1,10 @@
 """Tiny data sets in the real formats, for tests on machines without the real files."""
 
 import gzip
+import io
 import json
 import pathlib
+import tarfile
 
 import numpy as np
 import xarray as xr
@@ -65,6 +67,31 @@ def write_image_folder(
             upright = image.transpose(1, 0, 2) if number % 3 == 0 else image
             ending = ("png", "JPEG", "jpg")[number % 3]
             Image.fromarray(upright).save(folder / f"{number:04d}.{ending}")
+
+
+def write_tar_images(root: pathlib.Path, examples: int = 64) -> None:
+    """Writes two archives of each part: JPEG and PNG pictures, and their classes."""
+    folder = root / "tar-images"
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, split in enumerate(("train", "val")):
+        images, labels = pictures(examples, (24, 32, 3), 4, seed)
+        for shard in range(2):
+            with tarfile.open(folder / f"{split}-{shard:03d}.tar", "w") as archive:
+                for number in range(shard, examples, 2):
+                    ending = ("png", "jpg")[number // 2 % 2]
+                    content = io.BytesIO()
+                    form = {"png": "PNG", "jpg": "JPEG"}[ending]
+                    Image.fromarray(images[number]).save(content, form)
+                    add_member(archive, f"{number:04d}.{ending}", content.getvalue())
+                    add_member(archive, f"{number:04d}.cls", b"%d" % labels[number])
+                    add_member(archive, f"{number:04d}.json", b"{}")
+
+
+def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Adds a file to an archive."""
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
 
 
 WORDS = "the cat sees a dog and then some bird flies over it"
@@ -246,6 +273,7 @@ def write_all(root: pathlib.Path, examples: int = 64) -> None:
     write_mnist(root, examples, "fashion-mnist", ".gz")
     write_cifar10(root, examples)
     write_image_folder(root, examples)
+    write_tar_images(root, examples)
     write_kjv(root, examples)
     write_text(root, examples)
     write_documents(root, examples)

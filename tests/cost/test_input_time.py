@@ -1,0 +1,140 @@
+"""Simulated input against closed forms, bandwidths, and what must be less than what."""
+
+import numpy as np
+import pytest
+
+from hpcjax import cost, data
+from hpcjax.core.errors import ConfigError
+
+EXAMPLES, EPOCHS, WORKERS, BATCH = 240, 5, 4, 24
+SIZE, STORAGE, TRAINING = 1000, 40e3, 20e3
+STREAM = data.AccessStream(
+    data.shuffled_epochs(EXAMPLES, EPOCHS, 0).reshape(-1, BATCH), EXAMPLES, WORKERS
+)
+SIZES = np.full(EXAMPLES, SIZE)
+STEPS, ROWS = EPOCHS * EXAMPLES // BATCH, BATCH // WORKERS
+SYSTEM = cost.InputSystem(
+    storage_rate=STORAGE,
+    consume_rate=TRAINING,
+    classes=(data.StorageClass("memory", EXAMPLES * SIZE // 5, np.inf),),
+    network_rate=1e6,
+    preprocess_rate=50e3,
+    threads=4,
+    staging=3 * ROWS,
+)
+
+
+def simulate(policy, system=SYSTEM, **more):
+    return cost.simulate_input(policy, STREAM, SIZES, system, **more)
+
+
+@pytest.mark.acceptance("nopfs", 7)
+def test_the_perfect_and_the_naive_policy_are_their_closed_forms():
+    perfect = simulate("perfect")
+    assert perfect.total == pytest.approx(STEPS * ROWS * SIZE / TRAINING, rel=1e-9)
+    assert perfect.stall == 0
+    rates = {1: 15e3, 2: 25e3, 4: 36e3}  # four read at once
+    naive = simulate("naive", SYSTEM._replace(storage_rate=rates, latency=0.003))
+    each = SIZE / (36e3 / WORKERS) + 0.003 + SIZE / 50e3 + SIZE / TRAINING
+    assert naive.total == pytest.approx(STEPS * ROWS * each, rel=1e-9)
+    assert naive.epochs.sum() == pytest.approx(naive.total, rel=1e-9)
+    assert naive.bytes == {
+        "storage": EPOCHS * EXAMPLES * SIZE,
+        "neighbours": 0,
+        "memory": 0,
+    }
+
+
+@pytest.mark.acceptance("nopfs", 7)
+def test_reading_ahead_is_as_fast_as_the_storage_but_for_filling_it():
+    system = SYSTEM._replace(consume_rate=1e9, preprocess_rate=np.inf)
+    ahead = simulate("read_ahead", system)
+    limit = EPOCHS * EXAMPLES * SIZE / STORAGE
+    fill = SYSTEM.staging * WORKERS * SIZE / STORAGE
+    assert limit <= ahead.total <= limit + fill
+
+
+@pytest.mark.acceptance("nopfs", 7)
+@pytest.mark.parametrize("policy", ["naive", "read_ahead", "data_store", "clairvoyant"])
+def test_no_link_is_faster_than_it_is(policy):
+    room = data.StorageClass("memory", EXAMPLES * SIZE, np.inf)
+    slow = SYSTEM._replace(classes=(room,), network_rate=8e3)
+    times = simulate(policy, slow)
+    assert times.bytes["storage"] / times.total <= STORAGE * (1 + 1e-9)
+    assert times.bytes["neighbours"] / WORKERS / times.total <= 8e3 * (1 + 1e-9)
+    again = simulate(policy, slow)
+    assert again.total == times.total
+    read = sum(times.bytes.values())
+    assert read >= EPOCHS * EXAMPLES * SIZE * (policy != "clairvoyant")
+
+
+def test_one_worker_with_one_thread_is_a_loop_by_hand():
+    """Memory for all: the first epoch at the storage's pace, the rest at training's."""
+    order = data.shuffled_epochs(12, 3, 0).reshape(-1, 4)
+    stream = data.AccessStream(order, 12, 1)
+    system = cost.InputSystem(
+        storage_rate=10.0,
+        consume_rate=30.0,
+        classes=(data.StorageClass("memory", 120, np.inf),),
+        staging=8,
+    )
+    times = cost.simulate_input("clairvoyant", stream, np.full(12, 10), system)
+    # One staging thread and the one that fills the memory share the storage; records
+    # come one a second, the last of epoch 1 at 12 s, and a batch of 4 takes 4/3 s.
+    assert times.epochs[0] == pytest.approx(12 + 4 / 3, abs=1.1)
+    assert times.epochs[1:].sum() == pytest.approx(8.0, abs=1.1)
+    assert times.bytes["storage"] == 120
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_slow_ssd_is_read_no_faster_than_it_reads(threads):
+    ssd = data.StorageClass("SSD", EXAMPLES * SIZE, 5e3, threads)
+    system = SYSTEM._replace(classes=(ssd,), threads=1, preprocess_rate=np.inf)
+    times = simulate("data_store", system)
+    # After the first epoch a thread takes `threads` · size / rate for each record.
+    records = (EPOCHS - 1) * EXAMPLES / WORKERS
+    assert times.total >= 0.9 * records * threads * SIZE / 5e3
+
+
+def test_what_is_kept_and_asked_for_saves_time():
+    perfect = simulate("perfect").total
+    ours = simulate("clairvoyant")
+    own = simulate("clairvoyant", neighbours=False)
+    ahead = simulate("read_ahead")
+    assert perfect < ours.total < own.total < ahead.total
+    assert ours.bytes["storage"] < own.bytes["storage"] < ahead.bytes["storage"]
+    assert own.bytes["neighbours"] == 0
+
+
+def test_a_plan_can_be_given():
+    nothing = data.Plan(((np.array([], int),),) * WORKERS, EXAMPLES)
+    times = simulate("clairvoyant", placement=nothing)
+    assert times.total == pytest.approx(simulate("read_ahead").total, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: simulate("best"), "policy must be one of"),
+        (lambda: simulate("data_store"), "must hold all 240000 bytes"),
+        (
+            lambda: simulate("naive", SYSTEM._replace(consume_rate=0.0)),
+            "consume_rate must be positive: got consume_rate=0",
+        ),
+        (
+            lambda: simulate("naive", SYSTEM._replace(storage_rate={1: 1.0, 2: -1.0})),
+            "storage_rate2 must be positive",
+        ),
+        (
+            lambda: simulate("naive", SYSTEM._replace(staging=0)),
+            "staging must be an integer",
+        ),
+        (
+            lambda: cost.simulate_input("naive", STREAM, SIZES[:3], SYSTEM),
+            "sizes must hold one for each record",
+        ),
+    ],
+)
+def test_systems_that_cannot_be_are_refused(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -1,0 +1,282 @@
+"""Clairvoyant reading: the same batches, whoever is slow, late, wrong or gone."""
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from concurrent import futures
+
+import numpy as np
+import pytest
+
+from hpcjax import data, hostcomm
+from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.data import neighbours
+from hpcjax.data.clairvoyant import Records
+
+WORKERS, EXAMPLES, BATCH, STEPS = 3, 60, 12, 15  # three epochs
+SIZE = 1000
+
+
+class Slow:
+    """Records of random bytes, read after random delays; counts who is read when."""
+
+    def __init__(self, seed=0, delay=1e-3):
+        rng = np.random.default_rng(seed)
+        self.records = [rng.bytes(SIZE) for _ in range(EXAMPLES)]
+        self.sizes = np.full(EXAMPLES, SIZE)
+        self.delays = rng.random(1000) * delay
+        self.reads, self.now, self.twice = np.zeros(EXAMPLES, int), set(), 0
+        self.bad = set()
+        self.lock = threading.Lock()
+
+    def __len__(self):
+        return EXAMPLES
+
+    def read(self, index):
+        with self.lock:
+            self.twice += index in self.now
+            self.now.add(index)
+            self.reads[index] += 1
+            delay = self.delays[self.reads.sum() % 1000]
+        time.sleep(delay)
+        with self.lock:
+            self.now.discard(index)
+        if index in self.bad:
+            raise DataFormatError(f"record {index} is damaged")
+        return self.records[index]
+
+    def decode(self, records, indices):
+        rows = np.stack([np.frombuffer(each, np.uint8) for each in records])
+        return {"x": rows, "y": np.array(indices)}
+
+    def gather(self, indices):
+        return self.decode([self.records[i] for i in indices], indices)
+
+
+def jitter(batch, rng, source):
+    """An augmentation whose draws belong to examples."""
+    return {**batch, "draws": rng.random((len(batch["y"]), 4))}
+
+
+def stream(source, rank=0, workers=WORKERS):
+    shard = (rank, workers)
+    return data.batches(source, BATCH, 7, augment=jitter, shard=shard)
+
+
+def reader(source, rank=0, workers=WORKERS, transport=None, steps=STEPS, **how):
+    how = {"memory": 12 * SIZE, "threads": 8, **how}
+    batches = stream(source, rank, workers)
+    return data.ClairvoyantConfig(**how).open(
+        batches, steps, lambda: contextlib.nullcontext(transport)
+    )
+
+
+def equal(batch, other):
+    return batch.keys() == other.keys() and all(
+        np.array_equal(batch[name], other[name]) for name in other
+    )
+
+
+def together(work):
+    """Runs `work(rank, transport)` in a thread for each worker; returns results."""
+    transports = hostcomm.connected(WORKERS)
+    with futures.ThreadPoolExecutor(WORKERS) as pool:
+        results = list(pool.map(work, range(WORKERS), transports))
+    for transport in transports:
+        transport.close(linger=0.0)
+    return results
+
+
+@pytest.mark.acceptance("nopfs", 5)
+@pytest.mark.acceptance("nopfs", 6)
+@pytest.mark.parametrize("placement", ["frequency", "dedup"])
+def test_batches_are_the_same_under_races_and_nothing_is_read_twice(placement):
+    sources = [Slow(seed=0) for _ in range(WORKERS)]
+
+    def work(rank, transport):
+        plain, seen = stream(Slow(), rank), []
+        given = reader(sources[rank], rank, transport=transport, placement=placement)
+        with given.iterate() as iterator:
+            for number in range(STEPS):
+                seen.append(equal(next(iterator), plain[number]))
+            counts = iterator.counts
+        kept = given.foresee().plan.storage_of(rank) >= 0
+        return seen, counts, kept
+
+    for source, (seen, counts, kept) in zip(sources, together(work), strict=True):
+        assert all(seen)
+        assert source.twice == 0
+        assert source.reads[kept].max() <= 1
+        assert counts.neighbours > 0
+        assert counts.storage == source.reads.sum()
+        read = counts.memory + counts.neighbours + counts.storage
+        assert read >= STEPS * BATCH // WORKERS
+
+
+@pytest.mark.acceptance("nopfs", 1)
+@pytest.mark.parametrize("threads", [1, 8])
+def test_from_every_batch_the_rest_is_what_a_plain_loader_gives(threads):
+    source = Slow(delay=1e-4)
+    plain = [stream(source)[number] for number in range(STEPS)]
+    for start in range(STEPS):
+        given = reader(source, threads=threads)
+        with given.iterate(start) as iterator:
+            rest = [next(iterator) for _ in range(start, STEPS)]
+            assert iterator.get_state() == {"next_index": STEPS}
+        assert all(map(equal, rest, plain[start:]))
+
+
+def test_with_little_foresight_the_batches_are_the_same():
+    source = Slow(delay=0.0)
+    with reader(source, look_ahead=4).iterate() as iterator:
+        for number in range(STEPS):
+            assert equal(next(iterator), stream(source)[number])
+
+
+def test_a_neighbour_that_has_not_got_it_yet_is_asked_in_vain(monkeypatch):
+    # All are believed to have everything from the beginning.
+    monkeypatch.setattr(
+        Records, "_is_near", lambda self, index: bool(self._near.worker[index] >= 0)
+    )
+
+    def work(rank, transport):
+        source, plain = Slow(), stream(Slow(), rank)
+        with reader(source, rank, transport=transport).iterate() as iterator:
+            good = [equal(next(iterator), plain[n]) for n in range(STEPS)]
+            return all(good), iterator.counts.missed
+
+    results = together(work)
+    assert all(good for good, _ in results)
+    assert sum(missed for _, missed in results) > 0
+
+
+@pytest.mark.acceptance("nopfs", 10)
+def test_without_a_neighbour_that_is_lost_reading_goes_on(caplog):
+    caplog.set_level(logging.WARNING)
+
+    def work(rank, transport):
+        source, plain = Slow(), stream(Slow(), rank)
+        with reader(source, rank, transport=transport).iterate() as iterator:
+            for number in range(STEPS):
+                if rank == 2 and number == 4:
+                    transport.abort()
+                    return True
+                assert equal(next(iterator), plain[number])
+            return True
+
+    assert together(work) == [True] * WORKERS
+    told = [r.message for r in caplog.records if "come from the storage" in r.message]
+    assert 2 <= len(told) <= WORKERS  # once for each of those that have lost it
+
+
+def test_who_does_not_answer_is_told_once_and_asked_no_more(caplog):
+    one, silent = hostcomm.connected(2)
+    asking = neighbours.Neighbours(one, {}, patience=0.01)
+    assert asking.ask(1, 0) is None
+    assert asking.ask(1, 0) is None
+    assert len(caplog.records) == 1
+    assert "records of rank 1 come from the storage" in caplog.text
+    assert one.counters().sent[1].messages == 1
+    for transport in (one, silent):
+        transport.close(linger=0.0)
+
+
+def test_who_says_goodbye_is_asked_no_more_and_not_told(caplog):
+    caplog.set_level(logging.WARNING)
+    one, other = hostcomm.connected(2)
+    first = neighbours.Neighbours(one, {}, patience=60.0)
+    second = neighbours.Neighbours(other, {3: b"abc"}, patience=60.0)
+    with futures.ThreadPoolExecutor(2) as pool:
+        serving = [pool.submit(first.serve), pool.submit(second.serve)]
+        assert first.ask(1, 3) == b"abc"
+        assert first.ask(1, 4) is None
+        second.stop()
+        serving[1].result()
+        assert first.ask(1, 3) is None  # at once, not after a minute
+        first.stop()
+        serving[0].result()
+    assert not caplog.records
+    for transport in (one, other):
+        transport.close(linger=0.0)
+
+
+def test_an_error_of_a_record_is_raised_by_the_batch_that_needs_it_and_again_tried():
+    source = Slow(delay=0.0)
+    plain = stream(source)
+    bad = int(plain.own_indices(2)[1])
+    source.bad.add(bad)
+    given = reader(source, memory=SIZE, threads=2)
+    with given.iterate() as iterator:
+        held = np.concatenate(given.foresee().plan.held[0])
+        assert bad not in held  # else the thread that fills the memory meets it first
+        for number in range(2):
+            assert equal(next(iterator), plain[number])
+        with pytest.raises(DataFormatError, match=f"record {bad} is damaged") as raised:
+            next(iterator)
+        assert "while making batch 2" in raised.value.__notes__
+        source.bad.clear()
+        assert equal(next(iterator), plain[2])
+
+
+def test_an_error_of_the_thread_that_fills_the_memory_reaches_the_next_batch():
+    source = Slow(delay=0.0)
+    given = reader(source, memory=12 * SIZE, steps=100, staging=8)
+    last = int(given.foresee().plan.held[0][0][-1])
+    source.bad.add(last)
+    told = pytest.raises(DataFormatError, match=f"record {last} is damaged")
+    with given.iterate() as iterator, told:
+        list(itertools.islice(iterator, 100))
+
+
+def test_it_goes_forward_only_and_to_its_end():
+    source = Slow(delay=0.0)
+    with reader(source).iterate(3) as iterator:
+        next(iterator)
+        iterator.set_state({"next_index": 9})
+        assert equal(next(iterator), stream(source)[9])
+        iterator.set_state({"next_index": 2})
+        with pytest.raises(IndexError, match="begin anew with iterate"):
+            next(iterator)
+    with reader(source).iterate(STEPS - 1) as iterator:
+        next(iterator)
+        with pytest.raises(IndexError, match="not among those to come"):
+            next(iterator)
+    iterator.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(iterator)
+
+
+def test_closing_ends_all_threads():
+    before = threading.active_count()
+    with reader(Slow(delay=1e-3)).iterate() as iterator:
+        next(iterator)
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory": SIZE - 1}, "must hold the largest record, of 1000 bytes"),
+        ({"staging": 7}, "must hold two batches of 4 examples of a process"),
+        ({"threads": 0}, "threads must be an integer >= 1"),
+        ({"placement": "best"}, "placement must be"),
+    ],
+)
+def test_what_cannot_be_read_so_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        reader(Slow(), **changes)
+
+
+def test_what_draws_its_batches_itself_is_refused():
+    class Draws:
+        def __len__(self):
+            return 10
+
+        def sample(self, number, batch_size, seed, shard):
+            return {"x": np.zeros(batch_size)}
+
+    with pytest.raises(ConfigError, match="take input=read_ahead"):
+        reader(Draws())
