@@ -18,7 +18,6 @@ from .cifar10 import Cifar10Config as Cifar10Config
 from .citations import CoraConfig as CoraConfig
 from .citations import KarateConfig as KarateConfig
 from .clairvoyant import Clairvoyant as Clairvoyant
-from .clairvoyant import ClairvoyantConfig as ClairvoyantConfig
 from .clairvoyant import StagedIterator as StagedIterator
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
@@ -32,6 +31,9 @@ from .ens10 import start_dates as start_dates
 from .idx import FashionMnistConfig as FashionMnistConfig
 from .idx import MnistConfig as MnistConfig
 from .image_folder import ImageFolderConfig as ImageFolderConfig
+from .input_config import ClairvoyantConfig as ClairvoyantConfig
+from .input_config import ReadAheadConfig as ReadAheadConfig
+from .input_config import Reader as Reader
 from .lorenz96 import Lorenz96Config as Lorenz96Config
 from .masked_text import MaskedSource as MaskedSource
 from .masked_text import MaskedTextConfig as MaskedTextConfig
@@ -49,8 +51,6 @@ from .placement import StorageClass as StorageClass
 from .placement import plan as plan
 from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
-from .readers import ReadAheadConfig as ReadAheadConfig
-from .readers import Reader as Reader
 from .record_source import RecordSource as RecordSource
 from .record_source import as_records as as_records
 from .smtx import read_smtx as read_smtx

@@ -442,8 +442,7 @@ def list_visible(folder: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]
     """
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     for path in paths:
-        # Resolving a path is slow, and there may be a million pictures: only symbolic
-        # links are resolved.
+        # Resolving is slow, and there may be a million pictures: only links are.
         if path.is_symlink():
             files.check_inside(root, path)
     return paths
@@ -455,8 +454,7 @@ def is_present(name: str, root: pathlib.Path) -> bool:
     Raises:
       ConfigError: no such data set, or a link out of `root`.
     """
-    known = entry(name)
-    folder = files.inside(root, name)
+    known, folder = entry(name), files.inside(root, name)
     if not known.files:
         return known.ships or any(folder.glob(known.pattern))
     return all(find(root, name, file) for file in known.files)

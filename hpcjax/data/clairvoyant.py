@@ -6,7 +6,6 @@ al., "Clairvoyant Prefetching for Distributed Machine Learning I/O", SC 2021).
 """
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
@@ -16,63 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from hpcjax.core import checks
-from hpcjax.core.config import Config, Size
 from hpcjax.data.access import AccessStream, access_stream
+from hpcjax.data.input_config import ClairvoyantConfig, Connect
 from hpcjax.data.neighbours import Neighbours
 from hpcjax.data.pipeline import Batches, BatchIterator
-from hpcjax.data.placement import Placement, Plan, StorageClass, plan
-from hpcjax.data.readers import Connect
-from hpcjax.data.record_source import RecordSource, as_records
+from hpcjax.data.placement import Plan, StorageClass, plan
+from hpcjax.data.record_source import RecordSource
 from hpcjax.data.source import Batch
 from hpcjax.data.staging import Ring
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClairvoyantConfig(Config):
-    """Records kept in the memory of all processes, by who reads them most often.
-
-    Attributes:
-      memory: bytes of records that each process keeps.
-      staging: records that each process reads ahead; none for four batches.
-      threads: that read, and as many that decode.
-      placement: who keeps what; see `placement.plan`.
-      neighbours: whether records are asked for that others keep.
-      look_ahead: steps by whose reads it is decided who keeps what; none for all of the
-        run. Each process needs some 10 to 100 µs for each example of these.
-    """
-
-    memory: Size = 2**30
-    staging: Size | None = None
-    threads: Size = 4
-    placement: Placement = "frequency"
-    neighbours: bool = True
-    look_ahead: Size | None = None
-
-    def open(self, batches: Batches, steps: int, connect: Connect) -> "Clairvoyant":
-        """Returns a reader of some batches.
-
-        Args:
-          batches: of this process.
-          steps: of the run.
-          connect: called when reading begins, by all processes that share a batch.
-
-        Raises:
-          ConfigError: the data set draws its batches itself, less memory than the
-            largest record has, or room for less than two batches.
-        """
-        source = as_records(batches.source)
-        rows = batches.batch_size // batches.workers[1]
-        largest = int(source.sizes.max())
-        rule = f"input.memory must hold the largest record, of {largest} bytes"
-        checks.require(self.memory >= largest, rule, memory=self.memory)
-        staging = 4 * rows if self.staging is None else self.staging
-        rule = f"input.staging must hold two batches of {rows} examples of a process"
-        checks.require(staging >= 2 * rows, rule, staging=staging)
-        config = dataclasses.replace(self, staging=staging)
-        return Clairvoyant(batches, source, steps, config, connect)
 
 
 class Counts(NamedTuple):

@@ -4,13 +4,15 @@ All workers make the same plan by themselves, from the order of the run alone.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from hpcjax.core import checks
-from hpcjax.data.access import AccessStream
+
+if TYPE_CHECKING:
+    from hpcjax.data.access import AccessStream
 
 Placement = Literal["frequency", "dedup", "hybrid"]
 PLACEMENTS: tuple[Placement, ...] = ("frequency", "dedup", "hybrid")
@@ -84,7 +86,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    stream: AccessStream,
+    stream: "AccessStream",
     sizes: Int[np.ndarray, " examples"],
     classes: Sequence[StorageClass],
     placement: Placement = "frequency",

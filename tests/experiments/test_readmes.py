@@ -42,6 +42,10 @@ def speaker(depth, seed=0):
     return model, params, config
 
 
+def test_nopfs():
+    assert round(run("nopfs")["often"]) == 31_635
+
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [12, 13, 14, 15, 16, 17, 18, 19]]
 
 
@@ -266,5 +270,5 @@ def test_every_block_of_a_readme_is_run_here():
     shown = {name for name in guides.PAGES if guides.blocks(name)}
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
-    tested += "samo data_movement ssn tensor3d hammingmesh ted"
+    tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs"
     assert papers == set(tested.split())
