@@ -1,7 +1,8 @@
-"""The table of LPG2vec: what labels and properties add to the structure of a graph."""
+"""Tables of LPG2vec: what labels and properties tell, and stores that keep them."""
 
 import xarray as xr
 
+from experiments.lpg2vec.store import ALTERED, COUNTS, SECONDS, STORES
 from hpcjax.runs import reduce
 from hpcjax.runs.reduce import above, cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
@@ -122,6 +123,68 @@ FINCEN = Table(
             "information": above("accuracy", _SHUFFLED, _ALONE)
             .at_most(0.03, "above labels alone, of properties that are shuffled, mlp")
             .fails({_SHUFFLED: "mlp, properties"}),
+        },
+    ),
+)
+
+
+def store(rows: reduce.Rows) -> xr.Dataset:
+    """Returns the figures of each store, and the bytes of features beside them."""
+    run = reduce.single(rows)
+    figures = run[[*SECONDS, *COUNTS]].rename(store="row")
+    return figures.assign(
+        {
+            name: ("row", [float(run[name])] * run.sizes["store"])
+            for name in ("bytes", "dense")
+        }
+    )
+
+
+_DATABASE, _FILE = STORES
+
+STORE = Table(
+    id="lpg2vec/store",
+    title="LPG2vec: WordNet into stores and back, features, predictions written",
+    paper=(
+        "Besta et al., Neural Graph Databases, LoG 2022: predictions are to go back "
+        "into the database; it has no figures of this"
+    ),
+    caption=(
+        "117,659 sets of synonyms, 285,348 pointers between them. load: all of it into "
+        "an empty store; encode: labels, and glosses and words hashed to 2,048 columns "
+        "each; write: a prediction for each set, by part of speech, for each of which "
+        "a file is written anew. cells: of the tables of vertices and edges, in the "
+        "order of ids, that differ from those saved. altered: the database, once one "
+        "property and one prediction have been written again. bytes: of the features, "
+        "over those of a dense float32 matrix."
+    ),
+    columns={
+        "load": "load, seconds",
+        "read": "read, seconds",
+        "encode": "encode, seconds",
+        "write": "write, seconds",
+        "cells": "cells that differ",
+        "predictions": "predictions that differ",
+        "bytes": "bytes over dense",
+        "dense": "dense",
+    },
+    reduce=store,
+    tiers=on_cpu(
+        minutes=1.5,
+        runs={"WordNet": Runs(config="lpg2vec/store")},
+        claims={
+            **{
+                name: reduce.most(name, *STORES)
+                .at_most(0, f"{what} that differ, of either store")
+                .fails({_DATABASE: ALTERED, _FILE: ALTERED})
+                for name, what in (
+                    ("cells", "cells of what was read"),
+                    ("predictions", "predictions"),
+                )
+            },
+            "bytes": cell("bytes", _DATABASE)
+            .at_most(0.05, "bytes of the features, over a dense matrix's")
+            .fails(columns={"bytes": "dense"}),
         },
     ),
 )

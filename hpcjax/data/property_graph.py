@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from hpcjax.core import checks
-from hpcjax.core.config import Config, Seed, Several
-from hpcjax.core.errors import DataMissing
+from hpcjax.core.config import Config, Seed, Several, Size
+from hpcjax.core.errors import ConfigError, DataMissing
 from hpcjax.core.objective import Objective
+from hpcjax.data import wordnet
 from hpcjax.data.citations import vertex_dataset
 from hpcjax.data.objectives import VERTICES
 from hpcjax.data.source import Dataset
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from hpcjax.graphs import lpg
 
 _FINCEN = pathlib.Path(__file__).parent / "files" / "fincen.csv.gz"
-# What the reference predicts from: repository C-TC/LPG2vec, `util.py`.
-_FINCEN_KEYS = ("begin_date", "beneficiary_bank", "end_date", "name", "originator_bank")
-_FINCEN_KINDS = {
-    **dict.fromkeys(("begin_date", "end_date"), "binned"),
-    **dict.fromkeys(("beneficiary_bank", "name", "originator_bank"), "text"),
+# Of the sources that are known, the keys to predict from, and their kinds. Those of
+# fincen are the reference's: repository C-TC/LPG2vec, `util.py`.
+_KINDS: dict[str, dict[str, str]] = {
+    "fincen": {
+        **dict.fromkeys(("begin_date", "end_date"), "binned"),
+        **dict.fromkeys(("beneficiary_bank", "name", "originator_bank"), "text"),
+    },
+    "wordnet": {"gloss": "text", "words": "text"},
 }
 _RANDOM = 50  # features of a vertex that say nothing, as many as the paper's
 
@@ -52,8 +56,9 @@ class PropertyGraphConfig(Config):
 
     Attributes:
       source: "fincen", bank transfers that were reported (Neo4j's example; installed
-        with the project), or the path of a store: a file `.csv` or `.csv.gz`, or a
-        database.
+        with the project); "wordnet", sets of synonyms and their pointers, of which the
+        target "lexicographer" has 45 classes (see `hpcjax data fetch wordnet`); or the
+        path of a store: a file `.csv` or `.csv.gz`, or a database.
       target: the key of the property.
       label: of the vertices that are predicted; none for all.
       bins: classes of numbers.
@@ -62,7 +67,10 @@ class PropertyGraphConfig(Config):
       information: what vertices tell: "random" numbers, as the paper's structure alone;
         "degrees" by type and direction of edges; "labels"; "properties", labels and
         these; "edges", these and the types and properties of edges.
+      edge_to_vertex: whether features of edges are added up at the vertex that they
+        reach, as features of its own; for layers that see none of edges.
       keys: of the properties; none for those of the reference, or all but the target.
+      buckets: that words of text are hashed to.
       leaks: keys that tell the target, and are no features.
       shuffled: whether properties are shuffled among vertices of the same labels.
       transductive: whether ranges, bins and categories are those of all vertices.
@@ -81,19 +89,28 @@ class PropertyGraphConfig(Config):
     information: Literal["random", "degrees", "labels", "properties", "edges"] = (
         "properties"
     )
+    edge_to_vertex: bool = False
     keys: tuple[str, ...] = ()
+    buckets: Size = 128
     leaks: tuple[str, ...] = ()
     shuffled: bool = False
     transductive: bool = False
     split_seed: Seed = 0
     holdout: Literal["validation", "test"] = "validation"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "edge_to_vertex adds up the features of edges, of information=edges"
+        good = not self.edge_to_vertex or self.information == "edges"
+        checks.require(good, rule, information=self.information)
+
     def load(self, root: pathlib.Path | None = None) -> Dataset:
-        """Returns the vertices; `root` is not used.
+        """Returns the vertices; `root` has WordNet, and is not used for others.
 
         Raises:
           ConfigError: unknown keys or labels, or the target among the features.
           DataMissing: there is no such store.
+          DataFormatError: a file of another form.
 
         Examples:
           >>> held = PropertyGraphConfig(information="labels").load()
@@ -102,13 +119,20 @@ class PropertyGraphConfig(Config):
           >>> held.graph.features.shape, len(held.graph.senders)
           ((7524, 3), 81670)
         """
-        del root
-        graph = open_store(self.source).read()
+        graph = self.read(root)
         target = self.classify(graph)
         parts = self.split(graph, target)
         encoded = self._encode(graph, parts[0])
         held_out = parts[2] if self.holdout == "test" else parts[1]
         return vertex_dataset(encoded, target.classes, parts[0], held_out)
+
+    def read(self, root: pathlib.Path | None = None) -> "lpg.PropertyGraph":
+        """Returns the whole graph; see `load`."""
+        if self.source != "wordnet":
+            return open_store(self.source).read()
+        if root is None:
+            raise ConfigError("source=wordnet is below a data root: got root=None")
+        return wordnet.read_graph(root)
 
     def classify(self, graph: "lpg.PropertyGraph") -> Target:
         """Returns the classes of vertices.
@@ -152,11 +176,14 @@ class PropertyGraphConfig(Config):
         elif self.information == "degrees":
             features = count_edges(graph)
         senders, receivers = np.concatenate([ends, ends[::-1]], axis=1)
-        of_edges = encoded.edge_features
-        empty = np.zeros_like(of_edges)
-        # What comes along an edge and what comes against it are different features.
-        both = np.block([[of_edges, empty], [empty, of_edges]])
-        given = {"edge_features": both} if self.information == "edges" else {}
+        given = {}
+        if self.information == "edges":
+            of_edges = encoded.edge_features
+            empty = np.zeros_like(of_edges)
+            # What comes along an edge and what comes against it differ.
+            given["edge_features"] = np.block([[of_edges, empty], [empty, of_edges]])
+        if self.edge_to_vertex:
+            features = add_received(features, receivers, given.pop("edge_features"))
         return graphs.make_graph(senders, receivers, count, features=features, **given)
 
     def specify(self, graph: "lpg.PropertyGraph") -> "lpg.EncoderSpec":
@@ -167,16 +194,16 @@ class PropertyGraphConfig(Config):
         """
         from hpcjax.graphs import lpg
 
-        keys: tuple[str, ...] | None = self.keys or None
-        kinds: Any = {}
-        if self.source == "fincen" and not self.keys:
-            keys, kinds = _FINCEN_KEYS, _FINCEN_KINDS
+        known: Any = _KINDS.get(self.source, {})
+        keys = self.keys or tuple(known) or None
         told = () if keys else (self.target, *self.leaks)
         if self.information not in ("properties", "edges"):
-            keys, kinds, told = (), {}, ()
+            keys, told = (), ()
+        kinds = {key: known[key] for key in keys or () if key in known}
         spec = lpg.infer(graph, keys=keys, exclude=told, kinds=kinds)
         spec.check_target(self.target, self.leaks)
-        return spec
+        own = [dataclasses.replace(each, buckets=self.buckets) for each in spec.keys]
+        return dataclasses.replace(spec, keys=tuple(own))
 
     def _shuffle(self, graph: "lpg.PropertyGraph") -> "lpg.PropertyGraph":
         """Returns the graph with properties of other vertices of the same labels."""
@@ -254,3 +281,34 @@ def count_edges(graph: "lpg.PropertyGraph") -> np.ndarray:
     ]
     both = [each.reshape(count, kinds) for each in counts]
     return np.log1p(np.concatenate(both, axis=1)).astype(np.float32)
+
+
+def add_received(
+    features: "graphs.SparseRows", receivers: np.ndarray, of_edges: np.ndarray
+) -> "graphs.SparseRows":
+    """Returns features of vertices, and behind them the sums of those of edges.
+
+    Args:
+      features: of vertices.
+      receivers: the vertex that each edge reaches, integers [edges].
+      of_edges: features of edges, [edges, columns].
+    """
+    from scipy import sparse
+
+    from hpcjax import graphs
+
+    own = sparse.csr_array(
+        (features.values, features.columns, features.offsets), shape=features.shape
+    )
+    where = receivers, np.arange(len(receivers))
+    reach = sparse.csr_array(
+        (np.ones(len(receivers), np.float32), where), (own.shape[0], len(receivers))
+    )
+    both = sparse.hstack([own, reach @ sparse.csr_array(of_edges)], format="csr")
+    both.sort_indices()
+    return graphs.SparseRows(
+        offsets=both.indptr.astype(np.int32),
+        columns=both.indices.astype(np.int32),
+        values=both.data.astype(np.float32),
+        width=both.shape[1],
+    )

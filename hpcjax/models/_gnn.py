@@ -1,6 +1,7 @@
 """Graph networks: each layer of `graphs`, stacked, of one graph that is known."""
 
 import functools
+import logging
 import math
 from typing import Any
 
@@ -17,12 +18,15 @@ from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.gnn_config import GnnConfig, Layer
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Initializer, loss, param
 
+log = logging.getLogger(__name__)
+
 Shapes = dict[str, tuple[tuple[int, ...], Initializer]]
 # What multiplies features, and is in the dtype of products; penalties are of these and
 # of what scores edges.
 _MATRICES = ("kernel", "kernel_0", "kernel_1", "self", "neighbors")
 _SCORES = ("receiver", "sender", "edge", "edge_attention")
 _LOOPED = ("gcn", "gat", "sgc")
+_SEE_EDGES = ("gat", "gin")
 
 
 def _glorot(inputs: int, outputs: int) -> Initializer:
@@ -188,6 +192,8 @@ def gnn(
     """
     config = GnnConfig.of(options)
     _check(config, inputs, outputs, graph)
+    if graph.edge_features is not None and config.layer not in _SEE_EDGES:
+        _log_blind(config.layer)
     if config.layer in _LOOPED and config.self_loops is not None:
         graph = graphs.add_self_loops(graph, config.self_loops)
     sizes = _sizes(config, graph, outputs)
@@ -201,6 +207,16 @@ def gnn(
         return logits.at[x].get(**how)
 
     return from_nnx(functools.partial(_Gnn, config, sizes, policy), call=call)
+
+
+@functools.cache
+def _log_blind(layer: Layer) -> None:
+    log.warning(
+        "model.layer=%s does not see the features that edges have: %s do, and "
+        "dataset.edge_to_vertex=true of a property graph adds them up at vertices",
+        layer,
+        " and ".join(_SEE_EDGES),
+    )
 
 
 def _check(

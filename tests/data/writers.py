@@ -162,7 +162,8 @@ def write_wordnet(root: pathlib.Path, examples: int = 100) -> None:
         for number in range(examples):
             words = f"02 {speech}_{number} 0 other{number}(p) 1"
             gloss = f'{sentences(40, number)}; "{sentences(30, number)}"'
-            place, pointer = f"{100 * number:08d} 03 {kind}", "001 @ 00001740 n 0000"
+            place = f"{100 * number:08d} {3 + number % 2:02d} {kind}"
+            pointer = "002 @ 00000000 n 0000 ! 00000100 v 0102"
             lines.append(f"{place} {words} {pointer} | {gloss}  \n")
         (folder / f"data.{speech}").write_text("".join(lines))
 

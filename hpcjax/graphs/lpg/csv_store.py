@@ -30,8 +30,9 @@ class CsvStore:
     """A file whose rows are vertices, `_id` and `_labels` ":A:B", and then edges.
 
     Types of properties are those that all values of a column have: integers, numbers,
-    booleans, points and lists in JSON, times and durations (of days and less) in ISO
-    8601, else text.
+    booleans, points and lists in JSON, times and durations in ISO 8601, else text. A
+    duration's month has 30.4375 days, a twelfth of the 365.25 of a year: on average, as
+    months alone do not say which they are. It is written in days and less.
 
     Attributes:
       path: of the file; gzipped if it ends in `.gz`.
@@ -198,13 +199,16 @@ def _durations(text: pd.Series) -> Converted:
     found = [_DURATION.fullmatch(each) for each in text]
     if not all(found):
         return None
-    return [
-        datetime.timedelta(
-            **{name: float(part) for name, part in each.groupdict("0").items()}
-        )
-        for each in found
-        if each
-    ]
+    try:
+        return [_duration(**each.groupdict("0")) for each in found if each]
+    except OverflowError:
+        return None
+
+
+def _duration(*, years: str, months: str, days: str, **others: str) -> Any:
+    whole = float(days) + _MONTH * (12 * float(years) + float(months))
+    rest = {name: float(part) for name, part in others.items()}
+    return datetime.timedelta(days=whole, **rest)
 
 
 _DAMAGE = (
@@ -216,9 +220,10 @@ _DAMAGE = (
     zlib.error,
 )
 _CONVERTS = (_integers, _numbers, _booleans, _objects, _times, _durations)
-# Months and years have no fixed length: such durations stay text.
+_MONTH = 365.25 / 12  # days
 _DURATION = re.compile(
-    r"P(?=.*\d)((?P<days>-?\d+)D)?"
+    r"P(?=.*\d)((?P<years>-?\d+)Y)?((?P<months>-?\d+)M)?((?P<weeks>-?\d+)W)?"
+    r"((?P<days>-?\d+)D)?"
     r"(T((?P<hours>-?\d+)H)?((?P<minutes>-?\d+)M)?((?P<seconds>-?\d+(\.\d+)?)S)?)?"
 )
 

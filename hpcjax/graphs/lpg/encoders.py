@@ -8,16 +8,16 @@ columns, numbers); what is missing, unknown or zero has none.
 import dataclasses
 import itertools
 import json
-import re
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import sparse
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.graphs.features import SparseRows
+from hpcjax.graphs.lpg import words
 from hpcjax.graphs.lpg.property_graph import PropertyGraph
 from hpcjax.graphs.lpg.spec import EncoderSpec, KeySpec, present, type_of
 
@@ -56,8 +56,12 @@ def _column(numbers: np.ndarray, column: int = 0) -> Entries:
 
 
 def _join(parts: Iterable[Entries]) -> Entries:
-    rows, columns, numbers = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return rows, columns, numbers
+    rows, columns, numbers = zip(*parts, strict=True)
+    return (
+        np.concatenate(rows, dtype=np.int32),
+        np.concatenate(columns, dtype=np.int32),
+        np.concatenate(numbers, dtype=np.float32),
+    )
 
 
 def _encode_boolean(values: pd.Series, stats: Stats, spec: KeySpec) -> Entries:
@@ -94,6 +98,25 @@ def _scale(numbers: np.ndarray, stats: Stats) -> np.ndarray:
 def _encode_numeric(values: pd.Series, stats: Stats, spec: KeySpec) -> Entries:
     del spec
     return _column(_scale(_as_numbers(values), stats))
+
+
+def _fit_vectors(values: pd.Series, spec: KeySpec) -> Stats:
+    del spec
+    columns = zip(*values, strict=True)
+    return {"ranges": [_range_of(np.array(column, float)) for column in columns]}
+
+
+def _name_vectors(stats: Stats, spec: KeySpec) -> list[str]:
+    del spec
+    return [f"[{at}]" for at in range(len(stats["ranges"]))]
+
+
+def _encode_vectors(values: pd.Series, stats: Stats, spec: KeySpec) -> Entries:
+    del spec
+    # Without values in training, or here, there are no columns.
+    pairs = zip(zip(*values, strict=True), stats["ranges"], strict=False)
+    scaled = [_scale(np.array(column, float), own) for column, own in pairs]
+    return _join([_empty(), *(_column(each, at) for at, each in enumerate(scaled))])
 
 
 def _fit_bins(values: pd.Series, spec: KeySpec) -> Stats:
@@ -139,7 +162,7 @@ def _items(values: pd.Series) -> tuple[np.ndarray, pd.Index]:
     """Returns the row of each item, and the items as text, each once in a row."""
     lists = [
         sorted({str(one) for one in value})
-        if isinstance(value, list | tuple | np.ndarray)
+        if isinstance(value, words.LISTS)
         else [str(value)]
         for value in values
     ]
@@ -170,23 +193,14 @@ def count_unseen(values: pd.Series, stats: Stats) -> int:
     return int((known.get_indexer(_items(values)[1]) < 0).sum())
 
 
-def _tokens(text: str) -> list[str]:
-    """Returns words, and trigrams of each with its ends marked."""
-    words = re.findall(r"\w+", text.lower())
-    marked = [f"<{word}>" for word in words]
-    return words + [w[at : at + 3] for w in marked for at in range(len(w) - 2)]
-
-
 def _encode_text(values: pd.Series, stats: Stats, spec: KeySpec) -> Entries:
     """Returns counts of hashed words and trigrams, each row of length 1."""
     del stats
-    parts = []
-    for row, value in enumerate(values):
-        hashed = [zlib.crc32(t.encode()) % spec.buckets for t in _tokens(str(value))]
-        columns, counts = np.unique(np.array(hashed, int), return_counts=True)
-        size = np.linalg.norm(counts) if len(counts) else 1.0
-        parts.append((np.full(len(columns), row), columns, counts / size))
-    return _join([_empty(), *parts])
+    found = words.count_tokens(values, spec.buckets).tocoo()
+    rows, columns = found.coords
+    sizes = np.sqrt(np.bincount(rows, found.data**2, len(values)))
+    found.data /= sizes[rows]
+    return rows, columns, found.data
 
 
 def _empty() -> Entries:
@@ -245,6 +259,7 @@ def _encode_points(values: pd.Series, stats: Stats, spec: KeySpec) -> Entries:
 KINDS: dict[str, Encoder] = {
     "boolean": Encoder(_nothing, _alone, _encode_boolean),
     "numeric": Encoder(_fit_range, _alone, _encode_numeric),
+    "vector": Encoder(_fit_vectors, _name_vectors, _encode_vectors),
     "binned": Encoder(_fit_bins, _name_bins, _encode_bins),
     "categorical": Encoder(
         _fit_categories,
@@ -363,22 +378,46 @@ def _encode_all(
     table, found = table.reset_index(drop=True), []
     for spec in keys:
         kind, own = KINDS[spec.kind], stats[spec.key]
-        values = _values(table, spec.key)
+        values = _values(table, spec, len(own.get("ranges", ())))
         at = values.index.to_numpy()
         rows, columns, numbers = kind.encode(values, own, spec)
         names = [spec.key + name for name in kind.names(own, spec)]
-        entries = at[rows], columns, numbers
+        parts = [(at[rows], columns, numbers)]
         if spec.missing:
-            there = at, np.full(len(at), len(names)), np.ones(len(at))
-            names, entries = [*names, f"{spec.key}?"], _join([entries, there])
-        found.append((spec.key, names, entries))
+            parts.append((at, np.full(len(at), len(names)), np.ones(len(at))))
+            names.append(f"{spec.key}?")
+        found.append((spec.key, names, _join(parts)))
     return found
 
 
-def _values(table: pd.DataFrame, key: str) -> pd.Series:
-    if key not in table.columns:
-        raise ConfigError(f"the graph has no key {key!r}, of which there are features")
-    return present(table, key)
+def _values(table: pd.DataFrame, spec: KeySpec, length: int = 0) -> pd.Series:
+    """Returns the values of a key, checked; vectors by `length`, or the first's."""
+    if spec.key not in table.columns:
+        raise ConfigError(
+            f"the graph has no key {spec.key!r}, of which there are features"
+        )
+    values = present(table, spec.key)
+    if spec.kind == "vector" and len(values):
+        _check_vectors(table, values, spec.key, length or np.size(values.iloc[0]))
+    return values
+
+
+def _check_vectors(
+    table: pd.DataFrame, values: pd.Series, key: str, length: int
+) -> None:
+    """Raises ConfigError for what is no list of `length` finite numbers."""
+    ids = table["_id"] if "_id" in table else table.index.to_series()
+    for row, value in values.items():
+        numbers = isinstance(value, words.LISTS) and all(map(_is_finite, value))
+        if not numbers or len(value) != length:
+            raise ConfigError(
+                f"{key} must be lists of {length} finite numbers: got {value!r:.40} "
+                f"(of {ids.loc[row]})"
+            )
+
+
+def _is_finite(value: Any) -> bool:
+    return type_of(value) == "number" and bool(np.isfinite(value))
 
 
 def _lay_out(
@@ -395,13 +434,14 @@ def _lay_out(
 
 
 def _as_rows(entries: Entries, count: int, width: int) -> SparseRows:
-    rows, columns, numbers = (each[entries[2] != 0] for each in entries)
-    order = np.lexsort((columns, rows))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
+    rows, columns, numbers = entries
+    found = sparse.csr_array((numbers, (rows, columns)), shape=(count, width))
+    found.eliminate_zeros()
+    found.sort_indices()
     return SparseRows(
-        offsets=offsets.astype(np.int32),
-        columns=columns[order].astype(np.int32),
-        values=numbers[order].astype(np.float32),
+        offsets=found.indptr.astype(np.int32, copy=False),
+        columns=found.indices.astype(np.int32, copy=False),
+        values=found.data,
         width=width,
     )
 
@@ -434,8 +474,7 @@ def fit(
 
     def learn(table: pd.DataFrame, keys: Iterable[KeySpec]) -> dict[str, Stats]:
         return {
-            each.key: KINDS[each.kind].fit(_values(table, each.key), each)
-            for each in keys
+            each.key: KINDS[each.kind].fit(_values(table, each), each) for each in keys
         }
 
     stats = learn(vertices, spec.keys), learn(edges, spec.edge_keys)

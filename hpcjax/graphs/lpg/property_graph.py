@@ -17,7 +17,7 @@ VERTEX, EDGE = ("_id", "_labels"), ("_start", "_end", "_type")
 class PropertyGraph:
     """Vertices and edges with labels and properties; a missing property is None or NaN.
 
-    Properties are booleans, numbers, strings, lists of strings, `datetime`s,
+    Properties are booleans, numbers, strings, lists of strings or numbers, `datetime`s,
     `timedelta`s, or points `{"latitude": ..., "longitude": ...}`.
 
     Attributes:

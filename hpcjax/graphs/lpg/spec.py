@@ -14,7 +14,14 @@ from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.graphs.lpg.property_graph import PropertyGraph
 
 Kind = Literal[
-    "boolean", "numeric", "binned", "categorical", "text", "temporal", "point"
+    "boolean",
+    "numeric",
+    "vector",
+    "binned",
+    "categorical",
+    "text",
+    "temporal",
+    "point",
 ]
 VERSION = 1
 # Strings with more values are text, where nobody says otherwise.
@@ -27,10 +34,11 @@ class KeySpec:
 
     Attributes:
       key: its name.
-      kind: "boolean" 0 or 1; "numeric" from 0 to 1 over the training rows; "binned" one
-        of equally frequent bins; "categorical" one of known values, or several of a
-        list; "text" hashed words and trigrams; "temporal" seconds, and the angles of
-        month, weekday and hour; "point" on the unit sphere.
+      kind: "boolean" 0 or 1; "numeric" from 0 to 1 over the training rows; "vector" as
+        many of these as all lists have numbers; "binned" one of equally frequent bins;
+        "categorical" one of known values, or several of a list; "text" hashed words and
+        trigrams; "temporal" seconds, and the angles of month, weekday and hour; "point"
+        on the unit sphere.
       bins: at most, of "binned".
       buckets: of "text", that words are hashed to.
       categories: at most, of "categorical".
@@ -106,7 +114,8 @@ def infer(
 ) -> EncoderSpec:
     """Returns the layout of a graph's features, kinds by the values of keys.
 
-    Numbers are "numeric" and strings "categorical", or "text" if they are many. Strings
+    Numbers are "numeric" and strings "categorical", or "text" if they are many. Lists
+    are "vector" if there are fractions in them, else "categorical". Strings
     without spaces and integers of which each vertex has its own name things and
     are left out.
 
@@ -201,13 +210,16 @@ def _guess(values: pd.Series) -> Kind | None:
     kinds: dict[str, Kind] = {
         "boolean": "boolean",
         "duration": "numeric",
-        "list": "categorical",
         "time": "temporal",
         "point": "point",
     }
     first = type_of(values.iloc[0])
     if first in kinds:
         return kinds[first]
+    if first == "list":
+        items = (one for value in values for one in value)
+        fractions = any(isinstance(one, float | np.floating) for one in items)
+        return "vector" if fractions else "categorical"
     own = values.nunique() == len(values) > 1
     if first == "number":
         whole = all(isinstance(value, int | np.integer) for value in values)
