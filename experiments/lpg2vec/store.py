@@ -160,11 +160,11 @@ def count_differing(one: "pd.DataFrame", other: "pd.DataFrame") -> int:
 
     Tables of other rows or keys differ in all cells of the larger.
     """
-    if sorted(one) != sorted(other) or len(one) != len(other):
+    names, others = (sorted(map(str, each)) for each in (one, other))
+    if names != others or len(one) != len(other):
         return max(one.size, other.size)
-    names = sorted(one)
     first, second = (
-        each[names].astype(str).sort_values(names, ignore_index=True).to_numpy()
+        each[names].map(repr).sort_values(names, ignore_index=True).to_numpy()
         for each in (one, other)
     )
     return int((first != second).sum())

@@ -297,14 +297,14 @@ def add_received(
 
     from hpcjax import graphs
 
-    own = sparse.csr_array(
+    own: Any = sparse.csr_array(
         (features.values, features.columns, features.offsets), shape=features.shape
     )
     where = receivers, np.arange(len(receivers))
-    reach = sparse.csr_array(
+    reach: Any = sparse.csr_array(
         (np.ones(len(receivers), np.float32), where), (own.shape[0], len(receivers))
     )
-    both = sparse.hstack([own, reach @ sparse.csr_array(of_edges)], format="csr")
+    both: Any = sparse.hstack([own, reach @ sparse.csr_array(of_edges)], format="csr")
     both.sort_indices()
     return graphs.SparseRows(
         offsets=both.indptr.astype(np.int32),

@@ -168,7 +168,8 @@ def _link(placed: list[tuple[str, Synset]]) -> Pointers:
     senders = np.repeat(np.arange(len(placed), dtype=np.int32), counts)
     fields = itertools.chain.from_iterable(synset.pointers for _, synset in placed)
     table = np.array(list(fields), object).reshape(-1, 4)
-    symbols, offsets, speeches, words = (pd.Series(column) for column in table.T)
+    columns: list[Any] = [pd.Series(column) for column in table.T]
+    symbols, offsets, speeches, words = columns
     reached = speeches.map(_SPEECHES) + ":" + offsets
     receivers = pd.Index([synset.name for _, synset in placed]).get_indexer(reached)
     for lost in np.flatnonzero(receivers < 0)[:1]:

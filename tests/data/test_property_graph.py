@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hpcjax import data
+from hpcjax import data, graphs
 from hpcjax.core import ConfigError, DataMissing
 from hpcjax.data import property_graph
 from hpcjax.data.property_graph import PropertyGraphConfig
@@ -92,6 +92,24 @@ def test_what_vertices_tell(store, information, columns):
         counts = np.expm1(graph.features).sum(1)
         every = np.bincount(graph.senders, minlength=40)
         np.testing.assert_allclose(counts, every, rtol=1e-5)
+
+
+def test_features_of_edges_are_added_up_at_the_vertices_they_reach(store):
+    with_edges = load(store, information="edges").graph
+    held = load(store, information="edges", edge_to_vertex=True).graph
+    assert held.edge_features is None
+    found = np.asarray(graphs.make_dense(held.features))
+    own = np.asarray(graphs.make_dense(with_edges.features))
+    np.testing.assert_array_equal(found[:, : own.shape[1]], own)
+    wanted = np.zeros((40, with_edges.edge_features.shape[1]))
+    for receiver, each in zip(
+        with_edges.receivers, with_edges.edge_features, strict=True
+    ):
+        wanted[receiver] += each
+    np.testing.assert_allclose(found[:, own.shape[1] :], wanted, rtol=1e-6)
+    assert wanted.sum() == 120
+    with pytest.raises(ConfigError, match=r"adds up .*: got information='labels'"):
+        PropertyGraphConfig(information="labels", edge_to_vertex=True)
 
 
 def test_shuffled_properties_stay_with_their_label(store):

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from hpcjax import core, data, graphs, metrics, models
+from hpcjax.models import _gnn
 from hpcjax.runs.training import TrainingConfig
 from tests.models import helpers
 from tests.models.registry import REGISTRY
@@ -91,6 +92,26 @@ def test_what_cannot_be_built_is_refused():
         TrainingConfig(dataset=data.CoraConfig())
     with pytest.raises(core.ConfigError, match=r"take one of .*dataset=cora"):
         TrainingConfig(model=models.GnnConfig())
+
+
+def test_a_layer_that_sees_no_edge_features_says_so_once(caplog):
+    edges = np.ones((156, 2), np.float32)
+    graph = graphs.make_graph(
+        CLUB.graph.senders,
+        CLUB.graph.receivers,
+        34,
+        features=np.eye(34, dtype=np.float32),
+        edge_features=edges,
+    )
+    _gnn._log_blind.cache_clear()
+    for layer in ("gat", "gin"):
+        models.GnnConfig(layer=layer).make((), 2, graph=graph)
+    assert caplog.text == ""
+    for _ in range(2):
+        models.GnnConfig(layer="sage").make((), 2, graph=graph)
+    assert caplog.text.count("model.layer=sage does not see the features") == 1
+    models.GnnConfig(layer="gcn").make((), 2, graph=CLUB.graph)
+    assert "gcn" not in caplog.text
 
 
 def propagate(graph, leaders, share=0.9, steps=200):

@@ -407,12 +407,12 @@ def _check_vectors(
 ) -> None:
     """Raises ConfigError for what is no list of `length` finite numbers."""
     ids = table["_id"] if "_id" in table else table.index.to_series()
-    for row, value in values.items():
+    for name, value in zip(ids.loc[values.index], values, strict=True):
         numbers = isinstance(value, words.LISTS) and all(map(_is_finite, value))
         if not numbers or len(value) != length:
             raise ConfigError(
                 f"{key} must be lists of {length} finite numbers: got {value!r:.40} "
-                f"(of {ids.loc[row]})"
+                f"(of {name})"
             )
 
 

@@ -276,6 +276,9 @@ def of_values(values, kind=None, train=None, **options):
         ([1.0, 2.0, 3.0, 4.0], "binned", [[1, 0], [1, 0], [0, 1], [0, 1]]),
         ([1.0, 1.0, 1.0, 2.0, 3.0, 4.0], "binned", [[1, 0]] * 3 + [[0, 1]] * 3),
         ([["a"], [], None], "categorical", [[1], [0], [0]]),
+        ([[1, 2], [1, 3]], None, [[1, 1, 0], [1, 0, 1]]),
+        ([[1, 8.0], [3, 8], [2, 8], None], None, [[0, 0], [1, 0], [0.5, 0], [0, 0]]),
+        ([[1, 4], [3, 2]], "vector", [[0, 1], [1, 0]]),
         ([True, False, None], None, [[1], [0], [0]]),
         ([{"latitude": 0, "longitude": 180}] * 2, None, [[-1, 0, 0]] * 2),
         ([{"latitude": 0, "longitude": -180}] * 2, None, [[-1, 0, 0]] * 2),
@@ -302,6 +305,10 @@ def test_values_out_of_the_training_rows_are_clipped_or_unseen():
     )
     assert fitted.stats["k"]["edges"] == [2.5]
     assert found.argmax(1).tolist() == [0, 0, 1, 1, 0, 0, 1]
+    found, _ = of_values([[0.0, 1], [1, 3], [0.5, 9]], train=[0, 1])
+    assert found.tolist() == [[0, 0], [1, 1], [0.5, 1]]
+    found, _ = of_values([None, [1.0, 3]], "vector", train=[0])
+    assert found.shape == (2, 0)
     found, _ = of_values(["x", "y", "z"], "categorical", train=[0, 1])
     assert found.tolist() == [[1, 0], [0, 1], [0, 0]]
 
@@ -314,11 +321,30 @@ def test_values_out_of_the_training_rows_are_clipped_or_unseen():
         ([1, "one"], {}, r"several types: number \(of 0\), string \(of 1\)"),
         ([{"latitude": 91, "longitude": 0}], {}, "beyond 90 degrees: got 91"),
         (["a b", "b", "b"], {"categories": 1}, "at most 1 values: got 2"),
+        ([[1.0, 2], [0, 1, 2]], {}, r"lists of 2 finite .*: got \[0, 1, 2\] \(of 1"),
+        ([[1.0, float("nan")]], {}, r"lists of 2 finite .*: got \[1.0, nan\] \(of 0"),
     ],
 )
 def test_values_that_are_no_features_are_refused(values, options, message):
     with pytest.raises(ConfigError, match=message):
         of_values(values, **options)
+
+
+def test_a_vector_of_another_graph_has_the_length_of_training():
+    _, fitted = of_values([[1.0, 2.0], [0.0, 1.0]])
+    vertices = pd.DataFrame({"_id": ["v"], "_labels": [()], "k": [[1.0, 2.0, 3.0]]})
+    edges = pd.DataFrame({"_start": [], "_end": [], "_type": []})
+    with pytest.raises(ConfigError, match=r"lists of 2 .*\(of v\)"):
+        fitted.transform(lpg.PropertyGraph(vertices, edges))
+    again = lpg.FittedEncoder.from_json(fitted.to_json())
+    assert again == fitted
+
+
+def test_the_words_of_a_list_are_those_of_its_texts():
+    lists, _ = of_values([["Red fox", "hen"], []], "text")
+    texts, _ = of_values(["red FOX hen", ""], "text")
+    np.testing.assert_array_equal(lists, texts)
+    assert not lists[1].any()
 
 
 def test_keys_that_name_their_vertex_are_left_out():

@@ -18,6 +18,7 @@ SOME = datetime.datetime(2020, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 OLD = datetime.datetime(1900, 1, 1, tzinfo=UTC)
 HERE = {"crs": "wgs-84", "latitude": 47.25, "longitude": -8.5, "height": None}
 THERE = {"crs": "wgs-84", "latitude": -33.0, "longitude": 151.2, "height": None}
+MONTH = datetime.timedelta(days=30.4375)
 LONG = datetime.timedelta(days=3, seconds=5, microseconds=7)
 
 
@@ -315,6 +316,9 @@ class TestCsv:
             (["1900-01-01T02:00+02:00", "1900-01-01"], [OLD, OLD]),
             (["2020-01-02 and later"], ["2020-01-02 and later"]),
             (["P3DT5.000007S", "PT1M"], [LONG, datetime.timedelta(minutes=1)]),
+            (["P1Y2M", "P2W"], [14 * MONTH, datetime.timedelta(weeks=2)]),
+            (["P-1M1DT1H"], [datetime.timedelta(days=1, hours=1) - MONTH]),
+            (["P999999999Y"], ["P999999999Y"]),
             (["P1M", "P"], ["P1M", "P"]),
             (["a", "1"], ["a", "1"]),
         ],
