@@ -255,7 +255,7 @@ _ENTRIES = (
     ),
     Entry(
         name="wordnet",
-        summary="WordNet 3.0: 117 659 sets of synonyms with glosses",
+        summary="WordNet 3.0: 117 659 sets of synonyms with glosses and pointers",
         licence="WordNet 3.0 (free, with notice)",
         size=21_744_920,
         origin="Debian package wordnet-base",
