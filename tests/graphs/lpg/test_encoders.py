@@ -341,7 +341,7 @@ def test_a_vector_of_another_graph_has_the_length_of_training():
 
 
 def test_the_words_of_a_list_are_those_of_its_texts():
-    lists, _ = of_values([["Red fox", "hen"], []], "text")
+    lists, _ = of_values([["Red\nfox", "hen"], []], "text")
     texts, _ = of_values(["red FOX hen", ""], "text")
     np.testing.assert_array_equal(lists, texts)
     assert not lists[1].any()
