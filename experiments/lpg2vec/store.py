@@ -46,20 +46,19 @@ class Config(config.Config):
 
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
-    figures = dict.fromkeys((*SECONDS, *COUNTS), "store")
-    return runs.outline(
-        {**figures, "bytes": "", "dense": "", "features": ""}, store=[*STORES, ALTERED]
-    )
+    dims = {**dict.fromkeys(SECONDS, "store"), **dict.fromkeys(COUNTS, "kept")}
+    sizes = dict.fromkeys(("bytes", "dense", "features"), "")
+    return runs.outline({**dims, **sizes}, store=STORES, kept=(*STORES, ALTERED))
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Saves the graph in each store, reads, encodes, and writes predictions back.
 
     Returns:
-      By store: seconds of `load`, `read`, `encode` and `write`; `cells` of tables that
-      differ from those saved, and `predictions` that differ from those written. `bytes`
-      of features over those of their dense matrix, which `dense` is of the matrix
-      itself; and `features` of a vertex.
+      By `store`, seconds of `load`, `read`, `encode` and `write`. By what they `kept`,
+      `cells` of tables that differ from those saved, and `predictions` that differ from
+      those written. `bytes` of features over those of their dense matrix, which `dense`
+      is of the matrix itself; and `features` of a vertex.
     """
     from hpcjax.graphs import lpg
 
@@ -76,8 +75,12 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         found[ALTERED] = _compare(database.read(), graph, guesses)
     features = measured[0][1]
     figures = {
-        name: ("store", [each.get(name, np.nan) for each in found.values()])
-        for name in (*SECONDS, *COUNTS)
+        name: (dim, [found[label][name] for label in labels])
+        for dim, labels, names in (
+            ("store", STORES, SECONDS),
+            ("kept", found, COUNTS),
+        )
+        for name in names
     }
     return runs.measured(
         {
@@ -86,7 +89,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             "dense": 1.0,
             "features": features.shape[1],
         },
-        coords={"store": list(found)},
+        coords={"store": list(STORES), "kept": list(found)},
     )
 
 

@@ -131,13 +131,11 @@ FINCEN = Table(
 def store(rows: reduce.Rows) -> xr.Dataset:
     """Returns the figures of each store, and the bytes of features beside them."""
     run = reduce.single(rows)
-    figures = run[[*SECONDS, *COUNTS]].rename(store="row")
-    return figures.assign(
-        {
-            name: ("row", [float(run[name])] * run.sizes["store"])
-            for name in ("bytes", "dense")
-        }
-    )
+    counts = run[list(COUNTS)].rename(kept="row")
+    # What is altered is in a store already.
+    seconds = run[list(SECONDS)].rename(store="row").reindex(row=counts["row"])
+    sizes = run[["bytes", "dense"]].expand_dims(row=counts["row"].values)
+    return xr.merge([seconds, counts, sizes])
 
 
 _DATABASE, _FILE = STORES

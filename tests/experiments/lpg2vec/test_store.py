@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.lpg2vec import store
+from experiments.lpg2vec import store, tables
 from tests.data import writers
 
 
@@ -26,11 +26,14 @@ def test_a_graph_and_its_predictions_come_back_and_a_change_is_seen(tmp_path):
     writers.write_wordnet(tmp_path, 20)
     cfg = store.Config()
     found = store.run(cfg, types.SimpleNamespace(data_root=tmp_path))
-    assert found["store"].values.tolist() == ["ladybug", "csv", "altered"]
+    assert found["kept"].values.tolist() == ["ladybug", "csv", "altered"]
     assert found["cells"].values.tolist() == [0, 0, 1]
     assert found["predictions"].values.tolist() == [0, 0, 1]
     assert found["features"] == 4 + 2 * 2048
-    assert (found[list(store.SECONDS)].to_array()[:, :2] > 0).all()
+    assert (found[list(store.SECONDS)].to_array() > 0).all()
     # A sentence of 40 and one of 30 letters have some 70 of 4,100 columns.
     assert 0.01 < found["bytes"] < 0.1
-    assert np.isnan(found["load"].values[2])
+    table = tables.store({"WordNet": found.expand_dims("seed")})
+    assert table["row"].values.tolist() == ["ladybug", "csv", "altered"]
+    assert np.isnan(table["load"].values).tolist() == [False, False, True]
+    assert table["predictions"].values.tolist() == [0, 0, 1]
