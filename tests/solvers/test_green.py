@@ -1,0 +1,204 @@
+"""Green's functions against dense inverses, bands, and what is known of chains."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import solvers
+from hpcjax.core import ConfigError
+from hpcjax.core.errors import DataFormatError
+
+B, N, BATCH = 6, 3, 2
+
+
+def draw(rng, *shape):
+    return rng.normal(size=shape) + 1j * rng.normal(size=shape)
+
+
+def dense(diagonal, upper, lower):
+    """[..., B n, B n] of [B, ..., n, n]."""
+    whole = np.zeros((BATCH, B, N, B, N), complex)
+    for i in range(B):
+        whole[:, i, :, i] = diagonal[i]
+    for i in range(B - 1):
+        whole[:, i, :, i + 1], whole[:, i + 1, :, i] = upper[i], lower[i]
+    return whole.reshape(BATCH, B * N, B * N)
+
+
+def star(x):
+    return x.conj().swapaxes(-1, -2)
+
+
+@pytest.fixture(scope="module")
+def system():
+    rng = np.random.default_rng(0)
+    a = draw(rng, B, BATCH, N, N) + 4 * np.eye(N)
+    upper, lower = draw(rng, 2, B - 1, BATCH, N, N)
+    skew = draw(rng, 2, B, BATCH, N, N)
+    sigma, beside = skew - star(skew), draw(rng, 2, B - 1, BATCH, N, N)
+    return a, upper, lower, sigma, beside
+
+
+@pytest.mark.acceptance("omen", 3)
+@pytest.mark.parametrize("off_diagonal", [True, False])
+def test_blocks_are_those_of_the_dense_inverse(system, off_diagonal):
+    a, upper, lower, sigma, beside = system
+    beside = beside * off_diagonal
+    found = jax.jit(solvers.rgf)(a, upper, lower, *sigma, off_diagonal=tuple(beside))
+    g = np.linalg.inv(dense(a, upper, lower))
+    cut = g.reshape(BATCH, B, N, B, N)
+    for i in range(B):
+        np.testing.assert_allclose(found.retarded[i], cut[:, i, :, i], atol=1e-10)
+    for i in range(B - 1):
+        above, below = cut[:, i, :, i + 1], cut[:, i + 1, :, i]
+        np.testing.assert_allclose(found.retarded_upper[i], above, atol=1e-10)
+        np.testing.assert_allclose(found.retarded_lower[i], below, atol=1e-10)
+    for both in (0, 1):
+        skew = dense(sigma[both], beside[both], -star(beside[both]))
+        want = (g @ skew @ star(g)).reshape(BATCH, B, N, B, N)
+        for i in range(B):
+            ours = found.correlation[i, both]
+            np.testing.assert_allclose(ours, want[:, i, :, i], atol=1e-10)
+        for i in range(B - 1):
+            ours = found.correlation_upper[i, both]
+            np.testing.assert_allclose(ours, want[:, i, :, i + 1], atol=1e-10)
+
+
+def test_what_is_not_skew_is_refused(system):
+    a, upper, lower, sigma, _ = system
+    with pytest.raises(ConfigError, match="greater must be skew"):
+        solvers.rgf(a, upper, lower, sigma[0], np.abs(sigma[1]))
+
+
+def test_a_surface_is_that_of_its_equation():
+    rng = np.random.default_rng(1)
+    h00, h01 = draw(rng, 2, N, N)
+    h00 = h00 + star(h00)
+    z = np.linspace(-1, 1, 5) + 1e-4j
+    surface = jax.jit(solvers.surface_gf)(z, h00, h01)
+    g = surface.value
+    again = np.linalg.inv(z[:, None, None] * np.eye(N) - h00 - h01 @ g @ star(h01))
+    np.testing.assert_allclose(g, again, atol=1e-9)
+    assert surface.converged.all()
+    assert surface.residual.max() < 1e-9
+    # A few steps are too few, and it says so.
+    early = solvers.surface_gf(z, h00, h01, limit=3)
+    assert not early.converged.any()
+    assert early.residual.max() > 1e-3
+
+
+transmission = jax.jit(solvers.transmission, static_argnames="kind")
+
+
+@pytest.mark.acceptance("omen", 1)
+def test_a_chain_lets_all_through_inside_its_band():
+    energies = np.concatenate([np.linspace(-1.96, 1.96, 50), [-2.5, -2.1, 2.1, 2.5]])
+    found = transmission(solvers.chain().electrons, energies)[0]
+    np.testing.assert_allclose(found[:50], 1, atol=1e-4)
+    np.testing.assert_allclose(found[50:], 0, atol=1e-4)
+
+
+@pytest.mark.acceptance("omen", 1)
+@pytest.mark.parametrize("edge", ["zigzag", "armchair"])
+def test_a_ribbon_has_a_channel_for_each_band(edge):
+    slabs = solvers.ribbon(3, 4, edge).electrons
+    energies = np.linspace(-7, 7, 60)
+    phase = np.exp(1j * np.linspace(-np.pi, np.pi, 2001))[:, None, None]
+    hop = slabs.coupling[0, 0]
+    bands = np.linalg.eigvalsh(slabs.onsite[0, 0] + hop * phase + star(hop) / phase)
+    below = bands[:, :, None] < energies
+    crossings = (below[1:] != below[:-1]).sum((0, 1)) / 2
+    assert crossings.min() == 0
+    assert crossings.max() > 1
+    found = transmission(slabs, energies)[0]
+    np.testing.assert_allclose(found, crossings, atol=1e-4)
+
+
+def test_phonons_of_a_chain_pass_below_its_largest_frequency():
+    found = transmission(
+        solvers.chain(spring=0.25).phonons, np.array([0.1, 0.9, 1.1]), kind="phonons"
+    )
+    np.testing.assert_allclose(found[0], [1, 1, 0], atol=1e-4)
+
+
+HR = """written by hand
+1
+3
+ 2 1 2
+-1 0 0 1 1 -2.0 0.0
+ 0 0 0 1 1  0.5 0.0
+ 1 0 0 1 1 -2.0 0.0
+"""
+
+
+def test_a_file_of_wannier90(tmp_path):
+    path = tmp_path / "x_hr.dat"
+    path.write_text(HR)  # a chain of hopping -1 around 0.5, its ends counted twice
+    found = transmission(solvers.read_hr(path), np.array([-1.6, -1.4, 2.4, 2.6]))
+    np.testing.assert_allclose(found[0], [0, 1, 1, 0], atol=1e-4)
+
+
+def test_a_file_with_longer_hopping_and_momenta(tmp_path):
+    """Bands of the slabs, of two cells, are those of the cells, folded."""
+    rng = np.random.default_rng(0)
+    cells = [(r, s, 0) for r in range(-2, 3) for s in (-1, 0, 1)]
+    terms = {cell: draw(rng, 2, 2) for cell in cells}
+    terms = {c: (h + star(terms[-c[0], -c[1], 0])) / 2 for c, h in terms.items()}
+    lines = ["made", "2", str(len(cells)), "1 " * len(cells)]
+    for cell in cells:
+        for n, m in np.ndindex(2, 2):
+            h = terms[cell][m, n]
+            words = (*cell, m + 1, n + 1, f"{h.real:.9f}", f"{h.imag:.9f}")
+            lines.append(" ".join(map(str, words)))
+    path = tmp_path / "x_hr.dat"
+    path.write_text("\n".join(lines))
+    slabs = solvers.read_hr(path, momenta=3)
+    for number, k in enumerate(2 * np.pi * np.arange(3) / 3):
+        at = [
+            sum(h * np.exp(1j * (k * c[1] + x * c[0])) for c, h in terms.items())
+            for x in (0.2, 0.2 + np.pi)
+        ]
+        hop = slabs.coupling[0, number] * np.exp(0.4j)
+        folded = np.linalg.eigvalsh(slabs.onsite[0, number] + hop + star(hop))
+        want = np.sort(np.linalg.eigvalsh(np.array(at)).ravel())
+        np.testing.assert_allclose(folded, want, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a\nb\n", "a comment, numbers of functions"),
+        (HR.replace(" 2 1 2", " 2 1"), "must have 3 degeneracies: got 2"),
+        (HR.replace("1 0 0 1 1 -2.0", "1 0 0 1 1 -3.0", 1), "must be Hermitian"),
+    ],
+)
+def test_a_file_that_is_none_of_wannier90(tmp_path, text, match):
+    path = tmp_path / "x_hr.dat"
+    path.write_text(text)
+    with pytest.raises(DataFormatError, match=match):
+        solvers.read_hr(path)
+
+
+def test_devices_that_do_not_belong_together():
+    good = solvers.junction(momenta=(4, 2))
+    for wrong, match in (
+        (solvers.junction(5).phonons, "need the same slabs"),
+        (solvers.junction(momenta=(3, 3)).phonons, "sub-grid"),
+    ):
+        broken = jax.tree.map(lambda x: x, good)
+        object.__setattr__(broken, "phonons", wrong)
+        with pytest.raises(ConfigError, match=match):
+            solvers.check_device(broken)
+
+
+def test_gradients_of_a_bond_and_its_reverse_belong_together():
+    device = solvers.junction()
+    device.gradients[0, 1] *= 2
+    with pytest.raises(ConfigError, match="gradients of"):
+        solvers.check_device(device)
+
+
+def test_one_precision_for_all_others():
+    with jax.enable_x64(False):
+        assert jnp.zeros(()).dtype == jnp.float32
