@@ -103,7 +103,7 @@ def test_a_chain_lets_all_through_inside_its_band():
 @pytest.mark.parametrize("edge", ["zigzag", "armchair"])
 def test_a_ribbon_has_a_channel_for_each_band(edge):
     slabs = solvers.ribbon(3, 4, edge).electrons
-    energies = np.linspace(-7, 7, 60)
+    energies = np.linspace(-9, 9, 60)
     phase = np.exp(1j * np.linspace(-np.pi, np.pi, 2001))[:, None, None]
     hop = slabs.coupling[0, 0]
     bands = np.linalg.eigvalsh(slabs.onsite[0, 0] + hop * phase + star(hop) / phase)
