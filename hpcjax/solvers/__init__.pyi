@@ -23,4 +23,6 @@ from .scattering import electron_self_energy as electron_self_energy
 from .scattering import emit as emit
 from .scattering import phonon_self_energy as phonon_self_energy
 from .scattering import sum_shifted as sum_shifted
+from .tiling import plan_tiles as plan_tiles
+from .tiling import spread_self_energy as spread_self_energy
 from .wannier import read_hr as read_hr

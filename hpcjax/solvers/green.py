@@ -191,7 +191,7 @@ class Boundary(NamedTuple):
 
 
 def boundary(
-    slabs: Slabs, energies: Float[Array, " energies"], kind: Kind, eta: float
+    slabs: Slabs, energies: Float[Array, " energies"], kind: Kind, eta: float | Float[Array, ""]
 ) -> Boundary:
     """Returns Σ^R = τ g τ† of both leads.
 
@@ -279,7 +279,7 @@ def transmission(
     energies: Float[Array, " energies"],
     *,
     kind: Kind = "electrons",
-    eta: float = 1e-6,
+    eta: float | Float[Array, ""] = 1e-6,
 ) -> Float[Array, "momenta energies"]:
     """Returns T = tr[Γ_L G^R Γ_R G^A], the channels that are open from lead to lead.
 

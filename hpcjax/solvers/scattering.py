@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int
 
 from hpcjax.core import checks
+from hpcjax.core.varying import vary_like
 from hpcjax.solvers.devices import dagger
 
 Algorithm = Literal["sequential", "batched", "fissioned", "tiled"]
@@ -120,7 +121,7 @@ def sum_emitted_absorbed(
     turned = jax.vmap(_turn)(padded[:, :, before:])
     given = jnp.stack([padded[:, :, : padded.shape[2] - before], turned])
     found = jax.lax.map(
-        lambda each: emit(*each, gradients, neighbours, algorithm),
+        lambda each: emit(each[0], each[1], gradients, neighbours, algorithm),
         tuple(x.reshape(-1, *x.shape[2:]) for x in (given, jnp.stack([bonds, other]))),
     )
     total = found[:2] + jax.vmap(_turn)(found[2:])
@@ -200,8 +201,8 @@ def _batched(
     def add(sigma: SelfEnergy, *at: Array) -> SelfEnergy:
         k, e, q, w = at
         greens = padded[_minus(k, q, momenta, qs), e + frequencies - w - 1]
-        left = _left(greens, gradients, neighbours)
-        right = _right(bonds[q, w], gradients)
+        left = left_factor(greens, gradients, neighbours)
+        right = right_factor(bonds[q, w], gradients)
         return sigma.at[k, e].add(jnp.einsum("abiop,abipr->aor", left, right))
 
     sizes = (momenta, energies, qs, frequencies)
@@ -214,8 +215,8 @@ def _fissioned(
     """Makes each factor once, and multiplies them for one (q, ω) after the other."""
     qs, frequencies = bonds.shape[:2]
     momenta, energies = len(padded), padded.shape[1] - frequencies
-    left = _left(padded, gradients, neighbours)
-    right = _right(bonds, gradients)
+    left = left_factor(padded, gradients, neighbours)
+    right = right_factor(bonds, gradients)
 
     def add(sigma: SelfEnergy, q: Array, w: Array) -> SelfEnergy:
         taken = left[_minus(jnp.arange(momenta), q, momenta, qs)]
@@ -233,8 +234,8 @@ def _tiled(
 
     def of_atom(own: tuple[Array, ...]) -> Array:
         bonds, gradients, neighbours = own
-        left = _left(padded, gradients[None], neighbours[None])[:, :, 0]
-        right = _right(bonds[:, :, None], gradients[None])[:, :, 0]
+        left = left_factor(padded, gradients[None], neighbours[None])[:, :, 0]
+        right = right_factor(bonds[:, :, None], gradients[None])[:, :, 0]
         return sum_shifted(left, right)
 
     given = (jnp.moveaxis(bonds, 2, 0), gradients, neighbours)
@@ -266,7 +267,7 @@ def sum_shifted(
         return total + functools.reduce(jnp.add, rolled)
 
     start = jnp.zeros((momenta, energies, rows, 2, columns), product.dtype)
-    total = _loop((frequencies,), add, start)
+    total = _loop((frequencies,), add, vary_like(start, product))
     return jax.lax.complex(total[..., 0, :], total[..., 1, :])
 
 
@@ -283,7 +284,7 @@ def multiply(
     return jnp.concatenate([x.real, x.imag], 1) @ jnp.concatenate([above, below])
 
 
-def _left(
+def left_factor(
     greens: Complex[Array, "... all_atoms orbitals orbitals"],
     gradients: Gradients,
     neighbours: Neighbours,
@@ -293,7 +294,7 @@ def _left(
     return jnp.einsum("abiop,...abpr->...abior", gradients, taken)
 
 
-def _right(
+def right_factor(
     bonds: Complex[Array, "... atoms bonds directions directions"],
     gradients: Gradients,
 ) -> Complex[Array, "... atoms bonds directions orbitals orbitals"]:
@@ -354,7 +355,7 @@ def phonon_self_energy(
     checks.require(ks % momenta == 0, rule, Nk=ks, Nq=momenta)
     own = jnp.einsum("abipo,...apr->...abior", gradients.conj(), greens)
     own = jnp.pad(own, [(0, frequencies * (d == 2)) for d in range(own.ndim)])
-    other = _left(greens[::-1], gradients, neighbours)
+    other = left_factor(greens[::-1], gradients, neighbours)
 
     def of(at: Array) -> Array:
         q, w = at // frequencies, at % frequencies
