@@ -72,6 +72,11 @@ from .pipeline import StageMemory as StageMemory
 from .pipeline import Timeline as Timeline
 from .pipeline import pipeline_memory as pipeline_memory
 from .pipeline import simulate as simulate
+from .quantum_transport import TilesPlan as TilesPlan
+from .quantum_transport import TransportSizes as TransportSizes
+from .quantum_transport import best_tiles as best_tiles
+from .quantum_transport import sse_flops as sse_flops
+from .quantum_transport import sse_volume as sse_volume
 from .sparse_state import ParallelPlan as ParallelPlan
 from .sparse_state import PipelineJob as PipelineJob
 from .sparse_state import StateBytes as StateBytes

@@ -1,6 +1,9 @@
 from .born import ballistic as ballistic
 from .born import scba as scba
 from .currents import Result as Result
+from .device_configs import ChainConfig as ChainConfig
+from .device_configs import JunctionConfig as JunctionConfig
+from .device_configs import RibbonConfig as RibbonConfig
 from .devices import Device as Device
 from .devices import Lead as Lead
 from .devices import Slabs as Slabs
@@ -21,7 +24,9 @@ from .grids import make_grid as make_grid
 from .scattering import Flags as Flags
 from .scattering import electron_self_energy as electron_self_energy
 from .scattering import emit as emit
+from .scattering import left_factor as left_factor
 from .scattering import phonon_self_energy as phonon_self_energy
+from .scattering import right_factor as right_factor
 from .scattering import sum_shifted as sum_shifted
 from .tiling import plan_tiles as plan_tiles
 from .tiling import spread_self_energy as spread_self_energy

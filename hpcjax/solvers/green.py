@@ -191,7 +191,10 @@ class Boundary(NamedTuple):
 
 
 def boundary(
-    slabs: Slabs, energies: Float[Array, " energies"], kind: Kind, eta: float | Float[Array, ""]
+    slabs: Slabs,
+    energies: Float[Array, " energies"],
+    kind: Kind,
+    eta: float | Float[Array, ""],
 ) -> Boundary:
     """Returns Σ^R = τ g τ† of both leads.
 
