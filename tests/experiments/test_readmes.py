@@ -266,9 +266,15 @@ def test_ted():
     run("ted")
 
 
+def test_omen():
+    result = run("omen")["result"]
+    assert result.converged
+    assert result.imbalance() < 1e-8
+
+
 def test_every_block_of_a_readme_is_run_here():
     shown = {name for name in guides.PAGES if guides.blocks(name)}
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
-    tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs"
+    tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen"
     assert papers == set(tested.split())
