@@ -5,6 +5,8 @@ import logging
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from hpcjax import runs, solvers
 from hpcjax.core import checks, config
 
@@ -110,7 +112,7 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
       `current`, `energy` of electrons and `heat` of phonons [contact], into the device;
       `coherent` current of electrons through cuts between slabs [cut], that which is
       `assisted` by phonons, and coherent heat of `phonons`, to the right; `residual`
-      [iteration]; `imbalance`, of the currents over the left one; `lost`, share of the
+      [iteration], behind the last one its; `imbalance`, of the currents over the left one; `lost`, share of the
       electrons' energy that phonons do not take away; `flatness`, how far the whole
       current differs along the device; `iterations`, and whether these `converged`.
     """
@@ -137,7 +139,7 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
             "coherent": ("cut", found.cuts),
             "assisted": ("cut", assisted),
             "phonons": ("cut", found.heat_cuts),
-            "residual": ("iteration", found.residuals),
+            "residual": ("iteration", _fill(found.residuals, found.iterations)),
             **figures,
         },
         coords={
@@ -163,6 +165,12 @@ def _solve(cfg: Config) -> "solvers.Result":
             scattering=float(cfg.scattering), **BROKEN.get(cfg.broken, {})
         ),
     )
+
+
+def _fill(residuals: np.ndarray, iterations: int) -> np.ndarray:
+    """Returns them with the last one repeated, where no iteration was needed."""
+    number = np.arange(len(residuals))
+    return residuals[np.minimum(number, iterations - 1)]
 
 
 def _last(found: "solvers.Result") -> float:

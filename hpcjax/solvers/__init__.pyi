@@ -27,7 +27,5 @@ from .scattering import emit as emit
 from .scattering import left_factor as left_factor
 from .scattering import phonon_self_energy as phonon_self_energy
 from .scattering import right_factor as right_factor
-from .scattering import sum_shifted as sum_shifted
-from .tiling import plan_tiles as plan_tiles
 from .tiling import spread_self_energy as spread_self_energy
 from .wannier import read_hr as read_hr

@@ -53,15 +53,15 @@ class Result(NamedTuple):
     electrons: Blocks
     phonons: Blocks
 
-    def imbalance(self) -> Float[Array, ""]:
+    def imbalance(self) -> Float[Any, ""]:
         """Returns |I_L + I_R| / |I_L|."""
         return jnp.abs(self.current.sum() / self.current[0])
 
-    def energy_ratio(self) -> Float[Array, ""]:
+    def energy_ratio(self) -> Float[Any, ""]:
         """Returns phonons' heat over electrons' energy, −1 if none is lost."""
         return self.heat.sum() / self.energy.sum()
 
-    def flatness(self) -> Float[Array, ""]:
+    def flatness(self) -> Float[Any, ""]:
         """Returns how far coherent and assisted current vary along the device."""
         inside = self.cuts - jnp.cumsum(self.assisted)[:-1]
         along = jnp.array([self.current[0], *inside, -self.current[1]])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jaxtyping import Array, Complex, Float, Int, Shaped
+from jaxtyping import Complex, Float, Int, Shaped
 
 from hpcjax.core import checks
 from hpcjax.core.structs import pytree
@@ -71,7 +71,7 @@ class Device:
     masses: Float[Any, " atoms"]
 
 
-def dagger(x: Complex[Array, "... n m"]) -> Complex[Array, "... m n"]:
+def dagger(x: Complex[Any, "... n m"]) -> Complex[Any, "... m n"]:
     """Returns the conjugate transpose of the last two dimensions."""
     return x.conj().swapaxes(-1, -2)
 

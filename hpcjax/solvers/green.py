@@ -32,9 +32,9 @@ class Surface(NamedTuple):
 
 
 def surface_gf(
-    z: Complex[Array, "..."],
-    h00: Complex[Array, "... cell cell"],
-    h01: Complex[Array, "... cell cell"],
+    z: Complex[Any, "..."],
+    h00: Complex[Any, "... cell cell"],
+    h01: Complex[Any, "... cell cell"],
     *,
     tolerance: float = 1e-12,
     limit: int = 100,
@@ -106,13 +106,13 @@ class Blocks(NamedTuple):
 
 
 def rgf(
-    diagonal: Complex[Array, "slabs ... n n"],
-    upper: Complex[Array, "between ... n n"],
-    lower: Complex[Array, "between ... n n"],
-    lesser: Complex[Array, "slabs ... n n"],
-    greater: Complex[Array, "slabs ... n n"],
+    diagonal: Complex[Any, "slabs ... n n"],
+    upper: Complex[Any, "between ... n n"],
+    lower: Complex[Any, "between ... n n"],
+    lesser: Complex[Any, "slabs ... n n"],
+    greater: Complex[Any, "slabs ... n n"],
     *,
-    off_diagonal: tuple[Array, Array] | None = None,
+    off_diagonal: tuple[Any, Any] | None = None,
 ) -> Blocks:
     """Inverts a block-tridiagonal A, and finds A⁻¹ Σ^≷ (A⁻¹)†, block by block.
 
@@ -192,9 +192,9 @@ class Boundary(NamedTuple):
 
 def boundary(
     slabs: Slabs,
-    energies: Float[Array, " energies"],
+    energies: Float[Any, " energies"],
     kind: Kind,
-    eta: float | Float[Array, ""],
+    eta: float | Float[Any, ""],
 ) -> Boundary:
     """Returns Σ^R = τ g τ† of both leads.
 
@@ -237,9 +237,9 @@ class Scattering(NamedTuple):
 
 def correlations(
     slabs: Slabs,
-    energies: Float[Array, " energies"],
+    energies: Float[Any, " energies"],
     kind: Kind,
-    leads: Complex[Array, "2 2 momenta energies n n"],
+    leads: Complex[Any, "2 2 momenta energies n n"],
     ends: Boundary,
     scattering: Scattering | None = None,
 ) -> Blocks:
@@ -279,10 +279,10 @@ def correlations(
 
 def transmission(
     slabs: Slabs,
-    energies: Float[Array, " energies"],
+    energies: Float[Any, " energies"],
     *,
     kind: Kind = "electrons",
-    eta: float | Float[Array, ""] = 1e-6,
+    eta: float | Float[Any, ""] = 1e-6,
 ) -> Float[Array, "momenta energies"]:
     """Returns T = tr[Γ_L G^R Γ_R G^A], the channels that are open from lead to lead.
 

@@ -19,10 +19,10 @@ from hpcjax.core.varying import vary_like
 from hpcjax.solvers.devices import dagger
 
 Algorithm = Literal["sequential", "batched", "fissioned", "tiled"]
-Padded = Complex[Array, "momenta padded all_atoms orbitals orbitals"]
-Bonds = Complex[Array, "qs frequencies atoms bonds directions directions"]
-Gradients = Complex[Array, "atoms bonds directions orbitals orbitals"]
-Neighbours = Int[Array, "atoms bonds"]
+Padded = Complex[Any, "momenta padded all_atoms orbitals orbitals"]
+Bonds = Complex[Any, "qs frequencies atoms bonds directions directions"]
+Gradients = Complex[Any, "atoms bonds directions orbitals orbitals"]
+Neighbours = Int[Any, "atoms bonds"]
 SelfEnergy = Complex[Array, "momenta energies atoms orbitals orbitals"]
 
 
@@ -49,11 +49,11 @@ class Flags(NamedTuple):
 
 
 def electron_self_energy(
-    greens: Complex[Array, "2 momenta energies atoms orbitals orbitals"],
-    bonds: Complex[Array, "2 qs frequencies atoms bonds directions directions"],
+    greens: Complex[Any, "2 momenta energies atoms orbitals orbitals"],
+    bonds: Complex[Any, "2 qs frequencies atoms bonds directions directions"],
     gradients: Gradients,
     neighbours: Neighbours,
-    step: float | Float[Array, ""],
+    step: float | Float[Any, ""],
     *,
     algorithm: Algorithm = "tiled",
     flags: Flags | None = None,
@@ -92,11 +92,11 @@ def electron_self_energy(
 
 
 def sum_emitted_absorbed(
-    padded: Complex[Array, "2 momenta padded all_atoms orbitals orbitals"],
-    bonds: Complex[Array, "2 qs frequencies atoms bonds directions directions"],
+    padded: Complex[Any, "2 momenta padded all_atoms orbitals orbitals"],
+    bonds: Complex[Any, "2 qs frequencies atoms bonds directions directions"],
     gradients: Gradients,
     neighbours: Neighbours,
-    step: float | Float[Array, ""],
+    step: float | Float[Any, ""],
     algorithm: Algorithm,
     flags: Flags | None = None,
 ) -> Complex[Array, "2 momenta energies atoms orbitals orbitals"]:
@@ -243,8 +243,8 @@ def _tiled(
 
 
 def sum_shifted(
-    left: Complex[Array, "momenta padded bonds directions orbitals orbitals"],
-    right: Complex[Array, "qs frequencies bonds directions orbitals orbitals"],
+    left: Complex[Any, "momenta padded bonds directions orbitals orbitals"],
+    right: Complex[Any, "qs frequencies bonds directions orbitals orbitals"],
 ) -> Complex[Array, "momenta energies orbitals orbitals"]:
     """Returns Σ_q,ω X(k − q, E − ω) Y(q, ω), sums over bonds and directions inside.
 
@@ -285,7 +285,7 @@ def multiply(
 
 
 def left_factor(
-    greens: Complex[Array, "... all_atoms orbitals orbitals"],
+    greens: Complex[Any, "... all_atoms orbitals orbitals"],
     gradients: Gradients,
     neighbours: Neighbours,
 ) -> Complex[Array, "... atoms bonds directions orbitals orbitals"]:
@@ -295,7 +295,7 @@ def left_factor(
 
 
 def right_factor(
-    bonds: Complex[Array, "... atoms bonds directions directions"],
+    bonds: Complex[Any, "... atoms bonds directions directions"],
     gradients: Gradients,
 ) -> Complex[Array, "... atoms bonds directions orbitals orbitals"]:
     """Returns Σ_j D^ij (M^j_ab)†."""
@@ -321,10 +321,10 @@ _ALGORITHMS: dict[str, Callable[..., SelfEnergy]] = {
 
 
 def phonon_self_energy(
-    greens: Complex[Array, "2 momenta energies atoms orbitals orbitals"],
+    greens: Complex[Any, "2 momenta energies atoms orbitals orbitals"],
     gradients: Gradients,
     neighbours: Neighbours,
-    step: float | Float[Array, ""],
+    step: float | Float[Any, ""],
     *,
     momenta: int,
     frequencies: int,

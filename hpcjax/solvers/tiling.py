@@ -105,7 +105,7 @@ def spread_self_energy(
         body, mesh=mesh, in_specs=(spread, spread, P(), P()), out_specs=spread
     )
 
-    def apply(greens: Array, bonds: Array, gradients: Array, step: Any) -> Array:
+    def apply(greens: Any, bonds: Any, gradients: Any, step: Any) -> Array:
         energies, frequencies = greens.shape[2], bonds.shape[2]
         rule = "NE and the number of frequencies must be multiples of TE TA devices"
         good = energies % (te * ta) == 0 and frequencies % (te * ta) == 0

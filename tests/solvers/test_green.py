@@ -68,7 +68,7 @@ def test_blocks_are_those_of_the_dense_inverse(system, off_diagonal):
 def test_what_is_not_skew_is_refused(system):
     a, upper, lower, sigma, _ = system
     with pytest.raises(ConfigError, match="greater must be skew"):
-        solvers.rgf(a, upper, lower, sigma[0], np.abs(sigma[1]))
+        solvers.rgf(a, upper, lower, sigma[0], 1j * sigma[1])
 
 
 def test_a_surface_is_that_of_its_equation():

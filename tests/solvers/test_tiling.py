@@ -6,6 +6,7 @@ import pytest
 
 from hpcjax import sharding, solvers
 from hpcjax.core import ConfigError
+from hpcjax.solvers import tiling
 
 KS, QS, ENERGIES, FREQUENCIES, ATOMS = 4, 2, 16, 4, 4
 NEIGHBOURS = (np.arange(ATOMS)[:, None] + np.array([-1, 1])) % ATOMS
@@ -61,7 +62,7 @@ def test_windows_wider_than_a_tile(given):
 def test_tiles_hold_the_atoms_that_their_bonds_end_at():
     rng = np.random.default_rng(0)
     neighbours = rng.integers(0, 12, (12, 3))
-    tiles = solvers.plan_tiles(neighbours, 3)
+    tiles = tiling.plan_tiles(neighbours, 3)
     for number in range(3):
         own = range(4 * number, 4 * number + 4)
         named = tiles.atoms[number][tiles.neighbours[number]]
@@ -72,7 +73,7 @@ def test_tiles_hold_the_atoms_that_their_bonds_end_at():
 
 def test_sizes_that_do_not_divide_are_refused(given):
     with pytest.raises(ConfigError, match="TA=5, Na=4"):
-        solvers.plan_tiles(NEIGHBOURS, 5)
+        tiling.plan_tiles(NEIGHBOURS, 5)
     mesh = sharding.make_mesh({"te": 8, "ta": 1})
     spread = solvers.spread_self_energy(mesh, NEIGHBOURS)
     with pytest.raises(ConfigError, match="NE=16, frequencies=4, TE=8"):
