@@ -112,9 +112,10 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
       `current`, `energy` of electrons and `heat` of phonons [contact], into the device;
       `coherent` current of electrons through cuts between slabs [cut], that which is
       `assisted` by phonons, and coherent heat of `phonons`, to the right; `residual`
-      [iteration], behind the last one its; `imbalance`, of the currents over the left one; `lost`, share of the
-      electrons' energy that phonons do not take away; `flatness`, how far the whole
-      current differs along the device; `iterations`, and whether these `converged`.
+      [iteration], behind the last one its; `imbalance`, of the currents over the left
+      one; `lost`, share of the electrons' energy that phonons do not take away;
+      `flatness`, how far the whole current differs along the device; `iterations`, and
+      whether these `converged`.
     """
     import jax
 

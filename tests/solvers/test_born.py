@@ -78,6 +78,12 @@ def test_unequal_masses_conserve_too():
     assert abs(found.energy_ratio() + 1) < 1e-6
 
 
+def test_four_times_the_mass_is_half_the_gradient():
+    heavy = solve(junction(masses=np.full(4, 4.0)))
+    weak = solve(junction(gradients=solvers.junction().gradients / 2))
+    np.testing.assert_allclose(heavy.current, weak.current, rtol=1e-8)
+
+
 @pytest.mark.acceptance("omen", 12)
 def test_without_feedback_nothing_is_heated(right):
     found = solve(feedback=False)
