@@ -116,7 +116,7 @@ def sum_emitted_absorbed(
     before = bonds.shape[2]
     other = jnp.where(flags.swapped, bonds, bonds[::-1])
     other = jnp.where(flags.transposed, other.swapaxes(-1, -2), other)
-    # Absorption is emission with E and k turned round. All four sums are one loop, so
+    # Absorption is emission with E and k in reverse order. All four sums are one loop, so
     # that a program has the sum once.
     turned = jax.vmap(_turn)(padded[:, :, before:])
     given = jnp.stack([padded[:, :, : padded.shape[2] - before], turned])
@@ -129,8 +129,8 @@ def sum_emitted_absorbed(
 
 
 def _turn(x: Complex[Array, "momenta energies ..."]) -> Any:
-    """Returns x(−k, −E)."""
-    return jnp.roll(x[::-1, ::-1], 1, axis=0)
+    """Returns x(−1 − k, −1 − E): the way back undoes the −1."""
+    return x[::-1, ::-1]
 
 
 def emit(

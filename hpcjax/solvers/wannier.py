@@ -66,7 +66,12 @@ def _parse(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
         first = 2 + -(-count // 15)
         degeneracies = np.array(" ".join(lines[2:first]).split(), int)
         rows = np.array([line.split() for line in lines[first:] if line.strip()], float)
-        rows = rows.reshape(count, n, n, 7)
+        rows = rows.reshape(count, n * n, 7)
+        left, right = rows[..., 3].astype(int) - 1, rows[..., 4].astype(int) - 1
+        blocks = np.zeros((count, n, n), complex)
+        blocks[np.arange(count)[:, None], left, right] = (
+            rows[..., 5] + 1j * rows[..., 6]
+        )
     except (IndexError, ValueError) as error:
         raise DataFormatError(
             f"{path} must be Wannier90's _hr.dat, a comment, numbers of functions and "
@@ -76,7 +81,4 @@ def _parse(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataFormatError(
             f"{path} must have {count} degeneracies: got {len(degeneracies)}"
         )
-    values = rows[..., 5] + 1j * rows[..., 6]
-    # The first index runs fastest.
-    blocks = values.swapaxes(1, 2) / degeneracies[:, None, None]
-    return rows[:, 0, 0, :3].astype(int), blocks
+    return rows[:, 0, :3].astype(int), blocks / degeneracies[:, None, None]
