@@ -116,8 +116,8 @@ def sum_emitted_absorbed(
     before = bonds.shape[2]
     other = jnp.where(flags.swapped, bonds, bonds[::-1])
     other = jnp.where(flags.transposed, other.swapaxes(-1, -2), other)
-    # Absorption is emission with E and k in reverse order. All four sums are one loop, so
-    # that a program has the sum once.
+    # Absorption is emission with E and k in reverse order. All four sums are one loop,
+    # so that a program has the sum once.
     turned = jax.vmap(_turn)(padded[:, :, before:])
     given = jnp.stack([padded[:, :, : padded.shape[2] - before], turned])
     found = jax.lax.map(

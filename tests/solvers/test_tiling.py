@@ -8,7 +8,7 @@ from hpcjax import sharding, solvers
 from hpcjax.core import ConfigError
 from hpcjax.solvers import tiling
 
-KS, QS, ENERGIES, FREQUENCIES, ATOMS = 4, 2, 16, 4, 4
+KS, QS, ENERGIES, FREQUENCIES, ATOMS = 3, 3, 16, 4, 4
 NEIGHBOURS = (np.arange(ATOMS)[:, None] + np.array([-1, 1])) % ATOMS
 STEP = 0.1
 
