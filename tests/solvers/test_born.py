@@ -26,7 +26,7 @@ def junction(**changes):
 
 def solve(device=None, bias=BIAS, **options):
     device = solvers.junction() if device is None else device
-    return solvers.scba(device, bias, KT, GRID, limit=150, **options)
+    return solvers.scba(device, bias, KT, GRID, **options)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,7 @@ def test_ballistic_currents_are_those_of_transmission():
     np.testing.assert_allclose(found.cuts, want, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.acceptance("omen", 2)
 def test_quanta_of_conductance():
     """2 e²/h of electrons by the bias, π² k² T / 3h of phonons by the temperature."""
@@ -181,6 +182,15 @@ def test_momenta_conserve_too(momenta):
     assert found.imbalance() < 1e-8
     assert abs(found.energy_ratio() + 1) < 1e-6
     assert found.flatness() < 1e-6
+
+
+@pytest.mark.slow
+def test_a_batch_of_biases_is_one_program(right):
+    biases = jnp.array([0.1, BIAS])
+    found = jax.jit(jax.vmap(lambda bias: solve(bias=bias)))(biases)
+    assert found.converged.all()
+    np.testing.assert_allclose(found.current[1], right.current, rtol=1e-9)
+    assert found.current[0, 0] < found.current[1, 0]
 
 
 def test_a_loop_that_ends_too_early_says_so():

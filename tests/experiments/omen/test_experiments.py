@@ -36,9 +36,9 @@ def trained():
 
 def test_what_is_trained_after_it_is_bit_equal():
     before = trained()
-    found = transport.run(SMALL, None)
+    found = transport.run(Config(), None)
     assert found["current"].dtype == np.float64
-    assert found["converged"] == 0
+    assert found["imbalance"] < 1e-8
     after = trained()
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {np.dtype("float32")}
@@ -98,7 +98,7 @@ def test_configs_that_are_refused(options, match):
 
 
 def test_a_loop_that_diverged_is_above_every_bound():
-    found = transport.run(SMALL, None)
+    found = transport.run(Config(), None)
     broken = found.assign(imbalance=np.nan).expand_dims(seed=[0])
     table = tables.CONSERVATION.reduce({"1/1": broken})
     assert table["worst"].sel(row="1/1") == np.inf
