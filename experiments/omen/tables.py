@@ -76,9 +76,9 @@ SCATTERING = Table(
             "sequential": cell("over_sequential", TILED)
             .at_least(100, "times as fast, tiled, as eight loops")
             .fails({TILED: BATCHED}),
-            "window": cell("over_batched", WINDOW)
-            .at_most(3, "times as fast as the batched loop with the window written out")
-            .fails({WINDOW: TILED}),
+            "window": over("over_batched", TILED, WINDOW)
+            .at_least(3, "times as fast, tiled, as with the window written out")
+            .fails({TILED: FISSIONED}),
             "equal": most("distance")
             .at_most(1e-12, "of the largest entry between two orders, the most")
             .fails(columns={"distance": "over_batched"}),
