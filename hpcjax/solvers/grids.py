@@ -63,7 +63,8 @@ def check_grid(grid: Grid) -> None:
 def lost_share(device: Device, grid: Grid, bias: float, temperature: float) -> float:
     """Returns the share of electrons that lie outside the grid's energies.
 
-    Of the levels of the device without its leads, filled as in the fuller lead.
+    Of the levels of the device without its leads, filled as in the fuller lead; all of
+    them, of a dense matrix, which takes long for many thousand orbitals.
     """
     levels = np.linalg.eigvalsh(_join(device.electrons))
     filled = 1 / (
