@@ -80,6 +80,9 @@ class Config(config.Config):
         good &= self.files * self.epochs % self.batch_size == 0
         given = {"batch_size": self.batch_size, "processes": self.processes}
         checks.require(good, rule, **given)
+        rule = "files must be no fewer than those of a batch, and memory hold one"
+        good = self.files >= self.batch_size and int(self.memory * self.files) > 0
+        checks.require(good, rule, files=self.files, memory=self.memory)
 
     @property
     def steps(self) -> int:

@@ -107,6 +107,7 @@ def _are_rules(name: str, value: Any) -> None:
 Count = Annotated[int, AtLeast(0)]
 Size = Annotated[int, AtLeast(1)]
 Several = Annotated[int, AtLeast(2)]
+Bytes = Annotated[int, Above(0)]  # also of more than 2 GiB
 Seed = Annotated[int, _is_seed]  # an unsigned number of 32 bits
 Decay = Annotated[float, Within("[0, 1)")]
 Share = Annotated[float, Within("(0, 1)")]

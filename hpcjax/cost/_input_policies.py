@@ -3,14 +3,14 @@
 import collections
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from hpcjax.data.access import AccessStream
-from hpcjax.data.placement import Plan
+from hpcjax.data.placement import Plan, StorageClass
 
 if TYPE_CHECKING:
     from hpcjax.cost.input_time import InputSystem
@@ -54,7 +54,7 @@ def simulate(
         system,
         clock,
         clock.link(system.storage),
-        _Shelves(policy, stream.workers),
+        _Shelves(policy, stream.workers, sizes, system.classes),
         received,
     )
     workers = [_Worker(rank, shared) for rank in range(stream.workers)]
@@ -156,9 +156,18 @@ class _Link:
 class _Shelves:
     """What all workers keep: by plan, or what each has read first."""
 
-    def __init__(self, policy: Policy, workers: int) -> None:
-        self.kept: list[set[int]] = [set() for _ in range(workers)]
+    def __init__(
+        self,
+        policy: Policy,
+        workers: int,
+        sizes: Int[np.ndarray, " examples"],
+        classes: Sequence[StorageClass],
+    ) -> None:
+        # The class of each record that a worker keeps.
+        self.kept: list[dict[int, int]] = [{} for _ in range(workers)]
         self.first: dict[int, int] = {}  # who has read it first
+        self._sizes, self._classes = sizes, classes
+        self._room = [[each.bytes for each in classes] for _ in range(workers)]
         self.by_first, plan = policy.keeps_first, policy.plan
         self.planned = plan
         ranks = range(workers)
@@ -169,10 +178,19 @@ class _Shelves:
 
     def keep(self, worker: int, record: int) -> None:
         own = self.own[worker]
-        planned = own is not None and own[record] >= 0
-        if planned or (self.by_first and record not in self.first):
-            self.kept[worker].add(record)
-            self.first.setdefault(record, worker)
+        if own is not None and own[record] >= 0:
+            self.kept[worker][record] = int(own[record])
+        elif self.by_first and record not in self.first:
+            self._keep_first(worker, record)
+
+    def _keep_first(self, worker: int, record: int) -> None:
+        room, size = self._room[worker], self._sizes[record]
+        for number in range(len(room)):
+            if room[number] >= size:
+                room[number] -= size
+                self.kept[worker][record] = number
+                self.first[record] = worker
+                return
 
     def ask(self, worker: int, record: int) -> int | None:
         """Returns who sends a record to a worker; None if nobody can."""
@@ -185,11 +203,9 @@ class _Shelves:
         likely = near.place[record] < self._reach(worker, number)
         return other if likely and record in self.kept[other] else None
 
-    def rate_of(self, worker: int, record: int, system: "InputSystem") -> float:
+    def rate_of(self, worker: int, record: int) -> float:
         """Returns the rate at which a thread reads what a worker keeps."""
-        own = self.own[worker]
-        number = 0 if own is None else int(own[record])
-        held = system.classes[number]
+        held = self._classes[self.kept[worker][record]]
         return held.read_rate / held.threads
 
     def _reach(self, worker: int, number: int) -> float:
@@ -233,6 +249,7 @@ class _Worker:
         self._staged = collections.Counter[int]()
         self._coming: dict[int, list[Done]] = {}
         self._waiting: tuple[int, Callable[[_Worker], None]] | None = None
+        self._joins = plan is not None or self._policy.keeps_first
         held = () if plan is None else plan.held[rank]
         self._orders = [collections.deque(records.tolist()) for records in held]
         self._fillers = [each.threads for each in self._system.classes[: len(held)]]
@@ -295,20 +312,21 @@ class _Worker:
         size, shelves = self._sizes[record], self._shelves
         if record in shelves.kept[self._rank]:
             self._received["memory"] += size
-            rate = shelves.rate_of(self._rank, record, self._system)
+            rate = shelves.rate_of(self._rank, record)
             self._clock.after(size / rate, done)
-        elif record in self._coming:
+        elif record in self._coming and self._joins:
+            self._received["memory"] += size
             self._coming[record].append(done)
         elif (other := shelves.ask(self._rank, record)) is not None:
-            self._coming[record] = [done]
+            self._coming.setdefault(record, []).append(done)
             self._received["neighbours"] += size
             # It goes no faster than the other one reads it.
-            least = size / shelves.rate_of(other, record, self._system)
+            least = size / shelves.rate_of(other, record)
             both = _Both(lambda: self._arrive(record, 0))
             self._clock.after(least, both.one)
             self._network.send(size, self._rank, both.one)
         else:
-            self._coming[record] = [done]
+            self._coming.setdefault(record, []).append(done)
             self._received["storage"] += size
             self._urgent += urgent
             self._clock.after(
@@ -321,7 +339,12 @@ class _Worker:
     def _arrive(self, record: int, urgent: int) -> None:
         self._urgent -= urgent
         self._shelves.keep(self._rank, record)
-        for done in self._coming.pop(record):
+        waiting = self._coming.pop(record)
+        # Who keeps nothing has asked for each by itself.
+        now, later = (waiting, []) if self._joins else (waiting[:1], waiting[1:])
+        if later:
+            self._coming[record] = later
+        for done in now:
             done()
         self.work()
 

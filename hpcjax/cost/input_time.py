@@ -92,8 +92,8 @@ def simulate_input(
     - "perfect": everything is there already.
     - "naive": a worker reads a batch, one record after the other, then trains on it.
     - "read_ahead": threads read the next records while it trains.
-    - "data_store": likewise, and each worker keeps what it reads in the first epoch, so
-      that the storage is not read again.
+    - "data_store": likewise, and each worker keeps what it reads first, in its fastest
+      class with room, so that the storage is not read again.
     - "clairvoyant": `placement.plan` says what is kept, and when it is fetched.
 
     Args:
@@ -111,12 +111,12 @@ def simulate_input(
     Examples:
       >>> order = np.arange(8).reshape(2, 4)
       >>> stream = AccessStream(order, examples=8, workers=2)
-      >>> system = InputSystem(storage_rate=10.0, consume_rate=5.0)
+      >>> system = InputSystem(storage_rate=10.0, consume_rate=5.0, staging=2)
       >>> simulate_input("naive", stream, np.full(8, 5), system).total  # 4 (1 + 1) s
       8.0
     """
     checks.require_choice("policy", policy, POLICIES)
-    _check(system, len(sizes), stream.examples)
+    _check(system, sizes, stream)
     rows = sizes[stream.order].reshape(len(stream.order), stream.workers, -1)
     perfect = np.cumsum(rows.sum(-1).max(-1) / system.consume_rate)
     if policy == "perfect":
@@ -130,10 +130,17 @@ def simulate_input(
     return InputTimes(float(ends[-1]), float(ends[-1] - perfect[-1]), epochs, received)
 
 
-def _check(system: InputSystem, sizes: int, examples: int) -> None:
-    rule = "sizes must hold one for each record"
-    checks.require(sizes == examples, rule, sizes=sizes, records=examples)
+def _check(
+    system: InputSystem, sizes: Int[np.ndarray, " examples"], stream: AccessStream
+) -> None:
+    rule, many = "sizes must hold one for each record", len(sizes)
+    checks.require(many == stream.examples, rule, sizes=many, records=stream.examples)
+    rule = "sizes must be positive, and something must be read"
+    good = stream.order.size > 0 and bool((sizes > 0).all())
+    checks.require(good, rule, batches=len(stream.order))
     rates = system.storage_rate
+    rule = "storage_rate must be a rate, or hold one for some number of readers"
+    checks.require(rates != {}, rule, storage_rate=rates)
     rates = rates if isinstance(rates, Mapping) else {"": rates}
     named = {f"storage_rate{n or ''}": rate for n, rate in rates.items()}
     for name in ("consume_rate", "network_rate", "preprocess_rate"):
@@ -142,6 +149,10 @@ def _check(system: InputSystem, sizes: int, examples: int) -> None:
         checks.require(rate > 0, f"{name} must be positive", **{name: rate})
     checks.require_count(1, threads=system.threads, staging=system.staging)
     checks.require_finite(0.0, latency=system.latency)
+    for each in system.classes:
+        good = each.read_rate > 0 and each.threads > 0 and each.bytes >= 0
+        rule = "a class must have a read_rate and threads above 0, and no negative room"
+        checks.require(good, rule, **{each.name: each})
 
 
 def _policy(
@@ -154,6 +165,8 @@ def _policy(
 ) -> Policy:
     if policy == "naive":
         return Policy(threads=1, window=stream.rows, overlap=False)
+    rule = f"staging must hold a batch of {stream.rows} records of a worker"
+    checks.require(system.staging >= stream.rows, rule, staging=system.staging)
     ahead = Policy(threads=system.threads, window=system.staging)
     if policy == "read_ahead":
         return ahead
@@ -162,6 +175,10 @@ def _policy(
         return ahead._replace(keeps_first=True)
     if not isinstance(placement, Plan):
         placement = plan(stream, sizes, system.classes, placement)
+    held = {len(own) for own in placement.held}
+    rule = "a plan must be of the workers and classes"
+    good = len(placement.held) == stream.workers and held == {len(system.classes)}
+    checks.require(good, rule, workers=stream.workers, classes=len(system.classes))
     return ahead._replace(plan=placement, neighbours=neighbours)
 
 

@@ -78,10 +78,10 @@ def access_stream(
       workers: that share a batch.
       start: the first batch.
     """
-    order = [batches.indices(number) for number in range(start, steps)]
-    return AccessStream(
-        np.array(order).reshape(-1, batches.batch_size), len(batches.source), workers
-    )
+    order = np.empty((max(0, steps - start), batches.batch_size), np.int64)
+    for place, number in enumerate(range(start, steps)):
+        order[place] = batches.indices(number)
+    return AccessStream(order, len(batches.source), workers)
 
 
 def shuffled_epochs(

@@ -8,6 +8,7 @@ al., "Clairvoyant Prefetching for Distributed Machine Learning I/O", SC 2021).
 import contextlib
 import functools
 import logging
+import math
 import threading
 from concurrent import futures
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from hpcjax.data.placement import Plan, StorageClass, plan
 from hpcjax.data.record_source import RecordSource
 from hpcjax.data.source import Batch
 from hpcjax.data.staging import Ring
+from hpcjax.hostcomm.collectives import barrier
+from hpcjax.hostcomm.mailbox import Tag
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +78,10 @@ class Clairvoyant:
     def foresee(self, start: int = 0) -> "Foresight":
         """Returns what is read from batch `start` on, and who keeps what for that."""
         if self._foreseen is None or self._foreseen.start != start:
-            ahead, workers = self.config.look_ahead, self.batches.workers[1]
-            steps = self.steps if ahead is None else min(self.steps, start + ahead)
+            ahead = math.ceil(self.config.look_ahead / self.batches.batch_size)
+            steps, workers = min(self.steps, start + ahead), self.batches.workers[1]
+            if steps < self.steps:
+                log.info("input: planned by steps %d to %d", start, steps)
             stream = access_stream(self.batches, steps, workers, start=start)
             memory = StorageClass("memory", self.config.memory, np.inf)
             made = plan(stream, self.source.sizes, [memory], self.config.placement)
@@ -98,14 +103,18 @@ class StagedIterator(BatchIterator):
 
     def __init__(self, reader: Clairvoyant, start: int, connect: Connect) -> None:
         config, rank = reader.config, reader.batches.workers[0]
-        self._held = contextlib.ExitStack()
-        transport = self._held.enter_context(connect())
-        foresight = reader.foresee(start)
+        foresight = reader.foresee(start)  # others wait for no one who plans
+        with contextlib.ExitStack() as held:
+            transport = held.enter_context(connect())
+            asks = transport is not None and config.neighbours
+            if transport is not None and asks:
+                barrier(transport, tag=Tag(transport.new_kind("planned")))
+            self._held = held.pop_all()
         self._records = Records(reader.source, foresight.plan, rank)
         staged = _Staged(reader, self._records, foresight)
         self._staged = staged
         work = [staged.stage] * config.threads + [staged.keep]
-        if transport is not None and config.neighbours:
+        if transport is not None and asks:
             own = Neighbours(transport, self._records.kept)
             self._records.neighbours = own
             self._held.callback(own.stop)
@@ -113,7 +122,9 @@ class StagedIterator(BatchIterator):
         self._threads = [threading.Thread(target=each, daemon=True) for each in work]
         for thread in self._threads:
             thread.start()
-        super().__init__(staged, start, threads=config.threads)
+        # No more than are staged, so that none waits for what is not to come yet.
+        batches = (config.staging or 0) // foresight.stream.rows
+        super().__init__(staged, start, threads=min(config.threads, batches))
 
     @property
     def counts(self) -> Counts:

@@ -88,9 +88,8 @@ class Neighbours:
 
     def stop(self) -> None:
         """Says goodbye to all, which ends `serve`; nobody is asked any more."""
-        with self._lock:
-            self._gone.update(range(self._transport.size))
         for worker in range(self._transport.size):
+            self._part_from(worker)  # its goodbye may not be read any more
             with contextlib.suppress(HpcjaxError):  # who is lost need not be told
                 self._send(worker, self._asking, 0, np.array([_GOODBYE], np.int64))
 

@@ -166,7 +166,8 @@ def _share_out(
     """Gives each record to one worker: who reads it most of those that have room.
 
     In rounds: records that nobody has yet ask their first choice, which takes those it
-    reads most as far as they fit and, if some do not, is full.
+    reads most as far as they fit and, if some do not, is full. Room is that of all
+    classes together; what then falls between two of them is kept by nobody.
     """
     kept, wished = np.zeros(counts.shape, bool), counts.astype(np.int64)
     left = np.full(len(counts), room, np.int64)

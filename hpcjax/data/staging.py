@@ -42,7 +42,8 @@ class Ring:
     def put(self, position: int, record: bytes | Exception) -> None:
         """Notes what was read, or why nothing was."""
         with self._changed:
-            self._records[position] = record
+            if position >= self._base:
+                self._records[position] = record
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
@@ -62,19 +63,20 @@ class Ring:
         """
         positions = range(first, last)
         with self._changed:
-            if first < self._base or last > self._end:
-                raise IndexError(
-                    f"places {first} to {last - 1} are not among those to come, "
-                    f"{self._base} to {self._end - 1}: begin anew with iterate(start=…)"
-                )
             self._ask_again(positions)
             self._changed.wait_for(
                 lambda: (
                     self._closed
                     or self._failed
+                    or self._is_past(positions)
                     or all(place in self._records for place in positions)
                 )
             )
+            if self._is_past(positions):
+                raise IndexError(
+                    f"places {first} to {last - 1} are not among those to come, "
+                    f"{self._base} to {self._end - 1}: begin anew with iterate(start=…)"
+                )
             if self._closed:
                 raise ValueError("the reader is closed")
             if self._failed is not None:
@@ -87,6 +89,8 @@ class Ring:
         with self._changed:
             for place in range(self._base, base):
                 self._records.pop(place, None)
+            self._raised -= set(range(self._base, base))
+            self._again = [place for place in self._again if place >= base]
             self._base = max(self._base, base)
             self._next = max(self._next, base)
             self._changed.notify_all()
@@ -96,6 +100,9 @@ class Ring:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _is_past(self, positions: range) -> bool:
+        return positions.start < self._base or positions.stop > self._end
 
     def _free(self) -> bool:
         return self._next < min(self._end, self._base + self._room)

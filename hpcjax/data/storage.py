@@ -59,7 +59,7 @@ class SharedRate:
         checks.require_finite(0.0, latency=latency)
         self.rate, self.latency = rate, latency
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        # A lock of a file is its process's, so that threads need one besides.
+        # The file's lock is this object's, so that its threads need one besides.
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
@@ -83,13 +83,13 @@ class SharedRate:
 
     def _move(self, asked: float, count: int) -> float:
         with self._lock:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
                 free, total = self.served()
                 free = max(free, asked) + count / self.rate
                 os.pwrite(self._file, _STATE.pack(free, total + count), 0)
             finally:
-                fcntl.lockf(self._file, fcntl.LOCK_UN)
+                fcntl.flock(self._file, fcntl.LOCK_UN)
         return free
 
 

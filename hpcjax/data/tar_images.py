@@ -17,6 +17,7 @@ from hpcjax.data.image_folder import SUFFIXES, Pictures, PicturesConfig
 from hpcjax.data.source import Dataset, subset
 
 _LABEL = ".cls"
+_DIGITS, _MOST = 20, 2**24  # bytes of a label's file, and classes
 
 
 class Member(NamedTuple):
@@ -75,7 +76,7 @@ class TarImagesConfig(PicturesConfig):
     """Pictures in `<root>/<name>/{train,val}-*.tar`, as WebDataset has them.
 
     A picture `key.jpg`, `key.jpeg` or `key.png` has its class in `key.cls`, a number
-    from 0 in ASCII. Other members are left out.
+    from 0 in ASCII. Other members are left out, and hidden ones.
 
     Attributes:
       name: the folder of the data set.
@@ -134,14 +135,15 @@ def list_members(shard: pathlib.Path) -> list[Member]:
         with tarfile.open(shard, "r:") as archive:
             for member in archive:
                 key, suffix = os.path.splitext(member.name)
-                if member.offset_data + member.size > size:
-                    raise DataFormatError(
-                        f"{shard}: {member.name}: expected {member.size} bytes, found "
-                        f"{size - member.offset_data}"
-                    )
-                if member.isreg() and suffix == _LABEL:
+                suffix = suffix.lower()
+                if suffix not in (_LABEL, *SUFFIXES) or _is_hidden(member.name):
+                    continue
+                _check_member(shard, member, size)
+                if key in (labels if suffix == _LABEL else pictures):
+                    raise DataFormatError(f"{shard}: {member.name}: a second of {key}")
+                if suffix == _LABEL:
                     labels[key] = _read_label(archive, member, shard)
-                elif member.isreg() and suffix.lower() in SUFFIXES:
+                else:
                     pictures[key] = member
             _check_end(shard, archive.offset)
     except (tarfile.TarError, EOFError, OSError) as error:
@@ -157,6 +159,24 @@ def list_members(shard: pathlib.Path) -> list[Member]:
     ]
 
 
+def _is_hidden(name: str) -> bool:
+    return pathlib.PurePosixPath(name).name.startswith(".")
+
+
+def _check_member(shard: pathlib.Path, member: tarfile.TarInfo, size: int) -> None:
+    """Raises DataFormatError for what is no file of its own, or is not all there."""
+    if not member.isreg() or member.issparse():
+        raise DataFormatError(
+            f"{shard}: {member.name}: expected a file as it is, found a link, a sparse "
+            "one or something else"
+        )
+    if member.offset_data + member.size > size:
+        raise DataFormatError(
+            f"{shard}: {member.name}: expected {member.size} bytes, found "
+            f"{size - member.offset_data}"
+        )
+
+
 def _check_end(shard: pathlib.Path, offset: int) -> None:
     """Raises DataFormatError unless reading has ended where the archive does.
 
@@ -164,9 +184,14 @@ def _check_end(shard: pathlib.Path, offset: int) -> None:
     """
     with shard.open("rb") as file:
         file.seek(offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        block = file.read(tarfile.RECORDSIZE)
+        whole = len(block) >= tarfile.BLOCKSIZE
+        while whole and block and not any(block):
+            block = file.read(tarfile.RECORDSIZE)
+        if block or not whole:
             raise DataFormatError(
-                f"{shard}: byte {offset}: expected a member or the end of the archive"
+                f"{shard}: byte {offset}: expected a member, or the end of the archive "
+                "with nothing behind it"
             )
 
 
@@ -174,10 +199,11 @@ def _read_label(
     archive: tarfile.TarFile, member: tarfile.TarInfo, shard: pathlib.Path
 ) -> int:
     content = archive.extractfile(member)
-    said = content.read(20) if content else b""
+    said = content.read(_DIGITS + 1) if content else b""
     text = said.decode("ascii", "replace").strip()
-    if not text.isdecimal() or int(text) >= 2**31:
+    if len(said) > _DIGITS or not text.isdecimal() or int(text) >= _MOST:
         raise DataFormatError(
-            f"{shard}: {member.name}: expected the number of a class, found {text!r}"
+            f"{shard}: {member.name}: expected the number of a class below {_MOST}, "
+            f"found {text!r}"
         )
     return int(text)

@@ -109,7 +109,8 @@ def host_transport() -> contextlib.AbstractContextManager[hostcomm.Transport | N
         return contextlib.nullcontext(None)
     listener, told = None, ""
     if rank == 0:
-        host = os.environ.get(ADDRESS, "").rpartition(":")[0] or socket.gethostname()
+        host = os.environ.get(ADDRESS, "").rpartition(":")[0].strip("[]")
+        host = host or socket.gethostname()
         listener = hostcomm.listen(host, backlog=size)
         told = json.dumps([host, listener.getsockname()[1], secrets.token_hex(16)])
     host, port, secret = json.loads(broadcast(told))

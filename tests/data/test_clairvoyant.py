@@ -1,7 +1,6 @@
 """Clairvoyant reading: the same batches, whoever is slow, late, wrong or gone."""
 
 import contextlib
-import itertools
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from hpcjax import data, hostcomm
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.data import neighbours
 from hpcjax.data.clairvoyant import Records
+from hpcjax.data.staging import Ring
 
 WORKERS, EXAMPLES, BATCH, STEPS = 3, 60, 12, 15  # three epochs
 SIZE = 1000
@@ -130,7 +130,9 @@ def test_from_every_batch_the_rest_is_what_a_plain_loader_gives(threads):
 
 def test_with_little_foresight_the_batches_are_the_same():
     source = Slow(delay=0.0)
-    with reader(source, look_ahead=4).iterate() as iterator:
+    given = reader(source, look_ahead=4 * BATCH)
+    assert len(given.foresee().stream.order) == 4
+    with given.iterate() as iterator:
         for number in range(STEPS):
             assert equal(next(iterator), stream(source)[number])
 
@@ -222,12 +224,90 @@ def test_an_error_of_a_record_is_raised_by_the_batch_that_needs_it_and_again_tri
 
 def test_an_error_of_the_thread_that_fills_the_memory_reaches_the_next_batch():
     source = Slow(delay=0.0)
-    given = reader(source, memory=12 * SIZE, steps=100, staging=8)
-    last = int(given.foresee().plan.held[0][0][-1])
-    source.bad.add(last)
-    told = pytest.raises(DataFormatError, match=f"record {last} is damaged")
-    with given.iterate() as iterator, told:
-        list(itertools.islice(iterator, 100))
+    given = reader(source, steps=2)
+    foresight = given.foresee()
+    # Kept for others alone, so that no batch of this worker meets it.
+    other = int(np.setdiff1d(np.arange(EXAMPLES), foresight.stream.worker(0))[0])
+    given._foreseen = foresight._replace(plan=plan_of([other]))
+    source.bad.add(other)
+    with given.iterate() as iterator:
+        iterator._threads[8].join()  # the one that fills the memory
+        with pytest.raises(DataFormatError, match=f"record {other} is damaged"):
+            next(iterator)
+
+
+def plan_of(records):
+    return data.Plan(((np.array(records),),), EXAMPLES)
+
+
+def test_what_is_kept_is_fetched_in_order_while_nobody_is_urgent():
+    source = Slow(delay=0.0)
+    records = Records(source, plan_of([9, 4, 7]), 0)
+    order = []
+    source_read, source.read = source.read, lambda k: (order.append(k), b"x")[1]
+    records._urgent = 1
+    with futures.ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(records.fetch_kept)
+        assert futures.wait([fetching], timeout=0.02).not_done
+        assert order == []
+        with records._changed:
+            records._urgent = 0
+            records._changed.notify_all()
+        fetching.result()
+    assert order == [9, 4, 7]
+    assert records.kept == dict.fromkeys(order, b"x")
+    source.read = source_read
+    assert records.get(5) == source.records[5]
+    assert 5 not in records.kept
+
+
+def test_the_ring_has_room_for_so_many_and_forgets_what_was_released():
+    ring = Ring(first=2, end=9, room=3)
+    assert [ring.claim() for _ in range(3)] == [2, 3, 4]
+    with futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ring.claim)
+        assert futures.wait([waiting], timeout=0.02).not_done
+        for place in (4, 2, 3):
+            ring.put(place, bytes([place]))
+        assert ring.take(2, 4) == [b"\2", b"\3"]
+        ring.release(4)
+        assert waiting.result() == 5
+    ring.put(3, b"late")
+    assert set(ring._records) == {4}
+    with pytest.raises(IndexError, match="places 2 to 3 are not among those to come"):
+        ring.take(2, 4)
+    ring.close()
+    assert ring.claim() is None
+
+
+def test_who_leaves_while_it_is_asked_answers_with_nothing():
+    one, other = hostcomm.connected(2)
+    first = neighbours.Neighbours(one, {}, patience=60.0)
+    second = neighbours.Neighbours(other, {}, patience=60.0)
+    with futures.ThreadPoolExecutor(2) as pool:
+        serving = pool.submit(first.serve)
+        asking = pool.submit(first.ask, 1, 3)
+        while one.counters().sent[1].messages == 0:
+            time.sleep(1e-3)
+        second.stop()  # has never served
+        assert asking.result() is None
+        first.stop()
+        serving.result()
+    for transport in (one, other):
+        transport.close(linger=0.0)
+
+
+def test_who_stops_answers_its_own_questions():
+    one, silent = hostcomm.connected(2)
+    own = neighbours.Neighbours(one, {}, patience=60.0)
+    with futures.ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(own.ask, 1, 3)
+        while not own._asked:
+            time.sleep(1e-3)
+        own.stop()
+        assert asking.result() is None
+    for transport in (one, silent):
+        transport.close(linger=0.0)
 
 
 def test_it_goes_forward_only_and_to_its_end():
@@ -239,6 +319,14 @@ def test_it_goes_forward_only_and_to_its_end():
         iterator.set_state({"next_index": 2})
         with pytest.raises(IndexError, match="begin anew with iterate"):
             next(iterator)
+    # What is waited for when it is skipped is waited for no longer.
+    with reader(Slow(delay=0.05), threads=1).iterate() as iterator:
+        next(iterator)
+        iterator.set_state({"next_index": 9})
+        assert equal(next(iterator), stream(source)[9])
+    over = pytest.raises(IndexError, match="not among those to come")
+    with reader(source).iterate(STEPS) as iterator, over:
+        next(iterator)
     with reader(source).iterate(STEPS - 1) as iterator:
         next(iterator)
         with pytest.raises(IndexError, match="not among those to come"):
@@ -246,6 +334,31 @@ def test_it_goes_forward_only_and_to_its_end():
     iterator.close()
     with pytest.raises(ValueError, match="closed"):
         next(iterator)
+
+
+def test_all_that_is_prepared_is_staged_so_that_nothing_is_left_to_wait_for():
+    with reader(Slow(delay=0.0), threads=8, staging=8).iterate() as iterator:
+        next(iterator)
+        # Two batches of four are staged, and no more are asked for.
+        futures.wait(iterator._pending, timeout=10)
+        assert all(each.done() for each in iterator._pending)
+
+
+def test_a_start_that_fails_leaves_nothing_open():
+    opened, closed = [], []
+
+    @contextlib.contextmanager
+    def connect():
+        opened.append(1)
+        yield None
+        closed.append(1)
+
+    given = data.ClairvoyantConfig().open(stream(Slow()), STEPS, connect)
+    before = threading.active_count()
+    with pytest.raises(IndexError, match="must be non-negative"):
+        given.iterate(-1)
+    assert len(opened) == len(closed)
+    assert threading.active_count() == before
 
 
 def test_closing_ends_all_threads():

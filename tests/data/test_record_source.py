@@ -77,8 +77,18 @@ def test_an_archive_that_was_cut_since_is_noticed(tmp_path, shard):
     ("members", "message"),
     [
         ({"a.png": b"x"}, r"a\.png: expected a\.cls"),
-        ({"a.png": b"x", "a.cls": b"cat"}, "the number of a class, found 'cat'"),
-        ({"a.png": b"x", "a.cls": b"-1"}, "the number of a class, found '-1'"),
+        (
+            {"a.png": b"x", "a.cls": b"cat"},
+            "below 16777216, found 'cat'",
+        ),
+        (
+            {"a.png": b"x", "a.cls": b"-1"},
+            "below 16777216, found '-1'",
+        ),
+        ({"a.png": b"x", "a.cls": b"0" * 20 + b"5"}, "number of a class"),
+        ({"a.png": b"x", "a.jpg": b"x", "a.cls": b"1"}, r"a\.jpg: a second of a"),
+        ({"a.png": b"x", "a.CLS": b"1", "a.cls": b"2"}, r"a\.cls: a second of a"),
+        ({"._a.png": b"x"}, "expected pictures, found none"),
         ({"a.txt": b"x"}, "expected pictures, found none"),
     ],
 )
@@ -88,6 +98,21 @@ def test_archives_that_are_no_data_set_are_refused(tmp_path, shard, members, mes
             writers.add_member(archive, name, content)
     with pytest.raises(DataFormatError, match=message):
         data.TarImagesConfig(size=8, resize=8).load(tmp_path)
+
+
+def test_links_and_what_is_behind_the_end_are_told(tmp_path, shard):
+    load = data.TarImagesConfig(size=8, resize=8).load
+    content = shard.read_bytes()
+    shard.write_bytes(2 * content)
+    with pytest.raises(DataFormatError, match="end of the archive with nothing behind"):
+        load(tmp_path)
+    shard.write_bytes(content)
+    with tarfile.open(shard, "a") as archive:
+        link = tarfile.TarInfo("z.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "0001.png"
+        archive.addfile(link)
+    with pytest.raises(DataFormatError, match=r"z\.png: expected a file as it is"):
+        load(tmp_path)
 
 
 def test_classes_that_are_not_in_train_and_links_out_are_refused(tmp_path, shard):

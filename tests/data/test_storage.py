@@ -1,5 +1,6 @@
 """A storage that several share: how long each waits, by a clock that is not real."""
 
+import os
 import threading
 
 import pytest
@@ -56,17 +57,19 @@ def test_all_who_have_the_file_share_its_rate(tmp_path, clock):
 
 
 def test_threads_of_a_process_lose_no_bytes(tmp_path):
-    rate = data.SharedRate(tmp_path / "rate", 1e12)
+    # Two objects, each of four threads: a lock for both, and one for each.
+    rates = [data.SharedRate(tmp_path / "rate", 1e12) for _ in range(2)]
     threads = [
-        threading.Thread(target=lambda: [rate.take(3) for _ in range(200)])
-        for _ in range(8)
+        threading.Thread(target=lambda r=rates[n % 2]: [r.take(3) for _ in range(200)])
+        for n in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert rate.served().bytes == 8 * 200 * 3
-    rate.close()
+    for rate in rates:
+        assert rate.served().bytes == 8 * 200 * 3
+        rate.close()
 
 
 def test_rates_that_are_none_are_refused(tmp_path):
@@ -76,6 +79,9 @@ def test_rates_that_are_none_are_refused(tmp_path):
         data.SharedRate(tmp_path / "rate", 1.0, latency=-1.0)
 
 
-def test_uncached_reading_is_reading(tmp_path):
+def test_what_is_read_leaves_the_page_cache(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"abc")
+    told = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: told.append(given[1:]))
     assert data.read_uncached(tmp_path / "a") == b"abc"
+    assert told == [(0, 0, os.POSIX_FADV_DONTNEED)]

@@ -1,6 +1,7 @@
 """Runs by how their input is read: the same parameters, bit for bit."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -51,8 +52,9 @@ def test_parameters_do_not_depend_on_how_input_is_read(name, tmp_path, plain):
     chex.assert_trees_all_equal(fit(config(name), tmp_path), plain)
 
 
-def test_a_run_goes_on_by_another_reader(tmp_path, plain):
-    for name, steps in (("clairvoyant", 3), ("read_ahead", 5), ("clairvoyant", 8)):
+def test_a_run_goes_on_by_another_reader_and_at_its_end(tmp_path, plain):
+    sessions = [("clairvoyant", 3), ("read_ahead", 5), *[("clairvoyant", 8)] * 2]
+    for name, steps in sessions:
         with train.Checkpoints(tmp_path / "kept", keep=2) as checkpoints:
             params, _ = fit(config(name, steps), tmp_path, checkpoints=checkpoints)
     chex.assert_trees_all_equal(params, plain[0])
@@ -74,10 +76,17 @@ def test_too_little_memory_is_told_before_anything_is_compiled(tmp_path, compila
     assert not any("step" in name for name in compilations)
 
 
+def test_memory_may_be_larger_than_an_int32():
+    assert data.ClairvoyantConfig(memory=8_000_000_000).memory > 2**31
+
+
 def losses(root: pathlib.Path, *given: str):
-    """Trains by the command; returns the losses, and what was said of the input."""
+    """Trains by the command; returns the losses, and how many neighbours have sent."""
     root.mkdir()
     small = ("train.steps=12", "train.eval_every=12", "train.batch_size=32")
+    small = (*small, "dataset.limit=100")
+    if "input=clairvoyant" in given:
+        small = (*small, "input.memory=12000")
     process = subprocess.run(
         [sys.executable, "-c", killing.MAIN, "run", *given, *small, "--quiet"],
         capture_output=True,
@@ -89,7 +98,9 @@ def losses(root: pathlib.Path, *given: str):
     )
     assert process.returncode == 0, process.stderr
     run = directory.RunDirectory(killing.run_folder(root))
-    return [record["loss"] for record in run.records() if "loss" in record]
+    counts = re.findall(r"neighbours=(\d+)", (run.path / "log.txt").read_text())
+    lost = [record["loss"] for record in run.records() if "loss" in record]
+    return lost, sum(map(int, counts))
 
 
 @pytest.mark.slow
@@ -102,8 +113,10 @@ def test_two_processes_train_the_same_with_every_input(tmp_path):
         )
         for name in ("none", *INPUTS)
     }
-    assert len(found["none"]) == 12
-    assert all(each == found["none"] for each in found.values())
+    expected = found["none"][0]
+    assert len(expected) == 12
+    assert all(lost == expected for lost, _ in found.values())
+    assert found["clairvoyant"][1] > 0
 
 
 @pytest.mark.slow
@@ -115,4 +128,5 @@ def test_workers_that_are_processes_read_from_each_other(tmp_path):
         losses(tmp_path / name, "train/digits", *given, f"input={name}")
         for name in ("none", "clairvoyant")
     ]
-    assert found[0] == found[1]
+    assert found[0][0] == found[1][0]
+    assert found[1][1] > 0
