@@ -222,14 +222,14 @@ def open_reader(
         ahead = data.ReadAheadConfig(
             threads=cfg.threads, ahead=max(1, cfg.staging // cfg.rows)
         )
-        return ahead.open(batches, cfg.steps, contextlib.nullcontext).iterate
+        return ahead.make(batches, cfg.steps, contextlib.nullcontext).iterate
     reader = data.ClairvoyantConfig(
         memory=int(cfg.memory * cfg.files) * cfg.bytes,
         staging=cfg.staging,
         threads=cfg.threads,
         placement=cfg.placement,
         neighbours=cfg.reading == "clairvoyant",
-    ).open(batches, cfg.steps, lambda: contextlib.nullcontext(transport))
+    ).make(batches, cfg.steps, lambda: contextlib.nullcontext(transport))
     reader.foresee()
     return reader.iterate
 

@@ -6,28 +6,57 @@ al., "Clairvoyant Prefetching for Distributed Machine Learning I/O", SC 2021).
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
 import threading
 from concurrent import futures
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from hpcjax.core import checks
 from hpcjax.data.access import AccessStream, access_stream
 from hpcjax.data.input_config import ClairvoyantConfig, Connect
 from hpcjax.data.neighbours import Neighbours
 from hpcjax.data.pipeline import Batches, BatchIterator
 from hpcjax.data.placement import Plan, StorageClass, plan
-from hpcjax.data.record_source import RecordSource
+from hpcjax.data.record_source import RecordSource, as_records
 from hpcjax.data.source import Batch
 from hpcjax.data.staging import Ring
 from hpcjax.hostcomm.collectives import barrier
 from hpcjax.hostcomm.mailbox import Tag
 
 log = logging.getLogger(__name__)
+
+
+def read_clairvoyant(
+    batches: Batches, steps: int, connect: Connect, **how: Any
+) -> "Clairvoyant":
+    """Returns a clairvoyant reader of some batches.
+
+    Args:
+      batches: of this process.
+      steps: of the run.
+      connect: called when reading begins, by all processes that share a batch.
+      **how: as `ClairvoyantConfig` has it.
+
+    Raises:
+      ConfigError: the data set draws its batches itself, less memory than the largest
+        record has, or room for less than two batches.
+    """
+    config, source = ClairvoyantConfig(**how), as_records(batches.source)
+    rows = batches.batch_size // batches.workers[1]
+    largest = int(source.sizes.max())
+    rule = f"input.memory must hold the largest record, of {largest} bytes"
+    checks.require(config.memory >= largest, rule, memory=config.memory)
+    staging = 4 * rows if config.staging is None else config.staging
+    rule = f"input.staging must hold two batches of {rows} examples of a process"
+    checks.require(staging >= 2 * rows, rule, staging=staging)
+    config = dataclasses.replace(config, staging=staging)
+    return Clairvoyant(batches, source, steps, config, connect)
 
 
 class Counts(NamedTuple):
@@ -61,7 +90,7 @@ class Foresight(NamedTuple):
 
 
 class Clairvoyant:
-    """A reader that knows what will be read; made by `ClairvoyantConfig.open`."""
+    """A reader that knows what will be read; made by `read_clairvoyant`."""
 
     def __init__(
         self,

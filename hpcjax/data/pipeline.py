@@ -4,7 +4,7 @@ import collections
 import math
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import grain
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.data.augment import example_rng
+from hpcjax.data.input_config import Connect, Reader
 from hpcjax.data.source import Augment, Batch, Sampler, Source
 
 
@@ -141,6 +142,31 @@ class Batches:
           ahead: number of batches that are being made or are ready.
         """
         return BatchIterator(self, start, threads=threads, ahead=ahead)
+
+
+def read_ahead(
+    batches: Batches, steps: int, connect: Connect, *, threads: int = 1, ahead: int = 2
+) -> Reader:
+    """Returns a reader of some batches; see `clairvoyant.read_clairvoyant`.
+
+    Args:
+      batches: of this process.
+      steps: not used, and nor are connections.
+      connect: likewise.
+      threads: as of `Batches.iterate`.
+      ahead: likewise.
+    """
+    del steps, connect
+    return _ReadAhead(batches, threads, ahead)
+
+
+class _ReadAhead(NamedTuple):
+    batches: Batches
+    threads: int
+    ahead: int
+
+    def iterate(self, start: int = 0) -> "BatchIterator":
+        return self.batches.iterate(start, threads=self.threads, ahead=self.ahead)
 
 
 def check_number(number: int) -> None:

@@ -289,7 +289,7 @@ def _read(
             return sharding.host_transport()
         return contextlib.nullcontext(transport)
 
-    return lambda batches, steps: part.open(batches, steps, connect)
+    return lambda batches, steps: part.make(batches, steps, connect)
 
 
 def _check_sync_axis(model: Any, axes: tuple[str, ...]) -> None:

@@ -68,7 +68,7 @@ def stream(source, rank=0, workers=WORKERS):
 def reader(source, rank=0, workers=WORKERS, transport=None, steps=STEPS, **how):
     how = {"memory": 12 * SIZE, "threads": 8, **how}
     batches = stream(source, rank, workers)
-    return data.ClairvoyantConfig(**how).open(
+    return data.ClairvoyantConfig(**how).make(
         batches, steps, lambda: contextlib.nullcontext(transport)
     )
 
@@ -353,7 +353,7 @@ def test_a_start_that_fails_leaves_nothing_open():
         yield None
         closed.append(1)
 
-    given = data.ClairvoyantConfig().open(stream(Slow()), STEPS, connect)
+    given = data.ClairvoyantConfig().make(stream(Slow()), STEPS, connect)
     before = threading.active_count()
     with pytest.raises(IndexError, match="must be non-negative"):
         given.iterate(-1)
