@@ -83,7 +83,10 @@ LOADING = Table(
             .at_most(0.8, "of the processor's time, so that times are the storage's")
             .fails(columns={"processor": "idle"}),
             "neighbours": over("lost", OWN, AHEAD)
-            .at_least(0.36, "of reading ahead's loss without the memory of others")
+            .at_least(0.4, "of reading ahead's loss without the memory of others")
+            .fails({OWN: OURS}),
+            "own reads": cell("storage_reads", OWN)
+            .at_least(0.7, "reads of the storage over all without that memory")
             .fails({OWN: OURS}),
         },
     ),
