@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import numbers
 import os
 import pathlib
@@ -41,6 +42,7 @@ class Metrics:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self._whole = False
+        self._checked: float = math.inf
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends one record.
@@ -80,13 +82,18 @@ class Metrics:
         if self.path.exists():
             content = self.path.read_bytes()
         if xxhash.xxh3_128_hexdigest(content[:size]) == mark.get("xxh3_128"):
+            self._checked = len(content[:size])
             return
         lost = "are missing" if len(content) < (size or 0) else "have been changed"
+        newest = self.read_newest()
+        last = (
+            f"the last is of step {newest[-1].get('step')}"
+            if newest
+            else "none is there"
+        )
         raise DataFormatError(
             f"{self.path}: records {lost} that were there when the checkpoint was "
-            f"saved: {size} bytes with the checksum {mark.get('xxh3_128')}; found "
-            f"{len(content)} bytes. Put the file back, or start a new run: one that "
-            "went on would have a gap"
+            f"saved; {last}"
         )
 
     def read(self) -> list[dict[str, Any]]:
@@ -118,12 +125,14 @@ class Metrics:
     def rewind(self, step: int) -> float:
         """Removes the records after `step`, which will be taken again.
 
-        The time spent on them is kept in a record with `lost_seconds`.
+        The time spent on them is kept in a record with `lost_seconds`. From the first
+        line on that is no record, they are removed unread if it is after what `check`
+        has found whole.
 
         Returns:
           `seconds` of the last record that is kept, 0 if there is none.
         """
-        records = list(self._records())
+        records = list(self._records(self._checked))
         kept = [line for line, record in records if record["step"] <= step]
         before = training_seconds(r for _, r in records if r["step"] <= step)
         dropped = [record for _, record in records if record["step"] > step]
@@ -135,14 +144,20 @@ class Metrics:
             files.write_atomic(self.path, b"".join(kept))
         return before
 
-    def _records(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    def _records(
+        self, checked: float = math.inf
+    ) -> Iterator[tuple[bytes, dict[str, Any]]]:
         if not self.path.exists():
             return
         *lines, _ = self.path.read_bytes().split(b"\n")
+        place = 0
         for number, line in enumerate(lines, 1):
+            place += len(line) + 1
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
+                if place > checked:
+                    return
                 raise DataFormatError(f"{self.path}, line {number}: {error}") from error
             if not isinstance(record, dict) or not isinstance(record.get("step"), int):
                 raise DataFormatError(

@@ -20,7 +20,7 @@ import json
 import logging
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, final
 
 import jax
@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from hpcjax.core import files
-from hpcjax.core.errors import CheckpointCorrupt, ConfigError
+from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DataFormatError
 from hpcjax.train import checkpoint_files as stored
 from hpcjax.train import manifest as manifests
 from hpcjax.train import snapshot as snapshots
@@ -199,11 +199,13 @@ class Checkpoints:
         *,
         mesh: Mesh | None = None,
         trust: bool | None = None,
+        check: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> Restored:
         """Returns a verified state, with the structure and placement of `like`.
 
-        Without `step` it is the newest checkpoint that can be verified; a warning lists
-        newer ones that cannot. With `step` it is that one.
+        Without `step` it is the newest checkpoint that can be verified; a warning says
+        why newer ones cannot, and from where on steps are taken again. With `step` it
+        is that one.
 
         Args:
           like: a tree of arrays or `ShapeDtypeStruct`s, to whose shardings the leaves
@@ -215,28 +217,46 @@ class Checkpoints:
           trust: whether to accept a checkpoint without a manifest, such as any tree
             with the paths of `like` that another program saved by Orbax. It is not
             verified.
+          check: raises DataFormatError if what belongs to a checkpoint elsewhere, such
+            as records, is lost; it gets what was saved beside the state. A checkpoint
+            without a manifest does not know of such things, so that none is taken in
+            place of one that has lost them.
 
         Raises:
           CheckpointCorrupt: no checkpoint, or not the requested one, can be verified.
+          DataFormatError: some can, and none of these passes `check`.
           ConfigError: there is no checkpoint, or its paths, shapes or dtypes are not
             those of `like`; the message lists them.
         """
         self.wait()
         trust = self._trust if trust is None else trust
         candidates = self._candidates(step, trust)
-        problems = []
+        problems: list[str] = []
+        lost = False
         for number in candidates:
             try:
-                arrays, manifest = self._read(number, trust)
-            except CheckpointCorrupt as error:
+                arrays, manifest = self._read(number, trust and not lost, check)
+            except (CheckpointCorrupt, DataFormatError) as error:
                 self._bad.add(number)
                 problems.append(str(error))
+                lost = lost or isinstance(error, DataFormatError)
                 continue
             if problems:
-                log.warning("fell back to step %d: %s", number, "; ".join(problems))
+                log.warning(
+                    "fell back to step %d, steps %d to %d are taken again: %s",
+                    number,
+                    number + 1,
+                    candidates[0],
+                    _join(problems),
+                )
             extra = dict(manifest.extra) if manifest else {}
             return Restored(snapshots.fit(arrays, manifest, like, mesh), number, extra)
-        raise CheckpointCorrupt("; ".join(problems))
+        if lost:
+            raise DataFormatError(
+                f"{_join(problems)}. Put back what is lost, or start a new run: one "
+                "that went on would have a gap"
+            )
+        raise CheckpointCorrupt(_join(problems))
 
     def _candidates(self, step: int | None, trust: bool) -> list[int]:
         """Returns the steps to try, best first."""
@@ -258,31 +278,30 @@ class Checkpoints:
         raise CheckpointCorrupt(message) if incomplete else ConfigError(message)
 
     def _read(
-        self, step: int, trust: bool
+        self, step: int, trust: bool, check: Callable[[Mapping[str, Any]], None]
     ) -> tuple[dict[str, np.ndarray], Manifest | None]:
         """Reads a checkpoint; either all processes succeed or all fail.
 
-        Each tells the others in an all-gather whether it could read, so that all fall
-        back to the same older checkpoint.
+        Each tells the others in an all-gather how it fared, so that all raise the same
+        error and fall back to the same older checkpoint.
         """
+        outcome, problem = None, None
         try:
             if trust and not self._complete(step):
                 outcome = stored.load_arrays(self._path(step), step), None
             else:
                 outcome = self._read_verified(step)
-            problem = None
-        except CheckpointCorrupt as error:
-            outcome, problem = None, error
-        if jax.process_count() > 1 and problem is None:
-            good = multihost_utils.process_allgather(np.int32(1))
-            if not np.all(good):
-                problem = CheckpointCorrupt(
-                    f"checkpoint of step {step}: another process cannot read it"
-                )
-        elif jax.process_count() > 1:
-            multihost_utils.process_allgather(np.int32(0))
-        if outcome is None or problem is not None:
-            raise problem or CheckpointCorrupt(f"checkpoint of step {step}")
+                check(outcome[1].extra)
+        except (CheckpointCorrupt, DataFormatError) as error:
+            problem = error
+        failed = [problem is not None, isinstance(problem, DataFormatError)]
+        if jax.process_count() > 1:
+            everywhere = multihost_utils.process_allgather(np.array(failed, np.int32))
+            failed = np.any(everywhere, axis=0).tolist()
+        if outcome is None or any(failed):
+            kind = DataFormatError if failed[1] else CheckpointCorrupt
+            other = f"checkpoint of step {step}: another process cannot go on from it"
+            raise kind(str(problem or other))
         return outcome
 
     def _read_verified(self, step: int) -> tuple[dict[str, np.ndarray], Manifest]:
@@ -412,3 +431,8 @@ class Checkpoints:
 
     def _numbers(self) -> list[int]:
         return stored.list_steps(self._directory)
+
+
+def _join(problems: list[str]) -> str:
+    """Returns problems in one line, each once."""
+    return "; ".join(dict.fromkeys(problems))

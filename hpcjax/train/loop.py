@@ -1,6 +1,7 @@
 """The training loop: one for every system, one device or many."""
 
 import collections
+import functools
 import logging
 import math
 import time
@@ -18,7 +19,7 @@ from hpcjax.train.checkpoint import Checkpoints, Restored
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
 from hpcjax.train.host_step import compile_host_step, go_on, pause
-from hpcjax.train.recorder import Recorder, mark, rewind
+from hpcjax.train.recorder import Recorder, check, mark
 from hpcjax.train.state import TrainState, init_state, state_shapes, state_specs
 from hpcjax.train.step import NONFINITE, STOP, eval_step, list_guarded, train_step
 from hpcjax.train.stopwatch import Stopwatch
@@ -41,9 +42,9 @@ def fit(
 ) -> TrainState:
     """Trains `task` for `config.steps` steps and returns the last state.
 
-    It continues from the newest checkpoint that can be verified, if there is one. On
-    one platform the records of all steps are then bitwise those of an uninterrupted
-    run.
+    It continues from the newest checkpoint that can be verified and has all of its
+    records, if there is one. On one platform the records of all steps are then bitwise
+    those of an uninterrupted run.
 
     Args:
       task: model, method, objective and data.
@@ -64,14 +65,14 @@ def fit(
     Raises:
       ConfigError: the batch cannot be divided, or the checkpoint is of a later step
         than `config.steps`.
-      DataFormatError: records are lost that were there when the checkpoint was saved.
+      DataFormatError: no checkpoint has the records with which it was saved.
       Diverged: `config.max_skipped` consecutive steps gave non-finite numbers.
       Preempted: `stop` gave a signal; Interrupted for SIGINT.
     """
     began = time.perf_counter()
     task = accumulating(task, config, mesh)
-    state, start, extra = resume(task, config, seed, mesh, checkpoints)
-    watch = Stopwatch(rewind(recorder, start, extra), began, watchdog)
+    state, start, extra = resume(task, config, seed, mesh, checkpoints, recorder)
+    watch = Stopwatch(recorder.rewind(start), began, watchdog)
     validate = make_validator(task, config, mesh, watch)
     reader = open_reader(task, config, seed)
     guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
@@ -204,24 +205,25 @@ def resume(
     seed: int,
     mesh: Mesh,
     checkpoints: Checkpoints | None,
+    recorder: Recorder,
 ) -> tuple[TrainState, int, Mapping[str, Any]]:
     """Returns the newest good checkpoint's state, step and what was saved beside it.
 
     If there is none, it is a fresh state, 0 and nothing.
 
-    If all checkpoints have lost their manifests, it does not start again from step 0:
-    `restore` raises. Workers in processes of their own go on from the newest step that
-    all of them have.
+    If all checkpoints have lost their manifests or their records, it does not start
+    again from step 0: `restore` raises. Workers in processes of their own go on from
+    the newest step that all of them have.
     """
     restored = None
-    like = state_shapes(task, mesh)
+    like, known = state_shapes(task, mesh), functools.partial(check, recorder)
     if checkpoints is not None and not checkpoints.empty():
-        restored = checkpoints.restore(like, mesh=mesh)
+        restored = checkpoints.restore(like, mesh=mesh, check=known)
     if task.method.hosts is not None and checkpoints is not None:
         newest = 0 if restored is None else restored.step
         common = task.method.hosts.least(newest)
         if common < newest:
-            restored = _restore_common(checkpoints, like, common, mesh)
+            restored = _restore_common(checkpoints, like, common, mesh, known)
     if restored is None:
         return init_state(task, seed, mesh), 0, {}
     if restored.step > config.steps:
@@ -234,7 +236,11 @@ def resume(
 
 
 def _restore_common(
-    checkpoints: Checkpoints, like: TrainState, common: int, mesh: Mesh
+    checkpoints: Checkpoints,
+    like: TrainState,
+    common: int,
+    mesh: Mesh,
+    known: Callable[[Mapping[str, Any]], None],
 ) -> Restored | None:
     """Returns the newest state that all workers have, and forgets what came after it.
 
@@ -245,7 +251,7 @@ def _restore_common(
       CheckpointCorrupt: all have saved, and one has nothing any more.
     """
     if common:
-        restored = checkpoints.restore(like, common, mesh=mesh)
+        restored = checkpoints.restore(like, common, mesh=mesh, check=known)
     elif len(steps := checkpoints.steps()) > 1:
         # Nobody saves a second time before all have saved the first time.
         raise CheckpointCorrupt(

@@ -40,12 +40,11 @@ def mark(recorder: Recorder) -> Mapping[str, Any]:
     return recorder.mark() if isinstance(recorder, DurableRecorder) else {}
 
 
-def rewind(recorder: Recorder, step: int, extra: Mapping[str, Any]) -> float:
-    """Drops records after `step`; returns the training seconds until then.
+def check(recorder: Recorder, extra: Mapping[str, Any]) -> None:
+    """Checks that a recorder has the records of a checkpoint, if it is durable.
 
     Args:
-      recorder: if it is durable, it must have the records of the checkpoint's mark.
-      step: of the checkpoint, or 0.
+      recorder: of the run.
       extra: what was saved beside the state.
 
     Raises:
@@ -54,7 +53,6 @@ def rewind(recorder: Recorder, step: int, extra: Mapping[str, Any]) -> float:
     kept = extra.get("records")
     if kept and isinstance(recorder, DurableRecorder):
         recorder.check(kept)
-    return recorder.rewind(step)
 
 
 class TeeRecorder:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from hpcjax.core.errors import DataFormatError
 from hpcjax.train.checkpoint import Checkpoints
 
 
@@ -43,15 +44,21 @@ def pair(directory, port, index):
         "local": np.ones(2),
         "key": make_key(),
     }
-    checkpoints = Checkpoints(pathlib.Path(directory), keep=1)
-    for step in (1, 2):
+    checkpoints = Checkpoints(pathlib.Path(directory), keep=2)
+    for step in (1, 2, 3):
         checkpoints.save(step, state, {"step": step})
-    restored = checkpoints.restore(state)
+
+    def check(extra):
+        if extra["step"] == 3 and index == "0":  # who alone has records
+            raise DataFormatError("records are missing")
+
+    restored = checkpoints.restore(state, check=check)
     assert restored.extra == {"step": restored.step}
     for shard in restored.state["sharded"].addressable_shards:
         np.testing.assert_array_equal(shard.data, grid[shard.index])
     assert restored.state["sharded"].sharding == state["sharded"].sharding
-    print("restored", restored.step, checkpoints.steps(), flush=True)
+    print("restored", restored.step, flush=True)
+    assert checkpoints.steps() == [2, 3]
     checkpoints.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from hpcjax.core import per_device, trees
-from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DiskFull
+from hpcjax.core.errors import CheckpointCorrupt, ConfigError, DataFormatError, DiskFull
 from hpcjax.core.per_device import PerDevice
 from hpcjax.train import checkpoint, checkpoint_files
 from hpcjax.train.checkpoint import Checkpoints
@@ -482,6 +482,25 @@ def test_ours_without_manifest_restores_with_trust(checkpoints):
     save(checkpoints, 2, state)
     (checkpoints._path(2) / "MANIFEST.json").unlink()
     assert_same(checkpoints.restore(state, trust=True).state, state)
+
+
+def test_what_is_trusted_does_not_stand_in_for_lost_records(checkpoints):
+    """Without a manifest nobody knows which records belong to it."""
+    state = {"a": jnp.zeros(3)}
+    for step in (1, 2, 3):
+        save(checkpoints, step, state, {"step": step})
+    (checkpoints._path(2) / "MANIFEST.json").unlink()
+
+    known = []
+
+    def check(extra):
+        if extra["step"] not in known:
+            raise DataFormatError("records are missing")
+
+    with pytest.raises(DataFormatError, match=r"missing; .*step 2.*gap"):
+        checkpoints.restore(state, trust=True, check=check)
+    known.append(1)
+    assert checkpoints.restore(state, trust=True, check=check).step == 1
 
 
 @pytest.mark.parametrize("kind", ["mean", "reset", "refuse"])

@@ -1,4 +1,5 @@
 import contextlib
+import json
 import logging
 import pathlib
 import re
@@ -315,6 +316,38 @@ def test_a_run_does_not_go_on_without_its_records(tmp_path, damage):
     fit(steps=12, records=Metrics(kept), **options)
     steps = [r["step"] for r in Metrics(kept).read() if "loss" in r]
     assert steps == list(range(1, 13))
+
+
+def cut_after_five(path):
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join(line for line in lines if json.loads(line)["step"] <= 5))
+
+
+def spoil_five(path):
+    path.write_text(path.read_text().replace('{"step": 5', '{"step"; 5', 1))
+
+
+def change_five(path):
+    path.write_text(path.read_text().replace('{"step": 5', '{"step":  5', 1))
+
+
+@pytest.mark.faults(7)
+@pytest.mark.parametrize("damage", [cut_after_five, spoil_five, change_five])
+def test_a_run_goes_on_from_the_newest_checkpoint_with_its_records(
+    tmp_path, damage, caplog
+):
+    kept, whole = tmp_path / "metrics.jsonl", fit()[1]
+    options = {"directory": tmp_path / "checkpoints", "checkpoint_every": 3}
+    fit(steps=8, records=Metrics(kept), **options)
+    damage(kept)
+    fit(records=Metrics(kept), **options)
+    found = tiny.Records(Metrics(kept).read())
+    scores = [[r for r in each.values() if len(r) > 1] for each in (found, whole)]
+    assert scores[0] == scores[1]
+    (warning,) = [text for text in caplog.messages if "fell back" in text]
+    assert warning.startswith("fell back to step 3, steps 4 to 8 are taken again: ")
+    assert warning.count("when the checkpoint was saved") == 1
+    assert "bytes" not in warning
 
 
 def test_an_older_checkpoint_knows_its_records_too(tmp_path):
