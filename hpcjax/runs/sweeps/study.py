@@ -17,7 +17,7 @@ import os
 import pathlib
 import socket
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import numpy as np
@@ -26,7 +26,9 @@ from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, nearest
 from hpcjax.runs import discover, lock, values
 from hpcjax.runs.sweeps import axes as swept
+from hpcjax.runs.sweeps import journal
 from hpcjax.runs.sweeps.axes import Axis, Sampler, Value
+from hpcjax.runs.sweeps.journal import CELL
 
 if TYPE_CHECKING:
     import optuna
@@ -35,7 +37,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 _DIED = f"its process died {ATTEMPTS} times"
-_CELL, _OWNER, _ATTEMPT, _SIGN = "cell", "owner", "attempt", "sign"
+_OWNER, _ATTEMPT, _SIGN = "owner", "attempt", "sign"
 _TAKEN = ("value", "status", "run", "error", "trial")
 
 
@@ -152,7 +154,7 @@ class Study:
         self.folder, self.sweep = folder, sweep
         name = f"{socket.gethostname()}-{os.getpid()}.alive"
         self._sign = folder / "workers" / name
-        self._optuna = _study(folder)
+        self._optuna = journal.open_journal(folder)
 
     @property
     def name(self) -> str:
@@ -169,16 +171,17 @@ class Study:
             self._put_back_lost()
             trials = self._trials()
             waiting = any(trial.state.name == "WAITING" for trial in trials)
-            if not waiting and len(self._cells(trials)) >= self.sweep.total:
+            missing = self._missing(self.sweep.total)
+            if not waiting and not missing:
                 return None
-            cell = len(self._cells(trials))
+            cell = next(iter(missing), self.sweep.total)
             self._optuna.sampler = _sampler(self.sweep.seed, cell)
             trial = self._optuna.ask(
                 {axis.key: _distribution(axis) for axis in self.sweep.axes}
             )
             # An enqueued trial has its number; one that the sampler chose needs one.
-            if _CELL not in trial.user_attrs:
-                trial.set_user_attr(_CELL, cell)
+            if CELL not in trial.user_attrs:
+                trial.set_user_attr(CELL, cell)
             trial.set_user_attr(_OWNER, {**lock.me(), _SIGN: self._sign.name})
             return Trial(point=trial.params, held=trial)
 
@@ -214,15 +217,20 @@ class Study:
     def _fill(self) -> None:
         """Enters the points that are known beforehand, once."""
         points = self.sweep.points
-        for cell in range(len(self._cells(self._trials())), len(points)):
-            self._optuna.enqueue_trial(points[cell], user_attrs={_CELL: cell})
+        for cell in self._missing(len(points)):
+            self._optuna.enqueue_trial(points[cell], user_attrs={CELL: cell})
+
+    def _missing(self, total: int) -> list[int]:
+        """Returns which points have no trial, in order."""
+        there = self._cells(self._trials())
+        return [cell for cell in range(total) if cell not in there]
 
     def retry_failed(self) -> None:
         """Enters the points of failed trials again; those stay in the journal."""
         with self._lock():
             for cell, trial in self._cells(self._trials()).items():
                 if trial.state.name == "FAIL":
-                    self._optuna.enqueue_trial(_point(trial), user_attrs={_CELL: cell})
+                    self._optuna.enqueue_trial(_point(trial), user_attrs={CELL: cell})
 
     def has_lost(self) -> bool:
         """Returns whether there is a trial whose process has died."""
@@ -270,7 +278,7 @@ class Study:
         attempt = trial.user_attrs.get(_ATTEMPT, 1) + more
         standing = {each.number for each in self._cells(self._trials()).values()}
         if trial.number in standing and attempt <= ATTEMPTS:
-            kept = {_CELL: trial.user_attrs[_CELL], _ATTEMPT: attempt}
+            kept = {CELL: trial.user_attrs[CELL], _ATTEMPT: attempt}
             self._optuna.enqueue_trial(_point(trial), user_attrs=kept)
         self._optuna.tell(trial.number, state=_states().FAIL)
 
@@ -280,15 +288,15 @@ class Study:
     def _cells(self, trials: Any) -> "dict[int, optuna.trial.FrozenTrial]":
         """Returns the last trial of each point, which is the one that counts."""
         return {
-            trial.user_attrs[_CELL]: trial
+            trial.user_attrs[CELL]: trial
             for trial in trials
-            if _CELL in trial.user_attrs
+            if CELL in trial.user_attrs
         }
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        journal = self.folder / "journal.log"
-        with filelock.FileLock(self.folder / ".lock"), files.disk_errors(journal):
+        path = self.folder / journal.NAME
+        with filelock.FileLock(self.folder / ".lock"), files.disk_errors(path):
             yield
 
 
@@ -379,63 +387,6 @@ def _read(folder: pathlib.Path) -> Sweep:
         return values.decode(files.read_json(path), Sweep)
     except (OSError, ValueError) as error:
         raise DataFormatError(f"{path} cannot be read: {error}") from error
-
-
-def _study(folder: pathlib.Path) -> "optuna.Study":
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError("sweeps need optuna: pip install 'hpcjax[sweep]'") from error
-    from optuna.storages import journal
-
-    class Lock:
-        """A lock that the operating system releases if its process is killed."""
-
-        def __init__(self) -> None:
-            self._lock = filelock.FileLock(folder / ".journal.lock")
-
-        def acquire(self) -> bool:
-            self._lock.acquire()
-            files.cut_torn_line(folder / "journal.log")
-            return True
-
-        def release(self) -> None:
-            self._lock.release()
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    path, lock_of = folder / "journal.log", Lock()
-    _check_journal(path)
-    backend = journal.JournalFileBackend(str(path), lock_obj=cast("Any", lock_of))
-    try:
-        return optuna.create_study(
-            study_name=folder.name,
-            storage=optuna.storages.JournalStorage(backend),
-            load_if_exists=True,
-        )
-    except (LookupError, TypeError, ValueError) as error:
-        raise _damaged(path, repr(error)) from error
-
-
-def _check_journal(path: pathlib.Path) -> None:
-    """Raises DataFormatError at a line that is none; Optuna passes over the last one.
-
-    What follows the last line's end is of a write that was cut off, and is mended.
-    """
-    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for number, line in enumerate(lines, 1):
-        try:
-            known = isinstance(json.loads(line), dict)
-        except (ValueError, RecursionError):
-            known = False
-        if not known:
-            raise _damaged(path, f"line {number} is not a JSON object")
-
-
-def _damaged(path: pathlib.Path, how: str) -> DataFormatError:
-    return DataFormatError(
-        f"{path} is damaged: {how}. Put it back, or remove it and run the sweep again: "
-        "runs that have ended are used again"
-    )
 
 
 def _sampler(seed: int, cell: int) -> "optuna.samplers.BaseSampler":

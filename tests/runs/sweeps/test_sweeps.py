@@ -344,6 +344,60 @@ def test_a_damaged_journal_is_told(root, capsys, line, place):
     assert "journal.log is damaged: " in told
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"op_code":4', b'"op_code":12'),
+        (b'"study_id":0', b'"study_id":1'),
+        (b'{"cell":0}', b'{"cell":"0"}'),
+        (b'{"cell":0}', b"7"),
+    ],
+)
+def test_a_changed_line_of_a_journal_is_told(root, capsys, old, new):
+    sweeps.create_study("s", sweep_of(), root).take()
+    journal = root / "sweeps/s/journal.log"
+    journal.write_bytes(journal.read_bytes().replace(old, new, 1))
+    assert cli.main(["sweep", "s", "--root", str(root)]) == 3
+    assert "journal.log is damaged: line 2 " in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("options", [{}, {"sampler": "tpe", "trials": 6}])
+def test_a_point_that_the_journal_lost_is_entered_again(root, options):
+    study = sweeps.create_study("s", sweep_of(**options), root)
+    while study.take():
+        pass
+    journal = root / "sweeps/s/journal.log"
+    journal.write_bytes(journal.read_bytes().replace(b'{"cell":0}', b'{"cell":1}'))
+    study = sweeps.open_study("s", root)
+    taken = study.take()
+    assert taken.held.user_attrs["cell"] == 0
+    assert study.take() is None
+    assert [outcome.cell for outcome in study.outcomes()] == [*range(6)]
+
+
+@pytest.mark.timeout(60)
+def test_a_point_whose_line_was_deleted_is_entered_again(root):
+    sweeps.create_study("s", sweep_of(), root).take()
+    journal = root / "sweeps/s/journal.log"
+    lines = journal.read_bytes().splitlines(True)
+    journal.write_bytes(b"".join([lines[0], *lines[2:7]]))
+    study = sweeps.open_study("s", root)
+    cells = [study.take().held.user_attrs["cell"] for _ in range(6)]
+    assert sorted(cells) == [*range(6)]
+    assert study.take() is None
+
+
+@pytest.mark.timeout(60)
+def test_a_trial_is_not_given_what_was_said_of_another(root, capsys):
+    sweeps.create_study("s", sweep_of(), root).take()
+    journal = root / "sweeps/s/journal.log"
+    lines = journal.read_bytes().splitlines(True)
+    journal.write_bytes(b"".join([lines[0], *lines[2:]]))
+    assert cli.main(["sweep", "s", "--root", str(root)]) == 3
+    assert "as where a line is missing" in capsys.readouterr().err
+
+
 def test_a_run_that_is_busy_is_waited_for(root, monkeypatch):
     """Another sweep or table is at the same run just now."""
     monkeypatch.setattr(worker, "_BUSY", 0.0)
