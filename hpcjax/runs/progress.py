@@ -61,6 +61,7 @@ class Progress:
         self._console.print(
             f"{self._name}: {outcome} at step {self._step} {self._text()}",
             highlight=False,
+            soft_wrap=True,
         )
 
     def write(self, record: Mapping[str, Any]) -> None:

@@ -15,6 +15,13 @@ def test_a_run_ends_with_one_line_where_there_is_no_terminal(capsys):
     assert err == "paper/config:best: done at step 2 loss 1.5  val_error 0.1235\n"
 
 
+def test_what_is_piped_is_not_wrapped(capsys):
+    name = "paper/config:" + "long" * 30
+    with progress.Progress(name, total=1) as line:
+        line.write({"step": 1, "loss": 1.5})
+    assert capsys.readouterr().err == f"{name}: done at step 1 loss 1.5\n"
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_it_says_what_stopped_the_run(capsys, error):
     def run():
