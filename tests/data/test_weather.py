@@ -85,6 +85,7 @@ def test_every_message_of_a_grib_file_is_in_its_place(messages, tmp_path):
         np.testing.assert_allclose(found.to_numpy().ravel(), expected, rtol=1e-6)
 
 
+@pytest.mark.faults(9)
 @pytest.mark.acceptance("ens10", 2)
 def test_missing_and_doubled_messages_are_named(messages, tmp_path):
     lost = (DAYS[1], 24, 2, 850, 130)
@@ -204,6 +205,7 @@ def test_what_cannot_be_is_named(change, message):
         data.canonicalise(change(small()))
 
 
+@pytest.mark.faults(9)
 def test_netcdf_and_zarr_are_opened_by_what_they_are(tmp_path):
     small().to_netcdf(tmp_path / "a", engine="h5netcdf")
     small().to_netcdf(tmp_path / "b", engine="scipy", format="NETCDF3_64BIT")
