@@ -8,6 +8,7 @@ import xarray as xr
 
 from hpcjax import data, metrics
 from hpcjax.core.errors import DataFormatError, DataMissing
+from tests import guides
 from tests.data import writers
 
 eccodes = pytest.importorskip("eccodes")
@@ -235,3 +236,18 @@ def test_a_file_of_ones_own_is_scored_with_one_import(messages, tmp_path):
     # Members 1 and 2 differ by one; the truth is one below the first.
     np.testing.assert_allclose(found["t"].sel(score="bias"), 1.5, rtol=1e-4)
     np.testing.assert_allclose(found["t"].sel(score="spread"), np.sqrt(0.5), rtol=1e-3)
+
+
+def test_the_guides_code_scores_a_forecast(messages, tmp_path, monkeypatch):
+    write(tmp_path / "my-forecast.grib", messages.values())
+    member = data.open_fields(tmp_path / "my-forecast.grib").isel(number=0)
+    valid = member.isel(lead_time=0).drop_vars(["number", "lead_time"])
+    leads = member["lead_time"].values
+    truth = [valid.assign_coords(time=valid["time"].values + lead) for lead in leads]
+    analysis = xr.concat(truth, "time").sortby("time")
+    analysis.to_netcdf(tmp_path / "analysis.nc", engine="h5netcdf")
+    monkeypatch.chdir(tmp_path)
+    scores = guides.run("weather.md")["scores"]
+    assert set(scores.data_vars) == {"z", "t"}
+    assert scores["t"].dims == ("score", "lead_time")
+    assert np.isfinite(scores["t"].sel(score=["crps", "rmse"])).all()

@@ -108,3 +108,25 @@ def test_the_scripts_of_pages_are_there():
         text = (REPOSITORY / page).read_text()
         for name in re.findall(r"^(?:python|marimo edit) (\S+\.py)", text, re.M):
             assert (REPOSITORY / pathlib.Path(name)).exists(), (page, name)
+
+
+def test_every_python_block_of_a_guide_is_run_by_a_test():
+    """A test takes all blocks of a page at once, or names their headings."""
+    tests = [path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    shown = {page for page in guides.PAGES if page.startswith("docs/")}
+    idle = [page for page in shown if guides.blocks(page) and not is_run(page, tests)]
+    assert idle == []
+
+
+def is_run(page, tests):
+    name = page.removeprefix("docs/")
+    whole = re.compile(rf'guides\.(run|blocks)\("(docs/)?{re.escape(name)}"\)')
+    if any(whole.search(text) for text in tests):
+        return True
+    headings = re.findall(r"^##+ (.*)$", (REPOSITORY / page).read_text(), re.M)
+    naming = "".join(text for text in tests if f'"{name}"' in text)
+    return f'"{name}"' in naming and all(
+        f'"{heading}"' in naming
+        for heading in headings
+        if guides.blocks(page, re.escape(heading))
+    )
