@@ -1,11 +1,14 @@
 """Combinations of parts in two processes, which share a program or do not."""
 
+import json
+import random
 import signal
 import subprocess
 import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from hpcjax.core import Diverged
@@ -13,6 +16,7 @@ from hpcjax.core.errors import CheckpointCorrupt
 from hpcjax.hostcomm import load_trace
 from hpcjax.runs import directory, execute, launch
 from hpcjax.runs._verify import exit_status, verify
+from tests.system import killing
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -114,3 +118,64 @@ def test_workers_that_diverge_say_so(tmp_path):
         execute.run("train/digits", given, root=tmp_path, quiet=True)
     (run,) = (tmp_path / "runs").glob("2*")
     assert directory.RunDirectory(run).status == "diverged"
+
+
+# Workers that average after every second step, and so are the same bits each time.
+IN_STEP = ["averaging=local_sgd", "averaging.workers=2", "averaging.between=processes"]
+IN_STEP += ["averaging.period=2", "train.steps=60", "train.checkpoint_every=5"]
+IN_STEP += ["train.eval_every=20", "train.batch_size=32", "model.widths=[8]"]
+
+
+def start(root, *flags):
+    return killing.Command(root, "train/digits", IN_STEP, *flags, "--devices", "1")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.faults(1)
+def test_workers_killed_six_times_go_on_bit_for_bit(tmp_path):
+    """In turn the run is killed, and one of its workers, which ends the run."""
+    whole, root = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    root.mkdir()
+    code, err = start(whole).finish()
+    assert code == 0, err
+    draw, command = random.Random(0), start(root)
+    for number, step in enumerate(sorted(draw.sample(range(1, 50), 6))):
+        kill(command, max(step, killing.last_step(root) + 1), draw, child=number % 2)
+        command = start(root, "--resume", killing.run_folder(root).name)
+    code, err = command.finish()
+    assert code == 0, err
+    for worker in (".", "workers/1"):
+        ended = [killing.run_folder(each) / worker for each in (whole, root)]
+        first, second = map(kept_by, ended)
+        assert first["records"] == second["records"]
+        assert first["leaves"] == second["leaves"]
+
+
+def kill(command, step, draw, child):
+    """Kills a run once a step was recorded, or one of its workers, and waits."""
+    parent = psutil.Process(command.process.pid)
+    if not child:
+        command.stop_after(step, draw.uniform(0, 0.02), signal.SIGKILL)
+    else:
+        command.stop_after(step, draw.uniform(0, 0.02), 0)
+        draw.choice(parent.children()).kill()
+    assert command.finish()[0] != 0
+
+
+def kept_by(folder):
+    """Returns a worker's records without times, and its last checkpoint's checksums."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [
+        {
+            name: value
+            for name, value in json.loads(line).items()
+            if "seconds" not in name
+        }
+        for line in lines
+    ]
+    newest = json.loads((folder / "checkpoints/60/MANIFEST.json").read_text())
+    return {
+        "records": [record for record in records if set(record) != {"step"}],
+        "leaves": newest["body"]["leaves"],
+    }
