@@ -44,8 +44,8 @@ def _(mo):
 
     Three learning rates under two seeds, judged by the least validation error. The
     other keys make a run short: a perceptron in place of the ResNet, and 40 steps.
-    Ranges such as `log(1e-3,1)` with the samplers `random`, `halton` or `tpe` work in
-    the same way.
+    Ranges such as `log(1e-3,1)` with the samplers `random`, `halton`, `tpe` or `gp`
+    work in the same way.
     """)
     return
 

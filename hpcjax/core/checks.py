@@ -1,6 +1,7 @@
 """Checks of values in configs and arguments; imports no JAX."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from hpcjax.core.errors import ConfigError, nearest
@@ -29,6 +30,18 @@ def require_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
             f"{name} must be one of {allowed}: got {value!r}"
             f"{nearest(str(value), allowed)}"
         )
+
+
+def require_on_grid(name: str, value: float, grid: Sequence[float]) -> None:
+    """Raises ConfigError naming the nearest two unless `value` is one of a grid.
+
+    Examples:
+      >>> require_on_grid("batch", 4, [1, 2, 4])
+    """
+    if value not in grid:
+        near = sorted(sorted(grid, key=lambda each: abs(each - value))[:2])
+        told = " and ".join(f"{each:g}" for each in near)
+        raise ConfigError(f"{name}={value} is not on the grid: the nearest are {told}")
 
 
 def require_finite(minimum: float = -math.inf, **values: Any) -> None:

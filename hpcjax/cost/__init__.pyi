@@ -22,6 +22,9 @@ from .decoding import tokens_to_match as tokens_to_match
 from .decoding_drafts import DraftCandidate as DraftCandidate
 from .decoding_drafts import RankedDraft as RankedDraft
 from .decoding_drafts import choose_draft as choose_draft
+from .device_power import DevicePower as DevicePower
+from .device_power import Spent as Spent
+from .device_power import Work as Work
 from .exchange_methods import AllReducible as AllReducible
 from .exchange_methods import Dense as Dense
 from .exchange_methods import Exchanged as Exchanged
@@ -45,6 +48,11 @@ from .head_clusters import ClusteredHeads as ClusteredHeads
 from .input_time import InputSystem as InputSystem
 from .input_time import InputTimes as InputTimes
 from .input_time import simulate_input as simulate_input
+from .interference import Interference as Interference
+from .interference import Sample as Sample
+from .interference import Trace as Trace
+from .interference import fit_interference as fit_interference
+from .interference import simulate_trace as simulate_trace
 from .kfac_work import Factor as Factor
 from .kfac_work import KfacCosts as KfacCosts
 from .kfac_work import Layer as Layer

@@ -7,6 +7,15 @@ from .bench import compile_seconds as compile_seconds
 from .bench import ratio_table as ratio_table
 from .bench import ratios as ratios
 from .bench import stepper as stepper
+from .clocks import Clocks as Clocks
+from .clocks import Sysfs as Sysfs
+from .clocks import restore_clocks as restore_clocks
+from .energy import EnergyCounter as EnergyCounter
+from .energy import Nvml as Nvml
+from .energy import Rapl as Rapl
+from .energy import Window as Window
+from .energy import measure_energy as measure_energy
+from .energy import open_counter as open_counter
 from .exchange_calibration import Calibration as Calibration
 from .exchange_calibration import ComputeTime as ComputeTime
 from .exchange_calibration import EncodeTime as EncodeTime
@@ -15,6 +24,7 @@ from .exchange_calibration import device_name as device_name
 from .exchange_calibration import load_calibration as load_calibration
 from .exchange_calibration import time_together as time_together
 from .exchange_encoding import encode_decode as encode_decode
+from .forward_work import work_of as work_of
 from .hlo import KINDS as KINDS
 from .hlo import Collective as Collective
 from .hlo import argument_memory as argument_memory

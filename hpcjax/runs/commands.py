@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hpcjax.runs import inventory
 
 _NO_VALUE = 8  # exit status of a sweep without any
+_FAILED = 1  # of a run that did not reach what it is for, and of a failed claim
 
 
 def list_(
@@ -223,7 +224,10 @@ def run(
         result = execute.run(config, changes, **options)
     if result.leads:
         show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
-    return 0
+    # An attribute in which an experiment says what it did not reach.
+    if failed := result.dataset.attrs.get("failed", ""):
+        show.console().print(f"failed     {failed}")
+    return _FAILED if failed else 0
 
 
 def _dry_run(
@@ -248,9 +252,9 @@ def sweep(
     overrides: Overrides = (),
     *,
     sampler: Annotated[
-        Literal["grid", "random", "halton", "tpe"] | None,
+        Literal["grid", "random", "halton", "tpe", "gp"] | None,
         tyro.conf.arg(
-            metavar="{grid,random,halton,tpe}", help_behavior_hint="(default: grid)"
+            metavar="{grid,random,halton,tpe,gp}", help_behavior_hint="(default: grid)"
         ),
     ] = None,
     trials: Annotated[
@@ -259,6 +263,9 @@ def sweep(
     by: Annotated[
         str | None,
         tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: val_loss)"),
+    ] = None,
+    subject_to: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME<=BOUND", help_behavior_hint="")
     ] = None,
     seed: Annotated[
         int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 0)")
@@ -276,7 +283,7 @@ def sweep(
 ) -> int:
     """Run a config under many overrides; run it again to go on with what is missing.
 
-    Exit status 8 if no trial has a value.
+    Exit status 8 if no trial has a value, or none of them keeps the constraint.
 
     Args:
       config: paper/config, paper/config:variant, or the name of a sweep that is there,
@@ -286,6 +293,8 @@ def sweep(
       sampler: how points are chosen.
       trials: how many, for samplers other than grid.
       by: variable of the results whose least finite value a trial is judged by.
+      subject_to: scalar of the results, or the last value of a column, that the best
+        trial must keep; the sampler gp looks for points that do.
       seed: of the sampler.
       name: folder below sweeps/ (default: from the config and what is varied).
       parallel: how many workers.
@@ -300,7 +309,9 @@ def sweep(
     from hpcjax.runs import sweeps
 
     options = {"sampler": sampler, "trials": trials, "seed": seed, "by": by}
-    given = {key: value for key, value in options.items() if value is not None}
+    given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
+    if subject_to is not None:
+        given["subject_to"] = sweeps.parse_constraint(subject_to)
     wanted, title = sweeps.find(config, pairs(overrides), root, name=name, **given)
     with log_to_stderr(quiet):
         result = sweeps.run_sweep(

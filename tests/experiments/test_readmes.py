@@ -46,6 +46,11 @@ def test_nopfs():
     assert round(run("nopfs")["often"]) == 31_635
 
 
+def test_polythrottle():
+    names = run("polythrottle")
+    assert names["search"].best_feasible()["batch"] > 1
+
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [12, 13, 14, 15, 16, 17, 18, 19]]
 
 
@@ -277,5 +282,6 @@ def test_every_block_of_a_readme_is_run_here():
     shown = {name for name in guides.PAGES if guides.blocks(name)}
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
-    tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen"
+    tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
+    tested += "polythrottle"
     assert papers == set(tested.split())

@@ -1,6 +1,8 @@
 from .axes import Axis as Axis
+from .axes import Constraint as Constraint
 from .axes import from_mapping as from_mapping
 from .axes import parse as parse
+from .axes import parse_constraint as parse_constraint
 from .driver import SweepResult as SweepResult
 from .driver import run_sweep as run_sweep
 from .gather import gather as gather

@@ -4,6 +4,7 @@
 `logint(1,64)` are ranges with both ends included; a grid needs lists.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -17,8 +18,10 @@ from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import overrides
 
 Value = int | float | str
-Sampler = Literal["grid", "random", "halton", "tpe"]
+Sampler = Literal["grid", "random", "halton", "tpe", "gp"]
+ADAPTIVE = ("tpe", "gp")
 _RANGE = re.compile(r"(?P<kind>[a-z]+)\((?P<low>[^,()]+),(?P<high>[^,()]+)\)")
+_BOUND = re.compile(r"(?P<name>\w+)\s*<=\s*(?P<bound>\S+)")
 _FORM = "sweep must list the values of each key, such as {'lr': (0.1, 0.3)}"
 _KINDS = ("uniform", "log", "int", "logint")
 
@@ -67,6 +70,23 @@ class Axis:
             return value
         return str(round(value)) if self.whole else repr(float(value))
 
+    @property
+    def count(self) -> float:
+        """Number of values; infinite for a range of real numbers."""
+        inside = self.high - self.low + 1 if self.whole else math.inf
+        return len(self.values) or inside
+
+    def share(self, value: Value) -> float:
+        """Returns a share of the axis, in [0, 1), at which it has a value."""
+        if self.values:
+            return (self.values.index(str(value)) + 0.5) / len(self.values)
+        low, high, place = self.low, self.high, float(value)
+        if self.whole:
+            low, high = low - 0.5, high + 0.5
+        if self.log:
+            low, high, place = math.log(low), math.log(high), math.log(place)
+        return min((place - low) / (high - low), math.nextafter(1.0, 0.0))
+
     def at(self, share: float) -> Value:
         """Returns the value below which `share` of the axis lies, share in [0, 1)."""
         if self.values:
@@ -83,6 +103,39 @@ class Axis:
         # Rounding errors may have left the range.
         within = min(max(value, self.low), self.high)
         return round(within) if self.whole else within
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """What a trial's result must keep.
+
+    Attributes:
+      name: a variable of the result: a scalar, or a column whose last value counts.
+      bound: its largest allowed value.
+    """
+
+    name: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.name}<={self.bound:g}"
+
+
+def parse_constraint(text: str) -> Constraint:
+    """Returns the constraint that `NAME<=BOUND` means.
+
+    Raises:
+      ConfigError: another form, or a bound that is not finite.
+
+    Examples:
+      >>> parse_constraint("seconds<=20")
+      Constraint(name='seconds', bound=20.0)
+    """
+    match = _BOUND.fullmatch(text.strip())
+    with contextlib.suppress(ValueError):
+        if match and math.isfinite(bound := float(match["bound"])):
+            return Constraint(name=match["name"], bound=bound)
+    raise ConfigError(f"a constraint is written such as seconds<=20: got {text!r}")
 
 
 def parse(pairs: Mapping[str, str]) -> tuple[list[Axis], dict[str, str]]:
@@ -206,7 +259,7 @@ def points(
     if sampler == "grid":
         cells = itertools.product(*(axis.values for axis in axes))
         return [dict(zip(_keys(axes), cell, strict=True)) for cell in cells]
-    if sampler == "tpe":
+    if sampler in ADAPTIVE:
         return []
     from scipy.stats import qmc
 
@@ -241,6 +294,10 @@ def check_sampler(axes: Sequence[Axis], sampler: str, trials: int | None) -> Non
             raise ConfigError("a grid has its own number of trials: leave --trials out")
     elif trials is None or trials < 1:
         raise ConfigError(f"sampler {sampler!r} needs a number of trials: got {trials}")
+    elif sampler == "gp" and trials > (most := math.prod(a.count for a in axes)):
+        raise ConfigError(
+            f"sampler 'gp' repeats no point: of {most:g} it can make no {trials} trials"
+        )
 
 
 def _keys(axes: Sequence[Axis]) -> list[str]:

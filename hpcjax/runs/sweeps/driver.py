@@ -48,12 +48,12 @@ class SweepResult:
 
     @property
     def successes(self) -> int:
-        """Number of trials with a finite value."""
-        return int(np.isfinite(self.dataset["value"]).sum())
+        """Number of trials with a finite value that keep the constraint."""
+        return int(np.isfinite(kept_values(self.dataset)).sum())
 
     @property
     def best(self) -> "xr.Dataset":
-        """The point with the least value.
+        """The point with the least value of those that keep the constraint.
 
         If the seed is an axis of the grid, it is the point with the least mean over
         seeds, with all of them.
@@ -61,12 +61,23 @@ class SweepResult:
         Raises:
           ConfigError: no point has a value, of every seed.
         """
-        value = self.dataset["value"]
+        value = kept_values(self.dataset)
         if SEED in value.dims:
             value = value.mean(SEED, skipna=False)
         if not np.isfinite(value).any():
-            raise ConfigError(f"no point of sweep {self.name} has a finite value")
+            kept = self.dataset.attrs.get("subject_to", "")
+            keeps = f" and keeps {kept}" if kept else ""
+            raise ConfigError(
+                f"no point of sweep {self.name} has a finite value{keeps}"
+            )
         return self.dataset.isel(value.argmin(...)) if value.dims else self.dataset
+
+
+def kept_values(dataset: "xr.Dataset") -> "xr.DataArray":
+    """Returns the values of trials, NaN where one breaks the sweep's constraint."""
+    value = dataset["value"]
+    # Where a grid is not complete, what has not run is not feasible either.
+    return value.where(dataset["feasible"] == 1) if "feasible" in dataset else value
 
 
 def run_sweep(

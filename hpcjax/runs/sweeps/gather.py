@@ -10,7 +10,7 @@ import xarray as xr
 
 from hpcjax.core.errors import HpcjaxError
 from hpcjax.runs import directory, execute, results
-from hpcjax.runs.sweeps.axes import Value
+from hpcjax.runs.sweeps.axes import Constraint, Value
 from hpcjax.runs.sweeps.study import Outcome, Study
 
 
@@ -25,9 +25,10 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
       For a grid a dataset with the swept axes as dimensions, otherwise with dimension
       `trial` and the axes as coordinates. Variables are `value`, by which trials are
       judged, NaN if there is none; `status` (`done`, `diverged`, `failed`, `running` or
-      `waiting`), `run` and `error` as text; and all variables of the runs' results.
-      Attributes are `source`, the least real of the runs'; `config`, `by`, and `axes`,
-      the swept keys separated by spaces.
+      `waiting`), `run` and `error` as text; with a constraint `feasible`, 1 where the
+      trial keeps it; and all variables of the runs' results. Attributes are `source`,
+      the least real of the runs'; `config`, `by`, `axes`, the swept keys separated by
+      spaces, and `subject_to`, the constraint or nothing.
     """
     outcomes, sweep = study.outcomes(), study.sweep
     cells = xr.Dataset(
@@ -51,8 +52,12 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
             "config": sweep.config,
             "by": sweep.by,
             "axes": " ".join(axis.key for axis in sweep.axes),
+            "subject_to": str(sweep.subject_to or ""),
         },
     )
+    if sweep.subject_to is not None:
+        kept = [float(_keeps(each, sweep.subject_to)) for each in outcomes]
+        cells = cells.assign(feasible=("trial", kept))
     taken = {*cells.variables}
     whole = xr.merge(
         [cells, _histories(outcomes, root, taken)],
@@ -96,6 +101,10 @@ def _histories(
 
 def _value(outcome: Outcome) -> float:
     return np.nan if outcome.value is None else outcome.value
+
+
+def _keeps(outcome: Outcome, constraint: Constraint) -> bool:
+    return outcome.constraint is not None and outcome.constraint <= constraint.bound
 
 
 def _texts(texts: Sequence[str]) -> np.ndarray:

@@ -10,7 +10,7 @@ import xarray as xr
 from rich.console import Group, RenderableType
 
 from hpcjax.runs import curves, show
-from hpcjax.runs.sweeps.driver import SEED, SweepResult
+from hpcjax.runs.sweeps.driver import SEED, SweepResult, kept_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +29,8 @@ def summary(result: SweepResult, best: int = 10) -> RenderableType:
     frame = ranking(dataset)
     counts = frame["status"].value_counts()
     lines = [", ".join(f"{count} {status}" for status, count in counts.items())]
+    if kept := dataset.attrs.get("subject_to", ""):
+        lines.append(f"{int((dataset['feasible'] == 1).sum())} keep {kept}")
     failed = frame[frame["error"] != ""]
     lines += sorted(
         f"{count} failed: {error}"
@@ -75,13 +77,15 @@ def ranking(dataset: xr.Dataset) -> pd.DataFrame:
 
     `mean` is that of the values of all seeds at the trial's point, by which trials are
     ordered: the best of many seeds would be chosen for its luck. It is the value itself
-    where the seed is not swept, and NaN where a seed has no value.
+    where the seed is not swept, and NaN where a seed has no value or breaks the sweep's
+    constraint.
     """
-    cells = dataset[["value", "status", "run", "error"]].to_dataframe().reset_index()
+    told = dataset[["value", "status", "run", "error"]]
+    cells = told.assign(kept=kept_values(dataset)).to_dataframe().reset_index()
     others = [name for name in _axes(dataset) if name != SEED]
     cells["by"] = dataset.attrs["by"]
     groups = cells.groupby(others or ["by"], sort=False, dropna=False)
-    cells["mean"] = groups["value"].transform(lambda values: values.mean(skipna=False))
+    cells["mean"] = groups["kept"].transform(lambda values: values.mean(skipna=False))
     return cells.sort_values(["mean", *others, "value"], kind="stable")
 
 

@@ -27,7 +27,7 @@ from hpcjax.core.errors import ConfigError, DataFormatError, nearest
 from hpcjax.runs import discover, lock, values
 from hpcjax.runs.sweeps import axes as swept
 from hpcjax.runs.sweeps import journal
-from hpcjax.runs.sweeps.axes import Axis, Sampler, Value
+from hpcjax.runs.sweeps.axes import Axis, Constraint, Sampler, Value
 from hpcjax.runs.sweeps.journal import CELL
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 _DIED = f"its process died {ATTEMPTS} times"
 _OWNER, _ATTEMPT, _SIGN = "owner", "attempt", "sign"
-_TAKEN = ("value", "status", "run", "error", "trial")
+CONSTRAINT = "constraint"
+_TAKEN = ("value", "status", "run", "error", "trial", "feasible")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Sweep:
       trials: number of trials; None for a grid.
       seed: of the sampler.
       by: the variable whose least finite value is that of a trial.
+      subject_to: what a trial must keep to be the best; the sampler `gp` looks for
+        points that do.
     """
 
     config: str
@@ -62,11 +65,15 @@ class Sweep:
     trials: int | None = None
     seed: int = 0
     by: str = "val_loss"
+    subject_to: Constraint | None = None
 
     @property
     def default_name(self) -> str:
         """The default name, which is the same for equal sweeps."""
-        text = json.dumps(values.encode(self, Sweep), sort_keys=True)
+        told = values.encode(self, Sweep)
+        if self.subject_to is None:  # names are those from before there was one
+            del told["subject_to"]
+        text = json.dumps(told, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         return f"{self.config.replace('/', '-').replace(':', '-')}-{digest}"
 
@@ -132,6 +139,7 @@ class Outcome:
       value: its value; None before there is one, infinite if it diverged.
       run: id of its run, if it has one.
       error: why it failed.
+      constraint: what the constraint's variable came to, if there is one.
     """
 
     cell: int
@@ -140,6 +148,7 @@ class Outcome:
     value: float | None = None
     run: str = ""
     error: str = ""
+    constraint: float | None = None
 
 
 class Study:
@@ -175,7 +184,7 @@ class Study:
             if not waiting and not missing:
                 return None
             cell = next(iter(missing), self.sweep.total)
-            self._optuna.sampler = _sampler(self.sweep.seed, cell)
+            self._optuna.sampler = _sampler(self.sweep, cell)
             trial = self._optuna.ask(
                 {axis.key: _distribution(axis) for axis in self.sweep.axes}
             )
@@ -185,8 +194,17 @@ class Study:
             trial.set_user_attr(_OWNER, {**lock.me(), _SIGN: self._sign.name})
             return Trial(point=trial.params, held=trial)
 
-    def tell(self, trial: Trial, value: float, run: str, status: str = "done") -> None:
-        """Records the value of a trial."""
+    def tell(
+        self,
+        trial: Trial,
+        value: float,
+        run: str,
+        status: str = "done",
+        constraint: float | None = None,
+    ) -> None:
+        """Records the value of a trial, and what its constraint's variable came to."""
+        if constraint is not None:
+            trial.held.set_user_attr(CONSTRAINT, constraint)
         trial.held.set_user_attr("run", run)
         trial.held.set_user_attr("status", status)
         self._optuna.tell(trial.held, value)
@@ -389,11 +407,18 @@ def _read(folder: pathlib.Path) -> Sweep:
         raise DataFormatError(f"{path} cannot be read: {error}") from error
 
 
-def _sampler(seed: int, cell: int) -> "optuna.samplers.BaseSampler":
+def _sampler(sweep: Sweep, cell: int) -> "optuna.samplers.BaseSampler":
     """Returns a sampler for one point, seeded by the point's number, not the worker."""
+    drawn = np.random.SeedSequence([sweep.seed, cell]).generate_state(1)[0]
+    if sweep.sampler == "gp":
+        from hpcjax.runs.sweeps.gp_sampler import GpSampler
+
+        space = {axis.key: _distribution(axis) for axis in sweep.axes}
+        return GpSampler(
+            sweep.axes, space, sweep.subject_to, seed=sweep.seed, drawn=int(drawn)
+        )
     import optuna
 
-    drawn = np.random.SeedSequence([seed, cell]).generate_state(1)[0]
     return optuna.samplers.TPESampler(seed=int(drawn), constant_liar=True)
 
 
@@ -429,4 +454,5 @@ def _outcome(cell: int, trial: "optuna.trial.FrozenTrial") -> Outcome:
         value=trial.value,
         run=kept.get("run", ""),
         error=kept.get("error", _DIED if trial.state.name == "FAIL" else ""),
+        constraint=kept.get(CONSTRAINT),
     )

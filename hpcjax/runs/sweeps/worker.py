@@ -13,8 +13,18 @@ import sys
 import time
 import traceback
 
-from hpcjax.core.errors import DiskFull, HpcjaxError, Preempted, RunBusy
+import numpy as np
+
+from hpcjax.core.errors import (
+    ConfigError,
+    DiskFull,
+    HpcjaxError,
+    Preempted,
+    RunBusy,
+    nearest,
+)
 from hpcjax.runs import directory, execute, results
+from hpcjax.runs.sweeps.axes import Constraint
 from hpcjax.runs.sweeps.study import Study, Trial, open_study
 
 log = logging.getLogger(__name__)
@@ -25,7 +35,8 @@ def work(name: str, root: pathlib.Path) -> int:
     """Runs trials of a sweep until there is none to take, or its driver is gone.
 
     A trial that fails does not stop the worker. Only a full disk or a signal, which
-    would stop every run, does; the trial is then put back.
+    would stop every run, does; the trial is then put back. So does a result without the
+    constraint's variable, which no run will have.
 
     Args:
       name: of the sweep.
@@ -36,6 +47,7 @@ def work(name: str, root: pathlib.Path) -> int:
 
     Raises:
       DiskFull: no room for a run.
+      NoConstraint: the result has no variable of the constraint.
       Preempted: it was told to stop.
     """
     study = open_study(name, root)
@@ -68,8 +80,14 @@ def attempt(study: Study, trial: Trial, root: pathlib.Path) -> None:
         if run.status == "diverged":
             study.tell(trial, math.inf, run.id, "diverged")
         else:
-            study.tell(trial, judge_run(run, study.sweep.by), run.id)
+            sweep = study.sweep
+            bound = sweep.subject_to
+            kept = None if bound is None else read_constraint(run, bound)
+            study.tell(trial, judge_run(run, sweep.by), run.id, constraint=kept)
     except (Preempted, DiskFull, RunBusy):
+        raise
+    except NoConstraint as error:
+        study.fail(trial, str(error))
         raise
     except HpcjaxError as error:
         study.fail(trial, str(error))
@@ -91,6 +109,30 @@ def judge_run(run: directory.RunDirectory, by: str) -> float:
     if least == math.inf:
         raise HpcjaxError(f"the result has no finite {by!r}")
     return least
+
+
+class NoConstraint(ConfigError):
+    """No run of a sweep has the variable of its constraint."""
+
+
+def read_constraint(run: directory.RunDirectory, constraint: Constraint) -> float:
+    """Returns a scalar of a run's result, or the last value of a column.
+
+    Raises:
+      NoConstraint: the result has no such variable, or of more dimensions.
+      HpcjaxError: it is not finite.
+    """
+    dataset, name = execute.read_result(run), constraint.name
+    if name not in dataset or dataset[name].ndim > 1:
+        flat = [str(each) for each in dataset if dataset[each].ndim < 2]
+        raise NoConstraint(
+            f"{constraint}: the result has no such scalar or column"
+            f"{nearest(name, flat)}"
+        )
+    last = float(np.atleast_1d(np.asarray(dataset[name], float))[-1:].sum())
+    if not math.isfinite(last):
+        raise HpcjaxError(f"the last {name!r} is not finite")
+    return last
 
 
 def main(name: str, root: str) -> int:

@@ -104,10 +104,11 @@ def mend(monkeypatch):
 
 
 @pytest.mark.quick("grid")
-@pytest.mark.parametrize("sampler", ["grid", "tpe"])
+@pytest.mark.parametrize("sampler", ["grid", "tpe", "gp"])
 def test_failed_trials_are_tried_again_only_when_asked(root, mend, sampler):
-    options = {} if sampler == "grid" else {"sampler": "tpe", "trials": 6}
-    sweep = sweep_of(varied={"lr": "0.01,0.1", "wd": "0.25,0.5"}, **options)
+    options = {} if sampler == "grid" else {"sampler": sampler, "trials": 6}
+    rates = "0.01,0.1" if sampler != "gp" else "0.01,0.1,1.0"
+    sweep = sweep_of(varied={"lr": rates, "wd": "0.25,0.5"}, **options)
     first = run(sweep, root, name="s").dataset
     failed = (first["status"] == "failed").values
     assert failed.any()

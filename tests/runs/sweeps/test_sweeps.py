@@ -94,7 +94,7 @@ def test_the_best_is_over_seeds_and_not_the_luck_of_one():
 
 
 @pytest.mark.quick("halton")
-@pytest.mark.parametrize("sampler", ["random", "halton", "tpe"])
+@pytest.mark.parametrize("sampler", ["random", "halton", "tpe", "gp"])
 def test_samplers_visit_as_many_points_as_asked(root, sampler):
     varied = {"lr": "log(1e-3,10)", "wd": "0.25,0.5"}
     sweep = sweep_of(varied=varied, sampler=sampler, trials=7, seed=1)

@@ -1,0 +1,11 @@
+from ._golden_section import Measurement as Measurement
+from ._golden_section import golden_section as golden_section
+from .acquisition import Observations as Observations
+from .acquisition import constrained_improvement as constrained_improvement
+from .acquisition import unconstrained_improvement as unconstrained_improvement
+from .gaussian_process import Kernel as Kernel
+from .gaussian_process import Posterior as Posterior
+from .gaussian_process import fit as fit
+from .search import ConstrainedSearch as ConstrainedSearch
+from .search import Grid as Grid
+from .search import Point as Point
