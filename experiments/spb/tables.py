@@ -1,13 +1,13 @@
-"""SPB's tables: quality at equal steps; what a role computes, keeps and sends."""
+"""SPB's tables: quality; what a role computes, keeps and sends; jobs side by side."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.reduce import of
-from hpcjax.runs.tables import Runs, Table, on_cpu
+from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
 
 PAPER = (
     "arXiv 2111.10672: little loss of quality [abstract]; its tables are not known, "
@@ -207,6 +207,177 @@ PROCESSES = Table(
             .fails(
                 {f"contributors, process {p}": f"zeros, process {p}" for p in range(4)}
             )
+        },
+    ),
+)
+
+
+@reduce.along("policy")
+def by_policy(row: xr.Dataset, policy: str) -> reduce.Cells:
+    """Returns means over seeds; `saved` and `takes` are those of the same jobs."""
+    own, gang = (row.sel(policy=name) for name in (policy, "gang_fifo"))
+    used, whole = (each["busy"] + each["switching"] for each in (own, gang))
+    return {
+        "used": used.mean(),
+        **reduce.extent(100 * (1 - used / whole), "saved"),
+        "switched": (100 * own["switching"] / used).mean(),
+        "computing": (100 * (1 - own["busy"] / gang["busy"])).mean(),
+        "derived": (100 * row["derived"]).mean(),
+        "bound": (100 * row["bound"]).mean(),
+        "held": own["held"].mean(),
+        "takes": (own["held"] / gang["held"]).min(),
+        "makespan": own["makespan"].mean(),
+        "mean": 60 * own["mean"].mean(),
+        "late": 60 * own["late"].mean(),
+        "slowdown": own["slowdown"].mean(),
+        "pair": own["pair"].mean(),
+    }
+
+
+_SMALL, _LARGE = "64 GPUs", "512 GPUs"
+_JIGSAW = tuple(f"{size}, jigsaw" for size in (_SMALL, _LARGE))
+_NO_ROLES = {name: f"{name}, k = 1" for name in _JIGSAW}
+
+
+def _jigsaw(column: str, names: Sequence[str] = _JIGSAW) -> reduce.Number:
+    """Makes what reads a column of rows of just these names."""
+    return reduce.Number(lambda table: table[column].sel(row=list(names)).values)
+
+
+CLUSTER = Table(
+    id="spb/cluster",
+    title="GPU time of a simulated cluster's jobs, by who decides what runs where",
+    paper=(
+        "arXiv 2111.10672: improves large-scale cluster efficiency by as high as 28 % "
+        "[abstract]; jobs, costs and policies are not known, all of them are ours"
+    ),
+    caption=(
+        "Jobs of 1 to 16 GPUs, 100 to 400 iterations of about 1 s, 1/3 of it forward, "
+        "k up to 4: 300 on 64 GPUs, means of 5 seeds [least, most]; 800 on 512, one "
+        "seed. Turning to another job takes 1 % of an iteration, and 40 ms if its "
+        "state must come. used: computing and turning; saved: of gang FIFO's; "
+        "computing saved: without turning; derived: that by formula. held: GPUs "
+        "taken, also idle ones of a gang. gang_srtf knows how long jobs take; las and "
+        "jigsaw with k = 1 do the same. pair: seconds of two jobs on two GPUs, to be "
+        "computed by hand."
+    ),
+    columns={
+        "used": "used, GPU hours",
+        "saved": "saved, %",
+        "switched": "turning, % of used",
+        "computing": "computing saved, %",
+        "derived": "derived, %",
+        "held": "held, GPU hours",
+        "makespan": "makespan, hours",
+        "mean": "completion, minutes",
+        "late": "95th percentile",
+        "slowdown": "slow-down",
+        "pair": "pair, s",
+    },
+    reduce=by_policy,
+    tiers=by_model(
+        minutes=4.0,
+        runs={
+            _SMALL: Runs(config="spb/cluster", seeds=(0, 1, 2, 3, 4)),
+            _LARGE: Runs(config="spb/cluster:large"),
+        },
+        claims={
+            "saved": _jigsaw("saved")
+            .least()
+            .at_least(10.0, "percent of gang FIFO's GPU time that jigsaw saves")
+            .fails(_NO_ROLES),
+            "not more": _jigsaw("saved")
+            .largest()
+            .at_most(25.0, "percent of gang FIFO's GPU time that jigsaw saves")
+            .fails(columns={"saved": "bound"}),
+            "derived": abs(_jigsaw("computing") - _jigsaw("derived"))
+            .largest()
+            .at_most(0.01, "points between computing saved and what is derived")
+            .fails(_NO_ROLES, only=("computing",)),
+            "no roles": _jigsaw("saved", tuple(_NO_ROLES.values()))
+            .largest()
+            .at_most(1.0, "percent of gang FIFO's GPU time saved with k = 1")
+            .fails({other: name for name, other in _NO_ROLES.items()}),
+            "gang": reduce.least("takes", "spb_gang")
+            .at_least(0.98, "GPU time that gangs with roles hold, of gang FIFO's")
+            .fails({f"{size}, spb_gang": f"{size}, jigsaw" for size in (_SMALL,)}),
+            "by hand": abs(reduce.cell("pair", _JIGSAW[0]) - 50.0)
+            .at_most(0.0, "seconds that jigsaw's pair is apart from 50")
+            .fails(_NO_ROLES),
+            "by hand, gang": abs(reduce.cell("pair", f"{_SMALL}, gang_fifo") - 60.0)
+            .at_most(0.0, "seconds that gang FIFO's pair is apart from 60")
+            .fails({f"{_SMALL}, gang_fifo": f"{_SMALL}, jigsaw"}),
+        },
+    ),
+)
+
+
+@reduce.along("order")
+def by_order(row: xr.Dataset, order: str) -> reduce.Cells:
+    """Returns medians over repetitions; speed-ups are over the same turn's whole."""
+    run = reduce.first(row)
+    own, whole = (run.sel(order=name) for name in (order, "whole backward"))
+    faster = reduce.interval(whole["seconds"] / own["seconds"], "faster")
+    could = float(run["ideal"]) - 1  # 0 where a backward pass is too short to be timed
+    return {
+        "rate": float(run["iterations"] / own["seconds"].median()),
+        **faster,
+        "ideal": run["ideal"],
+        "gained": (faster["faster"] - 1) / could if could else np.nan,
+        "foretold": whole["foretold"] / own["foretold"],
+        "idle": 100 * own["idle"].median(),
+        "forward": 1e3 * run["forward"].mean(),
+        "backward": 1e3 * run["backward"].mean(),
+        "apart": own["apart"],
+        "others": own["others"],
+    }
+
+
+_TURNS = "2 cores, jigsaw"
+_ALIGNED = "2 cores, partial, not interleaved"
+TOGETHER = Table(
+    id="spb/together",
+    title="Two training runs in the same two processes, iteration by iteration",
+    paper=(
+        "arXiv 2111.10672: a scheduler of single iterations turns what partial "
+        "backward passes save into throughput [abstract]; its figures are not known"
+    ),
+    caption=(
+        "Perceptrons of 8 layers 256 wide on digits, 4,096 images a worker, k = 2, 12 "
+        "iterations of each; processes of one thread, pinned to a core each. Medians "
+        "of 5 turns; speed-ups of the same turn, over whole passes in the same "
+        "executor. f, b: forward and backward pass, measured before; ideal: 2 (f + b) "
+        "/ (2 f + 1.5 b); foretold: by the simulator. not interleaved: roles fixed, "
+        "both whole passes in one process. From other roles: parameters from those of "
+        "a run alone with other roles."
+    ),
+    benchmark=True,
+    columns={
+        "rate": "iterations/s",
+        "faster": "faster than whole",
+        "ideal": "ideal",
+        "gained": "share of ideal gain",
+        "foretold": "foretold",
+        "idle": "idle, %",
+        "forward": "f, ms",
+        "backward": "b, ms",
+        "apart": "parameters apart",
+        "others": "from other roles",
+    },
+    reduce=by_order,
+    tiers=on_cpu(
+        minutes=4.0,
+        runs={"2 cores": Runs(config="spb/together")},
+        claims={
+            "faster": reduce.cell("gained", _TURNS)
+            .at_least(0.5, "share of the ideal gain that jigsaw has")
+            .fails({_TURNS: _ALIGNED}),
+            "beside": reduce.cell("faster", _ALIGNED)
+            .at_most(1.05, "speed of partial passes that are not interleaved")
+            .fails({_ALIGNED: _TURNS}),
+            "same": reduce.most("apart")
+            .at_most(1e-5, "largest difference of a parameter from a run alone")
+            .fails(columns={"apart": "others"}),
         },
     ),
 )

@@ -11,6 +11,16 @@ from .bubble_filling import FilledSchedule as FilledSchedule
 from .bubble_filling import TrainTime as TrainTime
 from .bubble_filling import assign as assign
 from .bubble_filling import train_time as train_time
+from .cluster import Cluster as Cluster
+from .cluster import ClusterRun as ClusterRun
+from .cluster import Job as Job
+from .cluster import TaskSpan as TaskSpan
+from .cluster import simulate_cluster as simulate_cluster
+from .cluster_traces import Assumed as Assumed
+from .cluster_traces import generate_jobs as generate_jobs
+from .cluster_traces import read_csv_jobs as read_csv_jobs
+from .cluster_traces import read_pai_jobs as read_pai_jobs
+from .cluster_traces import read_philly_jobs as read_philly_jobs
 from .decoding import DecodingTimes as DecodingTimes
 from .decoding import DraftLatency as DraftLatency
 from .decoding import Lookahead as Lookahead

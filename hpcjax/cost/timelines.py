@@ -1,5 +1,6 @@
 """Timelines of devices as bars, exported for Perfetto or drawn with matplotlib."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,8 @@ _COLOURS = {
     "invB": "#9e7bc4",
     "prec": "#b15928",
 }
-_OTHER = "#444444"
+# Of kinds that are not ops, such as the jobs of a cluster, in alphabetical order.
+_OTHERS = ("#444444", "#1f78b4", "#ff7f00", "#33a02c", "#6a3d9a", "#b15928")
 
 
 class Bar(NamedTuple):
@@ -114,6 +116,10 @@ def draw_timelines(rows: Mapping[str, Iterable[Bar]], *, unit: str = "ms") -> "F
         squeeze=False,
         height_ratios=list(devices.values()),
     )[:, 0]
+    used = {bar.kind for bars in drawn.values() for bar in bars}
+    others = sorted(used - set(_COLOURS))
+    colours = {kind: colour for kind, colour in _COLOURS.items() if kind in used}
+    colours |= dict(zip(others, itertools.cycle(_OTHERS), strict=False))
     for axes, (title, bars) in zip(panels, drawn.items(), strict=True):
         spans: dict[tuple[int, str], list[tuple[float | int, float | int]]] = {}
         for bar in bars:
@@ -123,7 +129,7 @@ def draw_timelines(rows: Mapping[str, Iterable[Bar]], *, unit: str = "ms") -> "F
             axes.broken_barh(
                 row,
                 (device - 0.45, 0.9),
-                facecolor=_COLOURS.get(kind, _OTHER),
+                facecolor=colours[kind],
                 edgecolor="white",
                 linewidth=0.15,
             )
@@ -131,10 +137,8 @@ def draw_timelines(rows: Mapping[str, Iterable[Bar]], *, unit: str = "ms") -> "F
         axes.invert_yaxis()
         axes.margins(x=0.01)
     panels[-1].set_xlabel(f"time ({unit})")
-    used = {bar.kind for bars in drawn.values() for bar in bars}
-    kinds = [*(k for k in _COLOURS if k in used), *sorted(used - set(_COLOURS))]
-    patches = [Patch(color=_COLOURS.get(k, _OTHER), label=k) for k in kinds]
+    patches = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
     figure.legend(
-        handles=patches, loc="outside lower center", ncols=len(kinds), frameon=False
+        handles=patches, loc="outside lower center", ncols=len(colours), frameon=False
     )
     return figure

@@ -10,6 +10,14 @@ from .bench import stepper as stepper
 from .clocks import Clocks as Clocks
 from .clocks import Sysfs as Sysfs
 from .clocks import restore_clocks as restore_clocks
+from .co_scheduling import CoJob as CoJob
+from .co_scheduling import CoSpan as CoSpan
+from .co_scheduling import CoTask as CoTask
+from .co_scheduling import Rows as Rows
+from .co_scheduling import idle_share as idle_share
+from .co_scheduling import rows_of as rows_of
+from .co_scheduling import run_tasks as run_tasks
+from .co_scheduling import task_bars as task_bars
 from .energy import EnergyCounter as EnergyCounter
 from .energy import Nvml as Nvml
 from .energy import Rapl as Rapl
@@ -43,6 +51,8 @@ from .host_pipeline import WorkSpan as WorkSpan
 from .host_pipeline import busy_share as busy_share
 from .host_pipeline import check_work as check_work
 from .host_pipeline import work_bars as work_bars
+from .iteration_times import IterationTimes as IterationTimes
+from .iteration_times import iteration_times as iteration_times
 from .machine_code import MachineCode as MachineCode
 from .machine_code import count_accesses as count_accesses
 from .machine_code import machine_code as machine_code

@@ -1,12 +1,20 @@
 """What SPB's tables compute of given runs, and what is recorded of them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from experiments.spb import processes, resources, tables
+from experiments.spb import cluster, processes, resources, tables, together
 from hpcjax import optim, perf
+from hpcjax.averaging import WagmaConfig
+from hpcjax.collectives import OkTopkConfig
 from hpcjax.core import ConfigError
+from hpcjax.models import MlpConfig
+from hpcjax.optim import AdamWConfig, KfacConfig
 from hpcjax.runs import discover, execute, results, training
+from hpcjax.runs.training import TrainingConfig
+from hpcjax.train.config import TrainConfig
 from tests.conftest import REPOSITORY
 from tests.experiments import rows
 
@@ -125,3 +133,102 @@ def test_devices_that_do_not_divide_the_workers_are_refused(tmp_path):
     for devices in (3, 8):
         with pytest.raises(ConfigError, match=f"workers=4, devices={devices}"):
             training.task(cfg, tmp_path, devices)
+
+
+@pytest.mark.acceptance("spb-jigsaw", 8)
+def test_a_small_cluster_holds_the_claims_of_large_ones():
+    cfg = cluster.Config(gpus=32, jobs=24, rate=0.5, iterations=(20, 40))
+    made = cluster.run(cfg, None).expand_dims(seed=[0])
+    table = tables.by_policy(dict.fromkeys(("64 GPUs", "512 GPUs"), made))
+    for name, claim in tables.CLUSTER.tier("model").claims.items():
+        assert claim.holds(claim.ours(table)), name
+        broken = claim.ours(claim.control.apply(table))
+        assert not claim.holds(broken), name
+
+
+def test_a_trace_is_simulated(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text("job_id,submit,gpus,duration\na,0,2,4\nb,0,2,4\n")
+    cfg = cluster.Config(gpus=2, trace=str(path), k=2, switch=0.0, bytes=0.0)
+    made = cluster.run(cfg, None)
+    hours = made["busy"].sel(policy=["jigsaw", "gang_fifo"]).values
+    # 16 tasks of 1 s, of which b (k - 1) / 2k = 1/6 is saved.
+    assert hours * 3600 == pytest.approx([16 - 8 / 3, 16])
+    assert float(made["derived"]) == pytest.approx(1 / 6)
+
+
+def job(**changes):
+    model = MlpConfig(widths=(16, 16, 16), activation="tanh")
+    own = TrainingConfig(model=model, train=TrainConfig(batch_size=32))
+    return dataclasses.replace(own, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("spb-jigsaw", 9, 10)
+def test_jobs_side_by_side_learn_what_they_learn_alone():
+    """Nothing is timed here; that roles of other steps are told is the control."""
+    cfg = together.Config(
+        first=job(),
+        second=job(optimizer=AdamWConfig(lr=1e-3), seed=1),
+        iterations=4,
+        repetitions=1,
+        timings=1,
+        pinned=False,
+    )
+    made = together.run(cfg, None)
+    assert float(made["others"].min()) > 1e-4
+    table = tables.by_order({"2 cores": made.expand_dims(seed=[0])})
+    claim = tables.TOGETHER.tier("cpu").claims["same"]
+    assert claim.holds(claim.ours(table)), made["apart"].values
+    assert not claim.holds(claim.ours(claim.control.apply(table)))
+
+
+def turns(whole, jigsaw, aligned, ideal):
+    coords = {"order": together.ROWS, "repetition": range(3), "job": together.JOBS}
+    seconds = [[each, each + 1, each + 1] for each in (whole, jigsaw, aligned)]
+    order = dict.fromkeys(("apart", "others", "foretold"), "order")
+    return rows.run(
+        coords,
+        seconds=("order repetition", seconds),
+        idle="order repetition",
+        forward="job",
+        backward="job",
+        ideal=ideal,
+        iterations=24,
+        **order,
+    )
+
+
+@pytest.mark.acceptance("spb-jigsaw", 10)
+def test_half_of_the_ideal_gain_is_wanted():
+    claims = tables.TOGETHER.tier("cpu").claims
+    table = tables.by_order({"2 cores": turns(23.0, 19.0, 23.0, 1.3)})
+    row = table.sel(row="2 cores, jigsaw")
+    assert float(row["faster"]) == pytest.approx(1.2)  # medians: 24 and 20
+    assert float(row["rate"]) == pytest.approx(24 / 20)
+    assert claims["faster"].ours(table) == pytest.approx(2 / 3)
+    assert claims["beside"].holds(claims["beside"].ours(table))
+    slow = tables.by_order({"2 cores": turns(23.0, 21.0, 19.0, 1.3)})
+    assert not claims["faster"].holds(claims["faster"].ours(slow))
+    assert not claims["beside"].holds(claims["beside"].ours(slow))
+
+
+def test_ideal_is_that_of_two_equal_jobs():
+    times = perf.IterationTimes(1.0, (2.0, 3.0))
+    assert together.ideal({"first": times, "second": times}, 2) == 6 / 5
+
+
+@pytest.mark.acceptance("spb-jigsaw", 10)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workers": 3}, "workers must be a multiple of k: got workers=3, k=2"),
+        ({"first": job(optimizer=KfacConfig())}, r"first.optimizer .*: got kfac"),
+        ({"second": job(exchange=OkTopkConfig())}, "second.exchange .* got ok_topk"),
+        ({"second": job(averaging=WagmaConfig())}, "second.averaging .* got wagma"),
+        ({"workers": 6}, "first.train.batch_size must divide by the 6 workers"),
+    ],
+)
+def test_what_cannot_run_side_by_side_is_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        together.Config(**{"first": job(), "second": job()} | changes)
