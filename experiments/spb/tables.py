@@ -371,6 +371,9 @@ TOGETHER = Table(
         claims={
             "faster": reduce.cell("gained", _TURNS)
             .at_least(0.5, "share of the ideal gain that jigsaw has")
+            .fails({_TURNS: "2 cores, whole backward"}),
+            "interleaved": reduce.over("rate", _TURNS, _ALIGNED)
+            .at_least(1.05, "times as fast as partial passes that are not interleaved")
             .fails({_TURNS: _ALIGNED}),
             "beside": reduce.cell("faster", _ALIGNED)
             .at_most(1.05, "speed of partial passes that are not interleaved")
