@@ -8,6 +8,7 @@ import re
 import types
 
 import pytest
+import xarray as xr
 
 from hpcjax import core
 from hpcjax.runs import build, cli, execute, plan, render, report, table_records
@@ -350,7 +351,8 @@ def test_flags_and_overrides_in_any_order(root, monkeypatch, args):
 
     def record(name, overrides, **kwargs):
         seen.update(kwargs, name=name, overrides=overrides)
-        return types.SimpleNamespace(id="x", directory=root, leads=True)
+        made = {"id": "x", "directory": root, "dataset": xr.Dataset()}
+        return types.SimpleNamespace(leads=True, **made)
 
     monkeypatch.setattr(execute, "run", record)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
