@@ -44,7 +44,7 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
         with os.fdopen(handle, "w") as file:
             json.dump(mine, file)
     try:
-        with keep_touching(path):
+        with _keep_touching(path):
             yield
     finally:
         if _read(path) == mine:
@@ -52,7 +52,7 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def keep_touching(path: pathlib.Path) -> Iterator[None]:
+def _keep_touching(path: pathlib.Path) -> Iterator[None]:
     """Touches a file every ten seconds, to show other hosts that this process lives."""
     end = threading.Event()
 
@@ -72,8 +72,14 @@ def keep_touching(path: pathlib.Path) -> Iterator[None]:
 
 def is_held(folder: pathlib.Path) -> bool:
     """Returns whether a living process holds the folder, as far as can be told here."""
+    return bool(find_holder(folder))
+
+
+def find_holder(folder: pathlib.Path) -> str:
+    """Returns the host of the living process that holds a folder, "" if none does."""
     owner = _read(folder / "lock")
-    return owner is not None and is_alive(owner, folder / "lock")
+    lives = owner is not None and _is_alive(owner, folder / "lock")
+    return owner["host"] if lives else ""
 
 
 def me() -> dict[str, Any]:
@@ -129,7 +135,7 @@ def _take_over(path: pathlib.Path) -> None:
     """Removes a lock whose process has ended, or raises RunBusy."""
     owner = _read(path)
     # Locks are written under the guard, so an unreadable one was truncated by a kill.
-    if owner is not None and is_alive(owner, path):
+    if owner is not None and _is_alive(owner, path):
         pid, host, since = (owner.get(name) for name in ("pid", "host", "since"))
         raise RunBusy(
             f"{path.parent} is held by process {pid} on {host} since {since}"
@@ -144,7 +150,7 @@ def _take_over(path: pathlib.Path) -> None:
     path.unlink()
 
 
-def is_alive(owner: Mapping[str, Any], sign: pathlib.Path) -> bool:
+def _is_alive(owner: Mapping[str, Any], sign: pathlib.Path) -> bool:
     """Returns whether a process is alive.
 
     Args:

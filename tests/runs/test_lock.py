@@ -32,15 +32,15 @@ def set_clock(monkeypatch, by):
 def test_a_clock_that_is_set_takes_no_lock_away(sign, monkeypatch, by):
     me = lock.me()
     set_clock(monkeypatch, by)
-    assert lock.is_alive(me, sign)
+    assert lock._is_alive(me, sign)
 
 
 @linux
 def test_a_number_that_came_again_is_another_process(sign):
     boot, ticks = lock.me()["started"].split()
-    assert lock.is_alive(lock.me(), sign)
+    assert lock._is_alive(lock.me(), sign)
     for started in (f"{boot} {int(ticks) - 1}", f"another {ticks}", ""):
-        assert not lock.is_alive(lock.me() | {"started": started}, sign)
+        assert not lock._is_alive(lock.me() | {"started": started}, sign)
 
 
 @linux
@@ -67,9 +67,9 @@ def test_without_proc_the_clock_tells(sign, tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_PROC", tmp_path / "none")
     me = lock.me()
     assert isinstance(me["started"], float)
-    assert lock.is_alive(me, sign)
-    assert lock.is_alive({**me, "started": me["started"] - 1}, sign)
-    assert not lock.is_alive({**me, "started": me["started"] - HOUR}, sign)
+    assert lock._is_alive(me, sign)
+    assert lock._is_alive({**me, "started": me["started"] - 1}, sign)
+    assert not lock._is_alive({**me, "started": me["started"] - HOUR}, sign)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert not lock.is_alive({**me, "pid": gone.pid}, sign)
+    assert not lock._is_alive({**me, "pid": gone.pid}, sign)

@@ -416,8 +416,6 @@ def test_the_text_of_pictures_has_the_colour_of_the_page(root):
 
 
 def make_sweep(root, name, sampler="grid", **varied):
-    sweeps = pytest.importorskip("hpcjax.runs.sweeps")
-    pytest.importorskip("optuna")
     axes, fixed = sweeps.parse(varied)
     options = {"sampler": sampler, "trials": None if sampler == "grid" else 3}
     sweep = sweeps.Sweep(
@@ -479,7 +477,7 @@ def test_texts_of_a_sweep_are_no_formulas():
 def test_a_sweep_whose_runs_were_deleted(root, tmp_path):
     study = make_sweep(root, "cut", lr="0.31,0.32")
     worker.work("cut", root)
-    gone = study.outcomes()[0].run
+    gone = study.trials()[0].run
     shutil.rmtree(root / "runs" / gone)
     page = Page(
         report.write_report(["cut"], root=root, path=tmp_path / "a.html").read_text()

@@ -18,7 +18,7 @@ from hpcjax.core import ConfigError, DataFormatError
 from hpcjax.runs import build, cli, discover, execute, plan
 from hpcjax.runs.directory import open_run
 from hpcjax.runs.sweeps import axes
-from hpcjax.runs.sweeps.study import Sweep
+from hpcjax.runs.sweeps.sweep import Sweep
 from tests.experiments import rows
 
 TOY = pathlib.Path(__file__).parents[1] / "toy"

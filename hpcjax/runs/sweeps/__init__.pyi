@@ -13,10 +13,9 @@ from .response import draw as draw
 from .response import ranking as ranking
 from .response import save_picture as save_picture
 from .response import summary as summary
-from .study import Outcome as Outcome
 from .study import Study as Study
-from .study import Sweep as Sweep
-from .study import Trial as Trial
 from .study import create_study as create_study
-from .study import find as find
 from .study import open_study as open_study
+from .sweep import Sweep as Sweep
+from .sweep import Trial as Trial
+from .sweep import find as find

@@ -1,11 +1,12 @@
 """Running a sweep: starts workers, replaces dead ones, collects the results."""
 
 import dataclasses
+import functools
 import logging
 import pathlib
+import signal
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,14 +22,15 @@ from hpcjax.runs import results
 from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
 from hpcjax.runs.sweeps import launchers
-from hpcjax.runs.sweeps.study import ATTEMPTS, Study, Sweep, create_study, open_study
+from hpcjax.runs.sweeps.study import ATTEMPTS, Study, create_study
+from hpcjax.runs.sweeps.sweep import Sweep, read_sweep
 
 if TYPE_CHECKING:
     import xarray as xr
 
 log = logging.getLogger(__name__)
 SEED = "seed"  # the key over whose values points are averaged
-_POLL = 0.2
+_POLL, _GRACE = 0.2, 60.0  # seconds
 _KILLED = (Interrupted.exit_code, Preempted.exit_code)
 
 
@@ -102,7 +104,7 @@ def run_sweep(
       root: folder that holds `sweeps/` and `runs/`; default the working directory.
       parallel: number of workers.
       launcher: starts a worker; default a process of this machine.
-      retry_failed: repeat trials that have failed; their errors stay in the journal.
+      retry_failed: repeat trials that have failed.
       quiet: no progress line.
 
     Returns:
@@ -121,6 +123,7 @@ def run_sweep(
     if parallel < 1:
         raise ConfigError(f"parallel must be at least 1: got {parallel}")
     study = _find(sweep, name, root)
+    study.trials()  # tells what is damaged before workers start
     if retry_failed:
         study.retry_failed()
     start = launcher or launchers.make_launcher("local")
@@ -137,7 +140,7 @@ def run_sweep(
 
 def _find(sweep: Sweep | str, name: str | None, root: pathlib.Path) -> Study:
     if isinstance(sweep, str):
-        return open_study(sweep, root)
+        name, sweep = sweep, read_sweep(sweep, root)
     sweep.check(root)
     return create_study(name or sweep.default_name, sweep, root)
 
@@ -161,8 +164,8 @@ class _Crew:
         launcher: launchers.Launcher,
         size: int,
     ) -> None:
-        self._study, self._root, self._launch = study, root, launcher
-        self._size, self._deaths = size, 0
+        self._study, self._size, self._deaths = study, size, 0
+        self._start = functools.partial(launcher, study.name, root)
         self._jobs: dict[int, launchers.Job] = {}
         self._told: list[str] = []
 
@@ -172,13 +175,10 @@ class _Crew:
         try:
             for index in range(self._size):
                 self._jobs[index] = self._start(index)
-            while not signals.received:
-                for index, status in list(self._ended()):
-                    self._react(index, status)
-                if not self._jobs and not self._needed():
-                    break
-                # The journal is read only when it may have news.
-                done = sum(1 for _ in self._closed())
+            while (self._jobs or self._needed()) and not signals.received:
+                for index in [i for i, job in self._jobs.items() if job.done()]:
+                    self._react(index, self._jobs.pop(index))
+                done = sum(trial.has_ended for trial in self._study.trials())
                 if done != ended:
                     ended = done
                     progress.write({"step": ended})
@@ -201,21 +201,11 @@ class _Crew:
         self._told = hosts
         return bool(hosts)
 
-    def _start(self, index: int) -> launchers.Job:
-        return self._launch(self._study.name, self._root, index)
-
-    def _closed(self) -> Iterator[Any]:
-        ends = ("done", "diverged", "failed")
-        return (each for each in self._study.outcomes() if each.status in ends)
-
-    def _ended(self) -> Iterator[tuple[int, int]]:
-        for index, job in self._jobs.items():
-            status = job.status()
-            if status is not None:
-                yield index, status
-
-    def _react(self, index: int, status: int) -> None:
-        del self._jobs[index]
+    def _react(self, index: int, job: launchers.Job) -> None:
+        try:
+            status = job.result()
+        except Exception:
+            status = -signal.SIGKILL  # its process, or its node, is gone
         if status == 0:
             return
         if status == DiskFull.exit_code:
@@ -231,9 +221,14 @@ class _Crew:
 
     def _dismiss(self) -> None:
         for job in self._jobs.values():
-            job.stop()
-        for job in self._jobs.values():
-            job.wait()
+            job.cancel()
+        limit = time.monotonic() + _GRACE
+        while not all(job.done() for job in self._jobs.values()):
+            time.sleep(_POLL)
+            if time.monotonic() > limit:
+                for job in self._jobs.values():
+                    job.cancel()
+                return
 
     def _log(self, index: int) -> pathlib.Path:
         return self._study.folder / "workers" / f"{index}.log"

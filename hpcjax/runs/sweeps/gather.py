@@ -11,7 +11,8 @@ import xarray as xr
 from hpcjax.core.errors import HpcjaxError
 from hpcjax.runs import directory, execute, results
 from hpcjax.runs.sweeps.axes import Constraint, Value
-from hpcjax.runs.sweeps.study import Outcome, Study
+from hpcjax.runs.sweeps.study import Study
+from hpcjax.runs.sweeps.sweep import Trial
 
 
 def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
@@ -30,20 +31,20 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
       the least real of the runs'; `config`, `by`, `axes`, the swept keys separated by
       spaces, and `subject_to`, the constraint or nothing.
     """
-    outcomes, sweep = study.outcomes(), study.sweep
+    trials, sweep = study.trials(), study.sweep
     cells = xr.Dataset(
         {
-            "value": ("trial", [_value(each) for each in outcomes]),
-            "status": ("trial", _texts([each.status for each in outcomes])),
-            "run": ("trial", _texts([each.run for each in outcomes])),
-            "error": ("trial", _texts([each.error for each in outcomes])),
+            "value": ("trial", [_value(each) for each in trials]),
+            "status": ("trial", _texts([each.status for each in trials])),
+            "run": ("trial", _texts([each.run for each in trials])),
+            "error": ("trial", _texts([each.error for each in trials])),
         },
         coords={
-            "trial": [each.cell for each in outcomes],
+            "trial": [each.cell for each in trials],
             **{
                 axis.key: (
                     "trial",
-                    _column([each.point[axis.key] for each in outcomes]),
+                    _column([each.point[axis.key] for each in trials]),
                 )
                 for axis in sweep.axes
             },
@@ -56,11 +57,11 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
         },
     )
     if sweep.subject_to is not None:
-        kept = [float(_keeps(each, sweep.subject_to)) for each in outcomes]
+        kept = [float(_keeps(each, sweep.subject_to)) for each in trials]
         cells = cells.assign(feasible=("trial", kept))
     taken = {*cells.variables}
     whole = xr.merge(
-        [cells, _histories(outcomes, root, taken)],
+        [cells, _histories(trials, root, taken)],
         combine_attrs="no_conflicts",
         join="outer",
     )
@@ -76,20 +77,20 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
 
 
 def _histories(
-    outcomes: Sequence[Outcome], root: pathlib.Path, taken: Collection[Hashable]
+    trials: Sequence[Trial], root: pathlib.Path, taken: Collection[Hashable]
 ) -> xr.Dataset:
     """Returns the results of the runs along `trial`; what is `taken` is renamed."""
     by_cell, sources = {}, {results.SOURCES[0]}
-    for outcome in outcomes:
-        if outcome.run:
+    for trial in trials:
+        if trial.run:
             try:
-                run = directory.open_run(root, outcome.run)
+                run = directory.open_run(root, trial.run)
                 result = execute.read_result(run)
                 sources.add(result.attrs["source"])
                 result = result.drop_attrs()
                 names = {*result.variables, *result.dims} & {*taken}
                 renamed = {name: f"result_{name}" for name in names}
-                by_cell[outcome.cell] = result.rename(renamed)
+                by_cell[trial.cell] = result.rename(renamed)
             except HpcjaxError:
                 continue  # deleted since, or diverged: the status says so
     source = max(sources, key=results.SOURCES.index)
@@ -99,12 +100,12 @@ def _histories(
     return joined.assign_coords(trial=list(by_cell)).assign_attrs(source=source)
 
 
-def _value(outcome: Outcome) -> float:
-    return np.nan if outcome.value is None else outcome.value
+def _value(trial: Trial) -> float:
+    return np.nan if trial.value is None else trial.value
 
 
-def _keeps(outcome: Outcome, constraint: Constraint) -> bool:
-    return outcome.constraint is not None and outcome.constraint <= constraint.bound
+def _keeps(trial: Trial, constraint: Constraint) -> bool:
+    return trial.constraint is not None and trial.constraint <= constraint.bound
 
 
 def _texts(texts: Sequence[str]) -> np.ndarray:

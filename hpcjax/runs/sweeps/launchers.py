@@ -20,23 +20,26 @@ from hpcjax.core import environment
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import overrides
 
-_GRACE, _REACH = 60.0, 10.0  # seconds
+_REACH = 10.0  # seconds
 
 
 @runtime_checkable
 class Job(Protocol):
-    """A worker that has been started."""
+    """A worker that has been started, as submitit returns it."""
 
-    def status(self) -> int | None:
-        """Returns its exit status, negative for a signal; None while it runs."""
+    def done(self) -> bool:
+        """Returns whether it has ended."""
         ...
 
-    def stop(self) -> None:
-        """Asks it to save and end."""
+    def result(self) -> int:
+        """Returns the exit status of one that has ended.
+
+        Negative for a signal. Any error says that its process, or its node, is gone.
+        """
         ...
 
-    def wait(self) -> None:
-        """Waits for its end, and kills it after a while."""
+    def cancel(self) -> None:
+        """Asks it to save and end; asked again, it ends at once."""
         ...
 
 
@@ -74,29 +77,29 @@ class _Process:
     def __init__(self, name: str, root: pathlib.Path, index: int) -> None:
         logs = root / "sweeps" / name / "workers"
         logs.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "hpcjax.runs.sweeps.worker", name, str(root)]
         with (logs / f"{index}.log").open("a") as file:
             # A session of its own: Ctrl-C reaches it through the driver alone.
             self._process = subprocess.Popen(
-                command,
+                _command(name, root),
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
                 env=environment.child(),
             )
+        self._stop = iter([self._process.terminate])
 
-    def status(self) -> int | None:
-        return self._process.poll()
+    def done(self) -> bool:
+        return self._process.poll() is not None
 
-    def stop(self) -> None:
-        self._process.terminate()
+    def result(self) -> int:
+        return self._process.wait()
 
-    def wait(self) -> None:
-        try:
-            self._process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def cancel(self) -> None:
+        next(self._stop, self._process.kill)()
+
+
+def _command(name: str, root: str | pathlib.Path) -> list[str]:
+    return [sys.executable, "-m", "hpcjax.runs.sweeps.worker", name, str(root)]
 
 
 def _local(options: dict[str, Any]) -> Launcher:
@@ -140,10 +143,9 @@ def _check_listens(address: str) -> None:
 
 def _work(name: str, root: str, env: Mapping[str, str]) -> int:
     """Runs a worker as a child of the process that Ray or submitit started."""
-    command = [sys.executable, "-m", "hpcjax.runs.sweeps.worker", name, root]
     # Variables set on its machine, such as the visible devices, take precedence.
     own = {**env, **os.environ, "PYTHONPATH": env["PYTHONPATH"]}
-    with subprocess.Popen(command, env=own) as process:
+    with subprocess.Popen(_command(name, root), env=own) as process:
         try:
             return process.wait()
         except BaseException:  # cancelled: it still has to save
@@ -156,28 +158,23 @@ class _RayTask:
     """A worker that is a task of Ray."""
 
     def __init__(self, reference: Any) -> None:
-        self._reference = reference
+        self._reference, self._force = reference, False
 
-    def status(self) -> int | None:
+    def done(self) -> bool:
         import ray
 
-        ready, _ = ray.wait([self._reference], timeout=0)
-        if not ready:
-            return None
-        try:
-            return ray.get(self._reference)
-        except ray.exceptions.RayError:
-            return -9  # its process, or its node, is gone
+        return bool(ray.wait([self._reference], timeout=0)[0])
 
-    def stop(self) -> None:
+    def result(self) -> int:
         import ray
 
-        ray.cancel(self._reference, force=False)
+        return ray.get(self._reference)
 
-    def wait(self) -> None:
+    def cancel(self) -> None:
         import ray
 
-        ray.wait([self._reference], timeout=_GRACE)
+        ray.cancel(self._reference, force=self._force)
+        self._force = True
 
 
 def _slurm(options: dict[str, Any]) -> Launcher:
@@ -205,28 +202,9 @@ def _slurm(options: dict[str, Any]) -> Launcher:
 
     def launch(name: str, root: pathlib.Path, index: int) -> Job:
         folder = root / "sweeps" / name / "jobs"
-        job = executor(folder).submit(_work, name, str(root), environment.portable())
-        return _SlurmJob(job)
+        return executor(folder).submit(_work, name, str(root), environment.portable())
 
     return launch
-
-
-class _SlurmJob:
-    """A worker that is a job of submitit."""
-
-    def __init__(self, job: Any) -> None:
-        self._job = job
-
-    def status(self) -> int | None:
-        if not self._job.done():
-            return None
-        return -9 if self._job.exception() else self._job.result()
-
-    def stop(self) -> None:
-        self._job.cancel()
-
-    def wait(self) -> None:
-        self._job.wait()
 
 
 _MAKERS = {"local": _local, "ray": _ray, "slurm": _slurm}

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,75 +26,70 @@ from hpcjax.core.errors import (
 )
 from hpcjax.runs import directory, execute, results
 from hpcjax.runs.sweeps.axes import Constraint
-from hpcjax.runs.sweeps.study import Study, Trial, open_study
+from hpcjax.runs.sweeps.study import open_study
+from hpcjax.runs.sweeps.sweep import Sweep, Trial
 
 log = logging.getLogger(__name__)
 _BUSY = 2.0
 
 
-def work(name: str, root: pathlib.Path) -> int:
+def work(name: str, root: pathlib.Path) -> None:
     """Runs trials of a sweep until there is none to take, or its driver is gone.
 
     A trial that fails does not stop the worker. Only a full disk or a signal, which
-    would stop every run, does; the trial is then put back. So does a result without the
-    constraint's variable, which no run will have.
+    would stop every run, does; the trial then waits for another worker. So does a
+    result without the constraint's variable, which no run will have.
 
     Args:
       name: of the sweep.
       root: folder that holds `sweeps/` and `runs/`.
-
-    Returns:
-      The number of trials that it has finished.
 
     Raises:
       DiskFull: no room for a run.
       NoConstraint: the result has no variable of the constraint.
       Preempted: it was told to stop.
     """
-    study = open_study(name, root)
-    parent, ended = os.getppid(), 0
-    with study.show_alive():
-        while os.getppid() == parent:
-            trial = study.take()
+    study, parent = open_study(name, root), os.getppid()
+    while os.getppid() == parent:
+        with study.take() as trial:
             if trial is None:
-                break
+                return
+            waiting = replace(trial, status="waiting")
             try:
-                attempt(study, trial, root)
-            # Another sweep, or a table, holds the run of the same config.
-            except RunBusy as error:
-                log.warning("put back: %s", error)
-                study.put_back(trial)
+                study.write(attempt(study.sweep, trial, root))
+            except RunBusy as error:  # of another sweep, or a table
+                log.warning("trial %d waits: %s", trial.cell, error)
+                study.write(waiting)
                 time.sleep(_BUSY)
-                continue
-            except (Preempted, KeyboardInterrupt, DiskFull):
-                study.put_back(trial)
+            except NoConstraint as error:
+                study.write(replace(trial, status="failed", error=str(error)))
                 raise
-            ended += 1
-    return ended
+            except (Preempted, KeyboardInterrupt, DiskFull):
+                study.write(waiting)
+                raise
 
 
-def attempt(study: Study, trial: Trial, root: pathlib.Path) -> None:
-    """Runs one trial and records its value or its error."""
-    texts = study.sweep.texts(trial.point)
+def attempt(sweep: Sweep, trial: Trial, root: pathlib.Path) -> Trial:
+    """Runs one trial; returns it with its value or its error."""
+    texts = sweep.texts(trial.point)
     try:
-        run = execute.ensure(study.sweep.config, texts, root=root, quiet=True)
+        run = execute.ensure(sweep.config, texts, root=root, quiet=True)
         if run.status == "diverged":
-            study.tell(trial, math.inf, run.id, "diverged")
-        else:
-            sweep = study.sweep
-            bound = sweep.subject_to
-            kept = None if bound is None else read_constraint(run, bound)
-            study.tell(trial, judge_run(run, sweep.by), run.id, constraint=kept)
-    except (Preempted, DiskFull, RunBusy):
-        raise
-    except NoConstraint as error:
-        study.fail(trial, str(error))
+            return replace(trial, status="diverged", value=math.inf, run=run.id)
+        bound = sweep.subject_to
+        kept = None if bound is None else read_constraint(run, bound)
+        value = judge_run(run, sweep.by)
+        return replace(trial, status="done", value=value, run=run.id, constraint=kept)
+    except (Preempted, DiskFull, RunBusy, NoConstraint):
         raise
     except HpcjaxError as error:
-        study.fail(trial, str(error))
+        told = str(error)
     except Exception as error:
         log.exception("trial with %s failed", texts)
-        study.fail(trial, "".join(traceback.format_exception_only(error)).strip())
+        told = "".join(traceback.format_exception_only(error)).strip()
+    # The text may contain anything, such as a path that is not UTF-8.
+    clean = told.encode("utf-8", "backslashreplace").decode().replace("\0", "")
+    return replace(trial, status="failed", error=clean)
 
 
 def judge_run(run: directory.RunDirectory, by: str) -> float:

@@ -11,8 +11,6 @@ from tests.runs import papers
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
-pytest.importorskip("optuna")
-
 # Each run tells which node agent, or which job, its worker was started by.
 TOLD = """
     import os

@@ -1,6 +1,7 @@
 """Sweeps over the curves paper, whose runs take no time: workers are real processes."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -16,12 +17,9 @@ from rich.console import Console
 
 from hpcjax.core import ConfigError, DataFormatError, HpcjaxError, RunBusy
 from hpcjax.runs import cli, directory, results, sweeps
-from hpcjax.runs.sweeps import study as studies
 from hpcjax.runs.sweeps import worker
 from tests.runs import papers
-from tests.runs.sweeps.trials import run, run_ids, sweep_of
-
-pytest.importorskip("optuna")
+from tests.runs.sweeps.trials import abandon, run, run_ids, sweep_of, take_all
 
 
 @pytest.fixture
@@ -178,17 +176,14 @@ def test_a_damaged_description_is_told(root):
 
 
 def test_a_worker_that_dies_loses_nothing(root):
-    """A trial taken by a process that is gone is taken again, three times at most."""
+    """A trial that is running and that nobody holds is taken again."""
     study = sweeps.create_study("s", sweep_of(), root)
-    gone = subprocess.Popen([sys.executable, "-c", "pass"])
-    gone.wait()
     for _ in range(2):
-        taken = study.take()
-        taken.held.set_user_attr("owner", {**studies.lock.me(), "pid": gone.pid})
+        abandon(study)
         assert study.has_lost()
     worker.work("s", root)
-    assert {each.status for each in study.outcomes()} == {"done"}
-    assert len(study.outcomes()) == len(run_ids(root)) == 6
+    assert {each.status for each in study.trials()} == {"done"}
+    assert len(study.trials()) == len(run_ids(root)) == 6
 
 
 @pytest.mark.slow
@@ -210,7 +205,7 @@ def test_workers_that_cannot_start_end_the_sweep(root, monkeypatch):
     launcher = sweeps.make_launcher("local")
 
     def broken(name, root, index):
-        (root / "sweeps" / name / "journal.log").write_text("no journal\n")
+        (root / "sweeps" / name / "sweep.json").write_text("no sweep")
         return launcher(name, root, index)
 
     with pytest.raises(HpcjaxError, match="worker 0 ended with 3"):
@@ -224,13 +219,14 @@ def test_ten_workers_run_no_trial_twice(root):
     seeds = ",".join(map(str, range(200)))
     sweep = sweep_of(varied={"seed": seeds})
     study = sweeps.create_study("s", sweep, root)
-    study.take()  # the points are entered once, whoever comes first
-    processes = [start(root, "s") for _ in range(10)]
-    for process in processes:
-        assert process.wait(timeout=240) == 0
-    statuses = [each.status for each in study.outcomes()]
+    with study.take() as held:  # which none of them may take
+        processes = [start(root, "s") for _ in range(10)]
+        for process in processes:
+            assert process.wait(timeout=240) == 0
+    assert study.trials()[held.cell].status == "running"
+    statuses = [each.status for each in study.trials()]
     assert statuses.count("done") == 199
-    runs = [each.run for each in study.outcomes() if each.run]
+    runs = [each.run for each in study.trials() if each.run]
     assert len(set(runs)) == len(runs) == len(run_ids(root))
 
 
@@ -272,13 +268,8 @@ def test_a_sweep_goes_on_after_a_kill(root, victim):
         driver.kill()
         driver.communicate()
     else:
-        study = sweeps.open_study("s", root)
-        owners = [
-            trial.user_attrs["owner"]["pid"]
-            for trial in study._trials()
-            if trial.state.name == "RUNNING" and "owner" in trial.user_attrs
-        ]
-        os.kill(owners[0], signal.SIGKILL)
+        held = next(root.glob("sweeps/s/trials/*/lock"))
+        os.kill(json.loads(held.read_text())["pid"], signal.SIGKILL)
         assert driver.wait(timeout=120) == 0, driver.communicate()[1]
     result = sweeps.run_sweep("s", root=root, quiet=True)
     assert result.dataset["status"].values.tolist() == ["done"] * 6
@@ -322,80 +313,36 @@ def test_cells_are_found_by_place_not_by_value(root):
     assert dataset["result_lr"].values.tolist() == [7.0, 8.0]
 
 
-@pytest.mark.slow
-def test_a_torn_journal_is_mended(root):
-    result = run(sweep_of(), root)
-    journal = result.directory / "journal.log"
-    journal.write_bytes(journal.read_bytes() + b'{"op_code": 5, "wor')
-    assert run(result.name, root).dataset["value"].equals(result.dataset["value"])
-
-
-@pytest.mark.parametrize("line", [b"{", b"\xff", b"[]", b'{"op_code": 0}', b""])
-@pytest.mark.parametrize("place", [0, 2, -1])
-def test_a_damaged_journal_is_told(root, capsys, line, place):
-    sweeps.create_study("s", sweep_of(), root).take()
-    journal = root / "sweeps/s/journal.log"
-    lines = journal.read_bytes().splitlines()
-    lines[place] = line
-    journal.write_bytes(b"\n".join(lines) + b"\n")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"\xff",
+        b"[]",
+        b"",
+        b"{}",
+        b'{"cell": 1, "point": {"lr": "1", "wd": "1"}}',
+        b'{"cell": 0, "point": {"lr": "1"}}',
+        b'{"cell": 0, "point": 3}',
+        b'{"cell": 0, "point": {"lr": "1", "wd": "1"}, "status": "over"}',
+    ],
+)
+def test_a_damaged_trial_is_told(root, capsys, content):
+    study = sweeps.create_study("s", sweep_of(), root)
+    abandon(study)
+    (study.folder / "trials/0000/trial.json").write_bytes(content)
     assert cli.main(["sweep", "s", "--root", str(root)]) == 3
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "journal.log is damaged: " in told
+    assert "trials/0000/trial.json is damaged: " in told
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"op_code":4', b'"op_code":12'),
-        (b'"study_id":0', b'"study_id":1'),
-        (b'{"cell":0}', b'{"cell":"0"}'),
-        (b'{"cell":0}', b"7"),
-    ],
-)
-def test_a_changed_line_of_a_journal_is_told(root, capsys, old, new):
-    sweeps.create_study("s", sweep_of(), root).take()
-    journal = root / "sweeps/s/journal.log"
-    journal.write_bytes(journal.read_bytes().replace(old, new, 1))
-    assert cli.main(["sweep", "s", "--root", str(root)]) == 3
-    assert "journal.log is damaged: line 2 " in capsys.readouterr().err
-
-
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("options", [{}, {"sampler": "tpe", "trials": 6}])
-def test_a_point_that_the_journal_lost_is_entered_again(root, options):
+def test_a_trial_whose_file_was_removed_is_taken_again(root, options):
     study = sweeps.create_study("s", sweep_of(**options), root)
-    while study.take():
-        pass
-    journal = root / "sweeps/s/journal.log"
-    journal.write_bytes(journal.read_bytes().replace(b'{"cell":0}', b'{"cell":1}'))
-    study = sweeps.open_study("s", root)
-    taken = study.take()
-    assert taken.held.user_attrs["cell"] == 0
-    assert study.take() is None
-    assert [outcome.cell for outcome in study.outcomes()] == [*range(6)]
-
-
-@pytest.mark.timeout(60)
-def test_a_point_whose_line_was_deleted_is_entered_again(root):
-    sweeps.create_study("s", sweep_of(), root).take()
-    journal = root / "sweeps/s/journal.log"
-    lines = journal.read_bytes().splitlines(True)
-    journal.write_bytes(b"".join([lines[0], *lines[2:7]]))
-    study = sweeps.open_study("s", root)
-    cells = [study.take().held.user_attrs["cell"] for _ in range(6)]
-    assert sorted(cells) == [*range(6)]
-    assert study.take() is None
-
-
-@pytest.mark.timeout(60)
-def test_a_trial_is_not_given_what_was_said_of_another(root, capsys):
-    sweeps.create_study("s", sweep_of(), root).take()
-    journal = root / "sweeps/s/journal.log"
-    lines = journal.read_bytes().splitlines(True)
-    journal.write_bytes(b"".join([lines[0], *lines[2:]]))
-    assert cli.main(["sweep", "s", "--root", str(root)]) == 3
-    assert "as where a line is missing" in capsys.readouterr().err
+    assert take_all(study) == [*range(6)]
+    (study.folder / "trials/0002/trial.json").unlink()
+    assert take_all(sweeps.open_study("s", root)) == [2, 0, 1, 3, 4, 5]
 
 
 def test_a_run_that_is_busy_is_waited_for(root, monkeypatch):
@@ -414,15 +361,16 @@ def test_a_run_that_is_busy_is_waited_for(root, monkeypatch):
     assert result.successes == 2
 
 
-def test_a_worker_of_another_host_is_dead_when_it_is_silent(root, monkeypatch):
+def test_a_worker_of_another_host_is_dead_when_it_is_silent(root):
     study = sweeps.create_study("s", sweep_of(), root)
-    with study.show_alive():
-        taken = study.take()
-        owner = taken.held.user_attrs["owner"]
-        taken.held.set_user_attr("owner", {**owner, "host": "elsewhere"})
+    with study.take():
+        held = study.folder / "trials/0000/lock"
+        held.write_text(
+            json.dumps({**json.loads(held.read_text()), "host": "elsewhere"})
+        )
         assert not study.has_lost()
         assert study.held_by() == ["elsewhere"]
-        os.utime(study._sign, (0, 0))
+        os.utime(held, (0, 0))
         assert study.has_lost()
 
 
