@@ -86,6 +86,12 @@ def test_the_guard_takes_the_first_with_a_margin():
     assert module.choose(Scripted([2.0]), points[:1], 1.0) is None
 
 
+def test_the_guard_takes_as_many_queries_as_a_machine_has_done():
+    device = Scripted([0.5])
+    device.measure = lambda point, batches: module.Measured(1.0, np.full(203, 0.5))
+    assert module.choose(device, [{"batch": 0}], 1.0)[0] == {"batch": 0}
+
+
 @pytest.mark.slow
 @pytest.mark.acceptance("polythrottle", 8)
 def test_guarded_choices_are_feasible_afresh():
