@@ -44,7 +44,7 @@ class Interference(NamedTuple):
       weights: `[5]`, at least 0; the first is the fixed overhead in seconds.
       residual: standard deviation of relative errors, by the samples' own fit.
       left_out: the same, each sample predicted from a fit of the others.
-      errors: standard errors of the weights, `[5]`.
+      errors: standard errors of the weights, `[5]`, as if none were at 0.
     """
 
     weights: np.ndarray
@@ -97,12 +97,15 @@ def fit_interference(samples: Sequence[Sample], *, ridge: float = 1e-3) -> Inter
         other = fit_costs(rows[kept], seconds[kept], penalty)
         left_out.append(rows[n] @ other / seconds[n] - 1)
     variance = (errors**2).sum() / max(count - rows.shape[1], 1)
-    inverse = np.linalg.pinv((rows / seconds[:, None]).T @ (rows / seconds[:, None]))
+    # Columns differ by ten orders of magnitude, more than a pseudo-inverse keeps.
+    relative = rows / seconds[:, None]
+    scale = np.where(relative.any(0), relative.max(0), 1.0)
+    inverse = np.linalg.pinv((relative / scale).T @ (relative / scale))
     return Interference(
         weights=weights,
         residual=float(np.sqrt(variance)),
         left_out=float(np.sqrt(np.mean(np.square(left_out)))),
-        errors=np.sqrt(variance * np.diag(inverse).clip(0)),
+        errors=np.sqrt(variance * np.diag(inverse).clip(0)) / scale,
     )
 
 

@@ -46,8 +46,21 @@ def test_a_cautious_prediction_adds_the_residual():
     plain = found.predict(8e9, 60.0)
     assert found.cautious(8e9, 60.0) == pytest.approx(plain * (1 + found.residual))
     assert 0.01 < found.residual < 0.04
-    assert (found.errors > 0).all()
     assert found.predict(8e9, 60.0, 24e9, 60.0) > plain
+
+
+def test_standard_errors_are_the_spread_of_weights():
+    """Of fits to noise of their own, to equal features."""
+    clean = np.array(draw(0, 60, 0.0))
+    fits = []
+    for seed in range(200):
+        noise = np.random.default_rng(seed).standard_normal(len(clean))
+        noisy = np.column_stack([clean[:, :-1], clean[:, -1] * (1 + 0.005 * noise)])
+        samples = [cost.Sample(*row) for row in noisy]
+        fits.append(cost.fit_interference(samples, ridge=0))
+    spread = np.std([each.weights for each in fits], axis=0)
+    errors = np.mean([each.errors for each in fits], axis=0)
+    np.testing.assert_allclose(errors, spread, rtol=0.15)
 
 
 def test_a_ridge_draws_weights_to_zero_but_not_the_intercept():
