@@ -45,12 +45,16 @@ class Grid:
         checks.require(bool(values), "a grid needs values", values=values)
         for name, own in values.items():
             good = len(own) > 0 and len(set(own)) == len(own)
-            rule = f"{name} must have different values, positive if in log"
+            rule = f"{name} must have different finite values, positive if in log"
+            good = good and all(map(math.isfinite, own))
             good = good and (name not in log or min(own) > 0)
             checks.require(good, rule, **{name: list(own)})
         for name in log:
             checks.require_choice("log", name, tuple(values))
-        self.values = {name: tuple(sorted(own)) for name, own in values.items()}
+        self.values = {
+            name: tuple(sorted(n.item() if isinstance(n, np.generic) else n for n in own))
+            for name, own in values.items()
+        }
         self.log = tuple(log)
         axes = [self._scale(name) for name in values]
         self.x = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
@@ -118,9 +122,15 @@ class ConstrainedSearch:
           start: the first point, which should keep the constraints if any does; None
             for the greatest of all knobs.
           acquisition: what a measurement is worth.
+
+        Raises:
+          ConfigError: a bound that is not positive, or a name that `tell` has itself.
         """
-        checks.require_positive(**subject_to)
-        self.grid, self.subject_to, self.seed = grid, dict(subject_to), seed
+        bounds = {name: float(bound) for name, bound in subject_to.items()}
+        checks.require_positive(**bounds)
+        rule = "constraints must not be called value or point"
+        checks.require(not {"value", "point"} & {*bounds}, rule, subject_to=bounds)
+        self.grid, self.subject_to, self.seed = grid, bounds, seed
         self._acquisition = acquisition
         self._places: list[int] = []
         self._told: list[dict[str, float]] = []
@@ -180,14 +190,16 @@ class ConstrainedSearch:
         """
         place = self.grid.place(point)
         checks.require(place not in self._places, "measured before", point=dict(point))
-        checks.require_positive(value=value, **constraints)
+        # Checked and kept as numbers of Python: not all scalars of arrays are floats.
+        told = {name: float(v) for name, v in {"value": value, **constraints}.items()}
+        checks.require_positive(**told)
         for name in {*constraints} ^ {*self.subject_to}:
             hint = nearest(name, self.subject_to)
             raise ConfigError(
                 f"a measurement needs {[*self.subject_to]}: got {[*constraints]}{hint}"
             )
         self._places.append(place)
-        self._told.append({"value": float(value), **constraints})
+        self._told.append(told)
 
     def observations(self) -> Observations:
         """Returns what has been told, in logarithms."""

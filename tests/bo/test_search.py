@@ -116,6 +116,25 @@ def test_bad_measurements(value, constraints, message):
         search.tell({"a": 100, "b": 1}, value, **constraints)
 
 
+def test_scalars_of_arrays_are_numbers():
+    grid = bo.Grid(a=np.arange(1, 4), b=np.linspace(1, 2, 3))
+    search = bo.ConstrainedSearch(grid, {"l": np.float32(2.0)})
+    search.tell(search.ask(), np.float32(2.0), l=np.float32(0.5))
+    back = bo.ConstrainedSearch.from_json(search.to_json())
+    assert back.best_feasible() == {"a": 3, "b": 2.0}
+    with pytest.raises(ConfigError, match="value must be finite and > 0"):
+        search.tell(search.ask(), np.float32(np.nan), l=np.float32(0.5))
+    with pytest.raises(ConfigError, match="l must be finite and > 0"):
+        search.tell(search.ask(), 1.0, l=np.float32(-1.0))
+    assert len(search.points) == 1
+
+
+@pytest.mark.parametrize("name", ["value", "point"])
+def test_a_constraint_cannot_have_a_name_of_tells_own(name):
+    with pytest.raises(ConfigError, match="must not be called value or point"):
+        bo.ConstrainedSearch(GRID, {name: 1.0})
+
+
 def test_a_point_is_told_once():
     search = told(1)
     with pytest.raises(ConfigError, match="measured before"):
@@ -126,8 +145,9 @@ def test_a_point_is_told_once():
     ("values", "log", "message"),
     [
         ({}, (), "a grid needs values"),
-        ({"a": [1, 1]}, (), "a must have different values"),
+        ({"a": [1, 1]}, (), "a must have different finite values"),
         ({"a": [0, 1]}, ("a",), "positive if in log"),
+        ({"a": [1, math.nan]}, (), "different finite values"),
         ({"a": [1, 2]}, ("b",), "log must be one of"),
     ],
 )
