@@ -171,9 +171,11 @@ class ConstrainedSearch:
         worth = self._acquisition(self.observations(), self.grid.x)
         worth[self._places] = -np.inf
         place = int(np.argmax(worth))
-        # Asking again without telling replaces what the stopping rule looks at.
+        # Asking again without telling replaces what the stopping rule looks at; what
+        # was told without asking had no known worth.
         asked = len(self._places) - len(self._design)
-        self._worth[asked:] = [float(worth[place])]
+        unknown = [math.inf] * (asked - len(self._worth))
+        self._worth[asked:] = [*unknown, float(worth[place])]
         return self.grid.point(place)
 
     def tell(self, point: Point, value: float, **constraints: float) -> None:

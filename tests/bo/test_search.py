@@ -77,6 +77,17 @@ def test_it_stops_when_gains_are_small_and_never_without_a_feasible_point():
         assert stopped[-1] == (search is flat)
 
 
+def test_asking_twice_counts_once_also_after_points_that_were_not_asked_for():
+    search = bo.ConstrainedSearch(bo.Grid(a=range(1, 31)), {})
+    for a in range(1, 13):
+        search.tell({"a": a}, 1.0 + 1e-9 * a)
+    assert search.ask() == search.ask()
+    assert not search.stopped
+    search.tell(search.ask(), 1.0)
+    search.ask()
+    assert search.stopped
+
+
 def test_the_unit_of_energy_does_not_matter():
     asked = []
     for unit in (1.0, 1000.0):
