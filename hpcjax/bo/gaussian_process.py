@@ -148,7 +148,8 @@ def _check(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _standard(y: np.ndarray) -> tuple[float, float]:
     """Returns offset and scale of the targets; the scale of equal ones is 1."""
-    return float(y.mean()), float(y.std()) or 1.0
+    spread = float(y.std())  # of equal ones may be rounding of the mean
+    return float(y.mean()), spread if spread > 1e-14 * np.abs(y).max() else 1.0
 
 
 def _squares(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.ndarray:

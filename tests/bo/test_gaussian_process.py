@@ -97,6 +97,14 @@ def test_equal_targets_are_known_everywhere():
     assert mean[0] == pytest.approx(2.0)
 
 
+def test_targets_that_differ_by_rounding_leave_as_much_doubt_as_equal_ones():
+    x, equal = np.linspace(0, 0.3, 7)[:, None], np.ones(7)
+    rounded = np.append(equal[1:], np.nextafter(1.0, 2.0))
+    spreads = [bo.fit(x, y)(np.array([[1.0]]))[1] for y in (rounded, equal)]
+    np.testing.assert_allclose(*spreads)
+    assert spreads[0] > 0.1
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
