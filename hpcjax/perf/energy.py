@@ -76,7 +76,7 @@ class Rapl:
           ConfigError: there is none, or it cannot be read.
         """
         zones = sorted(root.glob("class/powercap/intel-rapl:[0-9]*"))
-        zones = [zone for zone in zones if zone.name.count(":") == 1]
+        zones = [zone for zone in zones if _is_package(zone)]
         checks.require(bool(zones), "no package counts energy", root=str(root))
         self._sums = [
             _Sum(
@@ -90,6 +90,13 @@ class Rapl:
     def read_joules(self) -> float:
         """Returns the joules of all packages since this counter was made."""
         return 1e-6 * sum(each.advance() for each in self._sums)
+
+
+def _is_package(zone: pathlib.Path) -> bool:
+    """Tells packages from their parts, and from `psys`, the platform around them."""
+    name = zone / "name"
+    platform = name.exists() and name.read_text().strip() == "psys"
+    return zone.name.count(":") == 1 and not platform
 
 
 class Nvml:

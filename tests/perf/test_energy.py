@@ -29,6 +29,20 @@ def test_rapl_wraps_around(root):
         counter.read_joules()
 
 
+def test_rapl_does_not_count_the_platform_besides(root):
+    """On laptops a zone `psys` holds all that the package takes, and more."""
+    package, platform = root / fake_sysfs.RAPL, root / "class/powercap/intel-rapl:1"
+    platform.mkdir()
+    for zone, name in ((package, "package-0"), (platform, "psys")):
+        (zone / "name").write_text(f"{name}\n")
+        (zone / "energy_uj").write_text("1000")
+        (zone / "max_energy_range_uj").write_text("9000")
+    counter = perf.Rapl(root)
+    for zone in (package, platform):
+        (zone / "energy_uj").write_text("4000")
+    assert round(1e6 * counter.read_joules()) == 3000
+
+
 @pytest.fixture
 def nvml(monkeypatch):
     """A driver with a scripted counter of millijoules."""
