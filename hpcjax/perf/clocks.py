@@ -17,7 +17,13 @@ from typing import Any, NamedTuple, Protocol, Self
 import filelock
 
 from hpcjax.core import checks, files
-from hpcjax.core.errors import ConfigError, HpcjaxError, RunBusy, nearest
+from hpcjax.core.errors import (
+    ConfigError,
+    DataFormatError,
+    HpcjaxError,
+    RunBusy,
+    nearest,
+)
 from hpcjax.perf.energy import SYS, read_number
 
 _SETTLE, _POLL = 0.2, 0.02  # seconds
@@ -221,18 +227,29 @@ def restore_clocks(journal: pathlib.Path) -> bool:
     if not journal.exists():
         return False
     failed = []
-    for pair in files.read_json(journal):
-        (low, least), (high, greatest) = pair
+    for low, least, high, greatest in _read_journal(journal):
         try:
-            _write_pair(
-                pathlib.Path(low), pathlib.Path(high), int(least), int(greatest)
-            )
+            # Others, which this user may have no right to write, stay as they are.
+            if (read_number(low), read_number(high)) != (least, greatest):
+                _write_pair(low, high, least, greatest)
         except ConfigError as error:
             failed.append(f"{error} (it had {least} to {greatest})")
     if failed:
         raise HpcjaxError(f"clocks are not restored: {'; '.join(failed)}")
     journal.unlink()
     return True
+
+
+def _read_journal(
+    journal: pathlib.Path,
+) -> list[tuple[pathlib.Path, int, pathlib.Path, int]]:
+    try:
+        return [
+            (pathlib.Path(low), int(least), pathlib.Path(high), int(greatest))
+            for (low, least), (high, greatest) in files.read_json(journal)
+        ]
+    except (TypeError, ValueError) as error:
+        raise DataFormatError(f"{journal} is no journal of clocks: {error}") from error
 
 
 def _write_pair(

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from hpcjax import perf
-from hpcjax.core import ConfigError, HpcjaxError, RunBusy
+from hpcjax.core import ConfigError, DataFormatError, HpcjaxError, RunBusy
 from hpcjax.perf import clocks as module
 from tests.perf import fake_sysfs
 from tests.perf.fake_sysfs import GPU, ORIGINAL, POLICY, limits
@@ -79,7 +79,7 @@ def test_the_least_is_never_above_the_greatest(root, monkeypatch):
                 assert limits(root) == [(800, 2000), (value, value)]
         assert limits(root) == ORIGINAL
     assert all(low <= high for pairs in seen for low, high in pairs)
-    assert len(seen) == 3 * 16
+    assert len(seen) == 3 * 14
 
 
 def stop(root, how):
@@ -155,6 +155,30 @@ def test_one_file_that_fails_leaves_the_others_restored(root, monkeypatch):
     assert perf.restore_clocks(root / "journal")
     assert limits(root) == ORIGINAL
     assert not perf.restore_clocks(root / "journal")
+
+
+def test_what_was_not_changed_is_not_written(root, monkeypatch):
+    """Who may set the GPU's clocks alone gives these back, and needs no other right."""
+    honest = module._write
+
+    def write(path, value):
+        if "policy0" in str(path):
+            raise ConfigError(f"{path} cannot be set to {value}: it needs root")
+        honest(path, value)
+
+    monkeypatch.setattr(module, "_write", write)
+    with opened(root) as clocks:
+        clocks.set(gpu=500)
+        assert limits(root) == [(800, 2000), (500, 500)]
+    assert limits(root) == ORIGINAL
+    assert not (root / "journal").exists()
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "[[1, 2]]", "7"])
+def test_a_file_that_is_no_journal_is_told(tmp_path, text):
+    (tmp_path / "journal").write_text(text)
+    with pytest.raises(DataFormatError, match="journal"):
+        perf.restore_clocks(tmp_path / "journal")
 
 
 def test_nothing_is_written_unless_it_is_asked_for(root):
