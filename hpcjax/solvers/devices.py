@@ -150,9 +150,16 @@ def lattice(
       hopping: t, an energy.
       spring: k, a squared frequency for a mass of 1.
       bending: k', likewise.
+
+    Raises:
+      ConfigError: no slab or direction, or bonds that pass over a slab.
     """
     checks.require_count(1, slabs=slabs, directions=directions)
     atoms = len(cell)
+    beyond = cell[None] + [2 * period, 0.0, 0.0] - cell[:, None]
+    least = float(np.linalg.norm(beyond, axis=-1).min())
+    rule = "slabs must be so long that bonds end in the next one"
+    checks.require(least >= 1.1 * length, rule, period=period, length=length)
     away = cell[None] + np.array([[[s * period, 0.0, 0.0]] for s in (-1, 0, 1)])
     between = away[:, None] - cell[None, :, None]  # [slab, a, b, 3]
     distance = np.linalg.norm(between, axis=-1)
@@ -163,9 +170,10 @@ def lattice(
     force = -springs * bonded[..., None, None]
     force[1, range(atoms), range(atoms)] -= force.sum((0, 2))
     flat = force.transpose(0, 1, 3, 2, 4).reshape(3, atoms * directions, -1)
-    gradient = -2 * hopping / length * unit * bonded[..., None]
-    neighbours, gradients = _list_bonds(bonded, gradient, slabs)
-    hop = hopping * bonded[:, None].astype(complex)
+    ratio = np.where(bonded, distance, length) / length
+    slope = -2 * hopping / length * bonded / ratio**3
+    neighbours, gradients = _list_bonds(bonded, slope[..., None] * unit, slabs)
+    hop = (hopping * bonded / ratio**2)[:, None].astype(complex)
     flat = flat[:, None].astype(complex)
     return Device(
         electrons=repeat(hop[1], hop[2], slabs),

@@ -195,6 +195,25 @@ def test_devices_that_do_not_belong_together():
             solvers.check_device(broken)
 
 
+def test_hopping_falls_with_the_square_of_a_bonds_length():
+    """And gradients are its differences, here along the bonds of a chain."""
+
+    def hopping(period):
+        device = solvers.lattice(np.zeros((1, 3)), period, 3, directions=1, length=1.1)
+        return device.electrons.coupling[0, 0, 0, 0], device.gradients[0, 0, 0, 0, 0]
+
+    for period in (0.95, 1.1):
+        (hop, slope), step = hopping(period), 1e-6
+        assert hop == pytest.approx(-((1.1 / period) ** 2))
+        above, below = hopping(period + step)[0], hopping(period - step)[0]
+        assert slope == pytest.approx((above - below) / (2 * step), rel=1e-6)
+
+
+def test_bonds_that_pass_over_a_slab_are_refused():
+    with pytest.raises(ConfigError, match="slabs must be so long"):
+        solvers.lattice(np.zeros((1, 3)), 0.5, 3, directions=1)
+
+
 def test_gradients_of_a_bond_and_its_reverse_belong_together():
     device = solvers.junction()
     device.gradients[0, 1] *= 2
