@@ -113,15 +113,23 @@ def check_device(device: Device) -> None:
 
 def _check_bonds(device: Device, per_slab: int) -> None:
     neighbours, gradients = map(np.asarray, (device.neighbours, device.gradients))
-    first = np.arange(len(neighbours))[:, None]
+    atoms = len(neighbours)
+    rule = f"neighbours must be atoms, 0 to {atoms - 1}"
+    ends = {"least": int(neighbours.min()), "most": int(neighbours.max())}
+    checks.require(0 <= ends["least"] and ends["most"] < atoms, rule, **ends)
+    first = np.arange(atoms)[:, None]
     apart = int(np.abs(neighbours // per_slab - first // per_slab).max())
     rule = "neighbours must be in the same slab or in one beside it"
     checks.require(apart <= 1, rule, slabs_between=apart)
-    dense = np.zeros((len(first), len(first), *gradients.shape[2:]), complex)
-    np.add.at(dense, (first, neighbours), gradients)
-    reverse = dense.transpose(1, 0, 2, 4, 3).conj()
-    wrong = float(np.abs(dense + reverse).max())
-    good = wrong <= 1e-9 * max(np.abs(dense).max(), 1e-30)
+    # A pair may have several bonds, whose gradients are added up: there, and back.
+    there, back = np.zeros(gradients.shape, complex), np.zeros(gradients.shape, complex)
+    for n in range(neighbours.shape[1]):
+        same = neighbours[:, n, None] == neighbours
+        there += same[..., None, None, None] * gradients[:, n, None]
+        returns = neighbours[neighbours, n] == first
+        back += returns[..., None, None, None] * gradients[neighbours, n]
+    wrong = float(np.abs(there + dagger(back)).max())
+    good = wrong <= 1e-9 * max(np.abs(there).max(), 1e-30)
     checks.require(good, "gradients of (b, a) must be -conj(a, b).T", apart=wrong)
 
 

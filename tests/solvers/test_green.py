@@ -1,5 +1,7 @@
 """Green's functions against dense inverses, bands, and what is known of chains."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -218,6 +220,23 @@ def test_gradients_of_a_bond_and_its_reverse_belong_together():
     device = solvers.junction()
     device.gradients[0, 1] *= 2
     with pytest.raises(ConfigError, match="gradients of"):
+        solvers.check_device(device)
+
+
+def test_bonds_of_thousands_of_atoms_are_checked_in_little_memory():
+    device = solvers.ribbon(600, 2)
+    tracemalloc.start()
+    solvers.check_device(device)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50 * device.gradients.nbytes
+
+
+@pytest.mark.parametrize(("atom", "bond", "end"), [(0, 0, -1), (3, 1, 4)])
+def test_neighbours_that_are_no_atoms_are_refused(atom, bond, end):
+    device = solvers.junction()
+    device.neighbours[atom, bond] = end
+    with pytest.raises(ConfigError, match="neighbours must be atoms, 0 to 3"):
         solvers.check_device(device)
 
 
