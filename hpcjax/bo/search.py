@@ -52,7 +52,9 @@ class Grid:
         for name in log:
             checks.require_choice("log", name, tuple(values))
         self.values = {
-            name: tuple(sorted(n.item() if isinstance(n, np.generic) else n for n in own))
+            name: tuple(
+                sorted(n.item() if isinstance(n, np.generic) else n for n in own)
+            )
             for name, own in values.items()
         }
         self.log = tuple(log)

@@ -31,9 +31,13 @@ def read_hr(
       momenta: their number.
 
     Raises:
+      ConfigError: axes that are the same, or none; no slab or momentum.
       DataFormatError: a file of another form, or a Hamiltonian that is not Hermitian.
     """
-    checks.require(axis != transverse, "axes must differ", axis=axis)
+    checks.require_count(1, slabs=slabs, momenta=momenta)
+    given = {"axis": axis, "transverse": transverse}
+    good = axis != transverse and {axis, transverse} <= {0, 1, 2}
+    checks.require(good, "axes must differ, and be 0, 1 or 2", **given)
     cells, blocks = _parse(pathlib.Path(path))
     angle = 2 * np.pi * np.arange(momenta) / momenta
     phases = np.exp(1j * cells[:, transverse, None] * angle)
@@ -60,14 +64,19 @@ def read_hr(
 
 def _parse(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns cells [R, 3] and blocks [R, n, n], ⟨0 m|H|R n⟩ over degeneracies."""
-    _, *lines = path.read_text().splitlines()
     try:
+        _, *lines = path.read_text().splitlines()
         n, count = int(lines[0]), int(lines[1])
+        if n < 1 or count < 1:
+            raise ValueError(f"{n} functions, {count} cells")
         first = 2 + -(-count // 15)
         degeneracies = np.array(" ".join(lines[2:first]).split(), int)
         rows = np.array([line.split() for line in lines[first:] if line.strip()], float)
         rows = rows.reshape(count, n * n, 7)
         left, right = rows[..., 3].astype(int) - 1, rows[..., 4].astype(int) - 1
+        every = np.sort(n * left + right) == np.arange(n * n)
+        if (rows[..., :3] != rows[:, :1, :3]).any() or not every.all():
+            raise ValueError("a cell's functions must be in one piece, each pair once")
         blocks = np.zeros((count, n, n), complex)
         blocks[np.arange(count)[:, None], left, right] = (
             rows[..., 5] + 1j * rows[..., 6]
@@ -77,8 +86,8 @@ def _parse(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
             f"{path} must be Wannier90's _hr.dat, a comment, numbers of functions and "
             f"of cells, degeneracies, and 7 numbers a line: {error}"
         ) from error
-    if len(degeneracies) != count:
+    if len(degeneracies) != count or degeneracies.min() < 1:
         raise DataFormatError(
-            f"{path} must have {count} degeneracies: got {len(degeneracies)}"
+            f"{path} must have {count} degeneracies, all >= 1: got {degeneracies}"
         )
     return rows[:, 0, :3].astype(int), blocks / degeneracies[:, None, None]

@@ -135,6 +135,17 @@ HR = """written by hand
 """
 
 
+TWO_ORBITALS = """written by hand
+2
+1
+ 1
+ 0 0 0 1 1 1.0 0
+ 0 0 0 2 1 0.1 0
+ 0 0 0 1 2 0.1 0
+ 0 0 0 2 2 2.0 0
+"""
+
+
 def test_a_file_of_wannier90(tmp_path):
     path = tmp_path / "x_hr.dat"
     path.write_text(HR)  # a chain of hopping -1 around 0.5, its ends counted twice
@@ -174,7 +185,13 @@ def test_a_file_with_longer_hopping_and_momenta(tmp_path):
     ("text", "match"),
     [
         ("a\nb\n", "a comment, numbers of functions"),
-        (HR.replace(" 2 1 2", " 2 1"), "must have 3 degeneracies: got 2"),
+        ("", "a comment, numbers of functions"),
+        ("a\n1\n0\n", "1 functions, 0 cells"),
+        (HR.replace(" 2 1 2", " 2 1"), r"must have 3 degeneracies, .* got \[2 1\]"),
+        (HR.replace(" 2 1 2", " 2 0 2"), r"all >= 1: got \[2 0 2\]"),
+        (HR.replace("0 0 1 1  0.5", "0 0 0 1  0.5"), "each pair once"),
+        (TWO_ORBITALS.replace("0 0 0 2 1", "1 0 0 2 1"), "in one piece"),
+        (TWO_ORBITALS.replace("0 0 0 2 1", "0 0 0 1 1"), "each pair once"),
         (HR.replace("1 0 0 1 1 -2.0", "1 0 0 1 1 -3.0", 1), "must be Hermitian"),
     ],
 )
@@ -183,6 +200,21 @@ def test_a_file_that_is_none_of_wannier90(tmp_path, text, match):
     path.write_text(text)
     with pytest.raises(DataFormatError, match=match):
         solvers.read_hr(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"axis": 1}, "axes must differ"),
+        ({"axis": 3}, "be 0, 1 or 2: got axis=3"),
+        ({"slabs": 0}, "slabs must be an integer >= 1"),
+        ({"momenta": 0}, "momenta must be an integer >= 1"),
+    ],
+)
+def test_crystals_that_cannot_be_cut(tmp_path, given, match):
+    (tmp_path / "x_hr.dat").write_text(HR)
+    with pytest.raises(ConfigError, match=match):
+        solvers.read_hr(tmp_path / "x_hr.dat", **given)
 
 
 def test_devices_that_do_not_belong_together():
