@@ -116,7 +116,7 @@ def _check_bonds(device: Device, per_slab: int) -> None:
     atoms = len(neighbours)
     rule = f"neighbours must be atoms, 0 to {atoms - 1}"
     ends = {"least": int(neighbours.min()), "most": int(neighbours.max())}
-    checks.require(0 <= ends["least"] and ends["most"] < atoms, rule, **ends)
+    checks.require(ends["least"] >= 0 and ends["most"] < atoms, rule, **ends)
     first = np.arange(atoms)[:, None]
     apart = int(np.abs(neighbours // per_slab - first // per_slab).max())
     rule = "neighbours must be in the same slab or in one beside it"

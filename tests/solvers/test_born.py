@@ -15,6 +15,7 @@ from jaxtyping import TypeCheckError
 from hpcjax import solvers
 from hpcjax.core import ConfigError
 from hpcjax.solvers import Flags
+from hpcjax.solvers.grids import check_grid
 
 GRID = solvers.make_grid(-1.1, 0.02, 110, 5)
 KT, BIAS = 0.025, 0.3
@@ -231,6 +232,16 @@ def test_bad_input_is_refused_before_it_is_compiled(options, match, compilations
     with pytest.raises((ConfigError, TypeCheckError), match=match):
         solvers.scba(**(given | options))
     assert not compilations
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-9, 1.6e-19])
+def test_grids_are_checked_in_any_unit(unit):
+    good = solvers.make_grid(-1.1 * unit, 0.02 * unit, 110, 5)
+    check_grid(good)
+    with pytest.raises(ConfigError, match="in equal steps"):
+        check_grid(good._replace(energies=GRID.energies**3 * unit))
+    with pytest.raises(ConfigError, match=r"1, 2, \.\.\. times"):
+        check_grid(good._replace(frequencies=good.frequencies * 1.5))
 
 
 def test_single_precision_is_refused():
