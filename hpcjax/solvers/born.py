@@ -103,7 +103,7 @@ def _check(
     device: Device, bias: Any, temperature: Any, grid: Grid
 ) -> tuple[Device, Array, Array, Grid]:
     """Checks what is not traced; returns arrays."""
-    dtype = jnp.zeros(()).dtype
+    dtype = jax.dtypes.canonicalize_dtype(float)
     rule = "transport needs float64: call it under jax.enable_x64(True)"
     checks.require(dtype == jnp.float64, rule, dtype=str(dtype))
     if not is_traced(device, grid):
