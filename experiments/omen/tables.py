@@ -128,8 +128,8 @@ CONSERVATION = Table(
         "that phonons do not carry away. not flat: how far coherent and assisted "
         "current differ along the device. worst / bound: of these over 1e-8, 1e-6 and "
         "1e-6. Iterations until self-energies change by 1e-10, at most 200. no "
-        "feedback: phonons stay as leads have them. ballistic: nothing scatters, and "
-        "energy lost is of what leads exchange."
+        "feedback: phonons stay as leads have them. ballistic: nothing scatters, none "
+        "is lost, and the share of it is one of rounding."
     ),
     columns={
         "imbalance": "imbalance",

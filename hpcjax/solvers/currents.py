@@ -31,8 +31,8 @@ class Result(NamedTuple):
       energy: of electrons there.
       heat: of phonons there; the sum with `energy` is zero.
       cuts: coherent current of electrons from a slab to the next.
-      assisted: what electrons lose in each slab to others by phonons' help: the current
-        of a cut is that at the left contact with these of all slabs before it.
+      assisted: what the coherent current gains in each slab from others by phonons'
+        help: that of a cut is the left contact's with these of all slabs before it.
       heat_cuts: coherent heat of phonons from a slab to the next.
       residuals: of the iterations.
       iterations: their number.
