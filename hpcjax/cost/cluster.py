@@ -11,6 +11,7 @@ References:
   rules are not specified there; those below are choices made here.
 """
 
+import collections
 import dataclasses
 import heapq
 import math
@@ -231,8 +232,8 @@ def _check(
     checks.require_choice("policy", policy, POLICIES)
     checks.require_positive(quantum=quantum)
     checks.require(len(jobs) > 0, "there must be jobs", jobs=len(jobs))
-    names = [job.name for job in jobs]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    counts = collections.Counter(job.name for job in jobs)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     checks.require(not twice, "jobs must have names of their own", twice=twice[:3])
     for job in jobs:
         rule = f"job {job.name!r} needs more GPUs than the cluster has"
