@@ -238,6 +238,7 @@ def read_pai_jobs(
 def _jobs(path: pathlib.Path, records: list[Record], assumed: Assumed) -> list[Job]:
     if not records:
         raise DataFormatError(f"{path}: no job that ran on GPUs")
+    checks.require_positive(seconds=assumed.seconds)
     first = min(record.submit for record in records)
     return [
         assumed.job(

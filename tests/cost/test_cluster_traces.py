@@ -185,6 +185,12 @@ def test_a_malformed_line_of_pai_is_named(tmp_path):
         read_pai_jobs(path)
 
 
+def test_iterations_of_no_time_are_refused(tmp_path):
+    path = write(tmp_path, "job_id,submit,gpus,duration\na,1,1,4\n")
+    with pytest.raises(ConfigError, match="seconds must be finite and > 0"):
+        read_csv_jobs(path, ASSUMED._replace(seconds=0.0))
+
+
 def test_a_trace_without_jobs_is_refused(tmp_path):
     path = write(tmp_path, PAI.splitlines()[3])
     with pytest.raises(DataFormatError, match="no job that ran on GPUs"):
