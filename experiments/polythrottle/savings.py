@@ -10,7 +10,7 @@ from experiments.polythrottle import workloads
 from experiments.polythrottle.simulator import Simulated
 from experiments.polythrottle.workloads import Network
 from hpcjax import cost, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,12 @@ class Config(config.Config):
     batches: tuple[config.Size, ...] = (1, 2, 4, 8, 16, 32)
     seed: config.Seed = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "batches must ascend from 1"
+        good = tuple(sorted({1, *self.batches})) == self.batches
+        checks.require(good, rule, batches=self.batches)
+
 
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
@@ -64,6 +70,7 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     for m, model in enumerate(cfg.models):
         device = Simulated(cfg.device, workloads.work_of(model), cfg.batches, (0,))
         form = [len(values) for values in device.grid.values.values()]
+        ends = [max(count - 1, 1) for count in form]
         joules, seconds = (each.reshape(form) for each in device.spend_all())
         alone = [device.spend(device.grid.point(n)) for n in range(len(device.grid))]
         of_gpu = np.reshape([s.gpu * s.seconds for s in alone], form)
@@ -72,10 +79,10 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
             least = np.where(within, joules[:, :, b], np.inf).min()
             columns["fixed"][m, b] = 100 * (1 - least / joules[-1, -1, b])
             best = np.unravel_index(joules[:, :, b].argmin(), form[:2])
-            columns["gpu_place"][m, b] = best[0] / (form[0] - 1)
-            columns["mem_place"][m, b] = best[1] / (form[1] - 1)
+            columns["gpu_place"][m, b] = best[0] / ends[0]
+            columns["mem_place"][m, b] = best[1] / ends[1]
             lone = np.unravel_index(of_gpu[:, :, b].argmin(), form[:2])
-            columns["race"][m, b] = lone[0] / (form[0] - 1)
+            columns["race"][m, b] = lone[0] / ends[0]
         within = seconds <= cfg.slack * seconds[-1, -1, 0]
         allowed = np.where(within, joules, np.inf)
         joint[m] = 100 * (1 - allowed.min() / joules[-1, -1, 0])

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from configs.polythrottle import _devices as devices
-from experiments.polythrottle import batch, convergence, honesty, tune, workloads
+from experiments.polythrottle import (
+    batch,
+    convergence,
+    honesty,
+    savings,
+    tune,
+    workloads,
+)
 from experiments.polythrottle import tuner as module
 from experiments.polythrottle.simulator import Here, Simulated
 from hpcjax import perf
@@ -174,6 +181,23 @@ def test_configs_that_cannot_be(changes, message):
     cfg = tune.Config(device=devices.TX2)
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(cfg, **changes)
+
+
+def test_savings_are_of_the_batch_that_they_are_said_to_be():
+    with pytest.raises(ConfigError, match="batches must ascend from 1"):
+        savings.Config(device=devices.TX2, batches=(4, 1))
+    with pytest.raises(ConfigError, match="batches must ascend from 1"):
+        savings.Config(device=devices.TX2, batches=(2, 4))
+
+
+def test_a_device_of_one_clock_saves_nothing():
+    fixed = {name: getattr(devices.TX2, name)[-1:] for name in ("gpu_mhz", "mem_mhz")}
+    device = dataclasses.replace(devices.TX2, **fixed)
+    cfg = savings.Config(device=device, models=("efficientnet_b0",), batches=(1, 2))
+    found = savings.run(cfg, None)
+    assert (found["fixed"] == 0).all()
+    assert (found["gpu_place"] == 0).all()
+    assert (found["mem_place"] == 0).all()
 
 
 def test_assumed_watts_are_called_simulated():
