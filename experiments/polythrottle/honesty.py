@@ -11,7 +11,7 @@ from experiments.polythrottle.simulator import NOISE, Simulated
 from experiments.polythrottle.tuner import CHECKED, choose, search_clocks
 from experiments.polythrottle.workloads import Network
 from hpcjax import cost, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 
 SAMPLES, BACKWARD = 24, 3.0  # a training step takes three forward passes
 EARLY, LATE = 0.25, 0.7  # seconds, the objectives of the two halves
@@ -58,6 +58,12 @@ class Config(config.Config):
     interval: config.Positive = 0.75
     length: config.Positive = 60.0
     seed: config.Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "each half of the trace must have an arrival: length >= 2 interval"
+        times = {"length": self.length, "interval": self.interval}
+        checks.require(self.length >= 2 * self.interval, rule, **times)
 
 
 def outline(cfg: Config) -> "runs.Outline":

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from hpcjax import core, cost, ir
+from hpcjax.core import checks
 
 
 def work_of(
@@ -31,6 +32,7 @@ def work_of(
       cpu_cycles: of preprocessing a query.
 
     Raises:
+      ConfigError: a pass that computes nothing.
       UnsupportedOp: a loop or branch that depends on values.
     """
     # A batch of one is left out: axes of length one change the program.
@@ -71,6 +73,8 @@ def _trace(
 def _layers(flow: ir.Dataflow) -> Iterator[Sequence[ir.Operator]]:
     """Yields the operators from one contraction, or change of loop, to the next."""
     moving = [each for each in flow.operators if each.kind != "view"]
+    rule = "a forward pass must have operators that compute or move something"
+    checks.require(bool(moving), rule, operators=len(flow.operators))
     place, last = 0, moving[0].times
     groups = []
     for each in moving:

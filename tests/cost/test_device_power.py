@@ -8,7 +8,7 @@ import pytest
 
 from configs.polythrottle._devices import ORIN, TX2
 from experiments.polythrottle import workloads
-from hpcjax import cost, models, perf
+from hpcjax import core, cost, models, perf
 from hpcjax.core import ConfigError
 
 DEVICE = cost.DevicePower(
@@ -110,6 +110,12 @@ def test_operations_are_those_of_the_compiled_program(small):
     held = 2 * sum(leaf.size for leaf in jax.tree.leaves((params, state)))
     assert work.batch_bytes.sum() == pytest.approx(held, rel=0.01)
     assert len(work.flops) == work.kernels.sum() == 8
+
+
+def test_a_pass_that_computes_nothing_is_refused():
+    model = core.Model(lambda key: ({}, {}), lambda p, s, x, **_: (x, s))
+    with pytest.raises(ConfigError, match="operators that compute"):
+        perf.work_of(model, jax.ShapeDtypeStruct((4,), "float32"))
 
 
 def test_a_convolution_is_that_of_the_formula(small):

@@ -183,6 +183,14 @@ def test_configs_that_cannot_be(changes, message):
         dataclasses.replace(cfg, **changes)
 
 
+def test_both_halves_of_a_trace_have_an_arrival():
+    with pytest.raises(ConfigError, match=r"length >= 2 interval: got length=1\.4"):
+        honesty.Config(device=devices.TX2, length=1.4)
+    shortest = honesty.Config(device=devices.TX2, length=1.5)
+    halves, _ = honesty.serve(shortest)
+    assert halves["always_admitted"] == [1.0, 1.0]
+
+
 def test_savings_are_of_the_batch_that_they_are_said_to_be():
     with pytest.raises(ConfigError, match="batches must ascend from 1"):
         savings.Config(device=devices.TX2, batches=(4, 1))
