@@ -216,10 +216,11 @@ PROCESSES = Table(
 def by_policy(row: xr.Dataset, policy: str) -> reduce.Cells:
     """Returns means over seeds; `saved` and `takes` are those of the same jobs."""
     own, gang = (row.sel(policy=name) for name in (policy, "gang_fifo"))
-    used, whole = (each["busy"] + each["switching"] for each in (own, gang))
+    used = own["busy"] + own["switching"]
     return {
         "used": used.mean(),
-        **reduce.extent(100 * (1 - used / whole), "saved"),
+        # Of GPUs that are taken: a gang's that wait for the longest role save nothing.
+        **reduce.extent(100 * (1 - own["held"] / gang["held"]), "saved"),
         "switched": (100 * own["switching"] / used).mean(),
         "computing": (100 * (1 - own["busy"] / gang["busy"])).mean(),
         "derived": (100 * row["derived"]).mean(),
@@ -237,6 +238,7 @@ def by_policy(row: xr.Dataset, policy: str) -> reduce.Cells:
 _SMALL, _LARGE = "64 GPUs", "512 GPUs"
 _JIGSAW = tuple(f"{size}, jigsaw" for size in (_SMALL, _LARGE))
 _NO_ROLES = {name: f"{name}, k = 1" for name in _JIGSAW}
+_GANGS = {name: name.replace("jigsaw", "spb_gang") for name in _JIGSAW}
 
 
 def _jigsaw(column: str, names: Sequence[str] = _JIGSAW) -> reduce.Number:
@@ -255,11 +257,11 @@ CLUSTER = Table(
         "Jobs of 1 to 16 GPUs, 100 to 400 iterations of about 1 s, 1/3 of it forward, "
         "k up to 4: 300 on 64 GPUs, means of 5 seeds [least, most]; 800 on 512, one "
         "seed. Turning to another job takes 1 % of an iteration, and 40 ms if its "
-        "state must come. used: computing and turning; saved: of gang FIFO's; "
-        "computing saved: without turning; derived: that by formula. held: GPUs "
-        "taken, also idle ones of a gang. gang_srtf knows how long jobs take; las and "
-        "jigsaw with k = 1 do the same. pair: seconds of two jobs on two GPUs, to be "
-        "computed by hand."
+        "state must come. used: computing and turning. held: GPUs taken, "
+        "also idle ones of a gang; saved: of gang FIFO's. computing saved: without "
+        "turning; derived: that by formula. gang_srtf knows how long jobs take; las "
+        "and jigsaw with k = 1 do the same. pair: seconds of two jobs on two GPUs, to "
+        "be computed by hand."
     ),
     columns={
         "used": "used, GPU hours",
@@ -285,7 +287,7 @@ CLUSTER = Table(
             "saved": _jigsaw("saved")
             .least()
             .at_least(10.0, "percent of gang FIFO's GPU time that jigsaw saves")
-            .fails(_NO_ROLES),
+            .fails(_GANGS),
             "not more": _jigsaw("saved")
             .largest()
             .at_most(25.0, "percent of gang FIFO's GPU time that jigsaw saves")

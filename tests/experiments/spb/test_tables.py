@@ -140,6 +140,10 @@ def test_a_small_cluster_holds_the_claims_of_large_ones():
     cfg = cluster.Config(gpus=32, jobs=24, rate=0.5, iterations=(20, 40))
     made = cluster.run(cfg, None).expand_dims(seed=[0])
     table = tables.by_policy(dict.fromkeys(("64 GPUs", "512 GPUs"), made))
+    # Roles alone save computing, and no GPU time where gangs wait for the longest.
+    gang = table.sel(row="64 GPUs, spb_gang")
+    assert gang["computing"] > 10
+    assert abs(gang["saved"]) < 1
     for name, claim in tables.CLUSTER.tier("model").claims.items():
         assert claim.holds(claim.ours(table)), name
         broken = claim.ours(claim.control.apply(table))
