@@ -1,7 +1,7 @@
 """How near 15 trials come to the least energy, on two simulated devices; minutes.
 
-Expect: within 5 % of the optimum in nine of ten searches, and in one of ten with random
-points (`hpcjax table polythrottle/convergence`).
+Expect: within 5 % of the optimum in nine of ten searches, and in one of five with
+random points (`hpcjax table polythrottle/convergence`).
 """
 
 from dataclasses import replace
