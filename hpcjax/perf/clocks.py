@@ -6,6 +6,7 @@ written back at the end, on errors and signals, and after a SIGKILL or a loss of
 by the next start, or by hand (`restore_clocks`).
 """
 
+import bisect
 import os
 import pathlib
 import signal
@@ -64,7 +65,11 @@ class Knob(NamedTuple):
 def find_knobs(root: pathlib.Path = SYS) -> dict[str, Knob]:
     """Returns the knobs of cpufreq, in kHz, and devfreq, in Hz, below a root.
 
-    One that lists no clocks has the least and the greatest of its hardware.
+    One that lists no clocks has the least and the greatest of its hardware, or in
+    devfreq, which does not tell these, of its present limits.
+
+    Raises:
+      ConfigError: a list of anything but integers.
     """
     knobs = {}
     for folder in sorted(root.glob("devices/system/cpu/cpufreq/policy*")):
@@ -83,9 +88,12 @@ def find_knobs(root: pathlib.Path = SYS) -> dict[str, Knob]:
 
 
 def _values(listed: pathlib.Path, ends: list[pathlib.Path]) -> tuple[int, ...]:
-    if listed.exists():
-        return tuple(sorted(map(int, listed.read_text().split())))
-    return tuple(sorted({read_number(end) for end in ends}))
+    text = listed.read_text() if listed.exists() else ""
+    try:
+        values = set(map(int, text.split()))
+    except ValueError as error:
+        raise ConfigError(f"{listed} must list clocks: {error}") from error
+    return tuple(sorted(values or {read_number(end) for end in ends}))
 
 
 class Sysfs:
@@ -282,7 +290,7 @@ def _off(knob: Knob) -> str:
     wanted = read_number(knob.low)
     if wanted != read_number(knob.high) or not knob.current.exists():
         return ""
-    place = knob.values.index(wanted) if wanted in knob.values else 0
+    place = bisect.bisect_left(knob.values, wanted)  # others may fix one off the grid
     near = knob.values[max(place - 1, 0) : place + 2]
     found = read_number(knob.current)
     good = min(near) <= found <= max(near)

@@ -59,8 +59,16 @@ def opened(root, **options):
 def test_grids_are_those_of_the_kernel(root):
     grids = opened(root).grids()
     assert grids == {"policy0": (800, 1200, 1600, 2000), "gpu": (100, 500, 900, 1300)}
-    (root / POLICY / "scaling_available_frequencies").unlink()
+    listed = root / POLICY / "scaling_available_frequencies"
+    listed.write_text("1600 800 1600\n")
+    assert opened(root).grids()["policy0"] == (800, 1600)
+    listed.write_text("\n")
     assert opened(root).grids()["policy0"] == (800, 2000)
+    listed.unlink()
+    assert opened(root).grids()["policy0"] == (800, 2000)
+    listed.write_text("fast")
+    with pytest.raises(ConfigError, match=r"must list clocks: .*'fast'"):
+        opened(root)
 
 
 @pytest.mark.acceptance("polythrottle", 6)
@@ -235,6 +243,15 @@ def test_a_clock_that_is_not_reached_is_told(root):
         obey.start()
         clocks.settle(timeout=5.0)
         obey.join()
+
+
+def test_a_clock_that_others_have_fixed_off_the_grid_is_reached(root):
+    for name in ("scaling_min_freq", "scaling_max_freq", "scaling_cur_freq"):
+        (root / POLICY / name).write_text("1900")
+    (root / GPU / "cur_freq").write_text("500")
+    with opened(root) as clocks:
+        clocks.set(gpu=500)
+        clocks.settle()
 
 
 def test_without_knobs(tmp_path):
