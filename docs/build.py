@@ -31,46 +31,60 @@ OPTIONS = """    options:
       show_source: true
       heading_level: 3
 """
+# The navigation, by what a reader wants: its heads, and the files that become the pages
+# below each. The rooms stand last, under a head of their own.
+HEADS = {
+    "Start": ("README.md", "docs/notebooks.md", "CHANGELOG.md"),
+    "Compose in your own code": (
+        "docs/kfac.md",
+        "docs/exchanges.md",
+        "docs/sparsity.md",
+        "docs/language-models.md",
+        "docs/graphs.md",
+        "docs/weather.md",
+        "docs/quantum-transport.md",
+    ),
+    "Configs and sweeps": ("docs/configs.md", "docs/search.md", "docs/logging.md"),
+    "Tables and papers": ("docs/gpu.md", "experiments/*/README.md"),
+    "Parts of your own": ("docs/house.md", "docs/own-work.md", "CONTRIBUTING.md"),
+    "Clusters and processes": (
+        "docs/clusters.md",
+        "docs/parallel.md",
+        "docs/pipelines.md",
+        "docs/hostcomm.md",
+        "docs/input.md",
+    ),
+    "Reliability": ("docs/reliability.md",),
+}
 # A link or picture: what stands before its target, the target, what stands behind it.
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
 # What is shown as code: blocks, however indented, and words of a line.
 CODE = re.compile(r"(^[ ]*(`{3,}|~~~).*?^[ ]*\2|`+[^`\n]+`+)", re.M | re.S)
 
 
-def find_guides() -> dict[str, str]:
-    """Returns the title of each guide, in the order in which README.md links them.
-
-    A guide that it does not link comes behind the others, by its title.
-    """
-    guides = (ROOT / "docs").glob("*.md")
-    titles = {path.name: find_title(path) for path in guides}
-    linked = re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text())
-    others = sorted(titles, key=lambda name: titles[name])
-    return {name: titles[name] for name in [*linked, *others] if name in titles}
-
-
-def find_title(guide: pathlib.Path) -> str:
-    """Returns the first heading of a guide.
+def find_pages() -> dict[pathlib.Path, str]:
+    """Returns the page of each Markdown file that becomes one, head by head.
 
     Raises:
-      SystemExit: it does not begin with one.
+      SystemExit: a guide stands under no head.
     """
-    first = guide.read_text().partition("\n")[0]
-    if not first.startswith("# "):
-        sys.exit(f"{guide.name} must begin with a heading, '# ...'")
-    return first.removeprefix("# ")
+    found = [path for head in HEADS for path in find_files(head)]
+    for guide in sorted({*(ROOT / "docs").glob("*.md")} - {*found}):
+        sys.exit(f"docs/{guide.name} must stand under a head: HEADS in docs/build.py")
+    return {path: name_page(path) for path in found}
 
 
-def find_pages() -> dict[pathlib.Path, str]:
-    """Returns the page of each Markdown file that becomes one."""
-    pages = {
-        ROOT / "README.md": "index.md",
-        ROOT / "CONTRIBUTING.md": "contributing.md",
-        ROOT / "CHANGELOG.md": "changelog.md",
-    }
-    pages |= {ROOT / "docs" / name: f"guides/{name}" for name in find_guides()}
-    papers = sorted((ROOT / "experiments").glob("*/README.md"))
-    return pages | {path: f"papers/{path.parent.name}.md" for path in papers}
+def find_files(head: str) -> list[pathlib.Path]:
+    """Returns the Markdown files below a head of the navigation, in order."""
+    return [path for each in HEADS[head] for path in sorted(ROOT.glob(each))]
+
+
+def name_page(path: pathlib.Path) -> str:
+    """Returns the page that a Markdown file becomes."""
+    if path.parent == ROOT:
+        return "index.md" if path.stem == "README" else f"{path.stem.lower()}.md"
+    guide = path.parent == ROOT / "docs"
+    return f"guides/{path.name}" if guide else f"papers/{path.parent.name}.md"
 
 
 def rewrite_links(
@@ -184,21 +198,13 @@ def write(path: pathlib.Path, text: str) -> None:
 
 def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
     """Writes the settings of MkDocs: those of the repository, and the navigation."""
-    papers = [page for page in pages.values() if page.startswith("papers/")]
-    guides = [{title: f"guides/{name}"} for name, title in find_guides().items()]
-    navigation = [
-        {"hpcjax": "index.md"},
-        {"Guides": guides},
-        {"Papers": list(papers)},
-        {"Rooms": [{name: f"api/{name}.md"} for name in rooms]},
-        {"Contributing": "contributing.md"},
-        {"Changes": "changelog.md"},
-    ]
+    navigation = {head: [pages[path] for path in find_files(head)] for head in HEADS}
+    navigation["API"] = [{name: f"api/{name}.md"} for name in rooms]
     settings = {
         "INHERIT": "../mkdocs.yml",
         "docs_dir": "docs",
         "site_dir": "../site",
-        "nav": navigation,
+        "nav": [{head: below} for head, below in navigation.items()],
     }
     write(BUILD / "mkdocs.yml", yaml.safe_dump(settings, sort_keys=False))
 

@@ -19,6 +19,7 @@ README = (REPOSITORY / "README.md").read_text()
 REFUSED = "optimizer.momentun=0.8"
 # What `docs/own-work.md` makes is tested with its files, in `test_own_work`.
 OWN = re.compile(r"mine/|halving")
+RANGE = re.compile(r"(uniform|log|int|logint)\(")
 
 
 def given_by(words, monkeypatch):
@@ -69,7 +70,11 @@ def test_a_command_of_a_page_can_be_given(words, monkeypatch):
         assert discover.load(given["config"], changes, REPOSITORY).config
     if name == "sweep":
         pairs = [each.split("=", 1) for each in given["overrides"]]
-        first = {key: values.split(",")[0] for key, values in pairs}
+        # The first value of a list, the lower end of a range such as `log(1e-3,1)`.
+        first = {
+            key: re.split(r"[(,]", text)[RANGE.match(text) is not None]
+            for key, text in pairs
+        }
         assert discover.load(given["config"], first, REPOSITORY).config
     if name in ("table", "confirm", "rejudge"):
         tables = discover.find_tables(REPOSITORY)

@@ -94,21 +94,26 @@ def written(folder, readme, **guides):
         (folder / "docs" / f"{name}.md").write_text(text)
 
 
-def test_guides_stand_as_the_readme_links_them_under_their_headings(
-    build, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    texts = {"one": "# Z\n\nAll.\n", "two": "# A\n", "three": "# B\n"}
-    written(tmp_path, "[b](docs/three.md#b), [gone](docs/gone.md)", **texts)
-    titles = {"three.md": "B", "two.md": "A", "one.md": "Z"}
-    assert list(build.find_guides().items()) == list(titles.items())
+def test_heads_are_what_a_reader_wants(settings):
+    heads = [head for entry in settings["nav"] for head in entry]
+    assert heads[:2] == ["Start", "Compose in your own code"]
+    assert heads[-2:] == ["Reliability", "API"]
+    assert settings["nav"][0]["Start"][0] == "index.md"
 
 
-def test_a_guide_without_a_heading_ends_the_build(build, monkeypatch, tmp_path):
+def test_every_page_begins_with_a_heading_which_is_its_title(build):
+    for path in build.find_pages():
+        assert path.read_text().startswith("# "), path
+
+
+def test_a_guide_under_no_head_ends_the_build(build, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "ROOT", tmp_path)
-    written(tmp_path, "", one="No heading.\n")
-    with pytest.raises(SystemExit, match=r"one\.md must begin with a heading"):
-        build.find_guides()
+    monkeypatch.setattr(build, "HEADS", {"Start": ("README.md", "docs/two.md")})
+    written(tmp_path, "# All\n", two="# A\n")
+    assert list(build.find_pages().values()) == ["index.md", "guides/two.md"]
+    (tmp_path / "docs" / "one.md").write_text("# Z\n")
+    with pytest.raises(SystemExit, match=r"docs/one\.md must stand under a head"):
+        build.find_pages()
 
 
 @pytest.fixture
