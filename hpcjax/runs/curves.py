@@ -29,10 +29,45 @@ _SHORTER = (
     (r"\s*\n\s*", "\n"),
 )
 _DIGITS = r"(\.\d\d)\d+"
-# More lines than these have their legend below the panels.
+# More rows than these have paler bands.
 _CROWD = 4
 # Values that differ by more than this factor are drawn on a logarithmic axis.
 _WIDE = 30
+# Rows differ in all three, so that they can be told apart without colour, too: the
+# colours of Okabe and Ito but for the palest, which those see who do not see all.
+# Numbers without a common factor: 140 rows go by before two are alike.
+_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#666666",
+)
+_DASHES = ("solid", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
+_MARKERS = "os^DX"
+# Markers stand so far apart along a line, in parts of the panel's diagonal.
+_APART = 0.12
+# Inches: small, for then text of ten points can be read where a picture is shown small.
+_PANEL = (3.4, 2.8)
+_LETTER, _SAMPLE, _LINE = 0.075, 0.6, 0.21
+
+
+def style(place: int) -> dict[str, Any]:
+    """Returns how the line of the row at a place is drawn, for `Axes.plot`.
+
+    Rows side by side differ in colour, dashes and markers. Markers of two rows on the
+    same curve do not cover each other.
+    """
+    return {
+        "color": _COLOURS[place % len(_COLOURS)],
+        "linestyle": _DASHES[place % len(_DASHES)],
+        "marker": _MARKERS[place % len(_MARKERS)],
+        "markevery": (_APART * (place % len(_MARKERS)) / len(_MARKERS), _APART),
+        "markersize": 5,
+        "linewidth": 1.6,
+    }
 
 
 def draw(
@@ -50,25 +85,42 @@ def draw(
     from matplotlib.figure import Figure
 
     drawn = select_rows(rows, metric)
-    below = len(drawn) > _CROWD
-    height = 3.6 + below * 0.2 * math.ceil(len(drawn) / 3)
-    figure = Figure(figsize=(4.5 * len(against), height), layout="constrained")
+    width, height = _PANEL[0] * len(against), _PANEL[1]
+    figure = Figure(figsize=(width, height), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(against), sharey=True))
     for what, axes in zip(against, panels, strict=True):
         for place, (name, row) in enumerate(drawn.items()):
-            # Colours repeat after ten lines.
-            style = {"label": name, "linestyle": ("-", "--", ":")[place // 10 % 3]}
-            _line(axes, row, metric, what, 0.06 if below else 0.15, style)
-        axes.set(xlabel="optimizer steps" if what == "steps" else "training seconds")
+            alpha = 0.06 if len(drawn) > _CROWD else 0.15
+            _line(axes, row, metric, what, alpha, {"label": name, **style(place)})
+        steps = what == "steps"
+        axes.set(xlabel="optimizer steps" if steps else "training time (s)")
         axes.set_yscale("log")
         axes.grid(alpha=0.3, which="both", linewidth=0.4)
     panels[0].set_ylabel(metric.replace("val_", "validation "))
-    if below:
-        lines, names = panels[-1].get_legend_handles_labels()
-        figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
-    elif len(drawn) > 1:
-        panels[-1].legend(frameon=False)
+    _add_legend(figure)
     return figure
+
+
+def _add_legend(figure: "Figure") -> None:
+    """Names what is drawn once, below all panels, which become no lower for it."""
+    named = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {
+        name: handle for each in named for handle, name in zip(*each, strict=True)
+    }
+    if len(handles) < 2:
+        return
+    width, height = figure.get_size_inches()
+    column = _SAMPLE + _LETTER * max(map(len, handles))
+    columns = min(len(handles), max(1, int(width / column)))
+    figure.set_size_inches(width, height + _LINE * math.ceil(len(handles) / columns))
+    figure.legend(
+        list(handles.values()),
+        [name.replace("$", r"\$") for name in handles],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handlelength=3,
+    )
 
 
 def select_rows(rows: Mapping[str, xr.Dataset], metric: str) -> dict[str, xr.Dataset]:
@@ -86,16 +138,15 @@ def _line(
     metric: str,
     against: str,
     alpha: float,
-    style: Mapping[str, Any],
+    look: Mapping[str, Any],
 ) -> None:
     x = row["eval_step"]
     if against == "seconds":
         x = row["eval_seconds"].median("seed")
-    (line,) = axes.plot(x, row[metric].median("seed"), linewidth=1.5, **style)
+    axes.plot(x, row[metric].median("seed"), **look)
     if row.sizes["seed"] > 1:
         low, high = row[metric].min("seed"), row[metric].max("seed")
-        colour = line.get_color()
-        axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
+        axes.fill_between(x, low, high, color=look["color"], alpha=alpha, linewidth=0)
 
 
 def draw_cells(table: xr.Dataset, columns: Mapping[str, str]) -> "Figure | None":
@@ -118,7 +169,7 @@ def draw_cells(table: xr.Dataset, columns: Mapping[str, str]) -> "Figure | None"
     names = _columns_to_draw(table, columns)
     if not names:
         return None
-    size = (3.2 + 3.4 * len(names), 1.0 + 0.24 * table.sizes["row"])
+    size = (2.4 + 2.8 * len(names), 0.9 + 0.22 * table.sizes["row"])
     figure = Figure(figsize=size, layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
     for name, axes in zip(names, panels, strict=True):
@@ -127,6 +178,7 @@ def draw_cells(table: xr.Dataset, columns: Mapping[str, str]) -> "Figure | None"
         axes.grid(alpha=0.3, linewidth=0.4)
     rows = [str(row).replace("$", r"\$") for row in table["row"].values]
     panels[0].set_yticks(range(len(rows)), rows)
+    _add_legend(figure)
     return figure
 
 
@@ -151,12 +203,14 @@ def _dots(axes: "Axes", table: xr.Dataset, name: str) -> None:
     shown = shown[np.isfinite(shown)]
     if shown.min() > 0 and shown.max() > _WIDE * shown.min():
         axes.set_xscale("log")
-    axes.plot(values, range(len(values)), "o", color="C0", markersize=5)
+    dot = {"color": _COLOURS[0], "markersize": 5, "label": "estimate"}
+    axes.plot(values, range(len(values)), "o", **dot)
     if f"{name}_by_seed" in table:
         seeds = table[f"{name}_by_seed"].transpose("row", ...).values
         rows = np.broadcast_to(np.arange(len(seeds))[:, None], seeds.shape)
         seen = np.isfinite(seeds)
-        axes.plot(seeds[seen], rows[seen], "|", color="C1", markersize=9)
+        tick = {"color": _COLOURS[1], "markersize": 9, "label": "one seed"}
+        axes.plot(seeds[seen], rows[seen], "|", **tick)
         shown = np.concatenate([shown, seeds[seen]])
     axes.update_datalim([(shown.min(), 0), (shown.max(), 0)])
     axes.autoscale_view()
@@ -175,9 +229,11 @@ def _dots(axes: "Axes", table: xr.Dataset, name: str) -> None:
 def _interval(axes: "Axes", row: int, low: float, high: float) -> None:
     """Draws an interval, to the right edge and with an arrow if it has no end."""
     edge = axes.get_xlim()[1]
-    axes.plot([low, min(high, edge)], [row, row], color="C0", linewidth=2)
+    name = "interval" if low < high else ""
+    bar = {"color": _COLOURS[0], "linewidth": 2, "label": name}
+    axes.plot([low, min(high, edge)], [row, row], **bar)
     if high > edge:
-        axes.plot([edge], [row], ">", color="C0", clip_on=False)
+        axes.plot([edge], [row], ">", color=_COLOURS[0], clip_on=False)
 
 
 def save(figure: "Figure", path: pathlib.Path, of: Iterable[str] = ()) -> None:

@@ -1,5 +1,7 @@
 """What is drawn, read back from the figure."""
 
+import itertools
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -27,7 +29,8 @@ def rows():
 
 
 def test_medians_against_steps_and_seconds(rows):
-    by_steps, by_time = curves.draw(rows).axes
+    figure = curves.draw(rows)
+    by_steps, by_time = figure.axes
     sgd, jorge = by_steps.get_lines()
     np.testing.assert_allclose(sgd.get_xdata(), [10, 20])
     np.testing.assert_allclose(sgd.get_ydata(), [0.6, 0.2])
@@ -35,7 +38,9 @@ def test_medians_against_steps_and_seconds(rows):
     np.testing.assert_allclose(by_time.get_lines()[0].get_xdata(), [1, 2])
     assert by_steps.get_xlabel() == "optimizer steps"
     assert by_steps.get_ylabel() == "validation error"
-    assert [t.get_text() for t in by_time.get_legend().get_texts()] == ["sgd", "jorge"]
+    assert by_time.get_xlabel() == "training time (s)"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["sgd", "jorge"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
@@ -62,6 +67,31 @@ def test_a_band_has_the_colour_of_its_line(rows):
         bands = [to_rgb(band.get_facecolor()[0]) for band in axes.collections]
         assert lines == bands
         assert len(set(lines)) == 2
+
+
+def test_rows_can_be_told_apart_without_colour(rows):
+    names = ("linestyle", "marker", "color")
+    looks = [[curves.style(place)[name] for name in names] for place in range(140)]
+    assert len({str(look) for look in looks}) == 140
+    assert len({str(look[:2]) for look in looks[:20]}) == 20
+    for one, following in itertools.pairwise(looks):
+        assert all(a != b for a, b in zip(one, following, strict=True))
+    by_steps, _ = curves.draw(rows).axes
+    drawn = [(line.get_marker(), line.get_color()) for line in by_steps.get_lines()]
+    assert drawn == [tuple(look[1:]) for look in looks[:2]]
+    assert [line.is_dashed() for line in by_steps.get_lines()] == [False, True]
+
+
+def test_a_legend_of_long_names_is_within_the_picture(rows):
+    """Read from the picture as it is laid out, where its text has its size."""
+    long = {f"a task/a long name, row {place}": rows["sgd"] for place in range(6)}
+    figure = curves.draw(long, against=("steps",))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box, paper = legend.get_window_extent(), figure.bbox
+    assert paper.x0 <= box.x0
+    assert box.x1 <= paper.x1
+    assert box.y1 <= figure.axes[0].get_tightbbox().y0
 
 
 def test_rows_without_the_metric_are_left_out(rows):
@@ -115,6 +145,9 @@ def test_cells_with_their_intervals_and_seeds(table):
     assert [text.get_text() for text in axes.texts] == ["missed"]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["sgd", r"costs \$1", "late"]
+    (legend,) = axes.figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert sorted(names) == ["estimate", "interval", "one seed"]
 
 
 def test_without_intervals_the_first_column_of_numbers(table):

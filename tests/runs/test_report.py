@@ -412,7 +412,7 @@ def test_the_text_of_pictures_has_the_colour_of_the_page(root):
     inner = [set(re.findall(r' id="([^"]*)"', text)) for text in (first, second)]
     assert inner[0]
     assert not inner[0] & inner[1]
-    assert set(re.findall(r"#(\w+)[)\"]", first)) <= inner[0]
+    assert set(re.findall(r"(?:url\(|href=\")#(\w+)", first)) <= inner[0]
 
 
 def make_sweep(root, name, sampler="grid", **varied):
