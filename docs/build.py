@@ -3,11 +3,12 @@
 The READMEs, the guides of this folder and a page for each room become pages; links
 between them, which work in the repository, are rewritten to work on the site.
 
-With `--readme` it writes README.md's table of papers instead, as `hpcjax list
---markdown` prints it.
+With `--readme` it writes what is made in README.md instead: the quickstart, of its
+record, and the table of papers, as `hpcjax list --markdown` prints it.
 """
 
 import ast
+import collections
 import importlib
 import itertools
 import os
@@ -18,13 +19,25 @@ import shutil
 import sys
 
 import yaml
+from PIL import Image
 
 import hpcjax
-from hpcjax.runs import curves, render, roster, table_records
+from hpcjax.runs import (
+    curves,
+    directory,
+    discover,
+    render,
+    results,
+    roster,
+    table_records,
+)
+from hpcjax.runs.build import read_run
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUILD = ROOT / "build"
 SITE = BUILD / "docs"
+QUICKSTART = "experiments/jorge/results/quickstart.cpu.json"
+PICTURE = ROOT / "docs" / "quickstart.png"
 OPTIONS = """    options:
       show_root_heading: false
       show_root_toc_entry: false
@@ -209,16 +222,67 @@ def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
     write(BUILD / "mkdocs.yml", yaml.safe_dump(settings, sort_keys=False))
 
 
+def read_quickstart() -> table_records.Record:
+    """Returns the committed quickstart."""
+    table = discover.find_tables(ROOT)["jorge/quickstart"]
+    return table_records.read_record(table, "cpu", ROOT)
+
+
+def describe_quickstart() -> str:
+    """Returns what README.md shows of the quickstart: tables, picture, origin."""
+    record = read_quickstart()
+    origin = record.content["provenance"]
+    made = f"{origin['started'][:10]} with jax {origin['versions']['jax']}"
+    tables = render.render_table(table_records.to_result(record), "md")
+    return f"""{tables}
+![Validation error against steps and against training time](docs/quickstart.png)
+
+Both tables are those of [the record]({QUICKSTART}),
+made on {made}. Lines are medians over seeds, bands reach from the
+least to the greatest. The record holds no curves: the picture was drawn of its runs
+where they were made, as `hpcjax report jorge/quickstart` draws it of yours."""
+
+
+def draw_quickstart() -> None:
+    """Draws README.md's picture of the recorded runs, if `runs/` has them.
+
+    Raises:
+      SystemExit: it has not, and the picture that is there is of others.
+    """
+    recorded = {run["id"]: run for run in read_quickstart().content["runs"]}
+    found = {run.id: run for run in directory.list_runs(ROOT)}
+    if recorded.keys() <= found.keys():
+        rows = collections.defaultdict(dict)
+        for name, run in recorded.items():
+            rows[run["row"]][int(run["overrides"]["seed"])] = read_run(found[name])
+        joined = {row: results.over_seeds(seeds) for row, seeds in rows.items()}
+        curves.save(curves.draw(joined), PICTURE, recorded)
+        return
+    with Image.open(PICTURE) as picture:
+        if picture.info["Description"].split() != [*recorded]:
+            sys.exit(
+                f"{PICTURE.name} is not of the runs of {QUICKSTART}, which are not in "
+                "runs/: hpcjax table jorge/quickstart --record"
+            )
+
+
+def fill(page: str) -> str:
+    """Returns README.md with what is made in it."""
+    filled = roster.put(page, describe_quickstart(), f"<!-- made of {QUICKSTART} -->")
+    return roster.put(filled, roster.markdown(ROOT))
+
+
 def main() -> None:
-    """Makes all pages anew, or README.md's table."""
+    """Makes all pages anew, or what is made in README.md."""
     readme = ROOT / "README.md"
-    told = roster.put(readme.read_text(), roster.markdown(ROOT))
+    told = fill(readme.read_text())
     if "--readme" in sys.argv[1:]:
+        draw_quickstart()
         readme.write_text(told)
         return
     if told != readme.read_text():
         sys.exit(
-            "README.md's table of papers is not what `hpcjax list --markdown` prints: "
+            "README.md does not show what the committed records hold: "
             "python docs/build.py --readme"
         )
     shutil.rmtree(SITE, ignore_errors=True)

@@ -167,14 +167,14 @@ def _failing(claims: Mapping[str, Mapping[str, object]], place: str) -> str:
     return word if len(claims) == 1 else f"{word}: {failed} of {len(claims)}"
 
 
-def put(page: str, table: str) -> str:
-    """Returns a page with this table between its markers.
+def put(page: str, made: str, begin: str = BEGIN) -> str:
+    """Returns a page with what is made between its markers, `begin` and `END`.
 
     Raises:
       ConfigError: it has no markers.
     """
-    before, begin, rest = page.partition(f"{BEGIN}\n")
+    before, found, rest = page.partition(f"{begin}\n")
     _, end, after = rest.partition(f"\n{END}")
     if not end:
-        raise ConfigError(f"the page has no lines {BEGIN!r} and {END!r}")
-    return f"{before}{begin}\n{table}\n{end}{after}"
+        raise ConfigError(f"the page has no lines {begin!r} and {END!r}")
+    return f"{before}{found}\n{made}\n{end}{after}"

@@ -3,9 +3,13 @@
 import importlib.util
 import pathlib
 import re
+import types
 
 import pytest
 import yaml
+from PIL import Image
+
+from hpcjax.runs import results
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -118,27 +122,80 @@ def test_a_guide_under_no_head_ends_the_build(build, monkeypatch, tmp_path):
 
 @pytest.fixture
 def readme(build, monkeypatch, tmp_path):
-    """A README.md whose table of papers is older than they are."""
-    page = f"# All\n\n{build.roster.BEGIN}\n\nold\n\n{build.roster.END}\n"
-    written(tmp_path, page)
+    """A README.md in which all that is made is older than the records."""
+    begins = build.roster.BEGIN, f"<!-- made of {build.QUICKSTART} -->"
+    parts = (f"{begin}\n\nold\n\n{build.roster.END}\n" for begin in begins)
+    written(tmp_path, "\n".join(["# All\n", *parts]))
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setattr(build.roster, "markdown", lambda root: "| new |")
+    monkeypatch.setattr(build, "describe_quickstart", lambda: "| first |")
+    monkeypatch.setattr(build, "draw_quickstart", lambda: None)
     return tmp_path / "README.md"
 
 
-def test_an_old_table_of_papers_ends_the_build(build, readme, monkeypatch):
+def test_an_old_table_of_the_readme_ends_the_build(build, readme, monkeypatch):
     monkeypatch.setattr(build.sys, "argv", ["build.py"])
     with pytest.raises(SystemExit, match=r"python docs/build\.py --readme"):
         build.main()
 
 
-def test_the_table_of_papers_is_written(build, readme, monkeypatch):
+def test_what_is_made_in_the_readme_is_written(build, readme, monkeypatch):
     monkeypatch.setattr(build.sys, "argv", ["build.py", "--readme"])
     build.main()
     text = readme.read_text()
-    assert "| new |" in text
+    assert text.index("| new |") < text.index("| first |")
     assert "old" not in text
     assert text.startswith("# All")
+
+
+def test_the_readme_shows_what_the_records_hold(build):
+    """If not: `python docs/build.py --readme`."""
+    page = (REPOSITORY / "README.md").read_text()
+    assert build.fill(page) == page
+    assert page.count(build.render.render_table(quickstart(build), "md")) == 1
+
+
+def quickstart(build):
+    return build.table_records.to_result(build.read_quickstart())
+
+
+@pytest.fixture
+def picture(build, monkeypatch, tmp_path):
+    """That of the README, in another place; none of the recorded runs is there."""
+    copy = tmp_path / "quickstart.png"
+    copy.write_bytes(build.PICTURE.read_bytes())
+    monkeypatch.setattr(build, "PICTURE", copy)
+    monkeypatch.setattr(build.directory, "list_runs", lambda root: [])
+    return copy
+
+
+def tell_ids(picture):
+    with Image.open(picture) as image:
+        return image.info["Description"].split()
+
+
+def test_the_quickstart_is_drawn_of_the_recorded_runs(build, picture, monkeypatch):
+    recorded = [run["id"] for run in quickstart(build).runs]
+    runs = [types.SimpleNamespace(id=name) for name in ["another", *recorded]]
+    monkeypatch.setattr(build.directory, "list_runs", lambda root: runs)
+    steps = ({"step": n, "seconds": n, "val_error": 0.1} for n in (1, 2))
+    history = results.history(steps, "measured")
+    read = []
+    monkeypatch.setattr(build, "read_run", lambda run: read.append(run.id) or history)
+    before = picture.read_bytes()
+    build.draw_quickstart()
+    assert read == tell_ids(picture) == recorded
+    assert picture.read_bytes() != before
+
+
+def test_a_picture_of_other_runs_is_refused(build, picture, monkeypatch):
+    before = picture.read_bytes()
+    build.draw_quickstart()
+    assert picture.read_bytes() == before
+    figure = build.curves.draw_cells(quickstart(build).dataset, {"steps": "steps"})
+    build.curves.save(figure, picture, ["another"])
+    with pytest.raises(SystemExit, match=r"is not of the runs of experiments/jorge"):
+        build.draw_quickstart()
 
 
 def test_every_public_name_is_listed_once(build):
