@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 
+import pandas as pd
 import yaml
 from PIL import Image
 
@@ -160,27 +161,63 @@ def describe_records(paper: str) -> list[str]:
     """Returns the lines on a paper's committed tables, and writes their pictures."""
     lines = []
     for record in table_records.find_records(ROOT, paper):
-        table, result = record.table, table_records.to_result(record)
-        lines += ["", f"### `{table.id}`, tier {record.tier}", "", f"{table.title}."]
-        figure = curves.draw_cells(result.dataset, table.columns)
-        if figure is not None:
-            picture = f"{table.id.replace('/', '-')}.{record.tier}.svg"
-            place = SITE / "papers" / "pictures" / picture
-            place.parent.mkdir(parents=True, exist_ok=True)
-            curves.save(figure, place)
-            lines += ["", f"![{table.title}](pictures/{picture})"]
-        lines += ["", f"Paper: {cite(table.paper)}.", "", "**Ours**"]
-        lines += ["", render.html(render.verdicts(result.verdicts)), ""]
+        lines += describe_record(record)
     return ["", "## Committed records", *lines] if lines else []
+
+
+def describe_record(record: table_records.Record) -> list[str]:
+    """Returns the lines on one table: the paper's figures, our cells and verdicts."""
+    table, result = record.table, table_records.to_result(record)
+    made, tier = record.content["provenance"], record.tier
+    devices = ", ".join(map(str, made.get("devices", ())))
+    ours = f"{result.source}, by `hpcjax table {table.id} --tier {tier}` on"
+    ours = f"{ours} {made['started'][:10]} ({made['cpu']}, {devices})."
+    return [
+        *("", f"### `{table.id}`, tier {tier}", "", f"{table.title}."),
+        *draw_record(record),
+        *("", f"**The paper**: {cite(table.paper)}.", ""),
+        *(f"**Ours**: {ours} {table.caption}", ""),
+        *(tabulate(render.values(result)), ""),
+        *(tabulate(render.verdicts(result.verdicts)), ""),
+    ]
+
+
+def draw_record(record: table_records.Record) -> list[str]:
+    """Returns the lines that show a table's picture, which is written."""
+    table = record.table
+    figure = curves.draw_cells(table_records.to_dataset(record), table.columns)
+    if figure is None:
+        return []
+    picture = f"{table.id.replace('/', '-')}.{record.tier}.svg"
+    place = SITE / "papers" / "pictures" / picture
+    place.parent.mkdir(parents=True, exist_ok=True)
+    curves.save(figure, place)
+    return ["", f"![{table.title}](pictures/{picture})"]
+
+
+def tabulate(frame: pd.DataFrame) -> str:
+    """Returns a frame as HTML without the class of pandas: the theme's are for none."""
+    return render.html(frame).replace(' class="dataframe"', "")
 
 
 def cite(paper: str) -> str:
     """Returns what a table says of its paper, without figures that have no source.
 
-    A figure that is marked as recalled is one of somebody's memory: only the paper's
-    name is left then.
+    A figure that is recalled is one of somebody's memory: only the paper's name is left
+    then, and what has a source of its own, `[abstract]`.
+
+    Examples:
+      >>> cite("A, 2020, B: in 42 % [recalled], in 50 % of the time [abstract]")
+      'A, 2020, B: in 50 % of the time [abstract]'
     """
-    return paper.partition(":")[0] if "[recalled]" in paper else paper
+    if "recalled" not in paper:
+        return paper
+    name = re.split(r"[:;]|,? \(?recalled", paper)[0]
+    marked = re.findall(r"([^:\[\]]+)\[(\w+)\]", paper)
+    kept = [
+        f"{said.strip(' ,;')} [{mark}]" for said, mark in marked if mark != "recalled"
+    ]
+    return f"{name}: {'; '.join(kept)}" if kept else name
 
 
 def write_rooms() -> list[str]:

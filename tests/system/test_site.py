@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import re
 import types
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -213,11 +214,34 @@ def test_a_papers_page_shows_its_records(build):
     pictures = re.findall(r"\]\((pictures/[^)]+\.svg)\)", text)
     assert "pictures/jorge-quickstart.cpu.svg" in pictures
     assert all((build.SITE / "papers" / name).exists() for name in pictures)
-    assert "Paper: arXiv 2310.12298: time per iteration" in text
-    assert "must fail" in text
+    assert "**The paper**: arXiv 2310.12298: time per iteration" in text
     assert build.describe_records("of nobody") == []
 
 
-def test_figures_without_a_source_are_not_printed(build):
-    assert build.cite("A, 2020: twice [abstract]") == "A, 2020: twice [abstract]"
-    assert build.cite("A, 2020: 1.5 times [recalled]") == "A, 2020"
+def test_a_record_is_shown_with_its_cells_and_verdicts(build):
+    text = "\n".join(build.describe_record(build.read_quickstart()))
+    tables = re.findall(r"<table.*?</table>", text, re.DOTALL)
+    result = quickstart(build)
+    frames = build.render.values(result), build.render.verdicts(result.verdicts)
+    for shown, frame in zip(map(ElementTree.fromstring, tables), frames, strict=True):
+        assert [cell.text for cell in shown.iter("th")] == list(frame.columns)
+        cells = [[cell.text for cell in row] for row in shown.find("tbody")]
+        assert cells == frame.values.tolist()
+        assert not shown.get("class")
+    assert "measured, by `hpcjax table jorge/quickstart --tier cpu` on 2026-" in text
+    assert result.table.caption in text
+
+
+@pytest.mark.parametrize(
+    ("said", "printed"),
+    [
+        ("A, 2020: twice [abstract]", "A, 2020: twice [abstract]"),
+        ("A, 2020: 1.5 times [recalled]", "A, 2020"),
+        ("A, 2020: 29.93 s in place of 965.45 (recalled)", "A, 2020"),
+        ("A, 2020, table 2; recalled: raw 0.719 K", "A, 2020, table 2"),
+        ("A, 2020, table 2, recalled: 60 times", "A, 2020, table 2"),
+        ("A: 42 % [recalled], 50 % [abstract]", "A: 50 % [abstract]"),
+    ],
+)
+def test_figures_without_a_source_are_not_printed(build, said, printed):
+    assert build.cite(said) == printed
