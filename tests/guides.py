@@ -15,6 +15,9 @@ PAGES = tuple(
         *sorted((REPOSITORY / "experiments").glob("*/README.md")),
     )
 )
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# What a reader fills in.
+_BLANK = re.compile(r"…|<[a-z/ ]+>|\[[a-z]+\]|\b[A-Z]{2,}\b")
 
 
 def _path(page: str) -> pathlib.Path:
@@ -53,24 +56,46 @@ def run_block(block: str, page: str, names: dict[str, Any]) -> None:
     exec(compile(block, str(_path(page)), "exec"), names)
 
 
-def commands(page: str) -> list[list[str]]:
-    """Returns the words of each `hpcjax` command of a page, by its path.
+def shell(page: str) -> list[str]:
+    """Returns the blocks of a page that are for a shell, by its path.
 
-    They stand in blocks of their own, or in a line between backticks; those of which
-    the reader fills in something (`ID`, `…`, `[paper]`) are left out.
+    They name no language. Where lines begin with `$`, the others are answers.
     """
-    text = re.sub(r"\\\n\s*", "", (REPOSITORY / page).read_text())
-    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-    lines = [
-        line.removeprefix("$ ")
-        for language, block in fenced.findall(text)
-        if not language
-        for line in block.splitlines()
-    ]
-    lines += re.findall(r"`([^`\n]+)`", fenced.sub("", text))
-    told = [each.strip() for line in lines for each in line.split("&&")]
+    blocks = (block for language, block in _fenced(page) if not language)
     return [
-        shlex.split(line, comments=True)
-        for line in told
-        if line.startswith("hpcjax ") and not re.search(r"…|[<\[*]|\b[A-Z]{2,}\b", line)
+        "".join(re.findall(r"^\$ (.*\n)", block, re.M)) or block for block in blocks
     ]
+
+
+def _fenced(page: str) -> list[tuple[str, str]]:
+    """Returns the language and the text of each block of a page."""
+    return _FENCE.findall((REPOSITORY / page).read_text())
+
+
+def lines(page: str) -> list[str]:
+    """Returns the `hpcjax` commands of a page as they are written, by its path.
+
+    They stand in blocks of their own, or between backticks; those of which the reader
+    fills in something (`ID`, `…`, `[paper]`, `<file>`) are left out.
+    """
+    text = _FENCE.sub("", (REPOSITORY / page).read_text())
+    inline = re.findall(r"`([^`]+)`", text)
+    blocks = re.sub(r"\\\n\s*", "", "\n".join(shell(page)))
+    found = [*blocks.splitlines(), *(" ".join(each.split()) for each in inline)]
+    told = [each.strip() for line in found for each in line.split("&&")]
+    bare = [re.sub(r"^(python3? -m|mpirun -n \d+) ", "", line) for line in told]
+    return [
+        line
+        for line in bare
+        if line.startswith("hpcjax ") and not _BLANK.search(unquoted(line))
+    ]
+
+
+def unquoted(line: str) -> str:
+    """Returns what a shell reads of a line besides quoted text and comments."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\s#.*", "", line)
+
+
+def commands(page: str) -> list[list[str]]:
+    """Returns the words of each `hpcjax` command of a page, by its path."""
+    return [shlex.split(line, comments=True) for line in lines(page)]

@@ -1,5 +1,6 @@
 """Clocks on a fake tree: the order of writes, and what brings the old values back."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from hpcjax import perf
 from hpcjax.core import ConfigError, DataFormatError, HpcjaxError, RunBusy
 from hpcjax.perf import clocks as module
+from tests import guides
 from tests.perf import fake_sysfs
 from tests.perf.fake_sysfs import GPU, ORIGINAL, POLICY, limits
 
@@ -54,6 +56,17 @@ def root(tmp_path):
 def opened(root, **options):
     options = {"allow_write": True, **options}
     return perf.Sysfs(root / "journal", root=root, **options)
+
+
+def test_the_guide_sets_clocks_and_gives_them_back(root, monkeypatch):
+    sysfs = functools.partial(perf.Sysfs, root=root)
+    monkeypatch.setattr(perf, "Sysfs", sysfs)
+    (root / POLICY / "scaling_cur_freq").write_text("800\n")
+    (block,) = guides.blocks("search.md", "Energy and clocks")
+    names = {"perf": perf, "journal": root / "journal"}
+    guides.run_block(block, "search.md", names)
+    assert names["clocks"].grids()["policy0"][0] == 800
+    assert limits(root) == ORIGINAL
 
 
 def test_grids_are_those_of_the_kernel(root):

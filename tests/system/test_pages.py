@@ -7,6 +7,8 @@ import io
 import pathlib
 import re
 import shlex
+import subprocess
+import tomllib
 
 import pytest
 
@@ -130,8 +132,50 @@ def is_run(page, tests):
         return True
     headings = re.findall(r"^##+ (.*)$", (REPOSITORY / page).read_text(), re.M)
     naming = "".join(text for text in tests if f'"{name}"' in text)
-    return f'"{name}"' in naming and all(
-        f'"{heading}"' in naming
+    run = [
+        block
         for heading in headings
-        if guides.blocks(page, re.escape(heading))
-    )
+        if f'"{heading}"' in naming
+        for block in guides.blocks(page, re.escape(heading))
+    ]
+    return set(guides.blocks(page)) <= set(run)
+
+
+def test_every_block_says_what_it_is():
+    """Python, text, or by saying nothing a shell's: all that is code is then tested."""
+    for page in guides.PAGES:
+        text = (REPOSITORY / page).read_text()
+        fences = re.findall(r"^([ \t]*)(?:```|~~~)(.*)$", text, re.M)
+        assert {indent for indent, _ in fences} <= {""}, page
+        assert {name for _, name in fences} <= {"", "python", "text"}, page
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+        assert not re.findall(r"\n\n {4,}(?![-*|] |\d\. ).*", prose), page
+
+
+def test_the_python_of_pages_parses():
+    for page in guides.PAGES:
+        for block in guides.blocks(page):
+            assert compile(block, page, "exec")
+
+
+def test_a_shell_reads_the_commands_of_pages_as_they_are_written():
+    """So that they can be pasted: no bracket, glob or redirection is without quotes."""
+    for page in guides.PAGES:
+        script = "\n".join([*guides.shell(page), *guides.lines(page)])
+        read = subprocess.run(
+            ["bash", "-n"], input=script, capture_output=True, text=True, check=False
+        )
+        assert (read.returncode, read.stderr) == (0, ""), page
+        for line in guides.lines(page):
+            assert not re.search(r"[][(){}*?<>$;|~`]", guides.unquoted(line)), line
+
+
+def test_what_pages_make_and_install_is_there():
+    rules = re.findall(r"^([\w./-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    for page in guides.PAGES:
+        text = (REPOSITORY / page).read_text()
+        made = re.findall(r"(?:^|`)make ([\w./-]+)", text, re.M)
+        assert set(made) <= set(rules), page
+        for names in re.findall(r"pip install '(?:\.|hpcjax)\[(.*?)\]'", text):
+            assert set(names.split(",")) <= set(project["optional-dependencies"]), page
