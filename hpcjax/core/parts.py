@@ -24,6 +24,7 @@ KINDS = (
     "input",
     "model",
     "optimizer",
+    "schedule",
     "exchange",
     "averaging",
     "backward",

@@ -9,7 +9,7 @@ from hpcjax.optim.from_sgd_config import SGDRecipe
 from hpcjax.optim.jorge_config import JorgeConfig
 from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules
 from hpcjax.optim.schedule_config import (
-    ScheduleConfig,
+    SchedulePart,
     StepDecayConfig,
     WarmUpConfig,
 )
@@ -41,7 +41,7 @@ class FromSgd(NamedTuple):
     report: dict[str, Derived]
 
 
-def _report(recipe: SGDRecipe, schedule: ScheduleConfig) -> dict[str, Derived]:
+def _report(recipe: SGDRecipe, schedule: SchedulePart) -> dict[str, Derived]:
     """Returns Jorge's hyperparameters by name, with the rule that gave each."""
     total = recipe.epochs * recipe.steps_per_epoch
     derived = {
@@ -73,7 +73,7 @@ def _report(recipe: SGDRecipe, schedule: ScheduleConfig) -> dict[str, Derived]:
 
 def jorge_from_sgd(
     recipe: SGDRecipe,
-    schedule: ScheduleConfig | None = None,
+    schedule: SchedulePart | None = None,
     decay_rules: DecayRules = DECAY_ALL,
     clip_norm: float | None = None,
     **options: Any,

@@ -14,7 +14,7 @@ from hpcjax.core.config import (
     fields_of,
 )
 from hpcjax.optim.first_order_config import SgdConfig
-from hpcjax.optim.schedule_config import ScheduleConfig, StepDecayConfig
+from hpcjax.optim.schedule_config import SchedulePart, StepDecayConfig
 
 if TYPE_CHECKING:
     import optax
@@ -37,7 +37,7 @@ class JorgeFromSgdConfig(SgdConfig):
     factory: ClassVar[str] = "hpcjax.optim._from_sgd:jorge_from_sgd"
     whole: ClassVar[bool] = True  # works with whole matrices, not with parts of them
 
-    schedule: ScheduleConfig = StepDecayConfig()
+    schedule: SchedulePart = StepDecayConfig()
     update_every: Size = 50
     init: Literal["eps", "grad"] = "eps"
     stacked: Patterns = ()

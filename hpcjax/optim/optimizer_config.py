@@ -12,7 +12,7 @@ from hpcjax.core.config import (
     Positive,
     fields_of,
 )
-from hpcjax.optim.schedule_config import ConstantConfig, ScheduleConfig
+from hpcjax.optim.schedule_config import ConstantConfig, SchedulePart
 
 if TYPE_CHECKING:
     import optax
@@ -43,7 +43,7 @@ class OptimizerConfig(Config):
     weight_decay: NotNegative = 0.0
     decay_rules: DecayRules = DECAY_ALL
     clip_norm: Positive | None = None
-    schedule: ScheduleConfig = ConstantConfig()
+    schedule: SchedulePart = ConstantConfig()
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
         """Returns the optimizer for a run of `steps` steps."""

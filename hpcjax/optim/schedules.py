@@ -1,24 +1,19 @@
 """Learning-rate schedules: constant, cosine, step decay with warm-up, and optax's."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import optax
 
 from hpcjax.core import checks
-from hpcjax.core.config import check_fields
-from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.errors import ConfigError
 from hpcjax.optim.schedule_config import (
     ConstantConfig,
     CosineConfig,
-    OptaxConfig,
     StepDecayConfig,
 )
-
-# What a schedule of optax calls its length.
-_LENGTHS = ("decay_steps", "transition_steps")
 
 
 def _check(
@@ -144,48 +139,55 @@ def step_decay_schedule(
 
 
 def optax_schedule(
-    peak: float,
-    steps: int,
-    name: str = "constant_schedule",
-    arguments: tuple[tuple[str, Any], ...] = (("value", 1.0),),
+    peak: float, steps: int, function: str, **arguments: Any
 ) -> optax.Schedule:
     """Returns `peak` times a schedule of optax.
 
     Args:
       peak: the learning rate for which the schedule is 1.
-      steps: length of the run, which is the schedule's where it needs one and none is
-        given.
-      name: of the function of optax.
-      arguments: `(name, value)` pairs, see `OptaxConfig`.
+      steps: length of the run.
+      function: of optax, by name.
+      **arguments: of that function, where rates are multiples of `peak`. Its
+        `peak_value` is 1. None for `decay_steps` or `transition_steps` is what is left
+        of the run, None for `warmup_steps` is a tenth of it.
 
     Raises:
-      ConfigError: an unknown schedule or argument, one that is missing, or a value that
-        optax refuses.
+      ConfigError: a run that is too short, or a value that optax refuses.
 
     Examples:
       >>> rate = optax_schedule(
-      ...   0.5, 10, "linear_schedule", (("init_value", 1.0), ("end_value", 0.0))
+      ...   0.5, 10, "linear_schedule", init_value=1.0, end_value=0.0,
+      ...   transition_steps=None,
       ... )
       >>> [float(rate(step)) for step in (0, 5, 10)]
       [0.5, 0.25, 0.0]
     """
     checks.require_float32(peak=peak)
     checks.require_count(1, steps=steps)
-    check_fields(OptaxConfig, name=name, arguments=arguments)
-    make, given = getattr(optax, name), dict(arguments)
-    known = inspect.signature(make).parameters
-    for argument in given:
-        if argument not in known:
-            hint = nearest(argument, known)
-            raise ConfigError(f"{name} has no argument {argument!r}{hint}")
-    needed = [key for key, one in known.items() if one.default is one.empty]
-    given |= {key: steps for key in _LENGTHS if key in needed and key not in given}
-    if missing := [key for key in needed if key not in given]:
-        raise ConfigError(f"{name} needs {', '.join(missing)}: got {list(given)}")
+    make = getattr(optax, function)
+    given = _fill_lengths(arguments, steps)
+    if "peak_value" in inspect.signature(make).parameters:
+        given["peak_value"] = 1.0
     if "boundaries_and_scales" in given:
         given["boundaries_and_scales"] = dict(given["boundaries_and_scales"])
     try:
         schedule = make(**given)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: {error}: got {given}") from error
+        raise ConfigError(f"{function}: {error}: got {given}") from error
     return lambda count: peak * schedule(count)
+
+
+def _fill_lengths(arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Returns a schedule's arguments with its lengths in place of None."""
+    given = dict(arguments)
+    if given.get("warmup_steps", 0) is None:
+        given["warmup_steps"] = steps // 10
+    before = given.get("transition_begin", 0) + given.get("warmup_steps", 0)
+    checks.require(
+        before < steps, "a schedule must begin within the run", step=before, steps=steps
+    )
+    if given.get("decay_steps", 0) is None:
+        given["decay_steps"] = steps
+    if given.get("transition_steps", 0) is None:
+        given["transition_steps"] = steps - before
+    return given

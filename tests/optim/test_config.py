@@ -25,7 +25,6 @@ PAIRS = [
     (optim.ConstantConfig, optim.constant_schedule, None),
     (optim.CosineConfig, optim.cosine_schedule, None),
     (optim.StepDecayConfig, optim.step_decay_schedule, None),
-    (optim.OptaxConfig, optim.optax_schedule, None),
 ]
 MAKERS = [
     optim.SgdConfig,
