@@ -33,21 +33,37 @@ PACKAGES = (
 # What others bring to the numbers of a run, with the name of their module.
 OTHERS = {
     "array-record": "array_record",
+    "cfgrib": "cfgrib",
+    "dinosaur": "dinosaur",
+    "eccodes": "eccodes",
+    "gguf": "gguf",
     "grain": "grain",
+    "jax-cuda13-plugin": "jax_cuda13_plugin",
     "jax-triton": "jax_triton",
     "jaxtyping": "jaxtyping",
+    "kfac-jax": "kfac_jax",
+    "ladybug": "ladybug",
     "ml-dtypes": "ml_dtypes",
     "mpi4py": "mpi4py",
+    "networkx": "networkx",
+    "nvidia-cublas": "jax_cuda13_plugin",  # libraries, which no module stands for
+    "nvidia-cudnn-cu13": "jax_cuda13_plugin",
     "optuna": "optuna",
     "pandas": "pandas",
     "pillow": "PIL",
+    "properscoring": "properscoring",
+    "pyarrow": "pyarrow",
     "safetensors": "safetensors",
     "scikit-learn": "sklearn",
     "scipy": "scipy",
+    "scores": "scores",
+    "scoringrules": "scoringrules",
     "tokenizers": "tokenizers",
     "torch": "torch",
+    "torch-geometric": "torch_geometric",
     "transformers": "transformers",
     "triton": "triton",
+    "zarr": "zarr",
 }
 # Settings of `jax.config` that can change a number.
 SETTINGS = (

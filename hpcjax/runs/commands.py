@@ -192,7 +192,7 @@ def run(
       root: folder that holds runs/ and further configs.
       data: folder of data sets.
     """
-    if profile and (processes or restart):
+    if profile and (processes is not None or restart):
         raise ConfigError(
             "--profile traces one process: give no --processes, --restart"
         )
@@ -216,8 +216,8 @@ def run(
         "quiet": quiet,
     }
     with log_to_stderr(quiet):
-        if processes or restart:
-            count = processes or 1
+        if processes is not None or restart:
+            count = 1 if processes is None else processes
             launch.launch(config, changes, processes=count, restart=restart, **options)
             return 0  # the first process has said where the result is
         options |= {"distributed": distributed, "profile": profile}

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, RunBusy, nearest
 from hpcjax.runs import code, directory, discover, lock
 from hpcjax.runs import tags as tagging
@@ -29,6 +30,8 @@ class Entry:
       days: since its config was written.
       bytes: of all its files.
       path: its folder.
+      verdicts: committed tables that were made of it, and how many of their claims
+        hold, such as "jorge/quickstart 1 of 1".
     """
 
     id: str
@@ -41,6 +44,7 @@ class Entry:
     days: float
     bytes: int
     path: pathlib.Path
+    verdicts: tuple[str, ...] = ()
 
 
 def list_runs(
@@ -63,7 +67,11 @@ def list_runs(
     allowed = (*STATES, "damaged")
     if state not in (None, *allowed):
         raise ConfigError(f"unknown state {state!r}{nearest(str(state), allowed)}")
-    entries = (_describe(run, root) for run in directory.list_runs(root))
+    verdicts = _read_verdicts(root)
+    entries = (
+        dataclasses.replace(_describe(run, root), verdicts=verdicts.get(run.id, ()))
+        for run in directory.list_runs(root)
+    )
     return [
         entry
         for entry in entries
@@ -106,7 +114,7 @@ def _describe(run: directory.RunDirectory, root: pathlib.Path) -> Entry:
         tags, scores = tagging.read_tags(run.path), _last_scores(run)
         state = run.standing
         made_by = _age(run, run.sessions(), root)
-    files = [path for path in run.path.rglob("*") if path.is_file()]
+    own = [path for path in run.path.rglob("*") if path.is_file()]
     begun = (run.path / "config.json").stat().st_mtime
     return Entry(
         id=run.id,
@@ -117,9 +125,23 @@ def _describe(run: directory.RunDirectory, root: pathlib.Path) -> Entry:
         steps=run.steps_taken(),
         made_by=made_by,
         days=(time.time() - begun) / 86400,
-        bytes=sum(path.stat().st_size for path in files),
+        bytes=sum(path.stat().st_size for path in own),
         path=run.path,
     )
+
+
+def _read_verdicts(root: pathlib.Path) -> dict[str, tuple[str, ...]]:
+    """Returns what committed tables say, by the ids of the runs they were made of."""
+    found: dict[str, tuple[str, ...]] = {}
+    for folder in discover.search_path(root):
+        for file in sorted(folder.glob("experiments/*/results/*.json")):
+            with contextlib.suppress(DataFormatError, LookupError, TypeError):
+                record = files.read_object(file)
+                held = [claim["holds"] for claim in record["claims"].values()]
+                said = f"{record['table']} {sum(held)} of {len(held)}"
+                for run in {run["id"] for run in record["runs"]}:
+                    found[run] = (*found.get(run, ()), said)
+    return found
 
 
 def _last_scores(run: directory.RunDirectory) -> dict[str, float]:

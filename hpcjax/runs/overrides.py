@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import operator
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -253,15 +254,40 @@ def _unknown(path: str, known: Mapping[str, Key], absent: list[tuple[Key, str]])
         return f"unknown key {path!r}; did you mean {' or '.join(map(str, tails))}?"
     # Keys of this config come first, as `max` returns the first of equals.
     candidates = [(key, "") for key in own] + absent
+    above, _, last = path.rpartition(".")
+    if above in known:  # only what follows is wrong
+        beside = [(key, of) for key, of in candidates if _above(key.path) == above]
+        if hint := _nearest(path, beside):
+            return hint
+        if said := [key for key in own if _tells(key, last)]:
+            return f"unknown key {path!r}; did you mean {' or '.join(map(str, said))}?"
+        own = [key for key, of in beside if not of]
+    elif hint := _nearest(path, candidates):
+        return hint
+    return f"unknown key {path!r}; keys: {', '.join(key.path for key in own)}"
+
+
+def _above(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _tells(key: Key, word: str) -> bool:
+    """Returns whether a key has a name in another group, or a word in its help."""
+    return key.path.endswith(f".{word}") or word in re.findall(r"\w+", key.help)
+
+
+def _nearest(path: str, candidates: list[tuple[Key, str]]) -> str:
+    """Returns an error that names the key most like a path; "" if none is like it."""
     scored = [(_likeness(path, key.path), key, choice) for key, choice in candidates]
-    score, key, choice = max(scored, key=lambda entry: entry[0])
-    if score < _CLOSE:
-        return f"unknown key {path!r}; keys: {', '.join(key.path for key in own)}"
+    score, key, choice = max(scored, key=lambda each: each[0])
     also = f" of {choice}" if choice else ""
-    return f"unknown key {path!r}; did you mean {key}{also}?"
+    hint = f"unknown key {path!r}; did you mean {key}{also}?"
+    return hint if score >= _CLOSE else ""
 
 
 def _likeness(given: str, path: str) -> float:
+    if _above(path) == _above(given):
+        path, given = path.rpartition(".")[2], given.rpartition(".")[2]
     ratio = difflib.SequenceMatcher(None, path, given).ratio()
     if "." in given:
         return ratio

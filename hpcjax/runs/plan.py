@@ -1,7 +1,9 @@
 """What a run would need, without running it: `hpcjax run --dry-run`."""
 
+import contextlib
 import dataclasses
 import logging
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,12 +13,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hpcjax.core import compat, trees
-from hpcjax.core.errors import ConfigError
+from hpcjax.core import compat, provenance, trees
+from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.runs import code, directory, discover, results
 from hpcjax.runs import config as configs
 
 log = logging.getLogger(__name__)
+# What a run's step does not depend on.
+_FREE = ("steps", "eval_every", "checkpoint_every", "keep", "stall_seconds")
 _NAMED = 8  # parameters that are named where weight decay leaves some out
 
 
@@ -40,8 +44,10 @@ class Plan:
       checkpoints: number of checkpoints that will be written, of which `keep` remain.
       decay: the optimizer's weight decay; 0 if it has none.
       decays: whether it covers each parameter, by path; none without weight decay.
-      earlier: a run of this config, this code and as many devices that has finished;
-        "" if there is none.
+      earlier: the newest run of this code, with as many devices and on such a machine,
+        that has finished and differs in seed, length and intervals alone; "" if there
+        is none.
+      earlier_steps: of that run.
       seconds: of that run's training, without compilation, validation and checkpoints.
       files: what the run directory will contain.
     """
@@ -61,6 +67,7 @@ class Plan:
     decay: float = 0.0
     decays: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     earlier: str = ""
+    earlier_steps: int = 0
     seconds: float = 0.0
     files: tuple[str, ...] = (
         "config.json",
@@ -170,19 +177,36 @@ def _parts(config: Any) -> Iterator[Any]:
 def _find_earlier(
     loaded: discover.Loaded, root: pathlib.Path, devices: int
 ) -> dict[str, Any]:
-    """Returns a finished run of the same config and code, and its training seconds.
+    """Returns a finished run with the same training step, and its training seconds.
 
     Operations do not tell the time, which this machine's load and caches decide.
     """
-    digest = configs.digest(loaded.config)
-    made_by = code.of_run(loaded.config)
-    run = directory.find_run(root, digest, devices=devices, code=made_by)
-    if run is None:
-        return {}
-    history = results.read(run.path / "result.nc")
-    if "seconds" not in history:
-        return {}
-    return {"earlier": run.id, "seconds": float(history["seconds"].max())}
+    content, made_by = configs.to_json(loaded.config), code.of_run(loaded.config)
+    here = provenance.cpu_model(), len(provenance.usable_cores()) or os.cpu_count()
+    for run in reversed(directory.list_runs(root)):
+        with contextlib.suppress(DataFormatError, RecursionError):
+            held = run.read_config()
+            if run.status != "done" or _step_of(held) != _step_of(content):
+                continue
+            same = directory.find_run(
+                root, configs.digest_json(held), devices=devices, code=made_by
+            )
+            machines = [(it.get("cpu"), it.get("cores")) for it in run.sessions()]
+            if same is None or same.id != run.id or {*machines} != {here}:
+                continue
+            timed = results.read(run.path / "result.nc").get("seconds")
+            if timed is not None:
+                steps, seconds = timed.sizes["step"], float(timed.max())
+                return {"earlier": run.id, "earlier_steps": steps, "seconds": seconds}
+    return {}
+
+
+def _step_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config's JSON without what no step's time depends on."""
+    held = dict(content.get("values", {}))
+    train = dict(held.get("train", {}))
+    step = {name: value for name, value in train.items() if name not in _FREE}
+    return {"class": content.get("class"), **held, "train": step, "seed": None}
 
 
 def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
@@ -239,19 +263,29 @@ def render_plan(plan: Plan) -> RenderableType:
         "communicated by a step per device": _bytes(plan.collective_bytes),
         "checkpoints": f"{plan.checkpoints}",
         "weight decay": _render_decay(plan),
-        "training takes": "not known: no run of this config and code has finished here",
+        "training takes": "unknown: no run of this config and code has finished here",
         "files": ", ".join(plan.files),
     }
     if len(plan.sent) > 1:
         told = (f"{name} {_bytes(count)}" for name, count in plan.sent.items())
         lines["communicated by a step per device"] += f" ({', '.join(told)})"
     if plan.earlier:
-        lines["training takes"] = f"{plan.seconds:.3g} s in run {plan.earlier}"
+        lines["training takes"] = _render_time(plan)
     if plan.processes == 1:
         del lines["processes"]
     for label, value in lines.items():
         table.add_row(label, value)
     return Group(Text(f"{plan.name} (not run)"), table)
+
+
+def _render_time(plan: Plan) -> str:
+    if plan.steps == plan.earlier_steps:
+        return f"{plan.seconds:.3g} s, as in run {plan.earlier}"
+    scaled = plan.seconds * plan.steps / plan.earlier_steps
+    return (
+        f"about {scaled:.3g} s, as the {plan.earlier_steps} steps of run "
+        f"{plan.earlier} took {plan.seconds:.3g} s"
+    )
 
 
 def _render_decay(plan: Plan) -> str:

@@ -166,6 +166,10 @@ def list_runs(entries: "Sequence[Entry]") -> RenderableType:
         return count
     columns = ["run", "config", "tags", "state", "last scores"]
     columns += ["steps", "made by", "age", "size"]
+    if any(entry.verdicts for entry in entries):
+        columns.append("in tables, claims that hold")
+        told = (", ".join(entry.verdicts) for entry in entries)
+        rows = [(*row, said) for row, said in zip(rows, told, strict=True)]
     return Group(frame("Runs", columns, rows, ("steps", "age", "size")), count)
 
 

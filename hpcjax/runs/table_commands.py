@@ -50,10 +50,12 @@ def table(
     """
     tables = discover.find_tables(root)
     if len(ids) == 1 and "/" not in ids[0]:
-        own = {name: t for name, t in tables.items() if name.startswith(f"{ids[0]}/")}
-        if own:
-            show.console().print(show.list_tables(own))
-            return 0
+        (paper,) = ids
+        papers = {name.partition("/")[0] for name in tables}
+        _check_known(ids, sorted(papers), "paper")
+        own = {name: t for name, t in tables.items() if name.startswith(f"{paper}/")}
+        show.console().print(show.list_tables(own))
+        return 0
     _check_known(ids, tables, "table")
     wanted = max([tables[name].tier(tier).devices for name in ids], default=1)
     prepare(data, devices or (wanted if wanted > 1 else None))

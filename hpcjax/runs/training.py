@@ -76,7 +76,7 @@ class TrainingConfig(Config):
       sparsity: which weights are pruned in training, and how; none for all weights.
       sharing: which layers share their weights; none if each has its own.
       parallel: how the devices share out the model; none if each has all of it.
-      compute: dtype of products.
+      compute: precision of products, a dtype.
       param: dtype of parameters. In bfloat16 they take half the memory, and so do what
         devices exchange of them; updates are computed in float32 and then rounded, so
         that those below 2⁻⁹ of a parameter are lost.

@@ -1,5 +1,6 @@
 """Provenance: complete, free of names, and honest about uncommitted changes."""
 
+import ast
 import getpass
 import importlib.metadata
 import json
@@ -15,6 +16,9 @@ import jax
 import pytest
 
 from hpcjax.core import provenance
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+EXPERIMENTS = REPOSITORY / "experiments"
 
 
 def git(root, *arguments):
@@ -51,6 +55,27 @@ def test_versions_are_of_what_is_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", types.ModuleType("sklearn"))
     found = provenance.versions()["scikit-learn"]
     assert found == importlib.metadata.version("scikit-learn")
+
+
+# Packages that read, write, start or show, and change no number.
+SILENT = {
+    *("docstring_parser", "etils", "filelock", "jinja2", "lazy_loader", "matplotlib"),
+    *("mlflow", "packaging", "platformdirs", "psutil", "pynvml", "ray", "rich"),
+    *("submitit", "tensorboardX", "threadpoolctl", "tyro", "wandb", "xxhash", "yaml"),
+}
+
+
+def test_every_package_that_code_imports_is_versioned_or_changes_no_number():
+    imported = set()
+    for file in [*REPOSITORY.glob("hpcjax/**/*.py"), *EXPERIMENTS.glob("**/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).partition(".")[0])
+    always = {name.partition("-")[0] for name in provenance.PACKAGES} | {"experiments"}
+    others = imported - always - set(sys.stdlib_module_names)
+    assert others - set(provenance.OTHERS.values()) == SILENT
 
 
 def test_files_of_a_root_are_known_by_a_digest_outside_of_the_repository(tmp_path):

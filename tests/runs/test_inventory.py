@@ -1,8 +1,10 @@
 """Runs at a glance: what is listed, what is left out, and what may be deleted."""
 
 import io
+import json
 import os
 import re
+import shutil
 
 import pytest
 
@@ -58,6 +60,29 @@ def test_the_list_as_a_command(root, capsys):
         end = head.index(name) + len(name)
         assert all(line[end - 1] != " " and line[end] == " " for line in lines)
     assert cli.main(["list", "--state", "done", "--root", os.fspath(root)]) == 2
+
+
+def test_a_run_of_a_committed_table_shows_how_many_claims_hold(root, capsys):
+    listed = ["list", "--runs", "--root", os.fspath(root)]
+    assert cli.main(listed) == 0
+    assert "claims" not in capsys.readouterr().out
+    first, second = runs_of(root)
+    results = root / "experiments/curves/results"
+    results.mkdir()
+    record = {
+        "table": "curves/speed",
+        "claims": {"fast": {"holds": True}, "small": {"holds": False}},
+        "runs": [{"id": first}, {"id": first}, {"id": "gone"}],
+    }
+    (results / "speed.cpu.json").write_text(json.dumps(record))
+    (results / "other.cpu.json").write_text("{}")  # is no record, and stops nobody
+    found = {entry.id: entry.verdicts for entry in inventory.list_runs(root)}
+    assert found == {first: ("curves/speed 1 of 2",), second: ()}
+    assert cli.main(listed) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf" {first} .* curves/speed 1 of 2 *\n", out)
+    assert out.count("curves/speed") == 1
+    shutil.rmtree(results)
 
 
 def test_tags_find_runs_and_are_no_part_of_the_config(root, capsys):
@@ -118,3 +143,4 @@ def test_a_paper_in_place_of_a_table_lists_its_tables(capsys):
     assert "hpcjax table jorge/steps" in out
     assert "kaisa" not in out
     assert cli.main(["table", "jorg"]) == 2
+    assert "unknown paper 'jorg'; did you mean 'jorge'?" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import random
+import re
 import string
 
 import pytest
@@ -197,6 +198,20 @@ def test_key_of_another_member():
     assert "belongs to optimizer=jorge" in after
     nested = message("optimizer.schedule.at=[0.1]")
     assert "optimizer.schedule=steps" in nested
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("optimizer.precond", "did you mean 'optimizer.precond_every'"),
+        ("model.lr", "did you mean 'optimizer.lr'"),
+        # A word of what a key's help says.
+        ("model.between", "did you mean 'optimizer.precond_every' .*between updates"),
+        ("model.zzzzzz", "keys: model.widths, (model[.][a-z]+(, )?)+$"),
+    ],
+)
+def test_of_a_key_in_a_group_that_is_there_only_the_last_part_is_in_doubt(key, words):
+    assert re.search(words, message(f"{key}=1"))
 
 
 def test_a_key_far_from_all_lists_them():

@@ -86,7 +86,7 @@ def test_it_is_printed_whole(made):
     assert "metrics.jsonl" in text
     assert "not run" in text
     assert re.search(r"weight decay +\S+ on all 4 arrays", text)
-    assert re.search(r"training takes +not known", text)
+    assert re.search(r"training takes +unknown", text)
 
 
 RULES = {
@@ -111,14 +111,26 @@ def test_weight_decay_covers_what_the_rules_choose(place):
     }
 
 
-def test_an_earlier_run_says_how_long_training_takes(tmp_path):
+def test_an_earlier_run_says_how_long_training_takes(tmp_path, monkeypatch):
     given = {**SMALL, "train.steps": "2"}
     assert plan.plan_run("jorge/digits:sgd", given, root=tmp_path).earlier == ""
     done = execute.run("jorge/digits:sgd", given, root=tmp_path, quiet=True)
     planned = plan.plan_run("jorge/digits:sgd", given, root=tmp_path)
     assert planned.earlier == done.id
     assert planned.seconds == done.dataset["seconds"].values[-1] > 0
-    assert plan.plan_run("jorge/digits:sgd", SMALL, root=tmp_path).earlier == ""
+    # Its step is that of a longer run with another seed, but not of a wider one.
+    other = {**given, "train.steps": "20", "seed": "7", "train.eval_every": "3"}
+    longer = plan.plan_run("jorge/digits:sgd", other, root=tmp_path)
+    assert (longer.earlier, longer.earlier_steps, longer.steps) == (done.id, 2, 20)
+    text = f"about {10 * planned.seconds:.3g} s, as the 2 steps of run {done.id} took"
+    assert plan._render_time(longer).startswith(text)
+    assert plan._render_time(planned) == f"{planned.seconds:.3g} s, as in run {done.id}"
+    loaded = discover.load("jorge/digits:sgd", other | {"optimizer": "adamw"}, tmp_path)
+    assert plan._find_earlier(loaded, tmp_path, 1) == {}
+    loaded = discover.load("jorge/digits:sgd", other, tmp_path)
+    assert plan._find_earlier(loaded, tmp_path, 2) == {}
+    monkeypatch.setattr(plan.provenance, "cpu_model", lambda: "another one")
+    assert plan._find_earlier(loaded, tmp_path, 1) == {}
 
 
 def test_nothing_is_written(tmp_path):
