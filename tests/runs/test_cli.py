@@ -14,42 +14,11 @@ from hpcjax import core
 from hpcjax.runs import build, cli, execute, plan, render, report, table_records
 from tests.runs import roots
 
-RUNNING = """
-from hpcjax import runs
-
-def run(cfg, ctx):
-    ctx.directory.metrics().write({"step": cfg.steps, "loss": 0.5})
-    return runs.measured({"answer": ("step", [42.0] * cfg.steps)})
-"""
-TABLE = """
-from hpcjax.runs.tables import Claim, Runs, Table, Tier
-
-def reduce(rows):
-    return next(iter(rows.values())).isel(seed=0).sum().expand_dims(row=list(rows))
-
-def table(name, least, benchmark):
-    tier = Tier(
-        runs={"only": Runs(config="mine/first:first")},
-        claims={"enough": Claim(
-            relation="more", ours=lambda t: t.answer.item(), at_least=least)},
-        minutes=0.1,
-    )
-    return Table(id=f"mine/{name}", title="Answers", paper="none", tiers={"cpu": tier},
-                 reduce=reduce, columns={"answer": "the answer"}, benchmark=benchmark)
-
-HOLDS = table("holds", 100.0, False)
-FAILS = table("fails", 1000.0, True)
-"""
-
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A root with one paper, as the working directory; what `main` sets is undone."""
-    roots.make(tmp_path)
-    path = tmp_path / "experiments/mine/experiment.py"
-    text = path.read_text()
-    path.write_text(text[: text.index("def run")] + RUNNING)
-    (tmp_path / "experiments/mine/tables.py").write_text(TABLE)
+    roots.make_running(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPCJAX_DATA", "")
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
