@@ -90,7 +90,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
       "; did you mean 'momentum'?"
     """
     allowed = sorted(allowed)
-    close = difflib.get_close_matches(name, allowed, 1, 0.5)
+    folded = {each.lower(): each for each in reversed(allowed)}
+    close = difflib.get_close_matches(name.lower(), folded, 1, 0.5)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {folded[close[0]]!r}?"
     return "; allowed: " + ", ".join(allowed) if allowed else ""

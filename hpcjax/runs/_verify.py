@@ -125,9 +125,9 @@ def render(findings: Sequence[Finding]) -> RenderableType:
 
 def _open(root: pathlib.Path, run_id: str) -> directory.RunDirectory:
     """Opens a run's folder, also without a config, which is then a finding."""
-    path = files.inside(root, "runs", run_id)
-    known = path.is_dir()
-    return directory.RunDirectory(path) if known else directory.open_run(root, run_id)
+    if run_id not in {path.name for path in (root / "runs").glob("*/")}:
+        return directory.open_run(root, run_id)
+    return directory.RunDirectory(files.inside(root, "runs", run_id))
 
 
 def _look(part: str, read: Callable[[], str | Finding]) -> Finding:

@@ -192,6 +192,8 @@ def run(
       root: folder that holds runs/ and further configs.
       data: folder of data sets.
     """
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes must be at least 1: got {processes}")
     if profile and (processes is not None or restart):
         raise ConfigError(
             "--profile traces one process: give no --processes, --restart"
@@ -202,7 +204,7 @@ def run(
     loaded = discover.load(config, changes, root)
     if dry_run:
         with log_to_stderr(quiet):
-            return _dry_run(loaded, config, changes, root, devices)
+            return _dry_run(loaded, config, changes, root, devices or processes)
     from hpcjax.runs import execute, launch
 
     options: dict[str, Any] = {

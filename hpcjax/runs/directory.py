@@ -328,7 +328,6 @@ def open_run(root: pathlib.Path, run_id: str) -> RunDirectory:
     Raises:
       ConfigError: no such run; names the nearest.
     """
-    files.check_name(run_id, "run id")
     ids = [run.id for run in list_runs(root)]
     ending = [known for known in ids if known.endswith(f"-{run_id}")]
     if run_id not in ids and len(ending) == 1:

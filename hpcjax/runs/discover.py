@@ -417,7 +417,9 @@ def find(name: str, root: pathlib.Path) -> tuple[ConfigEntry, str]:
             raise ConfigError(
                 f"{plain!r} is a paper; its configs: {', '.join(inside_paper)}"
             )
-        raise ConfigError(f"unknown config {plain!r}{nearest(plain, files)}")
+        named = [key for key in files if key.endswith(f"/{plain}")]
+        near = f"; did you mean {' or '.join(named)}?" if named else ""
+        raise ConfigError(f"unknown config {plain!r}{near or nearest(plain, files)}")
     file = files[plain]
     inside(file.parents[1], file.parent.name, file.name)
     entry = _entry(plain, file)

@@ -86,7 +86,7 @@ class _Page:
 
     def add_finished(self) -> None:
         """Adds all tables whose runs have finished; lists others with the reason."""
-        for name, table in self.known.items():
+        for name, table in self.known.items() if directory.list_runs(self.root) else ():
             try:
                 result = build.build_table(
                     name, root=self.root, tier=self.tier, run_missing=False

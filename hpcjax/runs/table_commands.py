@@ -142,6 +142,8 @@ def bench(
       root: folder that holds runs/ and further experiments.
       data: folder of data sets.
     """
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(f"minutes must be more than 0: got {minutes:g}")
     prepare(data, None)
     tables = discover.find_tables(root).items()
     benchmarks = {name: table for name, table in tables if table.benchmark}

@@ -194,6 +194,8 @@ def test_run_again_from_its_json_and_resume(root, capsys):
     ("args", "part"),
     [
         (["run", "mine/frist"], "did you mean 'mine/first'"),
+        (["run", "MINE/first"], "did you mean 'mine/first'"),
+        (["run", "first"], "unknown config 'first'; did you mean mine/first?"),
         (["run", "mine/first", "stesp=3"], "did you mean 'steps'"),
         (["run", "mine/first", "steps=x"], "steps must be int"),
         (["run", "mine/first", "steps=1", "steps=2"], "given twice"),
@@ -202,6 +204,7 @@ def test_run_again_from_its_json_and_resume(root, capsys):
         (["run", "mine/first", "--devices", "0"], "devices must be at least 1"),
         (["run", "mine/first", "--processes", "0"], "processes must be at least 1"),
         (["run", "mine/first", "--processes=-2"], "processes must be at least 1"),
+        (["run", "mine/first", "--dry-run", "--processes=0"], "processes must be"),
         (["run", "mine/first", "--restart=-1"], "restart at least 0"),
         (["run", "mine/first", "--resume", "nothing"], "no run 'nothing'"),
         (["run", "mine/first", "--fork"], "fork needs"),
@@ -211,6 +214,8 @@ def test_run_again_from_its_json_and_resume(root, capsys):
         (["table", "mine/hold"], "did you mean 'mine/holds'"),
         (["table", "mine/holds", "--tier", "gpu"], "no tier 'gpu'"),
         (["bench", "mine/holds"], "unknown benchmark 'mine/holds'"),
+        (["bench", "--minutes", "0"], "minutes must be more than 0: got 0"),
+        (["verify", "mine/first"], "no run 'mine/first' in runs"),
         (["report"], "nothing to report"),
         (["data", "fetch"], "name the data sets"),
         (["data", "fetch", "mnits"], "did you mean 'mnist'"),
@@ -356,10 +361,12 @@ def test_dry_run(root, monkeypatch, capsys):
     assert re.search(r"^ +seed +4 +0 *$", out, re.M)
     assert re.search(r"^ +optimizer.momentum +0.9 *$", out, re.M)
     assert not run_dirs(root)
-    monkeypatch.setattr(plan, "plan_run", lambda *args, **kwargs: "the plan")
-    monkeypatch.setattr(plan, "render_plan", lambda planned: f"{planned}, in print")
-    assert cli.main(["run", "mine/first", "--dry-run", "--devices", "2"]) == 0
-    assert "the plan, in print" in capsys.readouterr().out
+    monkeypatch.setattr(plan, "plan_run", lambda *_, devices, **__: devices)
+    monkeypatch.setattr(plan, "render_plan", lambda planned: f"for {planned}, in print")
+    # Of processes, each has a device unless it is said how many there are.
+    for options in (["--devices", "2"], ["--processes", "2"]):
+        assert cli.main(["run", "mine/first", "--dry-run", *options]) == 0
+        assert "for 2, in print" in capsys.readouterr().out
 
 
 def test_table(root, capsys):

@@ -331,5 +331,5 @@ def test_the_command(run, capsys, monkeypatch):
 def test_only_runs_can_be_verified(run):
     with pytest.raises(ConfigError, match="no run 'x'"):
         runs.verify("x", root=run.path.parents[1])
-    with pytest.raises(ConfigError, match="name may hold only"):
+    with pytest.raises(ConfigError, match=r"no run '\.\./x'"):
         runs.verify("../x", root=run.path.parents[1])
