@@ -49,6 +49,7 @@ class Plan:
         is none.
       earlier_steps: of that run.
       seconds: of that run's training, without compilation, validation and checkpoints.
+      step_seconds: of one of its steps, the median; 0 if it took only one.
       files: what the run directory will contain.
     """
 
@@ -69,6 +70,7 @@ class Plan:
     earlier: str = ""
     earlier_steps: int = 0
     seconds: float = 0.0
+    step_seconds: float = 0.0
     files: tuple[str, ...] = (
         "config.json",
         "provenance.json",
@@ -196,8 +198,9 @@ def _find_earlier(
                 continue
             timed = results.read(run.path / "result.nc").get("seconds")
             if timed is not None:
-                steps, seconds = timed.sizes["step"], float(timed.max())
-                return {"earlier": run.id, "earlier_steps": steps, "seconds": seconds}
+                each = float(timed.diff("step").median()) if timed.size > 1 else 0.0
+                found = {"earlier": run.id, "earlier_steps": timed.size}
+                return found | {"seconds": float(timed.max()), "step_seconds": each}
     return {}
 
 
@@ -281,10 +284,11 @@ def render_plan(plan: Plan) -> RenderableType:
 def _render_time(plan: Plan) -> str:
     if plan.steps == plan.earlier_steps:
         return f"{plan.seconds:.3g} s, as in run {plan.earlier}"
-    scaled = plan.seconds * plan.steps / plan.earlier_steps
+    # Of a short run the first steps are most of the time, and later ones are faster.
+    each = plan.step_seconds or plan.seconds
     return (
-        f"about {scaled:.3g} s, as the {plan.earlier_steps} steps of run "
-        f"{plan.earlier} took {plan.seconds:.3g} s"
+        f"about {each * plan.steps:.3g} s, as a step takes {each:.3g} s in run "
+        f"{plan.earlier}"
     )
 
 
