@@ -96,8 +96,15 @@ def _histories(
     source = max(sources, key=results.SOURCES.index)
     if not by_cell:
         return xr.Dataset(attrs={"source": source})
-    joined = xr.concat(list(by_cell.values()), dim="trial", join="outer")
+    numbered = map(_number, by_cell.values())
+    joined = xr.concat(list(numbered), dim="trial", join="outer")
     return joined.assign_coords(trial=list(by_cell)).assign_attrs(source=source)
+
+
+def _number(result: xr.Dataset) -> xr.Dataset:
+    """Gives each dimension coordinates, by which results of other lengths join it."""
+    bare = {*result.dims} - {*result.coords}
+    return result.assign_coords({dim: range(result.sizes[dim]) for dim in bare})
 
 
 def _value(trial: Trial) -> float:

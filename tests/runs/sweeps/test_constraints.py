@@ -44,6 +44,7 @@ def run(cfg, ctx):
     value = (cfg.x - 0.7) ** 2 + math.log10(cfg.y / 10) ** 2 + 0.1
     value += 0.5 * (cfg.kind == "b")
     more = {"cost": ("step", [9.0, cfg.x]), "map": (("a", "b"), [[1.0]])}
+    more["own"] = ("place", [1.0] * round(10 * cfg.x))
     return runs.measured({"val_loss": value, **more})
 '''
 CONFIG = '''
@@ -93,6 +94,12 @@ def test_a_seed_gives_the_same_points_and_more_trials_go_on(root):
     assert len(run_ids(root)) == 7
     with pytest.raises(ConfigError, match="another one: subject_to"):
         run(sweep(trials=7), root, name="s")
+
+
+def test_results_of_different_lengths_are_joined(root):
+    varied = {"x": "0.2,0.4"}
+    dataset = run(sweep(varied=varied, sampler="grid", trials=None), root).dataset
+    np.testing.assert_array_equal(np.isnan(dataset["own"]).sum("place"), [2, 0])
 
 
 def test_lists_are_visited_once_and_diverged_trials_are_the_worst(root):
