@@ -51,7 +51,8 @@ _MARKERS = "os^DX"
 _APART = 0.12
 # Inches: small, for then text of ten points can be read where a picture is shown small.
 _PANEL = (3.4, 2.8)
-_LETTER, _SAMPLE, _LINE = 0.075, 0.6, 0.21
+# Of a legend: a letter, the line beside a name with the space around it, a line of it.
+_LETTER, _SAMPLE, _LINE = 0.087, 0.85, 0.21
 
 
 def style(place: int) -> dict[str, Any]:
@@ -82,12 +83,9 @@ def draw(
       metric: a variable with dimensions `seed` and `eval_step`.
       against: what each panel shows it against: optimizer steps, training seconds.
     """
-    from matplotlib.figure import Figure
-
     drawn = select_rows(rows, metric)
-    width, height = _PANEL[0] * len(against), _PANEL[1]
-    figure = Figure(figsize=(width, height), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(against), sharey=True))
+    width, height = _PANEL
+    figure, panels = _open(len(against), width * len(against), height)
     for what, axes in zip(against, panels, strict=True):
         for place, (name, row) in enumerate(drawn.items()):
             alpha = 0.06 if len(drawn) > _CROWD else 0.15
@@ -101,6 +99,14 @@ def draw(
     return figure
 
 
+def _open(count: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
+    """Returns an empty figure of so many inches, and its panels side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
+
+
 def _add_legend(figure: "Figure") -> None:
     """Names what is drawn once, below all panels, which become no lower for it."""
     named = [axes.get_legend_handles_labels() for axes in figure.axes]
@@ -112,7 +118,8 @@ def _add_legend(figure: "Figure") -> None:
     width, height = figure.get_size_inches()
     column = _SAMPLE + _LETTER * max(map(len, handles))
     columns = min(len(handles), max(1, int(width / column)))
-    figure.set_size_inches(width, height + _LINE * math.ceil(len(handles) / columns))
+    lines = math.ceil(len(handles) / columns)
+    figure.set_size_inches(max(width, column), height + _LINE * lines)
     figure.legend(
         list(handles.values()),
         [name.replace("$", r"\$") for name in handles],
@@ -164,14 +171,11 @@ def draw_cells(table: xr.Dataset, columns: Mapping[str, str]) -> "Figure | None"
     Returns:
       The figure; None if no column can be drawn.
     """
-    from matplotlib.figure import Figure
-
     names = _columns_to_draw(table, columns)
     if not names:
         return None
-    size = (2.4 + 2.8 * len(names), 0.9 + 0.22 * table.sizes["row"])
-    figure = Figure(figsize=size, layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
+    width, height = 2.4 + 2.8 * len(names), 0.9 + 0.22 * table.sizes["row"]
+    figure, panels = _open(len(names), width, height)
     for name, axes in zip(names, panels, strict=True):
         _dots(axes, table, name)
         axes.set_xlabel(columns[name].replace("$", r"\$"))

@@ -82,15 +82,18 @@ def test_rows_can_be_told_apart_without_colour(rows):
     assert [line.is_dashed() for line in by_steps.get_lines()] == [False, True]
 
 
-def test_a_legend_of_long_names_is_within_the_picture(rows):
+@pytest.mark.parametrize("against", [("steps",), ("steps", "seconds")])
+@pytest.mark.parametrize("length", [3, 8, 14, 25, 45])
+def test_a_legend_is_within_the_picture(rows, length, against):
     """Read from the picture as it is laid out, where its text has its size."""
-    long = {f"a task/a long name, row {place}": rows["sgd"] for place in range(6)}
-    figure = curves.draw(long, against=("steps",))
+    named = {f"{place}{'e' * (length - 1)}": rows["sgd"] for place in range(4)}
+    figure = curves.draw(named, against=against)
     figure.draw_without_rendering()
     (legend,) = figure.legends
     box, paper = legend.get_window_extent(), figure.bbox
     assert paper.x0 <= box.x0
     assert box.x1 <= paper.x1
+    assert paper.y0 <= box.y0
     assert box.y1 <= figure.axes[0].get_tightbbox().y0
 
 
