@@ -13,7 +13,7 @@ from hpcjax.solvers.bonds import from_atoms, to_atoms, to_bonds, to_scattering
 from hpcjax.solvers.currents import Result, measure, prepare
 from hpcjax.solvers.devices import Device, check_device, is_traced
 from hpcjax.solvers.fixed_point import fixed_point
-from hpcjax.solvers.green import Blocks, Scattering
+from hpcjax.solvers.green import Blocks, Scattering, require_float64
 from hpcjax.solvers.grids import Grid, check_grid, warn_of_lost
 from hpcjax.solvers.scattering import (
     Algorithm,
@@ -103,9 +103,7 @@ def _check(
     device: Device, bias: Any, temperature: Any, grid: Grid
 ) -> tuple[Device, Array, Array, Grid]:
     """Checks what is not traced; returns arrays."""
-    dtype = jax.dtypes.canonicalize_dtype(float)
-    rule = "transport needs float64: call it under jax.enable_x64(True)"
-    checks.require(dtype == jnp.float64, rule, dtype=str(dtype))
+    require_float64()
     if not is_traced(device, grid):
         check_device(device)
         check_grid(grid)

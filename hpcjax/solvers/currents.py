@@ -36,7 +36,8 @@ class Result(NamedTuple):
       heat_cuts: coherent heat of phonons from a slab to the next.
       residuals: of the iterations.
       iterations: their number.
-      converged: whether the last residual is at most the tolerance.
+      converged: whether the last residual is at most the tolerance, and the leads'
+        surfaces have converged, too.
       electrons: their Green's functions.
       phonons: theirs.
     """
@@ -160,7 +161,7 @@ def measure(
         heat_cuts=-unit * (phonons.energies * _between(phonons, other)).mean(1).sum(1),
         residuals=jnp.zeros(0),
         iterations=jnp.asarray(0),
-        converged=electrons.ends.converged & phonons.ends.converged,
+        converged=electrons.ends.converged.all() & phonons.ends.converged.all(),
         electrons=own,
         phonons=other,
     )

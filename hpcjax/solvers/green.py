@@ -15,6 +15,7 @@ from hpcjax.core import checks
 from hpcjax.solvers.devices import Lead, Slabs, dagger, is_traced
 
 Kind = Literal["electrons", "phonons"]
+_WRONG = 1e-3  # residual of a surface's equation, whose terms are about 1
 
 
 class Surface(NamedTuple):
@@ -23,7 +24,9 @@ class Surface(NamedTuple):
     Attributes:
       value: [..., cell, cell].
       residual: largest entry of (z − h₀₀ − h₀₁ g h₀₁†) g − 1, [...].
-      converged: whether the coupling has been decimated to the tolerance, [...].
+      converged: whether the coupling has been decimated to the tolerance, and the
+        residual is at most 1e-3, [...]. It is not where z is all but a level of a cell
+        by itself: its inverse loses the digits that the rest needs.
     """
 
     value: Complex[Array, "... cell cell"]
@@ -70,7 +73,8 @@ def surface_gf(
     _, surface, _, forth, _ = jax.lax.while_loop(goes_on, step, start)
     value = jnp.linalg.inv(z - surface)
     wrong = (z - h00 - h01 @ value @ dagger(h01)) @ value - jnp.eye(h00.shape[-1])
-    return Surface(value, _size(wrong), _size(forth) <= least)
+    residual = _size(wrong)
+    return Surface(value, residual, (_size(forth) <= least) & (residual <= _WRONG))
 
 
 def _size(x: Complex[Array, "... n m"]) -> Float[Array, "..."]:
@@ -180,14 +184,12 @@ class Boundary(NamedTuple):
     Attributes:
       retarded: Σ^R of the left and the right lead, [2, momenta, energies, n, n].
       rate: Γ = i (Σ^R − Σ^A), likewise.
-      residual: of the surfaces, the largest.
-      converged: whether all surfaces have.
+      converged: whether both surfaces have, [momenta, energies].
     """
 
     retarded: Complex[Array, "2 momenta energies n n"]
     rate: Complex[Array, "2 momenta energies n n"]
-    residual: Float[Array, ""]
-    converged: Bool[Array, ""]
+    converged: Bool[Array, "momenta energies"]
 
 
 def boundary(
@@ -218,8 +220,7 @@ def boundary(
     return Boundary(
         retarded,
         1j * (retarded - dagger(retarded)),
-        jnp.maximum(first.residual.max(), last.residual.max()),
-        first.converged.all() & last.converged.all(),
+        first.converged & last.converged,
     )
 
 
@@ -286,7 +287,8 @@ def transmission(
 ) -> Float[Array, "momenta energies"]:
     """Returns T = tr[Γ_L G^R Γ_R G^A], the channels that are open from lead to lead.
 
-    It is tr[Γ_L G^<] / i of the first slab where the right lead alone is full.
+    It is tr[Γ_L G^<] / i of the first slab where the right lead alone is full, and NaN
+    where a lead's surface has not converged: a larger η helps there.
 
     Args:
       slabs: matrices of electrons or of phonons.
@@ -294,14 +296,27 @@ def transmission(
       kind: of particles.
       eta: imaginary part of the leads' energies.
 
+    Raises:
+      ConfigError: without float64.
+
     Examples:
       >>> from hpcjax.solvers import chain
-      >>> through = jax.jit(transmission)(chain().electrons, jnp.array([0.5, 3.0]))
+      >>> with jax.enable_x64(True):
+      ...     through = jax.jit(transmission)(chain().electrons, np.array([0.5, 3.0]))
       >>> through.round(2).tolist()
       [[1.0, 0.0]]
     """
+    require_float64()
     ends = boundary(slabs, energies, kind, eta)
     full = 1j * ends.rate.at[0].set(0)
     leads = jnp.stack([full, jnp.zeros_like(full)])
     found = correlations(slabs, energies, kind, leads, ends)
-    return jnp.einsum("...nm,...mn->...", ends.rate[0], found.lesser[0]).imag
+    through = jnp.einsum("...nm,...mn->...", ends.rate[0], found.lesser[0]).imag
+    return jnp.where(ends.converged, through, jnp.nan)
+
+
+def require_float64() -> None:
+    """Raises ConfigError if numbers are of single precision, too coarse for leads."""
+    dtype = jax.dtypes.canonicalize_dtype(float)
+    rule = "transport needs float64: call it under jax.enable_x64(True)"
+    checks.require(dtype == jnp.float64, rule, dtype=str(dtype))

@@ -1,6 +1,7 @@
 """Green's functions against dense inverses, bands, and what is known of chains."""
 
 import tracemalloc
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -114,8 +115,30 @@ def test_a_ribbon_has_a_channel_for_each_band(edge):
     crossings = (below[1:] != below[:-1]).sum((0, 1)) / 2
     assert crossings.min() == 0
     assert crossings.max() > 1
-    found = transmission(slabs, energies)[0]
+    found = np.asarray(transmission(slabs, energies)[0])
     np.testing.assert_allclose(found, crossings, atol=1e-4)
+
+
+def test_a_lead_whose_surface_is_wrong_is_told():
+    """A zigzag edge's own level, where the decimation's inverses lose all digits."""
+    slabs, energies = solvers.ribbon(3, 4).electrons, np.array([2.5, 2.7, 2.9])
+    found = np.asarray(transmission(slabs, energies)[0])
+    np.testing.assert_array_equal(np.isnan(found), [False, True, False])
+    np.testing.assert_allclose(found[[0, 2]], np.round(found[[0, 2]]), atol=1e-4)
+    grid = solvers.make_grid(2.5, 0.2, 3, 1)
+    flat = {"bias": 0.0, "temperature": 1.0, "eta": 1e-6}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of levels outside of so small a grid
+        made = solvers.ballistic(solvers.ribbon(3, 4), grid=grid, **flat)
+        other = grid._replace(energies=grid.energies - 0.1)
+        good = solvers.ballistic(solvers.ribbon(3, 4), grid=other, **flat)
+    assert not made.converged
+    assert good.converged
+
+
+def test_transmission_needs_double_precision():
+    with jax.enable_x64(False), pytest.raises(ConfigError, match="needs float64"):
+        solvers.transmission(solvers.chain().electrons, np.zeros(1))
 
 
 def test_phonons_of_a_chain_pass_below_its_largest_frequency():
