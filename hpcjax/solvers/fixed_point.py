@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from hpcjax.core import checks
+
 
 class FixedPoint(NamedTuple):
     """Where an iteration has come to.
@@ -44,12 +46,20 @@ def fixed_point(
       tolerance: of the residual.
       limit: of iterations.
 
+    Raises:
+      ConfigError: a limit below 1, or mixing out of its range; traced mixing is not
+        checked.
+
     Examples:
       >>> options = {"mixing": 0.6, "tolerance": 1e-6, "limit": 50}
       >>> found = fixed_point(jnp.cos, jnp.ones(()), **options)
       >>> f"{found.value:.4f}", bool(found.converged)
       ('0.7391', True)
     """
+    checks.require_count(1, limit=limit)
+    checks.require_positive(mixing=mixing)
+    good = not isinstance(mixing, int | float) or mixing <= 1
+    checks.require(good, "mixing must be at most 1", mixing=mixing)
 
     def goes_on(state: FixedPoint) -> Bool[Array, ""]:
         last = state.residuals[jnp.maximum(state.iterations - 1, 0)]

@@ -211,6 +211,20 @@ def test_fixed_points_that_run_away_end():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        ({"limit": 0}, "limit must be an integer >= 1"),
+        ({"mixing": 0.0}, "mixing must be finite and > 0"),
+        ({"mixing": 1.5}, "mixing must be at most 1"),
+    ],
+)
+def test_fixed_points_that_cannot_be_found(options, match):
+    given = {"mixing": 0.5, "tolerance": 1e-9, "limit": 5} | options
+    with pytest.raises(ConfigError, match=match):
+        solvers.fixed_point(jnp.cos, jnp.ones(()), **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
         (
             {"grid": GRID._replace(frequencies=GRID.frequencies * 1.5)},
             "1, 2, ... times",
