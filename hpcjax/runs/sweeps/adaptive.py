@@ -169,12 +169,21 @@ def _features(axis: Axis, values: Sequence[Value]) -> np.ndarray:
 
 
 def _column(
-    told: Sequence[float | None], running: int, bound: float = 1.0
+    told: Sequence[float | None], running: int, bound: float | None = None
 ) -> tuple[np.ndarray, float]:
-    """Returns a column for a surrogate, and its bound; in logarithms if all are > 0."""
+    """Returns a column for a surrogate, and its bound; in logarithms if all are > 0.
+
+    A value that is not finite is the worst of the others; a constraint is, too, but is
+    broken at least by as much as the best one keeps it.
+    """
     column = np.array(told, float)
     known = column[np.isfinite(column)]
-    column = np.where(np.isfinite(column), column, known.max(initial=bound))
+    if bound is None:
+        worst, bound = known.max(), 1.0
+    else:
+        margin = max(bound - known.min(initial=math.inf), 0.1 * abs(bound), 1e-9)
+        worst = known.max(initial=bound + margin)
+    column = np.where(np.isfinite(column), column, worst)
     if column.min() > 0 and bound > 0:
         column, bound = np.log(column), math.log(bound)
     return np.append(column, np.full(running, column.mean())), bound

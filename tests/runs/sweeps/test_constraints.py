@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hpcjax.core import ConfigError, HpcjaxError
 from hpcjax.runs import cli, sweeps
-from hpcjax.runs.sweeps import axes, worker
+from hpcjax.runs.sweeps import adaptive, axes, worker
 from tests.runs import roots
 from tests.runs.sweeps.trials import in_process, run, run_ids, sweep_of
 
@@ -124,6 +124,20 @@ def test_trials_that_run_are_not_asked_again(root):
         taken.append(held.enter_context(study.take()))
         assert held.enter_context(study.take()) is None
     assert len({tuple(trial.point.values()) for trial in taken}) == 6
+
+
+@pytest.mark.parametrize("kept", [[0.5, 0.9], [], [3.0], [1.0]])
+@pytest.mark.parametrize("bound", [1.0, 0.0, -2.0])
+def test_what_is_not_known_of_a_constraint_breaks_it(kept, bound):
+    column, limit = adaptive._column([*kept, np.inf], 0, bound)
+    assert column[-1] > limit
+    assert column[-1] >= column.max()
+
+
+def test_a_diverged_trial_is_as_bad_as_the_worst():
+    column, _ = adaptive._column([1e-3, 4e-3, np.inf], 1)
+    expected = np.log([1e-3, 4e-3, 4e-3])
+    np.testing.assert_allclose(column, [*expected, expected.mean()])
 
 
 @pytest.mark.slow
