@@ -24,6 +24,8 @@ PARTS = {
         "cora": "CoraConfig",
         "karate": "KarateConfig",
         "property_graph": "PropertyGraphConfig",
+        "clicks": "ClicksConfig",
+        "criteo": "CriteoConfig",
     },
     "input": {"read_ahead": "ReadAheadConfig", "clairvoyant": "ClairvoyantConfig"},
 }

@@ -19,6 +19,9 @@ from .citations import CoraConfig as CoraConfig
 from .citations import KarateConfig as KarateConfig
 from .clairvoyant import Clairvoyant as Clairvoyant
 from .clairvoyant import StagedIterator as StagedIterator
+from .clicks import ClicksConfig as ClicksConfig
+from .clicks import CriteoConfig as CriteoConfig
+from .clicks import read_criteo as read_criteo
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
 from .corpora import read_part as read_part
@@ -34,6 +37,13 @@ from .image_folder import ImageFolderConfig as ImageFolderConfig
 from .input_config import ClairvoyantConfig as ClairvoyantConfig
 from .input_config import ReadAheadConfig as ReadAheadConfig
 from .input_config import Reader as Reader
+from .lookahead import BatchPlan as BatchPlan
+from .lookahead import Move as Move
+from .lookahead import check_capacity as check_capacity
+from .lookahead import largest_lookahead as largest_lookahead
+from .lookahead import lookahead_moves as lookahead_moves
+from .lookahead import plan_lookahead as plan_lookahead
+from .lookahead import rows_needed as rows_needed
 from .lorenz96 import Lorenz96Config as Lorenz96Config
 from .masked_text import MaskedSource as MaskedSource
 from .masked_text import MaskedTextConfig as MaskedTextConfig
@@ -53,6 +63,12 @@ from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
 from .record_source import RecordSource as RecordSource
 from .record_source import as_records as as_records
+from .row_moves import Turn as Turn
+from .row_moves import assign_slots as assign_slots
+from .row_moves import hottest_rows as hottest_rows
+from .row_moves import lru_moves as lru_moves
+from .row_moves import static_moves as static_moves
+from .row_store import RowStore as RowStore
 from .smtx import read_smtx as read_smtx
 from .source import Augment as Augment
 from .source import Batch as Batch

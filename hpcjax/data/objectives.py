@@ -52,6 +52,13 @@ VERTICES = Objective(
     metrics={"loss": "low", "error": "low"},
     classes=True,
 )
+CLICKS = Objective(
+    name="clicks",
+    inputs={"dense": Numbers(rank=1), "ids": Numbers(rank=1, tokens=True)},
+    outputs=Numbers(rank=0),
+    score="hpcjax.metrics.totals:click_totals",
+    metrics={"loss": "low", "error": "low"},
+)
 FIELD = Numbers(rank=2)  # [latitude, longitude]
 POSTPROCESSING = Objective(
     name="postprocessing",

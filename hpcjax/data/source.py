@@ -79,6 +79,8 @@ class Dataset(NamedTuple):
       augment: changes batches of the training source; None leaves them.
       graph: the `graphs.Graph` whose vertices are the examples, which the model is
         made with; None for examples that are whole by themselves.
+      tables: rows of the tables of categories that examples have numbers of, one table
+        after the other, which the model is made with; None for other data.
     """
 
     train: Source  # or a Sampler, which only the training loop asks for batches
@@ -89,6 +91,13 @@ class Dataset(NamedTuple):
     coder: Any = None
     augment: Augment | None = None
     graph: Any = None
+    tables: tuple[int, ...] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What a model is made with besides shapes, by the names of its arguments."""
+        found = {"graph": self.graph, "tables": self.tables}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def check_indices(indices: np.ndarray, size: int) -> None:

@@ -134,6 +134,22 @@ def segmentation_totals(
     return Totals(sums, jnp.sum(weight))
 
 
+def click_totals(logits: Float[Array, " batch"], batch: Batch) -> Totals:
+    """Sums binary cross-entropy (nats) and errors over examples.
+
+    Args:
+      logits: log-odds of label 1.
+      batch: labels `"y"` [batch], 0 or 1, and in validation `"weight"` [batch].
+    """
+    labels = batch["y"].astype(jnp.float32)
+    weight = batch.get("weight", jnp.ones(labels.shape, jnp.float32))
+    # log(1 + exp(z)) − y z: the sigmoid's logarithms, without their overflow.
+    losses = jax.nn.softplus(logits) - labels * logits
+    wrong = (logits > 0) != (labels > 0)
+    sums = {"loss": jnp.sum(weight * losses), "error": jnp.sum(weight * wrong)}
+    return Totals(sums, jnp.sum(weight))
+
+
 def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
     """Sums over dates of the CRPS of predicted Gaussians, and what tells their spread.
 

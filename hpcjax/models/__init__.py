@@ -13,6 +13,7 @@ PARTS = {
         "bert": "BertConfig",
         "causal_lm": "CausalLmConfig",
         "gnn": "GnnConfig",
+        "dlrm": "DlrmConfig",
         "raw": "RawConfig",
         "emos": "EmosConfig",
         "point_mlp": "PointMlpConfig",

@@ -6,6 +6,7 @@ from ._count import num_params as num_params
 from ._describe import Description as Description
 from ._describe import ParameterRow as ParameterRow
 from ._describe import describe as describe
+from ._dlrm import dlrm as dlrm
 from ._field_unet import field_unet as field_unet
 from ._from_nnx import from_nnx as from_nnx
 from ._gnn import gnn as gnn
@@ -33,6 +34,7 @@ from .decoding import attend_cached as attend_cached
 from .decoding import decoder_of as decoder_of
 from .decoding import empty_cache as empty_cache
 from .decoding import write_heads as write_heads
+from .dlrm_config import DlrmConfig as DlrmConfig
 from .gnn_config import GnnConfig as GnnConfig
 from .mlp_config import MlpConfig as MlpConfig
 from .modules import BatchNorm as BatchNorm

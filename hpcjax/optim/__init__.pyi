@@ -61,6 +61,9 @@ from .partial_config import RandomFreezingConfig as RandomFreezingConfig
 from .preconditioning import Factors as Factors
 from .preconditioning import PreconditionedState as PreconditionedState
 from .preconditioning import factors_of as factors_of
+from .row_wise import RowAdagradState as RowAdagradState
+from .row_wise import check_rows_apart as check_rows_apart
+from .row_wise import scale_by_row_adagrad as scale_by_row_adagrad
 from .schedule_config import ConstantConfig as ConstantConfig
 from .schedule_config import CosineConfig as CosineConfig
 from .schedule_config import ExponentialConfig as ExponentialConfig

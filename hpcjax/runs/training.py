@@ -247,8 +247,7 @@ def _compose(
         cfg = cfg.alone()
     dataset = cfg.dataset.load(data_root)
     policy = core.Policy(param=cfg.param, compute=cfg.compute, output=cfg.output)
-    given = {} if dataset.graph is None else {"graph": dataset.graph}
-    model = cfg.model.make(dataset.inputs, dataset.outputs, policy, **given)
+    model = cfg.model.make(dataset.inputs, dataset.outputs, policy, **dataset.given)
     stacks = getattr(cfg.model, "stacks", ())
     if cfg.sharing is not None:
         model = with_stacks(cfg.sharing, stacks).apply_to(model, seed())

@@ -7,6 +7,9 @@ from .loop import accumulating as accumulating
 from .loop import fit as fit
 from .recorder import Recorder as Recorder
 from .recorder import TeeRecorder as TeeRecorder
+from .row_cache import RowCache as RowCache
+from .row_cache import list_row_leaves as list_row_leaves
+from .row_cache import split_rows as split_rows
 from .state import TrainState as TrainState
 from .state import init_state as init_state
 from .state import state_shapes as state_shapes

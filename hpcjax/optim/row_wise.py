@@ -1,0 +1,124 @@
+"""Transforms for tables of which a step uses few rows."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
+from hpcjax.optim.full_precision import in_full_precision
+
+
+class RowAdagradState(NamedTuple):
+    """State of `scale_by_row_adagrad`.
+
+    Attributes:
+      total: sums of mean squares, [rows] for each parameter; scalars have their own.
+    """
+
+    total: optax.Updates
+
+
+def scale_by_row_adagrad(
+    eps: float = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad with one number for each row of a parameter, in place of one an entry.
+
+    s ← s + mean(g²) over all axes but the first;  u = g / (√s + ε).  Rows without a
+    gradient keep s, and have no update. Expects averaged gradients.
+
+    Args:
+      eps: ε.
+
+    Examples:
+      >>> tx = scale_by_row_adagrad(eps=0.0)
+      >>> grads = jnp.array([[3.0, 3.0], [0.0, 0.0]])
+      >>> updates, state = tx.update(grads, tx.init(jnp.zeros((2, 2))))
+      >>> state.total.tolist()
+      [9.0, 0.0]
+
+    References:
+      Naumov et al., DLRM, 2019; torch.ops.fbgemm's EXACT_ROWWISE_ADAGRAD.
+    """
+    checks.require_finite(0.0, eps=eps)
+
+    def spread(total: jax.Array, like: jax.Array) -> jax.Array:
+        return total.reshape(total.shape + (1,) * (like.ndim - total.ndim))
+
+    def square(g: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.square(g), axis=tuple(range(1, g.ndim)))
+
+    def scale(g: jax.Array, total: jax.Array) -> jax.Array:
+        root = spread(jnp.sqrt(total), g) + eps
+        return g / jnp.where(root > 0, root, 1)
+
+    def init(params: optax.Params) -> RowAdagradState:
+        return RowAdagradState(
+            jax.tree.map(lambda p: jnp.zeros(p.shape[:1], p.dtype), params)
+        )
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+        total = jax.tree.map(lambda s, g: s + square(g), state.total, updates)
+        return jax.tree.map(scale, updates, total), RowAdagradState(total)
+
+    return in_full_precision(optax.GradientTransformationExtraArgs(init, update))
+
+
+def check_rows_apart(tx: optax.GradientTransformation, name: str = "table") -> None:
+    """Raises ConfigError unless a transform leaves rows without a gradient alone.
+
+    Such a transform may be given a part of a table's rows, which holds all that have a
+    gradient, in place of the table. It is tried: of three rows one has a gradient in
+    the first steps only, and one is left out of a second table. What is left alone must
+    be so to the bit.
+
+    Args:
+      tx: of averaged gradients; must not communicate.
+      name: of the table among the parameters.
+    """
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(3, 4)).astype(np.float32)
+    # Large, so that they are clipped where anything is.
+    grads = 1e6 * rng.normal(size=(4, 3, 4)).astype(np.float32)
+    grads[2:, 0] = 0
+    whole, whole_state = _rows_after(tx, name, table, grads)
+    before, before_state = _rows_after(tx, name, table, grads[:2])
+    part, part_state = _rows_after(tx, name, table[:2], grads[:, :2])
+    moved = not _same(_first(whole, whole_state, 1), _first(before, before_state, 1))
+    mixed = not _same(_first(whole, whole_state, 2), _first(part, part_state, 2))
+    if moved or mixed:
+        why = "changes rows that have no gradient" if moved else "mixes rows"
+        raise ConfigError(
+            "a table in parts needs an optimizer by rows, such as SGD without momentum "
+            f"and weight decay, or row-wise Adagrad: got one that {why}"
+        )
+
+
+def _rows_after(
+    tx: optax.GradientTransformation, name: str, table: np.ndarray, grads: np.ndarray
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns a table after some steps, and what is kept of it."""
+    params = {name: jnp.asarray(table)}
+    state = tx.init(params)
+    for each in grads:
+        updates, state = tx.update({name: jnp.asarray(each)}, state, params)
+        params = optax.apply_updates(params, updates)
+    kept = [
+        leaf
+        for leaf in jax.tree.leaves(state)
+        if getattr(leaf, "shape", ())[:1] == table.shape[:1]
+    ]
+    return params[name], kept
+
+
+def _first(table: jax.Array, kept: list[jax.Array], rows: int) -> list[np.ndarray]:
+    return [np.asarray(leaf)[:rows] for leaf in (table, *kept)]
+
+
+def _same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in pairs)
