@@ -1,5 +1,6 @@
 """Training of DLRM whose table is behind a slow link, by what its cache holds."""
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -38,6 +39,8 @@ class Config(config.Config):
       batch_size: examples of a step.
       steps: of training.
       warm: first steps that are not timed.
+      pace: seconds that a step lasts at least, from when its rows are there: what runs
+        besides on the machine is then of no consequence.
       rate: bytes per second in each direction of the link.
       latency: seconds of each request.
       piece: rows of a request.
@@ -56,6 +59,7 @@ class Config(config.Config):
         "warm": "1",
         "piece": "8",
         "latency": "0.0",
+        "pace": "0.0",
     }
 
     policy: Policy = "lookahead"
@@ -63,14 +67,15 @@ class Config(config.Config):
     capacity_of: config.Size | None = None
     every: config.Size | None = None
     evict_first: bool = False
-    dataset: ClicksConfig = ClicksConfig(examples=60_000, tables=26, rows=20_000)
+    dataset: ClicksConfig = ClicksConfig(examples=40_000, tables=26, rows=20_000)
     model: DlrmConfig = DlrmConfig(bottom=(256, 64), top=(256, 128))
     optimizer: Literal["sgd", "row_adagrad"] = "row_adagrad"
     lr: config.Positive = 0.02
     batch_size: config.Size = 512
-    steps: config.Size = 96
+    steps: config.Size = 64
     warm: config.Size = 16
-    rate: config.Positive = 25e6
+    pace: config.NotNegative = 0.06
+    rate: config.Positive = 12.5e6
     latency: config.NotNegative = 5e-4
     piece: config.Size = 1024
     seed: config.Seed = 0
@@ -83,7 +88,7 @@ class Config(config.Config):
 
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
-    figures = ("seconds", "waited", "first", "fetched", "bytes", "rows", "unique")
+    figures = ("seconds", "waited", "computed", "fetched", "bytes", "rows", "unique")
     more = ("plan_seconds", "compiled", "digest")
     return runs.outline(
         dict.fromkeys((*figures, *more), "") | {"loss": "step"},
@@ -95,29 +100,29 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains once.
 
     Returns:
-      Seconds of a step, and of these the wait for rows, both means; seconds before the
-      first; rows fetched over unique rows of all batches; bytes of a step, both ways;
-      rows of the cache, and unique ones of a batch; seconds of planning a batch;
-      programs that were compiled for steps and moves; a digest of all losses and of the
-      table at the end; and the losses.
+      Seconds of a step, of these the wait for rows, and those that the step itself has
+      computed, all means; rows fetched over unique rows of all batches; bytes of a
+      step, both ways; rows of the cache, and unique ones of a batch; seconds of
+      planning a batch; programs that the step was compiled to; a digest of all losses
+      and of the table at the end; and the losses.
     """
     job = prepare(cfg, ctx)
     done = train_whole(cfg, job) if cfg.policy == "whole" else train_cached(cfg, job)
     unique = sum(len(np.unique(ids)) for ids in job.ids)
-    losses = np.array(done.losses, np.float32)
+    losses = np.array(done.steps.losses, np.float32)
     content = losses.tobytes() + np.ascontiguousarray(done.table).tobytes()
-    times = np.diff(done.ends)[cfg.warm - 1 :]
+    timed = slice(cfg.warm - 1, None)
     return runs.measured(
         {
-            "seconds": times.mean(),
-            "waited": np.diff(done.waits)[cfg.warm - 1 :].mean(),
-            "first": done.first,
+            "seconds": np.diff(done.steps.ends)[timed].mean(),
+            "waited": np.diff(done.steps.waits)[timed].mean(),
+            "computed": np.mean(done.steps.computed[cfg.warm :]),
             "fetched": done.fetched / unique,
             "bytes": done.bytes / cfg.steps,
             "rows": done.rows,
             "unique": unique / cfg.steps,
             "plan_seconds": done.plan_seconds / cfg.steps,
-            "compiled": done.compiled,
+            "compiled": done.steps.compiled(),
             "digest": float(int(hashlib.sha256(content).hexdigest()[:12], 16)),
             "loss": ("step", losses),
         },
@@ -131,19 +136,59 @@ class Job(NamedTuple):
     dataset: "data.Dataset"
     batches: list[Any]
     ids: list[np.ndarray]
-    rows: int
+    tables: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(self.tables)
+
+
+class Steps:
+    """Steps that last as long as they are told, or longer; and what is known of them.
+
+    Attributes:
+      losses: of each step.
+      computed: seconds that each has computed.
+      ends: when each has ended.
+      waits: seconds of waiting for rows until then.
+    """
+
+    def __init__(self, cfg: Config, step: Any, mesh: Any) -> None:
+        self.losses: list[float] = []
+        self.computed: list[float] = []
+        self.ends: list[float] = []
+        self.waits: list[float] = []
+        self._cfg, self._step, self._mesh, self._began = cfg, step, mesh, 0.0
+
+    def take(self, state: Any, batch: Any) -> Any:
+        """Takes a step."""
+        from hpcjax import sharding
+
+        self._began = time.perf_counter()
+        state, metrics = self._step(state, sharding.place_batch(batch, self._mesh))
+        self.losses.append(float(metrics["loss"]))
+        self.computed.append(time.perf_counter() - self._began)
+        return state
+
+    def end(self, waited: float) -> None:
+        """Waits until the step has lasted long enough."""
+        due = self._began + self._cfg.pace
+        time.sleep(max(0.0, due - time.perf_counter()))
+        self.ends.append(time.perf_counter())
+        self.waits.append(waited)
+
+    def compiled(self) -> int:
+        """Returns how many programs the step was compiled to."""
+        return self._step._cache_size()
 
 
 class Done(NamedTuple):
     """What a training run has come to; see `run`."""
 
-    losses: list[float]
-    ends: list[float]
-    waits: list[float]
+    steps: Steps
     table: np.ndarray
     rows: int
-    compiled: int
-    first: float = 0.0
     fetched: int = 0
     bytes: int = 0
     plan_seconds: float = 0.0
@@ -157,7 +202,7 @@ def prepare(cfg: Config, ctx: "runs.Context") -> Job:
     stream = data.batches(dataset.train, cfg.batch_size, cfg.seed)
     batches = [stream[number] for number in range(cfg.steps)]
     ids = [batch["x"]["ids"] for batch in batches]
-    return Job(dataset, batches, ids, sum(dataset.tables))
+    return Job(dataset, batches, ids, dataset.tables or ())
 
 
 def make_task(cfg: Config, job: Job, tables: tuple[int, ...]) -> "train.Task":
@@ -179,68 +224,58 @@ def make_task(cfg: Config, job: Job, tables: tuple[int, ...]) -> "train.Task":
 
 def train_whole(cfg: Config, job: Job) -> Done:
     """Trains with the table on the device: what all others must come to."""
-    from hpcjax import sharding, train
+    from hpcjax import train
 
-    task = make_task(cfg, job, job.dataset.tables)
+    task = make_task(cfg, job, job.tables)
     mesh = task.mesh(1)
     state = train.init_state(task, cfg.seed, mesh)
-    step = train.train_step(task, mesh, state, check=False)
-    losses, ends = [], []
+    steps = Steps(cfg, train.train_step(task, mesh, state, check=False), mesh)
     for batch in job.batches:
-        state, metrics = step(state, sharding.place_batch(batch, mesh))
-        losses.append(float(metrics["loss"]))
-        ends.append(time.perf_counter())
-    table = np.asarray(state.params["table"])
-    return Done(losses, ends, [0.0] * cfg.steps, table, job.rows, step._cache_size())
+        state = steps.take(state, batch)
+        steps.end(0.0)
+    return Done(steps, np.asarray(state.params["table"]), job.rows)
 
 
 def train_cached(cfg: Config, job: Job) -> Done:
     """Trains through a cache, from a store behind a slow link."""
-    from hpcjax import data, sharding, train
+    from hpcjax import data, train
 
     reach = cfg.capacity_of or cfg.lookahead
     capacity = data.rows_needed(job.ids, reach)
     began = time.perf_counter()
     turns = list(data.assign_slots(moves(cfg, job, capacity), job.rows, capacity))
     plan_seconds = time.perf_counter() - began
-    whole = make_task(cfg, job, job.dataset.tables)
+    whole = make_task(cfg, job, job.tables)
     mesh = whole.mesh(1)
     rows, state = train.split_rows(train.init_state(whole, cfg.seed, mesh), capacity)
     task = make_task(cfg, job, (capacity + 1,))
-    step = train.train_step(task, mesh, state, check=False)
-    losses, ends, waits = [], [], []
-    with tempfile.TemporaryDirectory() as folder:
+    steps = Steps(cfg, train.train_step(task, mesh, state, check=False), mesh)
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         read, write = (
-            data.SharedRate(pathlib.Path(folder) / name, cfg.rate, cfg.latency)
+            stack.enter_context(
+                contextlib.closing(
+                    data.SharedRate(folder / name, cfg.rate, cfg.latency)
+                )
+            )
             for name in ("read", "write")
         )
         store = data.RowStore(rows, reading=read.take, writing=write.take)
-        began = time.perf_counter()
-        with train.RowCache(store, state, piece=cfg.piece) as cache:
-            cache.leave(state, turns[0])
-            for turn in turns[1:]:
-                state = cache.enter(state, turn.step)
-                waits.append(cache.waited)
-                if cfg.evict_first:
-                    cache.leave(state, turn)
-                batch = place_slots(job.batches[turn.step], turn)
-                state, metrics = step(state, sharding.place_batch(batch, mesh))
-                if not cfg.evict_first:
-                    cache.leave(state, turn)
-                losses.append(float(metrics["loss"]))
-                ends.append(time.perf_counter())
-        fetched = cache.moved["fetched"]
-        read.close()
-        write.close()
+        cache = stack.enter_context(train.RowCache(store, state, piece=cfg.piece))
+        cache.leave(state, turns[0])
+        for turn in turns[1:]:
+            state = cache.enter(state, turn.step)
+            if cfg.evict_first:
+                cache.leave(state, turn)
+            state = steps.take(state, place_slots(job.batches[turn.step], turn))
+            if not cfg.evict_first:
+                cache.leave(state, turn)
+            steps.end(cache.waited)
     return Done(
-        losses,
-        ends,
-        waits,
+        steps,
         store.arrays["params/table"],
         capacity,
-        step._cache_size(),
-        first=waits[0],
-        fetched=fetched,
+        fetched=cache.moved["fetched"],
         bytes=store.bytes_read + store.bytes_written,
         plan_seconds=plan_seconds,
     )

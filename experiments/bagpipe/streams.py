@@ -8,7 +8,7 @@ what is not equal is wrong.
 import collections
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     )
 
 
-def gradients(batch: np.ndarray, step: int, first: int, values: Mapping) -> Sums:
+def gradients(batch: np.ndarray, step: int, first: int, values: Any) -> Sums:
     """Returns by row the sums of what examples give; each depends on all of its rows.
 
     Args:

@@ -5,7 +5,7 @@ import gzip
 import itertools
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
@@ -62,14 +62,14 @@ def clicks_dataset(
     first = np.cumsum([0, *tables[:-1]])
     rows = (ids + first).astype(np.int32)
     cut = len(labels) - min(max(round(validation * len(labels)), 1), len(labels) - 1)
-    parts = [
+    train, held_out = (
         ClickSource(
             dense[part].astype(np.float32), rows[part], labels[part].astype(np.int32)
         )
         for part in (slice(cut), slice(cut, None))
-    ]
-    shapes = {"dense": dense.shape[1:], "ids": ids.shape[1:]}
-    return Dataset(*parts, shapes, 1, CLICKS, tables=tables)
+    )
+    shapes: Any = {"dense": dense.shape[1:], "ids": ids.shape[1:]}
+    return Dataset(train, held_out, shapes, 1, CLICKS, tables=tables)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ def hottest_rows(batches: Sequence[np.ndarray], rows: int, capacity: int) -> Ids
     ranks = [np.sort(rank[unique]) for unique in sets]
 
     def needed(kept: int) -> int:
-        return kept + max(len(each) - np.searchsorted(each, kept) for each in ranks)
+        return kept + max(int((each >= kept).sum()) for each in ranks)
 
     low, high = 0, min(rows, capacity)
     while low < high:

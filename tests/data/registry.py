@@ -48,6 +48,8 @@ REGISTRY: Mapping[str, Callable[[], Any]] = {
         target="t2m",
         members=3,
     ),
+    "clicks": lambda: data.ClicksConfig(examples=60, tables=3, rows=20),
+    "criteo": data.CriteoConfig,
     "cora": data.CoraConfig,
     "karate": data.KarateConfig,
     "fincen": lambda: data.PropertyGraphConfig(information="labels", label="Country"),

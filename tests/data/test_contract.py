@@ -78,9 +78,28 @@ def check_dates(dataset):
         assert (np.abs(batch["efi"]) <= 1).all()
 
 
+def check_clicks(dataset):
+    """The first clicks, of numbers and rows of tables."""
+    first = np.cumsum([0, *dataset.tables])
+    for source in (dataset.train, dataset.validation):
+        batch = source.gather(np.arange(2))
+        got = {name: (each.shape, each.dtype) for name, each in batch["x"].items()}
+        assert got == {
+            "dense": ((2, *dataset.inputs["dense"]), np.float32),
+            "ids": ((2, len(dataset.tables)), np.int32),
+        }
+        assert (first[:-1] <= batch["x"]["ids"]).all()
+        assert (batch["x"]["ids"] < first[1:]).all()
+        assert batch["y"].dtype == np.int32
+        assert set(batch["y"]) <= {0, 1}
+
+
 def test_shapes_types_and_ranges(dataset):
     if dataset.objective.name == "postprocessing":
         check_dates(dataset)
+        return
+    if dataset.objective.name == "clicks":
+        check_clicks(dataset)
         return
     for source in (dataset.train, dataset.validation):
         assert len(source) > 0

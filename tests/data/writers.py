@@ -268,6 +268,24 @@ def write_rain(root: pathlib.Path) -> None:
     (root / "rain-ibk/rain.csv").write_text("\n".join(lines) + "\n")
 
 
+def criteo_lines(examples: int = 64, seed: int = 0) -> list[str]:
+    """Returns lines of Criteo's form, some fields of which are empty."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(examples):
+        numbers = [str(n) if n > -3 else "" for n in rng.integers(-4, 50, 13)]
+        names = [f"{n:08x}" if n else "" for n in rng.integers(0, 9, 26) * 123_456_789]
+        lines.append("\t".join([str(rng.integers(2)), *numbers, *names]))
+    return lines
+
+
+def write_criteo(root: pathlib.Path, examples: int = 64) -> None:
+    """Writes clicks, gzipped."""
+    (root / "criteo").mkdir(parents=True)
+    content = "\n".join(criteo_lines(examples)) + "\n"
+    (root / "criteo/train.txt.gz").write_bytes(gzip.compress(content.encode()))
+
+
 def write_all(root: pathlib.Path, examples: int = 64) -> None:
     """Makes every data set of the catalogue present below `root`, in tiny form."""
     write_mnist(root, examples)
@@ -284,3 +302,4 @@ def write_all(root: pathlib.Path, examples: int = 64) -> None:
     write_slices(root)
     write_forecasts(root)
     write_rain(root)
+    write_criteo(root, examples)

@@ -29,6 +29,8 @@ def make(entry, policy=None):
 
 def output_shapes(entry, size):
     """What the model gives for a batch, a tree of shapes."""
+    if isinstance(entry.config, models.DlrmConfig):
+        return (size,)
     if isinstance(entry.inputs, Mapping):
         return models.Gaussian(*2 * [(size, *entry.inputs["fields"][:2])])
     if isinstance(entry.config, models.BertConfig):
@@ -41,6 +43,11 @@ def output_shapes(entry, size):
 
 def batch_of(entry, size, seed=0):
     rng = np.random.default_rng(seed)
+    if isinstance(entry.config, models.DlrmConfig):
+        dense = rng.normal(size=(size, *entry.inputs["dense"]))
+        ids = rng.integers(0, sum(entry.given["tables"]), (size, *entry.inputs["ids"]))
+        x = {"dense": jnp.asarray(dense, "float32"), "ids": jnp.asarray(ids, "int32")}
+        return x, {"y": jnp.asarray(rng.integers(0, 2, size))}
     if isinstance(entry.inputs, Mapping):
         x = {
             name: jnp.asarray(rng.normal(size=(size, *shape)), "float32")
@@ -87,5 +94,7 @@ def loss(model, params, state, x, labels, taps=None, train=True):
     logits, new = model.apply(params, state, x, train=train, taps=taps)
     if isinstance(logits, models.Gaussian):
         return jnp.mean(metrics.crps_gaussian(*logits, labels)), new
+    if isinstance(labels, dict):
+        return metrics.click_totals(logits, labels).means()["loss"], new
     losses = jax.tree.leaves(jax.tree.map(metrics.cross_entropy, logits, labels))
     return functools.reduce(operator.add, losses), new

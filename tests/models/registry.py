@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcjax import graphs
 from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.dlrm_config import DlrmConfig
 from hpcjax.models.gnn_config import GnnConfig
 from hpcjax.models.mlp_config import MlpConfig
 from hpcjax.models.postprocess_config import (
@@ -78,6 +79,12 @@ REGISTRY: dict[str, Entry] = {
     "field_cnn": _members(FieldCnnConfig(width=2)),
     "field_unet": _members(FieldUNetConfig(width=2)),
     "member_attention": _members(MemberAttentionConfig(width=2)),
+    "dlrm": Entry(
+        DlrmConfig(width=4, bottom=(5,), top=(6,)),
+        {"dense": (3,), "ids": (2,)},
+        1,
+        given={"tables": (5, 6)},
+    ),
     "mlp": Entry(MlpConfig(widths=(7, 5)), (4, 3), 3),
     "linear": Entry(MlpConfig(widths=(), head_init="zeros"), (6,), 4),
     "resnet8": Entry(ResNetConfig(depth=8, width=2), (8, 8, 1), 3),

@@ -31,6 +31,7 @@ from hpcjax.optim.partial_backward import (
     contributor_mean,
     scale_blocks,
 )
+from hpcjax.optim.row_wise import scale_by_row_adagrad
 from hpcjax.optim.schedule_config import CosineConfig
 from hpcjax.optim.second_order import jorge, shampoo
 from hpcjax.optim.shards import update_shards
@@ -109,6 +110,7 @@ REGISTRY = {
     "scale_by_kfac": partial(kfac.scale_by_kfac, _plan(), inv_update_steps=2),
     "scale_by_momentum": partial(scale_by_momentum),
     "scale_by_pipefisher": partial(kfac.scale_by_pipefisher, _plan(), _VISIBLE),
+    "scale_by_row_adagrad": partial(scale_by_row_adagrad),
     "scale_by_shampoo": partial(scale_by_shampoo, roots_every=2),
     "scale_by_trust_ratio": partial(scale_by_trust_ratio),
     "sgd": partial(sgd, 0.1, weight_decay=1e-4, clip_norm=10.0),
