@@ -1,4 +1,4 @@
-"""DLRM whose table of 520,000 rows is behind a link of 100 Mbit/s; half a minute a run.
+"""DLRM whose table of 520,000 rows is behind a link of 80 Mbit/s; half a minute a run.
 
 Expect: look-ahead by 16 batches waits for almost nothing, takes less than half the time
 of a step without a cache, and less than static hot rows and LRU of as many rows; losses

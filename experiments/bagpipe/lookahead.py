@@ -67,15 +67,15 @@ class Config(config.Config):
     capacity_of: config.Size | None = None
     every: config.Size | None = None
     evict_first: bool = False
-    dataset: ClicksConfig = ClicksConfig(examples=40_000, tables=26, rows=20_000)
+    dataset: ClicksConfig = ClicksConfig(examples=20_000, tables=26, rows=20_000)
     model: DlrmConfig = DlrmConfig(bottom=(256, 64), top=(256, 128))
     optimizer: Literal["sgd", "row_adagrad"] = "row_adagrad"
     lr: config.Positive = 0.02
-    batch_size: config.Size = 512
+    batch_size: config.Size = 256
     steps: config.Size = 64
     warm: config.Size = 16
     pace: config.NotNegative = 0.06
-    rate: config.Positive = 12.5e6
+    rate: config.Positive = 10e6
     latency: config.NotNegative = 5e-4
     piece: config.Size = 1024
     seed: config.Seed = 0
@@ -159,24 +159,20 @@ class Steps:
         self.computed: list[float] = []
         self.ends: list[float] = []
         self.waits: list[float] = []
-        self._cfg, self._step, self._mesh, self._began = cfg, step, mesh, 0.0
+        self._pace, self._step, self._mesh = cfg.pace, step, mesh
 
-    def take(self, state: Any, batch: Any) -> Any:
-        """Takes a step."""
+    def take(self, state: Any, batch: Any, waited: float) -> Any:
+        """Takes a step; its update is there when it has lasted long enough."""
         from hpcjax import sharding
 
-        self._began = time.perf_counter()
+        began = time.perf_counter()
         state, metrics = self._step(state, sharding.place_batch(batch, self._mesh))
         self.losses.append(float(metrics["loss"]))
-        self.computed.append(time.perf_counter() - self._began)
-        return state
-
-    def end(self, waited: float) -> None:
-        """Waits until the step has lasted long enough."""
-        due = self._began + self._cfg.pace
-        time.sleep(max(0.0, due - time.perf_counter()))
+        self.computed.append(time.perf_counter() - began)
+        time.sleep(max(0.0, self._pace - self.computed[-1]))
         self.ends.append(time.perf_counter())
         self.waits.append(waited)
+        return state
 
     def compiled(self) -> int:
         """Returns how many programs the step was compiled to."""
@@ -231,8 +227,7 @@ def train_whole(cfg: Config, job: Job) -> Done:
     state = train.init_state(task, cfg.seed, mesh)
     steps = Steps(cfg, train.train_step(task, mesh, state, check=False), mesh)
     for batch in job.batches:
-        state = steps.take(state, batch)
-        steps.end(0.0)
+        state = steps.take(state, batch, 0.0)
     return Done(steps, np.asarray(state.params["table"]), job.rows)
 
 
@@ -267,10 +262,10 @@ def train_cached(cfg: Config, job: Job) -> Done:
             state = cache.enter(state, turn.step)
             if cfg.evict_first:
                 cache.leave(state, turn)
-            state = steps.take(state, place_slots(job.batches[turn.step], turn))
+            batch = place_slots(job.batches[turn.step], turn)
+            state = steps.take(state, batch, cache.waited)
             if not cfg.evict_first:
                 cache.leave(state, turn)
-            steps.end(cache.waited)
     return Done(
         steps,
         store.arrays["params/table"],
