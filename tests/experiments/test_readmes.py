@@ -51,6 +51,17 @@ def test_polythrottle():
     assert names["search"].best_feasible()["batch"] > 1
 
 
+@pytest.mark.slow
+def test_bagpipe():
+    names = run("bagpipe")
+    assert np.isfinite(names["metrics"]["loss"])
+    assert names["capacity"] < len(names["store"])
+    moved = {*names["cache"].moved.values()}
+    assert [each * names["store"].row_bytes for each in moved] == [
+        names["store"].bytes_read
+    ]
+
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [12, 13, 14, 15, 16, 17, 18, 19]]
 
 
