@@ -21,7 +21,6 @@ from .clairvoyant import Clairvoyant as Clairvoyant
 from .clairvoyant import StagedIterator as StagedIterator
 from .clicks import ClicksConfig as ClicksConfig
 from .clicks import CriteoConfig as CriteoConfig
-from .clicks import read_criteo as read_criteo
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
 from .corpora import read_part as read_part

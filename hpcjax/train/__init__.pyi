@@ -8,7 +8,6 @@ from .loop import fit as fit
 from .recorder import Recorder as Recorder
 from .recorder import TeeRecorder as TeeRecorder
 from .row_cache import RowCache as RowCache
-from .row_cache import list_row_leaves as list_row_leaves
 from .row_cache import split_rows as split_rows
 from .state import TrainState as TrainState
 from .state import init_state as init_state

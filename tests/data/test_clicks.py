@@ -7,6 +7,7 @@ import pytest
 
 from hpcjax import data
 from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.data import clicks
 from tests.data import writers
 
 
@@ -26,7 +27,7 @@ def test_a_line_is_numbers_as_logarithms_and_categories(tmp_path):
     numbers = ("0", "-2", "", "7", *("1",) * 9)
     names = ("0000000a", "", "ffffffff", *("1",) * 23)
     path = written(tmp_path, [line("0", numbers, names), line()], end="\r\n")
-    labels, dense, categories = data.read_criteo(path)
+    labels, dense, categories = clicks.read_criteo(path)
     assert labels.tolist() == [0, 1]
     expected = [0, 0, 0, np.log(8), *[np.log(2)] * 9]
     np.testing.assert_allclose(dense, [expected, [0] * 13], rtol=1e-6)
@@ -38,24 +39,24 @@ def test_a_line_is_numbers_as_logarithms_and_categories(tmp_path):
 def test_categories_of_training_have_rows_and_others_share_one(tmp_path):
     names = [("a", *("",) * 25), ("b", *("",) * 25), ("a", *("1",) * 25), ("c",) * 26]
     written(tmp_path, [line(names=each) for each in names])
-    clicks = data.CriteoConfig(validation=0.25).load(tmp_path)
-    assert clicks.tables == (3, *[3] * 25)  # "a" and "b"; "" and "1"; and row 0
-    first = np.cumsum([0, *clicks.tables[:-1]])
-    ids = clicks.train.gather(np.arange(3))["x"]["ids"] - first
+    made = data.CriteoConfig(validation=0.25).load(tmp_path)
+    assert made.tables == (3, *[3] * 25)  # "a" and "b"; "" and "1"; and row 0
+    first = np.cumsum([0, *made.tables[:-1]])
+    ids = made.train.gather(np.arange(3))["x"]["ids"] - first
     assert ids[:, 0].tolist() == [1, 2, 1]
     assert ids[:, 1].tolist() == [1, 1, 2]
-    held = clicks.validation.gather(np.array([0]))["x"]["ids"] - first
+    held = made.validation.gather(np.array([0]))["x"]["ids"] - first
     assert not held.any()
 
 
 def test_categories_are_hashed_into_tables_of_one_size(tmp_path):
     path = written(tmp_path, writers.criteo_lines(20))
-    clicks = data.CriteoConfig(buckets=7, limit=12, validation=0.5).load(tmp_path)
-    assert clicks.tables == (7,) * 26
-    _, _, categories = data.read_criteo(path, 6)
-    ids = clicks.train.gather(np.arange(6))["x"]["ids"]
+    made = data.CriteoConfig(buckets=7, limit=12, validation=0.5).load(tmp_path)
+    assert made.tables == (7,) * 26
+    _, _, categories = clicks.read_criteo(path, 6)
+    ids = made.train.gather(np.arange(6))["x"]["ids"]
     np.testing.assert_array_equal(ids, (categories + 1) % 7 + 7 * np.arange(26))
-    assert (len(clicks.train), len(clicks.validation)) == (6, 6)
+    assert (len(made.train), len(made.validation)) == (6, 6)
 
 
 def test_a_gzipped_file_is_the_same(tmp_path):
@@ -64,7 +65,7 @@ def test_a_gzipped_file_is_the_same(tmp_path):
     packed = path.with_suffix(".txt.gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     for one, other in zip(
-        data.read_criteo(path), data.read_criteo(packed), strict=True
+        clicks.read_criteo(path), clicks.read_criteo(packed), strict=True
     ):
         np.testing.assert_array_equal(one, other)
 
@@ -85,7 +86,7 @@ def test_a_gzipped_file_is_the_same(tmp_path):
 def test_a_wrong_line_is_named(tmp_path, wrong, message):
     path = written(tmp_path, [line(), wrong, line()])
     with pytest.raises(DataFormatError, match=f"train.txt: {message}"):
-        data.read_criteo(path)
+        clicks.read_criteo(path)
 
 
 def test_files_that_are_no_text_or_too_short_are_refused(tmp_path):
@@ -94,16 +95,15 @@ def test_files_that_are_no_text_or_too_short_are_refused(tmp_path):
         data.CriteoConfig().load(tmp_path)
     path.write_bytes(b"\xff\n")
     with pytest.raises(DataFormatError, match="expected lines of text"):
-        data.read_criteo(path)
+        clicks.read_criteo(path)
     packed = path.with_suffix(".txt.gz")
     packed.write_bytes(gzip.compress(b"1\n")[:-4])
     with pytest.raises(DataFormatError, match="expected"):
-        data.read_criteo(packed)
+        clicks.read_criteo(packed)
 
 
 def test_drawn_clicks_are_as_uneven_as_asked_and_can_be_learned():
-    clicks = data.ClicksConfig(examples=20_000, tables=4, rows=500, hot=0.02)
-    made = clicks.load()
+    made = data.ClicksConfig(examples=20_000, tables=4, rows=500, hot=0.02).load()
     batch = made.train.gather(np.arange(len(made.train)))
     counts = np.bincount(batch["x"]["ids"].ravel(), minlength=sum(made.tables))
     for table in np.split(np.sort(counts.reshape(4, 500))[:, ::-1], 4):

@@ -10,6 +10,7 @@ import pytest
 
 from hpcjax import core, data, models, optim, sharding, train
 from hpcjax.core import ConfigError, trees
+from hpcjax.train.row_cache import list_row_leaves
 
 BATCH, STEPS, FAR = 16, 60, 50
 CLICKS = data.ClicksConfig(
@@ -74,7 +75,7 @@ def whole(tx, devices):
     for batch in batches():
         state, metrics = step(state, sharding.place_batch(batch, mesh))
         losses.append(float(metrics["loss"]))
-    paths = train.list_row_leaves(state)
+    paths = list_row_leaves(state)
     rows = {path: np.asarray(trees.flatten(state)[path]) for path in paths}
     return finish(losses, state, rows)
 
@@ -190,9 +191,9 @@ def test_optimizers_by_rows_are_admitted(tx):
 def test_what_is_kept_otherwise_than_by_rows_is_refused():
     state = {"params": {"table": np.zeros((4, 2))}, "opt": {"table": np.zeros((2, 2))}}
     with pytest.raises(ConfigError, match=r"by its rows: got .*opt/table.*\(2, 2\)"):
-        train.list_row_leaves(state)
+        list_row_leaves(state)
     with pytest.raises(ConfigError, match=r"'rows' must be by its rows: got \{\}"):
-        train.list_row_leaves(state, "rows")
+        list_row_leaves(state, "rows")
 
 
 def test_a_store_that_fails_is_told():
