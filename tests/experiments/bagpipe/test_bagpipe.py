@@ -70,6 +70,7 @@ def test_sums_that_are_not_late_make_the_same_table():
         assert trainers.train() == streams.train_whole(*given[:2])
 
 
+@pytest.mark.slow
 def test_all_caches_train_the_same_in_small_and_leaving_early_does_not():
     small = lookahead.Config(
         dataset=CLICKS,
