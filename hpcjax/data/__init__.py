@@ -21,6 +21,7 @@ PARTS = {
         "weather_file": "WeatherFileConfig",
         "lorenz96": "Lorenz96Config",
         "rain_ibk": "RainIbkConfig",
+        "heat": "HeatConfig",
         "cora": "CoraConfig",
         "karate": "KarateConfig",
         "property_graph": "PropertyGraphConfig",

@@ -30,6 +30,7 @@ from .digits import DigitsConfig as DigitsConfig
 from .ens10 import Ens10Config as Ens10Config
 from .ens10 import WeatherFileConfig as WeatherFileConfig
 from .ens10 import start_dates as start_dates
+from .heat import HeatConfig as HeatConfig
 from .idx import FashionMnistConfig as FashionMnistConfig
 from .idx import MnistConfig as MnistConfig
 from .image_folder import ImageFolderConfig as ImageFolderConfig

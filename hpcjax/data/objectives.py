@@ -68,3 +68,11 @@ POSTPROCESSING = Objective(
     # Of √(variance / square) 1 is best.
     metrics={"loss": "low", "eecrps": "low", "square": "low", "variance": "neither"},
 )
+FIELDS = Objective(
+    name="fields",
+    inputs=IMAGES,
+    outputs=Numbers(rank=3),
+    score="hpcjax.metrics.totals:field_totals",
+    # The loss of a forecast over `persistence` is what is left to be explained.
+    metrics={"loss": "low", "close": "high", "persistence": "neither"},
+)

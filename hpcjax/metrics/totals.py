@@ -181,3 +181,33 @@ def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
         unit = scale if name in ("loss", "eecrps") else scale**2
         sums[name] = jnp.sum(weight * unit * dates)
     return Totals(sums, jnp.sum(weight))
+
+
+def field_totals(
+    outputs: Float[Array, "batch height width variables"], batch: Batch
+) -> Totals:
+    """Sums over examples the squared error of predicted fields, and what compares it.
+
+    Args:
+      outputs: predicted fields.
+      batch: true ones, `"y"`; `"x"`, those that they follow, of the same variables;
+        and, in validation, `"weight"` [batch].
+
+    Returns:
+      Sums of means over points: `"loss"`, the squared error; `"close"`, the percentage
+      of points within 1 % of the truth; and `"persistence"`, the squared error of
+      "x" as a prediction. The count is the number of examples.
+    """
+    x, y = batch["x"].astype(jnp.float32), batch["y"].astype(jnp.float32)
+    outputs = outputs.astype(jnp.float32)
+    weight = batch.get("weight", jnp.ones(len(y), jnp.float32))
+    points = {
+        "loss": (outputs - y) ** 2,
+        "close": 100.0 * (jnp.abs(outputs - y) <= 0.01 * jnp.abs(y)),
+        "persistence": (x - y) ** 2,
+    }
+    sums = {
+        name: jnp.sum(weight * jnp.mean(values, axis=(1, 2, 3)))
+        for name, values in points.items()
+    }
+    return Totals(sums, jnp.sum(weight))

@@ -21,6 +21,9 @@ from ._presets import PRESETS as PRESETS
 from ._presets import Preset as Preset
 from ._presets import preset as preset
 from ._resnet import resnet as resnet
+from ._spatial import cnn as cnn
+from ._spatial import locally_connected as locally_connected
+from ._spatial import smoe as smoe
 from ._unet import unet as unet
 from ._vgg import vgg as vgg
 from .bert_config import BertConfig as BertConfig
@@ -57,6 +60,9 @@ from .resnet_config import ResNetConfig as ResNetConfig
 from .scan import scan_blocks as scan_blocks
 from .scan import scan_with_memory as scan_with_memory
 from .scan import stack as stack
+from .spatial_config import CnnConfig as CnnConfig
+from .spatial_config import LocallyConnectedConfig as LocallyConnectedConfig
+from .spatial_config import SmoeConfig as SmoeConfig
 from .split_logits import SplitLogits as SplitLogits
 from .transformer import causal_lm as causal_lm
 from .transformer_config import BERT as BERT
