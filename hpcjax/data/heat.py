@@ -162,6 +162,19 @@ def diffuse(
     return fields + diffusivity * (rows + columns - 4 * fields)
 
 
+def stencil(diffusivity: float) -> Float[np.ndarray, "3 3"]:
+    """Returns the filter that is a step in one material.
+
+    Examples:
+      >>> stencil(0.25).tolist()
+      [[0.0, 0.25, 0.0], [0.25, 0.0, 0.25], [0.0, 0.25, 0.0]]
+    """
+    filled = np.zeros((3, 3))
+    filled[1], filled[:, 1] = diffusivity, diffusivity
+    filled[1, 1] = 1 - 4 * diffusivity
+    return filled
+
+
 def simulate(
     cfg: HeatConfig, part: str, runs: int
 ) -> Float32[np.ndarray, "runs times size size"]:

@@ -25,6 +25,7 @@ from .means import weighted_mean as weighted_mean
 from .means import weighted_sums as weighted_sums
 from .segmentation import dice as dice
 from .totals import click_totals as click_totals
+from .totals import field_totals as field_totals
 from .totals import gaussian_totals as gaussian_totals
 from .totals import label_totals as label_totals
 from .totals import masked_language_totals as masked_language_totals

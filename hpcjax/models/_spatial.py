@@ -178,13 +178,12 @@ class _Smoe(nnx.Module):
         self.hidden = _Convolutions(sizes, cfg.kernel_size, policy)
         shape = (cfg.kernel_size, cfg.kernel_size, sizes[-1], count)
         init = nnx.initializers.variance_scaling(
-            2.0 * cfg.scale**2, "fan_in", "uniform"
+            2.0 * cfg.filter_scale**2, "fan_in", "uniform"
         )
         self.kernel = param(shape, init, policy.param)
         if cfg.gate == "tensor":
-            self.gate: Any = param(
-                (*places, count), _uniform((3 * cfg.experts) ** 0.5), policy.param
-            )
+            bound = cfg.gate_scale * (3 * cfg.experts) ** 0.5
+            self.gate: Any = param((*places, count), _uniform(bound), policy.param)
         else:
             wide = sizes[-1] + 2 * (cfg.gate == "coord_conv")
             self.gate = Conv(
@@ -237,7 +236,8 @@ def smoe(  # noqa: PLR0913 - an argument for each option
     damping: Damping | None = DAMPING,
     padding: GlobePadding = "zero",
     products: ExpertProducts = "dense",
-    scale: float = 1.0,
+    filter_scale: float = 1.0,
+    gate_scale: float = 1.0,
     policy: Policy = FLOAT32,
 ) -> Model:
     """Returns a spatial mixture of experts, which learns what applies where.
@@ -259,7 +259,8 @@ def smoe(  # noqa: PLR0913 - an argument for each option
       damping: of gradients where errors are large; None for none.
       padding: of the width.
       products: "dense" or "gather".
-      scale: of the filters' first values, over He's uniform ones.
+      filter_scale: of the filters' first values, over He's uniform ones.
+      gate_scale: of a tensor's first gates, over those above.
       policy: dtypes of parameters, products and outputs.
 
     Raises:
@@ -283,7 +284,8 @@ def smoe(  # noqa: PLR0913 - an argument for each option
         damping=damping,
         padding=padding,
         products=products,
-        scale=scale,
+        filter_scale=filter_scale,
+        gate_scale=gate_scale,
     )
     if isinstance(inputs, Mapping):
         inputs = check_inputs(inputs)["fields"]

@@ -75,7 +75,8 @@ class SmoeConfig(FieldConfig):
       damping: of gradients where errors are large; none for none.
       padding: of the width, "zero" or, on the globe, "periodic".
       products: "dense" for all filters at all points, "gather" for chosen ones alone.
-      scale: of the filters' first values, over He's.
+      filter_scale: of the filters' first values, over He's.
+      gate_scale: of the first values of a gate that is a tensor, over ±√(3 experts).
     """
 
     factory: ClassVar[str] = "hpcjax.models._spatial:smoe"
@@ -88,7 +89,8 @@ class SmoeConfig(FieldConfig):
     damping: Damping | None = Damping()
     padding: Literal["zero", "periodic"] = "zero"
     products: Literal["dense", "gather"] = "dense"
-    scale: Positive = 1.0
+    filter_scale: Positive = 1.0
+    gate_scale: Positive = 1.0
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:

@@ -94,7 +94,22 @@ def check_clicks(dataset):
         assert set(batch["y"]) <= {0, 1}
 
 
+def check_fields(dataset):
+    """The first fields and those that follow, which are no classes."""
+    for source in (dataset.train, dataset.validation):
+        batch = source.gather(np.arange(4))
+        assert set(batch) == {"x", "y"}
+        assert batch["x"].shape == (4, *dataset.inputs)
+        assert batch["y"].shape == (4, *dataset.inputs[:2], dataset.outputs)
+        for value in batch.values():
+            assert value.dtype == np.float32
+            assert np.isfinite(value).all()
+
+
 def test_shapes_types_and_ranges(dataset):
+    if dataset.objective.name == "fields":
+        check_fields(dataset)
+        return
     if dataset.objective.name == "postprocessing":
         check_dates(dataset)
         return

@@ -83,6 +83,8 @@ def parts_add_up(objective, outputs, batch):
 def test_totals_of_parts_add_up():
     parts_add_up(metrics.masked_language_totals, *masked_batch())
     parts_add_up(metrics.segmentation_totals, *segments())
+    x, y, outputs = jnp.float32(RNG.normal(size=(3, 5, 4, 4, 1)))
+    parts_add_up(metrics.field_totals, outputs, {"x": x, "y": y})
 
 
 def segments(rows=5, classes=3):
@@ -117,6 +119,26 @@ def test_segmentation_totals_count_images(weight, dice_weight):
     assert float(found.count) == len(kept)
     for name, value in sums.items():
         assert float(found.sums[name]) == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", [None, [1.0, 0.0, 1.0]])
+def test_field_totals_compare_with_persistence(weight):
+    x, y, noise = RNG.normal(size=(3, 3, 4, 5, 2))
+    outputs = y + 0.02 * noise * np.abs(y)
+    extra = {} if weight is None else {"weight": np.array(weight)}
+    arrays = jax.tree.map(jnp.float32, (outputs, {"x": x, "y": y, **extra}))
+    found = metrics.field_totals(*arrays)
+    rows = np.array(weight or [1.0] * 3)
+    close = np.abs(outputs - y) <= 0.01 * np.abs(y)
+    sums = {
+        "loss": (outputs - y) ** 2,
+        "close": 100 * close,
+        "persistence": (x - y) ** 2,
+    }
+    assert float(found.count) == rows.sum()
+    for name, values in sums.items():
+        expected = (rows * values.mean((1, 2, 3))).sum()
+        assert float(found.sums[name]) == pytest.approx(expected, rel=1e-4)
 
 
 def fitted(model, optimizer, dataset, objective, steps):

@@ -21,6 +21,11 @@ from hpcjax.models.postprocess_config import (
     RawConfig,
 )
 from hpcjax.models.resnet_config import ResNetConfig
+from hpcjax.models.spatial_config import (
+    CnnConfig,
+    LocallyConnectedConfig,
+    SmoeConfig,
+)
 from hpcjax.models.transformer_config import (
     BLOOM,
     GPT2,
@@ -96,6 +101,11 @@ REGISTRY: dict[str, Entry] = {
     ),
     "resnet50": Entry(ResNetConfig(depth=50, width=2), (32, 32, 3), 3),
     "unet": Entry(UNetConfig(depth=2, width=2), (8, 12, 3), 3),
+    "cnn": Entry(CnnConfig(widths=(3,), coordinates=True), (5, 6, 2), 3),
+    "locally_connected": Entry(LocallyConnectedConfig(), (5, 4, 2), 3),
+    "smoe": Entry(SmoeConfig(widths=(2,)), (5, 4, 2), 2),
+    "smoe_gate": Entry(SmoeConfig(gate="coord_conv", weighted=True), (5, 4, 2), 1),
+    "smoe_forecast": _members(SmoeConfig(products="gather", padding="periodic")),
     "vgg11": Entry(VggConfig(depth=11, width=1), (32, 32, 1), 3),
     "bert": Entry(BertConfig(width=8), (6, 3), 11, "int32"),
     "bert_remat": Entry(

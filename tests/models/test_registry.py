@@ -31,6 +31,9 @@ FACTORIES = {
     "field_cnn": models.FieldCnnConfig,
     "field_unet": models.FieldUNetConfig,
     "member_attention": models.MemberAttentionConfig,
+    "cnn": models.CnnConfig,
+    "locally_connected": models.LocallyConnectedConfig,
+    "smoe": models.SmoeConfig,
 }
 # The raw ensemble has no parameters to stack or to round.
 TRAINED = [name for name in REGISTRY if name != "raw"]

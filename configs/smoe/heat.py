@@ -1,0 +1,41 @@
+"""Heat on a plate of three materials, 32×32: which of three filters applies where.
+
+Half a minute a run on 2 cores. `:smoe` learns three filters and a map of them. `:cnn`
+and `:coord_conv` have two convolutions, `:locally_connected` a filter for each point.
+`:end_to_end` trains gates by the task's gradient, `:undamped` lets experts learn from
+places that others serve.
+Expect: SMoE finds all three stencils, and where each applies; the others do not
+(`hpcjax table smoe/heat`).
+"""
+
+import dataclasses
+
+from experiments.smoe.heat import Config
+from hpcjax.data import HeatConfig
+from hpcjax.layers.routing_config import Damping, RoutingLoss
+from hpcjax.models import CnnConfig, LocallyConnectedConfig, SmoeConfig
+from hpcjax.optim import AdamWConfig, CosineConfig
+from hpcjax.train.config import TrainConfig
+
+smoe = Config(
+    dataset=HeatConfig(size=32, runs=50, holdout_runs=20, steps=20, holdout="test"),
+    model=SmoeConfig(
+        routing_loss=RoutingLoss(quantile=0.4),
+        damping=Damping(quantile=0.9),
+        filter_scale=0.06,
+        gate_scale=0.1,
+    ),
+    optimizer=AdamWConfig(lr=0.01, weight_decay=0.0, schedule=CosineConfig()),
+    train=TrainConfig(steps=3_000, batch_size=8, eval_every=3_000, checkpoint_every=0),
+)
+undamped = dataclasses.replace(
+    smoe, model=dataclasses.replace(smoe.model, damping=None)
+)
+end_to_end = dataclasses.replace(
+    smoe,
+    model=dataclasses.replace(smoe.model, weighted=True, routing_loss=None),
+)
+cnn = dataclasses.replace(smoe, model=CnnConfig())
+coord_conv = dataclasses.replace(smoe, model=CnnConfig(coordinates=True))
+locally_connected = dataclasses.replace(smoe, model=LocallyConnectedConfig())
+base = smoe
