@@ -58,18 +58,18 @@ HEAT = Table(
     id="smoe/heat",
     title="Heat on a plate of three materials: the next field",
     paper=(
-        "NeurIPS 2022, heat diffusion: SMoE reaches about 100 %, a CNN fails where heat "
-        "is slow, locally connected layers are between [recalled]"
+        "NeurIPS 2022, heat diffusion: SMoE reaches about 100 %, a CNN fails where "
+        "heat is slow, locally connected layers are between [recalled]"
     ),
     caption=(
         "The paper's plate and draws, on 32x32 cells and the first 20 steps of each "
-        "run: 50 runs train, 20 test; 3,000 steps of 8, medians of three seeds, [least, "
-        "most]. Points within 1 % of the truth, in all and by material (d = 0.0025, "
-        "0.025, 0.25). left: squared error over that of persistence. map: places with "
-        "the right expert. filters: largest error of a weight. kept: numbers that "
-        "inference needs. Rates of the other networks are tuned, SMoE's recipe was on "
-        "seeds 0 and 1. end to end: gates by the task's gradient; one stencil: of least "
-        "squares."
+        "run: 50 runs train, 20 test; 3,000 steps of 8, medians of three seeds, "
+        "[least, most]. Points within 1 % of the truth, in all and by material (d = "
+        "0.0025, 0.025, 0.25). left: squared error over that of persistence. map: "
+        "places with the right expert. filters: largest error of a weight. kept: "
+        "numbers that inference needs. Rates of the other networks are tuned; SMoE's "
+        "recipe was found on seeds 0 and 1. end to end: gates by the task's gradient; "
+        "one stencil: of least squares."
     ),
     columns={
         "close": "within 1 %, %",

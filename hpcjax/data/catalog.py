@@ -284,6 +284,14 @@ _ENTRIES = (
         ships=True,
     ),
     Entry(
+        name="heat",
+        summary="heat on a plate of three materials, fields and those that follow",
+        licence="that of this project",
+        size=0,
+        origin="simulated when it is loaded, by the recipe of spcl/smoe",
+        ships=True,
+    ),
+    Entry(
         name="lorenz96",
         summary="ensembles of Lorenz's two-scale model of 1996, on a circle",
         licence="that of this project",

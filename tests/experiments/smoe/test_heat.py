@@ -1,0 +1,71 @@
+"""What `smoe/heat` says of forecasts and maps that are known."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs.smoe import heat as configs
+from experiments.smoe import heat as experiment
+from hpcjax import data, models
+from hpcjax.core import ConfigError
+from hpcjax.data import heat
+
+SMALL = data.HeatConfig(size=16, runs=10, holdout_runs=2, steps=25)
+CFG = dataclasses.replace(configs.smoe, dataset=SMALL)
+MATERIALS = heat.place_materials(16, 3)
+
+
+def judge(forecast):
+    source = SMALL.load().validation
+    return experiment.judge(forecast, source, MATERIALS, CFG)
+
+
+def test_the_truth_leaves_nothing_and_persistence_all():
+    diffusivity = np.asarray(SMALL.diffusivities)[MATERIALS][..., None]
+
+    def true(x):
+        u = np.asarray(x[..., 0], np.float64)
+        return heat.diffuse(u, diffusivity[..., 0])[..., None]
+
+    exact = judge(true)
+    assert exact["close"] == exact["early"] == 100.0
+    assert exact["close_by_material"] == [100.0] * 3
+    assert exact["left"] < 1e-9
+    still = judge(lambda x: x)
+    assert still["left"] == 1.0
+    assert still["early"] < still["close"] < 99.5
+
+
+@pytest.mark.acceptance("smoe", 6)
+def test_no_single_stencil_passes_for_a_mixture():
+    stencil = experiment.fit_stencil(SMALL.load().train)
+    scores = judge(lambda x: experiment._convolve(x, stencil))
+    assert scores["left"] < 1.0
+    assert min(scores["close_by_material"]) < 90.0
+    first = heat.stencil(SMALL.diffusivities[0])
+    scores = judge(lambda x: experiment._convolve(x, first))
+    assert scores["close_by_material"][0] == 100.0
+    assert max(scores["close_by_material"][1:]) < 99.0
+
+
+def test_experts_are_matched_with_materials():
+    order = np.array([2, 0, 1])  # the expert of each material
+    kernel = np.zeros((3, 3, 1, 3))
+    for material, expert in enumerate(order):
+        kernel[:, :, 0, expert] = heat.stencil(SMALL.diffusivities[material])
+    gate = np.eye(3)[order[MATERIALS]]
+    params = {"gate": gate, "kernel": kernel}
+    found = experiment.compare_map(params, MATERIALS, SMALL.diffusivities)
+    assert found == {"agreement": 1.0, "filter_error": 0.0, "kept": 27 + 256}
+    gate[0, 0] = np.eye(3)[order[(MATERIALS[0, 0] + 1) % 3]]
+    kernel[1, 2, 0, 0] += 0.25
+    found = experiment.compare_map(params, MATERIALS, SMALL.diffusivities)
+    assert found["agreement"] == 255 / 256
+    assert found["filter_error"] == 0.25
+
+
+@pytest.mark.acceptance("smoe", 12)
+def test_only_heat_is_judged_by_material():
+    with pytest.raises(ConfigError, match="dataset must be heat"):
+        experiment.Config(model=models.UNetConfig(), dataset=data.PhantomsConfig())
