@@ -34,7 +34,10 @@ def outline(cfg: Config) -> "runs.Outline":
     if _has_map(cfg):
         columns |= {"agreement": "", "filter_error": "", "kept": ""}
     labels = {"forecast": FORECASTS, "material": cfg.dataset.diffusivities}
-    return training.outline(cfg, **columns, **labels)
+    form = training.outline(cfg)
+    return form._replace(
+        columns={**form.columns, **columns}, labels={**form.labels, **labels}
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":

@@ -23,6 +23,14 @@ _KERNEL = "./usr/share/doc/linux-doc-6.1/Documentation"
 _MINILM = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt")
 
 
+def _made(name: str, summary: str) -> Entry:
+    """Returns the entry of what this project draws or simulates when it is loaded."""
+    licence, origin = "that of this project", "made when it is loaded"
+    return Entry(
+        name=name, summary=summary, licence=licence, size=0, origin=origin, ships=True
+    )
+
+
 _TERRAIN = Package(
     manager="pip",
     name="jcm",
@@ -259,14 +267,7 @@ _ENTRIES = (
             wheel=True,
         ),
     ),
-    Entry(
-        name="clicks",
-        summary="drawn clicks on advertisements: a few rows have most look-ups",
-        licence="that of this project",
-        size=0,
-        origin="drawn when it is loaded",
-        ships=True,
-    ),
+    _made("clicks", "clicks on advertisements: a few rows have most look-ups"),
     Entry(
         name="criteo",
         summary="clicks in Criteo's form: a label, 13 integers, 26 categories, tabs",
@@ -275,30 +276,11 @@ _ENTRIES = (
         origin="train.txt of the Kaggle challenge, or a day of the Terabyte logs,",
         files=("train.txt",),
     ),
-    Entry(
-        name="phantoms",
-        summary="heads made of ellipsoids with lesions and their masks, any size",
-        licence="that of this project",
-        size=0,
-        origin="drawn when it is loaded",
-        ships=True,
+    _made(
+        "phantoms", "heads made of ellipsoids with lesions and their masks, any size"
     ),
-    Entry(
-        name="heat",
-        summary="heat on a plate of three materials, fields and those that follow",
-        licence="that of this project",
-        size=0,
-        origin="simulated when it is loaded, by the recipe of spcl/smoe",
-        ships=True,
-    ),
-    Entry(
-        name="lorenz96",
-        summary="ensembles of Lorenz's two-scale model of 1996, on a circle",
-        licence="that of this project",
-        size=0,
-        origin="simulated when it is loaded",
-        ships=True,
-    ),
+    _made("heat", "heat on a plate of three materials, fields and those that follow"),
+    _made("lorenz96", "ensembles of Lorenz's two-scale model of 1996, on a circle"),
     Entry(
         name="ens10-light",
         summary="10-member forecasts of a dry atmosphere, T21, 140 dates, simulated",

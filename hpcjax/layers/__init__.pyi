@@ -27,12 +27,8 @@ from ._sparse_attention import AttentionBits as AttentionBits
 from ._sparse_attention import random_pattern as random_pattern
 from ._sparse_attention import sparse_attention as sparse_attention
 from ._spatial_experts import ExpertProducts as ExpertProducts
-from ._spatial_experts import choose_experts as choose_experts
-from ._spatial_experts import find_small as find_small
-from ._spatial_experts import routing_labels as routing_labels
 from ._spatial_experts import routing_map as routing_map
 from ._spatial_experts import select_experts as select_experts
-from ._spatial_experts import serve as serve
 from ._spatial_experts import spatial_experts as spatial_experts
 from .norms import RunningStatistics as RunningStatistics
 from .norms import batch_norm as batch_norm

@@ -260,6 +260,13 @@ def test_ssn():
     assert shapes == jax.tree.map(np.shape, init(jax.random.key(0))[0])
 
 
+def test_smoe():
+    names = run("smoe")
+    assert names["to_gate"].shape == names["gate"].shape
+    assert (names["to_gate"] != 0).all()
+    assert (names["to_kernel"] != 0).any()
+
+
 @pytest.mark.slow
 def test_data_movement():
     arrays = jnp.ones((4, 8)), jnp.ones((8, 8))
@@ -294,5 +301,5 @@ def test_every_block_of_a_readme_is_run_here():
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
     tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
-    tested += "polythrottle"
+    tested += "polythrottle smoe"
     assert papers == set(tested.split())

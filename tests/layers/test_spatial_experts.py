@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from hpcjax import layers, sharding
 from hpcjax.core import ConfigError
-from hpcjax.layers import Damping, RoutingLoss
+from hpcjax.layers import Damping, RoutingLoss, _spatial_experts
 
 RC = RoutingLoss(quantile=0.4, eps=1e-5)
 DAMPING = Damping(quantile=0.4, eps=1e-3)
@@ -167,7 +167,9 @@ def test_labels_of_a_place_add_up_to_its_outputs():
     rng = np.random.default_rng(0)
     order = rng.permuted(np.tile(np.arange(7), (50, 1)), axis=1)
     right = rng.random((50, 3)) < 0.5
-    labels = layers.routing_labels(jnp.asarray(right), jnp.asarray(order[:, :3]), 7)
+    labels = _spatial_experts.routing_labels(
+        jnp.asarray(right), jnp.asarray(order[:, :3]), 7
+    )
     np.testing.assert_allclose(labels.sum(-1), 3.0, rtol=1e-6)
     assert (labels >= 0).all()
     assert (labels <= 1).all()
@@ -177,7 +179,7 @@ def test_labels_of_a_place_add_up_to_its_outputs():
 def test_labels_of_a_grid_made_by_hand():
     right = jnp.array([[[True], [False]], [[False], [True]]])
     experts = jnp.array([[[0], [0]], [[2], [1]]])
-    labels = layers.routing_labels(right, experts, 3)
+    labels = _spatial_experts.routing_labels(right, experts, 3)
     expected = [
         [[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]],
         [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]],
@@ -188,10 +190,12 @@ def test_labels_of_a_grid_made_by_hand():
 def by_output(target, y, **options):
     """The gradient of the chosen outputs themselves."""
     gate = jnp.broadcast_to(jnp.arange(3.0), (*y.shape[1:3], 3))
-    indices = layers.choose_experts(gate, 1)
+    indices = _spatial_experts.choose_experts(gate, 1)
 
     def loss(y):
-        return jnp.mean((layers.serve(y, gate, indices, **options) - target) ** 2)
+        return jnp.mean(
+            (_spatial_experts.serve(y, gate, indices, **options) - target) ** 2
+        )
 
     return jax.grad(loss)(y)
 
@@ -202,7 +206,9 @@ def test_damped_places_teach_experts_nothing():
     y, target = jnp.asarray(rng.normal(size=(2, 3, 5, 5, 1)), jnp.float32)
     plain = by_output(target, y)
     damped = by_output(target, y, damping=DAMPING)
-    small = layers.find_small(jnp.abs(y - target), DAMPING.quantile, DAMPING.eps)
+    small = _spatial_experts.find_small(
+        jnp.abs(y - target), DAMPING.quantile, DAMPING.eps
+    )
     np.testing.assert_array_equal(damped, jnp.where(small, plain, 0.0))
     large = 1 - jnp.mean(small, axis=(1, 2, 3))
     assert (large > 0).all()
@@ -234,9 +240,9 @@ def test_gates_learn_from_labels_alone(weighted):
 
 def test_a_relative_eps_is_in_units_of_the_mean_error():
     errors = jnp.array([[0.0, 1.0, 2.0, 5.0], [0.0, 10.0, 20.0, 50.0]])
-    small = layers.find_small(errors, 0.5, 0.25, relative=True)
+    small = _spatial_experts.find_small(errors, 0.5, 0.25, relative=True)
     assert small.tolist() == 2 * [[True, True, True, False]]
-    assert not layers.find_small(errors, 0.5, 0.25)[0, 2]
+    assert not _spatial_experts.find_small(errors, 0.5, 0.25)[0, 2]
 
 
 @pytest.mark.acceptance("smoe", 9)
