@@ -1,15 +1,19 @@
 """What `smoe/heat` says of forecasts and maps that are known."""
 
 import dataclasses
+import pathlib
 
+import jax
 import numpy as np
 import pytest
 
 from configs.smoe import heat as configs
 from experiments.smoe import heat as experiment
-from hpcjax import data, models
+from hpcjax import data, models, sharding, train
 from hpcjax.core import ConfigError
 from hpcjax.data import heat
+from hpcjax.runs import training
+from tests.train import tiny
 
 SMALL = data.HeatConfig(size=16, runs=10, holdout_runs=2, steps=25)
 CFG = dataclasses.replace(configs.smoe, dataset=SMALL)
@@ -69,3 +73,18 @@ def test_experts_are_matched_with_materials():
 def test_only_heat_is_judged_by_material():
     with pytest.raises(ConfigError, match="dataset must be heat"):
         experiment.Config(model=models.UNetConfig(), dataset=data.PhantomsConfig())
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("smoe", 6)
+def test_a_mixture_finds_the_stencils_and_where_they_apply():
+    cfg = configs.smoe
+    made = training.task(cfg, pathlib.Path())
+    state = train.fit(
+        made, cfg.train, seed=0, mesh=sharding.data_mesh(1), recorder=tiny.Records()
+    )
+    materials = heat.place_materials(cfg.dataset.size, 3)
+    params = jax.device_get(state.params)
+    found = experiment.compare_map(params, materials, cfg.dataset.diffusivities)
+    assert found["agreement"] == 1.0
+    assert found["filter_error"] < 1e-3
