@@ -30,9 +30,10 @@ class Config(training.TrainingConfig):
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
     columns = {"close": "forecast", "close_by_material": "forecast material"}
-    columns |= {"early": "forecast", "left": "forecast", "parameters": ""}
+    columns |= {"early": "forecast", "left": "forecast"}
+    columns |= {"parameters": "", "kept": ""}
     if _has_map(cfg):
-        columns |= {"agreement": "", "filter_error": "", "kept": ""}
+        columns |= {"agreement": "", "filter_error": ""}
     labels = {"forecast": FORECASTS, "material": cfg.dataset.diffusivities}
     form = training.outline(cfg)
     return form._replace(
@@ -46,30 +47,32 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     Returns:
       The history, and by forecast: `close`, the percentage of points within 1 % of the
       truth, also by material, and `early`, in the first 20 steps of runs; `left`, the
-      squared error over that of persistence; `parameters`. Of a map of experts:
-      `agreement` with the materials, a share; `filter_error`, the largest difference of
-      a filter from its material's stencil; `kept`, how many numbers inference needs.
+      squared error over that of persistence; `parameters`, and `kept`, how many numbers
+      inference needs. Of a map of experts: `agreement` with the materials, a share, and
+      `filter_error`, the largest difference of a filter from its material's stencil.
       Experts are matched with materials so that most places agree.
     """
     import jax
 
     history = training.run(cfg, ctx)
     assert ctx.trained is not None
-    params = jax.device_get(ctx.trained.params)
-    composed = training.task(cfg, ctx.data_root, ctx.mesh.size)
-    dataset, materials = composed.dataset, _materials(cfg)
-    apply = jax.jit(lambda x: composed.model.apply(params, {}, x, train=False)[0])
-    stencil = fit_stencil(dataset.train)
-    forecasts = (apply, lambda x: x, lambda x: _convolve(x, stencil))
+    params, state = jax.device_get((ctx.trained.params, ctx.trained.model_state))
+    made = training.task(cfg, ctx.data_root, ctx.mesh.size)
+    materials, stencil = _materials(cfg), fit_stencil(made.dataset.train)
+    forecasts = (
+        jax.jit(lambda x: made.model.apply(params, state, x, train=False)[0]),
+        lambda x: x,
+        lambda x: _convolve(x, stencil),
+    )
     scores = [
-        judge(forecast, dataset.validation, materials, cfg) for forecast in forecasts
+        judge(each, made.dataset.validation, materials, cfg) for each in forecasts
     ]
     figures: dict[str, Any] = {
         name: (("forecast", *(["material"] if "by" in name else [])), values)
         for name in scores[0]
         if (values := [each[name] for each in scores])
     }
-    figures["parameters"] = core.trees.num_params(params)
+    figures["parameters"] = figures["kept"] = core.trees.num_params(params)
     if _has_map(cfg):
         figures |= compare_map(params, materials, cfg.dataset.diffusivities)
     labels = {"forecast": list(FORECASTS), "material": list(cfg.dataset.diffusivities)}

@@ -7,7 +7,6 @@ from hpcjax.runs.reduce import Cells, above, cell, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 SEEDS = (0, 1, 2)
-RATES = ("0.01", "0.03", "0.1")
 MATERIALS = ("slow", "middle", "fast")
 _OURS, _END, _UNDAMPED = "SMoE", "SMoE, end to end", "SMoE, undamped"
 _LOCAL, _PLACES = "locally connected", "CoordConv"
@@ -48,9 +47,9 @@ def heat(rows: reduce.Rows) -> xr.Dataset:
     return reduce.from_cells(cells)
 
 
-def _baseline(variant: str) -> Runs:
+def _baseline(variant: str, *rates: str) -> Runs:
     return Runs(
-        config=f"smoe/heat:{variant}", seeds=SEEDS, tune={"optimizer.lr": RATES}
+        config=f"smoe/heat:{variant}", seeds=SEEDS, tune={"optimizer.lr": rates}
     )
 
 
@@ -85,9 +84,9 @@ HEAT = Table(
         minutes=10.0,
         runs={
             _OURS: Runs(config="smoe/heat:smoe", seeds=SEEDS),
-            _LOCAL: _baseline("locally_connected"),
-            _PLACES: _baseline("coord_conv"),
-            "CNN": _baseline("cnn"),
+            _LOCAL: _baseline("locally_connected", "0.03", "0.1", "0.3"),
+            _PLACES: _baseline("coord_conv", "0.001", "0.003", "0.01"),
+            "CNN": _baseline("cnn", "0.001", "0.003", "0.01"),
             _END: Runs(config="smoe/heat:end_to_end", seeds=SEEDS),
             _UNDAMPED: Runs(config="smoe/heat:undamped", seeds=SEEDS),
         },
