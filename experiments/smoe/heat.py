@@ -1,6 +1,7 @@
 """Heat on a plate of several materials: what a network finds out about each place."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,9 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     params, state = jax.device_get((ctx.trained.params, ctx.trained.model_state))
     made = training.task(cfg, ctx.data_root, ctx.mesh.size)
     materials, stencil = _materials(cfg), fit_stencil(made.dataset.train)
+    apply = jax.jit(functools.partial(made.model.apply, train=False))
     forecasts = (
-        jax.jit(lambda x: made.model.apply(params, state, x, train=False)[0]),
+        lambda x: apply(params, state, x)[0],
         lambda x: x,
         lambda x: _convolve(x, stencil),
     )

@@ -85,8 +85,8 @@ HEAT = Table(
         runs={
             _OURS: Runs(config="smoe/heat:smoe", seeds=SEEDS),
             _LOCAL: _baseline("locally_connected", "0.03", "0.1", "0.3"),
-            _PLACES: _baseline("coord_conv", "0.001", "0.003", "0.01"),
-            "CNN": _baseline("cnn", "0.001", "0.003", "0.01"),
+            _PLACES: _baseline("coord_conv", "0.003", "0.01", "0.03", "0.1"),
+            "CNN": _baseline("cnn", "0.003", "0.01", "0.03", "0.1"),
             _END: Runs(config="smoe/heat:end_to_end", seeds=SEEDS),
             _UNDAMPED: Runs(config="smoe/heat:undamped", seeds=SEEDS),
         },

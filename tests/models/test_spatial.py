@@ -28,9 +28,9 @@ def plate(size, runs=8):
     return batch, heat.place_materials(size, 3), stencils
 
 
-def learn(loss, start, batch, *, steps, lr, rows=8):
-    """Parameters after steps of Adam on batches drawn from a part."""
-    schedule = optax.cosine_decay_schedule(lr, steps, 0.01)
+def learn(loss, start, batch, *, steps, lr, rows=8, final=1.0):
+    """Parameters after steps of Adam, whose rate falls to `final` of what it was."""
+    schedule = optax.cosine_decay_schedule(lr, steps, final)
     tx = optax.adam(schedule)
     count = len(batch["x"])
 
@@ -88,7 +88,7 @@ def fit_filters(materials, *, rows=8):
         return jnp.mean((layers.spatial_experts(x, kernel, gate, 1) - y) ** 2)
 
     start = jnp.zeros((3, 3, 1, 3))
-    learnt = learn(loss, start, batch, steps=3000, lr=2e-2, rows=rows)
+    learnt = learn(loss, start, batch, steps=3000, lr=2e-2, rows=rows, final=0.01)
     taken = np.asarray(layers.patches(batch["x"], (3, 3)), np.float64)
     solved = np.stack(
         [
