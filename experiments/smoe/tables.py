@@ -67,8 +67,8 @@ HEAT = Table(
         "0.0025, 0.025, 0.25). left: squared error over that of persistence. map: "
         "places with the right expert. filters: largest error of a weight. kept: "
         "numbers that inference needs. Rates of the other networks are tuned; SMoE's "
-        "recipe was found with other seeds; both by test runs. end to end: gates by the task's gradient; "
-        "one stencil: of least squares."
+        "recipe was found with other seeds; both by test runs. end to end: "
+        "gates by the task's gradient; one stencil: of least squares."
     ),
     columns={
         "close": "within 1 %, %",
