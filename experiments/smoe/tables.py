@@ -6,7 +6,7 @@ from hpcjax.runs import reduce
 from hpcjax.runs.reduce import Cells, above, cell, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
 MATERIALS = ("slow", "middle", "fast")
 _OURS, _END, _UNDAMPED = "SMoE", "SMoE, end to end", "SMoE, undamped"
 _LOCAL, _PLACES = "locally connected", "CoordConv"
@@ -47,9 +47,13 @@ def heat(rows: reduce.Rows) -> xr.Dataset:
     return reduce.from_cells(cells)
 
 
-def _baseline(variant: str, *rates: str) -> Runs:
+def _tuned(variant: str, *rates: str) -> Runs:
+    """Returns a row whose rate is chosen by trials with other seeds."""
     return Runs(
-        config=f"smoe/heat:{variant}", seeds=SEEDS, tune={"optimizer.lr": rates}
+        config=f"smoe/heat:{variant}",
+        seeds=SEEDS,
+        tune={"optimizer.lr": rates},
+        tune_seeds=(1000, 1001, 1002),
     )
 
 
@@ -62,12 +66,13 @@ HEAT = Table(
     ),
     caption=(
         "The paper's plate and draws, on 32x32 cells and the first 20 steps of each "
-        "run: 50 runs train, 20 test; 2,000 steps of 8, medians of three seeds, "
+        "run: 50 runs train, 20 test; 2,000 steps of 8, medians of five seeds, "
         "[least, most]. Points within 1 % of the truth, in all and by material (d = "
         "0.0025, 0.025, 0.25). left: squared error over that of persistence. map: "
         "places with the right expert. filters: largest error of a weight. kept: "
-        "numbers that inference needs. Rates of the other networks are tuned; SMoE's "
-        "recipe was found with other seeds; both by test runs. end to end: "
+        "numbers that inference needs. Rates are the best of three, by other seeds, "
+        "those of the last two 0.05; SMoE's recipe besides was found in about 40 runs, "
+        "all judged by the same test runs. end to end: "
         "gates by the task's gradient; one stencil: of least squares."
     ),
     columns={
@@ -83,10 +88,10 @@ HEAT = Table(
     tiers=on_cpu(
         minutes=10.0,
         runs={
-            _OURS: Runs(config="smoe/heat:smoe", seeds=SEEDS),
-            _LOCAL: _baseline("locally_connected", "0.03", "0.1", "0.3"),
-            _PLACES: _baseline("coord_conv", "0.003", "0.01", "0.03", "0.1"),
-            "CNN": _baseline("cnn", "0.003", "0.01", "0.03", "0.1"),
+            _OURS: _tuned("smoe", "0.02", "0.05", "0.1"),
+            _LOCAL: _tuned("locally_connected", "0.03", "0.1", "0.3"),
+            _PLACES: _tuned("coord_conv", "0.003", "0.01", "0.03"),
+            "CNN": _tuned("cnn", "0.003", "0.01", "0.03"),
             _END: Runs(config="smoe/heat:end_to_end", seeds=SEEDS),
             _UNDAMPED: Runs(config="smoe/heat:undamped", seeds=SEEDS),
         },

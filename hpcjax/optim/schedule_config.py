@@ -13,7 +13,6 @@ from hpcjax.core.config import (
     Share,
     Size,
     Within,
-    fields_of,
 )
 from hpcjax.core.parts import Part
 
@@ -79,14 +78,12 @@ class OptaxConfig(Config):
     Rates are multiples of the peak learning rate. Steps are steps of the run.
     """
 
+    factory: ClassVar[str] = "hpcjax.optim.schedules:optax_schedule"
     function: ClassVar[str] = ""
 
     def make(self, peak: float, steps: int) -> "optax.Schedule":
         """Returns the schedule of a run of `steps` steps."""
-        from hpcjax.optim import schedules
-
-        arguments = fields_of(self)
-        return schedules.optax_schedule(peak, steps, self.function, **arguments)
+        return super().make(peak, steps, self.function)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
