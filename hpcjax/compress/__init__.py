@@ -1,4 +1,4 @@
-"""Compression: GPTQ, SparseGPT, structured pruning, distillation, shared weights."""
+"""Compression: GPTQ, SparseGPT, structured pruning, distillation, sharing, fields."""
 
 import lazy_loader
 

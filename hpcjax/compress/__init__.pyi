@@ -1,3 +1,4 @@
+from . import fields as fields
 from . import sharing as sharing
 from .blocks import Compressed as Compressed
 from .blocks import LayerReport as LayerReport

@@ -1,6 +1,7 @@
 from ._bert import BertFeatures as BertFeatures
 from ._bert import BertOutputs as BertOutputs
 from ._bert import bert as bert
+from ._coord_net import coord_net as coord_net
 from ._count import flops_per_token as flops_per_token
 from ._count import num_params as num_params
 from ._describe import Description as Description
@@ -28,6 +29,7 @@ from ._unet import unet as unet
 from ._vgg import vgg as vgg
 from .bert_config import BertConfig as BertConfig
 from .chunked import ChunkedLogits as ChunkedLogits
+from .coord_net_config import CoordNetConfig as CoordNetConfig
 from .decoding import Attend as Attend
 from .decoding import Cache as Cache
 from .decoding import Decoding as Decoding
