@@ -69,6 +69,8 @@ from .row_moves import hottest_rows as hottest_rows
 from .row_moves import lru_moves as lru_moves
 from .row_moves import static_moves as static_moves
 from .row_store import RowStore as RowStore
+from .sea_surface import make_waves as make_waves
+from .sea_surface import read_sst_anomaly as read_sst_anomaly
 from .smtx import read_smtx as read_smtx
 from .source import Augment as Augment
 from .source import Batch as Batch

@@ -41,6 +41,7 @@ _TERRAIN = Package(
     wheel=True,
 )
 
+_SST = "jcm/data/bc/t30/anom/sea_surface_temperature_anomaly.nc"
 _ENTRIES = (
     Entry(
         name="digits",
@@ -300,6 +301,17 @@ _ENTRIES = (
         files=("ens10.zarr",),
         package=_TERRAIN,
         build="hpcjax.data.ensembles:build",
+    ),
+    Entry(
+        name="sst-anomaly",
+        summary="the sea's surface temperature, 420 monthly anomalies, 48x96 points",
+        licence="Apache-2.0 (package)",
+        size=7_755_157,
+        origin="PyPI wheel jcm 3.0.0",
+        files=("ssta.nc",),
+        package=dataclasses.replace(
+            _TERRAIN, members={_SST: "ssta.nc"}, unpacked_limit=8_000_000
+        ),
     ),
     Entry(
         name="weather-file",

@@ -73,6 +73,12 @@ def test_chai():
     assert names["made"].cache_bytes > 0
 
 
+def test_fields():
+    names = run("fields")
+    assert names["march"].sizes == {"time": 1, "latitude": 8, "longitude": 16}
+    assert np.isfinite(names["value"])
+
+
 def test_hammingmesh():
     names = run("hammingmesh")
     assert names["system"].share(names["all_reduce"](1e8, 1024)) == 1

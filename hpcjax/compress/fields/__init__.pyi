@@ -7,6 +7,7 @@ from ._grid import read_grid as read_grid
 from ._network import CompressedField as CompressedField
 from ._network import pressure_scaling as pressure_scaling
 from ._network import range_scaling as range_scaling
+from ._peers import Algorithm as Algorithm
 from ._peers import dct_decode as dct_decode
 from ._peers import dct_encode as dct_encode
 from ._peers import eof_decode as eof_decode

@@ -18,7 +18,7 @@ from hpcjax.core import checks, trees
 from hpcjax.core.config import Config
 from hpcjax.core.errors import ConfigError, DataFormatError
 
-_CHUNK = 1 << 15  # points that are decoded at once
+_CHUNK = 1 << 13  # points that are decoded at once
 _STATE = "statistics/"
 
 
