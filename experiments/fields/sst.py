@@ -77,7 +77,9 @@ class Coded(NamedTuple):
 
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(FIGURES, "point"), point=4)
+    # For any network there is a size of a peer that is as small, and a larger one.
+    ratios = {"ratio": ("point", [4.0, 3.0, 2.0, 1.0]), "natural": ("point", [1.0] * 4)}
+    return runs.outline(dict.fromkeys(FIGURES, "point") | ratios, point=4)
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
