@@ -52,7 +52,7 @@ class Config(config.Config):
         time_scale=24.0,
     )
     fit: FitConfig = FitConfig(
-        steps=4500, batch_size=2048, learning_rate=1e-2, precision="half"
+        steps=6000, batch_size=2048, learning_rate=1e-2, precision="half"
     )
     bounds: config.Several = 60
     field: Literal["sst-anomaly", "waves"] = "sst-anomaly"
