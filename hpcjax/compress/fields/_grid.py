@@ -114,9 +114,9 @@ def interpolate(
       points: time in steps, pressure (not used), latitude and longitude in degrees.
       level: number of the level of each point.
     """
-    t, _, y, x = points.T
+    t, _, y, x = jnp.asarray(points, jnp.float32).T
     order = 1.0 if grid.latitude[0] < grid.latitude[-1] else -1.0
-    first = grid.longitude[0]
+    first = float(grid.longitude[0])
     places = (
         _locate(np.arange(len(grid.time)), t),
         _locate(order * grid.latitude, order * y),
