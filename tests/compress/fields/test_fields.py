@@ -281,7 +281,7 @@ def test_sizes_of_batches_are_powers_of_two():
 @pytest.mark.acceptance("nn-compression", 8)
 def test_wider_networks_are_nearer():
     field = data.make_waves(48, 16, 3) ** 2
-    fit = dataclasses.replace(FIT, steps=400, batch_size=512)
+    fit = dataclasses.replace(FIT, steps=400, batch_size=512, learning_rate=3e-3)
 
     def error(width):
         network = dataclasses.replace(NETWORK, width=width, depth=2)
