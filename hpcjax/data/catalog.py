@@ -1,5 +1,6 @@
 """The catalogue of data sets and model weights, and where their files are."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 

@@ -307,5 +307,5 @@ def test_every_block_of_a_readme_is_run_here():
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
     tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
-    tested += "polythrottle smoe bagpipe"
+    tested += "polythrottle smoe bagpipe fields"
     assert papers == set(tested.split())
