@@ -53,6 +53,7 @@ OTHERS = {
     "pillow": "PIL",
     "properscoring": "properscoring",
     "pyarrow": "pyarrow",
+    "pysz": "pysz",
     "safetensors": "safetensors",
     "scikit-learn": "sklearn",
     "scipy": "scipy",

@@ -238,6 +238,7 @@ def test_every_config_and_entry_is_registered(tiny_root):
     used = {type(make()) for make in REGISTRY.values()}
     assert used == {*parts.classes("dataset").values()}
     sets = {name for name, entry in catalog.CATALOG.items() if not entry.weights}
+    sets -= {"sst-anomaly"}  # a field, of which nothing is an example
     assert sets <= set(REGISTRY)
     for entry in sets:
         assert catalog.is_present(entry, tiny_root)

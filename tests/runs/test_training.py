@@ -54,7 +54,8 @@ WHOLE = {
         ),
         (
             {"dataset": PhantomsConfig(), "model": BertConfig()},
-            "model=unet, dataset=masked_text",
+            "model=unet, model=cnn, model=locally_connected, model=smoe, "
+            "dataset=masked_text",
         ),
         (
             {"exchange": OkTopkConfig(), "backward": PartialBackwardConfig()},
