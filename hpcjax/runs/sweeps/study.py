@@ -85,17 +85,19 @@ class Study:
 
     def held_by(self) -> list[str]:
         """Returns the hosts of living processes that hold trials."""
-        return sorted(set(filter(None, map(self._holder, self._running()))))
+        open_ = [cell for cell, each in self._read_all().items() if not each.has_ended]
+        return sorted(set(filter(None, map(self._holder, open_))))
 
     def _next(self) -> Trial | None:
         """Returns the trial to run now: a new one, or else one that somebody left."""
         known = self._read_all()
         for cell in range(self.sweep.total):
-            if cell not in known:
+            if cell not in known and not self._holder(cell):
                 point = self._choose(cell, known)
                 return Trial(cell=cell, point=point, status="running")
         for trial in known.values():
-            if trial.status == "waiting":
+            # Who cannot run it now may hold it for a while yet.
+            if trial.status == "waiting" and not self._holder(trial.cell):
                 return dataclasses.replace(trial, status="running")
             if trial.status == "running" and self._is_lost(trial):
                 log.warning("the process of trial %d died", trial.cell)
@@ -114,12 +116,14 @@ class Study:
     def _running(self) -> list[Trial]:
         return [each for each in self._read_all().values() if each.status == "running"]
 
-    def _holder(self, trial: Trial) -> str:
-        return lock.find_holder(self._place(trial.cell))
+    def _holder(self, cell: int) -> str:
+        return lock.find_holder(self._place(cell))
 
     def _is_lost(self, trial: Trial) -> bool:
         # Its end may have been written just now, before the trial was let go.
-        return not self._holder(trial) and self._read(trial.cell).status == "running"
+        return (
+            not self._holder(trial.cell) and self._read(trial.cell).status == "running"
+        )
 
     def _place(self, cell: int) -> pathlib.Path:
         return self.folder / "trials" / f"{cell:04}"

@@ -57,7 +57,6 @@ def test_other_devices_have_currents(device):
 
 
 @pytest.mark.slow
-@pytest.mark.acceptance("omen", 10)
 def test_orders_are_equal():
     from experiments.omen import scattering
 

@@ -1,6 +1,7 @@
 """Sweeps that go on: after a kill at the worst place, a failure, with other options."""
 
 import dataclasses
+import socket
 import sys
 
 import pytest
@@ -236,3 +237,14 @@ def test_tpe_alone_needs_its_package(root, monkeypatch):
     assert run(sweep, root).successes == 2
     with pytest.raises(ConfigError, match=r"pip install 'hpcjax\[sweep\]'"):
         run(dataclasses.replace(sweep, sampler="tpe", trials=2), root)
+
+
+def test_a_trial_that_waits_in_the_hands_of_another_worker_is_left_to_it(root):
+    study = sweeps.create_study("s", sweep_of(varied={"lr": "0.1,1.0"}), root)
+    with study.take() as first:
+        study.write(dataclasses.replace(first, status="waiting"))
+        assert study.held_by() == [socket.gethostname()]
+        with study.take() as second, study.take() as third:
+            assert (second.cell, third) == (1, None)
+    with study.take() as again:
+        assert again.cell == 0
