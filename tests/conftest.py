@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 
@@ -33,6 +34,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 # Each operation of a program else carries ten frames of the stack, for profilers.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
+
+# A shell's background job is started with it ignored, and so would be what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import filelock
 import hypothesis

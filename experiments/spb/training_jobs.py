@@ -17,7 +17,7 @@ from experiments.spb.together import ALIGNED, JIGSAW, JOBS, ROWS, WHOLE, Config,
 from hpcjax import collectives, data, hostcomm, optim, perf, train
 from hpcjax.core import trees
 from hpcjax.core.errors import HpcjaxError
-from hpcjax.core.keys import derive
+from hpcjax.core.keys import BatchKey, derive
 from hpcjax.core.method import PassResult, StepInput
 from hpcjax.core.varying import vary
 from hpcjax.hostcomm import Tag, Transport
@@ -119,9 +119,13 @@ class TrainingJob:
             return self.task.model.apply(stopped, *arguments, **options)
 
         axes = data_axes(self.mesh)
-        key = jax.random.fold_in(derive(state.key, "step", state.step), worker)
+        rows = len(batch["y"])
+        places = worker * rows + jnp.arange(rows, dtype=jnp.int32)
+        key = BatchKey(key=derive(state.key, "step", state.step), rows=places)
         model = self.task.model._replace(apply=apply)
-        given = state.model_state, batch, key, state.step, axes
+        # Of a worker's own rows: these data sets give no example a weight.
+        share = train.step.scored_by(self.task, state, batch)
+        given = state.model_state, batch, key, state.step, axes, share
         one_pass = StepInput(model, self.task.objective, *given)
         found = optim.whole_backward(one_pass, state.params, None)
         kept = found.grads, (found.model_state, found.means)

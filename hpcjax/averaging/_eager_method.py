@@ -24,6 +24,7 @@ from hpcjax.core.method import (
     StepInput,
 )
 from hpcjax.core.per_device import PerDevice, unwrap
+from hpcjax.core.scored import count_scored, share_out
 from hpcjax.core.varying import vary
 from hpcjax.hostcomm import PartialTrace
 from hpcjax.optim.full_precision import check_real
@@ -95,7 +96,10 @@ def eager_rounds(
 
         def gradient(params: Any, step: Any) -> tuple[Any, Any]:
             rows = jax.tree.map(lambda ring: ring[step % depth], batches)
-            each = one_pass._replace(batch=rows, axes=())
+            count = count_scored(
+                one_pass.model, one_pass.objective, params, one_pass.model_state, rows
+            )
+            each = one_pass._replace(batch=rows, axes=(), share=share_out(count, ()))
             found = whole_backward(each, params, None)
             return found.means["loss"], found.grads
 

@@ -74,6 +74,7 @@ def train_apart(worker: Averaging, optimizer: Optimization, *, workers: int) -> 
         own = one_pass._replace(
             batch=alone(dict(one_pass.batch)),
             key=alone(one_pass.key),
+            share=alone(one_pass.share),
             axes=tuple(axis for axis in one_pass.axes if axis != WORKER_AXIS),
         )
         found = backward(own, alone(unwrap(params)), alone(inner))

@@ -23,7 +23,11 @@ from .errors import ProcessLost as ProcessLost
 from .errors import RunBusy as RunBusy
 from .errors import UnsupportedOp as UnsupportedOp
 from .errors import nearest as nearest
+from .keys import BatchKey as BatchKey
+from .keys import Key as Key
 from .keys import derive as derive
+from .keys import each_row as each_row
+from .keys import whole_batch as whole_batch
 from .method import DATA_AXIS as DATA_AXIS
 from .method import WORKER_AXIS as WORKER_AXIS
 from .method import Backward as Backward

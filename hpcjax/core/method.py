@@ -10,11 +10,11 @@ backward pass (`Gradients`); workers that average their models.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import optax
 from jaxtyping import Array, Float
 
 from hpcjax.core import per_device
+from hpcjax.core.keys import BatchKey
 from hpcjax.core.model import Model
 from hpcjax.core.shards import Specs
 
@@ -53,18 +53,20 @@ class StepInput(NamedTuple):
       objective: `(outputs, batch) -> Totals`.
       model_state: running statistics before the step.
       batch: this device's part of the batch.
-      key: random key for this device and step.
+      key: random key of this step, with the places of this device's rows.
       step: int32, the number of steps taken before.
       axes: the mesh axes that the batch is split over.
+      share: what sums over scored items are divided by, see `core.scored.share_out`.
     """
 
     model: Model
     objective: Score
     model_state: Any
     batch: Batch
-    key: jax.Array
+    key: BatchKey
     step: Any
     axes: tuple[str, ...]
+    share: Float[Array, ""]
 
 
 class PassResult(NamedTuple):
@@ -72,7 +74,8 @@ class PassResult(NamedTuple):
 
     Attributes:
       grads: gradients of the parameters on this device's part of the batch alone.
-      means: the objective's means over that part.
+      means: the objective's sums over that part by the step's `share`: their mean over
+        devices is that of the whole batch.
       model_state: the running statistics after the pass.
       extras: what a transform's `update` gets beside gradients and parameters.
     """

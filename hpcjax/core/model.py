@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from hpcjax.core import trees
 from hpcjax.core.errors import nearest
+from hpcjax.core.keys import Key
 from hpcjax.core.structs import pytree, static
 from hpcjax.core.varying import vary_like
 
@@ -80,7 +81,7 @@ class Apply(Protocol):
         x: Any,
         *,
         train: bool,
-        key: jax.Array | None = None,
+        key: Key | None = None,
         taps: Mapping[str, "Tap"] | None = None,
     ) -> tuple[Any, Any]:
         """Computes outputs and new state.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Better = Literal["low", "high", "neither"]
 BETTER = typing.get_args(Better)
 # What a record of the loop says besides, and how it tells validations.
-_TAKEN = ("step", "added_loss", "nonfinite", "stop")
+_TAKEN = ("step", "added_loss", "nonfinite", "unscored", "stop")
 _BAD = re.compile(r"\W|^val_|seconds$")
 
 

@@ -15,6 +15,9 @@ from hpcjax.data.augment import example_rng
 from hpcjax.data.input_config import Connect, Reader
 from hpcjax.data.source import Augment, Batch, Sampler, Source
 
+# What an example may hold that its items are weighed by.
+_WEIGHTS = frozenset({"weight", "scored", "area"})
+
 
 def batches(
     source: Source | Sampler,
@@ -105,11 +108,31 @@ class Batches:
         """Returns batch `number`, augmented, of what the source gave for it.
 
         For those who get the examples in another way than by `gather`.
+
+        Raises:
+          DataFormatError: a weight of an example is negative or not finite.
         """
-        if self._augment is None:
-            return batch
-        first = number * self.batch_size + self._rows.start
-        return self._augment(batch, example_rng(self.seed, first), self.source)
+        if self._augment is not None:
+            first = number * self.batch_size + self._rows.start
+            batch = self._augment(batch, example_rng(self.seed, first), self.source)
+        self._check_weights(number, batch)
+        return batch
+
+    def _check_weights(self, number: int, batch: Batch) -> None:
+        """Raises DataFormatError if a weight is negative or not finite."""
+        for name in _WEIGHTS & batch.keys():
+            weights = np.asarray(batch[name])
+            good = (weights >= 0) & np.isfinite(weights)
+            if good.all():
+                continue
+            place = np.argwhere(~good)[0]
+            row = f"row {place[0]} of batch {number}"
+            if not isinstance(self.source, Sampler):
+                row = f"example {self.own_indices(number)[place[0]]}"
+            raise DataFormatError(
+                f"{name!r} of {row} must be finite and at least 0: got "
+                f"{weights[tuple(place)]}"
+            )
 
     def _take(self, number: int) -> Batch:
         if not isinstance(self.source, Sampler):

@@ -10,6 +10,7 @@ from flax import nnx
 from hpcjax import layers
 from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.bert_config import BertConfig
@@ -81,7 +82,7 @@ class _Bert(nnx.Module):
             self.decoder_bias = param((vocabulary,), ZEROS, policy.param)
 
     def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
+        self, x: jax.Array, *, train: bool, key: Key | None
     ) -> BertOutputs | BertFeatures | jax.Array:
         del train, key
         tokens, types, mask = _split_channels(x)

@@ -8,6 +8,7 @@ from flax import nnx
 from hpcjax import layers
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.coord_net_config import CoordNetConfig
@@ -87,9 +88,7 @@ class _CoordNet(nnx.Module):
         phase = 2 * jnp.pi * jnp.concatenate(phases, axis=-1)
         return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], axis=-1)
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del key
         y = self.stem(self.features(x))
         y = layers.activation("gelu_erf", y)

@@ -12,6 +12,7 @@ from flax import nnx
 
 from hpcjax.core import checks
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.dlrm_config import DlrmConfig
@@ -75,7 +76,7 @@ class _Dlrm(nnx.Module):
         self.top = _Perceptron(top, False, policy)
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> jax.Array:
         del train, key
         dense = self.bottom(x["dense"].astype(self.compute))

@@ -9,6 +9,7 @@ from flax import nnx
 
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.layers import GlobePadding, pad_globe
 from hpcjax.models._from_nnx import from_nnx
@@ -71,7 +72,7 @@ class _FieldUNet(nnx.Module):
         return second(first(x, train=train), train=train)
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del key
         fine = self._twice("down_0", x["fields"], train)

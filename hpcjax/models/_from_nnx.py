@@ -11,7 +11,7 @@ from flax import nnx
 
 from hpcjax.core import trees
 from hpcjax.core.deferred import realize
-from hpcjax.core.keys import derive
+from hpcjax.core.keys import Key, derive
 from hpcjax.core.model import LOSSES, SEEN, Decoder, LayerSpec, Model, Tap, check_taps
 from hpcjax.models._flax_layers import make_observable
 from hpcjax.models.modules import STACKED, Loss, Observable, Observation
@@ -93,7 +93,7 @@ def from_nnx(
         x: Any,
         *,
         train: bool,
-        key: jax.Array | None = None,
+        key: Key | None = None,
         taps: Mapping[str, Tap] | None = None,
     ) -> tuple[Any, Any]:
         kept = {name: value for name, value in state.items() if name not in _RECORDS}

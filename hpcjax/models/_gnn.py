@@ -12,7 +12,7 @@ from flax import nnx
 from hpcjax import graphs, layers
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.keys import derive
+from hpcjax.core.keys import Key, derive, whole_batch
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.gnn_config import GnnConfig, Layer
@@ -198,10 +198,10 @@ def gnn(
         graph = graphs.add_self_loops(graph, config.self_loops)
     sizes = _sizes(config, graph, outputs)
 
-    def call(
-        module: _Gnn, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
-        logits = module(graph, train=train, key=key)
+    def call(module: _Gnn, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
+        # All vertices are drawn for, whichever of them a device scores.
+        shared = None if key is None else whole_batch(key)
+        logits = module(graph, train=train, key=shared)
         # A number that is no vertex gives NaN, not another vertex's logits.
         how = {"mode": "fill", "fill_value": jnp.nan, "wrap_negative_indices": False}
         return logits.at[x].get(**how)

@@ -10,6 +10,7 @@ from flax import nnx
 
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.layers import GlobePadding, pad_globe
 from hpcjax.models._from_nnx import from_nnx
@@ -68,7 +69,7 @@ class _MemberAttention(nnx.Module):
         self.head = Dense(width, 1, policy=policy, initializer=ZEROS)
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del key
         # [batch, latitude, longitude, member, variable] → each member a field, beside

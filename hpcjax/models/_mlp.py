@@ -12,6 +12,7 @@ from hpcjax import layers
 from hpcjax.core import checks
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.mlp_config import MlpConfig
@@ -43,9 +44,7 @@ class _Mlp(nnx.Module):
             output=policy.output,
         )
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del train, key
         x = x.reshape(x.shape[0], -1)
         for index in range(self.hidden):

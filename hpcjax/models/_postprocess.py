@@ -15,6 +15,7 @@ from flax import nnx
 from hpcjax.core import checks
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.layers import GlobePadding, pad_globe
 from hpcjax.models._from_nnx import from_nnx
@@ -70,7 +71,7 @@ class _Raw(nnx.Module):
     """The network of `raw_ensemble`, which is none."""
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del train, key
         return Gaussian(*describe_members(x))
@@ -113,7 +114,7 @@ class _Gneiting(nnx.Module):
         )
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del train, key
         mean, std = describe_members(x)
@@ -133,7 +134,7 @@ class _Climatology(nnx.Module):
         )
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del train, key
         shape = x["members"].shape[:3]
@@ -157,7 +158,7 @@ class _Ens10Emos(nnx.Module):
         )
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del train, key
         target = x["members"][..., 0].astype(jnp.float32)
@@ -221,7 +222,7 @@ class _PointMlp(nnx.Module):
         self.head = Dense(sizes[-1], 2, policy=policy, initializer=ZEROS)
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del train, key
         y = x["fields"]
@@ -272,7 +273,7 @@ class _FieldCnn(nnx.Module):
         self.head = Dense(2 * width, 2, policy=policy, initializer=ZEROS)
 
     def __call__(
-        self, x: Mapping[str, jax.Array], *, train: bool, key: jax.Array | None
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
     ) -> Gaussian:
         del train, key
         y = jax.nn.relu(self.conv1(pad_globe(x["fields"], 2, self.padding)))

@@ -12,6 +12,7 @@ from flax import nnx
 from hpcjax.core import errors
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.modules import (
@@ -191,9 +192,7 @@ class _ResNet(nnx.Module):
         first = inputs if index == 0 else wide
         return _Block(first, width, stride, form.bottleneck, options)
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del key
         x = jax.nn.relu(self.norm_in(self.conv_in(x), train=train))
         if not self.small_images:

@@ -11,6 +11,7 @@ from hpcjax import layers
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.layers import Damping, ExpertProducts, GlobePadding, RoutingLoss
 from hpcjax.models._from_nnx import from_nnx
@@ -73,9 +74,7 @@ class _Cnn(nnx.Module):
             sizes[-1], outputs, kernel_size=kernel_size, use_bias=True, policy=policy
         )
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del train, key
         if self.coordinates:
             x = layers.add_coordinates(x)
@@ -129,9 +128,7 @@ class _LocallyConnected(nnx.Module):
         self.kernel = param(shape, HE_EACH_POINT, policy.param)
         self.compute, self.output = policy.compute, policy.output
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del train, key
         y = layers.locally_connected(x, self.kernel[...], compute=self.compute)
         return y.astype(self.output)
@@ -196,7 +193,7 @@ class _Smoe(nnx.Module):
         given = layers.add_coordinates if self.options.gate == "coord_conv" else None
         return self.gate(x if given is None else given(x))
 
-    def __call__(self, x: Any, *, train: bool, key: jax.Array | None) -> Any:
+    def __call__(self, x: Any, *, train: bool, key: Key | None) -> Any:
         del train, key
         cfg: SmoeConfig = self.options
         forecast = isinstance(x, Mapping)

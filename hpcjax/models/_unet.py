@@ -10,6 +10,7 @@ from flax import nnx
 from hpcjax.core import errors
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models._resnet import GROUP_SIZE
@@ -60,9 +61,7 @@ class _UNet(nnx.Module):
             setattr(self, f"up_{level}", _Up(widths[level + 1], policy))
         self.head = Dense(width, outputs, policy=policy, output=policy.output)
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del key
         skips = []
         for level in range(self.depth):

@@ -9,6 +9,7 @@ from flax import nnx
 from hpcjax.core import errors
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.modules import FLOAT32, BatchNorm, Conv, Dense
@@ -37,9 +38,7 @@ class _Vgg(nnx.Module):
             setattr(self, f"norm_{index}", BatchNorm(fan_out, policy=policy))
         self.head = Dense(channels[-1], outputs, policy=policy, output=policy.output)
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del key
         for index in range(self.convolutions):
             x = getattr(self, f"conv_{index}")(x)

@@ -11,6 +11,7 @@ from flax import nnx
 from hpcjax import layers
 from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key
 from hpcjax.layers import Implementation
 from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.experts import ExpertsFeedForward
@@ -228,7 +229,7 @@ class FeedForward(nnx.Module):
         if self.gated:
             self.gate = sizes.dense(sizes.width, sizes.mlp_width)
 
-    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, key: Key | None = None) -> jax.Array:
         """Maps `[..., width]` to the same shape; draws nothing."""
         del key
         if not self.gated:
@@ -273,7 +274,7 @@ class Block(nnx.Module):
         positions: jax.Array,
         mask: jax.Array | None = None,
         mix: Mix | None = None,
-        key: jax.Array | None = None,
+        key: Key | None = None,
     ) -> jax.Array:
         """Maps `[batch, time, width]` to the same shape.
 
@@ -299,7 +300,7 @@ class BlockGroup(nnx.Module):
             setattr(self, name, Block(sizes, dense=name != self.names[-1]))
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, key: jax.Array | None = None
+        self, x: jax.Array, positions: jax.Array, key: Key | None = None
     ) -> jax.Array:
         """Maps `[batch, time, width]` to the same shape, see `Block`."""
         for name in self.names:

@@ -7,6 +7,7 @@ from flax import nnx
 from hpcjax import layers
 from hpcjax.core import shards
 from hpcjax.core.dtypes import Policy
+from hpcjax.core.keys import Key, each_row
 from hpcjax.core.varying import varying_axes
 from hpcjax.models.modules import ZEROS, Dense, Initializer, Loss, loss, param
 from hpcjax.models.transformer_config import TransformerOptions
@@ -98,7 +99,7 @@ class ExpertsFeedForward(nnx.Module):
         self.balance, self.router_z = loss(), loss()
         self.compute = policy.compute
 
-    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, key: Key | None = None) -> jax.Array:
         """Maps `[batch, time, width]` to the same shape.
 
         Args:
@@ -116,7 +117,7 @@ class ExpertsFeedForward(nnx.Module):
             routing,
             self.experts,
             capacity=self._capacity(len(rows)),
-            priority=self._priority(routing, key),
+            priority=self._priority(routing, key, len(x)),
             like=self.experts.up.get_value(),
             compute=self.compute,
         )
@@ -142,14 +143,19 @@ class ExpertsFeedForward(nnx.Module):
         )
 
     def _priority(
-        self, routing: layers.Routing, key: jax.Array | None
+        self, routing: layers.Routing, key: Key | None, rows: int
     ) -> jax.Array | None:
         """Returns the priority of choices; None for the order of tokens."""
         if self.config.priority == "probability":
             likely = routing.probabilities
             return jnp.take_along_axis(likely, routing.experts, axis=1)
         if self.config.priority == "random" and key is not None:
-            return jax.random.uniform(key, routing.experts.shape)
+            # A row of the batch draws for its own tokens.
+            tokens, choices = routing.experts.shape
+            shape = tokens // rows, choices
+            keys = each_row(key, rows)
+            drawn = jax.vmap(lambda key: jax.random.uniform(key, shape))(keys)
+            return drawn.reshape(tokens, choices)
         return None
 
     @staticmethod

@@ -6,6 +6,7 @@ import jax
 
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import UnsupportedOp
+from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.block import Block, Sizes
@@ -100,9 +101,7 @@ class _Unrolled(CausalLm):
             block = Block(Sizes.of_causal_lm(config, policy))
             setattr(self, f"block_{index}", block)
 
-    def __call__(
-        self, x: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del train, key
         positions = positions_of(x)
         y = self.embed_tokens(x, positions)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from hpcjax import layers
 from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
-from hpcjax.core.keys import derive
+from hpcjax.core.keys import Key, derive
 from hpcjax.core.model import Decoder, Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.block import Block, BlockGroup, Embedding, Norm, Sizes
@@ -74,9 +74,7 @@ class CausalLm(nnx.Module):
         experts = options.experts
         self.random = experts is not None and experts.priority == "random"
 
-    def __call__(
-        self, x: jax.Array | Decoding, *, train: bool, key: jax.Array | None
-    ) -> Any:
+    def __call__(self, x: jax.Array | Decoding, *, train: bool, key: Key | None) -> Any:
         """Maps tokens to logits, or a `Decoding` to logits and the new cache."""
         if isinstance(x, Decoding):
             return self._decode(x)
@@ -102,7 +100,7 @@ class CausalLm(nnx.Module):
             else self._chunk_logits(y, self.chunk)
         )
 
-    def _draws(self, train: bool, key: jax.Array | None) -> Any:
+    def _draws(self, train: bool, key: Key | None) -> Any:
         """Returns `number of a block -> key` of what its experts draw, if they do."""
         if not (self.random and train):
             return lambda _: None

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from hpcjax.core.keys import Key
+
 Forward = Callable[[Any, Any], tuple[Any, Any]]
 Loss = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -38,7 +40,7 @@ def value_and_grad(
     params: Any,
     labels: Any,
     *,
-    key: jax.Array | None = None,
+    key: Key | None = None,
 ) -> Differentiated:
     """Returns a loss with its plain gradients.
 

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from hpcjax.core.keys import derive
 from hpcjax.core.method import Gradients, Method, Optimization, PassResult, StepInput
 from hpcjax.core.model import added_loss
+from hpcjax.core.scored import divide
 from hpcjax.core.varying import Axes, vary
 from hpcjax.optim.all_reduce import all_reduce_mean
 from hpcjax.optim.differentiation import (
@@ -90,16 +92,17 @@ def differentiate_pass(
 ) -> tuple[PassResult, Differentiated]:
     """Returns gradients of the objective, and whatever else is differentiated.
 
-    The differentiated loss is the mean objective plus the loss that the model's layers
-    add, such as the load-balancing loss of mixtures of experts. Of the reported means
-    `"loss"` is the objective alone and `"added_loss"` the rest.
+    The differentiated loss is the objective's sum by the step's `share`, plus the loss
+    that the model's layers add, such as the load-balancing loss of mixtures of experts,
+    which is a mean of this device's own. Of the reported means `"loss"` is the
+    objective alone and `"added_loss"` the rest.
 
     Args:
       one_pass: the model, objective, batch and random key of this device.
       params: the parameters to differentiate with respect to.
       differentiate: computes them; K-FAC's also observes layers.
     """
-    model, objective, model_state, batch, key, _, axes = one_pass
+    model, objective, model_state, batch, key, _, axes, share = one_pass
     # Marked as differing between devices, the gradients stay local sums: for replicated
     # parameters `shard_map` would transpose their broadcast to an all-reduce.
     params = vary(params, axes)
@@ -114,7 +117,7 @@ def differentiate_pass(
     def loss(outputs: Any, labels: Any) -> tuple[Any, Any]:
         outputs, added = outputs if isinstance(outputs, _Adding) else (outputs, None)
         totals = objective(outputs, {**batch, "y": labels})
-        mean = totals.means()["loss"]
+        mean = divide(totals.sums, share)["loss"]
         return (mean if added is None else mean + added), totals
 
     def value_fn(params: Any) -> Any:
@@ -125,15 +128,15 @@ def differentiate_pass(
         loss,
         params,
         batch.get("y"),
-        key=jax.random.fold_in(key, 1),
+        key=derive(key, "labels"),
     )
-    means, added = result.loss_aux.means(), added_loss(result.aux)
+    means, added = divide(result.loss_aux.sums, share), added_loss(result.aux)
     if added is not None:
         means["added_loss"] = added
     extras = {
         "value": result.value,
         "value_fn": value_fn,
         "step": one_pass.step,
-        "loss_terms": result.loss_aux.count,
+        "loss_terms": share,
     }
     return PassResult(result.grads, means, result.aux, extras), result

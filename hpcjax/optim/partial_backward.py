@@ -275,9 +275,11 @@ def gradients_of_roles(backward: PartialBackward) -> Gradients:
             return vary(result._replace(extras=extras), axes)
 
         def of_worker(own: tuple[Any, Any, Any]) -> PassResult:
-            number, part, key = own
+            number, part, rows = own
             worker = jax.lax.axis_index(axes) * count + number
-            each = one_pass._replace(batch=part, key=key)
+            key = dataclasses.replace(one_pass.key, rows=rows)
+            share = one_pass.share / count
+            each = one_pass._replace(batch=part, key=key, share=share)
             branches = [
                 functools.partial(of_role, role, each)
                 for role in range(1, backward.k + 1)
@@ -287,13 +289,14 @@ def gradients_of_roles(backward: PartialBackward) -> Gradients:
 
         step = {"step": one_pass.step}
         if count == 1:
-            result = of_worker((0, batch, one_pass.key))
+            result = of_worker((0, batch, one_pass.key.rows))
             return result._replace(extras=result.extras | step)
-        # Several workers on a device: worker n has the n-th equal part of the examples,
-        # and a random key of its own.
-        parts = jax.tree.map(lambda b: b.reshape(count, -1, *b.shape[1:]), dict(batch))
-        keys = jax.random.split(one_pass.key, count)
-        result = jax.lax.map(of_worker, (jnp.arange(count), parts, keys))
+        # Several workers on a device: worker n has the n-th equal part of the examples.
+        parts = jax.tree.map(
+            lambda b: b.reshape(count, -1, *b.shape[1:]),
+            (dict(batch), one_pass.key.rows),
+        )
+        result = jax.lax.map(of_worker, (jnp.arange(count), *parts))
         rest = jax.tree.map(lambda leaf: leaf.mean(0), result._replace(grads=None))
         return rest._replace(
             grads=jax.tree.map(lambda leaf: leaf.sum(0), result.grads),

@@ -29,14 +29,18 @@ class SkipGuard:
     def __init__(self, names: list[str], limit: int, in_a_row: int = 0) -> None:
         self.names, self.limit, self.in_a_row = names, limit, in_a_row
 
-    def check(self, step: int, nonfinite: np.ndarray) -> None:
-        """Takes the counts of a step; logs arrays that are not finite.
+    def check(self, step: int, nonfinite: np.ndarray, unscored: bool) -> None:
+        """Takes the counts of a step; logs why it was skipped, if it was.
+
+        A batch that scores nothing neither ends a run nor shows that it goes on.
 
         Raises:
           Diverged: this was the last of `limit` such steps in a row.
         """
+        if unscored:
+            log.warning("step %d: batch %d scores nothing", step, step - 1)
         if not nonfinite.any():
-            self.in_a_row = 0
+            self.in_a_row *= unscored
             return
         self.in_a_row += 1
         hit = [name for name, count in zip(self.names, nonfinite, strict=True) if count]

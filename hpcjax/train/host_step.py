@@ -13,13 +13,20 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcjax import optim
-from hpcjax.core.keys import derive
-from hpcjax.core.method import Batch, Hosts, PassResult, StepInput
+from hpcjax.core.method import Batch, Hosts, PassResult
 from hpcjax.core.varying import vary
 from hpcjax.sharding.mesh import data_axes
 from hpcjax.train.checkpoint import Checkpoints
 from hpcjax.train.state import TrainState
-from hpcjax.train.step import NONFINITE, Metrics, list_guarded
+from hpcjax.train.step import (
+    NONFINITE,
+    UNSCORED,
+    Metrics,
+    list_guarded,
+    scored_by,
+    step_input,
+    weigh_means,
+)
 from hpcjax.train.stopwatch import Stopwatch
 from hpcjax.train.task import Task
 
@@ -43,18 +50,9 @@ def compile_host_step(
     gradients, unknown = len(jax.tree.leaves(state.params)), len(list_guarded(state))
 
     def body(state: TrainState, batch: Batch) -> tuple[PassResult, Metrics]:
-        key = derive(state.key, "step", state.step)
-        # Draws of their own for each worker, and for each of its devices.
-        own = hosts.rank * mesh.size + jax.lax.axis_index(axes)
-        one_pass = StepInput(
-            task.model,
-            task.objective,
-            state.model_state,
-            batch,
-            jax.random.fold_in(key, own),
-            state.step,
-            axes,
-        )
+        count = scored_by(task, state, batch)
+        one_pass = step_input(task, state, batch, count, axes, process=hosts.rank)
+        unscored = one_pass.share == 0
         found = task.method.gradients(one_pass, state.params, None)
         grads, means, model_state = jax.lax.pmean(
             vary((found.grads, found.means, found.model_state), axes), axes
@@ -68,8 +66,10 @@ def compile_host_step(
         counts = jnp.pad(lost.astype(jnp.int32), (0, unknown - len(lost)))
         extras = {"value": means["loss"], "step": state.step}
         return PassResult(grads, means, model_state, extras), {
-            **means,
+            # Where this worker's batch scores nothing, means are not numbers.
+            **weigh_means(means, one_pass.share / one_pass.share),
             NONFINITE: counts,
+            UNSCORED: unscored,
         }
 
     mapped = jax.shard_map(

@@ -21,7 +21,14 @@ from hpcjax.train.guards import SkipGuard, StopRequest
 from hpcjax.train.host_step import compile_host_step, go_on, pause
 from hpcjax.train.recorder import Recorder, check, mark
 from hpcjax.train.state import TrainState, init_state, state_shapes, state_specs
-from hpcjax.train.step import NONFINITE, STOP, eval_step, list_guarded, train_step
+from hpcjax.train.step import (
+    NONFINITE,
+    STOP,
+    UNSCORED,
+    eval_step,
+    list_guarded,
+    train_step,
+)
 from hpcjax.train.stopwatch import Stopwatch
 from hpcjax.train.task import Task
 from hpcjax.train.watchdog import Watchdog
@@ -86,8 +93,10 @@ def fit(
             number, metrics = pending.popleft()
             values = jax.device_get(metrics)
             request.take(values.pop(STOP, None))
-            guard.check(number, values.pop(NONFINITE))
+            unscored = bool(values.pop(UNSCORED))
+            guard.check(number, values.pop(NONFINITE), unscored)
             scalars = {name: value.item() for name, value in values.items()}
+            scalars |= {UNSCORED: 1} if unscored else {}
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
 
     with reader.iterate(start=start) as iterator:

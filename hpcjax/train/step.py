@@ -5,6 +5,7 @@ Both run inside `shard_map` over the data axes, on one device as on many. With
 of gradients is therefore an error at compile time, not a slow drift of parameters.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +16,16 @@ from jax.sharding import Mesh, PartitionSpec
 from hpcjax import optim
 from hpcjax.core import per_device, shards, trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.keys import derive
-from hpcjax.core.method import Batch, StepInput, Totals
-from hpcjax.core.varying import vary, varying_axes
+from hpcjax.core.keys import BatchKey, derive
+from hpcjax.core.method import WORKER_AXIS, Batch, StepInput, Totals
+from hpcjax.core.scored import count_scored, share_out
+from hpcjax.core.varying import after, vary, varying_axes
 from hpcjax.sharding.mesh import data_axes
 from hpcjax.train.state import TrainState, state_shapes, state_specs
 from hpcjax.train.task import Task
 
 Metrics = dict[str, Any]
-NONFINITE, STOP = "nonfinite", "stop"
+NONFINITE, UNSCORED, STOP = "nonfinite", "unscored", "stop"
 _GUARDED = ("params", "model_state", "opt_state")
 
 
@@ -32,9 +34,10 @@ def train_step(
 ) -> jax.stages.Wrapped:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; it donates `state`.
 
-    If on any device a gradient is not finite, or a finite number of the state would
-    become non-finite, the step changes nothing on any device but the counters `step`
-    and `skipped`.
+    The loss is the mean over all that the batch scores, on however many devices. If on
+    any of them a gradient is not finite, or a finite number of the state would become
+    non-finite, the step changes nothing on any device but the counters `step` and
+    `skipped`; if the batch scores nothing at all, nothing but `step`.
 
     Args:
       task: model, method, objective and data.
@@ -45,8 +48,9 @@ def train_step(
     Returns:
       A function whose metrics are replicated: the objective's means over the global
       batch, the optimizer's scalars, and `NONFINITE`, int32 [leaves], on how many
-      devices each of the arrays named by `list_guarded` stopped being finite. If the
-      batch holds `STOP`, int32 [devices], its largest entry is a metric too.
+      devices each of the arrays named by `list_guarded` stopped being finite, and
+      `UNSCORED`, whether the batch scores nothing. If the batch holds `STOP`, int32
+      [devices], its largest entry is a metric too.
 
     Raises:
       ValueError: when traced, if updates or the optimizer's state differ between
@@ -58,21 +62,14 @@ def train_step(
         state = per_device.enter(outer)
         batch, stop = dict(batch), batch.get(STOP)
         batch.pop(STOP, None)
-        # Different draws on each device, for dropout on its part of the batch.
-        key = jax.random.fold_in(
-            derive(state.key, "step", state.step), jax.lax.axis_index(axes)
-        )
-        one_pass = StepInput(
-            task.model,
-            task.objective,
-            state.model_state,
-            batch,
-            key,
-            state.step,
-            axes,
-        )
-        result = task.method.gradients(one_pass, state.params, state.opt_state)
-        params, opt_state = task.method.update(result, state.opt_state, state.params)
+        count = scored_by(task, state, batch)
+        every = share_out(count, axes)
+        one_pass = step_input(task, state, batch, count, axes)
+        params = state.params
+        if varying_axes(count):
+            one_pass, params = after_count(one_pass, params, specs.params, every)
+        result = task.method.gradients(one_pass, params, state.opt_state)
+        params, opt_state = task.method.update(result, state.opt_state, params)
         # `shard_map` would also refuse these, but naming no parameter and no remedy.
         check_varying(params, specs.params, "parameters", axes)
         check_varying(opt_state, specs.opt_state, "optimizer state", axes)
@@ -84,12 +81,16 @@ def train_step(
             key=state.key,
             skipped=state.skipped,
         )
-        metrics = _mean(result.means, axes)
+        # Workers with models of their own have each counted for themselves.
+        means = weigh_means(result.means, one_pass.share / every)
+        metrics = _mean(means, axes)
         if check:
             # Over all axes: the number may be in the part of one device alone.
             new, metrics[NONFINITE] = keep_finite(
                 result.grads, new, state, mesh.axis_names
             )
+            metrics[UNSCORED] = every == 0
+            new = _keep_unless(every == 0, new, state)
         if stop is not None:
             metrics[STOP] = jax.lax.pmax(jnp.max(stop), axes)
         scalars = optim.inspect(new.opt_state)
@@ -109,6 +110,70 @@ def train_step(
         check_vma=True,
     )
     return jax.jit(mapped, donate_argnums=0)
+
+
+def scored_by(task: Task, state: TrainState, batch: Batch) -> jax.Array:
+    """Returns how many items of this device's batch are scored."""
+    bare = per_device.bare(state.params)
+    return count_scored(task.model, task.objective, bare, state.model_state, batch)
+
+
+def step_input(
+    task: Task,
+    state: TrainState,
+    batch: Batch,
+    count: jax.Array,
+    axes: tuple[str, ...],
+    *,
+    process: int = 0,
+) -> StepInput:
+    """Returns the input of this device's backward pass; inside `shard_map`.
+
+    Args:
+      task: model and objective.
+      state: before the step.
+      batch: this device's rows.
+      count: how many items of them are scored.
+      axes: the mesh axes that the batch is split over.
+      process: the place of this mesh among those of other processes, whose rows come
+        before its own.
+    """
+    rows = len(jax.tree.leaves(dict(batch))[0])
+    place = process * jax.lax.axis_size(axes) + jax.lax.axis_index(axes)
+    places = place * rows + jnp.arange(rows, dtype=jnp.int32)
+    return StepInput(
+        task.model,
+        task.objective,
+        state.model_state,
+        batch,
+        BatchKey(key=derive(state.key, "step", state.step), rows=places),
+        state.step,
+        axes,
+        share_out(count, tuple(axis for axis in axes if axis != WORKER_AXIS)),
+    )
+
+
+def after_count(
+    one_pass: StepInput, params: Any, specs: Any, every: jax.Array
+) -> tuple[StepInput, Any]:
+    """Returns a pass that takes no collective before that of the count: `core.after`.
+
+    Its share waits, and with it the backward pass; and so do parameters held in parts,
+    which the forward pass gathers.
+    """
+    share, leaves = after(one_pass.share, every), trees.flatten(params)
+    held = trees.flatten(specs, lambda leaf: isinstance(leaf, PartitionSpec))
+    cut = {path: leaves[path] for path in leaves if shards.axes_of_spec(held[path])}
+    params = trees.unflatten(params, leaves | after(cut, share))
+    return one_pass._replace(share=share), params
+
+
+def weigh_means(means: dict[str, Any], weight: jax.Array) -> dict[str, Any]:
+    """Returns a device's means of the objective times what they count; 0 / 0 is NaN."""
+    return {
+        name: value if name == "added_loss" else value * weight
+        for name, value in means.items()
+    }
 
 
 def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
@@ -189,7 +254,10 @@ def keep_finite(
     # the number; otherwise their replicated states would part.
     count = jnp.stack([vary(each, axes) for each in lost]).astype(jnp.int32)
     count = jax.lax.psum(count, axes)
-    return _keep_unless(jnp.any(count > 0), new, old), count
+    bad = jnp.any(count > 0)
+    skipped = old.skipped + bad.astype(jnp.int32)
+    new = dataclasses.replace(_keep_unless(bad, new, old), skipped=skipped)
+    return new, count
 
 
 def _real(tree: Any) -> dict[str, Any]:
@@ -224,5 +292,5 @@ def _keep_unless(bad: Any, new: TrainState, old: TrainState) -> TrainState:
         model_state=jax.tree.map(keep, old.model_state, new.model_state),
         opt_state=jax.tree.map(keep, old.opt_state, new.opt_state),
         key=new.key,
-        skipped=old.skipped + bad.astype(jnp.int32),
+        skipped=new.skipped,
     )

@@ -117,5 +117,7 @@ def test_what_cannot_be_is_refused():
     mesh = task.mesh(WORKERS)
     like = train.state_shapes(task, mesh)
     batch = train.batch_shapes(task, ROWS, mesh)
+    points = batch["x"]
+    batch["x"] = points.update(shape=(ROWS, 8, 8, 1))
     with pytest.raises(ConfigError, match="must have no statistics"):
         train.train_step(task, mesh, like).lower(like, batch)

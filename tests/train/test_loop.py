@@ -91,14 +91,14 @@ def test_two_runs_of_one_seed_are_the_same_bits_and_of_another_are_not():
 @pytest.mark.faults(28)
 def test_the_step_is_traced_once_also_after_resuming(tmp_path):
     task, traced = tiny.task(), []
-    objective = task.objective
+    model = task.model
 
-    def counted(outputs, batch):
-        if "weight" not in batch:
-            traced.append(batch)
-        return objective(outputs, batch)
+    def counted(*args, train, **options):
+        if train:
+            traced.append(args)
+        return model.apply(*args, train=train, **options)
 
-    task = task.replace(objective=counted)
+    task = task.replace(model=model._replace(apply=counted))
     fit(task, steps=6, directory=tmp_path)
     assert len(traced) == 1
     fit(task.replace(), steps=9, directory=tmp_path)  # as in another process

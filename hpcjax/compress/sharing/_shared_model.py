@@ -10,7 +10,7 @@ from hpcjax.compress.sharing import _stores
 from hpcjax.compress.sharing._plan import Layer, Plan
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.keys import derive
+from hpcjax.core.keys import Key, derive
 from hpcjax.core.model import Model
 from hpcjax.core.patterns import check_patterns, matches_any
 
@@ -111,7 +111,7 @@ def share(model: Model, plan: Plan, *, remat: bool = False) -> Model:
         x: Any,
         *,
         train: bool,
-        key: jax.Array | None = None,
+        key: Key | None = None,
         taps: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
         def run(params: Any) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.keys import Key, each_row
 from hpcjax.core.model import Tap
 from hpcjax.optim.differentiation import (
     Differentiated,
@@ -29,7 +30,7 @@ def differentiate(
     labels: Any,
     *,
     fisher: Fisher = "empirical",
-    key: jax.Array | None = None,
+    key: Key | None = None,
 ) -> Differentiated:
     """Returns a loss with its gradients and K-FAC's statistics.
 
@@ -41,6 +42,11 @@ def differentiate(
     - `"exact"`: every label in turn, weighted by its probability, in as many additional
       backward passes as there are labels. This is the expectation of `"true"`. Each
       example must have one label, and not depend on others, as it does in batch norm.
+
+    Both are means over all places of the batch, scored or not: where a loss scores 30 %
+    of the tokens, A is of all inputs, since gradients flow through all of them, and in
+    G the places whose outputs no gradient reaches count as zeros. An example's weight w
+    multiplies its gradients, so that it is in G by its square.
 
     If the taps have a flag `active`, the program holds a pass with statistics and one
     without, and takes the latter where the flag is false. Labels below zero, which a
@@ -93,7 +99,7 @@ def _differentiate_with_taps(
     taps: Mapping[str, Tap],
     labels: Any,
     fisher: Fisher,
-    key: jax.Array | None,
+    key: Key | None,
 ) -> Differentiated:
     """Returns the result of `differentiate`, computing the statistics of all taps."""
     # The loss is differentiated apart from the network, so that the stored activations
@@ -122,7 +128,8 @@ def _differentiate_with_taps(
         return statistics_of(pull(slope(outputs, labels)[1] * weight)[1])
 
     if fisher == "true" and key is not None:
-        drawn = jax.random.categorical(key, _widen(outputs))
+        keys = each_row(key, len(outputs))
+        drawn = jax.vmap(jax.random.categorical)(keys, _widen(outputs))
         statistics = statistics_at(_replace_scored(labels, drawn))
     elif fisher == "exact":
         outer = _sum_over_labels(statistics_at, outputs, labels)

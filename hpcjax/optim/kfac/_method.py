@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import jax
 import optax
 
+from hpcjax.core.keys import BatchKey
 from hpcjax.core.method import DATA_AXIS, Gradients, Optimization, PassResult, StepInput
 from hpcjax.core.varying import vary
 from hpcjax.optim.differentiation import Differentiated, Forward, Loss
@@ -54,7 +54,7 @@ def gradients_with_statistics(curvature: Curvature) -> Gradients:
         )
 
         def observe(
-            forward: Forward, loss: Loss, params: Any, labels: Any, *, key: jax.Array
+            forward: Forward, loss: Loss, params: Any, labels: Any, *, key: BatchKey
         ) -> Differentiated:
             fisher = curvature.fisher
             return differentiate(

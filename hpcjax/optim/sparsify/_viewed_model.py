@@ -7,7 +7,7 @@ import jax
 
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.keys import derive
+from hpcjax.core.keys import Key, derive
 from hpcjax.core.model import LOSSES, Model
 from hpcjax.optim.sparsify._views import Viewed, no_penalty
 
@@ -54,7 +54,7 @@ def view_model(model: Model, viewed: Viewed) -> Model:
         x: Any,
         *,
         train: bool,
-        key: jax.Array | None = None,
+        key: Key | None = None,
         taps: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
         trained = split(params, viewed)
