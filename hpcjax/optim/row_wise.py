@@ -9,7 +9,11 @@ import optax
 
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
+from hpcjax.optim.admission import list_integers
 from hpcjax.optim.full_precision import in_full_precision
+
+# Steps that a period may have to be found; longer ones are of schedules.
+_LONGEST = 30
 
 
 class RowAdagradState(NamedTuple):
@@ -72,25 +76,32 @@ def check_rows_apart(tx: optax.GradientTransformation, name: str = "table") -> N
     """Raises ConfigError unless a transform leaves rows without a gradient alone.
 
     Such a transform may be given a part of a table's rows, which holds all that have a
-    gradient, in place of the table. It is tried: of three rows one has a gradient in
-    the first steps only, and one is left out of a second table. What is left alone must
-    be so to the bit. `optim.sgd` has a buffer of momentum even where this is 0, which
-    changes: plain SGD is `optax.sgd`.
+    gradient, in place of the table. It is tried on a table whose rows lose their
+    gradients one after the other: from then on a row, and what is kept of it, must stay
+    as it is to the bit, whatever has been counted by then. Another table lacks a row.
+    `optim.sgd` has a buffer of momentum even where this is 0, which changes: plain SGD
+    is `optax.sgd`.
 
     Args:
       tx: of averaged gradients; must not communicate.
       name: of the table among the parameters.
     """
     rng = np.random.default_rng(0)
-    table = rng.normal(size=(3, 4)).astype(np.float32)
+    steps = _longest_period(tx, name) + 2
+    shape = (steps + 1, 4)
+    table = rng.normal(size=shape).astype(np.float32)
     # Large, so that they are clipped where anything is.
-    grads = 1e6 * rng.normal(size=(4, 3, 4)).astype(np.float32)
-    grads[2:, 0] = 0
-    whole, whole_state = _rows_after(tx, name, table, grads)
-    before, before_state = _rows_after(tx, name, table, grads[:2])
-    part, part_state = _rows_after(tx, name, table[:2], grads[:, :2])
-    moved = not _same(_first(whole, whole_state, 1), _first(before, before_state, 1))
-    mixed = not _same(_first(whole, whole_state, 2), _first(part, part_state, 2))
+    grads = 1e6 * rng.normal(size=(2 * steps, *shape)).astype(np.float32)
+    for row in range(steps):
+        grads[row + 1 :, row] = 0
+    whole = _rows_after_each(tx, name, table, grads)
+    part = _rows_after_each(tx, name, table[:-1], grads[:, :-1])
+    moved = any(
+        not _same(_row(whole[row], row), _row(after, row))
+        for row in range(steps)
+        for after in whole[row:]
+    )
+    mixed = not _same([leaf[:-1] for leaf in whole[-1]], part[-1])
     if moved or mixed:
         why = "changes rows that have no gradient" if moved else "mixes rows"
         raise ConfigError(
@@ -99,25 +110,39 @@ def check_rows_apart(tx: optax.GradientTransformation, name: str = "table") -> N
         )
 
 
-def _rows_after(
+def _longest_period(tx: optax.GradientTransformation, name: str) -> int:
+    """Returns the largest integer up to 30 that stands in an update, at least 4.
+
+    What is done every so many steps, as by `optax.MultiSteps`, shows in such a number.
+    """
+    params = {name: jnp.zeros((3, 4))}
+    update = optax.with_extra_args_support(tx).update
+    traced = jax.make_jaxpr(update)(params, tx.init(params), params)
+    found = [each for each in list_integers(traced.jaxpr) if each <= _LONGEST]
+    return max([4, *found])
+
+
+def _rows_after_each(
     tx: optax.GradientTransformation, name: str, table: np.ndarray, grads: np.ndarray
-) -> tuple[jax.Array, list[jax.Array]]:
-    """Returns a table after some steps, and what is kept of it."""
+) -> list[list[np.ndarray]]:
+    """Returns a table after each of some steps, and what is kept of its rows."""
     rows, state = jnp.asarray(table), tx.init({name: jnp.asarray(table)})
+    found = []
     for each in grads:
-        found: Any = tx.update({name: jnp.asarray(each)}, state, {name: rows})
-        updates, state = found
+        made: Any = tx.update({name: jnp.asarray(each)}, state, {name: rows})
+        updates, state = made
         rows = rows + updates[name]
-    kept = [
-        leaf
-        for leaf in jax.tree.leaves(state)
-        if getattr(leaf, "shape", ())[:1] == table.shape[:1]
-    ]
-    return rows, kept
+        kept = [
+            np.asarray(leaf)
+            for leaf in jax.tree.leaves(state)
+            if getattr(leaf, "shape", ())[:1] == table.shape[:1]
+        ]
+        found.append([np.asarray(rows), *kept])
+    return found
 
 
-def _first(table: jax.Array, kept: list[jax.Array], rows: int) -> list[np.ndarray]:
-    return [np.asarray(leaf)[:rows] for leaf in (table, *kept)]
+def _row(arrays: list[np.ndarray], row: int) -> list[np.ndarray]:
+    return [leaf[row] for leaf in arrays]
 
 
 def _same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:

@@ -26,7 +26,7 @@ from hpcjax.core.varying import (
     require_axes,
     vary,
 )
-from hpcjax.optim.cuttable import check_cuttable
+from hpcjax.optim.admission import check_cuttable
 from hpcjax.optim.methods import data_parallel, whole_backward
 
 OfLeaf = Callable[[Any, Cuts, Cuts], Any]

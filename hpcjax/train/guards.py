@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hpcjax.core.errors import Diverged, Preempted, stopped_by
-from hpcjax.train.step import STOP
+from hpcjax.train.step import STOP, UNSCORED
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +29,25 @@ class SkipGuard:
     def __init__(self, names: list[str], limit: int, in_a_row: int = 0) -> None:
         self.names, self.limit, self.in_a_row = names, limit, in_a_row
 
-    def check(self, step: int, nonfinite: np.ndarray, unscored: bool) -> None:
+    def check(
+        self, step: int, nonfinite: np.ndarray, unscored: np.ndarray
+    ) -> dict[str, int]:
         """Takes the counts of a step; logs why it was skipped, if it was.
 
         A batch that scores nothing neither ends a run nor shows that it goes on.
+
+        Returns:
+          What the record of the step tells besides: `UNSCORED`, if it is so.
 
         Raises:
           Diverged: this was the last of `limit` such steps in a row.
         """
         if unscored:
             log.warning("step %d: batch %d scores nothing", step, step - 1)
+            return {UNSCORED: 1}
         if not nonfinite.any():
-            self.in_a_row *= unscored
-            return
+            self.in_a_row = 0
+            return {}
         self.in_a_row += 1
         hit = [name for name, count in zip(self.names, nonfinite, strict=True) if count]
         log.warning("step %d skipped: not finite: %s", step, hit)
@@ -50,6 +56,7 @@ class SkipGuard:
                 f"{self.limit} consecutive steps gave non-finite numbers, the last "
                 f"step {step} in {hit[:5]}; what the checkpoints hold is finite"
             )
+        return {}
 
 
 class StopRequest:

@@ -93,11 +93,10 @@ def fit(
             number, metrics = pending.popleft()
             values = jax.device_get(metrics)
             request.take(values.pop(STOP, None))
-            unscored = bool(values.pop(UNSCORED))
-            guard.check(number, values.pop(NONFINITE), unscored)
+            told = guard.check(number, values.pop(NONFINITE), values.pop(UNSCORED))
             scalars = {name: value.item() for name, value in values.items()}
-            scalars |= {UNSCORED: 1} if unscored else {}
-            recorder.write({"step": number, "seconds": watch.read(), **scalars})
+            record = {"step": number, "seconds": watch.read(), **scalars, **told}
+            recorder.write(record)
 
     with reader.iterate(start=start) as iterator:
         timed = watch.time_waiting(iterator, start)

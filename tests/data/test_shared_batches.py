@@ -278,7 +278,8 @@ def test_a_batch_that_scores_nothing_is_skipped_by_name(caplog):
 
     guard = train.guards.SkipGuard(["a"], 1)
     with caplog.at_level(logging.WARNING):
-        guard.check(18, np.zeros(1), True)
+        assert guard.check(18, np.zeros(1), np.array(True)) == {"unscored": 1}
+        assert guard.check(19, np.zeros(1), np.array(False)) == {}
     assert "batch 17 scores nothing" in caplog.text
 
 

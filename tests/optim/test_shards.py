@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from hpcjax import optim, sharding
 from hpcjax.core import ConfigError, shards
-from hpcjax.optim.cuttable import check_cuttable
+from hpcjax.optim.admission import check_cuttable
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -162,7 +162,7 @@ def largest_of_blocks(updates, params=None):
 
 
 REFUSED = {
-    "blocks": (optax.stateless(largest_of_blocks), "depend on sums"),
+    "blocks": (optax.stateless(largest_of_blocks), "by the size"),
     "clip": (optax.chain(CLIP, optax.sgd(0.1)), "depend on sums"),
     "after moments": (optax.chain(optax.scale_by_adam(), CLIP), "depend on sums"),
     "of some": (optax.masked(CLIP, MASK), "depend on sums"),

@@ -15,16 +15,21 @@ from hpcjax.optim.sparse_state._pruned import map_pruned
 NEEDS = "compressed state needs an elementwise transform"
 # The shape that a pruned parameter, or each layer of a stack, has in the trial.
 _MATRIX, _STEPS = (4, 3), 2
+# Places of its elements, and of as many zeros, among each other.
+_SPREAD = np.random.default_rng(1).permutation(2 * math.prod(_MATRIX))
+_ZEROS = math.prod(_MATRIX) <= _SPREAD
 
 
 def check_elementwise(tx: optax.GradientTransformation, params: Any) -> None:
     """Raises TypeError unless a transform needs neither shapes nor order of elements.
 
-    It may use norms of arrays and of the whole tree, as LAMB and clipping do. Two
+    It may use norms of arrays and of the whole tree, as LAMB and clipping do. Three
     things are verified. Its state must consist of scalars and of arrays like
     parameters; Adafactor's rows and columns, Shampoo's and K-FAC's factors are neither.
     And it is tried: steps on small matrices must give the same as steps on their
-    elements in another order.
+    elements in another order; and zeros beside them must change nothing, and stay
+    zeros, for that is what a pruned element is. Means, and rates by the number of
+    elements, are none such.
 
     Args:
       tx: the transform.
@@ -42,7 +47,10 @@ def check_elementwise(tx: optax.GradientTransformation, params: Any) -> None:
 
     def draw(node: Any) -> np.ndarray:
         rows = (1 + _STEPS, *[2] * len(node.positions.stack), math.prod(_MATRIX))
-        return rng.normal(size=rows).astype(np.float32)
+        values = rng.normal(size=rows).astype(np.float32)
+        # Gradients are large, so that they are clipped where anything is.
+        values[1:] *= 100
+        return values
 
     drawn = map_pruned(draw, params, dense=lambda _: np.ones(1 + _STEPS, np.float32))
     pruned = map_pruned(lambda _: True, params, dense=lambda _: False)
@@ -55,6 +63,7 @@ def check_elementwise(tx: optax.GradientTransformation, params: Any) -> None:
     with jax.ensure_compile_time_eval():
         whole = run(lambda x: x.reshape(*x.shape[:-1], *_MATRIX))
         shuffled = run(lambda x: x[..., order])
+        beside = run(lambda x: np.concatenate([x, np.zeros_like(x)], -1)[..., _SPREAD])
     for path, is_pruned in trees.flatten(pruned).items():
         if not is_pruned:
             continue
@@ -63,6 +72,13 @@ def check_elementwise(tx: optax.GradientTransformation, params: Any) -> None:
             raise TypeError(
                 f"{NEEDS}: of this one the updates of a matrix and of its elements in "
                 f"another order differ, for {path}"
+            )
+        moved, kept = beside[path][..., _ZEROS], beside[path][..., ~_ZEROS]
+        alone = whole[path].reshape(shuffled[path].shape)[..., _SPREAD[~_ZEROS]]
+        if np.any(moved) or not np.allclose(kept, alone, rtol=1e-4, atol=1e-6):
+            raise TypeError(
+                f"{NEEDS}: this one moves elements that are pruned, or others by how "
+                f"many of them there are, for {path}"
             )
 
 

@@ -1,0 +1,326 @@
+"""Which transforms may work on parts of parameters: told by what they do."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.extend.core import Literal
+from jax.interpreters import partial_eval
+
+from hpcjax.core import shards, trees
+from hpcjax.core.errors import ConfigError
+from hpcjax.core.shards import Specs
+
+NEEDS = (
+    "parameters that are spread over devices need an optimizer that works on elements "
+    "and, by `cut`, on norms, such as sgd, adamw or lamb"
+)
+SIZED = f"{NEEDS}: this one works by the size of what a device has"
+# Dimensions that are cut have such sizes when a transform is looked at.
+_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83)
+_SMALL = 3
+_AXIS = "part"
+_COLLECTIVES = {
+    *("all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"),
+}
+# What an element becomes by these depends on the elements at its place alone.
+_ELEMENTWISE = {
+    *(
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "add_any",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+    ),
+    *("atanh", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type"),
+    *(
+        "copy",
+        "copy_p",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+    ),
+    *("exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite"),
+    *("le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne"),
+    *("neg", "nextafter", "not", "or", "pcast", "population_count", "pow", "pvary"),
+    *("real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left"),
+    *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
+    *("square", "stop_gradient", "sub", "tan", "tanh", "xor"),
+    # These copy it to other places, but to none along a dimension that it has.
+    *("broadcast_in_dim", "expand_dims", "squeeze", "transpose"),
+}
+_REDUCTIONS = {
+    *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
+    *("reduce_sum", "reduce_xor"),
+}
+# Programs that are run once, in the place of the equation.
+_CALLS = {
+    *("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
+    *("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2"),
+}
+_PROGRAMS = {"branches", "body_jaxpr", "call_jaxpr", "cond_jaxpr", "fun_jaxpr", "jaxpr"}
+# What of an equation may tell the sizes of what it makes.
+_SHAPES = {"aval", "dimensions", "new_sizes", "out_sharding", "shape", "sharding"}
+
+
+def check_cuttable(
+    tx: optax.GradientTransformation, shapes: Any, stepped: Specs
+) -> None:
+    """Raises ConfigError unless a transform gives parts what it would give the whole.
+
+    Its state must consist of numbers and of arrays like parameters: Adafactor's rows,
+    Jorge's and Shampoo's factors are neither. And its update is traced, and followed
+    from its arguments to its results, all branches of it. It may work on elements.
+    What is summed up, or taken the maximum of, along a dimension that is cut is of a
+    part until a collective along the axes that `cut` tells has made one of all parts.
+    No result may depend on it, as those of `optax.clip_by_global_norm` do, and what
+    else meets a dimension that is cut may move elements, and is refused.
+
+    It is traced for parts of several sizes, and for the whole. The programs must be the
+    same but for shapes: a number that is another one was made of a size, as a rate by
+    the fan-in is.
+
+    Whether what is done by collectives is right is not looked at.
+
+    Args:
+      tx: the transform; its rules are for the paths of `shapes`.
+      shapes: of the parameters.
+      stepped: how they are to be cut.
+    """
+    cut = {
+        path: tuple({dim for dim, _ in shards.list_cuts(stepped, path, leaf.ndim)})
+        for path, leaf in trees.flatten(shapes).items()
+    }
+    told = {path: (_AXIS,) for path, dims in cut.items() if dims}
+    programs = []
+    sizes = _choose_sizes(shapes)
+    for own in (*sizes, (_SMALL,) * len(sizes[0]), None):
+        likes = {
+            path: jax.ShapeDtypeStruct(_mark(leaf.shape, cut[path], own), leaf.dtype)
+            for path, leaf in trees.flatten(shapes).items()
+        }
+        params = trees.unflatten(shapes, likes)
+        try:
+            state = jax.eval_shape(tx.init, params)
+            _check_state(tx, state, params)
+            programs.append(_trace(tx, state, params, told))
+        except ConfigError:
+            raise
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{NEEDS}: this one cannot be looked at: {error}"
+            ) from error
+    (closed, results), *others = programs
+    for other, _ in others:
+        pairs = zip(closed.consts, other.consts, strict=False)
+        if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
+            raise ConfigError(f"{SIZED}: it holds another array for another size")
+        _require_same(closed.jaxpr, other.jaxpr)
+    reader, program = _Reader(sizes[0]), closed.jaxpr
+    partial = reader.follow(program, [False] * len(program.invars))
+    wrong = [
+        path for path, is_of_part in zip(results, partial, strict=True) if is_of_part
+    ]
+    if wrong:
+        raise ConfigError(
+            f"{NEEDS}: results of this one depend on sums, places or draws of what one "
+            f"device has, {wrong[:3]}, by {', '.join(sorted(reader.by))}"
+        )
+
+
+def _choose_sizes(shapes: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns sizes for the dimensions of arrays, twice; no other has such factors."""
+    dims = {dim for leaf in jax.tree.leaves(shapes) for dim in leaf.shape}
+    free = [each for each in _PRIMES if all(dim % each or not dim for dim in dims)]
+    count = max((leaf.ndim for leaf in jax.tree.leaves(shapes)), default=0)
+    if len(free) < 2 * count:
+        raise ConfigError(f"{NEEDS}: arrays of {count} dimensions cannot be looked at")
+    return tuple(free[0 : 2 * count : 2]), tuple(free[1 : 2 * count : 2])
+
+
+def _mark(
+    shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Returns a shape in which each dimension that is cut has a size of its own."""
+    if sizes is None:
+        return shape
+    ndim = len(shape)
+    return tuple(sizes[at] if at - ndim in dims else shape[at] for at in range(ndim))
+
+
+def _check_state(tx: optax.GradientTransformation, state: Any, params: Any) -> None:
+    def fits(leaf: Any, like: Any) -> bool:
+        return getattr(leaf, "shape", like.shape) == like.shape
+
+    def is_number(leaf: Any) -> bool:
+        # A key would draw for each part what another one draws for the whole.
+        drawn = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
+        return math.prod(getattr(leaf, "shape", (0,))) == 1 and not drawn
+
+    good = optax.tree.map_params(
+        tx.init,
+        fits,
+        state,
+        params,
+        transform_non_params=is_number,
+        is_leaf=shards.is_masked,
+    )
+    wrong = [path for path, fitting in trees.flatten(good).items() if not fitting]
+    if wrong:
+        raise ConfigError(
+            f"{NEEDS}: the state of this one holds what is neither a number nor like a "
+            f"parameter, {wrong[:3]}"
+        )
+
+
+def _trace(
+    tx: optax.GradientTransformation, state: Any, params: Any, cut: Any
+) -> tuple[Any, list[str]]:
+    """Returns the program of an update, and the paths of updates and state."""
+
+    def update(state: Any, params: Any, grads: Any) -> Any:
+        extra = {"value": 1.0, "step": 0, "loss_terms": 1.0}
+        wide = optax.with_extra_args_support(tx)
+        return wide.update(grads, state, params, cut=cut, **extra)
+
+    traced, results = jax.make_jaxpr(update, axis_env=[(_AXIS, 2)], return_shape=True)(
+        state, params, params
+    )
+    outputs = [True] * len(traced.jaxpr.outvars)
+    needed, _ = partial_eval.dce_jaxpr(traced.jaxpr, outputs, instantiate=True)
+    return traced.replace(jaxpr=needed), list(trees.flatten(results))
+
+
+def _require_same(left: Any, right: Any) -> None:
+    """Raises ConfigError if two programs differ in more than shapes."""
+    names = [[each.primitive.name for each in half.eqns] for half in (left, right)]
+    if names[0] != names[1]:
+        raise ConfigError(f"{SIZED}: for another size it is another program")
+    for name, one, other in zip(names[0], left.eqns, right.eqns, strict=True):
+        numbers = [
+            [str(v.val) for v in each.invars if isinstance(v, Literal)]
+            for each in (one, other)
+        ]
+        plain = one.params.keys() - _SHAPES - _PROGRAMS
+        if numbers[0] != numbers[1] or any(
+            _differ(one.params[key], other.params[key]) for key in plain
+        ):
+            raise ConfigError(
+                f"{SIZED}: {name} has {numbers[0]}, and of another size {numbers[1]}"
+            )
+        for mine, theirs in zip(_inner(one), _inner(other), strict=True):
+            _require_same(mine, theirs)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Says whether parameters that are numbers, or several of them, differ."""
+    kinds = (bool, int, float, str, tuple)
+    return isinstance(one, kinds) and one != other
+
+
+class _Reader:
+    """Follows what is of one part through a program.
+
+    Args:
+      sizes: of dimensions that are cut; no other has such a factor.
+
+    Attributes:
+      by: names of the primitives by which something became so.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes, self.by = sizes, set()
+
+    def follow(self, program: Any, given: Sequence[bool]) -> list[bool]:
+        """Returns which results of a program depend on what is of one part."""
+        known = dict(zip(program.invars, given, strict=True))
+
+        def read(variable: Any) -> bool:
+            return not isinstance(variable, Literal) and known.get(variable, False)
+
+        for equation in program.eqns:
+            found = self._pass_on(equation, [read(each) for each in equation.invars])
+            known.update(zip(equation.outvars, found, strict=True))
+        return [read(variable) for variable in program.outvars]
+
+    def _pass_on(self, equation: Any, given: list[bool]) -> list[bool]:
+        """Returns which results of an equation are of one part."""
+        name, inner = equation.primitive.name, _inner(equation)
+        if name in _COLLECTIVES:
+            return [False] * len(equation.outvars)
+        if name == "cond":
+            which, *others = given
+            taken = [self.follow(branch, others) for branch in inner]
+            # Where it is chosen by a part's number, parts go different ways.
+            return [which or any(each) for each in zip(*taken, strict=True)]
+        if name in _CALLS and inner:
+            return self.follow(inner[0], given)
+        if self._becomes_partial(equation):
+            self.by.add(name)
+            return [True] * len(equation.outvars)
+        return [any(given)] * len(equation.outvars)
+
+    def _becomes_partial(self, equation: Any) -> bool:
+        """Says whether an equation meets a dimension that is cut, and may not."""
+        name = equation.primitive.name
+        cut = any(map(self._is_cut, (*equation.invars, *equation.outvars)))
+        if name in _ELEMENTWISE:
+            return False
+        if name in _REDUCTIONS:
+            shape = equation.invars[0].aval.shape
+            return any(self._is_size(shape[at]) for at in equation.params["axes"])
+        if name == "reshape":
+            return cut and _rearranges(equation)
+        return cut
+
+    def _is_cut(self, variable: Any) -> bool:
+        return any(map(self._is_size, getattr(variable.aval, "shape", ())))
+
+    def _is_size(self, size: int) -> bool:
+        return size > 0 and any(size % each == 0 for each in self.sizes)
+
+
+def list_integers(program: Any) -> list[int]:
+    """Returns the integers that stand in a program and in those that it runs."""
+    found = []
+    for equation in program.eqns:
+        literals = (each.val for each in equation.invars if isinstance(each, Literal))
+        found += [
+            int(each)
+            for each in literals
+            if jnp.issubdtype(jnp.result_type(each), jnp.integer)
+        ]
+        for inner in _inner(equation):
+            found += list_integers(inner)
+    return found
+
+
+def _rearranges(equation: Any) -> bool:
+    """Says whether a reshape does more than add or remove sides of length 1."""
+    given, made = (
+        [size for size in variable.aval.shape if size != 1]
+        for variable in (equation.invars[0], equation.outvars[0])
+    )
+    return given != made
+
+
+def _inner(equation: Any) -> list[Any]:
+    """Returns the programs that an equation runs."""
+    names = sorted(_PROGRAMS - {"branches"})
+    found = [equation.params[name] for name in names if name in equation.params]
+    found += equation.params.get("branches", ())
+    return [getattr(program, "jaxpr", program) for program in found]

@@ -1,0 +1,157 @@
+"""Who may be cut, compressed or cached does so what is done without."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from hpcjax import optim
+from hpcjax.core import ConfigError, trees
+from hpcjax.optim import sparse_state
+from hpcjax.optim.admission import check_cuttable
+from tests.optim.transforms import CUTTABLE, NORMS, WHOLE, each, in_steps
+
+SPECS = {"kernel": P(None, "data"), "bias": P("data")}
+SHAPES = {
+    "kernel": jax.ShapeDtypeStruct((4, 8), "float32"),
+    "bias": jax.ShapeDtypeStruct((8,), "float32"),
+}
+QUICK = ("adam", "our lamb", "rprop", "in steps")
+
+
+def drawn(number, *, scale=1.0):
+    rng = np.random.default_rng(number)
+    return jax.tree.map(
+        lambda leaf: scale * rng.normal(size=leaf.shape).astype("f4"), SHAPES
+    )
+
+
+def run(tx, params, steps=4, **told):
+    """Returns the last updates of some steps from drawn gradients."""
+    update = optax.with_extra_args_support(tx).update
+    state, updates = tx.init(params), params
+    for number in range(steps):
+        updates, state = update(
+            drawn(number + 1) if not told else told["grads"](number + 1),
+            state,
+            params,
+            **({"cut": told["cut"]} if told else {}),
+        )
+        params = optax.apply_updates(params, updates)
+    return updates
+
+
+def parts(tree, count):
+    """Returns each array as [parts, ...], cut along its last dimension."""
+    return jax.tree.map(lambda x: jnp.stack(jnp.split(x, count, axis=-1)), tree)
+
+
+@pytest.mark.quick(*(f"{name}-2" for name in QUICK))
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_who_is_admitted_gives_parts_what_the_whole_gets(name, count):
+    tx = CUTTABLE[name]()
+    check_cuttable(tx, SHAPES, SPECS)
+    cut = {"kernel": ("part",), "bias": ("part",)}
+
+    def one(part, grads):
+        return run(tx, part, cut=cut, grads=lambda number: grads[number - 1])
+
+    grads = [parts(drawn(number), count) for number in range(1, 5)]
+    mapped = jax.vmap(one, axis_name="part")
+    found = jax.jit(mapped)(parts(drawn(0), count), grads)
+    wanted = parts(jax.jit(lambda params: run(tx, params))(drawn(0)), count)
+    for path, leaf in trees.flatten(wanted).items():
+        mine = trees.flatten(found)[path]
+        np.testing.assert_allclose(mine, leaf, rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_who_would_give_parts_something_else_is_refused(name):
+    with pytest.raises(ConfigError, match="works on elements"):
+        check_cuttable(WHOLE[name](), SHAPES, SPECS)
+
+
+def test_a_size_that_is_not_cut_may_be_used():
+    fan_out = each(lambda g: g / g.shape[0] if g.ndim > 1 else g)
+    check_cuttable(fan_out, SHAPES, SPECS)
+    with pytest.raises(ConfigError, match=r"works by the size.* div has \['11.0'\]"):
+        check_cuttable(fan_out, SHAPES, {"kernel": P("data", None)})
+
+
+def test_a_sum_along_one_of_two_cut_dimensions_is_of_a_part():
+    rows = each(lambda g: g / g.sum(0) if g.ndim > 1 else g)
+    with pytest.raises(ConfigError, match="by reduce_sum"):
+        check_cuttable(rows, SHAPES, {"kernel": P("data", "depth")})
+    turned = each(lambda g: g + g.T if g.ndim > 1 else g)
+    square = {"kernel": jax.ShapeDtypeStruct((8, 8), "float32")}
+    with pytest.raises(ConfigError, match="cannot be looked at"):
+        check_cuttable(turned, square, {"kernel": P("data", "depth")})
+
+
+def test_a_branch_that_a_part_chooses_is_refused():
+    def update(updates, params=None):
+        large = jnp.sum(updates["kernel"]) > 0
+        less = jax.tree.map(lambda g: g / 2, updates)
+        return jax.lax.cond(large, lambda: updates, lambda: less)
+
+    with pytest.raises(ConfigError, match="depend on sums"):
+        check_cuttable(optax.stateless(update), SHAPES, SPECS)
+
+
+def pruned(share):
+    """Returns compressed parameters of which a share is kept, and the masks."""
+    rng = np.random.default_rng(7)
+    masks = {"kernel": rng.random((12, 10)) < share}
+    params = {"kernel": rng.normal(size=(12, 10)).astype("f4") * masks["kernel"]}
+    return sparse_state.compress(params, masks), params, masks
+
+
+# A zero in gives more than a zero: moments begin at 1e-6, or nothing is below zero.
+NO_ZEROS = "positive", "yogi"
+COMPRESSIBLE = {name: tx for name, tx in CUTTABLE.items() if name not in NO_ZEROS}
+COMPRESSIBLE |= {name: WHOLE[name] for name in NORMS}
+
+
+@pytest.mark.quick("adam", "our lamb", "fromage")
+@pytest.mark.parametrize("name", COMPRESSIBLE)
+def test_who_may_be_compressed_gives_the_kept_what_masked_training_does(name):
+    tx = COMPRESSIBLE[name]()
+    for share in (0.1, 0.5):
+        made, params, masks = pruned(share)
+        sparse_state.check_elementwise(tx, made.params)
+        mask = masks["kernel"]
+        rng = np.random.default_rng(8)
+        grads = [rng.normal(size=mask.shape).astype("f4") * mask for _ in range(3)]
+        kept = params["kernel"][mask]
+        state, short = tx.init(params), tx.init({"kernel": kept})
+        update = optax.with_extra_args_support(tx).update
+        for gradient in grads:
+            whole, state = update({"kernel": gradient}, state, params)
+            mine, short = update({"kernel": gradient[mask]}, short, {"kernel": kept})
+        np.testing.assert_allclose(
+            mine["kernel"], whole["kernel"][mask], rtol=1e-4, atol=1e-6
+        )
+        assert not np.any(whole["kernel"][~mask])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("by size", "by root", "mean", "adafactor whole", "block rms", "clip rms"),
+        *("softmax", "places", "row 0", "centralize"),
+    ],
+)
+def test_who_counts_elements_or_moves_pruned_ones_is_refused(name):
+    with pytest.raises(TypeError, match="elementwise"):
+        sparse_state.check_elementwise(WHOLE[name](), pruned(0.5)[0].params)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("mean", [True, False])
+def test_what_comes_every_few_steps_is_not_by_rows(count, mean):
+    tx = in_steps(optax.sgd(0.1), count, use_grad_mean=mean)
+    with pytest.raises(ConfigError, match="changes rows that have no gradient"):
+        optim.check_rows_apart(tx)

@@ -1,0 +1,105 @@
+"""Transforms of all sorts, for tests of who may be cut, compressed or cached."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from optax import contrib
+
+from hpcjax import optim
+
+
+def each(function):
+    """Returns a transform of each gradient by itself."""
+    return optax.stateless(lambda updates, params=None: jax.tree.map(function, updates))
+
+
+def in_steps(tx, count, **options):
+    return optax.MultiSteps(tx, count, **options).gradient_transformation()
+
+
+KNOTS = optax.piecewise_interpolate_schedule("linear", 0.1, {5: 0.5, 9: 0.1})
+NOISE = jax.random.key(0)
+# Right on parts: they work on elements, and on norms by `cut`.
+CUTTABLE = {
+    "sgd": lambda: optax.sgd(0.1),
+    "momentum": lambda: optax.sgd(0.1, 0.9, nesterov=True),
+    "our sgd": lambda: optim.sgd(0.1, clip_norm=1.0, momentum=0.9),
+    "our lamb": lambda: optim.lamb(0.1, clip_norm=1.0),
+    "adam": lambda: optax.adam(0.1),
+    "adamw": lambda: optax.adamw(0.1),
+    "adan": lambda: optax.adan(0.1),
+    "nadam": lambda: optax.nadam(0.1),
+    "nadamw": lambda: optax.nadamw(0.1),
+    "amsgrad": lambda: optax.amsgrad(0.1),
+    "adabelief": lambda: optax.adabelief(0.1),
+    "adamax": lambda: optax.adamax(0.1),
+    "adamaxw": lambda: optax.adamaxw(0.1),
+    "adadelta": lambda: optax.adadelta(0.1),
+    "adagrad": lambda: optax.adagrad(0.1),
+    "radam": lambda: optax.radam(0.1),
+    "yogi": lambda: optax.yogi(0.1),
+    "rmsprop": lambda: optax.rmsprop(0.1, centered=True, momentum=0.9),
+    "rprop": lambda: optax.rprop(0.1),
+    "lion": lambda: optax.lion(0.1),
+    "sign": lambda: optax.sign_sgd(0.1),
+    "optimistic": lambda: optax.optimistic_gradient_descent(0.1),
+    "ademamix": lambda: contrib.ademamix(0.1),
+    "acprop": lambda: contrib.acprop(0.1),
+    "cocob": contrib.cocob,
+    "schedule free": lambda: contrib.schedule_free_adamw(0.1),
+    "injected": lambda: optax.inject_hyperparams(optax.adam)(0.1),
+    "in steps": lambda: in_steps(optax.adam(0.1), 2),
+    "clipped": lambda: optax.chain(optax.clip(0.5), optax.sgd(0.1)),
+    "trace": lambda: optax.trace(0.9),
+    "ema": lambda: optax.ema(0.9),
+    "positive": optax.keep_params_nonnegative,
+    "cosine": lambda: optax.sgd(optax.cosine_decay_schedule(0.1, 10)),
+    "one cycle": lambda: optax.sgd(optax.cosine_onecycle_schedule(100, 0.1)),
+    "knots": lambda: optax.sgd(KNOTS),
+}
+# Wrong on parts, or not to be told.
+WHOLE = {
+    "by size": lambda: each(lambda g: g / g.size),
+    "by fan-in": lambda: each(lambda g: g / g.shape[-1]),
+    "by rows": lambda: each(lambda g: g / g.shape[0]),
+    "by root": lambda: each(lambda g: g * g.size**-0.5),
+    "if large": lambda: each(lambda g: g if g.size > 30 else 2 * g),
+    "row 0": lambda: each(lambda g: g.at[0].multiply(0.0)),
+    "row 0 set": lambda: each(lambda g: g.at[0].set(0.0)),
+    "row 0 least": lambda: each(lambda g: g.at[0].min(0.0)),
+    "first": lambda: each(lambda g: g - g[..., :1]),
+    "places": lambda: each(lambda g: g * np.arange(g.shape[-1])),
+    "counted": lambda: each(lambda g: g * jnp.arange(g.shape[-1])),
+    "sums": lambda: each(lambda g: jnp.cumsum(g, -1)),
+    "turned": lambda: each(lambda g: g[..., ::-1]),
+    "rolled": lambda: each(lambda g: jnp.roll(g, 1)),
+    "sorted": lambda: each(jnp.sort),
+    "median": lambda: each(lambda g: g - jnp.median(g)),
+    "mean": lambda: each(lambda g: g - g.mean()),
+    "norm": lambda: each(lambda g: g / jnp.linalg.norm(g)),
+    "greatest": lambda: each(lambda g: g / jnp.abs(g).max()),
+    "softmax": lambda: each(jax.nn.softmax),
+    "lamb": lambda: optax.lamb(0.1),
+    "lars": lambda: optax.lars(0.1),
+    "fromage": lambda: optax.fromage(0.1),
+    "novograd": lambda: optax.novograd(0.1),
+    "adafactor": lambda: optax.adafactor(0.1),
+    "adafactor whole": lambda: optax.adafactor(0.1, factored=False),
+    "block rms": optax.scale_by_param_block_rms,
+    "clip rms": lambda: optax.clip_by_block_rms(1.0),
+    "clip norm": lambda: optax.clip_by_global_norm(1.0),
+    "centralize": optax.centralize,
+    "if finite": lambda: optax.apply_if_finite(optax.sgd(0.1), 3),
+    "zero nans": optax.zero_nans,
+    "adaptive clip": lambda: optax.adaptive_grad_clip(0.1),
+    "noise": lambda: optax.noisy_sgd(0.1, key=NOISE),
+    "prodigy": contrib.prodigy,
+    "dog": lambda: contrib.dog(0.1),
+    "muon": lambda: contrib.muon(0.1),
+    "lbfgs": optax.scale_by_lbfgs,
+    "jorge": lambda: optim.jorge(0.1),
+    "shampoo": lambda: optim.shampoo(0.1),
+}
+# Of these norms are those of all that is kept, so that they may be compressed.
+NORMS = ("lars", "fromage", "clip norm", "norm", "greatest")
