@@ -94,9 +94,8 @@ def fit(
             values = jax.device_get(metrics)
             request.take(values.pop(STOP, None))
             told = guard.check(number, values.pop(NONFINITE), values.pop(UNSCORED))
-            scalars = {name: value.item() for name, value in values.items()}
-            record = {"step": number, "seconds": watch.read(), **scalars, **told}
-            recorder.write(record)
+            scalars = {name: value.item() for name, value in values.items()} | told
+            recorder.write({"step": number, "seconds": watch.read(), **scalars})
 
     with reader.iterate(start=start) as iterator:
         timed = watch.time_waiting(iterator, start)

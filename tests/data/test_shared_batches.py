@@ -139,6 +139,20 @@ def test_every_objective_is_tried_in_the_quick_suite(tiny_root):
     assert {names[name] for name in QUICK} == set(names.values())
 
 
+@pytest.mark.slow
+def test_bert_on_four_devices_is_that_of_one(tiny_root):
+    """Words to predict are drawn, so that each device has another number of them."""
+    dataset = REGISTRY["kjv-masked"]().load(tiny_root)
+    config = models.BertConfig(width=8, heads=2, depth=1)
+    model = config.make(dataset.inputs, dataset.outputs)
+    task = train.supervised(model, optax.sgd(0.1), dataset)
+    batch = dict(data.batches(dataset.train, ROWS, 0, augment=dataset.augment)[0])
+    assert len({*batch["scored"].reshape(4, -1).sum(1)}) > 1
+    one = steps(task, batch, 1)
+    same(steps(task, batch, 4), one)
+    same(steps(task, batch, 2, passes=2), one)
+
+
 def dropping():
     """Returns softmax regression whose inputs are dropped, a row by its own key."""
     linear = tiny.linear()
