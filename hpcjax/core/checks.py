@@ -32,6 +32,21 @@ def require_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         )
 
 
+def require_same_shape(**arrays: Any) -> None:
+    """Raises ConfigError with their shapes unless arrays have the same shape.
+
+    What is compared place by place must not be broadcast: one longitude of a truth
+    would be that of all.
+
+    Examples:
+      >>> require_same_shape(forecast=1.0, truth=2.0)
+    """
+    shapes = {name: getattr(value, "shape", ()) for name, value in arrays.items()}
+    if len({*shapes.values()}) > 1:
+        told = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise ConfigError(f"{' and '.join(shapes)} must have one shape: got {told}")
+
+
 def require_on_grid(name: str, value: float, grid: Sequence[float]) -> None:
     """Raises ConfigError naming the nearest two unless `value` is one of a grid.
 

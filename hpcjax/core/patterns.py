@@ -1,7 +1,8 @@
 """Checks of regular expressions over paths, before anything is matched with them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from hpcjax.core.errors import ConfigError
 
@@ -47,3 +48,23 @@ def check_stacked(stacked: tuple[str, ...], paths: Iterable[str]) -> None:
     idle = [rule for rule in stacked if not any(re.search(rule, p) for p in names)]
     if idle and names:
         raise ConfigError(f"stacked must match parameters: got stacked={idle!r}")
+
+
+def check_pruned(shapes: Mapping[str, Any], pruned: Iterable[bool]) -> None:
+    """Raises ConfigError if there are parameters, and none of them is pruned.
+
+    Training would be that of the dense network, with masks of nothing.
+
+    Args:
+      shapes: of the parameters, by path.
+      pruned: whether each of them is.
+
+    Examples:
+      >>> check_pruned({"kernel": (2, 2), "bias": (2,)}, (True, False))
+    """
+    if shapes and not any(pruned):
+        raise ConfigError(
+            "none of the parameters is pruned: by default those of two or more axes "
+            "are, and those that others are made of, such as stores, have one; got "
+            f"{dict(shapes)}"
+        )

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from hpcjax import kernels
 from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
 
 # Bits of probabilities and of queries, keys and values.
 _BITS = ((16, 8), (8, 8), (8, 4), (4, 4))
@@ -143,7 +144,7 @@ def _refuse_gradient(x: jax.Array) -> jax.Array:
 
 @_refuse_gradient.defjvp
 def _raise_on_gradient(primals: Any, tangents: Any) -> Any:
-    raise TypeError(
+    raise ConfigError(
         "sparse attention in integers has no gradient: train in floats (bits=None, in "
         'a config "float") and evaluate in few bits'
     )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from hpcjax.core import checks
 from hpcjax.metrics.means import Axes, member_moments, weighted_mean, widen
 
 WeightKind = Literal["cos", "cell_area"]
@@ -120,6 +121,7 @@ def _error(
     forecast: jax.Array, truth: jax.Array, weights: jax.Array | None
 ) -> jax.Array:
     """Returns forecast − truth, zero where the weight is, so that slopes are too."""
+    checks.require_same_shape(forecast=forecast, truth=truth)
     forecast, truth = widen(forecast, truth)
     error = forecast - truth
     return error if weights is None else jnp.where(jnp.asarray(weights) > 0, error, 0)
@@ -191,6 +193,7 @@ def acc(
         raise ValueError(
             f"{variant} takes {'a' if variant == 'wb2' else 'no'} climatology"
         )
+    checks.require_same_shape(forecast=forecast, truth=truth)
     forecast, truth = widen(forecast, truth)
     if climatology is None:
         usual = jnp.mean(truth, axis=0)
@@ -235,6 +238,8 @@ def percent_close(
       >>> float(percent_close(jnp.array([1.0, 1.2]), jnp.ones(2), rtol=0.1))
       50.0
     """
+    checks.require_finite(0.0, rtol=rtol, atol=atol)
+    checks.require_same_shape(forecast=forecast, truth=truth)
     forecast, truth = widen(forecast, truth)
     close = jnp.abs(forecast - truth) <= atol + rtol * jnp.abs(truth)
     return 100 * weighted_mean(close.astype(truth.dtype), weights)
@@ -360,6 +365,7 @@ def pit_histogram(
       >>> pit_histogram(mean, std, jnp.array([-2.0, 0.1, 2.0]), bins=2).tolist()
       [1, 2]
     """
+    checks.require_count(1, bins=bins)
     mean, std, observed = widen(mean, std, observed)
     place = jax.scipy.special.ndtr((observed - mean) / std)
     part = jnp.clip((place * bins).astype(jnp.int32), 0, bins - 1)

@@ -9,6 +9,7 @@ import scipy.stats
 from jax.sharding import PartitionSpec as P
 
 from hpcjax import metrics
+from hpcjax.core import ConfigError
 from hpcjax.metrics.means import weighted_sums
 
 
@@ -203,3 +204,19 @@ def test_points_that_are_close():
         weights=jnp.array([1.0, 2.0, 1.0]),
     )
     assert float(near) == 50.0
+
+
+@pytest.mark.parametrize("score", [metrics.rmse, metrics.mae, metrics.bias])
+def test_a_truth_of_another_shape_is_not_broadcast(score):
+    told = r"forecast and truth must have one shape: got forecast \[2, 3, 4\], truth"
+    with pytest.raises(ConfigError, match=told):
+        score(jnp.zeros((2, 3, 4)), jnp.zeros((2, 3, 1)))
+
+
+def test_tolerances_and_bins_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match="rtol must be finite and >= 0"):
+        metrics.percent_close(jnp.ones(2), jnp.ones(2), rtol=-1)
+    with pytest.raises(ConfigError, match="bins must be an integer >= 1"):
+        metrics.pit_histogram(jnp.zeros(2), jnp.ones(2), jnp.ones(2), bins=0)
+    with pytest.raises(ConfigError, match="must have one shape"):
+        metrics.acc(jnp.ones((2, 3, 4)), jnp.ones((2, 3, 1)), variant="wb1")

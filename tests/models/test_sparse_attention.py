@@ -57,7 +57,7 @@ def test_few_bits_are_near_floats_and_cannot_be_trained():
     def loss(params):
         return jnp.sum(model.apply(params, state, x, train=True)[0])
 
-    with pytest.raises(TypeError, match='in a config "float"'):
+    with pytest.raises(ConfigError, match='in a config "float"'):
         jax.grad(loss)(params)
 
 

@@ -10,18 +10,24 @@ import pytest
 from hpcjax import sharding, train
 from hpcjax.averaging import LocalSgdConfig
 from hpcjax.collectives import OkTopkConfig
+from hpcjax.compress import SharingConfig
 from hpcjax.core import ConfigError, keys, per_device
 from hpcjax.core.model import added_loss
 from hpcjax.core.parts import classes
 from hpcjax.core.structures import NM
 from hpcjax.optim import (
+    DynamicConfig,
     L0Config,
     MovementConfig,
+    PruneConfig,
+    SgdConfig,
+    SparseStateConfig,
     StraightThroughConfig,
     TopKastConfig,
     VariationalDropoutConfig,
 )
 from hpcjax.optim.sparsify import Uniform
+from hpcjax.optim.sparsify.schedules import OneShot
 from hpcjax.runs.training import with_stacks
 from hpcjax.train import snapshot
 from tests.train import combinations
@@ -152,6 +158,28 @@ def test_a_view_that_prunes_nothing_is_refused():
     model = L0Config(exclude=(".*",)).apply_to(plain)
     with pytest.raises(ConfigError, match="none of the parameters is pruned"):
         model.init(jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"sparsity": DynamicConfig()},
+        {"sparsity": PruneConfig(schedule=OneShot())},
+        {"state": SparseStateConfig()},
+    ],
+)
+def test_what_would_prune_nothing_of_shared_stores_is_refused(parts):
+    plain, own = combinations.problem("mlp")
+    model = SharingConfig(budget=0.5).apply_to(plain)
+
+    def begin(key):
+        method = train.compose(
+            model, own, SgdConfig(), **parts, batch_size=8, steps=2, devices=1, seed=0
+        )
+        return method.init(model.init(key)[0])
+
+    with pytest.raises(ConfigError, match=r"none of the parameters is .*stores"):
+        jax.eval_shape(begin, jax.random.key(0))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.method import Method, Optimization, PassResult, RunShape, StepInput
 from hpcjax.core.model import LOSSES
-from hpcjax.core.patterns import check_stacked, matches_any
+from hpcjax.core.patterns import check_pruned, check_stacked, matches_any
 from hpcjax.core.structures import count_kept
 from hpcjax.core.varying import vary
 from hpcjax.optim.methods import differentiate_pass
@@ -149,4 +149,6 @@ def _choose_positions(config: "SparseStateConfig", params: Any, seed: int) -> An
         chosen[path] = locate(
             path, mask, kept=kept, index=config.index, stacked=stacked
         )
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    check_pruned(shapes, [each is not None for each in chosen.values()])
     return trees.unflatten(params, chosen)

@@ -7,7 +7,7 @@ import numpy as np
 
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.patterns import check_stacked, matches_any
+from hpcjax.core.patterns import check_pruned, check_stacked, matches_any
 from hpcjax.core.structures import NM, Structure
 from hpcjax.optim.sparsify._stacks import split_shapes
 from hpcjax.optim.sparsify.distributions import (
@@ -50,7 +50,8 @@ def choose_pruned(
       stacked: regexes of stacks of layers, whose first axis does not count.
 
     Raises:
-      ConfigError: a regex that matches nothing.
+      ConfigError: a regex that matches nothing, or there are parameters and none is
+        pruned.
 
     Examples:
       >>> params = {"bias": np.ones(2), "kernel": np.ones((3, 2))}
@@ -67,10 +68,12 @@ def choose_pruned(
     ]
     chosen = trees.choose(rules, leaves, others=trees.paths(params))
     stacks = find_stacked(params, stacked)
-    return {
+    pruned = {
         path: leaves[path].ndim - (path in stacks) > 1 if choice is None else choice
         for path, choice in chosen.items()
     }
+    check_pruned({path: leaf.shape for path, leaf in leaves.items()}, pruned.values())
+    return pruned
 
 
 def find_stacked(params: Any, stacked: tuple[str, ...]) -> frozenset[str]:

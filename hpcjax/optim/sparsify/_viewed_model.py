@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from hpcjax.core import trees
-from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import Key, derive
 from hpcjax.core.model import LOSSES, Model
 from hpcjax.optim.sparsify._views import Viewed, no_penalty
@@ -45,7 +44,6 @@ def view_model(model: Model, viewed: Viewed) -> Model:
     def initialize(key: jax.Array) -> tuple[Any, Any]:
         params, state = model.init(key)
         trained = viewed.start(params)
-        _check_pruned(params, jax.eval_shape(viewed.masks, trained))
         return _join(trained, viewed), _with_penalty(state, trained, viewed)
 
     def apply(
@@ -105,16 +103,6 @@ def _join(trained: Any, viewed: Viewed) -> Any:
         return own
 
     return put(trained["weights"], "")
-
-
-def _check_pruned(params: Any, masks: Any) -> None:
-    """Raises ConfigError if there are parameters, and none has a mask."""
-    if jax.tree.leaves(params) and not jax.tree.leaves(masks):
-        shapes = {path: leaf.shape for path, leaf in trees.flatten(params).items()}
-        raise ConfigError(
-            "none of the parameters is pruned: by default those of two or more axes "
-            f"are, see include and exclude of sparsity; got {shapes}"
-        )
 
 
 def _with_penalty(state: Any, trained: Any, viewed: Viewed) -> Any:
