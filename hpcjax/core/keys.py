@@ -1,7 +1,7 @@
 """Random keys derived by name, step and example: who else draws changes no draw."""
 
 import zlib
-from typing import overload
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ class BatchKey:
       rows: int32 [rows], the places in the whole batch of the rows that are here.
     """
 
-    key: jax.Array
-    rows: Int[Array, " rows"]
+    key: Any
+    rows: Any
 
 
 Key = jax.Array | BatchKey

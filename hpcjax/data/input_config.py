@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from hpcjax.core.config import Bytes, Config, Size
 from hpcjax.data.placement import Placement
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Connect = Callable[[], "contextlib.AbstractContextManager[Transport | None]"]
 
 
+@runtime_checkable
 class Reader(Protocol):
     """What reads the batches of a run."""
 

@@ -4,7 +4,7 @@ import collections
 import math
 from collections.abc import Iterator
 from concurrent import futures
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import grain
 import numpy as np
@@ -198,6 +198,7 @@ def check_number(number: int) -> None:
         raise IndexError(f"batch number must be non-negative: got {number}")
 
 
+@runtime_checkable
 class Numbered(Protocol):
     """Batches by their numbers."""
 
