@@ -1,7 +1,13 @@
 """The guide on a folder of one's own: its files make a part, configs and a table."""
 
+import runpy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from hpcjax import core
 from hpcjax.runs import build, cli, discover
 from tests import guides
 from tests.runs import roots
@@ -9,6 +15,7 @@ from tests.runs import roots
 FILES = (
     "experiments/mine/parts.py",
     "experiments/mine/optimizer.py",
+    "experiments/mine/drawing.py",
     "configs/mine/digits.py",
     "experiments/mine/tables.py",
 )
@@ -21,6 +28,15 @@ def root(tmp_path):
     for path, block in zip(FILES, blocks, strict=True):
         roots.write(tmp_path, path, block)
     return tmp_path
+
+
+def test_what_the_guide_draws_is_a_rows_own(root):
+    drop = runpy.run_path(str(root / "experiments/mine/drawing.py"))["drop"]
+    x, key = jnp.ones((4, 9)), jax.random.key(0)
+    whole = drop(key, x, 0.5)
+    part = drop(core.BatchKey(key=key, rows=jnp.array([2, 1])), x[:2], 0.5)
+    np.testing.assert_array_equal(part, whole[jnp.array([2, 1])])
+    assert {*np.unique(whole)} == {0, 2}
 
 
 @pytest.mark.processes
