@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hpcjax.core import files
+from hpcjax.core import checks, files
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.graphs.lpg.property_graph import (
     EDGE,
@@ -102,7 +102,7 @@ class CsvStore:
         """Writes a whole graph.
 
         Raises:
-          ConfigError: there is a file already.
+          ConfigError: there is a file already, or a label has a colon.
         """
         if self.path.exists():
             raise ConfigError(f"{self.path} exists: a graph is saved in a new file")
@@ -111,14 +111,18 @@ class CsvStore:
     def _replace(self, graph: PropertyGraph) -> None:
         keys = sorted({*graph.keys, *graph.edge_keys})
         vertices = graph.vertices.copy()
+        split = [one for each in vertices["_labels"] for one in each if ":" in one]
+        checks.require(not split, "a label here cannot have a colon", labels=split[:3])
         vertices["_labels"] = [
             "".join(f":{label}" for label in labels) for labels in vertices["_labels"]
         ]
-        rows = pd.concat([vertices, graph.edges], ignore_index=True).reindex(
+        # As objects: integers with nothing beside them would become floats.
+        both = [table.astype(object) for table in (vertices, graph.edges)]
+        rows = pd.concat(both, ignore_index=True).reindex(
             columns=[*VERTEX, *keys, *EDGE]
         )
         for name in rows.columns:
-            rows[name] = [_print(value) for value in rows[name].astype(object)]
+            rows[name] = [_print(value) for value in rows[name]]
         packed = "gzip" if self.path.suffix == ".gz" else None
         with files.replacing(self.path) as new:
             rows.to_csv(new, index=False, compression=packed)
@@ -231,13 +235,14 @@ _DURATION = re.compile(
 def _print(value: Any) -> Any:
     """Returns the text of a value, which `_parse` reads as the same."""
     if isinstance(value, list | tuple | dict | np.ndarray):
-        return json.dumps(list(value) if isinstance(value, np.ndarray) else value)
+        return json.dumps(value, default=lambda each: each.tolist())
     if pd.isna(value):
         return ""
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, float | np.floating) and np.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, datetime.timedelta):
+    if isinstance(value, datetime.timedelta | np.timedelta64):
+        value = pd.Timedelta(value)
         return f"P{value.days}DT{value.seconds}.{value.microseconds:06d}S"
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

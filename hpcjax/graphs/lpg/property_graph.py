@@ -27,8 +27,8 @@ class PropertyGraph:
         column for each key.
 
     Raises:
-      ConfigError: a column that is missing, an id twice, or edges to vertices that are
-        not there.
+      ConfigError: a column that is missing, an id twice, missing, or a float that
+        could be of several integers, or edges to vertices that are not there.
     """
 
     vertices: pd.DataFrame
@@ -39,6 +39,8 @@ class PropertyGraph:
             missing = [name for name in wanted if name not in table.columns]
             rule = f"a property graph needs columns {wanted}"
             checks.require(not missing, rule, columns=list(table.columns))
+        for ids in (self.vertices["_id"], self.edges["_start"], self.edges["_end"]):
+            _check_ids(ids)
         twice = self.vertices["_id"][self.vertices["_id"].duplicated()]
         rule = "ids must be of one vertex each"
         checks.require(not len(twice), rule, twice=list(twice[:3]))
@@ -60,9 +62,11 @@ class PropertyGraph:
         Raises:
           ConfigError: edges to vertices that are not there, their number and first ids.
         """
-        index = pd.Index(self.vertices["_id"])
+        # As objects: beside floats pandas would take two large integers for one.
+        index = pd.Index(self.vertices["_id"], dtype=object)
         found = [
-            index.get_indexer(pd.Index(self.edges[end])) for end in ("_start", "_end")
+            index.get_indexer(pd.Index(self.edges[end], dtype=object))
+            for end in ("_start", "_end")
         ]
         lost = pd.concat(
             [
@@ -99,6 +103,16 @@ class PropertyGraph:
                 f"no vertex has the label {label!r}{nearest(label, known)}"
             )
         return np.array([label in each for each in self.vertices["_labels"]], bool)
+
+
+def _check_ids(ids: pd.Series) -> None:
+    """Raises ConfigError for ids that are missing, or floats that were integers."""
+    rows = np.flatnonzero(ids.isna())[:3].tolist()
+    checks.require(not rows, "no id may be missing", column=ids.name, rows=rows)
+    whole = (each for each in ids.astype(object) if isinstance(each, float))
+    lost = [each for each in whole if abs(each) >= 2**53][:3]
+    rule = "ids of 2**53 and more cannot be floats, which several integers share"
+    checks.require(not lost, rule, column=ids.name, ids=lost)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,6 +151,40 @@ def test_integers_stay_integers_beside_missing_values(filled):
     assert {type(value) for value in found} == {int}
 
 
+def test_plain_columns_of_integers_are_kept(store):
+    """Beside each other, vertices have no `_start`, and edges no `_id`."""
+    ids = np.array([5, 2**60 + 1])
+    vertices = pd.DataFrame({"_id": ids, "_labels": [("A",)] * 2, "count": 2**60 + ids})
+    vertices["lists"] = [np.array([1, 2]), [np.int64(3), np.float64(0.5)]]
+    vertices["lasts"] = pd.to_timedelta([1, 90], unit="min")
+    edges = pd.DataFrame({"_start": ids[:1], "_end": ids[1:], "_type": "R", "n": [3]})
+    store.save(lpg.PropertyGraph(vertices, edges))
+    store.write("A", "new", ids, [1, 2])
+    found = store.read()
+    assert values(found, "new") == {5: 1, 2**60 + 1: 2}
+    assert [int(each) for each in found.column("count")] == [5 + 2**60, 2**61 + 1]
+    assert [list(each) for each in found.column("lists")] == [[1, 2], [3, 0.5]]
+    assert list(found.column("lasts")) == [
+        datetime.timedelta(minutes=n) for n in (1, 90)
+    ]
+    assert found.edges.to_dict("records") == [
+        {"_start": 5, "_end": 2**60 + 1, "_type": "R", "n": 3}
+    ]
+    assert {type(each) for each in found.vertices["_id"]} == {int}
+
+
+def test_ids_that_could_be_others_are_refused():
+    vertices = pd.DataFrame({"_id": [2**60, 2**60 + 1], "_labels": [("A",)] * 2})
+    edges = pd.DataFrame({"_start": [2.0**60], "_end": [2**60], "_type": ["R"]})
+    with pytest.raises(ConfigError, match=r"cannot be floats.*column='_start'"):
+        lpg.PropertyGraph(vertices, edges)
+    edges = edges.assign(_start=[None])
+    with pytest.raises(ConfigError, match=r"missing: got column='_start', rows=\[0\]"):
+        lpg.PropertyGraph(vertices, edges)
+    good = lpg.PropertyGraph(vertices, edges.assign(_start=np.uint64([2**60 + 1])))
+    assert [int(each[0]) for each in good.ends()] == [1, 0]
+
+
 def test_missing_values_are_none(filled):
     found = filled.read()
     missing = [
@@ -286,6 +320,12 @@ def test_a_store_that_is_not_there_is_told(store):
 
 
 class TestCsv:
+    def test_a_label_that_would_be_read_as_two_is_refused(self, tmp_path):
+        vertices = pd.DataFrame({"_id": [1], "_labels": [("A:B",)]})
+        edges = pd.DataFrame(columns=["_start", "_end", "_type"], dtype=object)
+        with pytest.raises(ConfigError, match=r"cannot have a colon: .*'A:B'"):
+            lpg.CsvStore(tmp_path / "a.csv").save(lpg.PropertyGraph(vertices, edges))
+
     HEAD = "_id,_labels,k,_start,_end,_type\n"
 
     def read(self, root, *texts):
