@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import partial_eval
 
 from hpcjax.core import shards, trees
@@ -20,9 +20,9 @@ NEEDS = (
     "and, by `cut`, on norms, such as sgd, adamw or lamb"
 )
 SIZED = f"{NEEDS}: this one works by the size of what a device has"
-# Dimensions that are cut have such sizes when a transform is looked at.
-_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83)
-_SMALL = 3
+# Sizes of the dimensions of an array that are cut, each time that a transform is looked
+# at. Of one array they differ, so that one dimension is not taken for another.
+_SIZES = (11, 17, 23, 31, 41, 47), (13, 19, 29, 37, 43, 53), (3, 5, 7, 2, 4, 6)
 _AXIS = "part"
 _COLLECTIVES = {
     *("all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"),
@@ -76,6 +76,9 @@ _PROGRAMS = {"branches", "body_jaxpr", "call_jaxpr", "cond_jaxpr", "fun_jaxpr", 
 # What of an equation may tell the sizes of what it makes.
 _SHAPES = {"aval", "dimensions", "new_sizes", "out_sharding", "shape", "sharding"}
 
+# By variable, the numbers of its dimensions.
+Cut = dict[Any, set[int]]
+
 
 def check_cuttable(
     tx: optax.GradientTransformation, shapes: Any, stepped: Specs
@@ -92,7 +95,8 @@ def check_cuttable(
 
     It is traced for parts of several sizes, and for the whole. The programs must be the
     same but for shapes: a number that is another one was made of a size, as a rate by
-    the fan-in is.
+    the fan-in is. What has another shape is cut, or made of the size of what is. Rules
+    that hold between two of these sizes alone are not found.
 
     Whether what is done by collectives is right is not looked at.
 
@@ -107,8 +111,7 @@ def check_cuttable(
     }
     told = {path: (_AXIS,) for path, dims in cut.items() if dims}
     programs = []
-    sizes = _choose_sizes(shapes)
-    for own in (*sizes, (_SMALL,) * len(sizes[0]), None):
+    for own in (*_SIZES, None):
         likes = {
             path: jax.ShapeDtypeStruct(_mark(leaf.shape, cut[path], own), leaf.dtype)
             for path, leaf in trees.flatten(shapes).items()
@@ -124,14 +127,12 @@ def check_cuttable(
             raise ConfigError(
                 f"{NEEDS}: this one cannot be looked at: {error}"
             ) from error
-    (closed, results), *others = programs
+    (program, results), *others = programs
+    found: Cut = {}
     for other, _ in others:
-        pairs = zip(closed.consts, other.consts, strict=False)
-        if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
-            raise ConfigError(f"{SIZED}: it holds another array for another size")
-        _require_same(closed.jaxpr, other.jaxpr)
-    reader, program = _Reader(sizes[0]), closed.jaxpr
-    partial = reader.follow(program, [False] * len(program.invars))
+        _require_same(program, other, found)
+    reader = _Reader(found)
+    partial = reader.follow(program.jaxpr, [False] * len(program.in_avals))
     wrong = [
         path for path, is_of_part in zip(results, partial, strict=True) if is_of_part
     ]
@@ -140,16 +141,6 @@ def check_cuttable(
             f"{NEEDS}: results of this one depend on sums, places or draws of what one "
             f"device has, {wrong[:3]}, by {', '.join(sorted(reader.by))}"
         )
-
-
-def _choose_sizes(shapes: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns sizes for the dimensions of arrays, twice; no other has such factors."""
-    dims = {dim for leaf in jax.tree.leaves(shapes) for dim in leaf.shape}
-    free = [each for each in _PRIMES if all(dim % each or not dim for dim in dims)]
-    count = max((leaf.ndim for leaf in jax.tree.leaves(shapes)), default=0)
-    if len(free) < 2 * count:
-        raise ConfigError(f"{NEEDS}: arrays of {count} dimensions cannot be looked at")
-    return tuple(free[0 : 2 * count : 2]), tuple(free[1 : 2 * count : 2])
 
 
 def _mark(
@@ -205,12 +196,23 @@ def _trace(
     return traced.replace(jaxpr=needed), list(trees.flatten(results))
 
 
-def _require_same(left: Any, right: Any) -> None:
-    """Raises ConfigError if two programs differ in more than shapes."""
+def _require_same(left: Any, right: Any, cut: Cut) -> None:
+    """Raises ConfigError if two programs differ in more than shapes.
+
+    Adds to `cut` the dimensions of each variable whose sizes differ: those are cut, or
+    made of the size of one that is.
+    """
+    left, right, same = _bare(left), _bare(right), True
+    for one, other in zip(left.consts, right.consts, strict=False):
+        same &= np.array_equal(np.asarray(one), np.asarray(other))
+    if not same:
+        raise ConfigError(f"{SIZED}: it holds another array for another size")
+    _compare_shapes(left.jaxpr, right.jaxpr, cut)
     names = [[each.primitive.name for each in half.eqns] for half in (left, right)]
     if names[0] != names[1]:
         raise ConfigError(f"{SIZED}: for another size it is another program")
     for name, one, other in zip(names[0], left.eqns, right.eqns, strict=True):
+        _compare_shapes(one, other, cut)
         numbers = [
             [str(v.val) for v in each.invars if isinstance(v, Literal)]
             for each in (one, other)
@@ -223,7 +225,29 @@ def _require_same(left: Any, right: Any) -> None:
                 f"{SIZED}: {name} has {numbers[0]}, and of another size {numbers[1]}"
             )
         for mine, theirs in zip(_inner(one), _inner(other), strict=True):
-            _require_same(mine, theirs)
+            _require_same(mine, theirs, cut)
+
+
+def _bare(program: Any) -> Any:
+    """Returns a program with its constants; one that is open has none."""
+    return program if hasattr(program, "consts") else ClosedJaxpr(program, ())
+
+
+def _compare_shapes(one: Any, other: Any, cut: Cut) -> None:
+    """Adds the dimensions in which variables of programs, or equations, differ."""
+    for mine, theirs in zip(_variables(one), _variables(other), strict=True):
+        sizes = [getattr(each.aval, "shape", ()) for each in (mine, theirs)]
+        if len(sizes[0]) != len(sizes[1]):
+            raise ConfigError(f"{SIZED}: for another size it has another dimension")
+        # A program that is called twice is one: what is cut once counts as cut.
+        if not isinstance(mine, Literal):
+            pairs = enumerate(zip(*sizes, strict=True))
+            cut.setdefault(mine, set()).update(at for at, (a, b) in pairs if a != b)
+
+
+def _variables(whole: Any) -> list[Any]:
+    """Returns the variables that a program or equation gets, holds and makes."""
+    return [*whole.invars, *getattr(whole, "constvars", ()), *whole.outvars]
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -236,14 +260,14 @@ class _Reader:
     """Follows what is of one part through a program.
 
     Args:
-      sizes: of dimensions that are cut; no other has such a factor.
+      cut: the dimensions of variables that are cut, or made of the size of such a one.
 
     Attributes:
       by: names of the primitives by which something became so.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes, self.by = sizes, set()
+    def __init__(self, cut: Cut) -> None:
+        self.cut, self.by = cut, set()
 
     def follow(self, program: Any, given: Sequence[bool]) -> list[bool]:
         """Returns which results of a program depend on what is of one part."""
@@ -264,11 +288,11 @@ class _Reader:
             return [False] * len(equation.outvars)
         if name == "cond":
             which, *others = given
-            taken = [self.follow(branch, others) for branch in inner]
+            taken = [self.follow(_bare(branch).jaxpr, others) for branch in inner]
             # Where it is chosen by a part's number, parts go different ways.
             return [which or any(each) for each in zip(*taken, strict=True)]
         if name in _CALLS and inner:
-            return self.follow(inner[0], given)
+            return self.follow(_bare(inner[0]).jaxpr, given)
         if self._becomes_partial(equation):
             self.by.add(name)
             return [True] * len(equation.outvars)
@@ -277,21 +301,25 @@ class _Reader:
     def _becomes_partial(self, equation: Any) -> bool:
         """Says whether an equation meets a dimension that is cut, and may not."""
         name = equation.primitive.name
-        cut = any(map(self._is_cut, (*equation.invars, *equation.outvars)))
+        if name == "axis_index":
+            return True
         if name in _ELEMENTWISE:
             return False
         if name in _REDUCTIONS:
-            shape = equation.invars[0].aval.shape
-            return any(self._is_size(shape[at]) for at in equation.params["axes"])
-        if name == "reshape":
-            return cut and _rearranges(equation)
-        return cut
+            return bool(self._find_cut(equation.invars[0]) & {*equation.params["axes"]})
+        if name == "reshape" and not _rearranges(equation):
+            return False
+        return self._meets_cut(equation)
 
-    def _is_cut(self, variable: Any) -> bool:
-        return any(map(self._is_size, getattr(variable.aval, "shape", ())))
+    def _meets_cut(self, equation: Any) -> bool:
+        """Says whether a dimension that is cut is in an equation or in what it runs."""
+        if any(map(self._find_cut, _variables(equation))):
+            return True
+        bodies = (_bare(program).jaxpr for program in _inner(equation))
+        return any(self._meets_cut(each) for body in bodies for each in body.eqns)
 
-    def _is_size(self, size: int) -> bool:
-        return size > 0 and any(size % each == 0 for each in self.sizes)
+    def _find_cut(self, variable: Any) -> set[int]:
+        return set() if isinstance(variable, Literal) else self.cut[variable]
 
 
 def list_integers(program: Any) -> list[int]:
@@ -305,7 +333,7 @@ def list_integers(program: Any) -> list[int]:
             if jnp.issubdtype(jnp.result_type(each), jnp.integer)
         ]
         for inner in _inner(equation):
-            found += list_integers(inner)
+            found += list_integers(_bare(inner).jaxpr)
     return found
 
 
@@ -319,8 +347,7 @@ def _rearranges(equation: Any) -> bool:
 
 
 def _inner(equation: Any) -> list[Any]:
-    """Returns the programs that an equation runs."""
+    """Returns the programs that an equation runs, with their constants if closed."""
     names = sorted(_PROGRAMS - {"branches"})
     found = [equation.params[name] for name in names if name in equation.params]
-    found += equation.params.get("branches", ())
-    return [getattr(program, "jaxpr", program) for program in found]
+    return [*found, *equation.params.get("branches", ())]

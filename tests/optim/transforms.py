@@ -18,6 +18,38 @@ def in_steps(tx, count, **options):
     return optax.MultiSteps(tx, count, **options).gradient_transformation()
 
 
+def called(gradient):
+    """Holds its size in a constant of a program of its own."""
+    held = np.asarray([1 / gradient.size], np.float32)
+    return jax.jit(lambda x: x * held)(gradient)
+
+
+def looped(gradient):
+    """Finds its size in the body of a loop over numbers."""
+
+    def body(_, total):
+        return total + jnp.ones(gradient.shape).sum()
+
+    return gradient / jax.lax.fori_loop(0, 3, body, 1.0)
+
+
+def mapped(gradient):
+    sums = jax.lax.map(lambda x: x * jnp.ones(gradient.shape).sum(), jnp.ones(3))
+    return gradient * sums[0]
+
+
+def by_number():
+    """Returns a transform by the numbers of parts."""
+
+    def update(updates, state, params=None, *, cut=(), **extra):
+        del params, extra
+        axes = next(iter(cut.values())) if cut else ()
+        number = jax.lax.axis_index(axes) if axes else 0
+        return jax.tree.map(lambda g: g * (1 + number), updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
 KNOTS = optax.piecewise_interpolate_schedule("linear", 0.1, {5: 0.5, 9: 0.1})
 NOISE = jax.random.key(0)
 # Right on parts: they work on elements, and on norms by `cut`.
@@ -64,6 +96,14 @@ WHOLE = {
     "by fan-in": lambda: each(lambda g: g / g.shape[-1]),
     "by rows": lambda: each(lambda g: g / g.shape[0]),
     "by root": lambda: each(lambda g: g * g.size**-0.5),
+    "size and 1": lambda: each(lambda g: g / jnp.ones(g.shape[-1] + 1).sum()),
+    "diagonal": lambda: each(lambda g: g / jnp.trace(jnp.eye(g.shape[-1] + 1))),
+    "half": lambda: each(lambda g: g * jnp.ones(g.shape[-1] // 2 + 1).sum()),
+    "eighth": lambda: each(lambda g: g * jnp.ones(g.shape[-1] // 8 + 1).sum()),
+    "called": lambda: each(called),
+    "looped": lambda: each(looped),
+    "mapped": lambda: each(mapped),
+    "number": by_number,
     "if large": lambda: each(lambda g: g if g.size > 30 else 2 * g),
     "row 0": lambda: each(lambda g: g.at[0].multiply(0.0)),
     "row 0 set": lambda: each(lambda g: g.at[0].set(0.0)),
