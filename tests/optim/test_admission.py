@@ -11,7 +11,7 @@ from hpcjax import optim
 from hpcjax.core import ConfigError, trees
 from hpcjax.optim import sparse_state
 from hpcjax.optim.admission import check_cuttable
-from tests.optim.transforms import CUTTABLE, NORMS, WHOLE, each, in_steps
+from tests.optim.transforms import CUTTABLE, LATE, NORMS, WHOLE, each, in_steps
 
 SPECS = {"kernel": P(None, "data"), "bias": P("data")}
 SHAPES = {
@@ -142,11 +142,12 @@ def test_who_may_be_compressed_gives_the_kept_what_masked_training_does(name):
     [
         *("by size", "by root", "mean", "adafactor whole", "block rms", "clip rms"),
         *("softmax", "places", "row 0", "centralize"),
+        *LATE,
     ],
 )
 def test_who_counts_elements_or_moves_pruned_ones_is_refused(name):
     with pytest.raises(TypeError, match="elementwise"):
-        sparse_state.check_elementwise(WHOLE[name](), pruned(0.5)[0].params)
+        sparse_state.check_elementwise({**WHOLE, **LATE}[name](), pruned(0.5)[0].params)
 
 
 @pytest.mark.quick("True-2", "False-3")

@@ -141,5 +141,17 @@ WHOLE = {
     "jorge": lambda: optim.jorge(0.1),
     "shampoo": lambda: optim.shampoo(0.1),
 }
+# Right for some steps, and then not.
+LATE = {
+    "mean in steps": lambda: in_steps(each(lambda g: g - g.mean()), 4),
+    "adafactor in steps": lambda: in_steps(optax.adafactor(0.1, factored=False), 3),
+    "mean from step 3": lambda: optax.conditionally_transform(
+        each(lambda g: g - g.mean()), lambda step, **_: step >= 3
+    ),
+    "warm-up": lambda: optax.chain(
+        optax.scale_by_param_block_rms(),
+        optax.scale_by_schedule(lambda step: jnp.where(step < 5, 0.0, 0.1)),
+    ),
+}
 # Of these norms are those of all that is kept, so that they may be compressed.
 NORMS = ("lars", "fromage", "clip norm", "norm", "greatest")

@@ -14,7 +14,7 @@ from hpcjax.optim.sparse_state._pruned import map_pruned
 
 NEEDS = "compressed state needs an elementwise transform"
 # The shape that a pruned parameter, or each layer of a stack, has in the trial.
-_MATRIX, _STEPS = (4, 3), 2
+_MATRIX, _STEPS = (4, 3), 8
 # Places of its elements, and of as many zeros, among each other.
 _SPREAD = np.random.default_rng(1).permutation(2 * math.prod(_MATRIX))
 _ZEROS = math.prod(_MATRIX) <= _SPREAD
@@ -101,16 +101,17 @@ def _check_state(tx: optax.GradientTransformation, dense: Any, kept: Any) -> Non
 
 
 def _run(tx: optax.GradientTransformation, drawn: Any) -> Any:
-    """Returns the last updates of a few steps from drawn parameters and gradients."""
+    """Returns the updates of all steps, [steps, ...], of drawn gradients."""
     update = optax.with_extra_args_support(tx).update
     params, *grads = (
         jax.tree.map(lambda x, row=row: jnp.asarray(x[row]), drawn)
         for row in range(1 + _STEPS)
     )
-    state, updates = tx.init(params), params
+    state, made = tx.init(params), []
     for gradient in grads:
         updates, state = update(gradient, state, params, value=1.0)
-    return jax.tree.map(np.asarray, updates)
+        made.append(jax.tree.map(np.asarray, updates))
+    return jax.tree.map(lambda *steps: np.stack(steps), *made)
 
 
 def _float32(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
