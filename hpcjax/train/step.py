@@ -90,7 +90,10 @@ def train_step(
                 result.grads, new, state, mesh.axis_names
             )
             metrics[UNSCORED] = every == 0
-            new = _keep_unless(every == 0, new, state)
+            # What became non-finite for want of anything scored is no such step.
+            skipped = jnp.where(every == 0, state.skipped, new.skipped)
+            kept = _keep_unless(every == 0, new, state)
+            new = dataclasses.replace(kept, skipped=skipped)
         if stop is not None:
             metrics[STOP] = jax.lax.pmax(jnp.max(stop), axes)
         scalars = optim.inspect(new.opt_state)
