@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.method import Gradients, PassResult, StepInput
-from hpcjax.core.varying import vary
+from hpcjax.core.varying import vary, varying_axes
 
 # What a pass may tell the optimizer, all of which can be put together.
 _KNOWN = {"value", "value_fn", "step", "loss_terms", "taps"}
@@ -87,15 +87,14 @@ class _Parts:
             running, sums = carry
             found = self.run(params, running, part)
             sums = jax.tree.map(jnp.add, sums, _summed(found))
-            return (found.model_state, sums), None
+            return (self.vary(found.model_state), sums), None
 
-        # A scan's carry keeps its type: statistics differ between devices from the
+        # A scan's carry keeps its type: some statistics differ between devices from the
         # second part on.
-        running = vary(self.one_pass.model_state, self.one_pass.axes)
+        running = self.vary(self.one_pass.model_state)
         first = jax.tree.map(lambda leaf: leaf[0], self.cut)
         shapes = jax.eval_shape(lambda: _summed(self.run(params, running, first)))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        start = running, vary(zeros, self.one_pass.axes)
+        start = running, jax.tree.map(self.zeros, shapes)
         (running, sums), _ = jax.lax.scan(body, start, self.cut)
         whole = jax.tree.map(lambda leaf: leaf / self.passes, sums)
         extras = {
@@ -110,6 +109,16 @@ class _Parts:
                 whole["taps"],
             )
         return PassResult(whole["grads"], whole["means"], running, extras)
+
+    def vary(self, state: Any) -> Any:
+        """Marks running statistics as differing between devices."""
+        return vary(state, self.one_pass.axes)
+
+    def zeros(self, like: jax.ShapeDtypeStruct) -> jax.Array:
+        """Returns zeros that may differ between devices wherever the sum will."""
+        # Gradients of parameters held in parts differ along the axes of the parts, too.
+        axes = {*self.one_pass.axes, *varying_axes(like)}
+        return vary(jnp.zeros(like.shape, like.dtype), tuple(sorted(axes)))
 
     def value_fn(self, params: Any) -> Any:
         """Returns the loss of all parts."""

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from hpcjax import data, optim
-from hpcjax.core import checks, per_device, trees
+from hpcjax.core import per_device, trees
 from hpcjax.core.errors import CheckpointCorrupt, ConfigError
 from hpcjax.sharding.mesh import data_axes, place_batch
 from hpcjax.train.checkpoint import Checkpoints, Restored
@@ -20,7 +20,7 @@ from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
 from hpcjax.train.host_step import compile_host_step, go_on, pause
 from hpcjax.train.recorder import Recorder, check, mark
-from hpcjax.train.state import TrainState, init_state, state_shapes, state_specs
+from hpcjax.train.state import TrainState, init_state, state_shapes
 from hpcjax.train.step import (
     NONFINITE,
     STOP,
@@ -275,21 +275,11 @@ def accumulating(task: Task, config: TrainConfig, mesh: Mesh) -> Task:
     """Returns a task whose gradients are computed in `config.accumulate` passes.
 
     Raises:
-      ConfigError: devices or passes do not divide the batch, or gradients arrive summed
-        over devices, so that each device's passes cannot be weighed by what it scored.
+      ConfigError: devices or passes do not divide the batch.
     """
     check_batch(task, config, mesh)
     if config.accumulate == 1:
         return task
-    params = state_shapes(task, mesh).params
-    cut = state_specs(task, state_shapes(task, mesh)).params
-    checks.require(
-        cut == per_device.specs(params) or mesh.size == 1,
-        "gradients of parameters that are held in parts, as by parallel=tensor3d and "
-        "by zero's stages 2 and 3, are not accumulated: take accumulate=1, or "
-        "parallel=zero parallel.stage=1",
-        accumulate=config.accumulate,
-    )
 
     def accumulate() -> Task:
         gradients = optim.accumulate(task.method.gradients, config.accumulate)

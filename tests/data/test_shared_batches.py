@@ -22,6 +22,8 @@ from hpcjax.optim.kfac import KfacConfig
 from hpcjax.optim.kfac._transform import states
 from hpcjax.runs import overrides
 from tests.data.registry import REGISTRY
+from tests.models import helpers
+from tests.models.registry import REGISTRY as MODELS
 from tests.train import tiny
 
 # Two rows for each of four devices: the first scores nothing.
@@ -197,6 +199,44 @@ def test_what_is_drawn_for_a_row_depends_on_its_place_alone(name):
     _, metrics = step(other, sharding.place_batch(batch, sharding.data_mesh(1)))
     first = steps(task, batch, 1, count=1)[1]
     assert abs(float(metrics["loss"]) - float(first["loss"])) > 1e-3
+
+
+def weighted_model(name):
+    """Returns a task of the model's mean squared distance from -1, and its batch.
+
+    Rows of models with batch norms or experts, whose statistics are of a device, are
+    the same on each device; their weights are not.
+    """
+    made, _, state, _, _ = helpers.instance(name)
+    x, _ = helpers.batch_of(MODELS[name], ROWS)
+    if jax.tree.leaves(state) or name.startswith("moe"):
+        x = jax.tree.map(
+            lambda leaf: jnp.tile(leaf[:2], (4,) + (1,) * (leaf.ndim - 1)), x
+        )
+
+    def score(outputs, batch):
+        rows = [leaf.reshape(len(batch["y"]), -1) for leaf in jax.tree.leaves(outputs)]
+        each = sum(jnp.square(1 + leaf).mean(1) for leaf in rows)
+        return Totals(
+            {"loss": jnp.sum(batch["weight"] * each)}, jnp.sum(batch["weight"])
+        )
+
+    batch = jax.device_get({"x": x, "y": np.arange(ROWS), "weight": WEIGHTS})
+    own = tiny.dataset()._replace(train=Rows(batch), validation=Rows(batch))
+    task = train.supervised(made, optax.sgd(0.01), own)
+    return task.replace(objective=score), batch
+
+
+# Experts of a whole batch have other capacities than those of a device's rows; those of
+# "moe_gated" take all. Batch norms of "resnet50" see two rows at one place: inputs that
+# differ in the last bit change its gradients by four times themselves.
+@pytest.mark.quick("linear")
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"moe", "raw", "resnet50"}))
+def test_a_step_of_every_model_is_that_of_one_device(name):
+    task, batch = weighted_model(name)
+    one = steps(task, batch, 1, count=1)
+    assert float(one[1]["loss"]) > 0
+    same(steps(task, batch, 4, count=1), one)
 
 
 def test_a_model_that_draws_by_one_key_for_all_rows_is_refused():

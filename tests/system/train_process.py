@@ -26,11 +26,19 @@ def main(index: int, count: int, port: int, file: pathlib.Path) -> None:
 
     from hpcjax import sharding, train
     from hpcjax.core import trees
+    from tests.data import test_shared_batches
     from tests.train import test_step, tiny
 
-    sparse = file.stem == "sparse"
-    task = test_step.sparse_task() if sparse else tiny.task(optax.adam(0.1))
-    config = train.TrainConfig(steps=12, batch_size=16, eval_every=5)
+    rows = 16
+    match file.stem:
+        case "sparse":
+            task = test_step.sparse_task()
+        case "values":  # of a weight each, and a last batch that is short
+            task, batch = test_shared_batches.averaging_values()
+            rows = len(batch["x"])
+        case _:
+            task = tiny.task(optax.adam(0.1))
+    config = train.TrainConfig(steps=12, batch_size=rows, eval_every=5)
     records, mesh = tiny.Records(), sharding.data_mesh()
 
     def stop() -> int:  # only one process of them is told

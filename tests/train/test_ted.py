@@ -5,6 +5,7 @@ import functools
 from collections import Counter
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -367,3 +368,23 @@ def test_a_vocabulary_that_devices_do_not_divide_is_on_all(caplog):
     assert not any(held["embed/table"])
     assert "the vocabulary is on all of 2 devices" in caplog.text
     assert "an expert has 32 inner features on a device" in caplog.text
+
+
+@pytest.mark.slow
+def test_passes_of_a_weighted_batch_add_up_to_one_device_s():
+    model = with_experts(balance_weight=0.0, capacity_factor=8.0)
+    weight = np.array([0, 0, 1, 2, 1, 0.5, 3, 1], np.float32)
+
+    def step(layout, passes):
+        task, mesh = made(layout, model).task, made(layout, model).mesh
+        config = train.TrainConfig(batch_size=ROWS, accumulate=passes)
+        task = train.accumulating(task, config, mesh)
+        state = train.init_state(task, 0, mesh)
+        rows = {**task.dataset.train.gather(np.arange(ROWS)), "weight": weight}
+        program = train.train_step(task, mesh, state)
+        state, metrics = program(state, sharding.place_batch(rows, mesh))
+        return jax.device_get((state.params, metrics["loss"]))
+
+    wanted = step(ALONE, 1)
+    for layout in (Layout(2, 1, 2), Layout(1, 2, 2)):
+        chex.assert_trees_all_close(step(layout, 2), wanted, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -174,13 +175,23 @@ def test_pieces_of_a_batch_do_not_wait_for_each_other():
         model.apply(params, state, tokens[:3], train=True)
 
 
-def test_gradients_are_not_accumulated():
-    made = task(Grid(1, 1, 2, 2))
-    config = train.TrainConfig(steps=1, batch_size=ROWS, accumulate=2)
-    with pytest.raises(
-        ConfigError, match=r"as by parallel=tensor3d .* got accumulate=2"
-    ):
-        train.fit(made, config, seed=0, mesh=made.mesh(4), recorder=None)
+def test_passes_of_a_weighted_batch_add_up_to_one_device_s():
+    rows = dataset(MLP).train.gather(np.arange(ROWS))
+    weight = np.arange(ROWS, dtype=np.float32) // 2 % 3  # none on the first devices
+
+    def step(grid, passes):
+        made = task(grid, MLP)
+        mesh = made.mesh(int(np.prod(grid)))
+        config = train.TrainConfig(batch_size=ROWS, accumulate=passes)
+        made = train.accumulating(made, config, mesh)
+        state = train.init_state(made, 0, mesh)
+        program = train.train_step(made, mesh, state)
+        placed = sharding.place_batch({**rows, "weight": weight}, mesh)
+        state, metrics = program(state, placed)
+        return jax.device_get((state.params, metrics["loss"]))
+
+    found, wanted = step(Grid(2, 2, 2, 1), 2), step(ALONE, 1)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_chunks_of_the_loss_are_refused():

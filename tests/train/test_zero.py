@@ -229,14 +229,28 @@ def test_parameters_that_no_device_count_divides_are_whole_and_counted():
         spread.mesh_shape(4)
 
 
-def test_passes_of_a_batch_are_accumulated_at_stage_1_alone():
-    config = train.TrainConfig(steps=1, batch_size=16, accumulate=2)
-    made = task(1)
-    assert train.accumulating(made, config, made.mesh(8)) is not made
-    for stage in (2, 3):
-        made = task(stage)
-        with pytest.raises(ConfigError, match=r"parallel.stage=1.*accumulate=2"):
-            train.accumulating(made, config, made.mesh(8))
+@pytest.mark.quick("3")
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_passes_of_a_weighted_batch_add_up_to_one_device_s(stage):
+    rows = task(None).dataset.train.gather(np.arange(2 * ROWS))
+    weight = np.arange(2 * ROWS, dtype=np.float32) // 4 % 3  # none on the first device
+    batch = {**rows, "weight": weight}
+
+    def step(made, devices, passes):
+        mesh = made.mesh(devices)
+        config = train.TrainConfig(batch_size=2 * ROWS, accumulate=passes)
+        made = train.accumulating(made, config, mesh)
+        like, placed = train.state_shapes(made, mesh), sharding.place_batch(batch, mesh)
+        state = place(begin(), like)
+        program = train.train_step(made, mesh, state).lower(state, placed).compile()
+        assert not hlo_order.swappable(program.as_text())
+        state, metrics = program(state, placed)
+        return state.params, metrics["loss"]
+
+    found, wanted = step(task(stage, 4), 4, 2), step(task(None, 1), 1, 1)
+    chex.assert_trees_all_close(
+        *map(jax.device_get, (found, wanted)), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.slow
