@@ -37,6 +37,22 @@ Specs = Mapping[str, PartitionSpec]
 """How parameters are cut, by path; one that is not there is replicated."""
 
 
+class CutAxes(dict[str, tuple[str, ...]]):
+    """What an update of parts is told as `cut`: mesh axes, by path of what is cut.
+
+    Attributes:
+      global_shape: by path of every parameter, the shape of the whole.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, tuple[str, ...]],
+        global_shape: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        super().__init__(axes)
+        self.global_shape = global_shape
+
+
 def list_cuts(specs: Specs, path: str, ndim: int) -> Cuts:
     """Returns how an array of so many dimensions is cut.
 
@@ -137,6 +153,14 @@ def _gather_backward(cuts: tuple[Cuts, ...], _: None, slopes: Any) -> Any:
 
 
 gather_first.defvjp(_gather_forward, _gather_backward)
+
+
+def whole_shape(part: tuple[int, ...], cuts: Cuts) -> tuple[int, ...]:
+    """Returns the shape of an array of which a device has a part of such a shape."""
+    shape = list(part)
+    for dim, axis in cuts:
+        shape[dim] *= lax.axis_size(axis)
+    return tuple(shape)
 
 
 def take_part(whole: jax.Array, cuts: Cuts) -> jax.Array:

@@ -11,6 +11,7 @@ from ._lamb import scale_by_trust_ratio as scale_by_trust_ratio
 from ._shampoo import ShampooFactor as ShampooFactor
 from ._shampoo import scale_by_shampoo as scale_by_shampoo
 from .accumulation import accumulate as accumulate
+from .admission import check_rows_apart as check_rows_apart
 from .all_reduce import all_reduce_mean as all_reduce_mean
 from .contract import check_contract as check_contract
 from .exchange import ExchangeLinkState as ExchangeLinkState
@@ -62,7 +63,6 @@ from .preconditioning import Factors as Factors
 from .preconditioning import PreconditionedState as PreconditionedState
 from .preconditioning import factors_of as factors_of
 from .row_wise import RowAdagradState as RowAdagradState
-from .row_wise import check_rows_apart as check_rows_apart
 from .row_wise import scale_by_row_adagrad as scale_by_row_adagrad
 from .schedule_config import ConstantConfig as ConstantConfig
 from .schedule_config import CosineConfig as CosineConfig

@@ -1,87 +1,65 @@
-"""Which transforms may work on parts of parameters: told by what they do."""
+"""Which transforms may be cut, compressed or cached: told by what they do.
+
+All three questions are put to one reading of the traced update, `optim.reading`. It is
+an allow list: what is not known to work on elements, and meets what is cut, is refused.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import partial_eval
 
 from hpcjax.core import shards, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.shards import Specs
+from hpcjax.optim.reading import (
+    Cut,
+    Differing,
+    Reader,
+    Told,
+    Unknown,
+    compare,
+    is_number,
+    meet,
+    require_same,
+)
 
-NEEDS = (
+SPREAD = (
     "parameters that are spread over devices need an optimizer that works on elements "
     "and, by `cut`, on norms, such as sgd, adamw or lamb"
 )
-SIZED = f"{NEEDS}: this one works by the size of what a device has"
+COMPRESSED = (
+    "compressed state needs an elementwise transform, which may use norms of what is "
+    "kept, such as sgd, adamw or lamb"
+)
+BY_ROWS = (
+    "a table in parts needs an optimizer by rows, such as SGD without momentum and "
+    "weight decay, or row-wise Adagrad: got one that"
+)
 # Sizes of the dimensions of an array that are cut, each time that a transform is looked
 # at. Of one array they differ, so that one dimension is not taken for another.
-_SIZES = (11, 17, 23, 31, 41, 47), (13, 19, 29, 37, 43, 53), (3, 5, 7, 2, 4, 6)
+_SIZES = (11, 17, 23, 31, 41, 47), (97, 89, 83, 79, 73, 71)
 _AXIS = "part"
-_COLLECTIVES = {
-    *("all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"),
-}
-# What an element becomes by these depends on the elements at its place alone.
-_ELEMENTWISE = {
-    *(
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-    ),
-    *("atanh", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type"),
-    *(
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-    ),
-    *("exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite"),
-    *("le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne"),
-    *("neg", "nextafter", "not", "or", "pcast", "population_count", "pow", "pvary"),
-    *("real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left"),
-    *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
-    *("square", "stop_gradient", "sub", "tan", "tanh", "xor"),
-    # These copy it to other places, but to none along a dimension that it has.
-    *("broadcast_in_dim", "expand_dims", "squeeze", "transpose"),
-}
-_REDUCTIONS = {
-    *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
-    *("reduce_sum", "reduce_xor"),
-}
-# Programs that are run once, in the place of the equation.
-_CALLS = {
-    *("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
-    *("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2"),
-}
-_PROGRAMS = {"branches", "body_jaxpr", "call_jaxpr", "cond_jaxpr", "fun_jaxpr", "jaxpr"}
-# What of an equation may tell the sizes of what it makes.
-_SHAPES = {"aval", "dimensions", "new_sizes", "out_sharding", "shape", "sharding"}
 
-# By variable, the numbers of its dimensions.
-Cut = dict[Any, set[int]]
+
+class Traced(NamedTuple):
+    """The program of an update, and the paths of its arguments and results."""
+
+    program: Any
+    inputs: list[str]
+    outputs: list[str]
 
 
 def check_cuttable(
-    tx: optax.GradientTransformation, shapes: Any, stepped: Specs
+    tx: optax.GradientTransformation,
+    shapes: Any,
+    stepped: Specs,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
     """Raises ConfigError unless a transform gives parts what it would give the whole.
 
@@ -93,10 +71,9 @@ def check_cuttable(
     No result may depend on it, as those of `optax.clip_by_global_norm` do, and what
     else meets a dimension that is cut may move elements, and is refused.
 
-    It is traced for parts of several sizes, and for the whole. The programs must be the
-    same but for shapes: a number that is another one was made of a size, as a rate by
-    the fan-in is. What has another shape is cut, or made of the size of what is. Rules
-    that hold between two of these sizes alone are not found.
+    It is traced for parts of several sizes, for a device's part and for the whole. The
+    programs must be the same but for shapes: a number that is another one was made of a
+    size, as a rate by the fan-in is; `cut.global_shape` tells those of the whole.
 
     Whether what is done by collectives is right is not looked at.
 
@@ -104,60 +81,245 @@ def check_cuttable(
       tx: the transform; its rules are for the paths of `shapes`.
       shapes: of the parameters.
       stepped: how they are to be cut.
+      sizes: of the mesh's axes; None looks at no device's own part.
     """
-    cut = {
-        path: tuple({dim for dim, _ in shards.list_cuts(stepped, path, leaf.ndim)})
-        for path, leaf in trees.flatten(shapes).items()
-    }
-    told = {path: (_AXIS,) for path, dims in cut.items() if dims}
+    flat = trees.flatten(shapes)
+    cuts = {path: shards.list_cuts(stepped, path, x.ndim) for path, x in flat.items()}
+    dims = {path: tuple({dim for dim, _ in own}) for path, own in cuts.items()}
+    told = shards.CutAxes(
+        {path: (_AXIS,) for path, own in dims.items() if own},
+        {path: leaf.shape for path, leaf in flat.items()},
+    )
+    forms = [_mark(shapes, dims, own) for own in _SIZES] + [shapes]
+    if sizes is not None:
+        parts = {path: _part(x, cuts[path], sizes) for path, x in flat.items()}
+        forms.append(trees.unflatten(shapes, parts))
+    first, *others = (_trace_update(tx, each, SPREAD, cut=told) for each in forms)
+    reader = Reader(_compare([first, *others], SPREAD))
+    _require_whole(_follow(reader, first, [Told()] * len(first.inputs)), reader, SPREAD)
+
+
+def check_compressible(
+    tx: optax.GradientTransformation, whole: Any, kept: Any, stacked: Mapping[str, int]
+) -> None:
+    """Raises ConfigError unless kept values get what masked training would give them.
+
+    Its update must be, but for shapes, one program for whole arrays and for vectors of
+    the values that are kept, of any size, and work on elements. Norms of all that is
+    kept are those of the whole if what is pruned adds nothing. And what is pruned, a
+    zero whose gradients are zeros, must stay one in every step: followed from the
+    transform's first state on until nothing of it changes any more.
+
+    Args:
+      tx: the transform.
+      whole: shapes of the parameters.
+      kept: shapes of what is kept of them, `[*stack, ..., kept]` where pruned.
+      stacked: how many of its dimensions stack layers, for each that is pruned.
+    """
     programs = []
-    for own in (*_SIZES, None):
-        likes = {
-            path: jax.ShapeDtypeStruct(_mark(leaf.shape, cut[path], own), leaf.dtype)
-            for path, leaf in trees.flatten(shapes).items()
-        }
-        params = trees.unflatten(shapes, likes)
+    for form, count in ((kept, 2), (whole, 1)):
+        flat = trees.flatten(form)
+        dims = {path: range(n - flat[path].ndim, 0) for path, n in stacked.items()}
+        forms = [_mark(form, dims, own) for own in _SIZES[:count]] + [form]
+        begun = [_trace_init(tx, each, COMPRESSED) for each in forms]
+        stepped = [_trace_update(tx, each, COMPRESSED) for each in forms]
+        cut = _compare(begun, COMPRESSED) | _compare(stepped, COMPRESSED)
+        _follow_pruned(begun[0], stepped[0], Reader(cut, norms=True), stacked)
+        programs.append((begun[0], stepped[0]))
+    for vectors, matrices in zip(*programs, strict=True):
         try:
-            state = jax.eval_shape(tx.init, params)
-            _check_state(tx, state, params)
-            programs.append(_trace(tx, state, params, told))
-        except ConfigError:
-            raise
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{NEEDS}: this one cannot be looked at: {error}"
-            ) from error
-    (program, results), *others = programs
-    found: Cut = {}
-    for other, _ in others:
-        _require_same(program, other, found)
-    reader = _Reader(found)
-    partial = reader.follow(program.jaxpr, [False] * len(program.in_avals))
-    wrong = [
-        path for path, is_of_part in zip(results, partial, strict=True) if is_of_part
+            require_same(vectors.program, matrices.program, None)
+        except Differing as error:
+            raise ConfigError(f"{COMPRESSED}: of matrices {error}") from error
+
+
+def check_rows_apart(tx: optax.GradientTransformation, name: str = "table") -> None:
+    """Raises ConfigError unless a transform leaves rows without a gradient alone.
+
+    Such a transform may be given a part of a table's rows, which holds all that have a
+    gradient, in place of the table. Its update is traced and followed: where a gradient
+    is zero, an update must be zero and what is kept of the row must stay, whatever it
+    is and whatever has been counted; and nothing may pass from row to row.
+    `optim.sgd` has a buffer of momentum even where this is 0, which changes: plain SGD
+    is `optax.sgd`.
+
+    Args:
+      tx: of averaged gradients; must not communicate.
+      name: of the table among the parameters.
+    """
+    needs = BY_ROWS.removesuffix(": got one that")
+    forms = [{name: jax.ShapeDtypeStruct((rows, 4), "float32")} for rows, *_ in _SIZES]
+    first, *others = (_trace_update(tx, each, needs, like=False) for each in forms)
+    reader = Reader(_compare([first, *others], needs))
+    given = [
+        Told(at=np.float32(0) if path.startswith("grads/") else Unknown(at))
+        for at, path in enumerate(first.inputs)
     ]
-    if wrong:
+    found = _follow(reader, first, given)
+    variables = dict(zip(first.outputs, first.program.jaxpr.outvars, strict=True))
+
+    def stays(path: str) -> bool:
+        if path.startswith("updates/"):
+            return is_number(found[path].at, 0)
+        of_rows = bool(reader.find_cut(variables[path]))
+        return not of_rows or found[path].at == Unknown(first.inputs.index(path))
+
+    mixed = [path for path, each in found.items() if each.of_part]
+    moved = [path for path in found if path not in mixed and not stays(path)]
+    if moved:
+        raise ConfigError(f"{BY_ROWS} changes rows that have no gradient, {moved[:3]}")
+    if mixed:
+        raise ConfigError(f"{BY_ROWS} mixes rows, by {', '.join(reader.by)}")
+
+
+def _follow_pruned(
+    begun: Traced, stepped: Traced, reader: Reader, pruned: Mapping[str, int]
+) -> None:
+    """Raises ConfigError if pruned elements move, or count, in any step."""
+
+    def begin(path: str) -> Told:
+        kind, _, own = path.partition("/")
+        zero = own in pruned and kind in ("params", "grads")
+        return Told(at=np.float32(0) if zero else None)
+
+    state = _follow(reader, begun, [begin(path) for path in begun.inputs])
+    while True:
+        given = [state.get(path, begin(path)) for path in stepped.inputs]
+        found = _follow(reader, stepped, given)
+        # What is not the same after a step is not known: each time there are fewer.
+        met = {path: Told(at=meet(state[path].at, found[path].at)) for path in state}
+        if sum(each.at is None for each in met.values()) == sum(
+            each.at is None for each in state.values()
+        ):
+            break
+        state = met
+    _require_whole(found, reader, COMPRESSED)
+    moved = [path for path in pruned if not is_number(found[f"updates/{path}"].at, 0)]
+    if moved:
         raise ConfigError(
-            f"{NEEDS}: results of this one depend on sums, places or draws of what one "
-            f"device has, {wrong[:3]}, by {', '.join(sorted(reader.by))}"
+            f"{COMPRESSED}: this one moves what is pruned, of {moved[:3]}"
         )
 
 
-def _mark(
-    shape: tuple[int, ...], dims: Sequence[int], sizes: Sequence[int] | None
-) -> tuple[int, ...]:
-    """Returns a shape in which each dimension that is cut has a size of its own."""
-    if sizes is None:
-        return shape
-    ndim = len(shape)
-    return tuple(sizes[at] if at - ndim in dims else shape[at] for at in range(ndim))
+def _follow(reader: Reader, traced: Traced, given: Sequence[Told]) -> dict[str, Told]:
+    """Returns what is told of a program's results, by their paths."""
+    return dict(zip(traced.outputs, reader.follow(traced.program, given), strict=True))
 
 
-def _check_state(tx: optax.GradientTransformation, state: Any, params: Any) -> None:
+def _require_whole(found: Mapping[str, Told], reader: Reader, needs: str) -> None:
+    """Raises ConfigError if a result is of what one part alone has."""
+    wrong = [path for path, each in found.items() if each.of_part]
+    if wrong:
+        raise ConfigError(
+            f"{needs}: results of this one depend on sums, places or draws of what one "
+            f"device has, {wrong[:3]}, by {', '.join(reader.by)}"
+        )
+
+
+def _compare(traced: Sequence[Traced], needs: str) -> Cut:
+    """Returns which dimensions are cut; raises ConfigError if a size is used."""
+    try:
+        return compare([each.program for each in traced])
+    except Differing as error:
+        raise ConfigError(
+            f"{needs}: this one works by the size of what a device has: {error}"
+        ) from error
+
+
+def _mark(shapes: Any, dims: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> Any:
+    """Returns shapes in which each dimension that is cut has a size of its own."""
+
+    def mark(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+        own, ndim = dims.get(path, ()), leaf.ndim
+        shape = tuple(
+            sizes[at] if at - ndim in own else leaf.shape[at] for at in range(ndim)
+        )
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    flat = trees.flatten(shapes)
+    return trees.unflatten(shapes, {path: mark(path, x) for path, x in flat.items()})
+
+
+def _part(leaf: Any, cuts: shards.Cuts, sizes: Mapping[str, int]) -> Any:
+    """Returns the shape of a device's part."""
+    shape = list(leaf.shape)
+    for dim, axis in cuts:
+        shape[dim] //= sizes.get(axis, 1)
+    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+
+
+def _trace_init(tx: optax.GradientTransformation, params: Any, needs: str) -> Traced:
+    """Returns the program of a transform's first state."""
+
+    def init(given: Any) -> Any:
+        return {"state": tx.init(given["params"])}
+
+    return _trace(init, {"params": params}, needs)
+
+
+def _trace_update(
+    tx: optax.GradientTransformation,
+    params: Any,
+    needs: str,
+    *,
+    cut: shards.CutAxes | None = None,
+    like: bool = True,
+) -> Traced:
+    """Returns the program of an update.
+
+    Args:
+      tx: the transform.
+      params: shapes.
+      needs: what it must be, for messages.
+      cut: as the update gets it.
+      like: whether its state must consist of numbers and of arrays like parameters.
+    """
+    wide = optax.with_extra_args_support(tx)
+    told = {} if cut is None else {"cut": cut}
+
+    def update(given: Any) -> Any:
+        updates, state = wide.update(
+            given["grads"], given["state"], given["params"], **told, **given["extra"]
+        )
+        return {"updates": updates, "state": state}
+
+    state = _look(needs, jax.eval_shape, tx.init, params)
+    if like:
+        _look(needs, _check_state, tx, state, params, needs)
+    numbers = {"loss_terms": "float32", "step": "int32", "value": "float32"}
+    extra = {name: jax.ShapeDtypeStruct((), dtype) for name, dtype in numbers.items()}
+    given = {"grads": params, "state": state, "params": params, "extra": extra}
+    return _trace(update, given, needs)
+
+
+def _trace(function: Any, given: Any, needs: str) -> Traced:
+    make = jax.make_jaxpr(function, axis_env=[(_AXIS, 2)], return_shape=True)
+    traced, results = _look(needs, make, given)
+    outputs = [True] * len(traced.jaxpr.outvars)
+    needed, _ = partial_eval.dce_jaxpr(traced.jaxpr, outputs, instantiate=True)
+    program = traced.replace(jaxpr=needed)
+    return Traced(program, list(trees.flatten(given)), list(trees.flatten(results)))
+
+
+def _look(needs: str, function: Any, *args: Any) -> Any:
+    """Returns what a function of the transform gives for shapes."""
+    try:
+        return function(*args)
+    except ConfigError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{needs}: this one cannot be looked at: {error}") from error
+
+
+def _check_state(
+    tx: optax.GradientTransformation, state: Any, params: Any, needs: str
+) -> None:
+    """Raises ConfigError if the state is of more than numbers and such arrays."""
+
     def fits(leaf: Any, like: Any) -> bool:
         return getattr(leaf, "shape", like.shape) == like.shape
 
-    def is_number(leaf: Any) -> bool:
+    def is_single(leaf: Any) -> bool:
         # A key would draw for each part what another one draws for the whole.
         drawn = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
         return math.prod(getattr(leaf, "shape", (0,))) == 1 and not drawn
@@ -167,187 +329,12 @@ def _check_state(tx: optax.GradientTransformation, state: Any, params: Any) -> N
         fits,
         state,
         params,
-        transform_non_params=is_number,
+        transform_non_params=is_single,
         is_leaf=shards.is_masked,
     )
     wrong = [path for path, fitting in trees.flatten(good).items() if not fitting]
     if wrong:
         raise ConfigError(
-            f"{NEEDS}: the state of this one holds what is neither a number nor like a "
+            f"{needs}: the state of this one holds what is neither a number nor like a "
             f"parameter, {wrong[:3]}"
         )
-
-
-def _trace(
-    tx: optax.GradientTransformation, state: Any, params: Any, cut: Any
-) -> tuple[Any, list[str]]:
-    """Returns the program of an update, and the paths of updates and state."""
-
-    def update(state: Any, params: Any, grads: Any) -> Any:
-        extra = {"value": 1.0, "step": 0, "loss_terms": 1.0}
-        wide = optax.with_extra_args_support(tx)
-        return wide.update(grads, state, params, cut=cut, **extra)
-
-    traced, results = jax.make_jaxpr(update, axis_env=[(_AXIS, 2)], return_shape=True)(
-        state, params, params
-    )
-    outputs = [True] * len(traced.jaxpr.outvars)
-    needed, _ = partial_eval.dce_jaxpr(traced.jaxpr, outputs, instantiate=True)
-    return traced.replace(jaxpr=needed), list(trees.flatten(results))
-
-
-def _require_same(left: Any, right: Any, cut: Cut) -> None:
-    """Raises ConfigError if two programs differ in more than shapes.
-
-    Adds to `cut` the dimensions of each variable whose sizes differ: those are cut, or
-    made of the size of one that is.
-    """
-    left, right, same = _bare(left), _bare(right), True
-    for one, other in zip(left.consts, right.consts, strict=False):
-        same &= np.array_equal(np.asarray(one), np.asarray(other))
-    if not same:
-        raise ConfigError(f"{SIZED}: it holds another array for another size")
-    _compare_shapes(left.jaxpr, right.jaxpr, cut)
-    names = [[each.primitive.name for each in half.eqns] for half in (left, right)]
-    if names[0] != names[1]:
-        raise ConfigError(f"{SIZED}: for another size it is another program")
-    for name, one, other in zip(names[0], left.eqns, right.eqns, strict=True):
-        _compare_shapes(one, other, cut)
-        numbers = [
-            [str(v.val) for v in each.invars if isinstance(v, Literal)]
-            for each in (one, other)
-        ]
-        plain = one.params.keys() - _SHAPES - _PROGRAMS
-        if numbers[0] != numbers[1] or any(
-            _differ(one.params[key], other.params[key]) for key in plain
-        ):
-            raise ConfigError(
-                f"{SIZED}: {name} has {numbers[0]}, and of another size {numbers[1]}"
-            )
-        for mine, theirs in zip(_inner(one), _inner(other), strict=True):
-            _require_same(mine, theirs, cut)
-
-
-def _bare(program: Any) -> Any:
-    """Returns a program with its constants; one that is open has none."""
-    return program if hasattr(program, "consts") else ClosedJaxpr(program, ())
-
-
-def _compare_shapes(one: Any, other: Any, cut: Cut) -> None:
-    """Adds the dimensions in which variables of programs, or equations, differ."""
-    for mine, theirs in zip(_variables(one), _variables(other), strict=True):
-        sizes = [getattr(each.aval, "shape", ()) for each in (mine, theirs)]
-        if len(sizes[0]) != len(sizes[1]):
-            raise ConfigError(f"{SIZED}: for another size it has another dimension")
-        # A program that is called twice is one: what is cut once counts as cut.
-        if not isinstance(mine, Literal):
-            pairs = enumerate(zip(*sizes, strict=True))
-            cut.setdefault(mine, set()).update(at for at, (a, b) in pairs if a != b)
-
-
-def _variables(whole: Any) -> list[Any]:
-    """Returns the variables that a program or equation gets, holds and makes."""
-    return [*whole.invars, *getattr(whole, "constvars", ()), *whole.outvars]
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Says whether parameters that are numbers, or several of them, differ."""
-    kinds = (bool, int, float, str, tuple)
-    return isinstance(one, kinds) and one != other
-
-
-class _Reader:
-    """Follows what is of one part through a program.
-
-    Args:
-      cut: the dimensions of variables that are cut, or made of the size of such a one.
-
-    Attributes:
-      by: names of the primitives by which something became so.
-    """
-
-    def __init__(self, cut: Cut) -> None:
-        self.cut, self.by = cut, set()
-
-    def follow(self, program: Any, given: Sequence[bool]) -> list[bool]:
-        """Returns which results of a program depend on what is of one part."""
-        known = dict(zip(program.invars, given, strict=True))
-
-        def read(variable: Any) -> bool:
-            return not isinstance(variable, Literal) and known.get(variable, False)
-
-        for equation in program.eqns:
-            found = self._pass_on(equation, [read(each) for each in equation.invars])
-            known.update(zip(equation.outvars, found, strict=True))
-        return [read(variable) for variable in program.outvars]
-
-    def _pass_on(self, equation: Any, given: list[bool]) -> list[bool]:
-        """Returns which results of an equation are of one part."""
-        name, inner = equation.primitive.name, _inner(equation)
-        if name in _COLLECTIVES:
-            return [False] * len(equation.outvars)
-        if name == "cond":
-            which, *others = given
-            taken = [self.follow(_bare(branch).jaxpr, others) for branch in inner]
-            # Where it is chosen by a part's number, parts go different ways.
-            return [which or any(each) for each in zip(*taken, strict=True)]
-        if name in _CALLS and inner:
-            return self.follow(_bare(inner[0]).jaxpr, given)
-        if self._becomes_partial(equation):
-            self.by.add(name)
-            return [True] * len(equation.outvars)
-        return [any(given)] * len(equation.outvars)
-
-    def _becomes_partial(self, equation: Any) -> bool:
-        """Says whether an equation meets a dimension that is cut, and may not."""
-        name = equation.primitive.name
-        if name == "axis_index":
-            return True
-        if name in _ELEMENTWISE:
-            return False
-        if name in _REDUCTIONS:
-            return bool(self._find_cut(equation.invars[0]) & {*equation.params["axes"]})
-        if name == "reshape" and not _rearranges(equation):
-            return False
-        return self._meets_cut(equation)
-
-    def _meets_cut(self, equation: Any) -> bool:
-        """Says whether a dimension that is cut is in an equation or in what it runs."""
-        if any(map(self._find_cut, _variables(equation))):
-            return True
-        bodies = (_bare(program).jaxpr for program in _inner(equation))
-        return any(self._meets_cut(each) for body in bodies for each in body.eqns)
-
-    def _find_cut(self, variable: Any) -> set[int]:
-        return set() if isinstance(variable, Literal) else self.cut[variable]
-
-
-def list_integers(program: Any) -> list[int]:
-    """Returns the integers that stand in a program and in those that it runs."""
-    found = []
-    for equation in program.eqns:
-        literals = (each.val for each in equation.invars if isinstance(each, Literal))
-        found += [
-            int(each)
-            for each in literals
-            if jnp.issubdtype(jnp.result_type(each), jnp.integer)
-        ]
-        for inner in _inner(equation):
-            found += list_integers(_bare(inner).jaxpr)
-    return found
-
-
-def _rearranges(equation: Any) -> bool:
-    """Says whether a reshape does more than add or remove sides of length 1."""
-    given, made = (
-        [size for size in variable.aval.shape if size != 1]
-        for variable in (equation.invars[0], equation.outvars[0])
-    )
-    return given != made
-
-
-def _inner(equation: Any) -> list[Any]:
-    """Returns the programs that an equation runs, with their constants if closed."""
-    names = sorted(_PROGRAMS - {"branches"})
-    found = [equation.params[name] for name in names if name in equation.params]
-    return [*found, *equation.params.get("branches", ())]

@@ -32,7 +32,9 @@ from hpcjax.optim.methods import data_parallel, whole_backward
 OfLeaf = Callable[[Any, Cuts, Cuts], Any]
 
 
-def train_shards(optimizer: Optimization, parallel: Parallel, model: Model) -> Method:
+def train_shards(
+    optimizer: Optimization, parallel: Parallel, model: Model, devices: int
+) -> Method:
     """Returns the training of one model that is spread over devices.
 
     The state has the paths and global shapes of `optim.data_parallel`, so that the
@@ -42,12 +44,14 @@ def train_shards(optimizer: Optimization, parallel: Parallel, model: Model) -> M
       optimizer: whose transform works on elements and norms.
       parallel: how the model is spread.
       model: the model.
+      devices: how many.
 
     Raises:
       ConfigError: a transform that needs whole parameters; see `check_cuttable`.
     """
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
-    check_cuttable(optimizer.tx, shapes, parallel.stepped)
+    sizes = parallel.mesh_shape(devices)
+    check_cuttable(optimizer.tx, shapes, parallel.stepped, sizes)
     held, stepped = parallel.held, parallel.stepped
     tx = update_shards(optimizer.tx, stepped, held=held, axes=parallel.axes)
     gradients = optimizer.gradients or whole_backward
@@ -98,7 +102,8 @@ def update_shards(
     the axes they are cut along, which is the gradient of `core.shards.gather`.
 
     `init` takes parameters of global shapes, `update` those of this device. `tx` gets
-    `cut={path: axes}`, for norms; `value_fn` it does not get.
+    `cut={path: axes}`, for norms, with the whole's shapes as `cut.global_shape`;
+    `value_fn` it does not get.
 
     Args:
       tx: works on elements and norms; see `check_cuttable`.
@@ -156,11 +161,14 @@ def update_shards(
     def update(updates, state, params=None, value_fn=None, **extra_args):
         del value_fn  # a function of what this device holds, and not of its parts
         own = params and each(lambda p, _, new: shards.take_part(p, new), params)
-        cut = {
-            path: axes
-            for path, leaf in trees.flatten(updates).items()
-            if (axes := shards.axes_of(shards.list_cuts(stepped, path, leaf.ndim)))
+        flat = trees.flatten(updates)
+        cuts = {
+            path: shards.list_cuts(stepped, path, x.ndim) for path, x in flat.items()
         }
+        cut = shards.CutAxes(
+            {path: shards.axes_of(own) for path, own in cuts.items() if own},
+            {path: shards.whole_shape(x.shape, cuts[path]) for path, x in flat.items()},
+        )
         updates, state = inner.update(updates, state, own, cut=cut, **extra_args)
         return each(join, updates), state
 

@@ -110,7 +110,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
         rule = "what spreads one model over devices averages its gradients by itself"
         given = {"averaging": averaged, "exchange": exchange, "backward": backward}
         checks.require(alone and chosen.gradients is None, rule, **given)
-        return optim.train_shards(chosen, parallel.build(setup), model)
+        return optim.train_shards(chosen, parallel.build(setup), model, devices)
     if averaged is None:
         return optim.data_parallel(chosen, mean=mean)
     if transport is not None:

@@ -7,11 +7,19 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from hpcjax import optim
+from hpcjax import optim, sharding
 from hpcjax.core import ConfigError, trees
 from hpcjax.optim import sparse_state
 from hpcjax.optim.admission import check_cuttable
-from tests.optim.transforms import CUTTABLE, LATE, NORMS, WHOLE, each, in_steps
+from tests.optim.transforms import (
+    AFTERWARDS,
+    BY_RANK,
+    CUTTABLE,
+    LATE,
+    NORMS,
+    WHOLE,
+    each,
+)
 
 SPECS = {"kernel": P(None, "data"), "bias": P("data")}
 SHAPES = {
@@ -143,17 +151,59 @@ def test_who_may_be_compressed_gives_the_kept_what_masked_training_does(name):
         *("by size", "by root", "mean", "adafactor whole", "block rms", "clip rms"),
         *("softmax", "places", "row 0", "centralize"),
         *LATE,
+        *BY_RANK,
     ],
 )
 def test_who_counts_elements_or_moves_pruned_ones_is_refused(name):
-    with pytest.raises(TypeError, match="elementwise"):
-        sparse_state.check_elementwise({**WHOLE, **LATE}[name](), pruned(0.5)[0].params)
+    with pytest.raises(ConfigError, match="elementwise"):
+        sparse_state.check_elementwise(
+            {**WHOLE, **LATE, **BY_RANK}[name](), pruned(0.5)[0].params
+        )
 
 
-@pytest.mark.quick("True-2", "False-3")
-@pytest.mark.parametrize("count", [2, 3, 7])
-@pytest.mark.parametrize("mean", [True, False])
-def test_what_comes_every_few_steps_is_not_by_rows(count, mean):
-    tx = in_steps(optax.sgd(0.1), count, use_grad_mean=mean)
+@pytest.mark.parametrize("name", AFTERWARDS)
+def test_what_comes_to_a_row_later_is_not_by_rows(name):
     with pytest.raises(ConfigError, match="changes rows that have no gradient"):
-        optim.check_rows_apart(tx)
+        optim.check_rows_apart(AFTERWARDS[name]())
+
+
+def test_a_rule_for_the_part_s_own_size_is_refused():
+    tx = each(lambda g: 2 * g if g.shape[-1] == 4 else g)
+    check_cuttable(tx, SHAPES, SPECS, {"data": 4})  # parts of 2
+    with pytest.raises(ConfigError, match="another program"):
+        check_cuttable(tx, SHAPES, SPECS, {"data": 2})
+
+
+def test_a_refusal_says_where():
+    tx = optax.chain(optax.scale_by_adam(), optax.clip_by_global_norm(1.0))
+    with pytest.raises(ConfigError, match=r"reduce_sum in \w+ \(\w+\.py, line \d+\)"):
+        check_cuttable(tx, SHAPES, SPECS)
+
+
+def test_the_whole_s_shape_may_be_used():
+    """A rate by the fan-in of the whole, on parts in a real loop."""
+
+    def update(updates, state, params=None, *, cut=None, **extra):
+        del params, extra
+        shapes = {path: leaf.shape for path, leaf in trees.flatten(updates).items()}
+        shapes |= getattr(cut, "global_shape", {})
+        flat = trees.flatten(updates)
+        scaled = {path: leaf / shapes[path][0] for path, leaf in flat.items()}
+        return trees.unflatten(updates, scaled), state
+
+    init = optax.init_empty_state
+    tx = optax.chain(
+        optax.GradientTransformationExtraArgs(init, update), optax.sgd(1.0)
+    )
+    check_cuttable(tx, SHAPES, SPECS, {"data": 4})
+    wide = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), SHAPES)
+    spread = optim.update_shards(tx, SPECS, axes="data")
+
+    def step(grads):
+        return spread.update(grads, spread.init(grads), grads)[0]
+
+    mapped = jax.shard_map(
+        step, mesh=sharding.data_mesh(4), in_specs=P(), out_specs=P(), check_vma=False
+    )
+    found, wanted = mapped(wide), tx.update(wide, tx.init(wide), wide)[0]
+    jax.tree.map(np.testing.assert_allclose, found, wanted)

@@ -50,6 +50,24 @@ def by_number():
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
+def by_floats():
+    """Adds up gradients and hands them on when a number in float32 has come to 50."""
+
+    def init(params):
+        return jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+
+    def update(updates, state, params=None):
+        del params
+        count, total = state
+        total = jax.tree.map(jnp.add, total, updates)
+        due = count + 1.25 >= 50
+        kept = jax.tree.map(lambda t: jnp.where(due, 0, t), total)
+        handed = jax.tree.map(lambda t: jnp.where(due, t, 0), total)
+        return handed, (jnp.where(due, 0, count + 1.25), kept)
+
+    return optax.GradientTransformation(init, update)
+
+
 KNOTS = optax.piecewise_interpolate_schedule("linear", 0.1, {5: 0.5, 9: 0.1})
 NOISE = jax.random.key(0)
 # Right on parts: they work on elements, and on norms by `cut`.
@@ -153,5 +171,34 @@ LATE = {
         optax.scale_by_schedule(lambda step: jnp.where(step < 5, 0.0, 0.1)),
     ),
 }
+# Of matrices something else than of vectors of what is kept of them.
+BY_RANK = {
+    "decay of matrices": lambda: optax.adamw(
+        0.1, mask=lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree)
+    ),
+    "norm of rows": lambda: each(
+        lambda g: g / jnp.sqrt(jnp.sum(g * g, -1, keepdims=True))
+    ),
+    "if large": lambda: each(lambda g: g if g.size > 100 else 2 * g),
+    "sum from step 20": lambda: optax.conditionally_transform(
+        each(lambda g: g - g.sum()), lambda step, **_: step >= 20
+    ),
+    "least": lambda: each(lambda g: g / g.max()),
+    "noise": lambda: optax.add_noise(0.1, 0.5, NOISE),
+    "a ones": lambda: each(lambda g: g + 1),
+}
+# Rows that have no gradient change in a later step.
+AFTERWARDS = {
+    "in 2 steps": lambda: in_steps(optax.sgd(0.1), 2),
+    "in 3 steps": lambda: in_steps(optax.sgd(0.1), 3, use_grad_mean=False),
+    "in 40 steps": lambda: optax.chain(optax.apply_every(40), optax.sgd(0.1)),
+    "late decay": lambda: optax.chain(
+        optax.add_decayed_weights(lambda step: jnp.where(step > 100, 0.1, 0.0)),
+        optax.sgd(0.1),
+    ),
+    "counted in floats": by_floats,
+    "momentum": lambda: optax.sgd(0.1, 0.9),
+    "average": lambda: optax.ema(0.9),
+}
 # Of these norms are those of all that is kept, so that they may be compressed.
-NORMS = ("lars", "fromage", "clip norm", "norm", "greatest")
+NORMS = "lars", "lamb", "fromage", "clip norm", "norm", "greatest", "if finite"

@@ -221,7 +221,7 @@ def wrap(
       `init` and `step`. A jitted step should donate its state.
 
     Raises:
-      TypeError: at `init`, if `tx` is not elementwise, see `check_elementwise`.
+      ConfigError: at `init`, if `tx` is not elementwise, see `check_elementwise`.
 
     References:
       Singh and Bhatele, IPDPS 2023, §III-C.

@@ -325,7 +325,7 @@ def stacked_parameters():
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_transforms_that_need_matrices_are_refused(name):
-    with pytest.raises(TypeError, match="elementwise"):
+    with pytest.raises(ConfigError, match="elementwise"):
         sparse_state.check_elementwise(REFUSED[name], stacked_parameters().params)
 
 
