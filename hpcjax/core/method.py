@@ -214,6 +214,10 @@ class Optimization(NamedTuple):
       axes: mesh axes that gradients are to be averaged over.
       mesh_shape: `mesh_shape(devices)` returns the sizes of these axes by name.
       facts: see `Method`.
+      begin: what parameters are before the first step, such as those of a network that
+        is sparse from the start.
+      sent: `sent(state of tx, params)` returns masks of the gradients that the step
+        needs, so that an exchange spends nothing on others; None where it needs all.
     """
 
     tx: optax.GradientTransformation
@@ -221,6 +225,8 @@ class Optimization(NamedTuple):
     axes: str | tuple[str, ...] = DATA_AXIS
     mesh_shape: Callable[[int], dict[str, int]] = lambda devices: {DATA_AXIS: devices}
     facts: Mapping[str, float] = {}
+    begin: Callable[[Any], Any] = lambda params: params
+    sent: Callable[[Any, Any], Any] | None = None
 
 
 class Backward(NamedTuple):

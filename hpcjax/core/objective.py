@@ -73,8 +73,10 @@ class Objective:
         """Scores outputs.
 
         Raises:
-          ConfigError: the score's sums have not the names of `metrics`.
+          ConfigError: outputs are not those that are asked for, or the score's sums have
+            not the names of `metrics`.
         """
+        self.check_outputs(outputs)
         totals = self.find_score()(outputs, batch)
         if set(totals.sums) != set(self.metrics):
             raise ConfigError(
@@ -82,6 +84,23 @@ class Objective:
                 f"{sorted(totals.sums)}"
             )
         return totals
+
+    def check_outputs(self, outputs: Any) -> None:
+        """Raises ConfigError unless outputs are arrays of these names and axes."""
+        single = isinstance(self.outputs, Numbers)
+        wanted = {"": self.outputs} if single else dict(self.outputs)
+        if single:
+            given = {"": outputs}
+        elif isinstance(outputs, Mapping):
+            given = dict(outputs)
+        else:
+            given = {name: getattr(outputs, name, None) for name in wanted}
+        axes = {name: getattr(leaf, "ndim", None) for name, leaf in given.items()}
+        if axes != {name: 1 + each.rank for name, each in wanted.items()}:
+            raise ConfigError(
+                f"outputs for {self.name} must be {self.outputs}, beside the examples' "
+                f"axis: got {_describe(outputs)}"
+            )
 
     def maps(self, inputs: Any, outputs: Any) -> bool:
         """Says whether it asks for exactly these outputs of exactly these inputs."""
@@ -103,3 +122,8 @@ class Objective:
             return self.score
         module, _, name = self.score.partition(":")
         return getattr(importlib.import_module(module), name)
+
+
+def _describe(outputs: Any) -> str:
+    """Returns the shape of an array, or the type of what is none."""
+    return str(getattr(outputs, "shape", type(outputs).__name__))

@@ -12,6 +12,7 @@ from hpcjax.collectives import (
     ExchangeState,
     MeshGroup,
 )
+from hpcjax.core import masks
 from hpcjax.core.per_device import require_entered, unwrap, wrap
 from hpcjax.core.varying import Axes, after, assume_equal, require_axes
 
@@ -45,6 +46,8 @@ def exchange_gradients(
     """Averages gradients over one or several mesh axes, by an exchange.
 
     Expects local gradients; returns identical updates on every member of `axis_name`.
+    Where the update gets `sent=` masks, like the gradients, nothing else is sent, nor
+    kept in a residual, from which it would compete for a sparse exchange's places.
     Placed after the learning rate in a chain, it accumulates residuals of updates that
     are already scaled by the rate of their step.
 
@@ -74,7 +77,7 @@ def exchange_gradients(
         state = jax.tree.map(jnp.asarray, method.init(params))
         return _link_state(state, axis_name, _counts(state.stats))
 
-    def update(updates, state, params=None, **extra_args):
+    def update(updates, state, params=None, *, sent=None, **extra_args):
         del params, extra_args
         if axis_name is not None:
             require_axes(axis_name, "the exchange of gradients")
@@ -82,6 +85,10 @@ def exchange_gradients(
             require_entered(state.stats, _COUNTS, "the exchange's state")
         group = MeshGroup(axis_name)
         bare = ExchangeState(*map(unwrap, state[:-1]))
+        if sent is not None:
+            updates = masks.apply(updates, sent)
+            if bare.residual is not None:
+                bare = bare._replace(residual=masks.apply(bare.residual, sent))
         mean, new = method.average(group, updates, bare)
         # All members computed these from the same numbers; the type system of
         # `shard_map` cannot know this.

@@ -59,20 +59,27 @@ def data_parallel(
     """
     if not isinstance(optimizer, Optimization):
         optimizer = Optimization(optimizer)
-    chained = optimizer.tx
+    chained, sent = optimizer.tx, optimizer.sent
     if mean is not None:
         chained = optax.chain(mean(optimizer.axes), chained)
     tx = optax.with_extra_args_support(chained)
 
     def update(result: PassResult, state: Any, params: Any) -> tuple[Any, Any]:
-        updates, state = tx.update(result.grads, state, params, **result.extras)
+        extras = dict(result.extras)
+        if sent is not None and mean is not None:
+            extras["sent"] = sent(state[1], params)
+        updates, state = tx.update(result.grads, state, params, **extras)
         # As optax.apply_updates, which would keep a wider update's type.
         new = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
         return new, state
 
+    def init(params: Any) -> tuple[Any, Any]:
+        begun = optimizer.begin(params)
+        return begun, tx.init(begun)
+
     return Method(
         optimizer.mesh_shape,
-        lambda params: (params, tx.init(params)),
+        init,
         gradients or optimizer.gradients or whole_backward,
         update,
         optimizer.facts,

@@ -351,6 +351,25 @@ def test_parameters_products_and_logits_have_the_dtypes_of_the_config(
     assert logits.dtype == held
 
 
+MAKERS = [
+    (kind, name)
+    for kind in ("sharing", "sparsity")
+    for name, cls in parts.classes(kind).items()
+    if hasattr(cls, "apply_to")
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), MAKERS)
+def test_parts_that_make_parameters_keep_them_in_the_dtype_of_the_config(kind, name):
+    made = parts.classes(kind)[name]()
+    cfg = TrainingConfig(
+        param="bfloat16", model=MlpConfig(widths=(8, 8)), **{kind: made}
+    )
+    task = training.task(cfg, REPOSITORY)
+    shapes = train.state_shapes(task, task.mesh(1)).params
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("bfloat16")}
+
+
 def test_seeds_share_a_task_unless_a_part_draws_by_them():
     plain = TrainingConfig(model=MlpConfig(widths=(4,)))
 

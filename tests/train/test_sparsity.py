@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from hpcjax import core, sharding, train
+from hpcjax import core, optim, sharding, train
 from hpcjax.averaging import LocalSgdConfig
 from hpcjax.core import ConfigError, per_device
 from hpcjax.core.structures import NM
@@ -83,6 +83,55 @@ def test_what_is_pruned_is_zero_on_all_devices_and_after_a_resume(
     like = train.state_shapes(task, mesh)
     again, _ = step(snapshot.fit(arrays(kept), None, like, mesh), batches[2])
     chex.assert_trees_all_equal(numbers(again), numbers(state))
+
+
+@pytest.mark.quick("static")
+@pytest.mark.parametrize("name", ["static", "growing", "prune", "by gradients"])
+def test_gradients_of_what_is_pruned_take_no_place_of_an_exchange(name):
+    """And the network is sparse before the first step."""
+    sparsity, quiet = {
+        "static": (DynamicConfig(grow=None, **HALF), {0, 1, 2, 3}),
+        "growing": (DYNAMIC, {0, 1, 3}),  # step 2 reads all
+        "prune": (PruneConfig(**AT_ONCE), {0, 1, 2, 3}),
+        "by gradients": (
+            PruneConfig(score="gradient", schedule=OneShot(step=1), **HALF),
+            {0, 1, 2, 3},
+        ),
+    }[name]
+    task = task_of(sparsity, Row("sgd", "ok_topk", None, None, None, "mlp", 2))
+    mesh = task.mesh(2)
+    state = train.init_state(task, 0, mesh)
+    if name in ("static", "growing"):
+        assert not any_pruned(state.params, masks_of(state))
+    step = train.train_step(task, mesh, state)
+    for number in range(STEPS):
+        before = masks_of(state)
+        rows = task.dataset.train.gather(np.arange(ROWS) + ROWS * (number % 2))
+        state, _ = step(state, sharding.place_batch(rows, mesh))
+        (link,) = (
+            each
+            for each in jax.tree.leaves(
+                per_device.bare(state.opt_state), is_leaf=is_link
+            )
+            if is_link(each)
+        )
+        kept_back = any_pruned(jax.tree.map(lambda r: r[0], link.residual), before)
+        assert kept_back != (number in quiet), number
+
+
+def is_link(node):
+    return isinstance(node, optim.exchange.ExchangeLinkState)
+
+
+def masks_of(state):
+    found = sparsify.get_masks(per_device.bare(state.opt_state), state.params)
+    return jax.device_get(found)
+
+
+def any_pruned(tree, kept):
+    """Says whether any number of a tree is not zero where it is pruned."""
+    pairs = zip(*map(_leaves, (jax.device_get(tree), kept)), strict=True)
+    return any(np.any(leaf[~mask]) for leaf, mask in pairs if mask is not None)
 
 
 def _leaves(tree):

@@ -96,7 +96,12 @@ def share(model: Model, plan: Plan, *, remat: bool = False) -> Model:
         params, state = model.init(key)
         leaves = trees.flatten(params)
         _check_layers(plan, leaves)
-        made: dict[str, Any] = _stores.init(derive(key, SHARED), plan)
+        # Kept in the type that the network keeps its kernels in.
+        kinds = [leaves[path].dtype for path in shared]
+        made: dict[str, Any] = jax.tree.map(
+            lambda leaf: leaf.astype(jnp.result_type(*kinds)),
+            _stores.init(derive(key, SHARED), plan),
+        )
         # A layer of a stack that shares nothing, in which others do.
         made["own"] = {
             _stores.key_of(layer): _to_weights(leaves[layer.path][layer.index])

@@ -122,6 +122,18 @@ def dynamic(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def begin(params: Any, chosen: DynamicOptions) -> Any:
+    """Returns parameters that are zero where the first masks are."""
+    return masks.apply(params, _start(params, chosen))
+
+
+def sent(state: MaskedState, params: Any, times: tuple[int, ...]) -> Any:
+    """Returns masks of the gradients that a step needs: all in one that moves them."""
+    due = jnp.isin(state.count, jnp.asarray(times, jnp.int32))
+    kept = _masking.read_masks(state.masks, params)
+    return jax.tree.map(lambda mask: mask | due, kept)
+
+
 def _draw(fresh: Fresh, old: Any, like: Any, count: Any, seed: int) -> Any:
     """Returns new weights where none were active, and zeros elsewhere."""
     key = keys.derive(jax.random.key(seed), "fresh", count)

@@ -108,6 +108,12 @@ def prune(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def sent(state: MaskedState, params: Any, last: int) -> Any:
+    """Returns masks of the gradients that a step needs: up to step `last` all."""
+    kept = _masking.read_masks(state.masks, params)
+    return jax.tree.map(lambda mask: mask | (state.count <= last), kept)
+
+
 def plan_of(params: Any, chosen: PruneOptions) -> Plan:
     """Returns the plan for parameters."""
     return make_plan(

@@ -1,6 +1,7 @@
 """Configs of pruning while training; importing this module imports no JAX."""
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from hpcjax.core import checks
@@ -176,7 +177,13 @@ class PruneConfig(PruneOptions):
         last = self.schedule.steps()[-1]
         rule = "masks must change for the last time before the end of the run"
         checks.require(last < setup.steps, rule, last=last, steps=setup.steps)
-        return optimization._replace(tx=self.seeded(setup).make(optimization.tx))
+        found = optimization._replace(tx=self.seeded(setup).make(optimization.tx))
+        if not self.sparse_grads:
+            return found
+        from hpcjax.optim.sparsify._prune import sent
+
+        reads = self.score not in ("magnitude", "random")
+        return found._replace(sent=partial(sent, last=last if reads else -1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,5 +205,16 @@ class DynamicConfig(Rewiring):
 
     def build(self, optimization: "Optimization", setup: "RunShape") -> "Optimization":
         """Returns the optimization of a sparse network, for a run of so many steps."""
-        tx = self.seeded(setup).make(optimization.tx, steps=setup.steps)
-        return optimization._replace(tx=tx)
+        from hpcjax.optim.sparsify import _dynamic
+
+        own = self.seeded(setup)
+        tx = own.make(optimization.tx, steps=setup.steps)
+        names = (field.name for field in dataclasses.fields(Rewiring))
+        fields = {name: getattr(own, name) for name in names}
+        chosen = DynamicOptions(**fields, steps=setup.steps)
+        times = _dynamic.change_table(chosen)[0] if self.grow else ()
+        return optimization._replace(
+            tx=tx,
+            begin=partial(_dynamic.begin, chosen=chosen),
+            sent=partial(_dynamic.sent, times=tuple(map(int, times))),
+        )

@@ -332,3 +332,15 @@ def test_transforms_that_need_matrices_are_refused(name):
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_elementwise_transforms_with_norms_are_taken(name):
     sparse_state.check_elementwise(ACCEPTED[name], stacked_parameters().params)
+
+
+def test_good_steps_are_counted_from_an_overflow_on():
+    made = sparse_state.compress({"w": jnp.eye(16)}, {"w": np.eye(16) > 0})
+    rule = sparse_state.LossScale(start=8.0, every=3, growth=2.0, backoff=0.5)
+    optimizer = sparse_state.wrap(optax.sgd(0.1), loss_scale=rule)
+    state, scales = optimizer.init(made), []
+    for gradient in (1, 1, np.inf, 1, 1, 1, 1):
+        grads = {"w": jnp.full(16, gradient, jnp.float16)}
+        state = optimizer.step(state, grads)
+        scales.append(float(state.scaling.scale))
+    assert scales == [8, 8, 4, 4, 4, 8, 8]
