@@ -1,5 +1,7 @@
 """Who may be cut, compressed or cached does so what is done without."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,11 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from hpcjax import optim, sharding
+from hpcjax import data, models, optim, sharding, train
 from hpcjax.core import ConfigError, trees
 from hpcjax.optim import sparse_state
 from hpcjax.optim.admission import check_cuttable
+from hpcjax.sharding import ZeroConfig
 from tests.optim.transforms import (
     AFTERWARDS,
     BY_RANK,
@@ -207,3 +210,53 @@ def test_the_whole_s_shape_may_be_used():
     )
     found, wanted = mapped(wide), tx.update(wide, tx.init(wide), wide)[0]
     jax.tree.map(np.testing.assert_allclose, found, wanted)
+
+
+class Given:
+    """A part of kind optimizer that is this transform."""
+
+    def __init__(self, tx):
+        self.tx = tx
+
+    def make(self, steps):
+        del steps
+        return self.tx
+
+
+@functools.cache
+def in_the_loop(name, stage, devices):
+    """Returns parameters after four steps of a tiny network, and the losses."""
+    own = data.noise_images(16, (4, 4, 1), 4, seed=0)
+    model = models.mlp(own.inputs, own.outputs, widths=(8,))
+    method = train.compose(
+        model,
+        own,
+        Given(CUTTABLE[name]()),
+        parallel=stage and ZeroConfig(stage=stage),
+        batch_size=8,
+        steps=4,
+        devices=devices,
+    )
+    task = train.supervised(model, method, own)
+    mesh = task.mesh(devices)
+    state, losses = train.init_state(task, 0, mesh), []
+    step = train.train_step(task, mesh, state)
+    for number in range(4):
+        rows = own.train.gather(np.arange(8) + 8 * (number % 2))
+        state, metrics = step(state, sharding.place_batch(rows, mesh))
+        losses.append(float(metrics["loss"]))
+    return jax.device_get(state.params), losses
+
+
+# Their first steps go by signs, and gradients of devices are added up otherwise.
+BY_SIGNS = "sign", "lion", "rprop", "cocob"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("name", sorted({*CUTTABLE} - {*BY_SIGNS}))
+def test_who_is_admitted_trains_in_parts_as_whole(name, stage):
+    wanted = in_the_loop(name, None, 1)
+    for devices in (2, 4):
+        found = in_the_loop(name, stage, devices)
+        np.testing.assert_allclose(found[1], wanted[1], rtol=1e-4)
