@@ -1,8 +1,6 @@
 """Fields of the weather, from files of any of its formats, under one set of names."""
 
 import importlib.util
-import itertools
-import math
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import DataFormatError, DataMissing
+from hpcjax.data import weather_grib
 
 DIMS = ("number", "time", "lead_time", "level", "latitude", "longitude")
 # What files call dimensions: cfgrib, CF, CDO, WeatherBench 1 and 2, and ERA5's stores.
@@ -172,23 +171,9 @@ def _open_grib(
     path: pathlib.Path, variables: Sequence[str] | None, options: Mapping[str, Any]
 ) -> xr.Dataset:
     _require("cfgrib", path)
-    import cfgrib
-    from eccodes import CodesInternalError
-
-    how = {"backend_kwargs": {"indexpath": "", "errors": "raise"}, **options}
-    try:
-        with warnings.catch_warnings():
-            # Of cfgrib's own calls of xarray.
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            # Several, if variables have levels or steps of their own.
-            opened = cfgrib.open_datasets(str(path), decode_timedelta=True, **how)
-    except (CodesInternalError, EOFError, ValueError, KeyError) as error:
-        raise DataFormatError(f"{path}: damaged GRIB: {error}") from error
     parts = []
-    for part in opened:
+    for part in weather_grib.open_messages(path, options):
         fields = canonicalise(part, str(path))
-        for name in part.data_vars:
-            _check_messages(path, part[name])
         wanted = [name for name in fields if name in (variables or ())] or list(fields)
         parts.append(fields[wanted])
     try:
@@ -199,37 +184,6 @@ def _open_grib(
             f"{path}: {names} are not on one grid of levels and times: choose some of "
             f"these variables ({error})"
         ) from error
-
-
-def _check_messages(path: pathlib.Path, field: xr.DataArray) -> None:
-    """Raises DataFormatError if a message is missing or there twice."""
-    inner: Any = field.variable._data
-    while not hasattr(inner, "field_id_index"):
-        if not hasattr(inner, "array"):
-            return
-        inner = inner.array
-    messages: Mapping[tuple[int, ...], Sequence[Any]] = inner.field_id_index
-    headers = [dim for dim in field.dims if dim not in ("latitude", "longitude")]
-    cells = itertools.product(*(range(field.sizes[dim]) for dim in headers))
-    if len(messages) != math.prod(field.sizes[dim] for dim in headers):
-        absent = next(cell for cell in cells if cell not in messages)
-        raise DataFormatError(
-            f"{path}: no message of {_name_cell(field, headers, absent)}; "
-            f"{len(messages)} of {math.prod(field.sizes[dim] for dim in headers)} are "
-            "there"
-        )
-    for cell, found in messages.items():
-        if len(found) > 1:
-            raise DataFormatError(
-                f"{path}: {len(found)} messages of {_name_cell(field, headers, cell)}"
-            )
-
-
-def _name_cell(field: xr.DataArray, dims: Sequence[Any], cell: Sequence[int]) -> str:
-    places = [
-        f"{dim}={field[dim].to_numpy()[at]}" for dim, at in zip(dims, cell, strict=True)
-    ]
-    return ", ".join([str(field.name), *places])
 
 
 def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
