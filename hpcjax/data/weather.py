@@ -1,27 +1,26 @@
 """Fields of the weather, from files of any of its formats, under one set of names."""
 
 import importlib.util
+import logging
 import pathlib
-import warnings
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import DataFormatError, DataMissing
-from hpcjax.data import weather_grib
+from hpcjax.data import weather_grib, weather_units
+from hpcjax.data.weather_axes import DIMS, name_axes, set_level, turn
+from hpcjax.data.weather_lazy import open_lazily
+from hpcjax.metrics.grids import is_same_axis
 
-DIMS = ("number", "time", "lead_time", "level", "latitude", "longitude")
-# What files call dimensions: cfgrib, CF, CDO, WeatherBench 1 and 2, and ERA5's stores.
-_DIMENSIONS: Mapping[str, tuple[str, ...]] = {
-    "number": ("realization", "member", "ensemble", "ens"),
-    "time": ("init_time", "initial_time", "forecast_reference_time", "valid_time"),
-    "lead_time": ("step", "prediction_timedelta", "forecast_period"),
-    "level": ("isobaricInhPa", "isobaricInPa", "plev", "pressure_level"),
-    "latitude": ("lat",),
-    "longitude": ("lon",),
-}
+log = logging.getLogger(__name__)
+
+# Axes of single heights, depths and layers, which variables may differ in.
+_HEIGHT = re.compile(r"height|altitude|depth|hybrid|sigma|theta|soil|snow", re.I)
+
 # Of each variable, by ECMWF's short name: WeatherBench 2's name, CF's, and the unit.
 VARIABLES: Mapping[str, tuple[str, str, str]] = {
     "z": ("geopotential", "geopotential", "m**2 s**-2"),
@@ -44,27 +43,6 @@ _ALIASES = {
     **{"2t": "t2m", "10u": "u10", "10v": "v10", "SSTK": "sst", "T2M": "t2m"},
     # CMIP's, whose standard names do not tell them from those of the air above.
     **{"tas": "t2m", "uas": "u10", "vas": "v10"},
-}
-# Other spellings of units, and what is done to values of other units.
-_SPELLINGS = {
-    "m**2 s**-2": ("m2 s-2", "m^2 s^-2", "m2/s2", "m^2/s^2", "J kg-1", "J kg**-1"),
-    "m s**-1": ("m s-1", "m/s", "m s^-1"),
-    "Pa s**-1": ("Pa s-1", "Pa/s"),
-    "kg kg**-1": ("kg kg-1", "kg/kg", "1", "g/g"),
-    "s**-1": ("s-1", "1/s", "s^-1"),
-    "K": ("kelvin", "Kelvin", "degK"),
-    "m": ("gpm", "metre", "meter"),
-    "Pa": ("pascal", "Pascal"),
-}
-_CONVERSIONS = {
-    ("degC", "K"): (1.0, 273.15),
-    ("C", "K"): (1.0, 273.15),
-    ("celsius", "K"): (1.0, 273.15),
-    ("degree_Celsius", "K"): (1.0, 273.15),
-    ("g kg-1", "kg kg**-1"): (1e-3, 0.0),
-    ("hPa", "Pa"): (100.0, 0.0),
-    ("mbar", "Pa"): (100.0, 0.0),
-    ("mm", "m"): (1e-3, 0.0),
 }
 
 
@@ -90,22 +68,12 @@ def open_fields(
         `canonicalise` refuses; in GRIB, messages that are missing or there twice.
     """
     if isinstance(path, str | pathlib.Path):
-        opened = _open_one(pathlib.Path(path), group, variables, {})
+        opened = _open_one(pathlib.Path(path), group, variables)
     else:
-        chunked = {"chunks": {}}
-        parts = [
-            _expand(_open_one(pathlib.Path(each), group, variables, chunked))
-            for each in path
-        ]
+        parts = [_open_one(pathlib.Path(each), group, variables) for each in path]
         if not parts:
             raise DataMissing("no file is given")
-        try:
-            joined: Any = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
-        except ValueError as error:
-            raise DataFormatError(
-                f"{path[0]} and {len(parts) - 1} others do not fit together: {error}"
-            ) from error
-        opened = _check_order(_order(joined), str(path[0]))
+        opened = _join(parts, f"{path[0]} and {len(parts) - 1} others")
     if variables is None:
         return opened
     absent = [name for name in variables if name not in opened.data_vars]
@@ -117,17 +85,80 @@ def open_fields(
     return opened[list(variables)]
 
 
-def _expand(fields: xr.Dataset) -> xr.Dataset:
-    """Makes dimensions of a single time, lead time and level, to join fields along."""
-    single = [dim for dim in DIMS[1:4] if dim in fields.coords and not fields[dim].ndim]
-    return fields.expand_dims(single)
+def _join(parts: Sequence[xr.Dataset], source: str) -> xr.Dataset:
+    """Returns canonical fields along whatever axes they differ in."""
+    alike = []
+    shared = [dim for dim in DIMS[:4] if _is_shared(parts, dim)]
+    for part in _share_axes(parts):
+        # A single member, time, lead time or level is one to join along.
+        single = [
+            dim
+            for dim in DIMS[:4]
+            if dim in part.coords and not part[dim].ndim and dim not in shared
+        ]
+        alike.append(_cut(part).expand_dims(single) if len(parts) > 1 else part)
+    _check_kinds(alike, source)
+    try:
+        joined: Any = xr.combine_by_coords(
+            alike,
+            join="exact",
+            compat="no_conflicts",
+            data_vars="minimal",
+            coords="minimal",
+            combine_attrs="drop_conflicts",
+        )
+    except ValueError as error:
+        raise DataFormatError(
+            f"{source} do not fit together, expected the same places, and that they "
+            f"differ in variables, members, times or levels: {error}"
+        ) from error
+    return _check_order(_order(joined), source)
+
+
+def _is_shared(parts: Sequence[xr.Dataset], dim: str) -> bool:
+    """Whether all have one and the same member, time, lead time or level."""
+    if not all(dim in part.coords and not part[dim].ndim for part in parts):
+        return False
+    return all(part[dim].variable.equals(parts[0][dim].variable) for part in parts)
+
+
+def _share_axes(parts: Sequence[xr.Dataset]) -> Iterator[xr.Dataset]:
+    """Yields parts whose axes are exactly those that came before, if they agree."""
+    axes: dict[str, list[xr.DataArray]] = {dim: [] for dim in DIMS[3:]}
+    for part in parts:
+        own = {dim: part[dim] for dim in axes if dim in part.coords and part[dim].ndim}
+        for dim, axis in own.items():
+            known = [x for x in axes[dim] if is_same_axis(x.values, axis.values)]
+            axes[dim] += [] if known else [axis]
+            own[dim] = [*known, axis][0]
+        yield part.assign_coords({dim: axis.variable for dim, axis in own.items()})
+
+
+def _cut(fields: xr.Dataset) -> xr.Dataset:
+    """Returns fields that are read in pieces, the file's own or of a date each."""
+    if importlib.util.find_spec("dask") is None:
+        return fields
+    sizes: dict[Any, Any] = {dim: 1 for dim in DIMS[:3] if dim in fields.dims}
+    for field in fields.data_vars.values():
+        sizes |= field.encoding.get("preferred_chunks", {})
+    return fields.chunk({dim: sizes[dim] for dim in fields.dims if dim in sizes})
+
+
+def _check_kinds(parts: Sequence[xr.Dataset], source: str) -> None:
+    """Raises DataFormatError if a variable has several units or heights."""
+    seen: dict[Any, tuple[Any, ...]] = {}
+    for part in parts:
+        for name, field in part.data_vars.items():
+            kind = tuple(field.attrs.get(key, "") for key in ("units", "vertical"))
+            if seen.setdefault(name, kind) != kind:
+                raise DataFormatError(
+                    f"{source} do not fit together: {name} is in "
+                    f"{' at '.join(seen[name])}, and in {' at '.join(kind)}"
+                )
 
 
 def _open_one(
-    path: pathlib.Path,
-    group: str | None,
-    variables: Sequence[str] | None,
-    options: Mapping[str, Any],
+    path: pathlib.Path, group: str | None, variables: Sequence[str] | None
 ) -> xr.Dataset:
     if not path.exists():
         raise DataMissing(f"there is no file {path}")
@@ -135,31 +166,20 @@ def _open_one(
         _require("zarr", path)
         if not any((path / name).exists() for name in _ZARR):
             raise DataFormatError(f"{path}: expected a zarr store, found a folder")
-        with warnings.catch_warnings():
-            # That a store has no consolidated metadata is nothing to be told of.
-            warnings.filterwarnings("ignore", "Failed to open Zarr store")
-            opened = xr.open_zarr(path, group=group, **options or _LAZY)
-        return canonicalise(opened, str(path))
+        return canonicalise(open_lazily(path, "zarr", group), str(path))
     with path.open("rb") as file:
         start = file.read(8)
     if start[:4] == b"GRIB":
-        return _open_grib(path, variables, options)
+        return _open_grib(path, variables)
     # netCDF 4 is HDF5, netCDF 3 is "CDF" and a version.
     engines = {b"\x89HDF": "h5netcdf", b"CDF": "scipy"}
     found = [engine for magic, engine in engines.items() if start.startswith(magic)]
     if not found:
         raise DataFormatError(f"{path}: expected GRIB, netCDF or zarr, found {start!r}")
-    try:
-        opened = xr.open_dataset(
-            path, engine=found[0], decode_timedelta=True, **options
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataFormatError(f"{path}: damaged netCDF: {error}") from error
-    return canonicalise(opened, str(path))
+    return canonicalise(open_lazily(path, found[0], group), str(path))
 
 
 _ZARR = ("zarr.json", ".zgroup", ".zmetadata")
-_LAZY: Mapping[str, Any] = {"chunks": None, "decode_timedelta": True}
 
 
 def _require(package: str, path: pathlib.Path) -> None:
@@ -167,23 +187,14 @@ def _require(package: str, path: pathlib.Path) -> None:
         raise DataMissing(f"{path} is read by {package}: pip install 'hpcjax[weather]'")
 
 
-def _open_grib(
-    path: pathlib.Path, variables: Sequence[str] | None, options: Mapping[str, Any]
-) -> xr.Dataset:
+def _open_grib(path: pathlib.Path, variables: Sequence[str] | None) -> xr.Dataset:
     _require("cfgrib", path)
-    parts = []
-    for part in weather_grib.open_messages(path, options):
-        fields = canonicalise(part, str(path))
-        wanted = [name for name in fields if name in (variables or ())] or list(fields)
-        parts.append(fields[wanted])
-    try:
-        return xr.merge(parts, join="exact", compat="no_conflicts")
-    except ValueError as error:
-        names = ", ".join(str(name) for each in parts for name in each)
-        raise DataFormatError(
-            f"{path}: {names} are not on one grid of levels and times: choose some of "
-            f"these variables ({error})"
-        ) from error
+    parts = [canonicalise(part, str(path)) for part in weather_grib.open_messages(path)]
+    wanted = [[name for name in part if name in (variables or ())] for part in parts]
+    chosen = [part[own] for part, own in zip(parts, wanted, strict=True) if own]
+    names = sorted({str(name) for part in chosen or parts for name in part})
+    source = f"{path}, whose variables are {', '.join(names)}: some of these"
+    return _join(chosen or parts, source)
 
 
 def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
@@ -206,24 +217,10 @@ def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
       DataFormatError: no latitude or longitude, a unit that does not fit, times that
         are not in order, or an empty dimension.
     """
-    fields = _rename(fields, source)
     notes: list[str] = []
-    for dim in ("latitude", "longitude"):
-        if dim not in fields.dims:
-            raise DataFormatError(
-                f"{source}: expected a dimension latitude and one longitude, found "
-                f"{', '.join(map(str, fields.sizes))}"
-            )
-        if dim not in fields.coords:
-            raise DataFormatError(f"{source}: {dim} has no coordinates")
-    if "lead_time" in fields.coords and fields["lead_time"].ndim:
-        own = fields["lead_time"].dims
-        if own != ("lead_time",):
-            raise DataFormatError(
-                f"{source}: expected time, when forecasts start, and lead_time as two "
-                f"dimensions, found a lead time for each of {', '.join(map(str, own))}"
-            )
-    fields = _turn(_set_level(_drop_others(fields), source), source, notes)
+    fields = _rename(name_axes(fields, source), source)
+    fields = _drop_others(_drop_unplaced(fields, notes))
+    fields = turn(set_level(fields, source, notes), source, notes)
     empty = [str(dim) for dim, size in fields.sizes.items() if size == 0]
     if empty:
         raise DataFormatError(f"{source}: no {' and no '.join(empty)} is selected")
@@ -232,6 +229,8 @@ def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
     }
     fields = _check_order(fields.assign(converted), source)
     fields = _order(fields)
+    for note in dict.fromkeys(notes):
+        log.info("%s: %s", source, note)
     history = [fields.attrs["history"]] if "history" in fields.attrs else []
     fields.attrs["history"] = "\n".join([*history, *dict.fromkeys(notes)])
     return fields
@@ -242,15 +241,8 @@ def _order(fields: xr.Dataset) -> xr.Dataset:
 
 
 def _rename(fields: xr.Dataset, source: str) -> xr.Dataset:
+    """Gives variables their short names."""
     names = {}
-    for dim, others in _DIMENSIONS.items():
-        found = [
-            other for other in others if other in fields.dims or other in fields.coords
-        ]
-        # ERA5's stores have `valid_time` as a dimension; beside a time of its own it
-        # follows from that.
-        if dim not in fields.coords and dim not in fields.dims and found:
-            names[found[0]] = dim
     for name, field in fields.data_vars.items():
         short = _short_name(str(name), field.attrs)
         if short != name:
@@ -265,7 +257,7 @@ def _rename(fields: xr.Dataset, source: str) -> xr.Dataset:
 
 def _short_name(name: str, attrs: Mapping[str, Any]) -> str:
     # Some files call heights "z".
-    is_height = str(attrs.get("units", "")) in ("m", "gpm")
+    is_height = weather_units.spell(str(attrs.get("units", ""))) in ("m", "dam", "km")
     if name in ("z", "Z"):
         named = attrs.get("standard_name") == "geopotential_height"
         return "gh" if is_height or named else "z"
@@ -281,65 +273,60 @@ def _short_name(name: str, attrs: Mapping[str, Any]) -> str:
     return name
 
 
+def _drop_unplaced(fields: xr.Dataset, notes: list[str]) -> xr.Dataset:
+    """Drops what has no place, such as bounds of axes and names of projections."""
+    odd = [
+        name
+        for name, field in fields.data_vars.items()
+        if not {"latitude", "longitude"} <= set(field.dims)
+    ]
+    if odd:
+        notes.append(f"{', '.join(map(str, odd))}: no field, and dropped")
+    return fields.drop_vars(odd)
+
+
 def _drop_others(fields: xr.Dataset) -> xr.Dataset:
-    """Drops coordinates that are none of ours."""
+    """Drops coordinates that are none of ours; variables keep their heights."""
+    heights = {}
     for name in set(fields.coords) - set(fields.dims):
-        alone = name in DIMS and not fields[name].ndim
+        alone = not fields[name].ndim
         # What is said of dates stays, such as which are for training.
         of_dates = fields[name].dims == ("time",) and name != "valid_time"
-        is_zero = name == "lead_time" and alone and not fields[name].any()
-        if name == "number" or is_zero or not (alone or of_dates):
+        if alone and _HEIGHT.search(
+            f"{name} {fields[name].attrs.get('standard_name')}"
+        ):
+            sign = -1 if fields[name].attrs.get("positive") == "down" else 1
+            heights[name] = (
+                f"{sign * float(fields[name]):g} {fields[name].attrs.get('units', '')}"
+            )
+        if not (of_dates or (name in DIMS and alone)):
             fields = fields.drop_vars([name])
-    return fields
-
-
-def _set_level(fields: xr.Dataset, source: str) -> xr.Dataset:
-    if "level" not in fields.coords:
-        return fields
-    level = fields["level"]
-    units = str(level.attrs.get("units", ""))
-    if units in ("Pa", "pascal") or (not units and float(level.max()) > 2000):
-        level = level / 100
-    elif units not in ("", "hPa", "millibars", "mbar", "mb", "millibar"):
-        raise DataFormatError(f"{source}: expected levels in hPa or Pa, found {units}")
-    values = level.to_numpy().astype(float)
-    fields = fields.assign_coords(level=(level.dims, values, {"units": "hPa"}))
-    return fields.sortby("level") if level.ndim else fields
-
-
-def _turn(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
-    """Puts latitudes from north to south, and longitudes from 0 to 360."""
-    latitude, longitude = fields["latitude"], fields["longitude"]
-    steps = np.diff(latitude.to_numpy())
-    if not (np.all(steps > 0) or np.all(steps < 0)):
-        raise DataFormatError(f"{source}: latitudes are not in order, or NaN")
-    if latitude.size > 1 and float(latitude[0]) < float(latitude[-1]):
-        fields = fields.isel(latitude=slice(None, None, -1))
-        notes.append("latitude: now from north to south")
-    east = longitude.to_numpy() % 360
-    if np.unique(east).size < east.size or not np.isfinite(east).all():
-        raise DataFormatError(f"{source}: a longitude is there twice, or NaN")
-    if not np.array_equal(east, longitude.to_numpy()):
-        fields = fields.assign_coords(longitude=("longitude", east, longitude.attrs))
-        notes.append("longitude: now from 0 to 360 degrees")
-    if np.any(np.diff(east) < 0):
-        fields = fields.isel(longitude=np.argsort(east, kind="stable"))
-    return fields
+    named = {}
+    for name, field in fields.data_vars.items():
+        listed = field.encoding.get("coordinates", " ".join(map(str, heights))).split()
+        own = [height for each, height in heights.items() if each in listed]
+        if len(own) == 1:
+            named[name] = field.assign_attrs(vertical=own[0])
+    return fields.assign(named)
 
 
 def _convert(field: xr.DataArray, source: str, notes: list[str]) -> xr.DataArray:
     """Returns a variable in its canonical unit."""
-    if field.name not in VARIABLES or "units" not in field.attrs:
+    given = str(field.attrs.get("units", "")).strip()
+    if field.name not in VARIABLES or not given:
         return field
-    unit, given = VARIABLES[str(field.name)][2], str(field.attrs["units"])
-    if given == unit or given in _SPELLINGS.get(unit, ()):
-        return field.assign_attrs(units=unit)
-    if (given, unit) not in _CONVERSIONS:
+    unit = VARIABLES[str(field.name)][2]
+    # Of water a kilogram on a square metre is a millimetre.
+    is_water = field.name == "tp" and weather_units.spell(given) == "kg m-2"
+    change = weather_units.find_change("mm" if is_water else given, unit)
+    if change is None:
         raise DataFormatError(
             f"{source}: expected {field.name} in {unit}, found {given!r}"
         )
-    factor, offset = _CONVERSIONS[given, unit]
+    if change == (1.0, 0.0):
+        return field.assign_attrs(units=unit)
     notes.append(f"{field.name}: from {given} to {unit}")
+    factor, offset = change
     return (field * factor + offset).assign_attrs(field.attrs | {"units": unit})
 
 
@@ -349,11 +336,6 @@ def _check_order(fields: xr.Dataset, source: str) -> xr.Dataset:
         if dim not in fields.coords:
             continue
         values = np.atleast_1d(fields[dim].to_numpy())
-        if dim == "lead_time" and not np.issubdtype(values.dtype, np.timedelta64):
-            raise DataFormatError(
-                f"{source}: expected lead times with a unit, such as 'hours', found "
-                f"{values[:3].tolist()}"
-            )
         wrong = np.nonzero(values[1:] <= values[:-1])[0]
         if wrong.size:
             twice = values[wrong[0] + 1] == values[wrong[0]]

@@ -7,65 +7,117 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import DataFormatError
+from hpcjax.data.weather_lazy import guard
 
 
-def open_messages(path: pathlib.Path, options: Mapping[str, Any]) -> list[xr.Dataset]:
+def open_messages(path: pathlib.Path) -> list[xr.Dataset]:
     """Returns the parts of a GRIB file, each on levels and times of its own.
+
+    Values are read when they are needed.
 
     Args:
       path: the file.
-      options: of xarray's `open_dataset`.
 
     Raises:
-      DataFormatError: it is damaged, or a message is missing or there twice.
+      DataFormatError: it is damaged, a message is missing or there twice, or points lie
+        elsewhere than the increments of the grid say.
     """
     import cfgrib
     from eccodes import CodesInternalError
 
-    how = {"backend_kwargs": {"indexpath": "", "errors": "raise"}, **options}
+    how = {"indexpath": "", "errors": "raise", "squeeze": False}
     try:
         with warnings.catch_warnings():
             # Of cfgrib's own calls of xarray.
             warnings.filterwarnings("ignore", category=FutureWarning)
             # Several, if variables have levels or steps of their own.
-            parts = cfgrib.open_datasets(str(path), decode_timedelta=True, **how)
+            parts = cfgrib.open_datasets(
+                str(path), decode_timedelta=True, cache=False, backend_kwargs=how
+            )
     except (CodesInternalError, EOFError, ValueError, KeyError) as error:
         raise DataFormatError(f"{path}: damaged GRIB: {error}") from error
-    for part in parts:
-        for field in part.data_vars.values():
-            _check_messages(path, field)
-    return parts
+    return [_check_part(path, part) for part in parts]
 
 
-def _check_messages(path: pathlib.Path, field: xr.DataArray) -> None:
+def _check_part(path: pathlib.Path, part: xr.Dataset) -> xr.Dataset:
+    """Returns a part whose messages are all there, where they say that they are."""
+    axes = {}
+    for name, field in part.data_vars.items():
+        inner: Any = field.variable._data
+        while not hasattr(inner, "field_id_index"):
+            inner = inner.array
+        _check_messages(path, field, inner)
+        if "latitude" not in field.dims:
+            continue
+        own = _find_axes(path, field, inner)
+        if not all(np.array_equal(x, axes.setdefault(dim, x)) for dim, x in own):
+            raise DataFormatError(
+                f"{path}: points of {name} are in an order of its own"
+            )
+    part = part.assign_coords(
+        {dim: (dim, values, part[dim].attrs) for dim, values in axes.items()}
+    )
+    single = [dim for dim, size in part.sizes.items() if size == 1]
+    headers = [dim for dim in single if dim not in ("latitude", "longitude")]
+    return guard(part, path).squeeze(headers)
+
+
+def _find_axes(
+    path: pathlib.Path, field: xr.DataArray, inner: Any
+) -> list[tuple[str, np.ndarray]]:
+    """Returns latitudes and longitudes in the order in which values are stored."""
+    message = inner.index.get_field(next(iter(inner.field_id_index.values()))[0])
+    shape = field.sizes["latitude"], field.sizes["longitude"]
+    y, x = (
+        np.reshape(message[key], shape).astype(float)
+        for key in ("latitudes", "longitudes")
+    )
+    if not (np.allclose(y, y[:, :1]) and np.allclose(x, x[:1])):
+        raise DataFormatError(
+            f"{path}: points of {field.name} are stored along meridians: expected them "
+            "along parallels"
+        )
+    # What a file of GRIB 1 or 2 can say.
+    rounded = 5.1e-4 if message["edition"] == 1 else 2e-6
+    for dim, axis, key in (("latitude", y[:, 0], "j"), ("longitude", x[0], "i")):
+        told = field.attrs.get(f"GRIB_{key}DirectionIncrementInDegrees")
+        steps = np.abs((np.diff(axis) + 180) % 360 - 180)
+        if told and steps.size and np.abs(steps - told).max() > rounded:
+            raise DataFormatError(
+                f"{path}: {dim}s of {field.name} go from {axis[0]:g} to {axis[-1]:g} "
+                f"in steps of {steps.max():g}, and the file says steps of {told:g}"
+            )
+    return [("latitude", y[:, 0]), ("longitude", x[0])]
+
+
+def _check_messages(path: pathlib.Path, field: xr.DataArray, inner: Any) -> None:
     """Raises DataFormatError if a message is missing or there twice."""
-    inner: Any = field.variable._data
-    while not hasattr(inner, "field_id_index"):
-        if not hasattr(inner, "array"):
-            return
-        inner = inner.array
     messages: Mapping[tuple[int, ...], Sequence[Any]] = inner.field_id_index
-    headers = [dim for dim in field.dims if dim not in ("latitude", "longitude")]
-    cells = itertools.product(*(range(field.sizes[dim]) for dim in headers))
-    if len(messages) != math.prod(field.sizes[dim] for dim in headers):
+    shape = inner.shape[: -inner.geo_ndim]
+    if len(messages) != math.prod(shape):
+        cells = itertools.product(*map(range, shape))
         absent = next(cell for cell in cells if cell not in messages)
         raise DataFormatError(
-            f"{path}: no message of {_name_cell(field, headers, absent)}; "
-            f"{len(messages)} of {math.prod(field.sizes[dim] for dim in headers)} are "
-            "there"
+            f"{path}: no message of {_name_cell(field, absent)}; {len(messages)} of "
+            f"{math.prod(shape)} are there"
         )
     for cell, found in messages.items():
         if len(found) > 1:
+            ranges = {inner.index.get_field(each)["stepRange"] for each in found}
+            steps = f" over {' and '.join(sorted(ranges))} hours: keep one with "
             raise DataFormatError(
-                f"{path}: {len(found)} messages of {_name_cell(field, headers, cell)}"
+                f"{path}: {len(found)} messages of {_name_cell(field, cell)}"
+                + (f"{steps}grib_copy -w stepRange=…" if len(ranges) > 1 else "")
             )
 
 
-def _name_cell(field: xr.DataArray, dims: Sequence[Any], cell: Sequence[int]) -> str:
+def _name_cell(field: xr.DataArray, cell: Sequence[int]) -> str:
     places = [
-        f"{dim}={field[dim].to_numpy()[at]}" for dim, at in zip(dims, cell, strict=True)
+        f"{dim}={field[dim].to_numpy()[at]}"
+        for dim, at in zip(field.dims, cell, strict=False)
     ]
     return ", ".join([str(field.name), *places])

@@ -13,6 +13,7 @@ import xarray as xr
 
 from hpcjax.core.errors import DataFormatError, nearest
 from hpcjax.metrics import crps, forecast
+from hpcjax.metrics.grids import require_same_grid
 from hpcjax.metrics.means import member_moments, weighted_sums, widen
 
 DIMS = ("number", "time", "lead_time", "level", "latitude", "longitude")
@@ -107,7 +108,7 @@ def evaluate(
         if climatology is not None:
             if name not in climatology.data_vars:
                 raise DataFormatError(f"the climatology has no {name}")
-            check_pair(forecasts[name], climatology[name])
+            check_pair(forecasts[name], climatology[name], "the climatology")
     weight = _weigh(forecasts, conventions, mask)
     parts = {}
     skipped, seen = 0.0, 0.0
@@ -142,41 +143,15 @@ def _check_scores(
             raise ValueError(f"by must be of {BY}: got {dim!r}")
 
 
-def check_pair(field: xr.DataArray, other: xr.DataArray) -> None:
+def check_pair(field: xr.DataArray, other: xr.DataArray, name: str = "truth") -> None:
     """Raises DataFormatError unless two fields have one grid, levels and unit."""
-    check_grids(*(each.to_dataset(name="field") for each in (field, other)))
-    units = [each.attrs.get("units") for each in (field, other)]
-    if None not in units and units[0] != units[1]:
+    require_same_grid(field, other, ("forecasts", name))
+    units = [each.attrs.get("units") or "no unit" for each in (field, other)]
+    if units[0] != units[1]:
         raise DataFormatError(
-            f"{field.name} of forecasts is in {units[0]}, the other in {units[1]}"
+            f"{field.name} of forecasts is in {units[0]}, the other in {units[1]}: "
+            "give both assign_attrs(units=…)"
         )
-
-
-def check_grids(first: xr.Dataset, second: xr.Dataset) -> None:
-    """Raises DataFormatError unless two datasets have the same points and levels."""
-    for dim in ("latitude", "longitude", "level"):
-        if dim not in first.coords or dim not in second.coords:
-            if dim == "level" and dim not in (*first.coords, *second.coords):
-                continue
-            lacking = "forecasts" if dim not in first.coords else "truth"
-            raise DataFormatError(f"{lacking} have no coordinate {dim}")
-        one, other = (np.atleast_1d(each[dim].to_numpy()) for each in (first, second))
-        if one.shape == other.shape and np.allclose(one, other, atol=1e-4):
-            continue
-        hint = ""
-        if one.shape == other.shape and np.allclose(one, other[::-1], atol=1e-4):
-            hint = f": one is the other reversed, use sortby('{dim}') on both"
-        elif dim == "level" and np.isclose(one.max(), 100 * other.max()):
-            hint = ": Pa and hPa"
-        elif dim == "level" and np.isclose(100 * one.max(), other.max()):
-            hint = ": hPa and Pa"
-        raise DataFormatError(
-            f"{dim} differs: forecasts have {_span(one)}, truth {_span(other)}{hint}"
-        )
-
-
-def _span(values: np.ndarray) -> str:
-    return f"{values.size} from {values[0]:g} to {values[-1]:g}"
 
 
 def _list(fields: xr.Dataset) -> str:
@@ -193,14 +168,7 @@ def _weigh(
         latitude = fields["latitude"].to_numpy()
         weights *= forecast.latitude_weights(latitude, how.weights)[:, None]
     if mask is not None:
-        for dim in ("latitude", "longitude"):
-            if dim not in mask.coords:
-                raise DataFormatError(f"the mask has no coordinate {dim}")
-        axes = {dim: fields[dim] for dim in ("latitude", "longitude")}
-        check_grids(
-            xr.Dataset(coords=axes),
-            mask.reset_coords(drop=True).to_dataset(name="mask"),
-        )
+        require_same_grid(fields, mask, ("forecasts", "the mask"), DIMS[4:])
         factors = mask.transpose("latitude", "longitude").to_numpy()
         if not (factors >= 0).all():
             raise DataFormatError("mask must be of numbers that are not negative")
@@ -261,7 +229,8 @@ def find_truth(
 
     Args:
       truth: with dimensions `time` and `lead_time`, those of forecasts; or `time`
-        alone, when it is valid; or none, if it is always the same.
+        alone or a lead time of zero, when it is valid; or none, if it is always the
+        same.
       times: when forecasts start.
       lead: how much later they are valid.
 
@@ -275,6 +244,9 @@ def find_truth(
     for dim in ("time", "lead_time"):
         if dim in truth.coords and not truth[dim].ndim:
             truth = truth.expand_dims(dim)
+    if "lead_time" in truth.dims and not truth["lead_time"].any():
+        # Analyses are valid when they start.
+        truth = truth.isel(lead_time=0, drop=True)
     if "time" not in truth.dims:
         return truth
     if "lead_time" in truth.dims:
@@ -282,7 +254,9 @@ def find_truth(
             raise DataFormatError(f"truth of {truth.name} lacks lead time {lead}")
         truth, wanted = truth.sel(lead_time=lead, drop=True), times
     else:
-        truth, wanted = truth.drop_vars("lead_time", errors="ignore"), times + lead
+        # Dates of other calendars, cftime's, take lead times of Python alone.
+        later = pd.Timedelta(lead).to_pytimedelta() if times.dtype == object else lead
+        truth, wanted = truth.drop_vars("lead_time", errors="ignore"), times + later
     known = truth.get_index("time")
     if known.has_duplicates:
         raise DataFormatError(f"truth of {truth.name} has a time twice")

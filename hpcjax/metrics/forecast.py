@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from hpcjax.core import checks
+from hpcjax.metrics.grids import are_radians
 from hpcjax.metrics.means import Axes, member_moments, weighted_mean, widen
 
 WeightKind = Literal["cos", "cell_area"]
@@ -75,8 +76,7 @@ def _check_latitude(latitude: np.ndarray) -> None:
     steps = np.diff(latitude)
     if steps.size and not (np.all(steps > 0) or np.all(steps < 0)):
         raise ValueError("latitude must be in order, from one pole to the other")
-    # A grid of more than a few latitudes that all are within 1.6° of the equator.
-    if latitude.size > 3 and most <= np.pi / 2 and np.ptp(latitude) > np.pi / 2:
+    if are_radians(latitude):
         raise ValueError(
             f"latitude must be in degrees: got {latitude.min():.3f} to "
             f"{latitude.max():.3f}, which are radians"

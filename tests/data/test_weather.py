@@ -186,7 +186,7 @@ def test_levels_of_pascals_and_heights_are_told_apart():
         (lambda d: d.assign(T2M=d["t2m"] + 1), "are both t2m"),
         (lambda d: d.drop_vars("latitude"), "latitude has no coordinates"),
         (
-            lambda d: d.assign_coords(longitude=[0.0, 90.0, 180.0, 360.0]),
+            lambda d: d.assign_coords(longitude=[0.0, 90.0, 450.0, 180.0]),
             "a longitude is there twice",
         ),
         (
@@ -195,7 +195,7 @@ def test_levels_of_pascals_and_heights_are_told_apart():
         ),
         (
             lambda d: d.assign_coords(
-                forecast_period=("time", np.array([0, 24], "timedelta64[h]"))
+                forecast_period=("time", np.array([0, 23], "timedelta64[h]"))
             ),
             "lead_time as two dimensions",
         ),

@@ -1,0 +1,440 @@
+"""Small files of the weather in the forms in which archives deliver them."""
+
+import numpy as np
+import xarray as xr
+
+START = np.datetime64("2020-01-01", "ns")
+LATITUDE, LONGITUDE = np.array([60.0, 20, -20, -60]), np.arange(0.0, 360, 45)
+WEIGHTS = {
+    **{"number": 10.0, "time": 1.0, "lead_time": 0.1, "level": 1e-3},
+    **{"latitude": 1e-2, "longitude": 1e-4},
+}
+ATTRS = {"standard_name": "air_temperature", "units": "K"}
+
+
+def value_at(axes):
+    """What a field is wherever it is: a sum over the labels of its axes."""
+    total = xr.DataArray(200.0)
+    for name, weight in WEIGHTS.items():
+        label = xr.DataArray(axes.get(name, 0.0))
+        if name == "time":
+            label = (label - START) / np.timedelta64(1, "D")
+        elif label.dtype.kind == "m":
+            label = label / np.timedelta64(1, "h")
+        total = total + weight * label
+    return total
+
+
+def make(latitude=LATITUDE, longitude=LONGITUDE, **axes):
+    """A canonical field of any axes, lists or single labels."""
+    given = {"time": START, **axes, "latitude": latitude, "longitude": longitude}
+    coords = {
+        name: (name, np.asarray(x)) if np.ndim(x) else x for name, x in given.items()
+    }
+    coords = xr.Dataset(coords=coords).coords
+    t = value_at(coords).transpose(*(dim for dim in WEIGHTS if np.ndim(given.get(dim))))
+    return xr.Dataset({"t": t.assign_attrs(ATTRS)})
+
+
+def hours(*numbers):
+    return np.array(numbers, "timedelta64[h]").astype("timedelta64[ns]")
+
+
+def days(count):
+    return START + hours(*(24 * np.arange(count)))
+
+
+def message(sample="regular_ll_pl_grib2", **keys):
+    """One GRIB message of 4 by 8 points, whose values are by `value_at` of its keys."""
+    import eccodes
+
+    handle = eccodes.codes_grib_new_from_samples(sample)
+    places = {
+        **{"typeOfLevel": "isobaricInhPa", "level": 500, "Ni": 8, "Nj": 4},
+        **{"dataDate": 20200101, "dataTime": 0},
+        "latitudeOfFirstGridPointInDegrees": 60.0,
+        "latitudeOfLastGridPointInDegrees": -60.0,
+        "longitudeOfFirstGridPointInDegrees": 0.0,
+        "longitudeOfLastGridPointInDegrees": 315.0,
+        "iDirectionIncrementInDegrees": 45.0,
+        "jDirectionIncrementInDegrees": 40.0,
+    }
+    grid = sample.startswith("regular")
+    for key, value in {**(places if grid else {}), **keys, "bitsPerValue": 24}.items():
+        eccodes.codes_set(handle, key, value)
+    if grid:
+        west = keys.get("iScansNegatively", 0)
+        field = make(
+            longitude=LONGITUDE[:: -1 if west else 1],
+            number=keys.get("perturbationNumber", 0),
+            lead_time=hours(keys.get("endStep", 0))[0],
+            level=keys.get("level", 500),
+        )
+        eccodes.codes_set_values(handle, field["t"].to_numpy().ravel())
+    content = eccodes.codes_get_message(handle)
+    eccodes.codes_release(handle)
+    return content
+
+
+def grib(*keys):
+    return lambda f: [save_bytes(f, b"".join(message(**each) for each in keys))]
+
+
+def gribs(*keys):
+    return lambda folder: [save_bytes(folder, message(**each)) for each in keys]
+
+
+def save_bytes(folder, content):
+    path = folder / f"{len(list(folder.iterdir()))}.grib"
+    path.write_bytes(content)
+    return path
+
+
+def netcdf(*fields, **options):
+    def write(folder):
+        paths = []
+        for at, each in enumerate(fields):
+            paths.append(folder / f"{at}.nc")
+            each.to_netcdf(paths[-1], **{"engine": "h5netcdf", **options})
+        return paths
+
+    return write
+
+
+def zarr(fields, spoil=None, **options):
+    def write(folder):
+        fields.to_zarr(folder / "a.zarr", **options)
+        if spoil:
+            for path in (folder / "a.zarr").glob(spoil):
+                path.write_bytes(b"\x01\x02spoilt")
+        return [folder / "a.zarr"]
+
+    return write
+
+
+def cut(write, size):
+    def write_part(folder):
+        (path,) = write(folder)
+        path.write_bytes(path.read_bytes()[:size])
+        return [path]
+
+    return write_part
+
+
+def attributes(fields, **attrs):
+    """Fields whose coordinates have other attributes, such as `time={"units": …}`."""
+    return fields.assign_coords(
+        {
+            name: (fields[name].dims, fields[name].values, own)
+            for name, own in attrs.items()
+        }
+    )
+
+
+def unlabelled(fields, units):
+    """Fields whose times are numbers with these units and calendar, none if empty."""
+    numbers = np.arange(fields.sizes["time"], dtype=float)
+    return fields.assign_coords(time=("time", numbers, units))
+
+
+def as_valid(fields, *, start=True, period=True):
+    """A forecast of one start as CF has it: times that are valid, start and period."""
+    later = fields["lead_time"].values
+    valid = fields["time"].values + later
+    fields = fields.rename(lead_time="x").drop_vars(["time", "x"]).rename(x="time")
+    fields = attributes(
+        fields.assign_coords(time=valid), time={"standard_name": "time"}
+    )
+    if start:
+        own = {"standard_name": "forecast_reference_time"}
+        fields = fields.assign_coords(forecast_reference_time=((), START, own))
+    if period:
+        own = {"standard_name": "forecast_period"}
+        fields = fields.assign_coords(forecast_period=("time", later, own))
+    return fields
+
+
+def celsius(units):
+    fields = make()
+    fields["t"] = (fields["t"] - 273.15).assign_attrs({**ATTRS, "units": units})
+    return fields
+
+
+def written_out(fields, names, dims=("y", "x")):
+    """Fields whose latitudes and longitudes are given for each point, as NEMO's."""
+    y, x = np.meshgrid(fields["latitude"], fields["longitude"], indexing="ij")
+    fields = fields.drop_vars(["latitude", "longitude"])
+    fields = fields.rename(latitude=dims[0], longitude=dims[1])
+    return fields.assign_coords(
+        {n: (dims, v) for n, v in zip(names, (y, x), strict=True)}
+    )
+
+
+LEADS = make(lead_time=hours(0, 6, 12))
+WEST = {
+    "longitudeOfFirstGridPointInDegrees": 315.0,
+    "longitudeOfLastGridPointInDegrees": 0.0,
+}
+G1 = "regular_ll_pl_grib1"
+LEVELS = make(level=[500.0, 850.0])
+PF = {"productDefinitionTemplateNumber": 1, "numberOfForecastsInEnsemble": 3}
+PACKED = {"dtype": "i2", "_FillValue": -9, "scale_factor": 1e-3, "add_offset": 200.0}
+TP = {"productDefinitionTemplateNumber": 8, "shortName": "tp"}
+READ = {
+    "whole": netcdf(make(number=[0, 1], time=days(2), lead_time=hours(0, 6))),
+    "float32 and float64": netcdf(
+        attributes(make(), latitude={}, longitude={}),
+        make(time=days(2)[1:]).assign_coords(
+            latitude=LATITUDE.astype("f4") + np.float32(1e-5),
+            longitude=LONGITUDE.astype("f4"),
+        ),
+    ),
+    "file a lead": netcdf(*(make(lead_time=lead) for lead in hours(0, 6, 12))),
+    "file a member": netcdf(
+        *(make(number=each).rename(number="realization") for each in (0, 1, 2))
+    ),
+    "file a level": netcdf(*(make(level=each) for each in (500.0, 850.0))),
+    "valid and start": netcdf(as_valid(LEADS, period=False)),
+    "valid and period": netcdf(as_valid(LEADS, start=False)),
+    "valid, start and period": netcdf(as_valid(LEADS)),
+    "file a valid time": netcdf(*(as_valid(LEADS).isel(time=at) for at in range(3))),
+    "starts of one period": netcdf(
+        make(time=days(3), lead_time=hours(6)[0])
+        .assign_coords(time=days(3) + hours(6))
+        .rename(lead_time="forecast_period")
+        .assign_coords(forecast_period=("time", hours(6, 6, 6)))
+    ),
+    "two dimensions of time": netcdf(
+        make(time=days(2), lead_time=hours(0, 6))
+        .rename(time="forecast_reference_time", lead_time="forecast_period")
+        .assign_coords(
+            time=(
+                ("forecast_reference_time", "forecast_period"),
+                days(2)[:, None] + hours(0, 6),
+            )
+        )
+    ),
+    "standard names": netcdf(
+        attributes(
+            LEVELS.rename(latitude="a", longitude="b", level="c"),
+            a={"standard_name": "latitude", "units": "degrees"},
+            b={"units": "degrees_east"},
+            c={"standard_name": "air_pressure", "units": "hPa"},
+        )
+    ),
+    "lev": netcdf(attributes(LEVELS.rename(level="lev"), lev={"units": "millibar"})),
+    "isobaric": netcdf(
+        attributes(
+            LEVELS.assign_coords(level=[50_000.0, 85_000.0]).rename(level="isobaric"),
+            isobaric={"units": "Pa", "axis": "Z"},
+        )
+    ),
+    "levels of pascals": netcdf(LEVELS.assign_coords(level=[50_000.0, 85_000.0])),
+    "axis T": netcdf(
+        attributes(make(time=days(2)).rename(time="record"), record={"axis": "T"})
+    ),
+    "nav_lat": netcdf(written_out(make(), ("nav_lat", "nav_lon"))),
+    "bounds": netcdf(
+        make(time=days(2)).assign(
+            lat_bnds=(("latitude", "bnds"), np.zeros((4, 2))), crs=((), 0)
+        )
+    ),
+    **{
+        f"in {units}": netcdf(celsius(units))
+        for units in ("°C", "degC", "degrees_C", "Celsius", "degree_Celsius")
+    },
+    "0 and 360": netcdf(make(longitude=np.arange(0.0, 361, 45))),
+    "-180 and 180": netcdf(
+        make(longitude=np.arange(-180.0, 181, 45) % 360).assign_coords(
+            longitude=np.arange(-180.0, 181, 45)
+        )
+    ),
+    "south to north": netcdf(make(latitude=LATITUDE[::-1])),
+    "western": netcdf(
+        make(longitude=np.roll(LONGITUDE, 4)).assign_coords(
+            longitude=np.arange(-180.0, 180, 45)
+        )
+    ),
+    "radians": netcdf(
+        attributes(
+            make().assign_coords(
+                latitude=np.deg2rad(LATITUDE), longitude=np.deg2rad(LONGITUDE)
+            ),
+            latitude={"units": "radians"},
+            longitude={"units": "radian"},
+        )
+    ),
+    "strip": netcdf(make(latitude=np.arange(1.5, -1.6, -0.25))),
+    "order": netcdf(make(time=days(2)).transpose("longitude", "time", "latitude")),
+    "packed": netcdf(make(), encoding={"t": PACKED}),
+    "netCDF 3": netcdf(make(time=days(2)), engine="scipy", format="NETCDF3_64BIT"),
+    "group": netcdf(make(), group="a"),
+    "zarr 2": zarr(make(time=days(2)), zarr_format=2, consolidated=True),
+    "zarr 3": zarr(make(time=days(2)), zarr_format=3, consolidated=False),
+    "zarr group": zarr(make(), group="a", consolidated=False),
+    "days since": netcdf(
+        unlabelled(make(time=days(2)), {"units": "days since 2020-01-01"})
+    ),
+    "GRIB 2": grib(*({"shortName": "t", "level": each} for each in (850, 500))),
+    "GRIB 1 to -45": grib(
+        {"sample": G1, "shortName": "t", "longitudeOfLastGridPointInDegrees": -45.0}
+    ),
+    "GRIB from the east": grib(dict(shortName="t", iScansNegatively=1, **WEST)),
+    "GRIB a lead": gribs(*({"shortName": "t", "endStep": x} for x in (0, 6, 12))),
+    "GRIB a member": gribs(
+        *(dict(**PF, shortName="t", perturbationNumber=x) for x in (1, 2))
+    ),
+    "GRIB of control and members": grib(
+        dict(**PF, shortName="t", typeOfProcessedData=3, perturbationNumber=0),
+        *(
+            dict(**PF, shortName="t", typeOfProcessedData=4, perturbationNumber=x)
+            for x in (1, 2)
+        ),
+    ),
+}
+# How many there are of what files are joined along, or of what is there twice.
+SIZES = {
+    **dict.fromkeys(
+        ("file a lead", "file a valid time", "GRIB a lead"), ("lead_time", 3)
+    ),
+    **dict.fromkeys(("file a member", "GRIB of control and members"), ("number", 3)),
+    **dict.fromkeys(("0 and 360", "-180 and 180"), ("longitude", 8)),
+    **{"file a level": ("level", 2), "float32 and float64": ("time", 2)},
+}
+
+
+def changed(**coords):
+    return netcdf(make(time=days(3)).assign_coords(coords))
+
+
+REFUSED = {
+    "radians without unit": ("are radians", changed(latitude=np.deg2rad(LATITUDE))),
+    "beyond the pole": (
+        "from -90 to 90 degrees, found -170",
+        changed(latitude=[60.0, 20, -20, -170]),
+    ),
+    "metres": (
+        "expected latitude in degrees, found m",
+        netcdf(attributes(make(), latitude={"units": "m"})),
+    ),
+    "twice": (
+        r"there twice.*drop_duplicates",
+        changed(longitude=[0.0, 45, 45, 90, 135, 180, 225, 270]),
+    ),
+    "no unit of time": (
+        "expected times with a unit",
+        netcdf(unlabelled(make(time=days(3)), {})),
+    ),
+    "months": (
+        "'months since 2020-01-01', and these are of no one length",
+        netcdf(unlabelled(make(time=days(3)), {"units": "months since 2020-01-01"})),
+    ),
+    "no unit of leads": (
+        "expected lead times with a unit",
+        netcdf(LEADS.assign_coords(lead_time=[0, 6, 12])),
+    ),
+    "any times": (
+        "a lead time for each of time",
+        netcdf(
+            make(time=days(3)).assign_coords(forecast_period=("time", hours(0, 6, 6)))
+        ),
+    ),
+    "valid time of others": (
+        "time is not forecast_reference_time and forecast_period",
+        netcdf(
+            as_valid(LEADS).assign_coords(forecast_period=("time", hours(0, 6, 18)))
+        ),
+    ),
+    "curvilinear": (
+        "nav_lat is of y, x: expected a grid",
+        netcdf(
+            written_out(make(), ("nav_lat", "nav_lon")).assign_coords(
+                nav_lat=(("y", "x"), LATITUDE[:, None] + LONGITUDE / 100)
+            )
+        ),
+    ),
+    "rotated": (
+        "a dimension latitude and one longitude, found rlat, rlon",
+        netcdf(
+            attributes(
+                make().rename(latitude="rlat", longitude="rlon"),
+                rlat={"standard_name": "grid_latitude", "units": "degrees"},
+            )
+        ),
+    ),
+    "stations": (
+        "places of each cell: expected a grid",
+        netcdf(
+            make(longitude=0.0)
+            .rename(latitude="cell", longitude="at")
+            .drop_vars(["cell", "at"])
+            .assign_coords(lat=("cell", LATITUDE), lon=("cell", LATITUDE))
+        ),
+    ),
+    "model levels": (
+        "expected levels of pressure, found atmosphere_hybrid",
+        netcdf(attributes(LEVELS, level={"standard_name": "atmosphere_hybrid_height"})),
+    ),
+    "two levels": (
+        "isobaric and level are both level|level and isobaric are both level",
+        netcdf(
+            LEVELS.assign(u=LEVELS["t"].rename(level="isobaric").drop_attrs()).pipe(
+                attributes, isobaric={"units": "hPa"}
+            )
+        ),
+    ),
+    "unit": ("expected t in K, found 'm s-1'", netcdf(celsius("m s-1"))),
+    "no such unit": ("expected t in K, found 'warm'", netcdf(celsius("warm"))),
+    "other places": (
+        "do not fit together",
+        netcdf(make(), make(time=days(2)[1]).assign_coords(latitude=LATITUDE + 0.1)),
+    ),
+    "other units": (
+        "do not fit together: x is in K at , and in C at",
+        netcdf(
+            *(
+                make(time=day).assign(
+                    x=lambda d, units=units: (
+                        d["t"].drop_attrs().assign_attrs(units=units)
+                    )
+                )
+                for day, units in zip(days(2), "KC", strict=True)
+            )
+        ),
+    ),
+    "the same twice": ("do not fit together", netcdf(make(), make())),
+    "cut netCDF": ("damaged netCDF", cut(netcdf(make()), 2000)),
+    "no netCDF group": ("no group 'a'", netcdf(make())),
+    "netCDF 3 group": (
+        "netCDF 3 has no groups",
+        netcdf(make(), engine="scipy", format="NETCDF3_64BIT"),
+    ),
+    "no zarr group": ("no group 'a'", zarr(make(), consolidated=False)),
+    "zarr metadata": ("damaged zarr", zarr(make(), "t/zarr.json", consolidated=False)),
+    "zarr axis": ("damaged zarr", zarr(make(), "latitude/c/*", consolidated=False)),
+    "zarr chunk": (": t is damaged", zarr(make(), "t/c/*/*", consolidated=False)),
+    "GRIB of analysis and forecast": (
+        "whose variables are t, u: .*'lead_time'",
+        grib({"shortName": "t"}, {"shortName": "u", "endStep": 6}),
+    ),
+    "GRIB of levels": (
+        "whose variables are t, u: .*'level'",
+        grib({"shortName": "t"}, {"shortName": "u", "level": 850}),
+    ),
+    "GRIB 1 to -1": (
+        "go from 0 to -1 in steps of 51.2857, and the file says steps of 45",
+        grib({"sample": G1, "longitudeOfLastGridPointInDegrees": -1.0}),
+    ),
+    "GRIB along meridians": (
+        "stored along meridians",
+        grib({"jPointsAreConsecutive": 1}),
+    ),
+    "reduced GRIB": (
+        "places of each values: expected a grid",
+        grib({"sample": "reduced_gg_pl_32_grib2"}),
+    ),
+    "accumulations": (
+        "2 messages of tp, .*over 0-6 and 5-6 hours: keep one",
+        grib(*({**TP, "startStep": x, "endStep": 6} for x in (0, 5))),
+    ),
+}
