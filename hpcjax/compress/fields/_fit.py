@@ -49,6 +49,7 @@ def compress(
 
     Raises:
       DataFormatError: no field of a globe, or values that are not finite.
+      Diverged: training ended in numbers that are not.
 
     References:
       Huang, Hoefler, ICLR 2023, section 3.

@@ -51,7 +51,7 @@ def read_grid(field: xr.DataArray) -> tuple[Grid, Float[np.ndarray, "t p y x"]]:
 
     Args:
       field: with latitude and longitude, maybe time and level, named as by
-        `data.canonicalise`. Levels above 2000 are Pa, and are converted.
+        `data.canonicalise`. Levels in Pa, or above 2000 without a unit, become hPa.
 
     Raises:
       DataFormatError: other dimensions, values that are not finite, times not in order,
@@ -65,7 +65,10 @@ def read_grid(field: xr.DataArray) -> tuple[Grid, Float[np.ndarray, "t p y x"]]:
         )
     axes = {dim: field[dim].to_numpy() for dim in dims}
     level = np.asarray(axes.get("level", [0]), np.float64)
-    if level.max() > _PASCAL:
+    units = field["level"].attrs.get("units", "") if "level" in dims else ""
+    if units in ("Pa", "pascal"):
+        level = level / 100
+    elif not units and level.max() > _PASCAL:
         log.warning("levels up to %g are taken for Pa", level.max())
         level = level / 100
     time = np.asarray(axes.get("time", [0]))

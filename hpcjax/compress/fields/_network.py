@@ -16,7 +16,8 @@ from hpcjax.compress.fields._grid import DIMS, Grid, read_grid
 from hpcjax.compress.fields._report import Report, score
 from hpcjax.core import checks, trees
 from hpcjax.core.config import Config
-from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.core.errors import ConfigError, DataFormatError, Diverged
+from hpcjax.metrics.grids import require_same_grid
 
 _CHUNK = 1 << 13  # points that are decoded at once
 _STATE = "statistics/"
@@ -210,11 +211,17 @@ class CompressedField:
         Args:
           time: as the field has it, or between; ignored without one, as is
           level: in hPa.
-          latitude: in degrees.
+          latitude: in degrees; up to a cell beyond the first and last.
           longitude: in degrees.
+
+        Raises:
+          DataFormatError: a point outside of the field's axes.
         """
         grid = self.grid
-        times = np.asarray(time, grid.time.dtype).astype(np.float64)
+        for dim, given in zip(DIMS, (time, level, latitude), strict=False):
+            if dim in grid.dims:
+                _check_inside(dim, given, getattr(grid, dim))
+        times = _like(time, grid.time).astype(np.float64)
         steps = np.interp(
             times, grid.time.astype(np.float64), np.arange(len(grid.time))
         )
@@ -235,11 +242,37 @@ class CompressedField:
         """Returns how far the decoded field is from the truth, of the same grid.
 
         Raises:
-          DataFormatError: it is not a field of a globe.
+          DataFormatError: it is not a field of a globe, or of other times, places or
+            units.
         """
-        _, values = read_grid(truth)
+        other, values = read_grid(truth)
+        own, its = (xr.Dataset(coords=grid.coords) for grid in (self.grid, other))
+        require_same_grid(own, its, ("compressed values", "truth"), DIMS)
+        units = [each.get("units") for each in (self.attrs, truth.attrs)]
+        if units[0] != units[1]:
+            raise DataFormatError(
+                f"compressed values are in {units[0]}, truth in {units[1]}"
+            )
         decoded = self.decode().to_numpy().reshape(self.grid.shape)
         return score(decoded, values, self.grid.latitude)
+
+
+def _like(given: Any, axis: np.ndarray) -> np.ndarray:
+    """Returns dates as an axis has them, or numbers."""
+    return np.asarray(given, axis.dtype if axis.dtype.kind in "mM" else np.float64)
+
+
+def _check_inside(dim: str, given: Any, axis: np.ndarray) -> None:
+    """Raises DataFormatError unless all that is given lies on an axis."""
+    given = _like(given, axis)
+    low, high = axis.min(), axis.max()
+    if dim == "latitude":
+        # The rows next to the poles are of cells that reach them.
+        cell = np.abs(np.diff(axis)).max()
+        low, high = max(low - cell, -90.0), min(high + cell, 90.0)
+    outside = given[~((given >= low) & (given <= high))]
+    if outside.size:
+        raise DataFormatError(f"{dim} must be from {low} to {high}: got {outside[0]}")
 
 
 def store(params: Any, statistics: Any, precision: str) -> tuple[Any, Any]:
@@ -247,12 +280,22 @@ def store(params: Any, statistics: Any, precision: str) -> tuple[Any, Any]:
 
     Those of residual blocks are float16; the first and last layers too with "half",
     otherwise float32. Statistics are of blocks alone.
+
+    Raises:
+      Diverged: some are not finite, or too large for float16.
     """
 
     def round_leaf(path: str, x: jax.Array) -> np.ndarray:
         half = precision == "half" or path.startswith("block")
-        return np.asarray(x, np.float16 if half else np.float32)
+        with np.errstate(over="ignore"):  # is told below
+            return np.asarray(x, np.float16 if half else np.float32)
 
     leaves = {path: round_leaf(path, x) for path, x in trees.flatten(params).items()}
     halves = jax.tree.map(lambda x: np.asarray(x, np.float16), statistics)
+    for path, x in {**leaves, **trees.flatten(halves)}.items():
+        if not np.isfinite(x).all():
+            raise Diverged(
+                f"{path} has numbers that {x.dtype} cannot hold: take a smaller "
+                "learning_rate or clip"
+            )
     return trees.unflatten(params, leaves), halves

@@ -15,7 +15,7 @@ from hpcjax import data, models
 from hpcjax.compress import fields
 from hpcjax.compress.fields import _network
 from hpcjax.core import trees
-from hpcjax.core.errors import ConfigError, DataFormatError
+from hpcjax.core.errors import ConfigError, DataFormatError, Diverged
 
 NETWORK = models.CoordNetConfig(
     width=16,
@@ -149,6 +149,13 @@ def test_pascals_become_hectopascals(levels, caplog):
     assert "taken for Pa" in caplog.text
 
 
+def test_units_of_levels_count_more_than_their_size(levels):
+    low = levels.assign_coords(level=("level", [1000.0, 2000.0], {"units": "Pa"}))
+    assert fields.read_grid(low)[0].level.tolist() == [10, 20]
+    odd = low.assign_coords(level=("level", [1000.0, 2500.0], {"units": "hPa"}))
+    assert fields.read_grid(odd)[0].level.tolist() == [1000, 2500]
+
+
 @pytest.mark.acceptance("nn-compression", 9)
 def test_geopotential_is_scaled_by_pressure():
     shift, scale = fields.pressure_scaling(np.array([500.0]))
@@ -256,6 +263,38 @@ def test_any_point_has_a_value(waves, coded):
     assert first == pytest.approx(second, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda f: f.isel(latitude=slice(None, None, -1)), "latitude differs.*revers"),
+        (lambda f: f.assign_coords(longitude=f["longitude"] + 1), "longitude differs"),
+        (
+            lambda f: f.assign_coords(time=f["time"] + np.timedelta64(1, "D")),
+            r"time differs: compressed values have 12 from 1979-01-01",
+        ),
+        (lambda f: f.isel(time=0), "have no coordinate time"),
+        (lambda f: f.assign_attrs(units="degC"), "values are in K, truth in degC"),
+    ],
+)
+def test_a_truth_of_other_places_or_times_is_refused(waves, coded, change, told):
+    with pytest.raises(DataFormatError, match=told):
+        coded.report(change(waves))
+
+
+def test_a_point_outside_of_the_field_is_refused(waves, coded):
+    time, lat = waves["time"].to_numpy()[0], float(waves["latitude"][0])
+    # Within the cells that reach the poles.
+    assert np.isfinite(coded.sample(time, 0, [90.0, lat, -90.0], 0)).all()
+    for point, told in (
+        ((np.datetime64("1978-12-31"), 0, lat, 0), "time must be from 1979-01-01"),
+        ((np.datetime64("1980-02-01"), 0, lat, 0), "time must be from"),
+        ((time, 0, 91.0, 0), "latitude must be from -90.0 to 90.0: got 91.0"),
+        ((time, 0, np.nan, 0), "latitude must be"),
+    ):
+        with pytest.raises(DataFormatError, match=told):
+            coded.sample(*point)
+
+
 def test_levels_are_scaled_each_by_itself(levels):
     field = levels * xr.DataArray([1.0, 1000.0], dims="level")
     fit = dataclasses.replace(FIT, steps=1)
@@ -266,6 +305,11 @@ def test_levels_are_scaled_each_by_itself(levels):
     )
     np.testing.assert_allclose(coded.scaling.scale, 0.7 * spread, rtol=1e-5)
     assert coded.decode().dims == field.dims
+    # Between integers, too.
+    first, half = coded.sample([1, 1.5], 700.0, 10.0, 5.0)
+    assert first != half
+    with pytest.raises(DataFormatError, match=r"level must be from 500.0 to 850.0"):
+        coded.sample(1, [700.0, 925.0], 0.0, 0.0)
     read = fields.CompressedField.from_bytes(coded.to_bytes(), models.CoordNetConfig)
     assert np.array_equal(read.decode(), coded.decode())
 
@@ -273,6 +317,14 @@ def test_levels_are_scaled_each_by_itself(levels):
 def test_sizes_of_batches_are_powers_of_two():
     with pytest.raises(ConfigError, match="a power of two: got batch_size=100"):
         fields.FitConfig(batch_size=100)
+
+
+def test_a_training_that_diverged_is_no_file(fitted):
+    _, whole = fitted
+    for lost in (np.nan, 1e6):
+        params = jax.tree.map(lambda x, lost=lost: np.full_like(x, lost), whole.params)
+        with pytest.raises(Diverged, match="numbers that float16 cannot hold"):
+            STORE(params, whole.statistics, "mixed")
 
 
 @pytest.mark.slow
