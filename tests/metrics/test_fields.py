@@ -116,6 +116,16 @@ def test_anomalies_are_of_the_climatology_that_is_given():
     np.testing.assert_allclose(found[0], expected, rtol=1e-3)
     with pytest.raises(ValueError, match="acc needs a climatology"):
         metrics.evaluate(forecast, truth, ["acc"])
+    lost = usual.copy(deep=True)
+    lost["z"][0, 1, 2] = np.nan
+    with pytest.raises(DataFormatError, match="z is NaN in 10 points"):
+        metrics.evaluate(forecast, truth, ["acc"], climatology=lost)
+    mask = xr.ones_like(usual["z"].isel(level=0, drop=True))
+    mask[1, 2] = 0
+    skipped = metrics.evaluate(forecast, truth, ["acc"], climatology=lost, skipna=True)
+    masked = metrics.evaluate(forecast, truth, ["acc"], climatology=usual, mask=mask)
+    np.testing.assert_allclose(skipped["z"][..., 0], masked["z"][..., 0], rtol=1e-6)
+    np.testing.assert_allclose(skipped["z"][..., 1], found[..., 1], rtol=1e-6)
     turned = usual.isel(latitude=slice(None, None, -1))
     with pytest.raises(DataFormatError, match="reversed"):
         metrics.evaluate(forecast, truth, ["acc"], climatology=turned)

@@ -42,6 +42,22 @@ def test_the_cells_of_a_region_end_at_its_edge():
         assert metrics.latitude_weights(np.array([90.0]), kind).tolist() == [1.0]
 
 
+@pytest.mark.parametrize("first", [88.0, 78.0, 30.0])
+def test_no_region_reaches_a_pole_from_two_rows_off(first):
+    region = first - np.arange(4.0)
+    for latitude in (region, -region, region[::-1]):
+        area = metrics.latitude_weights(latitude, "cell_area")
+        cos = metrics.latitude_weights(latitude, "cos")
+        # sin(φ + h) − sin(φ − h) = 2 cos φ sin h
+        np.testing.assert_allclose(area, cos, rtol=1e-9)
+
+
+@pytest.mark.parametrize("step", [0.25, 1 / 12, 0.3])
+def test_a_strip_along_the_equator_is_of_degrees(step):
+    strip = np.arange(1.5, -1.51, -step)
+    np.testing.assert_allclose(metrics.latitude_weights(strip), 1, atol=1e-3)
+
+
 def test_what_is_nan_is_in_no_histogram():
     members = jnp.array([[jnp.nan, 0.0, 0.0], [1.0, 1.0, 1.0]])
     observed = jnp.array([0.5, 0.5, jnp.nan])
