@@ -18,6 +18,7 @@ from hpcjax.metrics.grids import is_same_axis
 
 log = logging.getLogger(__name__)
 
+_SURFACE = ("t2m", "u10", "v10", "msl", "sst", "tp")
 # Axes of single heights, depths and layers, which variables may differ in.
 _HEIGHT = re.compile(r"height|altitude|depth|hybrid|sigma|theta|soil|snow", re.I)
 
@@ -107,7 +108,7 @@ def _join(parts: Sequence[xr.Dataset], source: str) -> xr.Dataset:
             coords="minimal",
             combine_attrs="drop_conflicts",
         )
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataFormatError(
             f"{source} do not fit together, expected the same places, and that they "
             f"differ in variables, members, times or levels: {error}"
@@ -146,14 +147,17 @@ def _cut(fields: xr.Dataset) -> xr.Dataset:
 
 def _check_kinds(parts: Sequence[xr.Dataset], source: str) -> None:
     """Raises DataFormatError if a variable has several units or heights."""
-    seen: dict[Any, tuple[Any, ...]] = {}
+    seen: dict[Any, str] = {}
     for part in parts:
         for name, field in part.data_vars.items():
-            kind = tuple(field.attrs.get(key, "") for key in ("units", "vertical"))
+            height = " on levels" if "level" in field.coords else ""
+            if "vertical" in field.attrs:
+                height = f" at {field.attrs['vertical']}"
+            kind = f"{field.attrs.get('units', 'no unit')}{height}"
             if seen.setdefault(name, kind) != kind:
                 raise DataFormatError(
-                    f"{source} do not fit together: {name} is in "
-                    f"{' at '.join(seen[name])}, and in {' at '.join(kind)}"
+                    f"{source} do not fit together: {name} is in {seen[name]} and in "
+                    f"{kind}"
                 )
 
 
@@ -242,11 +246,16 @@ def _order(fields: xr.Dataset) -> xr.Dataset:
 
 def _rename(fields: xr.Dataset, source: str) -> xr.Dataset:
     """Gives variables their short names."""
+    short = {
+        str(name): _short_name(str(name), field.attrs)
+        for name, field in fields.data_vars.items()
+    }
     names = {}
-    for name, field in fields.data_vars.items():
-        short = _short_name(str(name), field.attrs)
-        if short != name:
-            names[str(name)] = short
+    for name, new in short.items():
+        # A standard name that several have, such as at other heights, tells none.
+        shared = list(short.values()).count(new) > 1 and _short_name(name, {}) == name
+        if new != name and not shared:
+            names[name] = new
     final = {str(name): names.get(str(name), str(name)) for name in fields.variables}
     for new in names.values():
         olds = [old for old, each in final.items() if each == new]
@@ -292,7 +301,8 @@ def _drop_others(fields: xr.Dataset) -> xr.Dataset:
         alone = not fields[name].ndim
         # What is said of dates stays, such as which are for training.
         of_dates = fields[name].dims == ("time",) and name != "valid_time"
-        if alone and _HEIGHT.search(
+        is_number = alone and fields[name].dtype.kind in "iuf"
+        if is_number and _HEIGHT.search(
             f"{name} {fields[name].attrs.get('standard_name')}"
         ):
             sign = -1 if fields[name].attrs.get("positive") == "down" else 1
@@ -305,7 +315,8 @@ def _drop_others(fields: xr.Dataset) -> xr.Dataset:
     for name, field in fields.data_vars.items():
         listed = field.encoding.get("coordinates", " ".join(map(str, heights))).split()
         own = [height for each, height in heights.items() if each in listed]
-        if len(own) == 1:
+        # Of these the name says how high they are, and files do not agree.
+        if len(own) == 1 and name not in _SURFACE:
             named[name] = field.assign_attrs(vertical=own[0])
     return fields.assign(named)
 
@@ -332,10 +343,14 @@ def _convert(field: xr.DataArray, source: str, notes: list[str]) -> xr.DataArray
 
 def _check_order(fields: xr.Dataset, source: str) -> xr.Dataset:
     """Returns fields whose times rise; raises DataFormatError if they do not."""
-    for dim in ("time", "lead_time"):
+    for dim in DIMS[:4]:
         if dim not in fields.coords:
             continue
         values = np.atleast_1d(fields[dim].to_numpy())
+        if fields[dim].isnull().any():
+            raise DataFormatError(f"{source}: {dim} is missing in some places")
+        if dim == "number":
+            values = np.sort(values)
         wrong = np.nonzero(values[1:] <= values[:-1])[0]
         if wrong.size:
             twice = values[wrong[0] + 1] == values[wrong[0]]

@@ -28,7 +28,7 @@ _AXES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "level": (
         "air_pressure",
-        ("level", "isobaricInhPa", "isobaricInPa", "plev", "pressure_level"),
+        ("level", "isobaricinhpa", "isobaricinpa", "plev", "pressure_level"),
     ),
     "latitude": ("latitude", ("latitude", "lat", "nav_lat")),
     "longitude": ("longitude", ("longitude", "lon", "nav_lon")),
@@ -68,11 +68,15 @@ def name_axes(fields: xr.Dataset, source: str) -> xr.Dataset:
 def _find_axes(fields: xr.Dataset, source: str) -> dict[str, str]:
     """Returns the name of each axis that is there."""
     found: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*fields.variables, *fields.dims]):
+    for name in dict.fromkeys(map(str, [*fields.variables, *fields.dims])):
         attrs = fields[name].attrs if name in fields.variables else {}
-        axis = _tell_axis(str(name), attrs, name not in fields.data_vars)
-        if axis and not (axis in ("number", "level") and fields[name].ndim > 1):
-            found.setdefault(axis, []).append(str(name))
+        axis = _tell_axis(name, attrs, name not in fields.data_vars)
+        if axis is None or (axis in ("number", "level") and fields[name].ndim > 1):
+            continue
+        # A pressure alone is a level if it is called so.
+        called = "standard_name" in attrs or name.lower() in _AXES["level"][1]
+        if axis != "level" or fields[name].ndim or called:
+            found.setdefault(axis, []).append(name)
     chosen = {}
     for axis, names in found.items():
         own = [name for name in names if name in fields.dims and name in fields.coords]
@@ -90,16 +94,17 @@ def _tell_axis(name: str, attrs: Mapping[str, Any], is_coordinate: bool) -> str 
     # A rotated pole's "grid_latitude" is no latitude.
     if standard.startswith(("grid_", "projection_")):
         return None
-    found = [axis for axis, known in _DEGREES.items() if known.match(units)]
-    found = (
-        found if not standard else [a for a, (x, _) in _AXES.items() if standard == x]
-    )
+    if standard:
+        found = [axis for axis, (known, _) in _AXES.items() if standard == known]
+    else:
+        found = [axis for axis, known in _DEGREES.items() if known.match(units)]
     if is_coordinate:
         found += ["level"] * (not standard and weather_units.is_pressure(units))
-        found += [axis for axis, (_, names) in _AXES.items() if name in names]
+        found += [axis for axis, (_, names) in _AXES.items() if name.lower() in names]
         found += ["valid"] * (attrs.get("axis") == "T")
     else:
-        found = [axis for axis in found if axis in _DEGREES]
+        # A field may be of times that are valid, or of pressures.
+        found = [axis for axis in found if axis not in ("valid", "level")]
     return found[0] if found else None
 
 
@@ -214,7 +219,7 @@ def _split(
 def _check_dates(times: xr.DataArray, is_lead: bool, source: str) -> None:
     """Raises DataFormatError if times or lead times have no unit."""
     # Of other calendars dates are cftime's.
-    dated = times.dtype == object and hasattr(times.to_numpy().flat[0], "calendar")
+    dated = times.dtype == object and hasattr(times.to_numpy().flat[:1][0], "calendar")
     if times.dtype.kind != ("m" if is_lead else "M") and not (dated and not is_lead):
         what, unit = ("lead times", "hours") if is_lead else ("times", "hours since …")
         raise DataFormatError(
@@ -263,8 +268,7 @@ def turn(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
             f"{source}: latitudes of {latitude.min():.4g} to {latitude.max():.4g} are "
             "radians: give them units, 'radians' or 'degrees_north'"
         )
-    east = longitude % 360
-    cell = 360 / max(1, east.size)
+    east, cell = longitude % 360, 360 / max(1, longitude.size)
     # What is next to nothing below zero is zero.
     east = np.where(360 - east < cell / 1000, 0.0, east)
     fields = fields.assign_coords(
@@ -274,12 +278,13 @@ def turn(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
     if steps.size and steps[0] > 0:
         fields = fields.isel(latitude=slice(None, None, -1))
         notes.append("latitude: now from north to south")
-    if np.abs(east - longitude).max() > cell / 1000:
+    if np.abs(east - longitude).max(initial=0) > cell / 1000:
         notes.append("longitude: now from 0 to 360 degrees")
-    if east.size > 1 and abs(abs(longitude[-1] - longitude[0]) - 360) < cell / 1000:
+    if abs(abs(longitude[-1] - longitude[0]) - 360) < cell / 1000:
         fields, east = fields.isel(longitude=slice(-1)), east[:-1]
         notes.append(f"longitude: {longitude[-1]:g} is the first again, and dropped")
-    if np.unique(east).size < east.size or not np.isfinite(east).all():
+    gaps = np.diff(np.sort(east))
+    if not (np.isfinite(east).all() and (gaps > cell / 1000).all()):
         raise DataFormatError(
             f"{source}: a longitude is there twice, or NaN: use "
             "drop_duplicates('longitude') after assign_coords(longitude=… % 360)"

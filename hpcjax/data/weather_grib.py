@@ -117,7 +117,7 @@ def _check_messages(path: pathlib.Path, field: xr.DataArray, inner: Any) -> None
 
 def _name_cell(field: xr.DataArray, cell: Sequence[int]) -> str:
     places = [
-        f"{dim}={field[dim].to_numpy()[at]}"
+        f"{dim}={field[dim].to_index()[at]}"
         for dim, at in zip(field.dims, cell, strict=False)
     ]
     return ", ".join([str(field.name), *places])

@@ -21,6 +21,7 @@ from tests.data.weather_files import (
     netcdf,
     unlabelled,
     value_at,
+    write,
 )
 
 pytest.importorskip("eccodes")
@@ -29,7 +30,7 @@ pytest.importorskip("zarr")
 
 @pytest.mark.parametrize("name", READ)
 def test_every_value_is_at_its_labels(name, tmp_path):
-    paths = READ[name](tmp_path)
+    paths = write(READ[name], tmp_path)
     group = "a" if name in ("group", "zarr group") else None
     fields = data.open_fields(paths if len(paths) > 1 else paths[0], group=group)
     assert fields.data_vars
@@ -42,8 +43,8 @@ def test_every_value_is_at_its_labels(name, tmp_path):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_read_is_named(name, tmp_path):
-    message, write = REFUSED[name]
-    paths = write(tmp_path)
+    message, case = REFUSED[name]
+    paths = write(case, tmp_path)
     group = "a" if name.endswith(" group") else None
     with pytest.raises(HpcjaxError, match=message) as caught:
         data.open_fields(paths if len(paths) > 1 else paths[0], group=group).load()

@@ -1,5 +1,6 @@
 """Small files of the weather in the forms in which archives deliver them."""
 
+import h5py
 import numpy as np
 import xarray as xr
 
@@ -101,6 +102,11 @@ def netcdf(*fields, **options):
     return write
 
 
+def write(case, folder):
+    """Writes a file or several, or a netCDF of fields alone; returns the paths."""
+    return (netcdf(case) if isinstance(case, xr.Dataset) else case)(folder)
+
+
 def zarr(fields, spoil=None, **options):
     def write(folder):
         fields.to_zarr(folder / "a.zarr", **options)
@@ -112,13 +118,21 @@ def zarr(fields, spoil=None, **options):
     return write
 
 
-def cut(write, size):
-    def write_part(folder):
-        (path,) = write(folder)
-        path.write_bytes(path.read_bytes()[:size])
-        return [path]
+def cut(folder):
+    (path,) = write(make(), folder)
+    path.write_bytes(path.read_bytes()[:2000])
+    return [path]
 
-    return write_part
+
+def spoil_chunk(folder):
+    path = folder / "a.nc"
+    make().to_netcdf(path, engine="h5netcdf", encoding={"t": {"zlib": True}})
+    with h5py.File(path) as file:
+        chunk = file["t"].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    path.write_bytes(content)
+    return [path]
 
 
 def attributes(fields, **attrs):
@@ -178,10 +192,11 @@ WEST = {
 G1 = "regular_ll_pl_grib1"
 LEVELS = make(level=[500.0, 850.0])
 PF = {"productDefinitionTemplateNumber": 1, "numberOfForecastsInEnsemble": 3}
-PACKED = {"dtype": "i2", "_FillValue": -9, "scale_factor": 1e-3, "add_offset": 200.0}
+T = {"shortName": "t"}
+PACKED = {"dtype": "i2", "_FillValue": -9, "scale_factor": 1e-3, "add_offset": 230.0}
 TP = {"productDefinitionTemplateNumber": 8, "shortName": "tp"}
 READ = {
-    "whole": netcdf(make(number=[0, 1], time=days(2), lead_time=hours(0, 6))),
+    "whole": make(number=[0, 1], time=days(2), lead_time=hours(0, 6)),
     "float32 and float64": netcdf(
         attributes(make(), latitude={}, longitude={}),
         make(time=days(2)[1:]).assign_coords(
@@ -194,102 +209,84 @@ READ = {
         *(make(number=each).rename(number="realization") for each in (0, 1, 2))
     ),
     "file a level": netcdf(*(make(level=each) for each in (500.0, 850.0))),
-    "valid and start": netcdf(as_valid(LEADS, period=False)),
-    "valid and period": netcdf(as_valid(LEADS, start=False)),
-    "valid, start and period": netcdf(as_valid(LEADS)),
+    "valid and start": as_valid(LEADS, period=False),
+    "valid and period": as_valid(LEADS, start=False),
+    "valid, start and period": as_valid(LEADS),
     "file a valid time": netcdf(*(as_valid(LEADS).isel(time=at) for at in range(3))),
-    "starts of one period": netcdf(
-        make(time=days(3), lead_time=hours(6)[0])
-        .assign_coords(time=days(3) + hours(6))
-        .rename(lead_time="forecast_period")
-        .assign_coords(forecast_period=("time", hours(6, 6, 6)))
-    ),
-    "two dimensions of time": netcdf(
-        make(time=days(2), lead_time=hours(0, 6))
-        .rename(time="forecast_reference_time", lead_time="forecast_period")
-        .assign_coords(
-            time=(
-                ("forecast_reference_time", "forecast_period"),
-                days(2)[:, None] + hours(0, 6),
-            )
+    "starts of one period": make(time=days(3), lead_time=hours(6)[0])
+    .assign_coords(time=days(3) + hours(6))
+    .rename(lead_time="forecast_period")
+    .assign_coords(forecast_period=("time", hours(6, 6, 6))),
+    "two dimensions of time": make(time=days(2), lead_time=hours(0, 6))
+    .rename(time="forecast_reference_time", lead_time="forecast_period")
+    .assign_coords(
+        time=(
+            ("forecast_reference_time", "forecast_period"),
+            days(2)[:, None] + hours(0, 6),
         )
     ),
-    "standard names": netcdf(
-        attributes(
-            LEVELS.rename(latitude="a", longitude="b", level="c"),
-            a={"standard_name": "latitude", "units": "degrees"},
-            b={"units": "degrees_east"},
-            c={"standard_name": "air_pressure", "units": "hPa"},
-        )
+    "standard names": attributes(
+        LEVELS.rename(latitude="a", longitude="b", level="c"),
+        a={"standard_name": "latitude", "units": "degrees"},
+        b={"units": "degrees_east"},
+        c={"standard_name": "air_pressure", "units": "hPa"},
     ),
-    "lev": netcdf(attributes(LEVELS.rename(level="lev"), lev={"units": "millibar"})),
-    "isobaric": netcdf(
-        attributes(
-            LEVELS.assign_coords(level=[50_000.0, 85_000.0]).rename(level="isobaric"),
-            isobaric={"units": "Pa", "axis": "Z"},
-        )
+    "lev": attributes(LEVELS.rename(level="lev"), lev={"units": "millibar"}),
+    "isobaric": attributes(
+        LEVELS.assign_coords(level=[50_000.0, 85_000.0]).rename(level="isobaric"),
+        isobaric={"units": "Pa", "axis": "Z"},
     ),
-    "levels of pascals": netcdf(LEVELS.assign_coords(level=[50_000.0, 85_000.0])),
-    "axis T": netcdf(
-        attributes(make(time=days(2)).rename(time="record"), record={"axis": "T"})
+    "levels of pascals": LEVELS.assign_coords(level=[50_000.0, 85_000.0]),
+    "capitals": make().rename(latitude="LAT", longitude="LON"),
+    "start of its own": as_valid(LEADS, start=False, period=False).assign(
+        reftime=((), START, {"standard_name": "forecast_reference_time"})
     ),
-    "nav_lat": netcdf(written_out(make(), ("nav_lat", "nav_lon"))),
-    "bounds": netcdf(
-        make(time=days(2)).assign(
-            lat_bnds=(("latitude", "bnds"), np.zeros((4, 2))), crs=((), 0)
-        )
+    "one standard name": make().assign(T_2M=make()["t"]).rename(t="T"),
+    "axis T": attributes(
+        make(time=days(2)).rename(time="record"), record={"axis": "T"}
+    ),
+    "nav_lat": written_out(make(), ("nav_lat", "nav_lon")),
+    "bounds": make(time=days(2)).assign(
+        lat_bnds=(("latitude", "bnds"), np.zeros((4, 2))), crs=((), 0)
     ),
     **{
-        f"in {units}": netcdf(celsius(units))
+        f"in {units}": celsius(units)
         for units in ("°C", "degC", "degrees_C", "Celsius", "degree_Celsius")
     },
-    "0 and 360": netcdf(make(longitude=np.arange(0.0, 361, 45))),
-    "-180 and 180": netcdf(
-        make(longitude=np.arange(-180.0, 181, 45) % 360).assign_coords(
-            longitude=np.arange(-180.0, 181, 45)
-        )
+    "0 and 360": make(longitude=np.arange(0.0, 361, 45)),
+    "-180 and 180": make(longitude=np.arange(-180.0, 181, 45) % 360).assign_coords(
+        longitude=np.arange(-180.0, 181, 45)
     ),
-    "south to north": netcdf(make(latitude=LATITUDE[::-1])),
-    "western": netcdf(
-        make(longitude=np.roll(LONGITUDE, 4)).assign_coords(
-            longitude=np.arange(-180.0, 180, 45)
-        )
+    "south to north": make(latitude=LATITUDE[::-1]),
+    "western": make(longitude=np.roll(LONGITUDE, 4)).assign_coords(
+        longitude=np.arange(-180.0, 180, 45)
     ),
-    "radians": netcdf(
-        attributes(
-            make().assign_coords(
-                latitude=np.deg2rad(LATITUDE), longitude=np.deg2rad(LONGITUDE)
-            ),
-            latitude={"units": "radians"},
-            longitude={"units": "radian"},
-        )
+    "radians": attributes(
+        make().assign_coords(
+            latitude=np.deg2rad(LATITUDE), longitude=np.deg2rad(LONGITUDE)
+        ),
+        latitude={"units": "radians"},
+        longitude={"units": "radian"},
     ),
-    "strip": netcdf(make(latitude=np.arange(1.5, -1.6, -0.25))),
-    "order": netcdf(make(time=days(2)).transpose("longitude", "time", "latitude")),
+    "strip": make(latitude=np.arange(1.5, -1.6, -0.25)),
+    "order": make(time=days(2)).transpose("longitude", "time", "latitude"),
     "packed": netcdf(make(), encoding={"t": PACKED}),
     "netCDF 3": netcdf(make(time=days(2)), engine="scipy", format="NETCDF3_64BIT"),
     "group": netcdf(make(), group="a"),
     "zarr 2": zarr(make(time=days(2)), zarr_format=2, consolidated=True),
     "zarr 3": zarr(make(time=days(2)), zarr_format=3, consolidated=False),
     "zarr group": zarr(make(), group="a", consolidated=False),
-    "days since": netcdf(
-        unlabelled(make(time=days(2)), {"units": "days since 2020-01-01"})
-    ),
-    "GRIB 2": grib(*({"shortName": "t", "level": each} for each in (850, 500))),
+    "days since": unlabelled(make(time=days(2)), {"units": "days since 2020-01-01"}),
+    "GRIB 2": grib(*({**T, "level": each} for each in (850, 500))),
     "GRIB 1 to -45": grib(
         {"sample": G1, "shortName": "t", "longitudeOfLastGridPointInDegrees": -45.0}
     ),
-    "GRIB from the east": grib(dict(shortName="t", iScansNegatively=1, **WEST)),
-    "GRIB a lead": gribs(*({"shortName": "t", "endStep": x} for x in (0, 6, 12))),
-    "GRIB a member": gribs(
-        *(dict(**PF, shortName="t", perturbationNumber=x) for x in (1, 2))
-    ),
+    "GRIB from the east": grib({**T, "iScansNegatively": 1, **WEST}),
+    "GRIB a lead": gribs(*({**T, "endStep": x} for x in (0, 6, 12))),
+    "GRIB a member": gribs(*(dict(**PF, **T, perturbationNumber=x) for x in (1, 2))),
     "GRIB of control and members": grib(
-        dict(**PF, shortName="t", typeOfProcessedData=3, perturbationNumber=0),
-        *(
-            dict(**PF, shortName="t", typeOfProcessedData=4, perturbationNumber=x)
-            for x in (1, 2)
-        ),
+        dict(**PF, **T, typeOfProcessedData=3, perturbationNumber=0),
+        *(dict(**PF, **T, typeOfProcessedData=4, perturbationNumber=x) for x in (1, 2)),
     ),
 }
 # How many there are of what files are joined along, or of what is there twice.
@@ -304,7 +301,7 @@ SIZES = {
 
 
 def changed(**coords):
-    return netcdf(make(time=days(3)).assign_coords(coords))
+    return make(time=days(3)).assign_coords(coords)
 
 
 REFUSED = {
@@ -315,7 +312,7 @@ REFUSED = {
     ),
     "metres": (
         "expected latitude in degrees, found m",
-        netcdf(attributes(make(), latitude={"units": "m"})),
+        attributes(make(), latitude={"units": "m"}),
     ),
     "twice": (
         r"there twice.*drop_duplicates",
@@ -323,74 +320,62 @@ REFUSED = {
     ),
     "no unit of time": (
         "expected times with a unit",
-        netcdf(unlabelled(make(time=days(3)), {})),
+        unlabelled(make(time=days(3)), {}),
     ),
     "months": (
         "'months since 2020-01-01', and these are of no one length",
-        netcdf(unlabelled(make(time=days(3)), {"units": "months since 2020-01-01"})),
+        unlabelled(make(time=days(3)), {"units": "months since 2020-01-01"}),
     ),
     "no unit of leads": (
         "expected lead times with a unit",
-        netcdf(LEADS.assign_coords(lead_time=[0, 6, 12])),
+        LEADS.assign_coords(lead_time=[0, 6, 12]),
     ),
     "any times": (
         "a lead time for each of time",
-        netcdf(
-            make(time=days(3)).assign_coords(forecast_period=("time", hours(0, 6, 6)))
-        ),
+        make(time=days(3)).assign_coords(forecast_period=("time", hours(0, 6, 6))),
     ),
     "valid time of others": (
         "time is not forecast_reference_time and forecast_period",
-        netcdf(
-            as_valid(LEADS).assign_coords(forecast_period=("time", hours(0, 6, 18)))
-        ),
+        as_valid(LEADS).assign_coords(forecast_period=("time", hours(0, 6, 18))),
     ),
     "curvilinear": (
         "nav_lat is of y, x: expected a grid",
-        netcdf(
-            written_out(make(), ("nav_lat", "nav_lon")).assign_coords(
-                nav_lat=(("y", "x"), LATITUDE[:, None] + LONGITUDE / 100)
-            )
+        written_out(make(), ("nav_lat", "nav_lon")).assign_coords(
+            nav_lat=(("y", "x"), LATITUDE[:, None] + LONGITUDE / 100)
         ),
     ),
     "rotated": (
         "a dimension latitude and one longitude, found rlat, rlon",
-        netcdf(
-            attributes(
-                make().rename(latitude="rlat", longitude="rlon"),
-                rlat={"standard_name": "grid_latitude", "units": "degrees"},
-            )
+        attributes(
+            make().rename(latitude="rlat", longitude="rlon"),
+            rlat={"standard_name": "grid_latitude", "units": "degrees"},
         ),
     ),
     "stations": (
         "places of each cell: expected a grid",
-        netcdf(
-            make(longitude=0.0)
-            .rename(latitude="cell", longitude="at")
-            .drop_vars(["cell", "at"])
-            .assign_coords(lat=("cell", LATITUDE), lon=("cell", LATITUDE))
-        ),
+        make(longitude=0.0)
+        .rename(latitude="cell", longitude="at")
+        .drop_vars(["cell", "at"])
+        .assign_coords(lat=("cell", LATITUDE), lon=("cell", LATITUDE)),
     ),
     "model levels": (
         "expected levels of pressure, found atmosphere_hybrid",
-        netcdf(attributes(LEVELS, level={"standard_name": "atmosphere_hybrid_height"})),
+        attributes(LEVELS, level={"standard_name": "atmosphere_hybrid_height"}),
     ),
     "two levels": (
         "isobaric and level are both level|level and isobaric are both level",
-        netcdf(
-            LEVELS.assign(u=LEVELS["t"].rename(level="isobaric").drop_attrs()).pipe(
-                attributes, isobaric={"units": "hPa"}
-            )
+        LEVELS.assign(u=LEVELS["t"].rename(level="isobaric").drop_attrs()).pipe(
+            attributes, isobaric={"units": "hPa"}
         ),
     ),
-    "unit": ("expected t in K, found 'm s-1'", netcdf(celsius("m s-1"))),
-    "no such unit": ("expected t in K, found 'warm'", netcdf(celsius("warm"))),
+    "unit": ("expected t in K, found 'm s-1'", celsius("m s-1")),
+    "no such unit": ("expected t in K, found 'warm'", celsius("warm")),
     "other places": (
         "do not fit together",
         netcdf(make(), make(time=days(2)[1]).assign_coords(latitude=LATITUDE + 0.1)),
     ),
     "other units": (
-        "do not fit together: x is in K at , and in C at",
+        "do not fit together: x is in K and in C",
         netcdf(
             *(
                 make(time=day).assign(
@@ -403,8 +388,19 @@ REFUSED = {
         ),
     ),
     "the same twice": ("do not fit together", netcdf(make(), make())),
-    "cut netCDF": ("damaged netCDF", cut(netcdf(make()), 2000)),
-    "no netCDF group": ("no group 'a'", netcdf(make())),
+    "cut netCDF": ("damaged netCDF", cut),
+    "other heights": (
+        "do not fit together: t is in K on levels and in K at 80 m|at 80 m and in K on",
+        grib(T, {**T, "typeOfLevel": "heightAboveGround", "level": 80}),
+    ),
+    "netCDF chunk": (": t is damaged", spoil_chunk),
+    "level twice": ("level 500.0 is there twice", make(level=[500.0, 500.0])),
+    "member twice": ("number 1 is there twice", make(number=[1, 1])),
+    "no date": (
+        "time is missing in some places",
+        make(time=np.array([START, "NaT"], "datetime64[ns]")),
+    ),
+    "no netCDF group": ("no group 'a'", make()),
     "netCDF 3 group": (
         "netCDF 3 has no groups",
         netcdf(make(), engine="scipy", format="NETCDF3_64BIT"),
@@ -415,11 +411,11 @@ REFUSED = {
     "zarr chunk": (": t is damaged", zarr(make(), "t/c/*/*", consolidated=False)),
     "GRIB of analysis and forecast": (
         "whose variables are t, u: .*'lead_time'",
-        grib({"shortName": "t"}, {"shortName": "u", "endStep": 6}),
+        grib(T, {"shortName": "u", "endStep": 6}),
     ),
     "GRIB of levels": (
         "whose variables are t, u: .*'level'",
-        grib({"shortName": "t"}, {"shortName": "u", "level": 850}),
+        grib(T, {"shortName": "u", "level": 850}),
     ),
     "GRIB 1 to -1": (
         "go from 0 to -1 in steps of 51.2857, and the file says steps of 45",
