@@ -1,10 +1,14 @@
 """Files as archives deliver them: every value where and when it is, or refused."""
 
 import importlib.util
+import pathlib
+import tempfile
 
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcjax import data, metrics
 from hpcjax.core.errors import DataFormatError, HpcjaxError
@@ -12,11 +16,14 @@ from hpcjax.data import weather_units
 from tests.data.weather_files import (
     LEVELS,
     LONGITUDE,
+    PACKED,
     READ,
     REFUSED,
     SIZES,
+    as_valid,
     days,
     grib,
+    hours,
     make,
     netcdf,
     unlabelled,
@@ -131,3 +138,66 @@ def test_water_is_a_depth():
     rain = make().rename(t="tp")
     rain["tp"] = rain["tp"].drop_attrs().assign_attrs(units="kg m**-2")
     np.testing.assert_allclose(data.canonicalise(rain)["tp"] * 1e3, rain["tp"])
+
+
+@st.composite
+def archives(draw):
+    """A canonical field of any axes, and the files that an archive makes of it."""
+    axes = {
+        "number": draw(st.sampled_from([None, 3, [1, 2]])),
+        "time": draw(st.sampled_from([days(1)[0], days(2)])),
+        "lead_time": draw(st.sampled_from([None, hours(6)[0], hours(0, 6, 12)])),
+        "level": draw(st.sampled_from([None, 500.0, [500.0, 850.0]])),
+    }
+    longitude = draw(st.sampled_from([LONGITUDE, np.arange(0.0, 361, 45)]))
+    fields = make(
+        longitude=longitude, **{dim: x for dim, x in axes.items() if x is not None}
+    )
+    parts = [fields]
+    along = [dim for dim in fields["t"].dims if dim not in ("latitude", "longitude")]
+    for dim in draw(st.sets(st.sampled_from(along), max_size=2)) if along else ():
+        parts = [x.isel({dim: n}) for x in parts for n in range(x.sizes[dim])]
+    return fields, draw(st.permutations([disguise(draw, each) for each in parts]))
+
+
+def disguise(draw, fields):
+    """The same field in another order, convention and precision."""
+    if draw(st.booleans()):
+        fields = fields.isel(latitude=slice(None, None, -1))
+    if draw(st.booleans()) and fields.sizes["longitude"] == 8:
+        fields = fields.roll(longitude=4, roll_coords=True)
+        west = (fields["longitude"] + 180) % 360 - 180
+        fields = fields.assign_coords(longitude=west)
+    if draw(st.booleans()):
+        fields = fields.assign_coords(
+            {dim: fields[dim].astype("f4") for dim in ("latitude", "longitude")}
+        )
+    starts_once = "lead_time" in fields["t"].dims and not fields["time"].ndim
+    if starts_once and draw(st.booleans()):
+        fields = as_valid(fields)
+    if "level" in fields.coords and draw(st.booleans()):
+        pascals = (fields["level"].dims, fields["level"].values * 100, {"units": "Pa"})
+        fields = fields.assign_coords(level=pascals).rename(level="plev")
+    fields = fields.transpose(*draw(st.permutations(fields["t"].dims)))
+    how = draw(st.sampled_from([{}, {"dtype": "f4"}, PACKED]))
+    engine = draw(st.sampled_from(["h5netcdf", "scipy", "zarr"]))
+    return fields, how, engine
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(archives())
+def test_any_archive_is_the_field_that_it_was_made_of(archive):
+    fields, parts = archive
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [pathlib.Path(folder) / f"{at}" for at in range(len(parts))]
+        for path, (part, how, engine) in zip(paths, parts, strict=True):
+            if engine == "zarr":
+                part.to_zarr(path, encoding={"t": how}, consolidated=False)
+            else:
+                part.to_netcdf(path, engine=engine, encoding={"t": how})
+        found = data.open_fields(paths if len(paths) > 1 else paths[0])["t"].load()
+    assert found.size == fields["t"].size * 8 // fields.sizes["longitude"]
+    np.testing.assert_allclose(
+        found, value_at(found.coords).transpose(*found.dims), atol=2e-3
+    )

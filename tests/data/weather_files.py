@@ -153,15 +153,15 @@ def unlabelled(fields, units):
 
 def as_valid(fields, *, start=True, period=True):
     """A forecast of one start as CF has it: times that are valid, start and period."""
-    later = fields["lead_time"].values
-    valid = fields["time"].values + later
+    later, begun = fields["lead_time"].values, fields["time"].values
+    valid = begun + later
     fields = fields.rename(lead_time="x").drop_vars(["time", "x"]).rename(x="time")
     fields = attributes(
         fields.assign_coords(time=valid), time={"standard_name": "time"}
     )
     if start:
         own = {"standard_name": "forecast_reference_time"}
-        fields = fields.assign_coords(forecast_reference_time=((), START, own))
+        fields = fields.assign_coords(forecast_reference_time=((), begun, own))
     if period:
         own = {"standard_name": "forecast_period"}
         fields = fields.assign_coords(forecast_period=("time", later, own))
