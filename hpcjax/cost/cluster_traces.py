@@ -273,10 +273,12 @@ def _line(path: pathlib.Path, line: int) -> Iterator[None]:
 def _entries(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
     """Yields the entries of a JSON list, each with the line on which it begins."""
     text, decoder = path.read_text(), json.JSONDecoder()
+    number, counted = 1, 0
     with _line(path, 1):
         place = _skip(text, 0, "[")
     while text[place : place + 1] != "]":
-        number = 1 + text.count("\n", 0, place)
+        number += text.count("\n", counted, place)
+        counted = place
         with _line(path, number):
             entry, end = decoder.raw_decode(text, place)
             place = _skip(text, end, ",")

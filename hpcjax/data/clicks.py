@@ -4,11 +4,12 @@ import dataclasses
 import gzip
 import itertools
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int32, UInt32
 
 from hpcjax.core import checks
 from hpcjax.core.config import Config, Count, Share, Size
@@ -19,7 +20,14 @@ from hpcjax.data.objectives import CLICKS
 from hpcjax.data.source import Batch, Dataset, check_indices
 
 DENSE, CATEGORIES = 13, 26
-EMPTY = -1
+# What each column of a line may be, between tabs.
+_COLUMNS = (
+    ("the label 0 or 1", "[01]"),
+    *(("an integer of at most 18 digits", "(?:-?[0-9]{1,18})?"),) * DENSE,
+    *(("categories of at most 8 hexadecimal digits", "[0-9a-fA-F]{0,8}"),) * CATEGORIES,
+)
+_LINE = re.compile("\t".join(pattern for _, pattern in _COLUMNS))
+_BLOCK = 2048  # examples that are Python's numbers at a time
 
 
 class ClickSource:
@@ -54,18 +62,15 @@ def clicks_dataset(
 
     Args:
       dense: [n, dense].
-      ids: of each table from 0, [n, tables].
+      ids: of each table from 0, int32 [n, tables]; they become rows of all tables.
       labels: 0 or 1, [n].
       tables: rows of each.
       validation: share.
     """
-    first = np.cumsum([0, *tables[:-1]])
-    rows = (ids + first).astype(np.int32)
+    ids += np.cumsum([0, *tables[:-1]], dtype=np.int32)
     cut = len(labels) - min(max(round(validation * len(labels)), 1), len(labels) - 1)
     train, held_out = (
-        ClickSource(
-            dense[part].astype(np.float32), rows[part], labels[part].astype(np.int32)
-        )
+        ClickSource(dense[part], ids[part], labels[part].astype(np.int32, copy=False))
         for part in (slice(cut), slice(cut, None))
     )
     shapes: Any = {"dense": dense.shape[1:], "ids": ids.shape[1:]}
@@ -131,7 +136,8 @@ class ClicksConfig(Config):
         logits += dense @ rng.normal(size=self.dense) / np.sqrt(self.dense)
         labels = rng.random(self.examples) < 1 / (1 + np.exp(-logits))
         tables = (self.rows,) * self.tables
-        return clicks_dataset(dense, ids, labels, tables, self.validation)
+        rows = ids.astype(np.int32)
+        return clicks_dataset(dense, rows, labels, tables, self.validation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +146,7 @@ class CriteoConfig(Config):
 
     An integer x becomes log(max(x, 0) + 1), and 0 where it is missing. Of each column's
     categories row 0 stands for those that the training examples do not have. All are
-    kept in memory, 160 bytes an example.
+    kept in memory, 160 bytes an example, and while they are read 200.
 
     Attributes:
       buckets: rows of each table, into which categories are hashed; None for one row
@@ -163,79 +169,126 @@ class CriteoConfig(Config):
           DataFormatError: a line is of another form; the message says which.
         """
         path = catalog.locate("criteo", root)["train.txt"]
-        labels, dense, categories = read_criteo(path, self.limit)
+        labels, dense, categories, missing = read_criteo(path, self.limit)
         if len(labels) < 2:
             raise DataFormatError(f"{path}: expected two examples, found {len(labels)}")
         cut = len(labels) - min(
             max(round(self.validation * len(labels)), 1), len(labels) - 1
         )
         if self.buckets:
-            # What is missing is a category of its own, before it is hashed.
-            ids = (categories + 1) % self.buckets
-            tables = (self.buckets,) * categories.shape[1]
+            tables = hash_categories(categories, missing, self.buckets)
         else:
-            ids, tables = number_categories(categories, cut)
+            tables = number_categories(categories, missing, cut)
+        # Rows of tables take the place of categories: there is no second array.
+        ids = categories.view(np.int32)
         return clicks_dataset(dense, ids, labels, tables, self.validation)
 
 
+def hash_categories(
+    categories: UInt32[np.ndarray, "n columns"],
+    missing: UInt32[np.ndarray, " n"],
+    buckets: int,
+) -> tuple[int, ...]:
+    """Puts (x + 1) mod `buckets` in place of categories x, and 0 of missing ones.
+
+    Returns:
+      The rows of each table, `buckets`.
+    """
+    bits = np.arange(categories.shape[1], dtype=np.uint32)
+    for start in range(0, len(categories), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        hashed = (categories[part].astype(np.int64) + 1) % buckets
+        absent = missing[part, None] >> bits & 1
+        categories[part] = np.where(absent, 0, hashed)
+    return (buckets,) * categories.shape[1]
+
+
 def number_categories(
-    categories: Int64[np.ndarray, "n columns"], known: int
-) -> tuple[Int64[np.ndarray, "n columns"], tuple[int, ...]]:
-    """Returns numbers from 1 of each column's categories, and rows for them.
+    categories: UInt32[np.ndarray, "n columns"],
+    missing: UInt32[np.ndarray, " n"],
+    known: int,
+) -> tuple[int, ...]:
+    """Puts numbers from 1 in place of each column's categories.
 
     Args:
-      categories: any numbers.
+      categories: any numbers; they are written over.
+      missing: of an example, in bit c whether the category of column c is missing,
+        which is a category of its own, the first.
       known: the first so many examples say which categories there are; 0 is for others.
 
+    Returns:
+      The rows of each table, one more than it has categories.
+
     Examples:
-      >>> number_categories(np.array([[7], [3], [7], [9]]), known=3)[0].ravel().tolist()
+      >>> column = np.array([[7], [3], [7], [9]], np.uint32)
+      >>> number_categories(column, np.zeros(4, np.uint32), known=3)
+      (3,)
+      >>> column.ravel().tolist()
       [2, 1, 2, 0]
     """
-    columns, tables = [], []
-    for column in categories.T:
-        seen = np.unique(column[:known])
-        place = np.searchsorted(seen, column).clip(max=len(seen) - 1)
-        columns.append(np.where(seen[place] == column, place + 1, 0))
-        tables.append(len(seen) + 1)
-    return np.stack(columns, axis=1), tuple(tables)
+    tables = []
+    for bit, column in enumerate(categories.T):
+        absent = (missing >> np.uint32(bit) & 1).astype(bool)
+        seen = _find_unique(column[:known][~absent[:known]])
+        padded = np.append(seen, np.uint32(0))
+        first = 1 + int(absent[:known].any())
+        for start in range(0, len(column), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            place = np.searchsorted(seen, column[part])
+            found = (padded[place] == column[part]) & (place < len(seen))
+            numbers = np.where(found, place + first, 0)
+            column[part] = np.where(absent[part], first - 1, numbers)
+        tables.append(len(seen) + first)
+    return tuple(tables)
+
+
+def _find_unique(numbers: np.ndarray) -> np.ndarray:
+    """Sorts numbers, returns each once, and takes less memory than `np.unique`."""
+    numbers.sort()
+    return numbers[
+        np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(numbers)]
+    ]
 
 
 def read_criteo(
     path: pathlib.Path, limit: int | None = None
 ) -> tuple[
-    Int64[np.ndarray, " n"],
+    Int32[np.ndarray, " n"],
     Float32[np.ndarray, "n dense"],
-    Int64[np.ndarray, "n columns"],
+    UInt32[np.ndarray, "n columns"],
+    UInt32[np.ndarray, " n"],
 ]:
-    """Reads labels, integers as logarithms, and categories.
+    """Reads labels, integers as logarithms, and categories; 164 bytes an example.
 
     Args:
       path: of lines with a label, 13 integers and 26 hexadecimal categories, between
         tabs, each of which may be missing but the label; gzipped if it ends in ".gz".
+        It is read twice, the first time for its number of lines.
       limit: the first lines; None for all.
 
     Returns:
       Labels, 0 or 1; log(max(x, 0) + 1) of integers x, 0 for those that are missing;
-      and categories as numbers, −1 for those that are missing.
+      categories as numbers; and in bit c of a number whether the example's category c
+      is missing.
 
     Raises:
       DataFormatError: a line of another form; the message has its number.
     """
-    labels, dense, categories = [], [], []
-    for number, line in enumerate(itertools.islice(_lines(path), limit), start=1):
-        try:
-            label, numbers, names = _parse(line)
-        except ValueError as error:
-            raise DataFormatError(f"{path}: line {number}: {error}") from error
-        labels.append(label)
-        dense.append(numbers)
-        categories.append(names)
-    values = np.array(dense, np.float64).reshape(-1, DENSE)
-    return (
-        np.array(labels, np.int64),
-        np.log1p(np.maximum(values, 0)).astype(np.float32),
-        np.array(categories, np.int64).reshape(-1, CATEGORIES),
-    )
+    count = sum(1 for _ in itertools.islice(_lines(path), limit))
+    labels, dense = np.empty(count, np.int32), np.empty((count, DENSE), np.float32)
+    categories = np.empty((count, CATEGORIES), np.uint32)
+    missing = np.empty(count, np.uint32)
+    lines = enumerate(itertools.islice(_lines(path), limit), start=1)
+    for start in range(0, count, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        rows = [_parse(path, *line) for line in itertools.islice(lines, _BLOCK)]
+        found = np.array(rows, np.int64)
+        labels[part] = found[:, 0]
+        dense[part] = np.log1p(np.maximum(found[:, 1 : 1 + DENSE], 0))
+        names = found[:, 1 + DENSE :]
+        missing[part] = (names < 0) @ (1 << np.arange(CATEGORIES))
+        categories[part] = np.maximum(names, 0)
+    return labels, dense, categories, missing
 
 
 def _lines(path: pathlib.Path) -> Iterator[str]:
@@ -247,16 +300,22 @@ def _lines(path: pathlib.Path) -> Iterator[str]:
         raise DataFormatError(f"{path}: expected lines of text: {error}") from error
 
 
-def _parse(line: str) -> tuple[int, list[int], list[int]]:
-    """Returns a line's label, integers and categories."""
-    fields = line.rstrip("\r\n").split("\t")
-    expected = 1 + DENSE + CATEGORIES
-    if len(fields) != expected:
-        raise ValueError(f"expected {expected} columns, found {len(fields)}")
-    if fields[0] not in ("0", "1"):
-        raise ValueError(f"expected the label 0 or 1, found {fields[0]!r}")
-    numbers = [int(field) if field else 0 for field in fields[1 : 1 + DENSE]]
-    names = [int(field, 16) if field else EMPTY for field in fields[1 + DENSE :]]
-    if max(names) >= 2**63 or min(names) < EMPTY:
-        raise ValueError("expected categories of at most 16 hexadecimal digits")
-    return int(fields[0]), numbers, names
+def _parse(path: pathlib.Path, number: int, line: str) -> list[int]:
+    """Returns a line's label, integers, and categories, −1 for missing ones."""
+    line = line.rstrip("\r\n")
+    fields = line.split("\t")
+    if not _LINE.fullmatch(line):
+        raise DataFormatError(f"{path}: line {number}: expected {_explain(fields)}")
+    numbers = [int(field or 0) for field in fields[: 1 + DENSE]]
+    return numbers + [int(field or "-1", 16) for field in fields[1 + DENSE :]]
+
+
+def _explain(fields: list[str]) -> str:
+    """Returns what a line should have, and what it has."""
+    if len(fields) != len(_COLUMNS):
+        return f"{len(_COLUMNS)} columns, found {len(fields)}"
+    return next(
+        f"{rule}, found {field!r:.40}"
+        for (rule, pattern), field in zip(_COLUMNS, fields, strict=True)
+        if not re.fullmatch(pattern, field)
+    )

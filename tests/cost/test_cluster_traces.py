@@ -150,6 +150,23 @@ def test_a_malformed_entry_of_philly_is_named(tmp_path):
         read_philly_jobs(path)
 
 
+def test_lines_of_an_entry_are_counted_once(tmp_path, monkeypatch):
+    looked_at = []
+
+    class Counted(str):
+        def count(self, mark, start=0, end=None):
+            found = super().count(mark, start, end)
+            looked_at.append(len(self[start:end]))
+            return found
+
+    text = json.dumps(PHILLY * 50, indent=1)
+    path = write(tmp_path, text)
+    monkeypatch.setattr(type(path), "read_text", lambda self: Counted(text))
+    assert len(read_philly_jobs(path, ASSUMED)) == 100
+    assert len(looked_at) == 200
+    assert sum(looked_at) <= len(text)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -5,10 +5,12 @@ training rows, the names of its columns, and the entries of values. Entries are 
 columns, numbers); what is missing, unknown or zero has none.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -243,14 +245,9 @@ def _name_point(stats: Stats, spec: KeySpec) -> list[str]:
 
 def _encode_points(values: pd.Series, stats: Stats, spec: KeySpec) -> Entries:
     """Returns places on the unit sphere, where -180 and 180 degrees meet."""
-    del stats
+    del stats, spec
     given = [(each["latitude"], each["longitude"]) for each in values]
     latitude, longitude = np.array(given, float).reshape(-1, 2).T
-    wrong = np.abs(latitude) > 90
-    if wrong.any():
-        raise ConfigError(
-            f"{spec.key} has latitudes beyond 90 degrees: got {latitude[wrong][0]:g}"
-        )
     phi, theta = np.radians(longitude), np.radians(latitude)
     axes = (np.cos(theta) * np.cos(phi), np.cos(theta) * np.sin(phi), np.sin(theta))
     return _join(_column(numbers, at) for at, numbers in enumerate(axes))
@@ -380,7 +377,8 @@ def _encode_all(
         kind, own = KINDS[spec.kind], stats[spec.key]
         values = _values(table, spec, len(own.get("ranges", ())))
         at = values.index.to_numpy()
-        rows, columns, numbers = kind.encode(values, own, spec)
+        with _told(spec):
+            rows, columns, numbers = kind.encode(values, own, spec)
         names = [spec.key + name for name in kind.names(own, spec)]
         parts = [(at[rows], columns, numbers)]
         if spec.missing:
@@ -388,6 +386,17 @@ def _encode_all(
             names.append(f"{spec.key}?")
         found.append((spec.key, names, _join(parts)))
     return found
+
+
+@contextlib.contextmanager
+def _told(spec: KeySpec) -> Iterator[None]:
+    """Says in an error which key cannot be of its kind."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{spec.key} cannot be {spec.kind}: {error}") from error
 
 
 def _values(table: pd.DataFrame, spec: KeySpec, length: int = 0) -> pd.Series:
@@ -398,26 +407,42 @@ def _values(table: pd.DataFrame, spec: KeySpec, length: int = 0) -> pd.Series:
         )
     values = present(table, spec.key)
     if spec.kind == "vector" and len(values):
-        _check_vectors(table, values, spec.key, length or np.size(values.iloc[0]))
+        length = length or np.size(values.iloc[0])
+        rule = f"lists of {length} finite numbers"
+        _check_each(table, values, rule, lambda value: _is_vector(value, length))
+    if spec.kind == "point":
+        rule = "points of a latitude within 90 degrees and a finite longitude"
+        _check_each(table, values, rule, _is_point)
     return values
 
 
-def _check_vectors(
-    table: pd.DataFrame, values: pd.Series, key: str, length: int
+def _check_each(
+    table: pd.DataFrame, values: pd.Series, rule: str, good: Callable[[Any], bool]
 ) -> None:
-    """Raises ConfigError for what is no list of `length` finite numbers."""
+    """Raises ConfigError with the first value that is not good, and whose it is."""
     ids = table["_id"] if "_id" in table else table.index.to_series()
     for name, value in zip(ids.loc[values.index], values, strict=True):
-        numbers = isinstance(value, words.LISTS) and all(map(_is_finite, value))
-        if not numbers or len(value) != length:
+        if not good(value):
             raise ConfigError(
-                f"{key} must be lists of {length} finite numbers: got {value!r:.40} "
-                f"(of {name})"
+                f"{values.name} must be {rule}: got {value!r:.60} (of {name}); correct "
+                "it, or leave the key out"
             )
 
 
+def _is_vector(value: Any, length: int) -> bool:
+    numbers = isinstance(value, words.LISTS) and all(map(_is_finite, value))
+    return numbers and len(value) == length
+
+
+def _is_point(value: Any) -> bool:
+    place = value if isinstance(value, dict) else {}
+    latitude, longitude = place.get("latitude", ""), place.get("longitude", "")
+    return _is_finite(latitude) and _is_finite(longitude) and abs(latitude) <= 90
+
+
 def _is_finite(value: Any) -> bool:
-    return type_of(value) == "number" and bool(np.isfinite(value))
+    real = isinstance(value, int | float | np.integer | np.floating)
+    return real and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _lay_out(
@@ -473,9 +498,12 @@ def fit(
         vertices, edges = vertices[own], edges[own[senders] & own[receivers]]
 
     def learn(table: pd.DataFrame, keys: Iterable[KeySpec]) -> dict[str, Stats]:
-        return {
-            each.key: KINDS[each.kind].fit(_values(table, each), each) for each in keys
-        }
+        found = {}
+        for each in keys:
+            values = _values(table, each)
+            with _told(each):
+                found[each.key] = KINDS[each.kind].fit(values, each)
+        return found
 
     stats = learn(vertices, spec.keys), learn(edges, spec.edge_keys)
     return FittedEncoder(spec, *stats, transductive)

@@ -169,15 +169,19 @@ def present(table: pd.DataFrame, key: str) -> pd.Series:
     values = values[[not _is_missing(value) for value in values]]
     types = np.array([type_of(value) for value in values], dtype=object)
     names, first = np.unique(types.astype(str), return_index=True)
+    ids = table["_id"] if "_id" in table else table.index.to_series()
     if len(names) > 1:
-        ids = table["_id"] if "_id" in table else table.index.to_series()
         examples = ", ".join(
             f"{name} (of {ids.loc[values.index[at]]})"
             for name, at in zip(names, first, strict=True)
         )
         raise ConfigError(f"{key} has values of several types: {examples}")
-    if "number" in names and not np.isfinite(values.astype(float)).all():
-        raise ConfigError(f"{key} must be finite: there is an infinite number")
+    wrong = values[np.isinf(values.astype(float))] if "number" in names else values[:0]
+    if len(wrong):
+        raise ConfigError(
+            f"{key} must be finite: there is an infinite number (of "
+            f"{ids.loc[wrong.index[0]]}); correct it, or leave the key out"
+        )
     return values
 
 

@@ -235,8 +235,13 @@ def test_what_is_fitted_sees_training_rows_alone():
     changed.loc[rest, "wait"] *= 9
     for row in rest:
         changed.at[row, "tags"] = ["zebra"]
-    other = lpg.PropertyGraph(changed, graph.edges)
+    edges = graph.edges.copy()
+    inside = [edges[end].isin(changed.loc[TRAIN, "_id"]) for end in ("_start", "_end")]
+    assert (inside[0] ^ inside[1]).any()
+    edges.loc[~(inside[0] & inside[1]), "since"] = 3000
+    other = lpg.PropertyGraph(changed, edges)
     assert encoder(other).stats == encoder(graph).stats
+    assert encoder(other).edge_stats == encoder(graph).edge_stats
     every = lpg.fit(encoder(graph).spec, other, TRAIN, transductive=True)
     assert every.transductive
     assert "zebra" in every.stats["tags"]["values"]
@@ -313,13 +318,26 @@ def test_values_out_of_the_training_rows_are_clipped_or_unseen():
     assert found.tolist() == [[1, 0], [0, 1], [0, 0]]
 
 
+POINT = r"k must be points .*: got {'latitude': .* \(of 1\); .* leave the key out"
+
+
 @pytest.mark.acceptance("lpg2vec", 10)
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
-        ([1.0, float("inf")], {}, "k must be finite"),
+        ([1.0, float("inf")], {}, r"k must be finite: .* \(of 1\)"),
         ([1, "one"], {}, r"several types: number \(of 0\), string \(of 1\)"),
-        ([{"latitude": 91, "longitude": 0}], {}, "beyond 90 degrees: got 91"),
+        (
+            [{"latitude": 9, "longitude": 0}, {"latitude": -91, "longitude": 0}],
+            {},
+            POINT,
+        ),
+        ([{"latitude": 9, "longitude": 0}, {"latitude": 9}], {}, POINT),
+        ([{"latitude": 9, "longitude": 0}, {"latitude": None}], {}, POINT),
+        ([{"latitude": math.nan, "longitude": 0}], {}, r"k must .*nan.* \(of 0\)"),
+        ([{"latitude": 0, "longitude": math.inf}], {}, r"k must .*inf.* \(of 0\)"),
+        (["soon"], {"kind": "temporal"}, "k cannot be temporal: "),
+        (["many"], {"kind": "binned"}, "k cannot be binned: .*'many'"),
         (["a b", "b", "b"], {"categories": 1}, "at most 1 values: got 2"),
         ([[1.0, 2], [0, 1, 2]], {}, r"lists of 2 finite .*: got \[0, 1, 2\] \(of 1"),
         ([[1.0, float("nan")]], {}, r"lists of 2 finite .*: got \[1.0, nan\] \(of 0"),
