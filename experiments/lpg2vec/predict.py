@@ -11,6 +11,7 @@ import numpy as np
 from hpcjax import core, runs, train
 from hpcjax.core import config
 from hpcjax.data import PropertyGraphConfig
+from hpcjax.data.property_graph import open_store, prediction_keys
 from hpcjax.models import GnnConfig
 from hpcjax.optim import AdamWConfig
 
@@ -57,6 +58,9 @@ class Config(config.Config):
         rule = "predictions are written of the vertices of one label"
         good = not self.write or self.dataset.label != ""
         core.checks.require(good, rule, write=self.write, label=self.dataset.label)
+        rule = "predictions cannot be written over what they are of"
+        good = self.dataset.target not in prediction_keys(self.write)
+        core.checks.require(good, rule, write=self.write, target=self.dataset.target)
 
 
 def outline(cfg: Config) -> "runs.Outline":
@@ -71,8 +75,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
       `accuracy`, the share of held-out vertices whose class is right; that of those
       that have the property, `present`; and the `features` of a vertex.
     """
-    from hpcjax.data.property_graph import open_store
-
     graph = cfg.dataset.read(ctx.data_root)
     _check_writing(cfg, graph)
     target = cfg.dataset.classify(graph)
@@ -106,10 +108,10 @@ def _check_writing(cfg: Config, graph: "lpg.PropertyGraph") -> None:
     good = not known and os.access(source, os.W_OK)
     rule = "a store must be there, and writable"
     core.checks.require(good, rule, source=cfg.dataset.source)
-    for key in (cfg.write, f"{cfg.write}_confidence"):
+    for key in prediction_keys(cfg.write):
         rule = "a key that is there is written with overwrite=true"
         new = cfg.overwrite or key not in graph.keys
-        core.checks.require(new, rule, write=key)
+        core.checks.require(new, rule, key=key)
 
 
 def _compose(cfg: Config, dataset: "data.Dataset", devices: int) -> "train.Task":
@@ -156,6 +158,6 @@ def _write(
     chosen = np.flatnonzero(graph.with_label(cfg.dataset.label))
     ids = graph.vertices["_id"].to_numpy()[chosen]
     names = np.array(target.names, object)[likely.argmax(1)[chosen]]
-    store.write(cfg.dataset.label, cfg.write, ids, names)
     sure = likely.max(1)[chosen].astype(float)
-    store.write(cfg.dataset.label, f"{cfg.write}_confidence", ids, sure)
+    for key, values in zip(prediction_keys(cfg.write), (names, sure), strict=True):
+        store.write(cfg.dataset.label, key, ids, values)

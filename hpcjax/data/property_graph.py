@@ -1,6 +1,7 @@
 """A labelled property graph as a data set: vertices, and one of their properties."""
 
 import dataclasses
+import logging
 import pathlib
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hpcjax import graphs
     from hpcjax.graphs import lpg
 
+log = logging.getLogger(__name__)
 _FINCEN = pathlib.Path(__file__).parent / "files" / "fincen.csv.gz"
 # Of the sources that are known, the keys to predict from, and their kinds. Those of
 # fincen are the reference's: repository C-TC/LPG2vec, `util.py`.
@@ -69,7 +71,8 @@ class PropertyGraphConfig(Config):
         these; "edges", these and the types and properties of edges.
       edge_to_vertex: whether features of edges are added up at the vertex that they
         reach, as features of its own; for layers that see none of edges.
-      keys: of the properties; none for those of the reference, or all but the target.
+      keys: of the properties; none for those of the reference, or all but the target
+        and predictions, which have a `<key>_confidence` beside them.
       buckets: that words of text are hashed to.
       leaks: keys that tell the target, and are no features.
       shuffled: whether properties are shuffled among vertices of the same labels.
@@ -190,18 +193,22 @@ class PropertyGraphConfig(Config):
         """Returns the features of labels, and of the keys that were chosen.
 
         Raises:
-          ConfigError: unknown keys, or the target or its leaks among those chosen.
+          ConfigError: unknown keys, or the target, its leaks or copies among those
+            chosen.
         """
         from hpcjax.graphs import lpg
 
         known: Any = _KINDS.get(self.source, {})
         keys = self.keys or tuple(known) or None
-        told = () if keys else (self.target, *self.leaks)
+        told = () if keys else (self.target, *self.leaks, *_find_predictions(graph))
         if self.information not in ("properties", "edges"):
             keys, told = (), ()
         kinds = {key: known[key] for key in keys or () if key in known}
         spec = lpg.infer(graph, keys=keys, exclude=told, kinds=kinds)
         spec.check_target(self.target, self.leaks)
+        copies = [x.key for x in spec.keys if _are_equal(graph, x.key, self.target)]
+        rule = "a copy of the target cannot be a feature: it is one of its leaks"
+        checks.require(not copies, rule, keys=copies)
         own = [dataclasses.replace(each, buckets=self.buckets) for each in spec.keys]
         return dataclasses.replace(spec, keys=tuple(own))
 
@@ -215,6 +222,28 @@ class PropertyGraphConfig(Config):
         for key in graph.keys:
             vertices[key] = vertices[key].to_numpy()[drawn]
         return dataclasses.replace(graph, vertices=vertices)
+
+
+def prediction_keys(key: str) -> tuple[str, str]:
+    """Returns the keys that predictions are written under: classes, and how sure."""
+    return key, f"{key}_confidence"
+
+
+def _find_predictions(graph: "lpg.PropertyGraph") -> list[str]:
+    """Returns the keys of predictions that a graph has, told in the log."""
+    pairs = [prediction_keys(key) for key in graph.keys]
+    found = [key for pair in pairs if pair[1] in graph.keys for key in pair]
+    if found:
+        log.info("%s are predictions, and no features", ", ".join(found))
+    return found
+
+
+def _are_equal(graph: "lpg.PropertyGraph", key: str, target: str) -> bool:
+    """Whether all vertices have the same of two properties."""
+    from hpcjax.graphs.lpg.spec import present
+
+    one, other = (present(graph.vertices, each) for each in (key, target))
+    return one.index.equals(other.index) and all(map(np.array_equal, one, other))
 
 
 def open_store(source: str) -> "lpg.GraphStore":

@@ -165,6 +165,21 @@ def test_what_is_nan_is_no_part_of_the_score():
         postprocessing.make_dataset(forecasts(lose), members=10)
 
 
+def test_a_point_without_a_climate_is_not_scored():
+    def lose(forecast, truth):
+        forecast = forecast.copy(deep=True)
+        train = forecast["time"][postprocessing.split_by_part(forecast, "") == "train"]
+        where = forecast["time"].isin(train) & (forecast["latitude"] == 75.0)
+        return forecast.assign(t=forecast["t"].where(~where)), truth
+
+    made = postprocessing.make_dataset(forecasts(lose), members=10)
+    batch = gather(made, "validation")
+    row = list(forecasts().truth["latitude"].to_numpy()).index(75.0)
+    scored = np.arange(batch["area"].shape[1]) != row
+    assert (batch["area"] == scored[:, None]).all()
+    assert all(np.isfinite(values).all() for values in batch.values())
+
+
 def test_one_lost_date_spoils_no_other():
     def lose(forecast, truth):
         forecast = forecast.copy(deep=True)

@@ -1,5 +1,6 @@
 """A property graph as a data set: its counts, its classes, and what vertices tell."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -158,6 +159,25 @@ def test_leaks_are_no_features_and_a_missing_store_is_named(store):
     with pytest.raises(ConfigError, match="a target needs two classes"):
         property_graph.classify(pd.Series(["a", "a"]), bins=2, absent=True)
     assert data.PropertyGraphConfig is PropertyGraphConfig
+
+
+def test_predictions_and_copies_of_the_target_are_no_features(store, tmp_path, caplog):
+    graph = lpg.CsvStore(store).read()
+    own = graph.vertices
+    told = own.assign(guess=own["size"], guess_confidence=0.5, sure_confidence=0.5)
+    config = PropertyGraphConfig(source="x.csv", target="size")
+    with caplog.at_level("INFO", "hpcjax"):
+        spec = config.specify(lpg.PropertyGraph(told, graph.edges))
+    assert [each.key for each in spec.keys] == ["colour", "sure_confidence", "twin"]
+    assert "guess, guess_confidence are predictions" in caplog.text
+    sizes = [None, *own["size"][1:]]
+    near, copy = (own.assign(size=sizes, area=each) for each in (own["size"], sizes))
+    spec = config.specify(lpg.PropertyGraph(near, graph.edges))
+    assert [each.key for each in spec.keys] == ["area", "colour", "twin"]
+    for chosen in ((), ("area", "twin")):
+        copied = dataclasses.replace(config, keys=chosen)
+        with pytest.raises(ConfigError, match=r"copy of the target .*keys=\['area'\]"):
+            copied.specify(lpg.PropertyGraph(copy, graph.edges))
 
 
 @pytest.mark.slow

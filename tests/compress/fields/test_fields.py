@@ -13,7 +13,7 @@ from scipy.stats import qmc
 
 from hpcjax import data, models
 from hpcjax.compress import fields
-from hpcjax.compress.fields import _network
+from hpcjax.compress.fields import _fit, _network
 from hpcjax.core import trees
 from hpcjax.core.errors import ConfigError, DataFormatError, Diverged
 
@@ -66,6 +66,23 @@ def levels():
         "longitude": np.arange(8) * 45.0,
     }
     return xr.DataArray(values, coords, tuple(coords), "z")
+
+
+def test_adam_gets_gradients_of_the_norm_that_clip_says():
+    fit = dataclasses.replace(FIT, learning_rate=0.1, clip=0.5)
+    tx, mean, square = _fit._adam(fit), np.zeros(2), np.zeros(2)
+    state = tx.init(np.zeros(2, np.float32))
+    for step, given in enumerate(([30.0, -40.0], [0.1, 0.2], [6.0, 8.0])):
+        gradient = np.array(given) * min(1, 0.5 / np.hypot(*given))
+        mean, square = (
+            decay * moment + (1 - decay) * gradient**power
+            for decay, moment, power in ((0.9, mean, 1), (0.999, square, 2))
+        )
+        rate = 0.05 * (1 + np.cos(np.pi * step / 150))
+        deviation = np.sqrt(square / (1 - 0.999 ** (step + 1)))
+        expected = -rate * mean / (1 - 0.9 ** (step + 1)) / (deviation + 1e-8)
+        update, state = tx.update(np.array(given, np.float32), state)
+        np.testing.assert_allclose(update, expected, rtol=1e-4)
 
 
 @pytest.mark.acceptance("nn-compression", 4)

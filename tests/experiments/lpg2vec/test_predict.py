@@ -1,5 +1,7 @@
 """Predictions go back into the store that they were learnt from."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -79,3 +81,23 @@ def test_predictions_need_a_label_and_a_store_that_can_be_written():
     installed = PropertyGraphConfig(label="Filing")
     with pytest.raises(ConfigError, match=r"must be there, and writable: .*fincen"):
         predict._check_writing(Config(write="guess", dataset=installed), small())
+
+
+@pytest.mark.parametrize("there", ["guess", "guess_confidence"])
+def test_keys_that_are_there_are_kept(there, tmp_path):
+    graph = small()
+    graph = lpg.PropertyGraph(graph.vertices.assign(**{there: 1.0}), graph.edges)
+    store = lpg.CsvStore(tmp_path / "small.csv")
+    store.save(graph)
+    dataset = PropertyGraphConfig(source=str(store.path), label="Shop", target="income")
+    cfg = Config(dataset=dataset, write="guess")
+    with pytest.raises(ConfigError, match=f"overwrite=true: got key='{there}'"):
+        predict._check_writing(cfg, graph)
+    predict._check_writing(dataclasses.replace(cfg, overwrite=True), graph)
+
+
+@pytest.mark.parametrize("target", ["guess", "guess_confidence"])
+def test_a_target_is_never_overwritten(target):
+    dataset = PropertyGraphConfig(label="Shop", target=target)
+    with pytest.raises(ConfigError, match="over what they are of: got write='guess'"):
+        Config(dataset=dataset, write="guess", overwrite=True)
