@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hpcjax.core.errors import ConfigError
@@ -30,7 +32,8 @@ class Graph:
       vertices: how many there are.
 
     Raises:
-      ConfigError: ends of edges in host memory that are no such graph.
+      ConfigError: ends of edges that are no such graph, as far as they are numbers here
+        and not traced; those of a device are copied to look at them.
     """
 
     senders: Any
@@ -41,19 +44,28 @@ class Graph:
     vertices: int = static()
 
     def __post_init__(self) -> None:
-        ends = (self.senders, self.receivers)
-        known = [each for each in ends if isinstance(each, np.ndarray)]
-        if len(known) < 2 or any(each.dtype.kind not in "iu" for each in known):
-            return  # traced, or shapes, or another tree of the same form
-        for name, array in zip(("senders", "receivers"), ends, strict=True):
+        senders, receivers = _look_at(self.senders), _look_at(self.receivers)
+        if senders is None or receivers is None:
+            return
+        for name, array in (("senders", senders), ("receivers", receivers)):
             _check_range(name, array, self.vertices)
-        if len(self.senders) != len(self.receivers):
+        if len(senders) != len(receivers):
             raise ConfigError(
                 "senders and receivers must be equally many: got "
-                f"{len(self.senders)} and {len(self.receivers)}"
+                f"{len(senders)} and {len(receivers)}"
             )
-        if (self.receivers[1:] < self.receivers[:-1]).any():
+        if (receivers[1:] < receivers[:-1]).any():
             raise ConfigError("receivers must not decrease: make_graph sorts edges")
+
+
+def _look_at(array: Any) -> np.ndarray | None:
+    """Returns integers; None of what is traced, a shape, or of a tree of that form."""
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.integer):
+        traced = isinstance(array, jax.core.Tracer)
+        here = not traced and not array.is_deleted() and array.is_fully_addressable
+        array = np.asarray(array) if here else None
+    known = isinstance(array, np.ndarray) and array.ndim == 1
+    return array if known and array.dtype.kind in "iu" else None
 
 
 def make_graph(

@@ -187,11 +187,14 @@ def serve(
     return _serve(learning, chosen, gate, indices)
 
 
-def check_gate(gate: Any, places: tuple[int, ...]) -> None:
-    """Raises ConfigError unless there is a gate for each place."""
+def check_gate(gate: Any, places: tuple[int, ...], experts: int | None = None) -> None:
+    """Raises ConfigError unless there is a gate for each place, and each expert."""
     if gate.shape[-3:-1] != places:
         found, wanted = (f"{h}x{w}" for h, w in (places, gate.shape[-3:-1]))
         raise ConfigError(f"the gate was built for {wanted}, got {found}")
+    gates = gate.shape[-1]
+    rule = "there must be a gate for each expert"
+    checks.require(experts in (None, gates), rule, gates=gates, experts=experts)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -281,14 +284,14 @@ def select_experts(
       **learning: as of `serve`.
 
     Raises:
-      ConfigError: as `choose_experts` and `serve`.
+      ConfigError: gates of more or fewer experts, or as `choose_experts` and `serve`.
 
     Examples:
       >>> y = jnp.array([5.0, 6.0, 7.0]).reshape(1, 1, 1, 3)
       >>> select_experts(y, jnp.array([[[0.0, 2.0, 1.0]]]), 2).tolist()
       [[[[6.0, 7.0]]]]
     """
-    check_gate(gate, y.shape[1:3])
+    check_gate(gate, y.shape[1:3], y.shape[-1])
     indices = choose_experts(gate, outputs)
     return serve(_take(y, indices), gate, indices, **learning)
 
@@ -343,7 +346,7 @@ def spatial_experts(
     checks.require_choice("products", products, ("dense", "gather"))
     rule = "kernel must have an odd size"
     checks.require(size % 2 == 1, rule, kernel=kernel.shape)
-    check_gate(gate, x.shape[1:3])
+    check_gate(gate, x.shape[1:3], kernel.shape[-1])
     indices = choose_experts(gate, outputs)
     x = _pad(x, size // 2, padding, axis_name)
     if products == "dense":

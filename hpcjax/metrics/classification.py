@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from hpcjax.core import checks
 from hpcjax.metrics.means import weighted_mean
 
 
@@ -26,6 +27,7 @@ def token_cross_entropy(
       float32 `[...]`.
 
     Raises:
+      ConfigError: logits and labels are of other items.
       ValueError: s is outside [0, 1).
 
     Examples:
@@ -36,6 +38,7 @@ def token_cross_entropy(
         raise ValueError(
             f"label_smoothing must be in [0, 1): got label_smoothing={label_smoothing}"
         )
+    _check_items(logits, labels)
     wide = logits.astype(jnp.float32)
     # log softmax(z)_c = z_c − log Σ exp z, and Σ_c q_c = 1: the loss is
     # log Σ exp z − Σ_c q_c z_c, without the [..., labels] array of log-probabilities.
@@ -45,6 +48,13 @@ def token_cross_entropy(
     if label_smoothing:
         target = target + label_smoothing * jnp.mean(wide, axis=-1)
     return log_normaliser - target
+
+
+def _check_items(logits: jax.Array, labels: jax.Array) -> None:
+    """Raises ConfigError unless each item has a label: none is broadcast."""
+    rule = "labels must have the shape of logits without the last axis"
+    good = logits.shape[:-1] == labels.shape
+    checks.require(good, rule, logits=logits.shape, labels=labels.shape)
 
 
 def cross_entropy(
@@ -89,6 +99,7 @@ def accuracy(
       >>> float(accuracy(jnp.eye(4), jnp.array([0, 1, 2, 0])))
       0.75
     """
+    _check_items(logits, labels)
     right = jnp.argmax(logits, axis=-1) == labels
     return weighted_mean(right.astype(jnp.float32), weights)
 
@@ -109,6 +120,7 @@ def error(
       >>> float(error(jnp.eye(4), jnp.array([0, 1, 2, 0])))
       0.25
     """
+    _check_items(logits, labels)
     wrong = jnp.argmax(logits, axis=-1) != labels
     return weighted_mean(wrong.astype(jnp.float32), weights)
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from hpcjax.metrics.means import widen
+from hpcjax.core import checks
+from hpcjax.metrics.means import widen, widen_members, widen_points
 
 Estimator = Literal["fair", "unfair", "almost_fair"]
 ESTIMATORS = ("fair", "unfair", "almost_fair")
@@ -37,12 +38,13 @@ def crps_gaussian(
     Args:
       mean: μ.
       std: σ, not negative; under `jit` a negative one counts as zero.
-      observed: y. All three are broadcast.
+      observed: y. All three have one shape; a scalar is for all points.
 
     Returns:
       The score, in the unit of `observed`; less is better.
 
     Raises:
+      ConfigError: arrays of several shapes.
       ValueError: a σ below zero, outside of traced code.
 
     References:
@@ -53,7 +55,7 @@ def crps_gaussian(
       >>> [round(float(each), 4) for each in score]
       [0.2337, 0.6024]
     """
-    mean, std, observed = widen(mean, std, observed)
+    mean, std, observed = widen_points(mean=mean, std=std, observed=observed)
     _check_std(std)
     return _crps_gaussian(mean - observed, std)
 
@@ -121,7 +123,7 @@ def crps_censored_gaussian(
       >>> float(dry) < float(crps_gaussian(jnp.zeros(()), jnp.ones(()), jnp.zeros(())))
       True
     """
-    mean, std, observed = widen(mean, std, observed)
+    mean, std, observed = widen_points(mean=mean, std=std, observed=observed)
     _check_std(std)
     z, c = _standardize(observed - mean, std), _standardize(-mean, std)
     wet = _crps_gaussian(mean - observed, std) - std * _integrate_below(c)
@@ -171,6 +173,7 @@ def crps_ensemble(
       The score, in the unit of `observed`; less is better.
 
     Raises:
+      ConfigError: what is observed has other axes.
       ValueError: an unknown estimator, an α outside [0, 1], no member, or a single one
         with an estimator that divides by M − 1.
 
@@ -186,7 +189,7 @@ def crps_ensemble(
         raise ValueError(f"estimator must be one of {ESTIMATORS}: got {estimator!r}")
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be in [0, 1]: got alpha={alpha}")
-    members, y = widen(members, observed)
+    members, y = widen_members(members, observed, axis)
     count = members.shape[axis]
     least = 1 if estimator == "unfair" else 2
     if count < least:
@@ -274,6 +277,7 @@ def efi(
       method: "exact" or "paper".
 
     Raises:
+      ConfigError: a climate of other points.
       ValueError: an unknown method, or a number of quantiles that it does not take.
 
     References:
@@ -293,6 +297,9 @@ def efi(
             f"2: got {quantiles}"
         )
     members, climate = widen(members, climate)
+    rule = "climate must be of the members' points"
+    good = climate.shape[:-1] == members.shape[:-1]
+    checks.require(good, rule, members=members.shape, climate=climate.shape)
     if method == "paper":
         return _paper_efi(members, climate)
     ranks = _rank(members, climate)
@@ -340,11 +347,15 @@ def eecrps(
       efi: its index, or NaN.
       where: which points count; None for all that have an EFI.
 
+    Raises:
+      ConfigError: arrays of several shapes.
+
     Examples:
       >>> score = eecrps(jnp.array([1.0, 2.0, 9.0]), jnp.array([-1.0, 0.5, jnp.nan]))
       >>> float(score)
       1.0
     """
+    checks.require_same_shape(crps=crps, efi=efi, where=efi if where is None else where)
     crps, efi = widen(crps, efi)
     kept = ~jnp.isnan(efi) if where is None else where & ~jnp.isnan(efi)
     product = jnp.where(kept, jnp.abs(jnp.where(kept, efi, 0)) * crps, 0)

@@ -15,7 +15,15 @@ from jaxtyping import Array, Float, Int
 
 from hpcjax.core import checks
 from hpcjax.metrics.grids import are_radians
-from hpcjax.metrics.means import Axes, member_moments, weighted_mean, widen
+from hpcjax.metrics.means import (
+    Axes,
+    broadcast,
+    member_moments,
+    weighted_mean,
+    widen,
+    widen_members,
+    widen_points,
+)
 
 WeightKind = Literal["cos", "cell_area"]
 Order = Literal["sqrt_last", "sqrt_per_time"]
@@ -124,7 +132,9 @@ def _error(
     checks.require_same_shape(forecast=forecast, truth=truth)
     forecast, truth = widen(forecast, truth)
     error = forecast - truth
-    return error if weights is None else jnp.where(jnp.asarray(weights) > 0, error, 0)
+    if weights is None:
+        return error
+    return jnp.where(broadcast("weights", weights, error.shape) > 0, error, 0)
 
 
 def mae(
@@ -205,7 +215,7 @@ def acc(
             for each in (forecast - usual, truth - usual)
         )
         return _correlate(f, a, weights, None)
-    usual = climatology.astype(truth.dtype)
+    usual = broadcast("climatology", climatology, truth.shape).astype(truth.dtype)
     return jnp.mean(_correlate(forecast - usual, truth - usual, weights, (-2, -1)))
 
 
@@ -298,7 +308,7 @@ def spread_skill_ratio(
       >>> round(float(spread_skill_ratio(members, jnp.array([3.0]))), 3)
       0.866
     """
-    members, observed = widen(members, observed)
+    members, observed = widen_members(members, observed, axis)
     count = members.shape[axis]
     error, _ = member_moments(members - jnp.expand_dims(observed, axis), axis, 1)
     skill = rmse(error, jnp.zeros_like(error), weights)
@@ -334,7 +344,7 @@ def rank_histogram(
       >>> rank_histogram(members, jnp.array([1.5]), jax.random.key(0)).tolist()
       [0, 1, 0]
     """
-    members, observed = widen(members, observed)
+    members, observed = widen_members(members, observed, axis)
     members = jnp.moveaxis(members, axis, 0)
     ties = jnp.sum(members == observed, axis=0)
     share = jax.random.uniform(key, ties.shape)
@@ -366,7 +376,7 @@ def pit_histogram(
       [1, 2]
     """
     checks.require_count(1, bins=bins)
-    mean, std, observed = widen(mean, std, observed)
+    mean, std, observed = widen_points(mean=mean, std=std, observed=observed)
     place = jax.scipy.special.ndtr((observed - mean) / std)
     part = jnp.clip((place * bins).astype(jnp.int32), 0, bins - 1)
     return _count(part, ~jnp.isnan(place), bins)
@@ -404,6 +414,7 @@ def ssim(
       >>> float(ssim(field, field, data_range=15.0, window=3))
       1.0
     """
+    checks.require_same_shape(first=first, second=second)
     first, second = widen(first, second)
     if min(first.shape[-2:]) < window:
         raise ValueError(

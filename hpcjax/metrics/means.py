@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
+
 Axes = int | tuple[int, ...] | None
 
 
@@ -16,6 +19,42 @@ def widen(*arrays: Any) -> list[jax.Array]:
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.result_type(*arrays, jnp.float32)
     return [jnp.asarray(each).astype(dtype) for each in arrays]
+
+
+def widen_points(**arrays: Any) -> list[jax.Array]:
+    """Returns arrays as `widen`, checked: of one shape, or scalars, which are for all.
+
+    Raises:
+      ConfigError: arrays of several shapes.
+    """
+    wide = widen(*arrays.values())
+    named = zip(arrays, wide, strict=True)
+    checks.require_same_shape(**{name: each for name, each in named if each.ndim})
+    return wide
+
+
+def widen_members(members: Any, observed: Any, axis: int) -> list[jax.Array]:
+    """Returns both as `widen`, checked: what is observed has all axes but the members'.
+
+    Raises:
+      ConfigError: another shape.
+    """
+    members, observed = widen(members, observed)
+    expected = list(members.shape)
+    del expected[axis]
+    rule = f"observed must have the shape of members without axis {axis}"
+    good = list(observed.shape) == expected
+    checks.require(good, rule, members=members.shape, observed=observed.shape)
+    return [members, observed]
+
+
+def broadcast(name: str, array: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Returns an array of a shape, or raises ConfigError with its name."""
+    try:
+        return jnp.broadcast_to(array, shape)
+    except ValueError as error:
+        own, wanted = list(jnp.shape(array)), list(shape)
+        raise ConfigError(f"{name} {own} do not fit values {wanted}") from error
 
 
 def weighted_sums(
@@ -32,13 +71,16 @@ def weighted_sums(
       weights: w, non-negative, broadcast against `values`.
       axis: over which axes; None means all.
 
+    Raises:
+      ConfigError: weights that do not fit, or against which values would be broadcast.
+
     Examples:
       >>> sums = weighted_sums(jnp.array([1.0, jnp.nan]), jnp.array([2.0, 0.0]))
       >>> [float(each) for each in sums]
       [2.0, 2.0]
     """
     wide, weights = widen(values, weights)
-    weights = jnp.broadcast_to(weights, jnp.broadcast_shapes(wide.shape, weights.shape))
+    weights = broadcast("weights", weights, wide.shape)
     # A product alone would let 0 · NaN and 0 · ∞ into the sum.
     scored = jnp.where(weights > 0, wide, 0)
     return jnp.sum(scored * weights, axis=axis), jnp.sum(weights, axis=axis)

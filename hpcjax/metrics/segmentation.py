@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from hpcjax.core import checks
+
 
 def dice(
     prediction: Float[Array, "batch *space classes"],
@@ -24,6 +26,7 @@ def dice(
       float32 `[batch, classes]`.
 
     Raises:
+      ConfigError: masks of two shapes.
       ValueError: s is negative.
 
     References:
@@ -37,6 +40,7 @@ def dice(
     """
     if smooth < 0:
         raise ValueError(f"smooth must be non-negative: got smooth={smooth}")
+    checks.require_same_shape(prediction=prediction, target=target)
     p, t = prediction.astype(jnp.float32), target.astype(jnp.float32)
     space = tuple(range(1, p.ndim - 1))
     common = 2 * jnp.sum(p * t, axis=space) + smooth

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from hpcjax.core import checks
 from hpcjax.core.method import Batch, Totals
 from hpcjax.metrics.classification import token_cross_entropy
 from hpcjax.metrics.crps import crps_gaussian
@@ -142,6 +143,7 @@ def click_totals(logits: Float[Array, " batch"], batch: Batch) -> Totals:
       batch: labels `"y"` [batch], 0 or 1, and in validation `"weight"` [batch].
     """
     labels = batch["y"].astype(jnp.float32)
+    checks.require_same_shape(logits=logits, labels=labels)
     weight = batch.get("weight", jnp.ones(labels.shape, jnp.float32))
     # log(1 + exp(z)) − y z: the sigmoid's logarithms, without their overflow.
     losses = jax.nn.softplus(logits) - labels * logits

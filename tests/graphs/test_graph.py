@@ -1,5 +1,7 @@
 """Making, joining and padding graphs."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -123,9 +125,10 @@ def test_bad_edges_are_refused():
     assert make([0], [0], np.int64(1)).vertices == 1
 
 
-def test_a_graph_made_by_hand_is_checked():
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_a_graph_made_by_hand_is_checked(array):
     make = graphs.Graph
-    zero, one = np.array([0, 0]), np.array([0, 1])
+    zero, one = array([0, 0]), array([0, 1])
     assert make(senders=zero, receivers=one, vertices=2).vertices == 2
     with pytest.raises(ConfigError, match="receivers must not decrease"):
         make(senders=zero, receivers=one[::-1], vertices=2)
@@ -133,6 +136,13 @@ def test_a_graph_made_by_hand_is_checked():
         make(senders=one, receivers=zero, vertices=1)
     with pytest.raises(ConfigError, match="equally many: got 2 and 1"):
         make(senders=one, receivers=zero[:1], vertices=2)
+    graph = make(senders=zero, receivers=one, vertices=2)
+    shapes = jax.eval_shape(lambda graph: graph, graph)
+    assert shapes.receivers.shape == (2,)
+    found = jax.jit(lambda graph: jax.tree.map(lambda x: x[::-1], graph).receivers)
+    assert found(graph).tolist() == [1, 0]
+    pair = jax.tree.map(lambda x: np.stack([x[::-1], x]), graph)
+    assert jax.vmap(lambda graph: graph.receivers)(pair).tolist() == [[1, 0], [0, 1]]
 
 
 def test_the_mean_of_many_low_numbers_is_not_lost():

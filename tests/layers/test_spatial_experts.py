@@ -356,3 +356,16 @@ def test_coordinates_are_rows_and_columns():
     np.testing.assert_array_equal(found[..., :1], x)
     np.testing.assert_array_equal(found[1, :, 0, 1], [-1, 0, 1])
     np.testing.assert_array_equal(found[0, 2, :, 2], [-1, 1])
+
+
+@pytest.mark.parametrize("gates", [3, 5])
+@pytest.mark.parametrize("products", ["dense", "gather"])
+def test_there_is_a_gate_for_each_filter(gates, products):
+    gate, kernel = jnp.ones((2, 2, gates)), jnp.ones((1, 1, 1, 4))
+    told = f"a gate for each expert: got gates={gates}, experts=4"
+    with pytest.raises(ConfigError, match=told):
+        layers.spatial_experts(
+            jnp.ones((1, 2, 2, 1)), kernel, gate, 2, products=products
+        )
+    with pytest.raises(ConfigError, match=told):
+        layers.select_experts(jnp.ones((1, 2, 2, 4)), gate, 2)

@@ -236,3 +236,45 @@ def test_tolerances_and_bins_that_cannot_be_are_refused():
         metrics.pit_histogram(jnp.zeros(2), jnp.ones(2), jnp.ones(2), bins=0)
     with pytest.raises(ConfigError, match="must have one shape"):
         metrics.acc(jnp.ones((2, 3, 4)), jnp.ones((2, 3, 1)), variant="wb1")
+
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize(
+    ("score", "shapes"),
+    [
+        (metrics.crps_gaussian, [(4, 3), (4, 1), (4, 3)]),
+        (metrics.crps_gaussian, [(4, 3), (4, 3), (3,)]),
+        (metrics.crps_censored_gaussian, [(4, 3), (4, 3), (4, 1)]),
+        (metrics.crps_ensemble, [(4, 3, 10), (4, 1)]),
+        (metrics.crps_ensemble, [(4, 3, 10), (4, 3, 10)]),
+        (metrics.efi, [(4, 3, 10), (4, 1, 21)]),
+        (metrics.efi, [(4, 3, 10), (3, 21)]),
+        (metrics.eecrps, [(4, 3), (3,)]),
+        (metrics.eecrps, [(4, 3), (4, 3), (4, 1)]),
+        (metrics.spread_skill_ratio, [(10, 4, 3), (4, 1)]),
+        (lambda x, y: metrics.spread_skill_ratio(x, y, axis=1), [(4, 10, 3), (10, 3)]),
+        (lambda x, y: metrics.rank_histogram(x, y, KEY), [(10, 4, 3), (1, 4, 3)]),
+        (metrics.pit_histogram, [(4, 3), (4, 3), (4, 1)]),
+        (lambda x, y: metrics.ssim(x, y, data_range=1.0), [(12, 12), (1, 12)]),
+        (metrics.dice, [(2, 4, 3), (2, 1, 3)]),
+        (metrics.accuracy, [(4, 3), (4, 1)]),
+        (metrics.error, [(4, 3), (4, 1)]),
+        (metrics.cross_entropy, [(4, 3), (1,)]),
+        (metrics.mae, [(4,), (4,), (4, 1)]),
+        (metrics.acc, [(1, 3, 2), (1, 3, 2), (5, 3, 2)]),
+    ],
+)
+def test_points_of_other_places_are_not_broadcast(score, shapes):
+    given = [jnp.ones(shape) for shape in shapes]
+    if score is metrics.cross_entropy:
+        given[1] = given[1].astype(int)
+    with pytest.raises(ConfigError, match=r"shape|points|do not fit"):
+        score(*given)
+
+
+def test_a_scalar_is_of_all_points():
+    y = jnp.array([[0.0, 1.0], [2.0, 3.0]])
+    every = metrics.crps_gaussian(jnp.zeros((2, 2)), jnp.ones((2, 2)), y)
+    np.testing.assert_array_equal(metrics.crps_gaussian(0.0, 1.0, y), every)
