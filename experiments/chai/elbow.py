@@ -55,7 +55,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     import jax
     import jax.numpy as jnp
 
-    loaded, tokenizer, _ = inference.load_language_model(cfg.model, ctx.data_root)
+    loaded, tokenizer, *_ = inference.load_language_model(cfg.model, ctx.data_root)
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
     texts = documents(
         tokenizer,

@@ -171,7 +171,7 @@ def measure(
     """
     import jax
 
-    loaded, tokenizer, _ = speaking
+    loaded, tokenizer, *_ = speaking
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
     decoder = models.decoder_of(loaded.model)
     plan, key = cfg.plan(decoder), jax.random.key(cfg.seed)

@@ -26,8 +26,8 @@ class Config(config.Config):
       prompt: the text to continue, or with `chat` a question to answer.
       prompt_file: a file in UTF-8 whose text takes the place of `prompt`.
       chat: whether the prompt is written as the model's chat template asks.
-      max_new_tokens: at most; the model's end token, or the end of the context that it
-        was trained with, ends earlier.
+      max_new_tokens: at most; an end token of the model, or the end of the context that
+        it was trained with, ends earlier.
       sampler: how tokens are drawn; temperature 0 takes the most likely.
       samples: continuations, each drawn by itself.
       seed: of the draws.
@@ -73,7 +73,9 @@ class Config(config.Config):
         checks.require(bool(text), "a prompt is needed", prompt_file=self.prompt_file)
         return text
 
-    def options(self, end: int | None = None, room: int | None = None) -> Continuation:
+    def options(
+        self, end: tuple[int, ...] = (), room: int | None = None
+    ) -> Continuation:
         """Returns how the text is continued, by at most `room` tokens."""
         most = self.max_new_tokens if room is None else min(room, self.max_new_tokens)
         return Continuation(max_new_tokens=most, sampler=self.sampler, end=end)
@@ -112,7 +114,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         )
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
     prompts = inference.pad_prompts([prompt] * cfg.samples)
-    options = cfg.options(getattr(tokenizer, "eos", None), room)
+    options = cfg.options(speaking.ends, room)
     began = time.perf_counter()
     write = inference.compile_stream(speaker, prompts, options)
     compiled = time.perf_counter()
@@ -154,7 +156,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
 class _Shown:
     """The texts so far, and what of the first one has been shown."""
 
-    def __init__(self, tokenizer: Any, end: int | None, samples: int) -> None:
+    def __init__(self, tokenizer: Any, end: tuple[int, ...], samples: int) -> None:
         self.tokenizer, self.end = tokenizer, end
         self.tokens: list[list[int]] = [[] for _ in range(samples)]
         self.done, self.length = [False] * samples, 0
@@ -164,7 +166,7 @@ class _Shown:
         for row, word in enumerate(token.tolist()):
             if not self.done[row]:
                 self.tokens[row].append(word)
-                self.done[row] = word == self.end
+                self.done[row] = word in self.end
         text = self.texts()[0]
         # The bytes of a character may be several tokens.
         return "" if text.endswith("\ufffd") else self._show(text)
@@ -185,7 +187,7 @@ class _Shown:
         """Returns the texts, without the tokens that end them."""
         found = []
         for row in self.tokens:
-            words = np.array(row[:-1] if row and row[-1] == self.end else row, np.int32)
+            words = np.array(row[:-1] if row and row[-1] in self.end else row, np.int32)
             # A model may have more words than its tokenizer; they stand for nothing.
             found.append(self.tokenizer.decode(words[words < len(self.tokenizer)]))
         return found

@@ -33,13 +33,13 @@ class Continuation(Config):
     Attributes:
       max_new_tokens: largest number of tokens to add.
       sampler: how tokens are drawn.
-      end: the token that ends a text; None if no token does.
+      end: the tokens that end a text.
       unrolled: compiles every layer by itself, see `models.empty_cache`.
     """
 
     max_new_tokens: Size = 64
     sampler: Sampler = Sampler()
-    end: int | None = None
+    end: tuple[int, ...] = ()
     unrolled: bool = False
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from hpcjax import models
 from hpcjax.core import checks
@@ -97,7 +97,7 @@ def generate(
     *,
     key: jax.Array,
 ) -> Generated:
-    """Continues each prompt until its end token or for `max_new_tokens`.
+    """Continues each prompt until an end token or for `max_new_tokens`.
 
     The prompts are read in one pass, which stores their keys and values in a cache.
     Then one token at a time is drawn and read. The program is compiled once for each
@@ -156,7 +156,7 @@ def prepare_prompts(
         raise ConfigError(
             f"tokens must be in 0 … {last}: got {tokens.min()} … {tokens.max()}"
         )
-    good = options.end is None or 0 <= options.end <= last
+    good = all(0 <= token <= last for token in options.end)
     checks.require(good, f"end must be in 0 … {last}", end=options.end)
     longest, steps = int(lengths.max(initial=0)), options.max_new_tokens
     if decoder.context is not None and longest + steps + ahead > decoder.context:
@@ -166,6 +166,11 @@ def prepare_prompts(
             f"max_new_tokens={steps}{drafts}"
         )
     return Prompts(*jax.device_put((tokens[:, : decoder.context], lengths)))
+
+
+def find_ends(tokens: Int[Array, "..."], end: tuple[int, ...]) -> Bool[Array, "..."]:
+    """Returns which tokens end a text."""
+    return jnp.isin(tokens, jnp.array(end, tokens.dtype))
 
 
 def cache_for(
@@ -238,13 +243,13 @@ def continue_tokens(
       key: of the draws.
       attend: the attention of the layers, see `models.Decoding`.
     """
-    batch, sampler, end = len(logits), options.sampler, options.end
+    batch, sampler = len(logits), options.sampler
     steps = options.max_new_tokens
     first = next_token(logits, sampler, derive(key, "token", 0))
     tokens = jnp.zeros((batch, steps), first.dtype)
 
     def ended(token: jax.Array) -> jax.Array:
-        return jnp.zeros(batch, bool) if end is None else token == end
+        return find_ends(token, options.end)
 
     def more(carry: tuple) -> jax.Array:
         step, *_, done = carry

@@ -7,11 +7,13 @@ import dataclasses
 import functools
 import json
 import pathlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
+from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.inference.chat import write_chat
 
@@ -48,11 +50,13 @@ class TextModel(NamedTuple):
       tokenizer: encodes texts and decodes tokens.
       chat_template: how questions are written, see `write_chat`; None if the model is
         not one that answers.
+      ends: the tokens that end a text, a message or a turn.
     """
 
     pretrained: "Pretrained"
     tokenizer: "Coder"
     chat_template: str | None = None
+    ends: tuple[int, ...] = ()
 
     def ask(self, question: str) -> str:
         """Returns a question in the form that the model answers.
@@ -110,12 +114,15 @@ def load_language_model(name: str, root: pathlib.Path) -> TextModel:
     loaded = pretrained.load(path)
     models.decoder_of(loaded.model)
     if path.is_dir():
-        eos = loaded.metadata.get("eos_token_id")
-        # Chat models may have several; the first one is taken.
-        eos = next(iter(eos), None) if isinstance(eos, list) else eos
+        own = path / "generation_config.json"
+        told = files.read_object(own) if own.exists() else {}
+        ends = _read_ends([x.get("eos_token_id") for x in (loaded.metadata, told)])
+        eos = next(iter(ends), None)
         tokenizer = data.load_tokenizer(path / "tokenizer.json", eos=eos)
         chat = _read_chat_template(path)
     else:
+        keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+        ends = _read_ends([loaded.metadata.get(key) for key in keys])
         tokenizer = data.gguf_tokenizer(loaded.metadata)
         chat = loaded.metadata.get("tokenizer.chat_template")
     if len(tokenizer) > loaded.vocabulary:
@@ -123,7 +130,16 @@ def load_language_model(name: str, root: pathlib.Path) -> TextModel:
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model only "
             f"{loaded.vocabulary}: they do not go together"
         )
-    return TextModel(loaded, tokenizer, chat)
+    return TextModel(loaded, tokenizer, chat, ends)
+
+
+def _read_ends(given: Iterable[Any]) -> tuple[int, ...]:
+    """Returns each of some tokens once; each given is one, a list of them, or None."""
+    lists = [each if isinstance(each, list) else [each] for each in given]
+    found = [one for each in lists for one in each if one is not None]
+    if wrong := [one for one in found if type(one) is not int]:
+        raise DataFormatError(f"end tokens must be integers: found {wrong[0]!r:.40}")
+    return tuple(dict.fromkeys(found))
 
 
 def _read_chat_template(folder: pathlib.Path) -> str | None:

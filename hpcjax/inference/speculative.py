@@ -23,6 +23,7 @@ from hpcjax.inference.generation import (
     LanguageModel,
     Prompts,
     cache_for,
+    find_ends,
     prefill,
     prepare_prompts,
     truncate_cache,
@@ -332,7 +333,7 @@ def _append_tokens(
     emitted: jax.Array,
     count: jax.Array,
     most: jax.Array,
-    end: int | None,
+    end: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Appends emitted tokens to the sequences that are not done.
 
@@ -341,7 +342,7 @@ def _append_tokens(
       emitted: `[batch, γ + 1]`, of which the first `count` are appended.
       count: `[batch]`; fewer are appended behind an end token, or beyond `most`.
       most: largest number of tokens of each sequence.
-      end: the token that ends a sequence.
+      end: the tokens that end a sequence.
 
     Returns:
       The tokens, their number, and which sequences end here.
@@ -350,17 +351,15 @@ def _append_tokens(
     added = jnp.where(carry.done, 0, added)
     known = carry.known + added
     tokens = _write_tokens(carry.tokens, emitted, carry.known, added)
-    ended = known >= most
-    if end is not None:
-        ended |= (added > 0) & (_pick_place(tokens, known - 1) == end)
-    return tokens, known, ended
+    last = find_ends(_pick_place(tokens, known - 1), end)
+    return tokens, known, (known >= most) | (added > 0) & last
 
 
-def _count_until_end(emitted: jax.Array, count: jax.Array, end: int | None) -> Array:
+def _count_until_end(
+    emitted: jax.Array, count: jax.Array, end: tuple[int, ...]
+) -> Array:
     """Counts the first `count` tokens up to an end token, which is included."""
-    if end is None:
-        return count
-    ends = emitted == end
+    ends = find_ends(emitted, end)
     first = jnp.where(jnp.any(ends, axis=1), jnp.argmax(ends, axis=1) + 1, count)
     return jnp.minimum(first, count)
 

@@ -62,7 +62,7 @@ def compile_stream(
         for step in range(1, options.max_new_tokens + 1):
             found = jax.device_get(token)
             yield np.where(done, 0, found)
-            done |= found == (-1 if options.end is None else options.end)
+            done |= np.isin(found, options.end)
             if done.all() or step == options.max_new_tokens:
                 return
             token, cache, place = advance(language_model, cache, token, place, key)

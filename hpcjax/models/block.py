@@ -18,7 +18,6 @@ from hpcjax.models.experts import ExpertsFeedForward
 from hpcjax.models.modules import ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.transformer_config import (
     CausalLmConfig,
-    RopeScaling,
     SparseAttentionConfig,
     TransformerOptions,
 )
@@ -134,8 +133,7 @@ class Attention(nnx.Module):
         self.implementation = sizes.attention
         self.rotates = sizes.options.position == "rope"
         self.heads, self.falls = sizes.heads, sizes.options.position == "alibi"
-        self.theta, self.sparse = sizes.options.rope_theta, sizes.options.sparse
-        self.scaling = sizes.options.rope_scaling
+        self.options, self.sparse = sizes.options, sizes.options.sparse
 
     @property
     def slopes(self) -> jax.Array | None:
@@ -178,7 +176,7 @@ class Attention(nnx.Module):
         key = self.key(x).reshape(split)
         value = self.value(x).reshape(split)
         if self.rotates:
-            turns = rope_frequencies(self.head_dim, self.theta, self.scaling)
+            turns = rope_frequencies(self.head_dim, self.options)
             rope = functools.partial(layers.rope, frequencies=turns)
             query, key = rope(query, positions), rope(key, positions)
         mix = self._choose_mix(x.shape[1], mask) if mix is None else mix
@@ -308,12 +306,12 @@ class BlockGroup(nnx.Module):
         return x
 
 
-def rope_frequencies(
-    head_dim: int, theta: float, scaling: RopeScaling | None
-) -> jax.Array:
+def rope_frequencies(head_dim: int, options: TransformerOptions) -> jax.Array:
     """Returns the angles θᵢ per position, [head_dim / 2], scaled as in LLaMA 3."""
-    frequency = layers.rope_frequencies(head_dim, theta)
-    if scaling is None:
+    frequency = layers.rope_frequencies(head_dim, options.rope_theta)
+    if options.rope_divisors:
+        frequency = frequency / jnp.array(options.rope_divisors, frequency.dtype)
+    if (scaling := options.rope_scaling) is None:
         return frequency
     # context / wavelength: how often a feature turns within the original context. Those
     # that turn often (≥ high) are kept, those that turn seldom (≤ low) slowed down by

@@ -117,6 +117,8 @@ class TransformerOptions(Config):
       embed_norm: whether a norm follows the embedding table.
       rope_theta: base of the rotary embeddings' wavelengths.
       rope_scaling: LLaMA 3's scaling of these; None for no scaling.
+      rope_divisors: what each of a head's frequencies is divided by, as GGUF files tell
+        it in place of a scaling; none for nothing.
       mlp: activation of the feed-forward part; "silu_gated" has a third matrix.
       experts: a mixture of experts, each of them like `mlp`; None for no experts.
       sparse: attention to a pattern of keys; None for attention to all.
@@ -137,6 +139,7 @@ class TransformerOptions(Config):
     embed_norm: bool = False
     rope_theta: Positive = 1e4
     rope_scaling: RopeScaling | None = None
+    rope_divisors: tuple[float, ...] = ()
     mlp: Literal["gelu_tanh", "gelu_erf", "relu", "silu_gated"] = "gelu_tanh"
     experts: ExpertsConfig | None = None
     sparse: SparseAttentionConfig | None = None

@@ -1,6 +1,7 @@
 """Language models by name: what is found, what goes together, what is refused."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 
 def test_the_random_model_spells_in_bytes(tmp_path):
-    loaded, tokenizer, _ = load_language_model("random", tmp_path)
+    loaded, tokenizer, *_ = load_language_model("random", tmp_path)
     assert tokenizer.decode(tokenizer.encode("aé")) == "aé"
     made = inference.generate(
         inference.LanguageModel(model=loaded.model, params=loaded.params),
@@ -44,17 +45,43 @@ def saved(folder, vocabulary, words, **metadata):
 
 def test_a_folder_with_its_tokenizer(tmp_path):
     saved(tmp_path, 5, ["?", "a", "b"])
-    loaded, tokenizer, _ = load_language_model(str(tmp_path), tmp_path)
+    loaded, tokenizer, *_ = load_language_model(str(tmp_path), tmp_path)
     assert loaded.vocabulary == 5
     assert tokenizer.encode("b a c").tolist() == [2, 1, 0]
     assert tokenizer.eos is None
 
 
-@pytest.mark.parametrize("eos", [0, [2, 1]])
-def test_the_end_token_of_a_folder(tmp_path, eos):
+@pytest.mark.parametrize(
+    ("eos", "told", "ends"),
+    [(0, None, (0,)), ([2, 1], None, (2, 1)), (1, [0, 1], (1, 0)), (None, 2, (2,))],
+)
+def test_the_end_tokens_of_a_folder(tmp_path, eos, told, ends):
     saved(tmp_path, 5, ["?", "a", "b"], eos_token_id=eos)
-    _, tokenizer, _ = load_language_model(str(tmp_path), tmp_path)
-    assert tokenizer.eos == (eos if eos == 0 else 2)
+    if told is not None:
+        own = tmp_path / "generation_config.json"
+        own.write_text(json.dumps({"eos_token_id": told}))
+    found = load_language_model(str(tmp_path), tmp_path)
+    assert (found.ends, found.tokenizer.eos) == (ends, ends[0])
+
+
+def test_end_tokens_are_numbers(tmp_path):
+    saved(tmp_path, 5, ["?", "a", "b"], eos_token_id=[1, "b"])
+    with pytest.raises(core.DataFormatError, match="must be integers: found 'b'"):
+        load_language_model(str(tmp_path), tmp_path)
+
+
+def test_the_end_tokens_of_a_gguf_file(tmp_path, monkeypatch):
+    path, key = tmp_path / "tiny.gguf", "tokenizer.ggml."
+    path.touch()
+    tokens = ["a", "b", "</s>", "<eot>", "<eom>"]
+    metadata = {f"{key}model": "gpt2", f"{key}tokens": tokens, f"{key}merges": []}
+    for name, code in (("eom", 4), ("eot", 3), ("eos", 2)):
+        metadata[f"{key}{name}_token_id"] = code
+    made = load_language_model("random", tmp_path).pretrained
+    made = dataclasses.replace(made, metadata=metadata)
+    monkeypatch.setattr(pretrained, "load", lambda path: made)
+    found = load_language_model(str(path), tmp_path)
+    assert (found.ends, found.tokenizer.eos) == ((2, 3, 4), 2)
 
 
 @pytest.mark.acceptance("lm-models", 10)

@@ -69,13 +69,13 @@ def said(made, row=0):
     return np.asarray(made.tokens)[row, : made.lengths[row]].tolist()
 
 
-def plain(target, prompts, steps, end=None):
+def plain(target, prompts, steps, end=()):
     options = inference.Continuation(max_new_tokens=steps, sampler=GREEDY, end=end)
     padded = inference.pad_prompts(prompts)
     return inference.generate(target, padded, options, key=jax.random.key(0))
 
 
-def speculated(pair, prompts, steps, ahead, end=None):
+def speculated(pair, prompts, steps, ahead, end=()):
     options = inference.Continuation(max_new_tokens=steps, sampler=GREEDY, end=end)
     padded = inference.pad_prompts(prompts)
     return inference.speculate(
@@ -97,7 +97,7 @@ def excused(target, prompt, expected, found):
     return 1
 
 
-def compare(pair, prompts, steps, aheads, end=None):
+def compare(pair, prompts, steps, aheads, end=()):
     """Batches of one and of all; how often all drafts and not all were accepted."""
     target, parted, tokens = pair[0], 0, 0
     alone = [said(plain(target, [prompt], steps, end)) for prompt in prompts]
@@ -134,7 +134,7 @@ def test_greedy_gives_smollm2s_own_tokens_at_length(pair):
         # A token that ends texts in the middle of a block.
         for row in (0, 5, 10):
             end = alone[row][9]
-            compare(pair, pair[2][row : row + 4], 64, (4,), end)
+            compare(pair, pair[2][row : row + 4], 64, (4,), (end,))
 
 
 BATCH, BATCHES, AHEAD = 256, 16, 2

@@ -1,6 +1,8 @@
 """The GGUF reader against formats decoded by hand, and files cut or changed."""
 
 import contextlib
+import dataclasses
+import math
 import pathlib
 import struct
 
@@ -13,7 +15,13 @@ import pytest
 from hypothesis import strategies
 
 from hpcjax import data, models
-from hpcjax.core.errors import DataFormatError, DataMissing, HpcjaxError, UnsupportedOp
+from hpcjax.core.errors import (
+    ConfigError,
+    DataFormatError,
+    DataMissing,
+    HpcjaxError,
+    UnsupportedOp,
+)
 from hpcjax.data import catalog
 from hpcjax.models import pretrained
 from hpcjax.runs import directory
@@ -395,6 +403,74 @@ def test_logits_equal_transformers(twin, tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
 
 
+def divisors(head_dim, base, factor, low, high, context):
+    """What llama.cpp's converter writes of LLaMA 3's scaling, in plain Python."""
+    found = []
+    for place in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * base ** (place / head_dim)
+        if wavelength < context / high:
+            found.append(1.0)
+        elif wavelength > context / low:
+            found.append(factor)
+        else:
+            smooth = (context / wavelength - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+SCALING = {"factor": 4.0, "low": 1.0, "high": 4.0, "context": 64}
+
+
+def rotating(path, divisors):
+    """Writes a tiny random LLaMA with heads of 16 and divisors of frequencies."""
+    matrices = {"attn_q": (32, 32), "attn_k": (32, 32), "attn_v": (32, 32)}
+    matrices |= {"attn_output": (32, 32), "ffn_gate": (8, 32), "ffn_up": (8, 32)}
+    matrices |= {"ffn_down": (32, 8), "attn_norm": (32,), "ffn_norm": (32,)}
+    shapes = {f"blk.0.{name}.weight": shape for name, shape in matrices.items()}
+    shapes |= {"token_embd.weight": (5, 32), "output_norm.weight": (32,)}
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    tensors["rope_freqs.weight"] = divisors
+
+    def keys(writer):
+        writer.add_block_count(1)
+        writer.add_embedding_length(32)
+        writer.add_feed_forward_length(8)
+        writer.add_head_count(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(500.0)
+        writer.add_rope_dimension_count(16)
+        writer.add_context_length(64)
+
+    single = gguf.GGMLQuantizationType.F32
+    stored = {name: (np.float32(x), single) for name, x in tensors.items()}
+    write(path, stored, keys)
+    return path
+
+
+def test_frequencies_are_divided_as_the_file_says(tmp_path):
+    written = divisors(16, 500.0, **SCALING)
+    assert 2 < len({*written}) < 8  # some kept, some divided, some between
+    loaded = pretrained.load(rotating(tmp_path / "divided.gguf", written))
+    options = dataclasses.replace(loaded.config.options, rope_divisors=())
+    scaling = models.RopeScaling(**SCALING)
+    scaled = dataclasses.replace(options, rope_scaling=scaling)
+    tokens = jnp.arange(40)[None] % 5
+    found, wanted, plain = (
+        dataclasses.replace(
+            loaded, config=dataclasses.replace(loaded.config, options=each)
+        ).model.apply(loaded.params, {}, tokens, train=False)[0]
+        for each in (loaded.config.options, scaled, options)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4)
+    assert np.abs(plain - wanted).max() > 0.1
+    with pytest.raises(ConfigError, match=r"no config\.json of 'llama'"):
+        pretrained.save(tmp_path, loaded)
+    for wrong in (written[:3], -written):
+        with pytest.raises(DataFormatError, match="8 positive numbers in rope_freqs"):
+            pretrained.load(rotating(tmp_path / "wrong.gguf", wrong))
+
+
 @pytest.mark.slow
 def test_other_architectures_and_wrong_tensors_are_refused(twin, tmp_path):
     _, config, tensors = twin
@@ -413,7 +489,12 @@ def test_other_architectures_and_wrong_tensors_are_refused(twin, tmp_path):
             pretrained.load(path)
     more = {**tensors, "rope_freqs.weight": tensors["output_norm.weight"]}
     write(path, more, described(config, 19))
-    with pytest.raises(DataFormatError, match=r"unexpected \['rope_freqs.weight'\]"):
+    with pytest.raises(DataFormatError, match="expected 4 positive numbers in rope_fr"):
+        pretrained.load(path)
+    write(
+        path, {**tensors, "other": tensors["output_norm.weight"]}, described(config, 19)
+    )
+    with pytest.raises(DataFormatError, match=r"unexpected \['other'\]"):
         pretrained.load(path)
     write(path, tensors)
     with pytest.raises(DataFormatError, match=r"'llama.embedding_length', found None"):

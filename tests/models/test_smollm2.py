@@ -32,7 +32,7 @@ def forward(loaded, tokens):
 def test_smollm2_equals_numpy_and_writes_the_same():
     data.fetch("smollm2", ROOT)
     data.fetch("kjv", ROOT)
-    loaded, tokenizer, _ = load_language_model("smollm2", ROOT)
+    loaded, tokenizer, *_ = load_language_model("smollm2", ROOT)
     (held_out,) = data.read_parts(ROOT, "kjv", "validation")
     tokens = tokenizer.encode("\n".join(held_out))[:256]
     logits = forward(loaded, tokens)

@@ -23,6 +23,7 @@ FamilyName = Literal["gpt2", "opt", "bloom", "llama", "bert"]
 
 # The largest size that is believed; a file with a larger one is damaged.
 MOST = 2**31 - 1
+ROPE_DIVISORS = "rope_freqs.weight"
 _ACTIVATIONS: dict[str, Any] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -306,7 +307,10 @@ _READERS = {
 
 
 def from_gguf(
-    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    source: str,
+    divisors: np.ndarray | None = None,
 ) -> Architecture:
     """Returns the architecture that a GGUF file describes, which must be llama.
 
@@ -315,6 +319,7 @@ def from_gguf(
       shapes: of the tensors. The embedding table gives the size of the vocabulary, and
         the head is tied to it if there is no tensor "output.weight".
       source: the file's name, for errors.
+      divisors: of frequencies, the tensor "rope_freqs.weight"; None if there is none.
 
     Raises:
       UnsupportedOp: another architecture, or an option that is not implemented.
@@ -335,6 +340,7 @@ def from_gguf(
         LLAMA,
         norm_eps=_decimal(description.number("llama.attention.layer_norm_rms_epsilon")),
         rope_theta=_decimal(description.number("llama.rope.freq_base", 1e4)),
+        rope_divisors=_read_divisors(divisors, width // heads, source),
         tied_head="output.weight" not in shapes,
     )
     kv_heads = description.size("llama.attention.head_count_kv", heads)
@@ -350,6 +356,20 @@ def from_gguf(
         raise DataFormatError(f"{source}: no tensor 'token_embd.weight'")
     context = description.size("llama.context_length")
     return Architecture("llama", config, context, shapes["token_embd.weight"][0])
+
+
+def _read_divisors(
+    divisors: np.ndarray | None, head_dim: int, source: str
+) -> tuple[float, ...]:
+    if divisors is None:
+        return ()
+    good = np.isfinite(divisors) & (divisors > 0)
+    if divisors.shape != (head_dim // 2,) or not good.all():
+        raise DataFormatError(
+            f"{source}: expected {head_dim // 2} positive numbers in {ROPE_DIVISORS}, "
+            f"found {divisors.tolist()!r:.60}"
+        )
+    return tuple(map(_decimal, divisors.tolist()))
 
 
 def _decimal(value: float) -> float:

@@ -114,8 +114,11 @@ def load(
         family = names.FAMILIES[architecture.family]
     else:
         metadata, stored = read_gguf(path)
+        stored = dict(stored)
+        own = stored.pop(_architecture.ROPE_DIVISORS, None)
         shapes = {name: tensor.shape for name, tensor in stored.items()}
-        architecture = _architecture.from_gguf(metadata, shapes, str(path))
+        divisors = own.read() if own else None
+        architecture = _architecture.from_gguf(metadata, shapes, str(path), divisors)
         family = names.GGUF_LLAMA
     # A damaged depth is noticed before shapes are made for so many layers.
     depth = architecture.config.depth

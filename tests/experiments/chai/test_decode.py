@@ -33,7 +33,7 @@ TINY = experiment.Config(
 def tiny(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     writers.write_kjv(root)
-    loaded, tokenizer, _ = load_language_model("random", root)
+    loaded, tokenizer, *_ = load_language_model("random", root)
     # As they are drawn, what heads attend to hardly changes a loss.
     blocks = jax.tree.map(lambda leaf: 4 * leaf, loaded.params["blocks"])
     params = {**loaded.params, "blocks": blocks}
@@ -89,7 +89,7 @@ def test_tokens_fall_evenly_to_the_share_of_the_last_layer(tiny):
 
 def test_questions_are_answered_by_what_is_foretold(tiny, tmp_path):
     write_bible(tmp_path)
-    (speaker, tokenizer, _), _ = tiny
+    (speaker, tokenizer, *_), _ = tiny
     cfg = clustered("spatten", questions=5, question_time=90)
     found = experiment.measure(cfg, TextModel(speaker, tokenizer), tmp_path)
     assert {found["accuracy"].item(), found["normalized"].item()} <= {

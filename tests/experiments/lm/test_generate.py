@@ -96,11 +96,11 @@ def test_characters_of_several_tokens_are_shown_whole():
             return 256
 
     text = "aß€b".encode()
-    shown = generate._Shown(Bytes(), None, 1)
+    shown = generate._Shown(Bytes(), (), 1)
     parts = [shown.add(np.array([byte])) for byte in text]
     assert parts == ["a", "", "ß", "", "", "€", "b"]
     assert shown.rest() == ""
-    cut = generate._Shown(Bytes(), None, 1)
+    cut = generate._Shown(Bytes(), (), 1)
     assert cut.add(np.array([text[1]])) == ""
     assert cut.rest() == "\ufffd"
 
@@ -110,7 +110,7 @@ def test_streamed_generation_is_generation(tmp_path):
     loaded = inference.load_language_model(str(tmp_path), tmp_path).pretrained
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
     prompts, key = inference.pad_prompts([[1, 2], [2]], least=2), jax.random.key(3)
-    for end in (None, 1):
+    for end in ((), (1,), (3, 1)):
         options = inference.Continuation(max_new_tokens=5, end=end)
         expected = inference.generate(speaker, prompts, options, key=key)
         write = inference.compile_stream(speaker, prompts, options)
