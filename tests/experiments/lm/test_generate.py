@@ -135,3 +135,15 @@ def test_questions_are_written_as_the_model_reads_them(tmp_path):
     _, told = run(tmp_path, prompt="b a <end> b", max_new_tokens=3)
     assert "b a <end> b" + answered.said[0] == told.said[0]
     assert answered.said[0] == asked["text"].item()
+
+
+def test_each_of_the_models_ends_ends_a_text(tmp_path):
+    saved(tmp_path, 5, WORDS)
+    found, _ = run(tmp_path, prompt="a b", max_new_tokens=4)
+    assert found["tokens"].values.tolist() == [4]
+    first = WORDS.index(found["text"].item().split()[0])
+    other = next(code for code in range(5) if code != first)
+    saved(tmp_path, 5, WORDS, eos_token_id=[other, first])
+    inference.language_models.load_language_model.cache_clear()
+    found, _ = run(tmp_path, prompt="a b", max_new_tokens=4)
+    assert (found["tokens"].item(), found["text"].item()) == (1, "")
