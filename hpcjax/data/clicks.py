@@ -66,7 +66,11 @@ def clicks_dataset(
       labels: 0 or 1, [n].
       tables: rows of each.
       validation: share.
+
+    Raises:
+      ConfigError: all tables together have 2**31 rows or more.
     """
+    checks.require_count(1, rows=sum(tables))
     ids += np.cumsum([0, *tables[:-1]], dtype=np.int32)
     cut = len(labels) - min(max(round(validation * len(labels)), 1), len(labels) - 1)
     train, held_out = (

@@ -51,7 +51,7 @@ def widen_members(members: Any, observed: Any, axis: int) -> list[jax.Array]:
 def broadcast(name: str, array: Any, shape: tuple[int, ...]) -> jax.Array:
     """Returns an array of a shape, or raises ConfigError with its name."""
     try:
-        return jnp.broadcast_to(array, shape)
+        return jnp.broadcast_to(jnp.asarray(array), shape)
     except ValueError as error:
         own, wanted = list(jnp.shape(array)), list(shape)
         raise ConfigError(f"{name} {own} do not fit values {wanted}") from error

@@ -92,6 +92,8 @@ def test_categories_are_hashed_into_tables_of_one_size(tmp_path):
     ids = made.train.gather(np.arange(6))["x"]["ids"]
     np.testing.assert_array_equal(ids, hashed + 7 * np.arange(26))
     assert (len(made.train), len(made.validation)) == (6, 6)
+    with pytest.raises(ConfigError, match=r"< 2\*\*31: got rows=2600000000"):
+        data.CriteoConfig(buckets=10**8).load(tmp_path)
 
 
 def test_a_gzipped_file_is_the_same(tmp_path):
