@@ -170,7 +170,7 @@ def test_predictions_and_copies_of_the_target_are_no_features(store, tmp_path, c
         spec = config.specify(lpg.PropertyGraph(told, graph.edges))
     assert [each.key for each in spec.keys] == ["colour", "sure_confidence", "twin"]
     assert "guess, guess_confidence are predictions" in caplog.text
-    sizes = [None, *own["size"][1:]]
+    sizes = [*own["size"][:-1], None]
     near, copy = (own.assign(size=sizes, area=each) for each in (own["size"], sizes))
     spec = config.specify(lpg.PropertyGraph(near, graph.edges))
     assert [each.key for each in spec.keys] == ["area", "colour", "twin"]

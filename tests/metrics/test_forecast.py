@@ -263,6 +263,7 @@ KEY = jax.random.key(0)
         (metrics.error, [(4, 3), (4, 1)]),
         (metrics.cross_entropy, [(4, 3), (1,)]),
         (metrics.mae, [(4,), (4,), (4, 1)]),
+        (metrics.weighted_mean, [(4,), (4, 1)]),
         (metrics.acc, [(1, 3, 2), (1, 3, 2), (5, 3, 2)]),
     ],
 )
