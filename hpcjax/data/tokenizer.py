@@ -29,8 +29,19 @@ END = "<|endoftext|>"
 _BATCH = 256
 # GGUF's types of tokens that do not result from merges: control and user defined.
 _SPECIAL = (3, 4)
-# For GGUF's names of how text is split into words: whether each digit is a word.
-_SINGLE_DIGITS = {"gpt-2": False, "smollm": True}
+_WORDS = ("gpt-2", "smollm", "llama-bpe")
+# What a word of LLaMA 3 is: the first of these that a text goes on with.
+_LLAMA3 = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
 
 
 @runtime_checkable
@@ -199,7 +210,8 @@ def byte_pair_tokenizer(
     Args:
       tokens: the token of each code, with bytes written as GPT-2 does.
       merges: pairs "left right", in order of priority.
-      pre: how text is split: "gpt-2", or "smollm", which makes each digit a word.
+      pre: how text is split: "gpt-2"; "smollm", which makes each digit a word; or
+        "llama-bpe", LLaMA 3's, where a word that is a token is never merged.
       types: GGUF's type of each token. Those of type 3 (control) and 4 (user defined)
         are special and never part of a word. Empty if no token is special.
       bos: code of the token that begins a text.
@@ -225,8 +237,8 @@ def byte_pair_tokenizer(
       >>> coder.decode(codes), coder.decode(codes, special=False)
       ('ab</s>a', 'aba')
     """
-    if pre not in _SINGLE_DIGITS:
-        raise UnsupportedOp(f"no splitting {pre!r}{nearest(pre, _SINGLE_DIGITS)}")
+    if pre not in _WORDS:
+        raise UnsupportedOp(f"no splitting {pre!r}{nearest(pre, _WORDS)}")
     codes = _codes(tokens)
     named = {"bos": bos, "eos": eos, "unknown": unknown}
     for name, code in named.items():
@@ -241,15 +253,20 @@ def byte_pair_tokenizer(
     bos_name, eos_name, unknown_name = (
         None if code is None else tokens[code] for code in named.values()
     )
-    parts = package()
-    inner = parts.Tokenizer(
-        parts.models.BPE(codes, _merges(merges, codes), unk_token=unknown_name)
+    parts, llama = package(), pre == "llama-bpe"
+    model = parts.models.BPE(
+        codes, _merges(merges, codes), unk_token=unknown_name, ignore_merges=llama
     )
-    words = parts.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if _SINGLE_DIGITS[pre]:
-        digits = parts.pre_tokenizers.Digits(individual_digits=True)
-        words = parts.pre_tokenizers.Sequence([digits, words])
-    inner.pre_tokenizer, inner.decoder = words, parts.decoders.ByteLevel()
+    inner, make = parts.Tokenizer(model), parts.pre_tokenizers
+    words = [make.ByteLevel(add_prefix_space=False, use_regex=not llama)]
+    if llama:
+        words.insert(0, make.Split(parts.Regex(_LLAMA3), "isolated"))
+    if pre == "smollm":
+        words.insert(0, make.Digits(individual_digits=True))
+    inner.pre_tokenizer, inner.decoder = (
+        make.Sequence(words),
+        parts.decoders.ByteLevel(),
+    )
     special = [
         parts.AddedToken(token, special=True, normalized=False)
         for token, kind in zip(tokens, types, strict=False)

@@ -136,6 +136,33 @@ def test_digits_stand_alone_where_they_should(library):
     assert alone.encode("12").tolist() == [tokens.index("1"), tokens.index("2")]
 
 
+def test_words_of_llama_3(library):
+    coder = byte_pair_tokenizer(*library, pre="llama-bpe")
+    words = [
+        "Hello",
+        " world",
+        "'S",
+        " ",
+        "123",
+        "45",
+        "!?\n",
+        "  ",
+        " x",
+        "-y",
+        "\n \n",
+    ]
+    words += [" ...", " "]
+    found = coder.inner.pre_tokenizer.pre_tokenize_str("".join(words))
+    assert ["".join(words)[slice(*span)] for _, span in found] == words
+    # No merge makes "abc", but it is a token: then it is not cut into "ab" and "c".
+    tokens = ["a", "b", "c", "ab", "abc"]
+    whole, cut = (
+        byte_pair_tokenizer(tokens, ["a b"], pre=pre).encode("abc").tolist()
+        for pre in ("llama-bpe", "gpt-2")
+    )
+    assert (whole, cut) == ([4], [3, 2])
+
+
 def test_special_tokens_are_never_cut():
     tokens = ["<", "s", ">", "<s>", "<x>", "x"]
     coder = byte_pair_tokenizer(tokens, [], types=[1, 1, 1, 3, 4, 1], bos=3, eos=4)
@@ -164,7 +191,7 @@ def test_bytes_without_a_token():
         (lambda f: f(["a"], ["a"]), DataFormatError, "merge 0: .*'a'"),
         (lambda f: f(["a"], [], eos=1), DataFormatError, "eos must be a code of the 1"),
         (lambda f: f(["a"], [], types=[1, 1]), DataFormatError, "found 2"),
-        (lambda f: f(["a"], [], pre="llama-bpe"), UnsupportedOp, "'llama-bpe'.*gpt-2"),
+        (lambda f: f(["a"], [], pre="llama"), UnsupportedOp, "'llama'.*'llama-bpe'"),
     ],
 )
 def test_vocabularies_that_cannot_be_are_refused(make, error, words):
