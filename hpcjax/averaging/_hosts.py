@@ -1,5 +1,6 @@
 """Averaging workers in processes of their own, as a training method."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import optax
 
 from hpcjax.averaging.workers import Averaging
-from hpcjax.core.method import DATA_AXIS, Hosts, Method, PassResult
+from hpcjax.core.method import DATA_AXIS, Around, Method, PassResult
 from hpcjax.hostcomm import Tag, Trace, Transport, allreduce
 from hpcjax.optim.methods import whole_backward
 
@@ -88,12 +89,17 @@ def train_on_hosts(
             time.sleep(delays[number])
         return worker.step(found.grads, state, params, **found.extras)
 
-    def pause(state: Any, params: Any) -> tuple[Any, Any]:
-        paused = worker.finish(state, params)
+    def start(state: Any, batches: Any) -> Any:
+        del batches
+        worker.start(state.opt_state, state.params)
+        return state
+
+    def pause(state: Any) -> Any:
+        params, own = worker.finish(state.opt_state, state.params)
         trace = worker.trace()
         if trace is not None:
-            traces.append((int(state.step) - trace.steps, trace))
-        return paused
+            traces.append((int(state.opt_state.step) - trace.steps, trace))
+        return dataclasses.replace(state, params=params, opt_state=own)
 
     def least(number: int) -> int:
         own = np.array([number])
@@ -105,5 +111,13 @@ def train_on_hosts(
         lambda params: (params, worker.begin(params)),
         whole_backward,
         update,
-        hosts=Hosts(transport.rank, transport.size, worker.start, pause, least, traces),
+        around=Around(
+            traced=False,
+            start=start,
+            pause=pause,
+            rank=transport.rank,
+            size=transport.size,
+            least=least,
+            traces=traces,
+        ),
     )

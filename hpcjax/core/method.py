@@ -94,27 +94,48 @@ class Gradients(Protocol):
         ...
 
 
-class Hosts(NamedTuple):
-    """Workers in processes of their own, which do not wait for each other.
+def _enter(state: Any, batch: Batch, number: int) -> tuple[Any, Batch]:
+    """Leaves a state and a batch as they are."""
+    del number
+    return state, batch
+
+
+def _keep(state: Any, _: Any = None) -> Any:
+    """Leaves a state as it is."""
+    return state
+
+
+class Around(NamedTuple):
+    """What a host does around the steps of a run; by default nothing.
+
+    A state is that of the loop, with `step`, `params` and `opt_state`.
 
     Attributes:
-      rank: of this worker.
-      size: how many there are.
-      start: `start(state, params)`: all meet, and from then on take part in each
-        other's updates. Called before the first step, and to go on after `pause`.
-      pause: `pause(state, params)` waits for all, and returns `(params, state)` as they
-        can be saved. Called after the last step too.
-      least: `least(number)` returns the least number that a worker has given; all call
-        it alike, and none while it has started and not paused.
-      traces: what this worker has done between each start and the next pause, after
+      traced: whether `update` is part of the step's program.
+      start: `start(state, batches)` returns the state in which steps are taken. Called
+        before the first step, and to go on after `pause`. `batches[n]` is what this
+        process gets in step n + 1, for who looks ahead.
+      enter: `enter(state, batch, number)` returns state and batch of a step. It fetches
+        nothing from the devices, which still take the step before.
+      leave: `leave(state, number)` returns the state, once the step is on its way.
+      pause: `pause(state)` returns it as it can be saved. Called after the last step
+        too, which is validated then.
+      rank: of this process among those that share a batch with models of their own.
+      size: how many these are.
+      least: `least(number)` returns the least number that one of them has given; all
+        call it alike, and none between `start` and `pause`.
+      traces: what this process has done between each start and the next pause, after
         the first step of which it tells.
     """
 
-    rank: int
-    size: int
-    start: Callable[[Any, Any], None]
-    pause: Callable[[Any, Any], tuple[Any, Any]]
-    least: Callable[[int], int]
+    traced: bool = True
+    start: Callable[[Any, Any], Any] = _keep
+    enter: Callable[[Any, Batch, int], tuple[Any, Batch]] = _enter
+    leave: Callable[[Any, int], Any] = _keep
+    pause: Callable[[Any], Any] = _keep
+    rank: int = 0
+    size: int = 1
+    least: Callable[[int], int] = lambda number: number
     traces: Sequence[tuple[int, Any]] = ()
 
 
@@ -138,8 +159,7 @@ class Method(NamedTuple):
       update: `update(found, state, params)` returns `(params, state)`, the same on all
         devices except for what is in a `PerDevice`; it does all communication.
       facts: figures of the method that are stored with a run's result.
-      hosts: this worker among those of other processes; its devices share one model,
-        and `update` is not traced. None where all devices take part in one program.
+      around: what the host does around the steps.
       specs: `specs(params, state)` returns a `PartitionSpec` for each leaf of both.
       split: `split(model)` returns the model as it is applied to parameters that are
         cut so.
@@ -150,7 +170,7 @@ class Method(NamedTuple):
     gradients: Gradients
     update: Callable[[PassResult, Any, Any], tuple[Any, Any]]
     facts: Mapping[str, float] = {}
-    hosts: Hosts | None = None
+    around: Around = Around()
     specs: Callable[[Any, Any], tuple[Any, Any]] = _replicate
     split: Callable[[Model], Model] = lambda model: model
 

@@ -106,18 +106,15 @@ def _work(
 
 def _keep_traces(task: "Task", folder: pathlib.Path) -> "Task":
     """Returns a task whose worker keeps what it has done, whenever it pauses."""
-    hosts = task.method.hosts
-    if hosts is None:
-        return task
+    around = task.method.around
 
-    def pause(state: Any, params: Any) -> tuple[Any, Any]:
-        paused = hosts.pause(state, params)
-        for first, trace in hosts.traces[-1:]:
+    def pause(state: Any) -> Any:
+        paused = around.pause(state)
+        for first, trace in around.traces[-1:]:
             hostcomm.save_trace(folder / f"trace-{first}.npz", trace)
         return paused
 
-    hosts_keeping = hosts._replace(pause=pause)
-    method = task.method._replace(hosts=hosts_keeping)
+    method = task.method._replace(around=around._replace(pause=pause))
     return task.replace(method=method)
 
 

@@ -2,13 +2,15 @@
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from hpcjax.core.errors import Diverged, Preempted, stopped_by
+from hpcjax.sharding.mesh import place_batch
 from hpcjax.train.step import STOP, UNSCORED
 
 log = logging.getLogger(__name__)
@@ -69,13 +71,14 @@ class StopRequest:
 
     def __init__(self, stop: Callable[[], int], mesh: Mesh) -> None:
         self._stop, self.signal = stop, 0
-        self._alone, self._rows = jax.process_count() == 1, len(mesh.local_devices)
+        self._mesh, self._alone = mesh, jax.process_count() == 1
 
-    def flags(self) -> dict[str, np.ndarray]:
-        """Returns the entry of the batch that carries this process's request."""
+    def place(self, batch: Mapping[str, Any]) -> Any:
+        """Returns a batch on the devices; it carries this process's request."""
         if self._alone:
-            return {}
-        return {STOP: np.full(self._rows, self._stop(), np.int32)}
+            return place_batch(batch, self._mesh)
+        flags = np.full(len(self._mesh.local_devices), self._stop(), np.int32)
+        return place_batch({**batch, STOP: flags}, self._mesh)
 
     def take(self, exchanged: np.ndarray | None) -> None:
         """Takes the signal on which a step agreed; None if there is one process."""

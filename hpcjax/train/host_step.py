@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcjax import optim
-from hpcjax.core.method import Batch, Hosts, PassResult
+from hpcjax.core.method import Batch, PassResult
 from hpcjax.core.varying import vary
 from hpcjax.sharding.mesh import data_axes
-from hpcjax.train.checkpoint import Checkpoints
 from hpcjax.train.state import TrainState
 from hpcjax.train.step import (
     NONFINITE,
@@ -27,16 +26,15 @@ from hpcjax.train.step import (
     step_input,
     weigh_means,
 )
-from hpcjax.train.stopwatch import Stopwatch
 from hpcjax.train.task import Task
 
 HostStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 def compile_host_step(
-    task: Task, mesh: Mesh, hosts: Hosts, state: TrainState, batch: Batch
+    task: Task, mesh: Mesh, state: TrainState, batch: Batch
 ) -> HostStep:
-    """Returns the step `(state, batch) -> (state, metrics)` of `task.method.hosts`.
+    """Returns the step `(state, batch) -> (state, metrics)` whose update is not traced.
 
     Gradients and running statistics are means over this worker's devices. Statistics of
     a step whose gradients are not finite are left out; what becomes of these gradients
@@ -51,7 +49,8 @@ def compile_host_step(
 
     def body(state: TrainState, batch: Batch) -> tuple[PassResult, Metrics]:
         count = scored_by(task, state, batch)
-        one_pass = step_input(task, state, batch, count, axes, process=hosts.rank)
+        rank = task.method.around.rank
+        one_pass = step_input(task, state, batch, count, axes, process=rank)
         unscored = one_pass.share == 0
         found = task.method.gradients(one_pass, state.params, None)
         grads, means, model_state = jax.lax.pmean(
@@ -110,26 +109,3 @@ def _left_out(opt_state: Any) -> Any:
 def _bare(state: TrainState) -> TrainState:
     """Returns a state without the worker's own, of which gradients know nothing."""
     return dataclasses.replace(state, opt_state=())
-
-
-def pause(task: Task, state: TrainState, watch: Stopwatch) -> TrainState:
-    """Waits for the other workers, where there are any, before a state is saved."""
-    if task.method.hosts is None:
-        return state
-    with watch.unwatched():
-        params, opt_state = task.method.hosts.pause(state.opt_state, state.params)
-    return dataclasses.replace(state, params=params, opt_state=opt_state)
-
-
-def go_on(task: Task, state: TrainState, checkpoints: Checkpoints | None) -> None:
-    """Starts, or starts again, with the other workers, where there are any.
-
-    All must have saved by then. A worker that deletes an older checkpoint before others
-    have the newer one would leave none that all of them have.
-    """
-    if task.method.hosts is None:
-        return
-    if checkpoints is not None:
-        checkpoints.wait()
-    task.method.hosts.least(int(state.step))
-    task.method.hosts.start(state.opt_state, state.params)

@@ -14,11 +14,12 @@ from jax.sharding import Mesh
 from hpcjax import data, optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.errors import CheckpointCorrupt, ConfigError
+from hpcjax.core.method import Around
 from hpcjax.sharding.mesh import data_axes, place_batch
 from hpcjax.train.checkpoint import Checkpoints, Restored
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
-from hpcjax.train.host_step import compile_host_step, go_on, pause
+from hpcjax.train.host_step import compile_host_step
 from hpcjax.train.recorder import Recorder, check, mark
 from hpcjax.train.state import TrainState, init_state, state_shapes
 from hpcjax.train.step import (
@@ -81,7 +82,7 @@ def fit(
     state, start, extra = resume(task, config, seed, mesh, checkpoints, recorder)
     watch = Stopwatch(recorder.rewind(start), began, watchdog)
     validate = make_validator(task, config, mesh, watch)
-    reader = open_reader(task, config, seed)
+    around, stream = task.method.around, local_batches(task, config, seed)
     guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
     request, numbers = StopRequest(stop, mesh), range(start + 1, config.steps + 1)
     step: Any = None
@@ -97,38 +98,37 @@ def fit(
             scalars = {name: value.item() for name, value in values.items()} | told
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
 
-    with reader.iterate(start=start) as iterator:
-        timed = watch.time_waiting(iterator, start)
-        for number, batch in zip(numbers, timed, strict=False):
-            placed = place_batch({**batch, **request.flags()}, mesh)
+    with open_reader(task, stream, config.steps).iterate(start=start) as iterator:
+        for number, batch in watch.time_waiting(iterator, numbers):
             if number == start + 1:
-                step, seconds = compile_step(task, mesh, state, placed)
-                go_on(task, state, checkpoints)
-                watch.start()
-                spent = {"compile_seconds": seconds, **watch.take_spent()}
-                recorder.write({"step": start, **spent})
-            state, metrics = step(state, placed)
+                step, seconds = compile_step(task, mesh, state, request.place(batch))
+                state = begin(around, state, stream, checkpoints)
+                recorder.write({"step": start, **watch.start(seconds)})
+            with watch.waiting():
+                state, entering = around.enter(state, batch, number)
+            state, metrics = step(state, request.place(entering))
+            state = around.leave(state, number)
             pending.append((number, metrics))
-            last = number == config.steps
             # Metrics of step n - 1 are fetched while step n runs on the devices.
-            emit(keep=0 if last else 1)
-            saving = checkpoints is not None and is_due(number, config)
-            state = pause(task, state, watch) if last or saving else state
-            if last or number % config.eval_every == 0:
+            emit(keep=1)
+            last = bool(request.signal) or number == config.steps
+            saving = checkpoints is not None and (last or is_due(number, config))
+            if last or saving:
+                emit(keep=0)
+                with watch.pause("checkpoint"):
+                    state = around.pause(state)
+            if number == config.steps or number % config.eval_every == 0:
                 emit(keep=0)
                 scores = validate(state, number)
                 recorder.write({"step": number, **watch.take_spent()})
                 recorder.write({"step": number, "seconds": watch.read(), **scores})
-            stopping = bool(request.signal) and not last
-            if checkpoints and (stopping or saving):
-                emit(keep=0)
+            if checkpoints and saving:
                 save(checkpoints, number, state, watch, guard, recorder)
-            if stopping or last:
-                emit(keep=0)
+            if last:
                 break
             if saving:
                 with watch.pause("checkpoint"):
-                    go_on(task, state, checkpoints)
+                    state = begin(around, state, stream, checkpoints)
                 recorder.write({"step": number, **watch.take_spent()})
     done = int(state.step)
     if checkpoints and done > start:
@@ -174,21 +174,37 @@ def local_batches(task: Task, config: TrainConfig, seed: int) -> data.Batches:
     )
 
 
-def open_reader(task: Task, config: TrainConfig, seed: int) -> data.Reader:
-    """Returns what reads this process's rows of the training batches.
+def open_reader(task: Task, batches: data.Batches, steps: int) -> data.Reader:
+    """Returns what reads the training batches of a run of so many steps.
 
     Raises:
       ConfigError: the data set cannot be read in the way of the task.
     """
-    batches = local_batches(task, config, seed)
-    return batches if task.read is None else task.read(batches, config.steps)
+    return batches if task.read is None else task.read(batches, steps)
 
 
 def own_shard(task: Task) -> tuple[int, int]:
     """Returns this process's place among those that share out a batch."""
-    if task.method.hosts is not None:
-        return task.method.hosts.rank, task.method.hosts.size
-    return jax.process_index(), jax.process_count()
+    around, index, count = task.method.around, jax.process_index(), jax.process_count()
+    return around.rank * count + index, around.size * count
+
+
+def begin(
+    around: Around,
+    state: TrainState,
+    stream: data.Batches,
+    checkpoints: Checkpoints | None,
+) -> TrainState:
+    """Starts what the host does, for the first time or after a pause.
+
+    Processes with models of their own must all have saved by then: one that deletes an
+    older checkpoint before others have the newer one would leave none that all have.
+    """
+    if around.size > 1:
+        if checkpoints is not None:
+            checkpoints.wait()
+        around.least(int(state.step))
+    return around.start(state, stream)
 
 
 def compile_step(
@@ -196,8 +212,8 @@ def compile_step(
 ) -> tuple[Callable[..., Any], float]:
     """Compiles the step for these shapes; returns it and the seconds that took."""
     began = time.perf_counter()
-    if task.method.hosts is not None:
-        step = compile_host_step(task, mesh, task.method.hosts, state, batch)
+    if not task.method.around.traced:
+        step = compile_host_step(task, mesh, state, batch)
     else:
         key = ("step", mesh, *(trees.signature(tree) for tree in (state, batch)))
         step = task.once(
@@ -226,9 +242,9 @@ def resume(
     like, known = state_shapes(task, mesh), functools.partial(check, recorder)
     if checkpoints is not None and not checkpoints.empty():
         restored = checkpoints.restore(like, mesh=mesh, check=known)
-    if task.method.hosts is not None and checkpoints is not None:
+    if checkpoints is not None:
         newest = 0 if restored is None else restored.step
-        common = task.method.hosts.least(newest)
+        common = task.method.around.least(newest)
         if common < newest:
             restored = _restore_common(checkpoints, like, common, mesh, known)
     if restored is None:
@@ -305,12 +321,9 @@ def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
             raise ConfigError(
                 f"the data set must hold at least one example for {what}: got none"
             )
-    axes = data_axes(mesh)
-    devices, places = per_device.axis_size(mesh, axes), f"devices of axes {axes}"
-    if task.method.hosts is not None:
-        devices *= task.method.hosts.size
-        places = f"devices of {task.method.hosts.size} processes"
-    config.rows(devices, places)
+    axes, processes = data_axes(mesh), task.method.around.size
+    owners = f"{processes} processes" if processes > 1 else f"axes {axes}"
+    config.rows(per_device.axis_size(mesh, axes) * processes, f"devices of {owners}")
     examples = len(task.dataset.train)
     drawn = isinstance(task.dataset.train, data.Sampler)
     if config.batch_size > examples and not drawn:
@@ -332,8 +345,7 @@ def make_validator(
     worker in a process of its own scores its own model, on all of the set.
     """
     score = task.once(("validation", mesh), lambda: eval_step(task, mesh))
-    alone = task.method.hosts is not None
-    shard = (0, 1) if alone else own_shard(task)
+    shard = jax.process_index(), jax.process_count()
 
     def validate(state: TrainState, step: int) -> dict[str, float]:
         sums: dict[str, float] = collections.defaultdict(float)

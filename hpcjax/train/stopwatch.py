@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import itertools
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -26,11 +25,16 @@ class Stopwatch:
         self._started: float | None = None
         self._others: dict[str, float] = collections.defaultdict(float)
 
-    def start(self) -> None:
-        """Starts to measure training; the time before counts as `init`."""
+    def start(self, compiling: float) -> dict[str, float]:
+        """Starts to measure training; returns the time before that, as `init`.
+
+        Args:
+          compiling: the part of it that went into compiling, which is returned too.
+        """
         self._started = time.perf_counter()
         self._others.clear()
         self._others["init"] = self._started - self._began
+        return {"compile_seconds": compiling, **self.take_spent()}
 
     def read(self) -> float:
         """Returns the seconds of training so far."""
@@ -54,29 +58,28 @@ class Stopwatch:
             self._others[what] += self._started - began
 
     @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Returns a context of training in which others may be late without limit."""
-        if self._watchdog:
-            self._watchdog.expect("checkpoint")
+    def waiting(self) -> Iterator[None]:
+        """Returns a context of training whose duration counts as `data`."""
+        began = time.perf_counter()
         try:
             yield
         finally:
-            if self._watchdog:
-                self._watchdog.expect("step")
+            self._others["data"] += time.perf_counter() - began
 
-    def time_waiting(self, batches: Iterator[Any], start: int) -> Iterator[Any]:
-        """Yields the batches of steps `start + 1`, …; waiting counts as `data`."""
+    def time_waiting(
+        self, batches: Iterator[Any], numbers: Iterable[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields numbers of steps with their batches; waiting counts as `data`."""
         if self._watchdog:
             self._watchdog.expect("step")
-        for number in itertools.count(start + 1):
-            began = time.perf_counter()
-            batch = next(batches, None)
-            self._others["data"] += time.perf_counter() - began
+        for number in numbers:
+            with self.waiting():
+                batch = next(batches, None)
             if batch is None:
                 return
             if self._watchdog:
                 self._watchdog.beat(number)
-            yield batch
+            yield number, batch
 
     def watch_validation(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
         """Yields the batches of the validation after `step`."""

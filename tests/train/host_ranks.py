@@ -94,5 +94,5 @@ def fit(transport, averaged, folder, steps=12):
         "steps": np.array([record["step"] for record in trained]),
         "loss": np.array([record["loss"] for record in trained]),
         "kernel": np.asarray(state.params["dense"]["kernel"]),
-        "traces": [[first, *trace] for first, trace in task.method.hosts.traces],
+        "traces": [[first, *trace] for first, trace in task.method.around.traces],
     }

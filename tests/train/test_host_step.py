@@ -81,7 +81,7 @@ def on_hosts(averaged, optimizer=None):
 
     def rank(transport):
         made = task(averaged, transport, optimizer)
-        return *fit(made), made.method.hosts.traces
+        return *fit(made), made.method.around.traces
 
     return in_threads(rank, connected(4, patience=ALL))
 
@@ -326,12 +326,12 @@ def fit_beside(
     (alone,), plain = connected(1), tiny.task()
     made = train_on_hosts(local_sgd(alone, optax.sgd(0.1)), alone)
 
-    def pause(state, params):
+    def pause(state):
         paused()
-        return made.hosts.pause(state, params)
+        return made.around.pause(state)
 
-    hosts = made.hosts._replace(least=least, size=2, pause=pause)
-    task = train.supervised(plain.model, made._replace(hosts=hosts), plain.dataset)
+    around = made.around._replace(least=least, size=2, pause=pause)
+    task = train.supervised(plain.model, made._replace(around=around), plain.dataset)
     config = train.TrainConfig(steps=steps, batch_size=24, checkpoint_every=every)
     records, mesh = tiny.Records(), task.mesh(1)
     given |= {"seed": 0, "mesh": mesh, "recorder": records}

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 import logging
 import pathlib
@@ -17,7 +18,15 @@ import pytest
 from hypothesis import strategies as st
 
 from hpcjax import metrics, sharding, train
-from hpcjax.core import ConfigError, DataFormatError, Diverged, Interrupted, Preempted
+from hpcjax.core import (
+    ConfigError,
+    DataFormatError,
+    Diverged,
+    Interrupted,
+    Preempted,
+    keys,
+)
+from hpcjax.core.method import Around
 from hpcjax.runs import results
 from hpcjax.runs.metrics import Metrics
 from hpcjax.train import watchdog as watchdogs
@@ -514,3 +523,45 @@ def test_a_run_that_is_stuck_is_found_wherever_it_is(
     what, step = {"train": ("step", 0), "validation": ("validation", 10)}[part]
     found = rf"error: {what} stands still for .* process 0 is behind at {step}\n"
     assert re.search(found, capfd.readouterr().err)
+
+
+def test_a_host_acts_around_steps_pauses_before_a_state_is_kept_and_goes_on(tmp_path):
+    plain, told = tiny.task(optax.sgd(0.0)), []
+
+    def add(state, amount):
+        params = jax.tree.map(lambda leaf: leaf + amount, state.params)
+        return dataclasses.replace(state, params=params)
+
+    def start(state, batches):
+        assert len(batches[0]["x"]) == 16
+        told.append("(")
+        return add(state, 8.0)
+
+    def enter(state, batch, number):
+        told.append(f"{number}")
+        return add(state, 1.0), {**batch, "x": 0 * batch["x"]}
+
+    def leave(state, number):
+        told.append(f"-{number}")
+        return add(state, 2.0)
+
+    def pause(state):
+        told.append(")")
+        return add(state, -8.0)
+
+    around = Around(start=start, enter=enter, leave=leave, pause=pause)
+    task = plain.replace(method=plain.method._replace(around=around))
+    options = {"steps": 6, "eval_every": 2, "checkpoint_every": 3}
+
+    def stop():
+        return signal.SIGTERM if "4" in told else 0
+
+    with pytest.raises(Preempted, match="after step 5"):
+        fit(task, directory=tmp_path, stop=stop, **options)
+    state, records = fit(task, directory=tmp_path, **options)
+    assert " ".join(told) == "( 1 -1 2 -2 3 -3 ) ( 4 -4 5 -5 ) ( 6 -6 )"
+    # Without inputs and rate a loss is of the bias alone, of which all is added.
+    assert [r["loss"] for r in records if "loss" in r] == pytest.approx([np.log(3)])
+    kernel = plain.model.init(keys.derive(jax.random.key(0), "init"))[0]["dense"]
+    found = state.params["dense"]["kernel"] - kernel["kernel"]
+    np.testing.assert_allclose(found, 18, rtol=1e-5)
