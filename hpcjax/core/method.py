@@ -105,6 +105,17 @@ def _keep(state: Any, _: Any = None) -> Any:
     return state
 
 
+def _view(state: Any) -> Callable[[Batch], tuple[Any, Batch]]:
+    """Scores all batches with the parameters of a state."""
+    return lambda batch: (state.params, batch)
+
+
+def _tell(number: int) -> dict[str, float]:
+    """Tells nothing of a step."""
+    del number
+    return {}
+
+
 class Around(NamedTuple):
     """What a host does around the steps of a run; by default nothing.
 
@@ -112,12 +123,17 @@ class Around(NamedTuple):
 
     Attributes:
       traced: whether `update` is part of the step's program.
+      trained: `trained(state)` returns a state, or its shapes, with those leaves as
+        shapes that have others while steps are taken than where it is saved.
       start: `start(state, batches)` returns the state in which steps are taken. Called
         before the first step, and to go on after `pause`. `batches[n]` is what this
         process gets in step n + 1, for who looks ahead.
       enter: `enter(state, batch, number)` returns state and batch of a step. It fetches
         nothing from the devices, which still take the step before.
       leave: `leave(state, number)` returns the state, once the step is on its way.
+      tell: `tell(number)` returns figures of a step for its record, each time once.
+      view: `view(state)` returns a function of the batches of a validation, which
+        returns the parameters that score a batch, and the batch as they take it.
       pause: `pause(state)` returns it as it can be saved. Called after the last step
         too, which is validated then.
       rank: of this process among those that share a batch with models of their own.
@@ -129,9 +145,12 @@ class Around(NamedTuple):
     """
 
     traced: bool = True
+    trained: Callable[[Any], Any] = _keep
     start: Callable[[Any, Any], Any] = _keep
     enter: Callable[[Any, Batch, int], tuple[Any, Batch]] = _enter
     leave: Callable[[Any, int], Any] = _keep
+    tell: Callable[[int], dict[str, float]] = _tell
+    view: Callable[[Any], Callable[[Batch], tuple[Any, Batch]]] = _view
     pause: Callable[[Any], Any] = _keep
     rank: int = 0
     size: int = 1

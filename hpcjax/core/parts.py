@@ -33,7 +33,10 @@ KINDS = (
     "sharing",
     "parallel",
 )
-ROOMS = ("data", "models", "optim", "compress", "collectives", "averaging", "sharding")
+ROOMS = (
+    *("data", "models", "optim", "compress", "collectives", "averaging", "sharding"),
+    "train",
+)
 GROUP = "hpcjax.parts"
 
 Listing = Mapping[str, Mapping[str, str]]

@@ -1,4 +1,4 @@
-"""SGD as PyTorch defines it, and AdamW: the baselines."""
+"""SGD as PyTorch defines it, AdamW and row-wise Adagrad: the baselines."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from hpcjax.optim import norms
 from hpcjax.optim.first_order_config import AdamWConfig, SgdConfig
 from hpcjax.optim.full_precision import in_full_precision
 from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules, OptimizerConfig
+from hpcjax.optim.row_wise import scale_by_row_adagrad
 from hpcjax.optim.weight_decay import add_weight_decay
 
 
@@ -166,6 +167,46 @@ def adamw(
         optax.chain(
             clip_global_norm(clip_norm),
             optax.scale_by_adam(b1, b2, eps),
+            add_weight_decay(weight_decay, decay_rules),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )
+
+
+def row_adagrad(
+    learning_rate: optax.ScalarOrSchedule,
+    eps: float = 1e-8,
+    weight_decay: ArrayLike = 0.0,
+    decay_rules: DecayRules = DECAY_ALL,
+    clip_norm: ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad with one number for each row, see `scale_by_row_adagrad`.
+
+    Without decay and clipping, rows that have no gradient stay as they are.
+
+    Args:
+      learning_rate: η, a number, a schedule or a traced scalar.
+      eps: ε.
+      weight_decay: λ, decoupled and multiplied by η.
+      decay_rules: which parameters decay, see `add_weight_decay`.
+      clip_norm: largest global norm of the raw gradient.
+
+    Raises:
+      ConfigError: a value out of its range.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> tx = row_adagrad(0.1)
+      >>> params = jnp.ones((2, 3))
+      >>> updates, state = tx.update(params.at[1].set(0), tx.init(params), params)
+      >>> updates[:, 0].round(3).tolist()
+      [-0.10000000149011612, -0.0]
+    """
+    checks.require_float32(lr=learning_rate)
+    return in_full_precision(
+        optax.chain(
+            clip_global_norm(clip_norm),
+            scale_by_row_adagrad(eps),
             add_weight_decay(weight_decay, decay_rules),
             optax.scale_by_learning_rate(learning_rate),
         )

@@ -1,4 +1,4 @@
-"""Configs of SGD and AdamW; importing this module imports no JAX."""
+"""Configs of SGD, AdamW and row-wise Adagrad; importing this module imports no JAX."""
 
 import dataclasses
 from typing import ClassVar
@@ -39,4 +39,18 @@ class AdamWConfig(OptimizerConfig):
     weight_decay: NotNegative = 1e-2
     b1: Decay = 0.9
     b2: Decay = 0.999
+    eps: NotNegative = 1e-8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowAdagradConfig(OptimizerConfig):
+    """Adagrad with one number for each row of a parameter, as for large tables.
+
+    Attributes:
+      eps: added to the square root of a row's sum.
+    """
+
+    factory: ClassVar[str] = "hpcjax.optim.first_order:row_adagrad"
+
+    lr: Float32 = 0.02
     eps: NotNegative = 1e-8

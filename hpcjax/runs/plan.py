@@ -218,7 +218,7 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     from hpcjax import perf, train
 
     task = train.accumulating(task, config, mesh)
-    state = train.state_shapes(task, mesh)
+    state = task.method.around.trained(train.state_shapes(task, mesh))
     batch = train.batch_shapes(task, config.batch_size, mesh)
     # What is read here is the same to a thousandth, and bytes sent are to the byte.
     options = compat.quick_compilation(mesh.devices.flat[0].platform)

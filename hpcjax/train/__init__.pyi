@@ -9,6 +9,7 @@ from .recorder import Recorder as Recorder
 from .recorder import TeeRecorder as TeeRecorder
 from .row_cache import RowCache as RowCache
 from .row_cache import split_rows as split_rows
+from .row_cache_config import RowCacheConfig as RowCacheConfig
 from .state import TrainState as TrainState
 from .state import init_state as init_state
 from .state import state_shapes as state_shapes

@@ -96,6 +96,7 @@ def fit(
             request.take(values.pop(STOP, None))
             told = guard.check(number, values.pop(NONFINITE), values.pop(UNSCORED))
             scalars = {name: value.item() for name, value in values.items()} | told
+            scalars |= around.tell(number)
             recorder.write({"step": number, "seconds": watch.read(), **scalars})
 
     with open_reader(task, stream, config.steps).iterate(start=start) as iterator:
@@ -215,6 +216,7 @@ def compile_step(
     if not task.method.around.traced:
         step = compile_host_step(task, mesh, state, batch)
     else:
+        state = task.method.around.trained(state)
         key = ("step", mesh, *(trees.signature(tree) for tree in (state, batch)))
         step = task.once(
             key, lambda: train_step(task, mesh, state).lower(state, batch).compile()
@@ -354,9 +356,11 @@ def make_validator(
             task.dataset.validation, config.batch_size, shard=shard
         )
         with watch.pause("validation"):
+            view = task.method.around.view(state)
             for batch in watch.watch_validation(whole, step):
-                placed = place_batch(batch, mesh)
-                totals = jax.device_get(score(state.params, state.model_state, placed))
+                params, seen = view(batch)
+                placed = place_batch(seen, mesh)
+                totals = jax.device_get(score(params, state.model_state, placed))
                 count += float(totals.count)
                 for name, value in totals.sums.items():
                     sums[name] += float(value)

@@ -7,11 +7,10 @@ transforms that `optim.check_rows_apart` admits; so the ordinary step on the cac
 that on the whole table.
 """
 
-import dataclasses
-import queue
-import threading
+import collections
 import time
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 from typing import Any, Self
 
 import jax
@@ -22,6 +21,8 @@ from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 
 Rows = dict[str, Any]
+# Ids or slots, and the rows that belong to them.
+Pieces = list[tuple[np.ndarray, Rows]]
 
 
 def list_row_leaves(state: Any, name: str = "table") -> list[str]:
@@ -41,6 +42,22 @@ def list_row_leaves(state: Any, name: str = "table") -> list[str]:
     return paths
 
 
+def cache_shapes(state: Any, capacity: int, name: str = "table") -> Rows:
+    """Returns the shapes of a table's cache by path, with the scratch row."""
+    checks.require_count(1, capacity=capacity)
+    leaves = trees.flatten(state)
+    # Rows that are on the host get the place of what is on devices.
+    place = next(x.sharding for x in leaves.values() if hasattr(x, "sharding"))
+    return {
+        path: jax.ShapeDtypeStruct(
+            (capacity + 1, *leaves[path].shape[1:]),
+            leaves[path].dtype,
+            sharding=getattr(leaves[path], "sharding", place),
+        )
+        for path in list_row_leaves(state, name)
+    }
+
+
 def split_rows(state: Any, capacity: int, name: str = "table") -> tuple[Rows, Any]:
     """Takes the rows of a table out of a state.
 
@@ -57,28 +74,14 @@ def split_rows(state: Any, capacity: int, name: str = "table") -> tuple[Rows, An
     Raises:
       ConfigError: see `list_row_leaves`.
     """
-    checks.require_count(1, capacity=capacity)
-    leaves = trees.flatten(state)
-    paths = list_row_leaves(state, name)
-    # Copies: the state that they are views of may be donated.
-    rows = {path: np.array(leaves[path]) for path in paths}
+    leaves, shapes = trees.flatten(state), cache_shapes(state, capacity, name)
     caches = {
-        path: jax.device_put(
-            np.zeros((capacity + 1, *rows[path].shape[1:]), rows[path].dtype),
-            leaves[path].sharding,
-        )
-        for path in paths
+        path: jax.device_put(np.zeros(like.shape, like.dtype), like.sharding)
+        for path, like in shapes.items()
     }
+    # Copies: the state that they are views of may be donated.
+    rows = {path: np.array(leaves[path]) for path in shapes}
     return rows, trees.unflatten(state, leaves | caches)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Arrived:
-    """Rows for the cache, or, without any, that those of a batch are all here."""
-
-    ready: int
-    slots: np.ndarray | None = None
-    rows: Rows = dataclasses.field(default_factory=dict)
 
 
 class RowCache:
@@ -105,15 +108,16 @@ class RowCache:
         checks.require_count(1, piece=piece)
         self.waited, self.moved = 0.0, {"fetched": 0, "evicted": 0}
         self._store, self._piece, self._ready = store, piece, -1
+        self._places = np.full(len(store), -1)  # of the rows that are in the cache
         leaves = trees.flatten(state)
         self._scratch = len(leaves[next(iter(store.arrays))]) - 1
         placed = {path: leaves[path].sharding for path in store.arrays}
         self._put = jax.jit(_put, donate_argnums=0, out_shardings=placed)
         self._take = jax.jit(_take, out_shardings=placed)
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._arrived: queue.SimpleQueue[_Arrived | Exception] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self._mover = futures.ThreadPoolExecutor(1, "rows")
+        self._moves: collections.deque[tuple[data.Turn, futures.Future[Pieces]]] = (
+            collections.deque()
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -127,59 +131,69 @@ class RowCache:
         Raises:
           RuntimeError: reading or writing has failed.
         """
-        began = time.perf_counter()
         while self._ready < step:
-            found = self._arrived.get()
-            self.waited += time.perf_counter() - began
-            if isinstance(found, Exception):
-                raise RuntimeError("rows were not moved") from found
-            self._ready = max(self._ready, found.ready)
-            if found.slots is not None:
-                leaves = trees.flatten(state)
-                rows = {path: leaves[path] for path in self._store.arrays}
-                rows = self._put(rows, found.slots, found.rows)
-                state = trees.unflatten(state, leaves | rows)
+            turn, move = self._moves.popleft()
             began = time.perf_counter()
+            pieces = _result(move)
+            self.waited += time.perf_counter() - began
+            leaves = trees.flatten(state)
+            rows = self._rows(state)
+            for slots, found in pieces:
+                rows = self._put(rows, slots, found)
+            state = trees.unflatten(state, leaves | rows)
+            self._places[turn.fetch] = turn.fetch_slots
+            self._ready = max(self._ready, turn.ready)
         return state
 
     def leave(self, state: Any, turn: data.Turn) -> None:
         """Begins the move after a batch, whose update is in `state`."""
         self.moved["evicted"] += len(turn.evict)
         self.moved["fetched"] += len(turn.fetch)
-        leaves = trees.flatten(state)
-        rows = {path: leaves[path] for path in self._store.arrays}
+        self._places[turn.evict] = -1
         # Taken now: the next step may have the memory of this state.
-        taken = [
-            (turn.evict[part], self._take(rows, slots))
-            for part, slots in self._pieces(turn.evict_slots)
-        ]
-        self._jobs.put((taken, turn))
+        taken = self._take_out(state, turn.evict, turn.evict_slots)
+        self._moves.append((turn, self._mover.submit(self._move, taken, turn)))
 
-    def close(self) -> None:
-        """Waits until all moves are made.
+    def flush(self, state: Any) -> None:
+        """Writes what is in the cache, so that the store has all rows; none leaves it.
 
         Raises:
           RuntimeError: reading or writing has failed.
         """
-        self._jobs.put(None)
-        self._thread.join()
-        while not self._arrived.empty():
-            found = self._arrived.get()
-            if isinstance(found, Exception):
-                raise RuntimeError("rows were not moved") from found
+        for _, move in self._moves:
+            _result(move)
+        ids = np.flatnonzero(self._places >= 0)
+        self._write(self._take_out(state, ids, self._places[ids]))
 
-    def _work(self) -> None:
-        """Makes moves one after the other, until there is none or one fails."""
-        try:
-            while (job := self._jobs.get()) is not None:
-                self._move(*job)
-        except Exception as error:
-            self._arrived.put(error)
+    def close(self) -> None:
+        """Waits until all moves are made, after which there is nothing to flush.
 
-    def _move(self, taken: list[tuple[np.ndarray, Rows]], turn: data.Turn) -> None:
+        Raises:
+          RuntimeError: reading or writing has failed.
+        """
+        self._mover.shutdown()
+        self._places[:] = -1
+        while self._moves:
+            _result(self._moves.popleft()[1])
+
+    def _rows(self, state: Any) -> Rows:
+        leaves = trees.flatten(state)
+        return {path: leaves[path] for path in self._store.arrays}
+
+    def _take_out(self, state: Any, ids: np.ndarray, slots: np.ndarray) -> Pieces:
+        """Returns copies of rows on the devices, with their ids."""
+        rows = self._rows(state)
+        return [(ids[part], self._take(rows, own)) for part, own in self._pieces(slots)]
+
+    def _write(self, taken: Pieces) -> None:
         for ids, rows in taken:
             back = {path: np.asarray(leaf)[: len(ids)] for path, leaf in rows.items()}
             self._store.write(ids, back)
+
+    def _move(self, taken: Pieces, turn: data.Turn) -> Pieces:
+        """Writes what is evicted; returns what is fetched, with its slots."""
+        self._write(taken)
+        pieces = []
         for part, slots in self._pieces(turn.fetch_slots):
             rows = self._store.read(turn.fetch[part])
             short = self._piece - len(turn.fetch[part])
@@ -187,8 +201,8 @@ class RowCache:
                 path: np.pad(leaf, [(0, short)] + [(0, 0)] * (leaf.ndim - 1))
                 for path, leaf in rows.items()
             }
-            self._arrived.put(_Arrived(-1, slots, filled))
-        self._arrived.put(_Arrived(turn.ready))
+            pieces.append((slots, filled))
+        return pieces
 
     def _pieces(self, slots: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Yields parts of one size of slots; the last is filled up with the scratch."""
@@ -197,6 +211,14 @@ class RowCache:
             filled = np.full(self._piece, self._scratch, np.int32)
             filled[: len(slots[part])] = slots[part]
             yield part, filled
+
+
+def _result(move: futures.Future[Pieces]) -> Pieces:
+    """Returns what a move has fetched, once it is made."""
+    try:
+        return move.result()
+    except Exception as error:
+        raise RuntimeError("rows were not moved") from error
 
 
 def _take(rows: Rows, slots: jax.Array) -> Rows:

@@ -19,7 +19,13 @@ from hpcjax.optim._lamb import lamb, scale_by_trust_ratio
 from hpcjax.optim._shampoo import scale_by_shampoo
 from hpcjax.optim.all_reduce import all_reduce_mean
 from hpcjax.optim.exchange import exchange_gradients
-from hpcjax.optim.first_order import adamw, clip_global_norm, scale_by_momentum, sgd
+from hpcjax.optim.first_order import (
+    adamw,
+    clip_global_norm,
+    row_adagrad,
+    scale_by_momentum,
+    sgd,
+)
 from hpcjax.optim.first_order_config import SgdConfig
 from hpcjax.optim.freezing import freeze_at_random
 from hpcjax.optim.from_sgd_config import JorgeFromSgdConfig
@@ -105,6 +111,7 @@ REGISTRY = {
         distribution=sparsify.Uniform(sparsity=0.5),
         schedule=sparsify.OneShot(),
     ),
+    "row_adagrad": partial(row_adagrad, 0.05),
     "scale_blocks": partial(scale_blocks, _BLOCKS, (0.5, 1.0)),
     "scale_by_jorge": partial(scale_by_jorge, update_every=2),
     "scale_by_kfac": partial(kfac.scale_by_kfac, _plan(), inv_update_steps=2),

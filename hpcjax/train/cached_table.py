@@ -1,0 +1,172 @@
+"""Training of a table in the host's memory, as a training method."""
+
+import contextlib
+import math
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from hpcjax import data, optim
+from hpcjax.core import checks, trees
+from hpcjax.core.method import Around, Batch, Method, Optimization, RunShape
+from hpcjax.train.row_cache import (
+    RowCache,
+    cache_shapes,
+    list_row_leaves,
+    split_rows,
+)
+from hpcjax.train.row_cache_config import RowCacheConfig
+from hpcjax.train.state import TrainState
+
+
+def train_cached(
+    config: RowCacheConfig, optimizer: Optimization, mean: Any, setup: RunShape
+) -> Method:
+    """Returns the method of `state=row_cache`; see `RowCacheConfig.build`.
+
+    What is saved is the state of training the whole table. While steps are taken, the
+    table and what the optimizer keeps of its rows are in a `data.RowStore`, and the
+    state has a cache in their place.
+    """
+    checks.require(
+        jax.process_count() == 1,
+        "state=row_cache has the rows of one process",
+        processes=jax.process_count(),
+    )
+    params, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
+    x = setup.batch["x"]
+    rule = "state=row_cache needs a model with a parameter 'table', such as dlrm"
+    fits = "table" in params and isinstance(x, Mapping) and "ids" in x
+    checks.require(fits, rule, parameters=sorted(params))
+    optim.check_rows_apart(optimizer.tx)
+    rows, ids = len(params["table"]), math.prod(x["ids"].shape)
+    capacity = config.capacity or min(rows, ids * config.lookahead)
+    rule = f"capacity must be at least {min(rows, ids)}, for the ids of a batch"
+    checks.require(capacity >= min(rows, ids), rule, capacity=capacity)
+    method, host = optim.data_parallel(optimizer, mean=mean), _Host(config, capacity)
+    held = trees.flatten(jax.eval_shape(method.init, params))
+    kept = {path: held[path] for path in list_row_leaves(held)}
+    around = Around(
+        trained=host.trained,
+        start=lambda state, batches: host.start(state, batches, setup.steps),
+        enter=host.enter,
+        leave=host.leave,
+        tell=host.tell,
+        view=host.view,
+        pause=host.pause,
+    )
+    facts = {"cache_rows": float(capacity), "row_bytes": trees.num_bytes(kept) / rows}
+    return method._replace(around=around, facts={**method.facts, **facts})
+
+
+class _Host:
+    """Moves rows around the steps of a run; what it does is told at `Around`.
+
+    Each start plans anew, up to the next pause.
+    """
+
+    def __init__(self, config: RowCacheConfig, capacity: int) -> None:
+        self._config, self._capacity = config, capacity
+        self._told: dict[int, dict[str, float]] = {}
+        self._link = contextlib.ExitStack()
+
+    def trained(self, state: TrainState) -> TrainState:
+        self._shapes = cache_shapes(state, self._capacity)
+        return trees.unflatten(state, trees.flatten(state) | self._shapes)
+
+    def start(self, state: TrainState, batches: Any, steps: int) -> TrainState:
+        began = time.perf_counter()
+        numbers = range(int(state.step), steps)
+        rows, state = split_rows(state, self._capacity)
+        self._store = data.RowStore(rows, **self._open_link())
+        self._cache = RowCache(self._store, state, piece=self._config.piece)
+        ids = (batches[number]["x"]["ids"] for number in numbers)
+        moves = self._moves(ids, len(self._store))
+        self._turns = data.assign_slots(moves, len(self._store), self._capacity)
+        self._cache.leave(state, next(self._turns))
+        self._turn = next(self._turns)
+        self._planned, self._totals = time.perf_counter() - began, {}
+        return state
+
+    def _open_link(self) -> dict[str, Callable[[int], None]]:
+        """Returns how reading and writing take their time, by `data.RowStore`'s names.
+
+        It is another one each time, so that nothing is waited for that a pause ended.
+        """
+        rate, latency = self._config.rate, self._config.latency
+        if rate is None:
+            return {}
+        folder = pathlib.Path(self._link.enter_context(tempfile.TemporaryDirectory()))
+        ways = {
+            name: data.SharedRate(folder / name, rate, latency)
+            for name in ("reading", "writing")
+        }
+        for way in ways.values():
+            self._link.callback(way.close)
+        return {name: way.take for name, way in ways.items()}
+
+    def _moves(self, ids: Iterator[np.ndarray], rows: int) -> Iterator[data.Move]:
+        """Returns what the policy moves."""
+        policy = self._config.policy
+        if policy == "static_hot":
+            known = list(ids)
+            hot = data.hottest_rows(known, rows, self._capacity)
+            return data.static_moves(known, hot)
+        if policy == "lru":
+            return data.lru_moves(ids, self._capacity)
+        ahead = self._config.lookahead if policy == "lookahead" else 0
+        return data.lookahead_moves(ids, rows, ahead)
+
+    def enter(
+        self, state: TrainState, batch: Batch, number: int
+    ) -> tuple[TrainState, Batch]:
+        del number
+        state = self._cache.enter(state, self._turn.step)
+        return state, _with_ids(batch, self._turn.slots)
+
+    def leave(self, state: TrainState, number: int) -> TrainState:
+        self._cache.leave(state, self._turn)
+        began = time.perf_counter()
+        # While the step is taken; after the last one there is no turn.
+        self._turn = next(self._turns, self._turn)
+        self._planned += time.perf_counter() - began
+        totals = {f"rows_{what}": count for what, count in self._cache.moved.items()}
+        totals |= {"wait_seconds": self._cache.waited, "plan_seconds": self._planned}
+        self._told[number] = {
+            name: total - self._totals.get(name, 0) for name, total in totals.items()
+        }
+        self._totals = totals
+        return state
+
+    def tell(self, number: int) -> dict[str, float]:
+        return self._told.pop(number)
+
+    def view(self, state: TrainState) -> Callable[[Batch], tuple[Any, Batch]]:
+        self._cache.flush(state)
+        table, cache = self._store.arrays["params/table"], self._shapes["params/table"]
+
+        def look(batch: Batch) -> tuple[Any, Batch]:
+            ids = batch["x"]["ids"]
+            unique, slots = np.unique(ids, return_inverse=True)
+            rows = np.zeros(cache.shape, cache.dtype)
+            rows[: len(unique)] = table[unique]
+            params = {**state.params, "table": jax.device_put(rows, cache.sharding)}
+            return params, _with_ids(batch, slots.reshape(ids.shape))
+
+        return look
+
+    def pause(self, state: TrainState) -> TrainState:
+        self._cache.flush(state)
+        self._cache.close()
+        self._link.close()
+        return trees.unflatten(state, trees.flatten(state) | self._store.arrays)
+
+
+def _with_ids(batch: Batch, slots: np.ndarray) -> Batch:
+    """Returns a batch that has slots in the place of ids."""
+    return {**batch, "x": {**batch["x"], "ids": slots.astype(np.int32)}}

@@ -1,0 +1,65 @@
+"""The config of tables in the host's memory; importing this module imports no JAX."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hpcjax.core.config import Config, NotNegative, Positive, Size
+
+if TYPE_CHECKING:
+    from hpcjax.core.method import Method, Optimization, RunShape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowCacheConfig(Config):
+    """Bagpipe: a table in the host's memory, of which the devices have a cache.
+
+    Attributes:
+      policy: "lookahead" fetches rows before their batch comes, and keeps those that a
+        later one in sight uses. Its peers: "static_hot" keeps the rows that the run
+        uses most, which no real one knows, "lru" those that were used last, "none" no
+        row.
+      lookahead: batches that are looked ahead.
+      capacity: rows of the cache, at least the ids of a batch; None for room for the
+        ids of as many batches as are looked ahead.
+      piece: rows that are moved at once.
+      rate: bytes per second of the link to the table, in each direction; None for what
+        the machine does. A slower one is for experiments; what validation reads does
+        not go over it.
+      latency: seconds of each request to it.
+    """
+
+    claims: ClassVar[tuple[str, ...]] = ("mean", "parameters")
+    figures: ClassVar[Mapping[str, str]] = {
+        "cache_rows": "",
+        "row_bytes": "",
+        "rows_fetched": "step",
+        "rows_evicted": "step",
+        "wait_seconds": "step",
+        "plan_seconds": "step",
+    }
+
+    policy: Literal["lookahead", "static_hot", "lru", "none"] = "lookahead"
+    lookahead: Size = 16
+    capacity: Size | None = None
+    piece: Size = 1024
+    rate: Positive | None = None
+    latency: NotNegative = 0.0
+
+    def build(
+        self, optimizer: "Optimization", mean: Any, setup: "RunShape"
+    ) -> "Method":
+        """Returns the training method of a run.
+
+        Args:
+          optimizer: which leaves rows without a gradient as they are.
+          mean: `mean(axes)` returns the transform that averages gradients.
+          setup: the run, of a model with a parameter "table" and batches with "ids".
+
+        Raises:
+          ConfigError: another optimizer or model, a capacity below the ids of a batch,
+            or several processes.
+        """
+        from hpcjax.train.cached_table import train_cached
+
+        return train_cached(self, optimizer, mean, setup)
