@@ -1,6 +1,7 @@
 """Training of a table in the host's memory, as a training method."""
 
 import contextlib
+import itertools
 import math
 import pathlib
 import tempfile
@@ -73,19 +74,21 @@ class _Host:
     def __init__(self, config: RowCacheConfig, capacity: int) -> None:
         self._config, self._capacity = config, capacity
         self._told: dict[int, dict[str, float]] = {}
-        self._link = contextlib.ExitStack()
+        self._opened = contextlib.ExitStack()
 
     def trained(self, state: TrainState) -> TrainState:
         self._shapes = cache_shapes(state, self._capacity)
         return trees.unflatten(state, trees.flatten(state) | self._shapes)
 
-    def start(self, state: TrainState, batches: Any, steps: int) -> TrainState:
-        began = time.perf_counter()
-        numbers = range(int(state.step), steps)
+    def start(self, state: TrainState, batches: data.Batches, steps: int) -> TrainState:
+        first = int(state.step)
         rows, state = split_rows(state, self._capacity)
         self._store = data.RowStore(rows, **self._open_link())
         self._cache = RowCache(self._store, state, piece=self._config.piece)
-        ids = (batches[number]["x"]["ids"] for number in numbers)
+        began = time.perf_counter()
+        # Read once more, ahead of the steps that get them, by a thread of its own.
+        reader = self._opened.enter_context(batches.iterate(first))
+        ids = (each["x"]["ids"] for each in itertools.islice(reader, steps - first))
         moves = self._moves(ids, len(self._store))
         self._turns = data.assign_slots(moves, len(self._store), self._capacity)
         self._cache.leave(state, next(self._turns))
@@ -101,13 +104,13 @@ class _Host:
         rate, latency = self._config.rate, self._config.latency
         if rate is None:
             return {}
-        folder = pathlib.Path(self._link.enter_context(tempfile.TemporaryDirectory()))
+        folder = pathlib.Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
         ways = {
             name: data.SharedRate(folder / name, rate, latency)
             for name in ("reading", "writing")
         }
         for way in ways.values():
-            self._link.callback(way.close)
+            self._opened.callback(way.close)
         return {name: way.take for name, way in ways.items()}
 
     def _moves(self, ids: Iterator[np.ndarray], rows: int) -> Iterator[data.Move]:
@@ -163,7 +166,7 @@ class _Host:
     def pause(self, state: TrainState) -> TrainState:
         self._cache.flush(state)
         self._cache.close()
-        self._link.close()
+        self._opened.close()
         return trees.unflatten(state, trees.flatten(state) | self._store.arrays)
 
 

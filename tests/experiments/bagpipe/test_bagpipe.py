@@ -1,14 +1,11 @@
 """Look-ahead on random streams in whole numbers, and the experiment in small."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from experiments.bagpipe import lookahead, streams
+from experiments.bagpipe import streams
 from hpcjax import data
-
-CLICKS = data.ClicksConfig(examples=400, tables=3, rows=60)
+from hpcjax.runs import execute
 
 
 def drawn(seed):
@@ -70,30 +67,41 @@ def test_sums_that_are_not_late_make_the_same_table():
         assert trainers.train() == streams.train_whole(*given[:2])
 
 
+SMALL = {
+    "dataset.examples": "400",
+    "dataset.tables": "3",
+    "dataset.rows": "60",
+    "model.width": "4",
+    "model.bottom": "[5]",
+    "model.top": "[6]",
+    "train.batch_size": "8",
+    "train.steps": "20",
+    "warm": "1",
+    "pace": "0.0",
+}
+CACHE = {
+    "state.lookahead": "4",
+    "state.capacity": "80",
+    "state.latency": "0.0",
+    "state.piece": "16",
+}
+
+
 @pytest.mark.slow
-def test_all_caches_train_the_same_in_small_and_leaving_early_does_not():
-    small = lookahead.Config(
-        dataset=CLICKS,
-        model=lookahead.DlrmConfig(width=4, bottom=(5,), top=(6,)),
-        lookahead=4,
-        batch_size=8,
-        steps=20,
-        warm=1,
-        latency=0.0,
-        pace=0.0,
-        piece=16,
-    )
+def test_all_caches_train_the_same_in_small_and_leaving_early_does_not(tmp_path):
     found = {
-        name: lookahead.run(dataclasses.replace(small, **changes), None)
-        for name, changes in {
-            "whole": {"policy": "whole"},
-            "ours": {},
-            "hot": {"policy": "static_hot"},
-            "early": {"evict_first": True},
-        }.items()
+        name: execute.run(
+            f"bagpipe/lookahead:{name}",
+            SMALL | ({} if name == "whole" else CACHE),
+            root=tmp_path,
+            quiet=True,
+        ).dataset
+        for name in ("whole", "base", "static_hot", "evict_first")
     }
     digest = {name: float(each["digest"]) for name, each in found.items()}
-    assert digest["ours"] == digest["hot"] == digest["whole"] != digest["early"]
-    ours = {name: float(each) for name, each in found["ours"].items() if each.ndim == 0}
+    right = digest.pop("whole")
+    assert [name for name in digest if digest[name] != right] == ["evict_first"]
+    ours = {name: float(each) for name, each in found["base"].items() if each.ndim == 0}
     row = 4 * (4 + 1)  # four numbers, and one of Adagrad
     assert ours["bytes"] == pytest.approx(2 * row * ours["fetched"] * ours["unique"])
+    assert ours["compiled"] == 1
