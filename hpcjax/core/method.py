@@ -126,8 +126,8 @@ class Around(NamedTuple):
       trained: `trained(state)` returns a state, or its shapes, with those leaves as
         shapes that have others while steps are taken than where it is saved.
       start: `start(state, batches)` returns the state in which steps are taken. Called
-        before the first step, and to go on after `pause`. `batches[n]` is what this
-        process gets in step n + 1, for who looks ahead.
+        before the first step, and to go on after `pause`. Of the `data.Batches` number
+        n is what this process gets in step n + 1, for who looks ahead.
       enter: `enter(state, batch, number)` returns state and batch of a step. It fetches
         nothing from the devices, which still take the step before.
       leave: `leave(state, number)` returns the state, once the step is on its way.

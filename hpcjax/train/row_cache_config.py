@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from hpcjax.core import checks
 from hpcjax.core.config import Config, NotNegative, Positive, Size
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ class RowCacheConfig(Config):
     piece: Size = 1024
     rate: Positive | None = None
     latency: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "latency is of a link, which has a rate"
+        good = self.rate is not None or not self.latency
+        checks.require(good, rule, rate=self.rate, latency=self.latency)
 
     def build(
         self, optimizer: "Optimization", mean: Any, setup: "RunShape"

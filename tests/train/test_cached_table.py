@@ -235,6 +235,8 @@ def test_what_cannot_be_cached_is_refused():
         task(SMALL, sgd(0.1), tiny.linear())
     with pytest.raises(ConfigError, match="at least 24, for the ids of a batch: got"):
         task(dataclasses.replace(SMALL, capacity=23), sgd(0.1), counting())
+    with pytest.raises(ConfigError, match=r"a link, which has a rate: got .*=0.5"):
+        RowCacheConfig(latency=0.5)
     with pytest.raises(ConfigError, match="exchange=ok_topk and state=row_cache both"):
         TrainingConfig(exchange=OkTopkConfig(), state=SMALL)
     whole = task(RowCacheConfig(), sgd(0.1), counting())
