@@ -106,7 +106,8 @@ class Steps:
     def __init__(self, cfg: Config, plain: "Method") -> None:
         self.compiled = 0
         self._cfg, self._plain, self._around = cfg, plain, plain.around
-        self._began = self._ended = 0.0
+        self._began = self._ended = self._computed = 0.0
+        self._running: tuple[Any, int] | None = None
         self._told: dict[int, dict[str, float]] = {}
 
     def method(self) -> "Method":
@@ -122,6 +123,7 @@ class Steps:
 
     def enter(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         """Begins a step, when its rows are there."""
+        self._end()
         state, batch = self._around.enter(state, batch, number)
         if self._cfg.evict_first:
             state = self._around.leave(state, number)
@@ -129,16 +131,28 @@ class Steps:
         return state, batch
 
     def leave(self, state: Any, number: int) -> Any:
-        """Ends a step; its update is there when it has lasted long enough."""
+        """Waits until a step is computed; it goes on while the loop does other work."""
         import jax
 
         jax.block_until_ready(state)
-        computed = time.perf_counter() - self._began
-        time.sleep(max(0.0, self._cfg.pace - computed))
+        self._computed = time.perf_counter() - self._began
+        self._running = state, number
+        return state
+
+    def _end(self) -> None:
+        """Ends the step that goes on; its update is there when it was long enough."""
+        if self._running is None:
+            return
+        (state, number), self._running = self._running, None
+        time.sleep(max(0.0, self._began + self._cfg.pace - time.perf_counter()))
         before, self._ended = self._ended or self._began, time.perf_counter()
-        self._told[number] = {"computed": computed, "lasted": self._ended - before}
-        return state if self._cfg.evict_first else self._around.leave(state, number)
+        lasted = self._ended - before
+        self._told[number] = {"computed": self._computed, "lasted": lasted}
+        if not self._cfg.evict_first:
+            self._around.leave(state, number)  # the same state
 
     def tell(self, number: int) -> dict[str, float]:
-        """Returns how long a step has computed, and lasted with all before it."""
+        """Returns how long a step has computed, and lasted with the wait before it."""
+        if number not in self._told:
+            self._end()
         return self._told.pop(number) | self._around.tell(number)

@@ -87,8 +87,9 @@ class _Host:
         self._cache = RowCache(self._store, state, piece=self._config.piece)
         began = time.perf_counter()
         # Read once more, ahead of the steps that get them, by a thread of its own.
-        reader = self._opened.enter_context(batches.iterate(first))
-        ids = (each["x"]["ids"] for each in itertools.islice(reader, steps - first))
+        reader = batches.iterate(first, ahead=1 + self._config.lookahead)
+        known = itertools.islice(self._opened.enter_context(reader), steps - first)
+        ids = (each["x"]["ids"] for each in known)
         moves = self._moves(ids, len(self._store))
         self._turns = data.assign_slots(moves, len(self._store), self._capacity)
         self._cache.leave(state, next(self._turns))
