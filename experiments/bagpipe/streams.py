@@ -38,6 +38,9 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"streams": "3", "steps": "6"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "wrong": "order: share of streams whose table is not that of one trainer"
+    }
 
     streams: config.Size = 400
     steps: config.Size = 24
@@ -51,20 +54,14 @@ class Config(config.Config):
         rule = "examples must be a multiple of 4"
         checks.require(self.examples % 4 == 0, rule, examples=self.examples)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    del cfg
-    return runs.outline({"wrong": "order"}, order=ORDERS)
+    def labels(self) -> "runs.Labels":
+        """Returns the orders in which trainers take their steps."""
+        return {"order": ORDERS}
 
 
-def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Trains on all streams, in each order.
-
-    Returns:
-      `wrong` [order], the share of streams whose table is not that of one trainer.
-    """
-    del ctx
+@runs.measured
+def run(cfg: Config) -> "runs.Figures":
+    """Trains on all streams, in each order."""
     rng = np.random.default_rng(cfg.seed)
     wrong = collections.Counter()
     for _ in range(cfg.streams):
@@ -77,10 +74,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         for order in ORDERS:
             trainers = Trainers(stream, cfg.rows, lookahead, every, workers, order)
             wrong[order] += trainers.train() != right
-    return runs.measured(
-        {"wrong": ("order", [wrong[order] / cfg.streams for order in ORDERS])},
-        coords={"order": list(ORDERS)},
-    )
+    return {"wrong": [wrong[order] / cfg.streams for order in ORDERS]}
 
 
 def gradients(batch: np.ndarray, step: int, first: int, values: Any) -> Sums:

@@ -35,6 +35,9 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"boards": "8", "draws": "3"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "used": "heuristic draw: percent of the boards that work"
+    }
 
     boards: config.Size = 16
     faults: config.Count = 0
@@ -47,21 +50,14 @@ class Config(config.Config):
         rule = f"faults must be fewer than {self.boards**2} boards"
         checks.require(self.faults < self.boards**2, rule, faults=self.faults)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"used": "heuristic draw"}, heuristic=list(HEURISTICS), draw=range(cfg.draws)
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns what drawn jobs are placed by, and their draws."""
+        return {"heuristic": HEURISTICS, "draw": range(self.draws)}
 
 
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Draws jobs and places them with every heuristic.
-
-    Returns:
-      `used` [heuristic, draw] in percent of the boards that work.
-    """
-    del ctx
+@runs.simulated
+def run(cfg: Config) -> "runs.Figures":
+    """Draws jobs and places them with every heuristic."""
     found = cost.simulate_allocation(
         (cfg.boards, cfg.boards),
         read_sizes(SIZES if cfg.sizes is None else pathlib.Path(cfg.sizes)),
@@ -70,11 +66,7 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
         draws=cfg.draws,
         seed=cfg.seed,
     )
-    used = [100 * found[name] for name in HEURISTICS]
-    return runs.simulated(
-        {"used": (("heuristic", "draw"), used)},
-        coords={"heuristic": list(HEURISTICS), "draw": range(cfg.draws)},
-    )
+    return {"used": [100 * found[name] for name in HEURISTICS]}
 
 
 def read_sizes(path: pathlib.Path) -> "cost.JobSizes":

@@ -35,6 +35,12 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"models": "[resnet8]"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "network model exchange: of one exchange of all gradients",
+        "bytes_s": "network model exchange: seconds of the bytes without the latency",
+        "dollars": "network: of its bill",
+        "megabytes": "model: of its gradients",
+    }
 
     networks: tuple[str, ...] = ("hx2mesh", "fat_tree", "torus")
     models: tuple[str, ...] = ("resnet50", "bert_base")
@@ -50,26 +56,14 @@ class Config(config.Config):
             for name in names:
                 checks.require_choice(field, name, tuple(known))
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    dims = "network model exchange"
-    return runs.outline(
-        {"seconds": dims, "bytes_s": dims, "dollars": "network", "megabytes": "model"},
-        network=cfg.networks,
-        model=cfg.models,
-        exchange=list(METHODS),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns what is compared."""
+        return {"network": self.networks, "model": self.models, "exchange": METHODS}
 
 
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Prices one exchange of a model's gradients over all accelerators.
-
-    Returns:
-      `seconds` [network, model, exchange], and `bytes_s`, those of the bytes without
-      the latency; `dollars` of each network; `megabytes` of a model's gradients.
-    """
-    del ctx
+@runs.analytical
+def run(cfg: Config) -> "runs.Figures":
+    """Prices one exchange of a model's gradients over all accelerators."""
     networks = [cost.NETWORKS[name] for name in cfg.networks]
     work = [cost.Workload(shapes=shapes_of(m), backward_s=0.0) for m in cfg.models]
 
@@ -80,20 +74,12 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
             for s in systems
         ]
 
-    dims = "network", "model", "exchange"
-    return runs.analytical(
-        {
-            "seconds": (dims, seconds(cfg.hop_s)),
-            "bytes_s": (dims, seconds(0.0)),
-            "dollars": ("network", [each.bill().dollars() for each in networks]),
-            "megabytes": ("model", [4e-6 * each.size for each in work]),
-        },
-        coords={
-            "network": list(cfg.networks),
-            "model": list(cfg.models),
-            "exchange": list(METHODS),
-        },
-    )
+    return {
+        "seconds": seconds(cfg.hop_s),
+        "bytes_s": seconds(0.0),
+        "dollars": [each.bill().dollars() for each in networks],
+        "megabytes": [4e-6 * each.size for each in work],
+    }
 
 
 def _system(cfg: Config, network: "cost.Network", hop_s: float) -> "cost.System":

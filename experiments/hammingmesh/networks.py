@@ -22,6 +22,17 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"sizes": "[small]"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "dollars": "network: of its bill, by its rules",
+        "off": "network: dollars by which counting cables and switches differs",
+        "unshared": "network: the same, if no lines shared switches",
+        "copper": "network: dollars, if fibre cost as little",
+        "endpoints": "network: accelerators",
+        "diameter": "network: links of the longest way",
+        "bisection alltoall": "network: percent of the injection bandwidth",
+        "allreduce": "network: likewise, around its cycles",
+        "in_order": "network: likewise, around one ring in the order of numbers",
+    }
 
     sizes: tuple[Size, ...] = ("small", "large")
     seed: config.Seed = 0
@@ -31,42 +42,20 @@ class Config(config.Config):
         rule = "sizes must name small or large"
         checks.require(bool(self.sizes), rule, sizes=self.sizes)
 
-
-def list_names(cfg: Config) -> list[str]:
-    """Returns the names of the networks."""
-    return [
-        name
-        for name in cost.NETWORKS
-        if ("large" if name.endswith(_LARGE) else "small") in cfg.sizes
-    ]
-
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    names = (
-        *("dollars", "off", "unshared", "copper", "endpoints", "diameter"),
-        *("bisection", "alltoall", "allreduce", "in_order"),
-    )
-    return runs.outline(dict.fromkeys(names, "network"), network=list_names(cfg))
+    def labels(self) -> dict[str, list[str]]:
+        """Returns the names of the networks."""
+        sizes = {
+            name: "large" if name.endswith(_LARGE) else "small"
+            for name in cost.NETWORKS
+        }
+        return {"network": [name for name in sizes if sizes[name] in self.sizes]}
 
 
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Computes a network's bill by its rules and from its graph, and its traffic.
-
-    Returns:
-      Of each network: `dollars`; `off`, by how many counting cables and switches of the
-      graph differs; `unshared`, the same if no lines shared switches;
-      `copper`, the price if fibre cost as little; `endpoints`; `diameter` in links;
-      shares of the injection bandwidth in percent: `bisection`, `alltoall`, `allreduce`
-      around its cycles, and `in_order`, around one ring in the order of numbers.
-    """
-    del ctx
-    names = list_names(cfg)
-    found = [_describe(cost.NETWORKS[name]) for name in names]
-    return runs.analytical(
-        {name: ("network", [each[name] for each in found]) for name in found[0]},
-        coords={"network": names},
-    )
+@runs.analytical
+def run(cfg: Config) -> "runs.Figures":
+    """Computes a network's bill by its rules and from its graph, and its traffic."""
+    found = [_describe(cost.NETWORKS[name]) for name in cfg.labels()["network"]]
+    return {name: [each[name] for each in found] for name in found[0]}
 
 
 def _describe(network: "cost.Network") -> dict[str, float]:

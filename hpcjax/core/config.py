@@ -128,10 +128,13 @@ class Config:
       factory: `"module:function"`, which `make` calls with the fields as arguments.
       smoke: `{field: text}`, overrides under which this is tiny and yet does all that
         it does.
+      figures: `{"names": "dimensions: meaning"}`, of the result of an experiment, or
+        those that a part adds to the result of a training.
     """
 
     factory: ClassVar[str] = ""
     smoke: ClassVar[Mapping[str, str]] = {}
+    figures: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         check_fields(type(self), **fields_of(self))

@@ -22,6 +22,8 @@ from .discover import load as load
 from .execute import RunResult as RunResult
 from .execute import load_result as load_result
 from .execute import run as run
+from .outlines import Figures as Figures
+from .outlines import Labels as Labels
 from .outlines import Outline as Outline
 from .outlines import outline as outline
 from .overrides import keys as keys

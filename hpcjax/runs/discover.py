@@ -346,14 +346,19 @@ def outline_of(config: Any) -> "Outline":
     """Returns the form of a config's result, as its experiment says it.
 
     Raises:
-      ConfigError: it has no function `outline(cfg)`.
+      ConfigError: it declares no `figures`, and its module has no `outline(cfg)`.
     """
+    from hpcjax.runs import outlines
+
     module = experiment(config)
-    if not callable(getattr(module, "outline", None)):
+    if callable(getattr(module, "outline", None)):
+        return module.outline(config)
+    if not getattr(config, "figures", None):
         raise ConfigError(
-            f"{module.__name__} must define outline(cfg) beside run(cfg, ctx)"
+            f"{type(config).__qualname__} must declare `figures`, or {module.__name__} "
+            "define outline(cfg) beside run(cfg, ctx)"
         )
-    return module.outline(config)
+    return outlines.of_config(config)
 
 
 def experiment_folder(paper: str, root: pathlib.Path) -> pathlib.Path:

@@ -1,17 +1,24 @@
-"""What an experiment's result consists of, said beside its config.
+"""What an experiment's result consists of, said once, in its config.
 
-Tables are reduced from results. That they can be, whatever the figures are, is tested
-on drawn ones of this form; that the form is right, on a small run.
+A config's `figures` are `{"names": "dimensions: meaning"}`, such as
+`{"sent": "axis kind: bytes of a device", "rows unique": ": of a batch"}`, and its
+`labels()` those of the dimensions. Tables are reduced from results. That they can be,
+whatever the figures are, is tested on drawn ones of this form; that the form is right,
+on a small run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import ConfigError
 
-Labels = Sequence[Any] | range | int
+Labels = Mapping[str, Collection[Any] | int]
+Figures = Mapping[str, Any]
 
 
 class Outline(NamedTuple):
@@ -26,7 +33,7 @@ class Outline(NamedTuple):
     """
 
     columns: Mapping[str, Any]
-    labels: Mapping[str, Labels]
+    labels: Labels
 
     def differences(self, dataset: xr.Dataset) -> list[str]:
         """Returns in words where a result differs; it may hold further figures."""
@@ -46,10 +53,11 @@ class Outline(NamedTuple):
         return found
 
 
-def outline(columns: Mapping[str, Any], **labels: Labels) -> Outline:
+def outline(columns: Mapping[str, Any], **labels: Collection[Any] | int) -> Outline:
     """Returns the form of a result; see `Outline`.
 
-    An experiment says it in `outline(cfg)` beside `run(cfg, ctx)`.
+    An experiment whose config declares no `figures` says it in `outline(cfg)` beside
+    `run(cfg, ctx)`.
 
     Raises:
       ConfigError: a dimension without labels, or labels of no dimension.
@@ -69,3 +77,92 @@ def outline(columns: Mapping[str, Any], **labels: Labels) -> Outline:
 def _dimensions(columns: Iterable[Any]) -> Iterable[str]:
     for given in columns:
         yield from (given if isinstance(given, str) else given[0]).split()
+
+
+class Figure(NamedTuple):
+    """A figure that is declared: its dimensions, separated by spaces, and its meaning.
+
+    The meaning is "" where none is given.
+    """
+
+    dims: str
+    meaning: str
+
+
+def declared(figures: Mapping[str, str]) -> dict[str, Figure]:
+    """Returns each figure of a declaration, in which names may share a line.
+
+    Examples:
+      >>> declared({"rows unique": ": of a batch", "loss": "step"})["unique"]
+      Figure(dims='', meaning='of a batch')
+    """
+    return {
+        name: Figure(dims.strip(), meaning.strip())
+        for names, said in figures.items()
+        for dims, _, meaning in [said.partition(":")]
+        for name in names.split()
+    }
+
+
+def of_config(cfg: Any, **more: Any) -> Outline:
+    """Returns the form that a config declares by its `figures` and `labels()`.
+
+    Args:
+      cfg: the config; without `labels` its figures are scalars.
+      **more: further figures, as `outline` takes them.
+
+    Raises:
+      ConfigError: as `outline`.
+    """
+    columns = {name: figure.dims for name, figure in declared(cfg.figures).items()}
+    labels = cfg.labels() if hasattr(cfg, "labels") else {}
+    return outline(columns | more, **labels)
+
+
+def declaring(source: str, run: Callable[..., Figures]) -> Callable[..., xr.Dataset]:
+    """Makes `run(cfg, ctx)` of a function that returns the values of its figures.
+
+    Args:
+      source: of the figures, see `results.measured`.
+      run: a function of the config, and of the context if it takes two arguments. It
+        returns `{figure: values}`.
+
+    Returns:
+      A function whose dataset has the dimensions, labels and meanings (`long_name`)
+      that the config declares. It raises ConfigError for a figure that is not declared,
+      for one that is missing, and for values of another shape.
+    """
+    arguments = len(inspect.signature(run).parameters)
+
+    @functools.wraps(run)
+    def made(cfg: Any, ctx: Any = None) -> xr.Dataset:
+        return _assemble(cfg, run(*(cfg, ctx)[:arguments]), source)
+
+    return made
+
+
+def _assemble(cfg: Any, values: Figures, source: str) -> xr.Dataset:
+    """Returns values as the dataset that a config declares."""
+    figures, labels = declared(cfg.figures), of_config(cfg).labels
+    others, absent = set(values) - set(figures), set(figures) - set(values)
+    if others or absent:
+        raise ConfigError(
+            f"{type(cfg).__qualname__} declares {sorted(figures)}: got others, "
+            f"{sorted(others)}, and lack {sorted(absent)}"
+        )
+    sizes = {
+        d: each if isinstance(each, int) else len(each) for d, each in labels.items()
+    }
+    found = {}
+    for name, (dims, meaning) in figures.items():
+        array, wanted = np.asarray(values[name]), dims.split()
+        if array.shape != tuple(sizes[dim] for dim in wanted):
+            raise ConfigError(
+                f"{name} is of { ({dim: sizes[dim] for dim in wanted}) }: "
+                f"got values of shape {array.shape}"
+            )
+        found[name] = wanted, array, {"long_name": meaning} if meaning else {}
+    named = {
+        dim: list(each) for dim, each in labels.items() if not isinstance(each, int)
+    }
+    return xr.Dataset(found, named, {"source": source})

@@ -12,6 +12,7 @@ import xarray as xr
 
 from hpcjax.core.errors import DataFormatError
 from hpcjax.core.files import replacing
+from hpcjax.runs import outlines
 from hpcjax.train.recorder import training_seconds
 
 _TIMES = re.compile(r"(compile|lost|spent_[a-z]+)_seconds")
@@ -28,21 +29,23 @@ Dataset = xr.Dataset
 SOURCES = ("measured", "simulated", "analytical")
 
 
-def measured(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
-    """Returns figures of what has really happened.
+def measured(figures: Any, **options: Any) -> Any:
+    """Returns figures of what has really happened, as a dataset.
 
     Such are times, bytes that were sent or held, and the losses of a training that took
     place, on whatever devices: several that one device simulates compute the same
     losses as real ones. What depends on something that was only played is `simulated`.
 
     Args:
-      figures: `data_vars` of a dataset.
-      **options: its `coords` and `attrs`.
+      figures: `data_vars` of a dataset. As a decorator, the `run` of an experiment,
+        `run(cfg)` or `run(cfg, ctx)`, which returns `{figure: values}` of the `figures`
+        that its config declares; see `outlines.declaring`.
+      **options: `coords` and `attrs` of the dataset.
     """
     return _of_source("measured", figures, **options)
 
 
-def simulated(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
+def simulated(figures: Any, **options: Any) -> Any:
     """Returns figures that depend on what was played: devices, delays or times.
 
     Such are the times, bytes and memory of devices that were not there, and losses of a
@@ -51,12 +54,14 @@ def simulated(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
     return _of_source("simulated", figures, **options)
 
 
-def analytical(figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
+def analytical(figures: Any, **options: Any) -> Any:
     """Returns figures that formulas give; see `measured`."""
     return _of_source("analytical", figures, **options)
 
 
-def _of_source(source: str, figures: Mapping[Any, Any], **options: Any) -> xr.Dataset:
+def _of_source(source: str, figures: Any, **options: Any) -> Any:
+    if callable(figures):
+        return outlines.declaring(source, figures)
     return xr.Dataset(figures, **options).assign_attrs(source=source)
 
 

@@ -174,7 +174,7 @@ def list_runs(entries: "Sequence[Entry]") -> RenderableType:
 
 
 def page(entry: ConfigEntry | None, loaded: Loaded) -> RenderableType:
-    """Returns a config in full: keys with value, base value and type; its variants.
+    """Returns a config in full: keys with value, base and type; figures; variants.
 
     Args:
       entry: the file it comes from; None for a `config.json` of an unknown config.
@@ -187,6 +187,11 @@ def page(entry: ConfigEntry | None, loaded: Loaded) -> RenderableType:
     if entry is not None:
         parts.append(Text(f"\n{entry.doc}"))
     parts.append(_keys(loaded))
+    if figures := getattr(loaded.config, "figures", None):
+        from hpcjax.runs import outlines  # and xarray, which a list does not need
+
+        rows = [(name, *said) for name, said in outlines.declared(figures).items()]
+        parts.append(frame("Figures", ("figure", "of each", "what"), rows))
     if entry is not None:
         parts += _about(entry)
     return Group(*parts)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hpcjax.hostcomm import Transport
     from hpcjax.runs.context import Context
-    from hpcjax.runs.outlines import Outline
+    from hpcjax.runs.outlines import Labels, Outline
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +142,30 @@ class TrainingConfig(Config):
             f"parallel={_name(self.parallel)} gives each device a part: choose another "
             "one, such as optimizer=sgd, adamw or lamb, or parallel=none"
         )
+
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """The figures of a history, as far as all trainings have it, and of the parts.
+
+        Parts say in `figures` what they add, the data set in its objective's metrics.
+        """
+        scores = " ".join(f"val_{metric}" for metric in self.dataset.objective.metrics)
+        found = {
+            "compile_seconds": ": of the first step",
+            "seconds": "step: of training, until the end of each step",
+            "loss": "step: of the batch, before the step",
+            "eval_seconds": "eval_step: of training, until each validation",
+            scores: "eval_step: of the validation set",
+        }
+        for part in fields_of(self).values():
+            found |= getattr(part, "figures", {})
+        return found
+
+    def labels(self) -> "Labels":
+        """Returns the numbers of the steps, and of those that a validation follows."""
+        steps, every = self.train.steps, self.train.eval_every or self.train.steps
+        ends = sorted({*range(every, steps + 1, every), steps})
+        return {"step": range(1, steps + 1), "eval_step": ends}
 
     @property
     def processes(self) -> int:
@@ -360,22 +384,10 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
 
 
 def outline(cfg: TrainingConfig, **more: Any) -> "Outline":
-    """Returns the form of a history, as far as all trainings have it, and of the facts.
-
-    Args:
-      cfg: the run; parts say in `figures` what they add, `{name: dimensions}`.
-      **more: what an experiment adds, as `runs.outline` takes it.
-    """
+    """Returns the form of a history and, as `runs.outline` takes it, what is added."""
     from hpcjax.runs import outlines
 
-    columns = {"compile_seconds": "", **dict.fromkeys(("seconds", "loss"), "step")}
-    scores = [f"val_{metric}" for metric in cfg.dataset.objective.metrics]
-    columns |= dict.fromkeys(("eval_seconds", *scores), "eval_step")
-    for part in fields_of(cfg).values():
-        columns |= getattr(part, "figures", {})
-    steps, every = cfg.train.steps, cfg.train.eval_every or cfg.train.steps
-    ends = sorted({*range(every, steps + 1, every), steps})
-    return outlines.outline(columns | more, step=range(1, steps + 1), eval_step=ends)
+    return outlines.of_config(cfg, **more)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

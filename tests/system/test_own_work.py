@@ -18,6 +18,7 @@ FILES = (
     "experiments/mine/drawing.py",
     "configs/mine/digits.py",
     "experiments/mine/tables.py",
+    "experiments/mine/times.py",
 )
 
 
@@ -37,6 +38,14 @@ def test_what_the_guide_draws_is_a_rows_own(root):
     part = drop(core.BatchKey(key=key, rows=jnp.array([2, 1])), x[:2], 0.5)
     np.testing.assert_array_equal(part, whole[jnp.array([2, 1])])
     assert {*np.unique(whole)} == {0, 2}
+
+
+def test_the_experiment_of_the_guide_returns_what_it_declares(root):
+    guide = runpy.run_path(str(root / "experiments/mine/times.py"))
+    made = guide["run"](guide["TimesConfig"](), None)
+    assert made["seconds"].sel(mode="slow").values.tolist() == [2, 2, 2]
+    assert made["unique"].attrs["long_name"] == "of a batch"
+    assert made.attrs["source"] == "measured"
 
 
 @pytest.mark.processes
