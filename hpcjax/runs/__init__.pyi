@@ -32,6 +32,7 @@ from .plan import Plan as Plan
 from .plan import plan_run as plan_run
 from .plan import render_plan as render_plan
 from .processes import in_processes as in_processes
+from .program import ProgramConfig as ProgramConfig
 from .render import render_table as render_table
 from .report import write_report as write_report
 from .results import Dataset as Dataset

@@ -63,6 +63,7 @@ def of_run(config: Any, *, reading: int = 0) -> str:
     places = {f"{cls.__module__}:{cls.__qualname__}" for cls in classes}
     places.add(f"{type(config).__module__}:run")
     places |= {*_ALWAYS, *(_TRAINING if hasattr(config, "train") else ())}
+    places.update(getattr(config, "uses", ()))  # what it names, "module:function"
     return _digest(places, reading)
 
 

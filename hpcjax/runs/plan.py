@@ -215,37 +215,33 @@ def _step_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     import jax
 
-    from hpcjax import perf, train
+    from hpcjax import perf
+    from hpcjax.runs import program
 
-    task = train.accumulating(task, config, mesh)
-    state = task.method.around.trained(train.state_shapes(task, mesh))
-    batch = train.batch_shapes(task, config.batch_size, mesh)
-    # What is read here is the same to a thousandth, and bytes sent are to the byte.
-    options = compat.quick_compilation(mesh.devices.flat[0].platform)
-    lowered = train.train_step(task, mesh, state).lower(state, batch)
-    compiled = lowered.compile(compiler_options=options)
+    step = program.compile_step(task, config, mesh)
     local = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
             leaf.sharding.shard_shape(leaf.shape), leaf.dtype
         ),
-        dataclasses.replace(state, key=None),
+        dataclasses.replace(step.state, key=None),
     )
-    model, _ = jax.eval_shape(task.model.init, jax.random.key(0))
     every = config.checkpoint_every
     # What stays among one device, which XLA keeps on a CPU, is not in it.
     sent = {
         f"{kind} over {' and '.join(axes)}": count
-        for (axes, kind), count in sorted(perf.bytes_by_axis(compiled, mesh).items())
+        for (axes, kind), count in sorted(
+            perf.bytes_by_axis(step.compiled, mesh).items()
+        )
     }
     return Plan(
         name=name,
         devices=mesh.size,
         steps=config.steps,
         epochs=config.steps * config.batch_size / len(task.dataset.train),
-        parameters=trees.num_params(model),
+        parameters=trees.num_params(step.params),
         state_bytes=trees.num_bytes(local),
-        peak_bytes=perf.peak_memory(compiled),
-        flops=perf.flops(compiled),
+        peak_bytes=perf.peak_memory(step.compiled),
+        flops=perf.flops(step.compiled),
         collective_bytes=sum(sent.values()),
         sent=sent,
         checkpoints=1 + (config.steps - 1) // every if every else 1,

@@ -1,7 +1,8 @@
 """A paper in a root of its own, of a new kind of data: nothing of the house knows it.
 
 `tests/toy` has a data set that draws its own batches, of a tree of arrays, with a score
-of its own; a model that takes them; a table with a claim and a control.
+of its own; a model that takes them; a table with a claim and a control. Another paper
+there spreads a model over devices in a way of its own: its table is of the step.
 """
 
 import dataclasses
@@ -29,10 +30,12 @@ def root(tmp_path):
     return pathlib.Path(shutil.copytree(TOY, tmp_path / "root"))
 
 
-def test_a_paper_is_few_lines():
-    files = [path for path in TOY.rglob("*") if path.suffix in (".py", ".md")]
+@pytest.mark.parametrize(("paper", "most"), [("waves", 180), ("kernels_only", 150)])
+def test_a_paper_is_few_lines(paper, most):
+    every = [*TOY.glob(f"configs/{paper}/*"), *TOY.glob(f"experiments/{paper}/*")]
+    files = [path for path in every if path.suffix in (".py", ".md")]
     assert len(files) <= 6
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 180
+    assert sum(len(path.read_text().splitlines()) for path in files) <= most
 
 
 def test_it_is_listed_and_planned(root, capsys):
@@ -54,6 +57,19 @@ def test_its_table_is_made_and_can_be_made_of_any_runs(root):
     (verdict,) = made.verdicts
     assert verdict.holds, verdict
     rows.check_reduction(discover.find_tables(root)["waves/stencils"], "cpu", root)
+
+
+def test_a_strategy_of_its_own_is_a_table_of_the_step(root):
+    table = discover.find_tables(root)["kernels_only/spread"]
+    rows.check_reduction(table, "cpu", root)
+    made = build.build_table(table.id, root=root, progress=False)
+    assert {v.name for v in made.verdicts if v.holds} == {"state", "equal"}
+    kernels, biases = 64 * 64 + 64 * 10, 64 + 10
+    rows_of_batch, whole = 2 * (64 + 1), kernels + biases  # and numbers of the step
+    held = 2 * (kernels / 4 + biases) + rows_of_batch
+    ours = made.dataset.sel(row="kernels")
+    assert ours["state"] == pytest.approx(held / whole, abs=0.01)
+    assert ours["sent"] == pytest.approx(2 * 3 / 4, rel=0.01)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

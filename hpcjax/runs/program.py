@@ -1,0 +1,341 @@
+"""The compiled step of a training config: what it holds, sends and learns.
+
+A row of a table of what spreads a model over devices is a config and its overrides;
+what is a system's own it adds by formulas. `hpcjax run --dry-run` reads the same step.
+Importing this module imports no JAX.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hpcjax.core import checks, config
+from hpcjax.core.errors import ConfigError
+from hpcjax.runs import results, training
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+    from jax.stages import Compiled, Lowered
+
+    from hpcjax import data, perf, train
+    from hpcjax.runs.context import Context
+    from hpcjax.runs.outlines import Figures
+    from hpcjax.train.config import TrainConfig
+
+KINDS = (
+    *("all-reduce", "reduce-scatter", "all-gather", "all-to-all"),
+    "collective-permute",
+)
+SEVERAL = "several"  # the label of what is sent along more than one axis
+PARTS = LOOP, REST = "loop", "rest"
+_FEW = 5  # steps, which plain code takes sooner than good code is compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramConfig(training.TrainingConfig):
+    """A training run whose step is compiled and read, and taken a few times.
+
+    Attributes:
+      axes: of meshes, which label what is sent.
+      devices: that share the step, simulated or not; 0 for those of the run.
+      memory: bytes of a device, for the deepest model of which a step fits; 0 does not
+        look for it.
+      taken: steps after which loss and parameters are compared with those of one
+        device; 0 takes none.
+      broken: `"module:function"`, a context in which the step is made and taken, such
+        as one that breaks what is claimed, for a negative control.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = (
+        *("data", "worker", "depth", "row", "col", "expert"),
+    )
+
+    devices: config.Count = 0
+    memory: Annotated[int, config.AtLeast(0.0)] = 0
+    taken: config.Count = 0
+    broken: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "memory is that of a model with a depth"
+        fits = not self.memory or hasattr(self.model, "depth")
+        checks.require(fits, rule, memory=self.memory, model=self.model)
+        rule = "steps are compared with one device's where one model is trained"
+        one = not self.taken or self.averaging is None
+        checks.require(one, rule, taken=self.taken, averaging=self.averaging)
+
+    @property
+    def figures(self) -> Mapping[str, str]:
+        """What is read, and what is asked for besides."""
+        of = "axis kind part"
+        found = {
+            "psi": ": bytes of the whole model's parameters",
+            "state temporaries": ": bytes of a device, between steps and besides",
+            "sent": f"{of}: bytes that a device sends in a step, by rings",
+            "operands": f"{of}: bytes that collectives take, each counted once",
+            "arrays asked": f"{of}: that they take, as compiled and as JAX asks for",
+            "block": "axis kind: bytes that one turn of the loops sends, by rings",
+        }
+        if self.memory:
+            found["depth"] = ": the most blocks of which a step fits into the memory"
+        if self.taken:
+            found["loss"] = ": of the last step"
+            found["distance"] = ": of the loss from one device's, relative"
+            found["apart"] = ": of the farthest parameter from one device's, relative"
+        return found
+
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Returns what tells collectives apart; a part is what is in a loop or not."""
+        return {"axis": (*self.axes, SEVERAL), "kind": KINDS, "part": PARTS}
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The functions that a run calls by their names, for its digest."""
+        return (self.broken,) if self.broken else ()
+
+    def check_devices(self, devices: int) -> None:
+        """Raises ConfigError if so many devices, or its own, cannot share a batch."""
+        super().check_devices(self.devices or devices)
+
+
+class Step(NamedTuple):
+    """A training step on some devices.
+
+    Attributes:
+      mesh: of the devices.
+      state: shapes and shardings of the state.
+      lowered: `(state, batch) -> (state, metrics)`, with "loss" among these.
+      compiled: the same.
+      params: shapes of the whole model's parameters.
+      start: returns the first state, with `params`.
+      batches: by number.
+    """
+
+    mesh: "Mesh"
+    state: Any
+    lowered: "Lowered"
+    compiled: "Compiled"
+    params: Any
+    start: Callable[[], Any]
+    batches: "data.Batches"
+
+
+Maker = Callable[[ProgramConfig, pathlib.Path, int], Step]
+
+
+@results.simulated
+def run(cfg: ProgramConfig, ctx: "Context") -> "Figures":
+    """Reads the step of the training loop, and takes it beside that of one device."""
+    return read(cfg, ctx)
+
+
+def read(cfg: ProgramConfig, ctx: "Context", make: Maker | None = None) -> "Figures":
+    """Returns the figures, for experiments that add their own.
+
+    Args:
+      cfg: the run.
+      ctx: its devices, unless the config says how many, and its data.
+      make: `make(cfg, data_root, devices)` returns the step; None for the loop's.
+
+    Raises:
+      ConfigError: parts that do not fit each other or the devices, an axis that is not
+        among the config's, no context `broken`, or a memory that nothing fits into.
+    """
+    from hpcjax import perf
+    from hpcjax.core import trees
+
+    make, devices = make or compose, cfg.devices or ctx.mesh.size
+    with _context(cfg.broken):
+        step = make(cfg, ctx.data_root, devices)
+        found: dict[str, Any] = {
+            "psi": trees.num_bytes(step.params),
+            "state": perf.argument_memory(step.compiled),
+            "temporaries": perf.temporary_memory(step.compiled),
+            **_count(cfg, step),
+        }
+        if cfg.memory:
+            found["depth"] = _find_deepest(cfg, ctx.data_root, devices, make)
+        ours = _take(step, cfg.taken) if cfg.taken else None
+    if ours is not None:
+        found |= _compare(*ours, *_take_alone(_alone(cfg), ctx.data_root))
+    return found
+
+
+def compose(cfg: ProgramConfig, data_root: pathlib.Path, devices: int) -> Step:
+    """Returns the step of the training loop."""
+    from hpcjax.core.method import Around
+
+    task = training.task(cfg, data_root, devices)
+    mesh, quick = task.mesh(devices), cfg.taken < _FEW
+    rule = "steps are taken of what no host changes between them"
+    plain = task.method.around == Around()
+    checks.require(plain or not cfg.taken, rule, taken=cfg.taken)
+    return compile_step(task, cfg.train, mesh, seed=cfg.seed, quick=quick)
+
+
+def compile_step(
+    task: "train.Task",
+    config: "TrainConfig",
+    mesh: "Mesh",
+    *,
+    seed: int = 0,
+    quick: bool = True,
+) -> Step:
+    """Returns the compiled step of a task; see `compile_lowered`."""
+    import jax
+
+    from hpcjax import train
+    from hpcjax.train.loop import local_batches
+
+    task = train.accumulating(task, config, mesh)
+    state = task.method.around.trained(train.state_shapes(task, mesh))
+    batch = train.batch_shapes(task, config.batch_size, mesh)
+    lowered = train.train_step(task, mesh, state).lower(state, batch)
+    return Step(
+        mesh=mesh,
+        state=state,
+        lowered=lowered,
+        compiled=compile_lowered(lowered, quick),
+        params=jax.eval_shape(task.model.init, jax.random.key(0))[0],
+        start=functools.partial(train.init_state, task, seed, mesh),
+        batches=local_batches(task, config, seed),
+    )
+
+
+def compile_lowered(lowered: "Lowered", quick: bool) -> "Compiled":
+    """Compiles a program; quickly, if it is only read: it sends the same bytes."""
+    import jax
+
+    from hpcjax.core import compat
+
+    options = compat.quick_compilation(jax.default_backend()) if quick else {}
+    return lowered.compile(compiler_options=options)
+
+
+def _count(cfg: ProgramConfig, step: Step) -> dict[str, np.ndarray]:
+    """Returns what collectives are, by axis, kind and part."""
+    from hpcjax import perf
+
+    sizes = [len(labels) for labels in cfg.labels().values()]
+    sent, operands, arrays, asked = np.zeros((4, *sizes))
+    block = np.zeros(sizes[:2])
+    for place, each, devices in _collectives(cfg.axes, step.mesh, step.compiled):
+        by_rings = each.bytes * perf.sent_per_byte(each.kind, devices)
+        sent[place] += each.times * by_rings
+        operands[place] += each.bytes
+        arrays[place] += _count_arrays(each)
+        if PARTS[place[2]] == LOOP:
+            block[place[:2]] += by_rings
+    for place, each, _ in _collectives(cfg.axes, step.mesh, step.lowered):
+        asked[place] += _count_arrays(each)
+    counted = {"sent": sent, "operands": operands, "arrays": arrays}
+    return {**counted, "asked": asked, "block": block}
+
+
+def _count_arrays(each: "perf.Collective") -> int:
+    """Counts arrays: XLA merges all-reduces, and parts the array of an all-to-all."""
+    return each.operands if each.kind == "all-reduce" else 1
+
+
+def _collectives(
+    axes: tuple[str, ...], mesh: "Mesh", program: "Compiled | Lowered"
+) -> "Iterator[tuple[tuple[int, int, int], perf.Collective, int]]":
+    """Yields (place in the figures, collective, devices of a group).
+
+    Groups of one device send nothing, and are left out.
+    """
+    from hpcjax import perf
+
+    for each in perf.collectives(program):
+        along = perf.axes_of(each, mesh)
+        devices = math.prod(mesh.shape[axis] for axis in along)
+        if devices > 1:
+            axis = along[0] if len(along) == 1 else SEVERAL
+            checks.require_choice("axis of the mesh", axis, (*axes, SEVERAL))
+            checks.require_choice("kind of a collective", each.kind, KINDS)
+            part = LOOP if each.times > 1 or not each.bounded else REST
+            number = axes.index(axis) if axis in axes else len(axes)
+            yield (number, KINDS.index(each.kind), PARTS.index(part)), each, devices
+
+
+Taken = tuple[float, dict[str, np.ndarray]]
+
+
+def _take(step: Step, steps: int) -> Taken:
+    """Returns the loss of the last of some steps, and parameters after it, by path."""
+    import jax
+
+    from hpcjax import sharding
+    from hpcjax.core import trees
+
+    state, loss = step.start(), math.nan
+    for number in range(steps):
+        batch = sharding.place_batch(step.batches[number], step.mesh)
+        state, metrics = step.compiled(state, batch)
+        loss = float(metrics["loss"])
+    return loss, trees.flatten(jax.device_get(state.params))
+
+
+def _alone(cfg: ProgramConfig) -> ProgramConfig:
+    """Returns what one device trains by itself, without what belongs to several."""
+    fields = [field.name for field in dataclasses.fields(ProgramConfig)]
+    given: dict[str, Any] = {name: getattr(cfg, name) for name in fields}
+    given |= {"parallel": None, "exchange": None, "devices": 1, "memory": 0}
+    return ProgramConfig(**given | {"broken": ""})
+
+
+@functools.lru_cache(maxsize=1)  # the rows of a table share it
+def _take_alone(cfg: ProgramConfig, data_root: pathlib.Path) -> Taken:
+    return _take(compose(cfg, data_root, 1), cfg.taken)
+
+
+def _compare(
+    loss: float, ours: dict[str, Any], wanted: float, theirs: dict[str, Any]
+) -> dict[str, float]:
+    """Returns how far the loss and the farthest parameter are from one device's.
+
+    That is the largest ‖a − b‖ / (‖b‖ + √size / 10) of any array, at most 10⁻⁵ where
+    ‖a − b‖ ≤ 10⁻⁵ ‖b‖ + 10⁻⁶ √size: rounding of biases that are nearly zero counts by
+    their size.
+    """
+    apart = max(
+        float(np.linalg.norm(ours[p] - b) / (np.linalg.norm(b) + 0.1 * np.sqrt(b.size)))
+        for p, b in theirs.items()
+    )
+    return {"loss": loss, "distance": abs(loss - wanted) / abs(wanted), "apart": apart}
+
+
+def _find_deepest(
+    cfg: ProgramConfig, data_root: pathlib.Path, devices: int, make: Maker
+) -> int:
+    """Returns the most blocks of which a step fits, in groups where the model has."""
+    from hpcjax import perf
+
+    group = getattr(cfg.model, "group", 1)
+
+    def deepen(groups: int) -> "Compiled":
+        model = dataclasses.replace(cfg.model, depth=groups * group)
+        deep = dataclasses.replace(cfg, model=model, taken=0)
+        return make(deep, data_root, devices).compiled
+
+    return perf.largest_model(deepen, cfg.memory) * group
+
+
+def _context(place: str) -> contextlib.AbstractContextManager[Any]:
+    """Returns the context that a config names; one that does nothing by default."""
+    if not place:
+        return contextlib.nullcontext()
+    try:
+        module, _, name = place.partition(":")
+        return getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f'broken must be "module:function", a context: got {place!r}, {error}'
+        ) from error
