@@ -1,22 +1,45 @@
 """Tables of parallel strategies: one model, spread over devices in different ways."""
 
+from typing import Any
+
 import numpy as np
+import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 DP, ZERO1, ZERO2, ZERO3 = WAYS = ("data parallel", "zero 1", "zero 2", "zero 3")
-PEER, BROKEN = "annotated", "summed"
+PEER, BROKEN, TAKEN = "annotated", "summed", ", SGD"
+SHARE = 7 / 8
 STATE, SENT = np.array([3, 1.25, 0.375, 0.375]), np.array([2, 2, 2, 3])
 ALL_DP = dict.fromkeys(WAYS, DP)
 
 
-def _run(**overrides: str) -> Runs:
-    return Runs(config="strategies/zero", overrides=overrides)
+def _both(way: str, name: str = "zero", **overrides: str) -> dict[str, Runs]:
+    """Returns the runs of a row: the step of AdamW, and what SGD learns."""
+    return {
+        way: Runs(config=f"strategies/{name}", overrides=overrides),
+        way + TAKEN: Runs(config=f"strategies/{name}:sgd", overrides=overrides),
+    }
 
 
-def _zero(stage: int, **overrides: str) -> Runs:
-    return _run(**{"parallel": "zero", "parallel.stage": str(stage)}, **overrides)
+def _zero(way: str, stage: str) -> dict[str, Runs]:
+    return _both(way, **{"parallel": "zero", "parallel.stage": stage})
+
+
+def zero(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each way, of both its runs."""
+    cells: dict[str, dict[str, Any]] = {}
+    for name, row in rows.items():
+        run, own = reduce.first(row), cells.setdefault(name.removesuffix(TAKEN), {})
+        if "apart" in run:
+            own["distance"] = run["apart"]
+        else:
+            own["state"] = run["state"] / run["psi"]
+            own["temporaries"] = run["temporaries"] / run["psi"]
+            own["sent"] = run["sent"].sum() / (SHARE * run["psi"])
+            own["depth"] = run["depth"]
+    return reduce.from_cells(cells)
 
 
 ZERO = Table(
@@ -33,9 +56,10 @@ ZERO = Table(
         "Stage 2 holds parameters as stage 3 does, and gathers them once a step. "
         "depth: the most blocks of which a step fits into 1 GiB, by compiling alone. "
         "distance: of the farthest parameter from training on one device, 20 steps of "
-        "SGD with momentum. annotated: one program of jit, told the shardings of "
-        "parameters alone; it does not keep the old state until the new is known to be "
-        "finite, as the loop does. summed: stage 3, gradients summed, not averaged."
+        "SGD with momentum, in runs of their own. annotated: one program of jit, told "
+        "the shardings of parameters alone; it does not keep the old state until the "
+        "new is known to be finite, as the loop does. summed: stage 3, gradients "
+        "summed, not averaged."
     ),
     columns={
         "state": "state / Ψ",
@@ -44,17 +68,17 @@ ZERO = Table(
         "depth": "largest depth",
         "distance": "distance from one device",
     },
-    reduce=reduce.by_run,
+    reduce=zero,
     tiers=on_cpu(
         minutes=4.0,
         devices=8,
         runs={
-            DP: _run(),
-            ZERO1: _zero(1),
-            ZERO2: _zero(2),
-            ZERO3: _zero(3),
-            PEER: _run(annotated="true"),
-            BROKEN: _zero(3, summed="true"),
+            **_both(DP),
+            **_zero(ZERO1, "1"),
+            **_zero(ZERO2, "2"),
+            **_zero(ZERO3, "3"),
+            **_both(PEER, "annotated"),
+            BROKEN: Runs(config="strategies/zero:summed"),
         },
         claims={
             "state": abs(reduce.of("state", *WAYS) / STATE - 1)

@@ -12,8 +12,29 @@ WIDE, WIDE_PLAIN, BROKEN = "T=4, DTD and CAC", "T=4, CAC", "slopes scattered"
 RIGHT = (PLAIN, DTD, CAC, BOTH, WIDE, WIDE_PLAIN)
 
 
-def _sent(name: str, **overrides: str) -> Runs:
+def _sent(name: str, tensor: str = "2") -> Runs:
+    overrides = {"parallel.tensor": tensor}
     return Runs(config=f"ted/communication:{name}", overrides=overrides)
+
+
+@reduce.by_row
+def communication(row: xr.Dataset) -> reduce.Cells:
+    """Returns what a block sends, and what its model learns."""
+    run = reduce.first(row)
+    block = run.sel(part="loop", drop=True)
+    over_t, tokens = block.sel(axis="col"), block.sel(axis="expert", kind="all-to-all")
+    sums = over_t.sel(kind="all-reduce")
+    # Not those of the router's means over the batch, two numbers for each expert.
+    sent = over_t["block"].sum("kind") + tokens["block"]
+    return {
+        "all_to_all": tokens["operands"],
+        "lowered": sums["asked"] + tokens["asked"],
+        "compiled": sums["arrays"] + tokens["arrays"],
+        "gathers": over_t["arrays"].sel(kind="all-gather"),
+        "ratio": sent / 4 / run["formula"],
+        "loss": run["loss"],
+        "distance": run["distance"],
+    }
 
 
 def _share_of(row: str, of: str, share: float) -> reduce.Number:
@@ -49,9 +70,7 @@ COMMUNICATION = Table(
         "loss": "loss",
         "distance": "distance from one device",
     },
-    reduce=lambda rows: reduce.by_run(rows).assign(
-        ratio=lambda table: table["words"] / table["formula"]
-    ),
+    reduce=communication,
     tiers=on_cpu(
         minutes=5.0,
         devices=8,
@@ -60,8 +79,8 @@ COMMUNICATION = Table(
             DTD: _sent("full"),
             CAC: _sent("duplicates"),
             BOTH: _sent("base"),
-            WIDE_PLAIN: _sent("duplicates", tensor="4"),
-            WIDE: _sent("base", tensor="4"),
+            WIDE_PLAIN: _sent("duplicates", "4"),
+            WIDE: _sent("base", "4"),
             BROKEN: _sent("scattered"),
         },
         claims={

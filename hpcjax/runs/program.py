@@ -35,7 +35,6 @@ KINDS = (
 )
 SEVERAL = "several"  # the label of what is sent along more than one axis
 PARTS = LOOP, REST = "loop", "rest"
-_FEW = 5  # steps, which plain code takes sooner than good code is compiled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,11 +172,11 @@ def compose(cfg: ProgramConfig, data_root: pathlib.Path, devices: int) -> Step:
     from hpcjax.core.method import Around
 
     task = training.task(cfg, data_root, devices)
-    mesh, quick = task.mesh(devices), cfg.taken < _FEW
     rule = "steps are taken of what no host changes between them"
     plain = task.method.around == Around()
     checks.require(plain or not cfg.taken, rule, taken=cfg.taken)
-    return compile_step(task, cfg.train, mesh, seed=cfg.seed, quick=quick)
+    mesh = task.mesh(devices)
+    return compile_step(task, cfg.train, mesh, seed=cfg.seed, quick=is_quick(cfg))
 
 
 def compile_step(
@@ -207,6 +206,11 @@ def compile_step(
         start=functools.partial(train.init_state, task, seed, mesh),
         batches=local_batches(task, config, seed),
     )
+
+
+def is_quick(cfg: ProgramConfig) -> bool:
+    """Says whether few steps are taken, sooner than good code for them is compiled."""
+    return cfg.taken < 5
 
 
 def compile_lowered(lowered: "Lowered", quick: bool) -> "Compiled":

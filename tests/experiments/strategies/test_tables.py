@@ -4,40 +4,44 @@ import types
 
 import pytest
 
-from experiments.strategies import tables, zero
+from experiments.strategies import tables
 from hpcjax import sharding
 from hpcjax.core import ConfigError
-from hpcjax.models import CausalLmConfig
+from hpcjax.runs import discover
 from hpcjax.runs.tables import judge
-from hpcjax.sharding import ZeroConfig
+from tests.conftest import REPOSITORY
 
 SMALL = {
-    "model": CausalLmConfig(depth=2, width=32, heads=2),
-    "context": 4,
-    "memory": 2**20,
-    "steps": 4,
+    "model.depth": "2",
+    "model.width": "32",
+    "model.heads": "2",
+    "dataset.context": "4",
 }
 
 
-def one_seed(**options):
-    context = types.SimpleNamespace(mesh=sharding.data_mesh(8))
-    made = zero.run(zero.Config(**SMALL, **options), context)
-    return made.expand_dims(seed=[0])
+def row(name, **more):
+    """The row's run in small, on 8 devices."""
+    told = tables.ZERO.tier("cpu").runs[name]
+    loaded = discover.load(told.config, {**told.overrides, **SMALL, **more}, REPOSITORY)
+    context = types.SimpleNamespace(
+        mesh=sharding.data_mesh(8), data_root=REPOSITORY / ".cache/data"
+    )
+    return loaded.experiment.run(loaded.config, context).expand_dims(seed=[0])
 
 
 @pytest.mark.slow
 def test_stage_3_equals_one_device_and_summed_gradients_do_not():
-    rows = {
-        tables.DP: one_seed(),
-        tables.ZERO3: one_seed(parallel=ZeroConfig()),
-        tables.PEER: one_seed(annotated=True),
-        tables.BROKEN: one_seed(parallel=ZeroConfig(), summed=True),
-    }
-    rows |= dict.fromkeys((tables.ZERO1, tables.ZERO2), rows[tables.ZERO3])
+    ways = (tables.DP, tables.ZERO3, tables.PEER)
+    rows = {way: row(way, memory=str(2**20)) for way in ways}
+    rows |= {way + tables.TAKEN: row(way + tables.TAKEN, taken="4") for way in ways}
+    rows[tables.BROKEN] = row(tables.BROKEN, taken="4")
+    for way in (tables.ZERO1, tables.ZERO2):
+        rows |= {way + end: rows[tables.ZERO3 + end] for end in ("", tables.TAKEN)}
     table = tables.ZERO.reduce(rows)
     (equal,) = (v for v in judge(tables.ZERO.tier("cpu"), table) if v.name == "equal")
     assert equal.holds, equal
-    held = {name: float(table["state"].sel(row=name)) for name in rows}
+    assert table["distance"].sel(row=tables.PEER) < 1e-5
+    held = {name: float(table["state"].sel(row=name)) for name in ways}
     assert held[tables.DP] == pytest.approx(3, rel=0.02)
     assert held[tables.ZERO3] == pytest.approx(0.375, rel=0.03)  # and the batch
     assert held[tables.PEER] == pytest.approx(0.375, rel=0.15)  # biases are whole
@@ -49,4 +53,4 @@ def test_stage_3_equals_one_device_and_summed_gradients_do_not():
 
 def test_what_is_annotated_is_spread_by_its_annotations_alone():
     with pytest.raises(ConfigError, match="spread by its annotations"):
-        zero.Config(annotated=True, parallel=ZeroConfig())
+        discover.load("strategies/annotated", {"parallel": "zero"}, REPOSITORY)
