@@ -73,8 +73,8 @@ class Objective:
         """Scores outputs.
 
         Raises:
-          ConfigError: outputs that are not asked for, or sums of the score that have not
-            the names of `metrics`.
+          ConfigError: outputs that are not asked for, or sums of the score that do not
+            have the names of `metrics`.
         """
         self.check_outputs(outputs)
         totals = self.find_score()(outputs, batch)
