@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from hpcjax.core import checks
@@ -40,10 +41,8 @@ def widen_members(members: Any, observed: Any, axis: int) -> list[jax.Array]:
       ConfigError: another shape.
     """
     members, observed = widen(members, observed)
-    expected = list(members.shape)
-    del expected[axis]
     rule = f"observed must have the shape of members without axis {axis}"
-    good = list(observed.shape) == expected
+    good = observed.shape == tuple(np.delete(members.shape, axis))
     checks.require(good, rule, members=members.shape, observed=observed.shape)
     return [members, observed]
 
