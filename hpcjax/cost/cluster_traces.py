@@ -172,6 +172,7 @@ def read_philly_jobs(path: str | pathlib.Path, assumed: Assumed = _USUAL) -> lis
 
     A job's duration is that of all its attempts; it has the GPUs of its first attempt.
     Jobs that never ran, or whose end is not known, are left out. See `read_csv_jobs`.
+    At the peak it takes two to three times the size of the file.
 
     References:
       Jeon et al., Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -140,6 +141,15 @@ PHILLY = [
 def test_the_log_of_philly(tmp_path):
     jobs = read_philly_jobs(write(tmp_path, json.dumps(PHILLY, indent=1)), ASSUMED)
     assert found(jobs) == [("one", 0.0, 4, 1, 30), ("again", 7.0, 2, 1, 20)]
+
+
+def test_a_log_of_philly_takes_three_times_its_size(tmp_path):
+    path = write(tmp_path, json.dumps(PHILLY * 200, indent=1))
+    tracemalloc.start()
+    assert len(read_philly_jobs(path, ASSUMED)) == 400
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * path.stat().st_size
 
 
 def test_a_malformed_entry_of_philly_is_named(tmp_path):
