@@ -49,7 +49,7 @@ LOOKAHEAD = Table(
         "other look-aheads have the same rows; static hot knows which rows the run "
         "will use most. Means of 48 steps of 64. wait: for rows. fetched: rows over "
         "the unique rows of all batches. MB: of a step, both directions. plan: of a "
-        "batch, beforehand. differs: 1 if losses or table are not those of the whole "
+        "batch. differs: 1 if losses or table are not those of the whole "
         "table, to the bit. wrong: share of 400 random streams of integers, with 1, 2 "
         "or 4 trainers whose sums come late, that end in another table than one "
         "trainer's. evict first: rows leave before the last batch has updated them; no "
