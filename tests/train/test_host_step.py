@@ -273,7 +273,9 @@ def test_draws_are_each_worker_s_own_and_no_statistics_of_a_bad_step_stay(factor
 
     def apply(params, state, x, *, train, key=None, taps=None):
         outputs = linear.apply(params, {}, x, train=train)[0]
-        return outputs, {"drawn": jax.random.uniform(key)} if train else state
+        if not train:
+            return outputs, state
+        return outputs, {"drawn": jax.random.uniform(keys.each_row(key, len(x))[0])}
 
     def drawn(transport):
         made = task(between_processes(WAITING["local_sgd"]), transport)
@@ -285,7 +287,8 @@ def test_draws_are_each_worker_s_own_and_no_statistics_of_a_bad_step_stay(factor
 
         model = Model(init, apply)
         state = fit(made.replace(model=model, objective=objective), steps=1)[1]
-        key = jax.random.fold_in(keys.derive(state.key, "step", 0), transport.rank)
+        first = 6 * transport.rank  # of the 24 rows
+        key = jax.random.fold_in(keys.derive(state.key, "step", 0), first)
         return float(state.model_state["drawn"]), float(jax.random.uniform(key))
 
     found, want = zip(*in_threads(drawn, connected(4, patience=ALL)), strict=True)
