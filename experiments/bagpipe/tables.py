@@ -1,38 +1,13 @@
 """The table of Bagpipe: what look-ahead fetches, keeps and waits for."""
 
-import xarray as xr
+from experiments.bagpipe.streams import ORDERS
+from hpcjax.runs.reduce import cell, differs, most, over
+from hpcjax.runs.tables import Table, on_cpu, variants
 
-from hpcjax.runs import reduce
-from hpcjax.runs.reduce import cell, most, over
-from hpcjax.runs.tables import Runs, Table, on_cpu
-
-OURS, WHOLE, STREAMS = "look-ahead 16", "whole table", "integers"
+OURS, WHOLE = "look-ahead 16", "whole table"
 NONE, HOT, LRU = "no cache", "static hot", "LRU"
 NEAR, SHORT, FAR, EARLY = "look-ahead 1", "look-ahead 4", "look-ahead 32", "evict first"
-
-
-def lookahead(rows: reduce.Rows) -> xr.Dataset:
-    """Returns a row for each cache, and one for each order of the integer streams."""
-    runs = {name: reduce.first(row) for name, row in rows.items()}
-    streams, right = runs.pop(STREAMS), float(runs[WHOLE]["digest"])
-    cells: dict[str, reduce.Cells] = {
-        name: {
-            "ms": 1e3 * run["seconds"],
-            "wait": 1e3 * run["waited"],
-            "computed": 1e3 * run["computed"],
-            "fetched": run["fetched"],
-            "rows": run["rows"],
-            "megabytes": run["bytes"] / 1e6,
-            "plan": 1e3 * run["plan_seconds"],
-            "programs": run["compiled"],
-            "differs": float(run["digest"] != right),
-        }
-        for name, run in runs.items()
-    }
-    for order in streams["order"].values.tolist():
-        cells[f"{STREAMS}, {order}"] = {"wrong": streams["wrong"].sel(order=order)}
-    return reduce.from_cells(cells)
-
+PLANNED, FIRST, SHORTER = (f"integers, {order}" for order in ORDERS)
 
 LOOKAHEAD = Table(
     id="bagpipe/lookahead",
@@ -56,32 +31,27 @@ LOOKAHEAD = Table(
         "extension: rows are not kept for the batch that they are fetched for."
     ),
     columns={
-        "ms": "ms a step",
-        "wait": "wait, ms",
-        "computed": "computed, ms",
+        "ms": ("ms a step", lambda run: 1e3 * run["seconds"]),
+        "wait": ("wait, ms", lambda run: 1e3 * run["waited"]),
+        "computed": ("computed, ms", lambda run: 1e3 * run["computed"]),
         "fetched": "fetched",
         "rows": "rows",
-        "megabytes": "MB",
-        "plan": "plan, ms",
-        "programs": "programs",
-        "differs": "differs",
+        "megabytes": ("MB", lambda run: run["bytes"] / 1e6),
+        "plan": ("plan, ms", lambda run: 1e3 * run["plan_seconds"]),
+        "programs": ("programs", lambda run: run["compiled"]),
+        "differs": ("differs", differs("digest", WHOLE)),
         "wrong": "wrong",
     },
-    reduce=lookahead,
+    along="order",
     tiers=on_cpu(
         minutes=5.0,
-        runs={
-            WHOLE: Runs(config="bagpipe/lookahead:whole"),
-            NONE: Runs(config="bagpipe/lookahead:no_cache"),
-            HOT: Runs(config="bagpipe/lookahead:static_hot"),
-            LRU: Runs(config="bagpipe/lookahead:lru"),
-            NEAR: Runs(config="bagpipe/lookahead:near"),
-            SHORT: Runs(config="bagpipe/lookahead:short"),
-            OURS: Runs(config="bagpipe/lookahead"),
-            FAR: Runs(config="bagpipe/lookahead:far"),
-            EARLY: Runs(config="bagpipe/lookahead:evict_first"),
-            STREAMS: Runs(config="bagpipe/streams"),
-        },
+        runs=variants(
+            "bagpipe/lookahead",
+            **{"whole": WHOLE, "no_cache": NONE, "static_hot": HOT, "lru": LRU},
+            **{"near": NEAR, "short": SHORT, "base": OURS, "far": FAR},
+            evict_first=EARLY,
+        )
+        | variants("bagpipe/streams", base="integers"),
         claims={
             "no cache": over("ms", NONE, OURS)
             .at_least(2.0, "times a step of look-ahead")
@@ -107,12 +77,12 @@ LOOKAHEAD = Table(
             "programs": most("programs", OURS, LRU, HOT)
             .at_most(1, "programs that steps are compiled to")
             .fails(columns={"programs": "rows"}),
-            "integers": cell("wrong", f"{STREAMS}, as planned")
+            "integers": cell("wrong", PLANNED)
             .at_most(0, "of the streams end in another table")
-            .fails({f"{STREAMS}, as planned": f"{STREAMS}, evict first"}),
-            "extension": cell("wrong", f"{STREAMS}, no extension")
+            .fails({PLANNED: FIRST}),
+            "extension": cell("wrong", SHORTER)
             .at_least(0.5, "of the streams, where rows are kept no longer than told")
-            .fails({f"{STREAMS}, no extension": f"{STREAMS}, as planned"}),
+            .fails({SHORTER: PLANNED}),
         },
     ),
 )

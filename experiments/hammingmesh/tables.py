@@ -1,5 +1,8 @@
 """Tables of HammingMesh: networks and prices, allocation, and exchanges on networks."""
 
+from collections.abc import Callable
+from typing import Any
+
 import xarray as xr
 
 from experiments.hammingmesh.allocation import HEURISTICS
@@ -43,31 +46,25 @@ def _name(network: str) -> str:
     return f"{_NAMES[short]}, {'1k' if short == network else '16k'}"
 
 
-def networks(rows: reduce.Rows) -> xr.Dataset:
-    """Returns a row for each network, prices over those of the Hx2Mesh of its size."""
-    run = reduce.single(rows)
-    cells: dict[str, reduce.Cells] = {}
-    for network in run["network"].values.tolist():
-        own, name = run.sel(network=network), _name(network)
-        size = "_16k" if network.endswith("_16k") else ""
-        base = run.sel(network=f"hx2mesh{size}")
-        price = own["dollars"] / own["endpoints"]
+def _recalled(run: xr.Dataset) -> float:
+    return _RECALLED[_name(run["network"].item())]
+
+
+def _apart(figure: str) -> Callable[[xr.Dataset], Any]:
+    return lambda run: 100 * abs(run[figure] / (1e6 * _recalled(run)) - 1)
+
+
+def _price(share: str) -> Callable[[xr.Dataset, reduce.Rows], Any]:
+    """Makes a cell: dollars for a unit of bandwidth, over the Hx2Mesh's of its size."""
+
+    def cell(run: xr.Dataset, rows: reduce.Rows) -> Any:
+        size = "_16k" if run["network"].item().endswith("_16k") else ""
+        base = rows[f"hx2mesh{size}"]
+        price = run["dollars"] / run["endpoints"]
         price = price / (base["dollars"] / base["endpoints"])
-        recalled = 1e6 * _RECALLED[name]
-        cells[name] = {
-            "dollars": own["dollars"],
-            "recalled": _RECALLED[name],
-            "apart": 100 * abs(own["dollars"] / recalled - 1),
-            "copper": 100 * abs(own["copper"] / recalled - 1),
-            "off": own["off"],
-            "unshared": own["unshared"],
-            "endpoints": own["endpoints"],
-            "diameter": own["diameter"],
-            **{share: own[share] for share in SHARES},
-            "in_order": own["in_order"],
-            **{f"{s}_price": price * base[s] / own[s] for s in SHARES[1:]},
-        }
-    return reduce.from_cells(cells)
+        return price * base[share] / run[share]
+
+    return cell
 
 
 NETWORKS = Table(
@@ -92,9 +89,9 @@ NETWORKS = Table(
     ),
     columns={
         "dollars": "dollars",
-        "recalled": "recalled, M$",
-        "apart": "apart, %",
-        "copper": "apart if all copper, %",
+        "recalled": ("recalled, M$", _recalled),
+        "apart": ("apart, %", _apart("dollars")),
+        "copper": ("apart if all copper, %", _apart("copper")),
         "off": "off by graph, $",
         "unshared": "if unshared, $",
         "endpoints": "endpoints",
@@ -103,10 +100,11 @@ NETWORKS = Table(
         "alltoall": "all to all, %",
         "allreduce": "around rings, %",
         "in_order": "in order, %",
-        "alltoall_price": "price, all to all",
-        "allreduce_price": "price, rings",
+        "alltoall_price": ("price, all to all", _price("alltoall")),
+        "allreduce_price": ("price, rings", _price("allreduce")),
     },
-    reduce=networks,
+    along="network",
+    named=_name,
     tiers=on_cpu(
         minutes=1.0,
         runs={"all": Runs(config="hammingmesh/networks")},

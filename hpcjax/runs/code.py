@@ -6,6 +6,7 @@ on, a table besides of what its `reduce` depends on; see `core.sources`.
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 import itertools
 import sys
@@ -71,15 +72,46 @@ def of_reduction(function: Callable[..., Any]) -> str:
     """Returns the digest of the code that makes a table of its runs.
 
     Args:
-      function: the table's `reduce`, from the top level of a module.
+      function: the table's `reduce`, from the top level of a module; or a partial one,
+        such as `reduce.of_columns` makes, which depends on all that it is given.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
+    places, given = set(_TABLES), []
+    for each in _depends(function):
+        if callable(each):
+            places.add(_place_of(each))
+        else:
+            given.append(each)
+    found = _digest(places, 0)
+    if not given:
+        return found
+    return hashlib.sha256(f"{found} {given}".encode()).hexdigest()[:16]
+
+
+def _depends(given: Any) -> Iterator[Any]:
+    """Yields a function, or what a partial one calls and is given, to the last value.
+
+    Functions are yielded as they are, all else as text.
+    """
+    if isinstance(given, functools.partial):
+        for each in (given.func, *given.args, *given.keywords.items()):
+            yield from _depends(each)
+    elif isinstance(given, (tuple, list)):
+        for each in given:
+            yield from _depends(each)
+    elif isinstance(given, dict):
+        yield from _depends(list(given.items()))
+    else:
+        plain = not callable(given) or isinstance(given, type)
+        yield repr(given) if plain else given
+
+
+def _place_of(function: Callable[..., Any]) -> str:
+    """Returns "module:name" of a function; of one without a name the whole module."""
     function = inspect.unwrap(function)
-    name = function.__qualname__.partition(".")[0]
-    whole = not name.isidentifier()  # a lambda
-    own = f"{function.__module__}:{'*' if whole else name}"
-    return _digest({own, *_TABLES}, 0)
+    *within, name = function.__qualname__.split(".<locals>.")
+    if not name.isidentifier():  # a lambda, whose arguments may stand anywhere
+        return f"{function.__module__}:*"
+    return f"{function.__module__}:{(*within, name)[0].partition('.')[0]}"
 
 
 def of_package(name: str) -> str:

@@ -1,6 +1,7 @@
 """Building blocks for the `reduce` functions and the claims of tables.
 
-The rows of a table are its runs (`by_run`), labels of one of their dimensions
+A table whose columns say what they are (`of_columns`, `figure`, `differs`) needs no
+`reduce`. The rows of others are its runs (`by_run`), labels of one of their dimensions
 (`stack`), or computed by a function (`from_cells`, `by_row`, `along`). A cell of
 several measurements has an interval (`interval`, `extent`). Claims are numbers with a
 bound: of cells, and how cells compare (`cell`, `over`, `above`), or of columns (`of`,
@@ -9,8 +10,9 @@ bound: of cells, and how cells compare (`cell`, `over`, `above`), or of columns 
 
 import dataclasses
 import functools
+import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from hpcjax.runs.tables import Claim
 
 Rows = Mapping[str, xr.Dataset]
 Cells = Mapping[str, float | xr.DataArray]  # a number for each column
+Cell = Callable[..., Any]  # cell(run), or cell(run, rows)
 Reduce = Callable[[Rows], xr.Dataset]
 
 
@@ -75,6 +78,81 @@ def by_row(cells: Callable[[xr.Dataset], Cells]) -> Reduce:
         return from_cells({name: cells(row) for name, row in rows.items()})
 
     return reduce
+
+
+def of_columns(
+    cells: Mapping[str, Cell], dim: str = "", named: Callable[[str], str] = str
+) -> Reduce:
+    """Makes a `reduce` of a cell for each column, of the runs of the first seeds.
+
+    A row lacks the cells that raise KeyError, as those of figures that its run has not.
+
+    Args:
+      cells: `{column: cell(run)}`, or `cell(run, rows)`, which looks at other rows too.
+      dim: a dimension whose labels become rows, of the runs that have it: by
+        themselves, or behind the run's name where there are several runs.
+      named: makes the name that is printed of a row's.
+
+    Returns:
+      The function. It raises ValueError for a column of which no row has a cell.
+    """
+    return functools.partial(_tabulate, dict(cells), dim, named)
+
+
+def _tabulate(
+    cells: Mapping[str, Cell], dim: str, named: Callable[[str], str], rows: Rows
+) -> xr.Dataset:
+    """Returns the table of columns' cells; see `of_columns`."""
+    runs = dict(_split({name: first(row) for name, row in rows.items()}, dim))
+    found = {
+        named(name): {
+            column: value
+            for column, cell in cells.items()
+            if (value := _compute(cell, run, runs)) is not None
+        }
+        for name, run in runs.items()
+    }
+    absent = set(cells).difference(*found.values())
+    if absent:
+        raise ValueError(f"no row has a cell of {sorted(absent)}: got {list(runs)}")
+    return from_cells(found)
+
+
+def _split(runs: Rows, dim: str) -> Iterator[tuple[str, xr.Dataset]]:
+    """Yields runs, and of those with this dimension a part for each label."""
+    for name, run in runs.items():
+        if dim not in run.dims:
+            yield name, run
+            continue
+        for label in run[dim].values.tolist():
+            part = run.sel({dim: label})
+            yield (f"{name}, {label}" if len(runs) > 1 else label), part
+
+
+def _compute(cell: Cell, run: xr.Dataset, rows: Rows) -> Any:
+    """Returns what a cell is; None if there is none."""
+    try:
+        return cell(*(run, rows)[: len(inspect.signature(cell).parameters)])
+    except KeyError:
+        return None
+
+
+def figure(name: str) -> Cell:
+    """Makes a cell: the figure of that name."""
+    return functools.partial(_read, name)
+
+
+def _read(name: str, run: xr.Dataset) -> xr.DataArray:
+    return run[name]
+
+
+def differs(name: str, row: str) -> Cell:
+    """Makes a cell: 1 where a figure is not that of another row, else 0."""
+    return functools.partial(_differ, name, row)
+
+
+def _differ(name: str, row: str, run: xr.Dataset, rows: Rows) -> float:
+    return float(run[name] != rows[row][name])
 
 
 def along(dim: str) -> Callable[[Callable[[xr.Dataset, Any], Cells]], Reduce]:

@@ -212,6 +212,20 @@ def grid(
     }
 
 
+def variants(
+    config: str, *, seeds: tuple[int, ...] = (0,), **rows: str
+) -> dict[str, Runs]:
+    """Returns rows of runs of a config's variants, `variant="row"`.
+
+    Examples:
+      >>> runs = variants("paper/steps", base="ours", slow="theirs")
+      >>> {row: each.config for row, each in runs.items()}
+      {'ours': 'paper/steps', 'theirs': 'paper/steps:slow'}
+    """
+    names = {row: "" if name == "base" else f":{name}" for name, row in rows.items()}
+    return {row: Runs(config=config + end, seeds=seeds) for row, end in names.items()}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tier:
     """The runs and claims of a table on one kind of machine.
@@ -266,9 +280,14 @@ class Table:
       title: one line.
       paper: where it is in the paper, and what is known of its figures.
       tiers: by name.
-      reduce: `{row: dataset with dimension seed} -> table`, variables are its columns
-        and `row` one of its dimensions; `<column>_low`, `<column>_high` are intervals.
-      columns: variables shown, in order, with their headings.
+      columns: those shown, in order, `{name: heading}`, or `{name: (heading, cell)}`,
+        where `cell(run)` or `cell(run, rows)` computes it; by default it is the figure
+        of that name. One with the heading "" is for claims alone.
+      along: a dimension whose labels become rows, of the runs that have it.
+      named: makes a row's name of a run's, or of a label.
+      reduce: what columns cannot say, `{row: dataset with dimension seed} -> table`,
+        variables are its columns and `row` one of its dimensions; `<column>_low`,
+        `<column>_high` are intervals. By default `reduce.of_columns`.
       benchmark: the runs measure time, so `hpcjax bench` repeats them.
       caption: what readers must know about stand-in data and units.
     """
@@ -277,10 +296,26 @@ class Table:
     title: str
     paper: str
     tiers: Mapping[TierName, Tier]
-    reduce: Callable[[Mapping[str, xr.Dataset]], xr.Dataset]
-    columns: Mapping[str, str]
+    columns: Mapping[str, Any]
+    along: str = ""
+    named: Callable[[str], str] = str
+    reduce: Callable[[Mapping[str, xr.Dataset]], xr.Dataset] = None  # type: ignore
     benchmark: bool = False
     caption: str = ""
+
+    def __post_init__(self) -> None:
+        from hpcjax.runs import reduce
+
+        both = {
+            name: said if isinstance(said, tuple) else (said, reduce.figure(name))
+            for name, said in self.columns.items()
+        }
+        if self.reduce is None:
+            cells = {name: cell for name, (_, cell) in both.items()}
+            made = reduce.of_columns(cells, self.along, self.named)
+            object.__setattr__(self, "reduce", made)
+        shown = {name: heading for name, (heading, _) in both.items() if heading}
+        object.__setattr__(self, "columns", shown)
 
     def tier(self, name: str) -> Tier:
         """Returns one tier; ConfigError names those the table has."""

@@ -1,11 +1,14 @@
 """What tables are made of, against figures by hand."""
 
+import dataclasses
+import importlib
+
 import numpy as np
 import pytest
 import xarray as xr
 
-from hpcjax.runs import reduce
-from hpcjax.runs.tables import grid
+from hpcjax.runs import code, reduce
+from hpcjax.runs.tables import Table, grid
 from tests.experiments import rows
 
 TABLE = reduce.from_cells({"a, 1": {"x": 2.0}, "a, 2": {"x": 6.0}, "b": {"x": 3.0}})
@@ -84,3 +87,120 @@ def test_a_grid_has_a_row_for_each_combination():
     last = made["two S=4"]
     assert (last.config, last.seeds) == ("p/c:two", (0, 1))
     assert last.overrides == {"group_size": "4", "tau": "0"}
+
+
+def table_of(columns, **options):
+    return Table(id="a/b", title="", paper="", tiers={}, columns=columns, **options)
+
+
+def test_columns_compute_cells_of_runs_of_the_first_seed():
+    table = table_of(
+        {
+            "x": "x",
+            "twice": ("2 x", lambda run: 2 * run["x"]),
+            "part": ("of p's", lambda run, rows: run["x"] / rows["p"]["x"]),
+            "other": ("differs", reduce.differs("y", "p")),
+            "hidden": ("", lambda run: run["z"]),
+        }
+    )
+    assert table.columns == {
+        "x": "x",
+        "twice": "2 x",
+        "part": "of p's",
+        "other": "differs",
+    }
+    seeds = {"seeds": (7, 8)}
+    runs = {
+        "p": rows.run(x=2.0, y=1.0, z=5.0, **seeds),
+        "q": rows.run(x=3.0, y=1.0, **seeds),
+        "r": rows.run(x=3.0, y=4.0, **seeds),
+    }
+    made = table.reduce(runs)
+    assert made["row"].values.tolist() == ["p", "q", "r"]
+    assert made["twice"].values.tolist() == [4.0, 6.0, 6.0]
+    assert made["part"].values.tolist() == [1.0, 1.5, 1.5]
+    assert made["other"].values.tolist() == [0.0, 0.0, 1.0]
+    np.testing.assert_array_equal(made["hidden"], [5.0, np.nan, np.nan])
+
+
+def test_a_column_of_which_no_row_has_a_cell_is_an_error():
+    table = table_of({"x": "x", "wrong": ("typed", lambda run: run["xx"])})
+    with pytest.raises(
+        ValueError, match=r"no row has a cell of \['wrong'\]: got \['p'"
+    ):
+        table.reduce({"p": rows.run(x=1.0)})
+    with pytest.raises(ZeroDivisionError):
+        table_of({"x": ("x", lambda run: 1 / 0)}).reduce({"p": rows.run(x=1.0)})
+
+
+def test_labels_become_rows_with_names():
+    run = rows.run({"mode": ["fast", "slow"]}, x=("mode", [1.0, 2.0]), y=5.0)
+    column = {"x": ("x", lambda run, rows: run["x"] / rows["slow"]["x"]), "y": "y"}
+    made = table_of(column, along="mode", named=str.upper).reduce({"all": run})
+    assert made["row"].values.tolist() == ["FAST", "SLOW"]
+    assert made["x"].values.tolist() == [0.5, 1.0]
+    assert made["y"].values.tolist() == [5.0, 5.0]
+    both = table_of({"x": "x"}, along="mode").reduce({"p": run, "q": rows.run(x=7.0)})
+    assert both["row"].values.tolist() == ["p, fast", "p, slow", "q"]
+    assert both["x"].values.tolist() == [1.0, 2.0, 7.0]
+
+
+def test_a_table_may_reduce_by_itself():
+    table = table_of({"x": "x"}, reduce=reduce.by_run)
+    assert table.reduce is reduce.by_run
+    assert dataclasses.replace(table_of({"x": ("X", abs)}), title="t").columns == {
+        "x": "X"
+    }
+
+
+TABLES = """
+from hpcjax.runs.tables import Table
+
+def times(factor):
+    return lambda run: factor * run["x"]
+
+def table(**columns):
+    return Table(id="a/b", title="", paper="", tiers={}, columns=columns)
+
+LAMBDA = table(x=("x", lambda run: 2 * run["x"]))
+MADE = table(x=("x", times(3)))
+PLAIN = table(x="x")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "changes"),
+    [
+        ("LAMBDA", "2 * run", "4 * run", True),
+        ("MADE", "times(3)", "times(4)", True),
+        ("PLAIN", "2 * run", "4 * run", False),
+    ],
+)
+def test_a_column_that_changes_is_of_other_code(
+    tmp_path, monkeypatch, name, old, new, changes
+):
+    package = f"columns_{name.lower()}"
+    file = tmp_path / package / "tables.py"
+    file.parent.mkdir()
+    (file.parent / "__init__.py").write_text("")
+    file.write_text(TABLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    table = getattr(importlib.import_module(f"{package}.tables"), name)
+    before = code.of_reduction(table.reduce)
+    file.write_text(TABLES.replace(old, new))
+    code.forget()
+    assert (code.of_reduction(table.reduce) != before) is changes
+
+
+def test_what_a_column_is_given_is_in_the_digest():
+    found = {
+        code.of_reduction(table_of(columns, **options).reduce)
+        for columns, options in (
+            ({"x": "x"}, {}),
+            ({"y": "y"}, {}),
+            ({"x": ("x", reduce.differs("x", "p"))}, {}),
+            ({"x": ("x", reduce.differs("x", "q"))}, {}),
+            ({"x": "x"}, {"along": "mode"}),
+        )
+    }
+    assert len(found) == 5

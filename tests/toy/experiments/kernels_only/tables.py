@@ -6,23 +6,15 @@ from hpcjax.runs.tables import Runs, Table, on_cpu
 DP, OURS, BROKEN = "data parallel", "kernels", "doubled"
 
 
-@reduce.by_row
-def spread(row):
-    """Returns a row's cells."""
-    run = reduce.first(row)
-    return {
-        "state": run["state"] / run["psi"],
-        "sent": run["sent"].sum() / run["psi"],
-        "apart": run["apart"],
-    }
-
-
 KERNELS = Table(
     id="kernels_only/spread",
     title="State and bytes of four devices that share out the kernels",
     paper="none: a toy",
-    columns={"state": "state / Ψ", "sent": "sent / Ψ", "apart": "apart"},
-    reduce=spread,
+    columns={
+        "state": ("state / Ψ", lambda run: run["state"] / run["psi"]),
+        "sent": ("sent / Ψ", lambda run: run["sent"].sum() / run["psi"]),
+        "apart": "distance from one device",
+    },
     tiers=on_cpu(
         minutes=0.2,
         devices=4,
