@@ -17,24 +17,21 @@ def _sent(name: str, tensor: str = "2") -> Runs:
     return Runs(config=f"ted/communication:{name}", overrides=overrides)
 
 
-@reduce.by_row
-def communication(row: xr.Dataset) -> reduce.Cells:
-    """Returns what a block sends, and what its model learns."""
-    run = reduce.first(row)
-    block = run.sel(part="loop", drop=True)
-    over_t, tokens = block.sel(axis="col"), block.sel(axis="expert", kind="all-to-all")
-    sums = over_t.sel(kind="all-reduce")
-    # Not those of the router's means over the batch, two numbers for each expert.
-    sent = over_t["block"].sum("kind") + tokens["block"]
-    return {
-        "all_to_all": tokens["operands"],
-        "lowered": sums["asked"] + tokens["asked"],
-        "compiled": sums["arrays"] + tokens["arrays"],
-        "gathers": over_t["arrays"].sel(kind="all-gather"),
-        "ratio": sent / 4 / run["formula"],
-        "loss": run["loss"],
-        "distance": run["distance"],
-    }
+def _in_block(figure: str, **kinds: str) -> reduce.Cell:
+    """Makes a cell: the sum of a block's collectives, `axis="kind"`."""
+    return lambda run: sum(
+        run[figure].sel(axis=axis, kind=kind, part="loop")
+        for axis, kind in kinds.items()
+    )
+
+
+def _over_formula(run: xr.Dataset) -> xr.DataArray:
+    """Returns words over the formula's, without the router's means over the batch."""
+    tokens = run["block"].sel(axis="expert", kind="all-to-all")
+    return (run["block"].sel(axis="col").sum() + tokens) / 4 / run["formula"]
+
+
+_BOTH = {"col": "all-reduce", "expert": "all-to-all"}
 
 
 def _share_of(row: str, of: str, share: float) -> reduce.Number:
@@ -62,15 +59,14 @@ COMMUNICATION = Table(
         "summed over devices with equal tokens, as a plain all-gather does."
     ),
     columns={
-        "all_to_all": "all-to-all, bytes",
-        "lowered": "collectives, asked for",
-        "compiled": "collectives, compiled",
-        "gathers": "gathers",
-        "ratio": "words / formula",
+        "all_to_all": ("all-to-all, bytes", _in_block("operands", expert="all-to-all")),
+        "lowered": ("collectives, asked for", _in_block("asked", **_BOTH)),
+        "compiled": ("collectives, compiled", _in_block("arrays", **_BOTH)),
+        "gathers": ("gathers", _in_block("arrays", col="all-gather")),
+        "ratio": ("words / formula", _over_formula),
         "loss": "loss",
         "distance": "distance from one device",
     },
-    reduce=communication,
     tiers=on_cpu(
         minutes=5.0,
         devices=8,
