@@ -5,12 +5,10 @@ training rows, the names of its columns, and the entries of values. Entries are 
 columns, numbers); what is missing, unknown or zero has none.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +20,7 @@ from hpcjax.graphs.features import SparseRows
 from hpcjax.graphs.lpg import words
 from hpcjax.graphs.lpg.property_graph import PropertyGraph
 from hpcjax.graphs.lpg.spec import EncoderSpec, KeySpec, present, type_of
+from hpcjax.graphs.lpg.values import take_values, tell_key
 
 Stats = dict[str, Any]
 Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -375,9 +374,9 @@ def _encode_all(
     table, found = table.reset_index(drop=True), []
     for spec in keys:
         kind, own = KINDS[spec.kind], stats[spec.key]
-        values = _values(table, spec, len(own.get("ranges", ())))
+        values = take_values(table, spec, len(own.get("ranges", ())))
         at = values.index.to_numpy()
-        with _told(spec):
+        with tell_key(spec):
             rows, columns, numbers = kind.encode(values, own, spec)
         names = [spec.key + name for name in kind.names(own, spec)]
         parts = [(at[rows], columns, numbers)]
@@ -386,63 +385,6 @@ def _encode_all(
             names.append(f"{spec.key}?")
         found.append((spec.key, names, _join(parts)))
     return found
-
-
-@contextlib.contextmanager
-def _told(spec: KeySpec) -> Iterator[None]:
-    """Says in an error which key cannot be of its kind."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{spec.key} cannot be {spec.kind}: {error}") from error
-
-
-def _values(table: pd.DataFrame, spec: KeySpec, length: int = 0) -> pd.Series:
-    """Returns the values of a key, checked; vectors by `length`, or the first's."""
-    if spec.key not in table.columns:
-        raise ConfigError(
-            f"the graph has no key {spec.key!r}, of which there are features"
-        )
-    values = present(table, spec.key)
-    if spec.kind == "vector" and len(values):
-        length = length or np.size(values.iloc[0])
-        rule = f"lists of {length} finite numbers"
-        _check_each(table, values, rule, lambda value: _is_vector(value, length))
-    if spec.kind == "point":
-        rule = "points of a latitude within 90 degrees and a finite longitude"
-        _check_each(table, values, rule, _is_point)
-    return values
-
-
-def _check_each(
-    table: pd.DataFrame, values: pd.Series, rule: str, good: Callable[[Any], bool]
-) -> None:
-    """Raises ConfigError with the first value that is not good, and whose it is."""
-    ids = table["_id"] if "_id" in table else table.index.to_series()
-    for name, value in zip(ids.loc[values.index], values, strict=True):
-        if not good(value):
-            raise ConfigError(
-                f"{values.name} must be {rule}: got {value!r:.60} (of {name}); correct "
-                "it, or leave the key out"
-            )
-
-
-def _is_vector(value: Any, length: int) -> bool:
-    numbers = isinstance(value, words.LISTS) and all(map(_is_finite, value))
-    return numbers and len(value) == length
-
-
-def _is_point(value: Any) -> bool:
-    place = value if isinstance(value, dict) else {}
-    latitude, longitude = place.get("latitude", ""), place.get("longitude", "")
-    return _is_finite(latitude) and _is_finite(longitude) and abs(latitude) <= 90
-
-
-def _is_finite(value: Any) -> bool:
-    real = isinstance(value, int | float | np.integer | np.floating)
-    return real and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _lay_out(
@@ -500,8 +442,8 @@ def fit(
     def learn(table: pd.DataFrame, keys: Iterable[KeySpec]) -> dict[str, Stats]:
         found = {}
         for each in keys:
-            values = _values(table, each)
-            with _told(each):
+            values = take_values(table, each)
+            with tell_key(each):
                 found[each.key] = KINDS[each.kind].fit(values, each)
         return found
 

@@ -23,7 +23,6 @@ FamilyName = Literal["gpt2", "opt", "bloom", "llama", "bert"]
 
 # The largest size that is believed; a file with a larger one is damaged.
 MOST = 2**31 - 1
-ROPE_DIVISORS = "rope_freqs.weight"
 _ACTIVATIONS: dict[str, Any] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -307,10 +306,7 @@ _READERS = {
 
 
 def from_gguf(
-    metadata: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    source: str,
-    divisors: np.ndarray | None = None,
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str
 ) -> Architecture:
     """Returns the architecture that a GGUF file describes, which must be llama.
 
@@ -319,7 +315,6 @@ def from_gguf(
       shapes: of the tensors. The embedding table gives the size of the vocabulary, and
         the head is tied to it if there is no tensor "output.weight".
       source: the file's name, for errors.
-      divisors: of frequencies, the tensor "rope_freqs.weight"; None if there is none.
 
     Raises:
       UnsupportedOp: another architecture, or an option that is not implemented.
@@ -338,9 +333,10 @@ def from_gguf(
     description.require_one_of("llama.rope.dimension_count", width // heads)
     options = dataclasses.replace(
         LLAMA,
-        norm_eps=_decimal(description.number("llama.attention.layer_norm_rms_epsilon")),
-        rope_theta=_decimal(description.number("llama.rope.freq_base", 1e4)),
-        rope_divisors=_read_divisors(divisors, width // heads, source),
+        norm_eps=as_decimal(
+            description.number("llama.attention.layer_norm_rms_epsilon")
+        ),
+        rope_theta=as_decimal(description.number("llama.rope.freq_base", 1e4)),
         tied_head="output.weight" not in shapes,
     )
     kv_heads = description.size("llama.attention.head_count_kv", heads)
@@ -358,21 +354,7 @@ def from_gguf(
     return Architecture("llama", config, context, shapes["token_embd.weight"][0])
 
 
-def _read_divisors(
-    divisors: np.ndarray | None, head_dim: int, source: str
-) -> tuple[float, ...]:
-    if divisors is None:
-        return ()
-    good = np.isfinite(divisors) & (divisors > 0)
-    if divisors.shape != (head_dim // 2,) or not good.all():
-        raise DataFormatError(
-            f"{source}: expected {head_dim // 2} positive numbers in {ROPE_DIVISORS}, "
-            f"found {divisors.tolist()!r:.60}"
-        )
-    return tuple(map(_decimal, divisors.tolist()))
-
-
-def _decimal(value: float) -> float:
+def as_decimal(value: float) -> float:
     """Returns the shortest decimal that rounds to the float32 `value`.
 
     GGUF stores 1e-5 as float32, which as a Python float is 9.999999747378752e-06.

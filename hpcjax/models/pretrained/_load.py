@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from hpcjax.core import files, trees
 from hpcjax.core.dtypes import Policy
@@ -28,6 +29,7 @@ from hpcjax.models.pretrained._safetensors import (
 from hpcjax.models.transformer_config import CausalLmConfig
 
 CONFIG = "config.json"
+_DIVISORS = "rope_freqs.weight"  # of a GGUF file
 # Ids of special tokens, which generation needs: key of `config.json`, and of GGUF.
 _SPECIAL = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
@@ -115,10 +117,11 @@ def load(
     else:
         metadata, stored = read_gguf(path)
         stored = dict(stored)
-        own = stored.pop(_architecture.ROPE_DIVISORS, None)
+        divisors = stored.pop(_DIVISORS, None)
         shapes = {name: tensor.shape for name, tensor in stored.items()}
-        divisors = own.read() if own else None
-        architecture = _architecture.from_gguf(metadata, shapes, str(path), divisors)
+        architecture = _architecture.from_gguf(metadata, shapes, str(path))
+        if divisors is not None:
+            architecture = _divide_frequencies(architecture, divisors.read(), str(path))
         family = names.GGUF_LLAMA
     # A damaged depth is noticed before shapes are made for so many layers.
     depth = architecture.config.depth
@@ -192,6 +195,22 @@ def save(
         # The old configs would describe the new tensors wrongly.
         (folder / QUANTIZE_CONFIG).unlink(missing_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
+
+
+def _divide_frequencies(
+    found: Architecture, divisors: np.ndarray, source: str
+) -> Architecture:
+    """Returns an architecture whose rotary frequencies are divided, each by its own."""
+    config: Any = found.config
+    good = np.isfinite(divisors).all() and (divisors > 0).all()
+    if divisors.shape != (config.head_size // 2,) or not good:
+        raise DataFormatError(
+            f"{source}: expected {config.head_size // 2} positive numbers in "
+            f"{_DIVISORS}, found {divisors.tolist()!r:.60}"
+        )
+    known = tuple(map(_architecture.as_decimal, divisors.tolist()))
+    options = dataclasses.replace(config.options, rope_divisors=known)
+    return found._replace(config=dataclasses.replace(config, options=options))
 
 
 def _param_shapes(pretrained: Pretrained) -> Any:
