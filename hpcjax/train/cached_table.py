@@ -10,11 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from hpcjax import data, optim
 from hpcjax.core import checks, trees
-from hpcjax.core.method import Around, Batch, Method, Optimization, RunShape
+from hpcjax.core.method import (
+    Around,
+    Batch,
+    Method,
+    Optimization,
+    PassResult,
+    RunShape,
+    StepInput,
+)
+from hpcjax.core.varying import Axes, assume_equal
+from hpcjax.optim.methods import Link, whole_backward
 from hpcjax.train.row_cache import (
     RowCache,
     cache_shapes,
@@ -49,7 +61,10 @@ def train_cached(
     capacity = config.capacity or min(rows, ids * config.lookahead)
     rule = f"capacity must be at least {min(rows, ids)}, for the ids of a batch"
     checks.require(capacity >= min(rows, ids), rule, capacity=capacity)
-    method, host = optim.data_parallel(optimizer, mean=mean), _Host(config, capacity)
+    method = optim.data_parallel(
+        optimizer, mean=_mean_of_rows(mean), gradients=_slots_besides
+    )
+    host = _Host(config, capacity)
     held = trees.flatten(jax.eval_shape(method.init, params))
     kept = {path: held[path] for path in list_row_leaves(held)}
     around = Around(
@@ -63,6 +78,40 @@ def train_cached(
     )
     facts = {"cache_rows": float(capacity), "row_bytes": trees.num_bytes(kept) / rows}
     return method._replace(around=around, facts={**method.facts, **facts})
+
+
+def _slots_besides(one_pass: StepInput, params: Any, state: Any) -> PassResult:
+    """Returns gradients, and the slots of this device's rows for their mean."""
+    found = whole_backward(one_pass, params, state)
+    return found._replace(extras={**found.extras, "slots": one_pass.batch["x"]["ids"]})
+
+
+def _mean_of_rows(mean: Link) -> Link:
+    """Returns a mean that sends of the cache only the rows that a batch has.
+
+    No device has a gradient of any other row.
+    """
+
+    def link(axes: Axes) -> optax.GradientTransformation:
+        inner = optax.with_extra_args_support(mean(axes))
+
+        def update(
+            updates: Any, state: Any, params: Any = None, **extras: Any
+        ) -> tuple[Any, Any]:
+            slots, cache = extras.pop("slots"), updates["table"]
+            devices = jax.lax.axis_size(axes)
+            if devices == 1 or devices * slots.size >= len(cache):
+                return inner.update(updates, state, params, **extras)
+            every = jax.lax.all_gather(slots, axes, tiled=True)
+            rows = {**updates, "table": cache[every]}
+            made: Any = inner.update(rows, state, params, **extras)
+            means, state = made
+            table = jnp.zeros(cache.shape, cache.dtype).at[every].set(means["table"])
+            return {**means, "table": assume_equal(table, axes)}, state
+
+        return optax.GradientTransformationExtraArgs(inner.init, update)
+
+    return link
 
 
 class _Host:

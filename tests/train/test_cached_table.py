@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from hpcjax import core, data, models, optim, train
+from hpcjax import core, data, models, optim, perf, train
 from hpcjax.collectives import OkTopkConfig
 from hpcjax.core import ConfigError, Model, Totals, trees
 from hpcjax.runs.training import TrainingConfig
@@ -200,6 +200,19 @@ def test_checkpoints_go_on_with_a_cache_and_without(state, cached, whole, tmp_pa
 @pytest.mark.slow
 def test_devices_share_a_batch_and_have_the_same_cache(whole, tmp_path):
     check_close(fit(clicks(SMALL, 4), tmp_path, devices=4), whole)
+
+
+@pytest.mark.slow
+def test_what_devices_send_does_not_grow_with_the_cache():
+    sent = []
+    for capacity in (40, 100):
+        made = clicks(dataclasses.replace(SMALL, capacity=capacity), 4)
+        mesh = made.mesh(4)
+        state = made.method.around.trained(train.state_shapes(made, mesh))
+        batch = train.batch_shapes(made, BATCH, mesh)
+        step = train.train_step(made, mesh, state).lower(state, batch).compile()
+        sent.append(perf.bytes_by_axis(step, mesh))
+    assert sent[0] == sent[1]
 
 
 def test_a_step_that_is_skipped_leaves_rows_as_they_are(tmp_path):
