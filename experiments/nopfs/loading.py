@@ -57,6 +57,18 @@ class Config(config.Config):
         "consume_rate": "1e6",
         "staging": "16",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": ": of the run",
+        "lost": ": of these, to input",
+        "first_epoch": ": its seconds",
+        "storage_reads": ": of the storage over all reads",
+        "missed": ": reads that a neighbour was asked for in vain",
+        "plan_seconds": ": of planning",
+        "predicted predicted_reads": ": what the simulator says of both",
+        "processor": ": share of the machine's processor time",
+        " ".join(DIGESTS): ": of all batches, as they came, and rows reversed",
+        "epoch_seconds": "epoch: of each",
+    }
 
     reading: Reading = "clairvoyant"
     files: config.Size = 2000
@@ -94,27 +106,14 @@ class Config(config.Config):
         """Files of a batch that a process reads."""
         return self.batch_size // self.processes
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    scalars = ("seconds", "lost", "first_epoch", "storage_reads", "plan_seconds")
-    more = ("predicted", "predicted_reads", "processor", "missed")
-    return runs.outline(
-        dict.fromkeys((*scalars, *more, *DIGESTS), "") | {"epoch_seconds": "epoch"},
-        epoch=range(1, cfg.epochs + 1),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns the numbers of the epochs."""
+        return {"epoch": range(1, self.epochs + 1)}
 
 
-def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Writes the files, and reads them in several processes.
-
-    Returns:
-      Seconds of the run, of those lost to input, and of each epoch; reads of the
-      storage over all reads; what the simulator predicts of both; the share of the
-      machine's processor time that the processes took; and digests of all batches, as
-      they came and with their rows reversed.
-    """
-    del ctx
+@runs.measured
+def run(cfg: Config) -> "runs.Figures":
+    """Writes the files, and reads them in several processes."""
     with tempfile.TemporaryDirectory() as folder:
         write(cfg, pathlib.Path(folder))
         found = runs.in_processes(work, cfg, cfg.processes, given=[folder])
@@ -125,22 +124,19 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     foreseen = predict(cfg)
     # Times are of process 0, which leaves the barrier of a batch with all others.
     epochs = np.diff(found[0]["ends"], prepend=0.0)
-    return runs.measured(
-        {
-            "seconds": seconds,
-            "lost": seconds - cfg.steps * cfg.rows * cfg.bytes / cfg.consume_rate,
-            "first_epoch": epochs[0],
-            "storage_reads": served / cfg.bytes / (cfg.epochs * cfg.files),
-            "missed": float(sum(each["missed"] for each in found)),
-            "plan_seconds": max(each["plan_seconds"] for each in found),
-            "predicted": foreseen["seconds"],
-            "predicted_reads": foreseen["storage_reads"],
-            "processor": sum(each["processor"] for each in found) / seconds / cores,
-            **{name: _number(each) for name, each in digests.items()},
-            "epoch_seconds": ("epoch", epochs),
-        },
-        coords={"epoch": range(1, cfg.epochs + 1)},
-    )
+    return {
+        "seconds": seconds,
+        "lost": seconds - cfg.steps * cfg.rows * cfg.bytes / cfg.consume_rate,
+        "first_epoch": epochs[0],
+        "storage_reads": served / cfg.bytes / (cfg.epochs * cfg.files),
+        "missed": float(sum(each["missed"] for each in found)),
+        "plan_seconds": max(each["plan_seconds"] for each in found),
+        "predicted": foreseen["seconds"],
+        "predicted_reads": foreseen["storage_reads"],
+        "processor": sum(each["processor"] for each in found) / seconds / cores,
+        **{name: _number(each) for name, each in digests.items()},
+        "epoch_seconds": epochs,
+    }
 
 
 def _number(digests: bytes) -> float:

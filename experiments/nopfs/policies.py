@@ -52,6 +52,11 @@ class Config(config.Config):
         "epochs": "3",
         "staging": "8",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "regime policy: of the run; NaN where a policy cannot be had",
+        "lost": "regime policy: of these, to input",
+        "storage_reads": "regime policy: of the storage over all reads",
+    }
 
     files: config.Size = 1000
     bytes: config.Size = 100_000
@@ -73,22 +78,14 @@ class Config(config.Config):
         good = self.files * self.epochs % self.batch_size == 0
         checks.require(good, rule, batch_size=self.batch_size)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    del cfg
-    figures = dict.fromkeys(("seconds", "lost", "storage_reads"), "regime policy")
-    return runs.outline(figures, regime=list(REGIMES), policy=list(POLICIES))
+    def labels(self) -> "runs.Labels":
+        """Returns the memories, and the policies."""
+        return {"regime": REGIMES, "policy": POLICIES}
 
 
-def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Simulates every policy with every memory.
-
-    Returns:
-      Seconds of the run, those lost to input, and reads of the storage over all reads,
-      [regime, policy]; NaN where a policy cannot be had.
-    """
-    del ctx
+@runs.simulated
+def run(cfg: Config) -> "runs.Figures":
+    """Simulates every policy with every memory."""
     from hpcjax import data
 
     order = data.shuffled_epochs(cfg.files, cfg.epochs, cfg.seed)
@@ -104,15 +101,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             seconds[i, j], lost[i, j] = times.total, times.stall
             total = cfg.bytes * cfg.files * cfg.epochs
             reads[i, j] = times.bytes["storage"] / total
-    dims = ("regime", "policy")
-    return runs.simulated(
-        {
-            "seconds": (dims, seconds),
-            "lost": (dims, lost),
-            "storage_reads": (dims, reads),
-        },
-        coords={"regime": list(REGIMES), "policy": list(POLICIES)},
-    )
+    return {"seconds": seconds, "lost": lost, "storage_reads": reads}
 
 
 def simulate(

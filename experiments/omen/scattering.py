@@ -42,6 +42,11 @@ class Config(config.Config):
         "directions": "1",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "order repetition: of one sum",
+        "gflop": "order: of an iteration by the formulas; this sum is a quarter",
+        "distance": "order: from the sequential one, over the largest entry",
+    }
 
     momenta: config.Size = 3
     qs: config.Size = 3
@@ -66,27 +71,16 @@ class Config(config.Config):
             atoms=self.atoms,
         )
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "order repetition", "gflop": "order", "distance": "order"},
-        order=list(ORDERS),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns the orders of sums, and the repetitions."""
+        return {"order": ORDERS, "repetition": range(self.repetitions)}
 
 
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Times Σ M G(E − ω, k − q) D(ω, q) M† in turns.
-
-    Returns:
-      `seconds` [order, repetition]; `gflop` [order] of an iteration by the papers'
-      formulas, of which this sum is a quarter; `distance` [order], the largest
-      difference from the sequential order over the largest entry.
-    """
+@runs.measured
+def run(cfg: Config) -> "runs.Figures":
+    """Times Σ M G(E − ω, k − q) D(ω, q) M† in turns."""
     import jax
 
-    del ctx
     with jax.enable_x64(True):
         given = jax.device_put(_draw(cfg))
         programs = {name: jax.jit(order) for name, order in _orders().items()}
@@ -99,13 +93,11 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
         ).rename(candidate="order")
     exact = found["sequential"]
     distance = [np.abs(found[n] - exact).max() / np.abs(exact).max() for n in ORDERS]
-    return runs.measured(
-        {
-            "seconds": timed["seconds"],
-            "gflop": ("order", [_gflop(cfg, name) for name in ORDERS]),
-            "distance": ("order", distance),
-        }
-    )
+    return {
+        "seconds": timed["seconds"],
+        "gflop": [_gflop(cfg, name) for name in ORDERS],
+        "distance": distance,
+    }
 
 
 def _draw(cfg: Config) -> tuple[Any, ...]:

@@ -19,7 +19,6 @@ BROKEN = {
     "spin": {"spin": 1.0},
     "between": {"between": -1.0},
 }
-FIGURES = ("imbalance", "lost", "flatness", "iterations", "converged")
 CONTACTS = ("left", "right")
 
 
@@ -53,6 +52,17 @@ class Config(config.Config):
         "frequencies": "2",
         "limit": "3",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "current energy heat": "contact: into the device; heat is that of phonons",
+        "coherent": "cut: current of electrons between slabs, to the right",
+        "assisted": "cut: the current that phonons help",
+        "phonons": "cut: coherent heat, to the right",
+        "residual": "iteration: behind the last one its",
+        "imbalance": ": of the currents, over the left one",
+        "lost": ": share of the electrons' energy that phonons do not take away",
+        "flatness": ": how far the whole current differs along the device",
+        "iterations converged": ": how many, and whether they did",
+    }
 
     device: solvers.JunctionConfig | solvers.ChainConfig | solvers.RibbonConfig = (
         solvers.JunctionConfig()
@@ -84,42 +94,22 @@ class Config(config.Config):
         rule = "device.momenta of phonons must be a sub-grid of those of electrons"
         checks.require(momenta[0] % momenta[1] == 0, rule, momenta=momenta)
 
+    def labels(self) -> "runs.Labels":
+        """Returns the contacts, the cuts between slabs, and the iterations."""
+        cuts = range(1, _slabs(self))
+        return {"contact": CONTACTS, "cut": cuts, "iteration": range(self.limit)}
+
 
 def _slabs(cfg: Config) -> int:
     device = cfg.device
     return device.atoms if isinstance(device, solvers.JunctionConfig) else device.slabs
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            **dict.fromkeys(("current", "energy", "heat"), "contact"),
-            **dict.fromkeys(("coherent", "assisted", "phonons"), "cut"),
-            "residual": "iteration",
-            **dict.fromkeys(FIGURES, ""),
-        },
-        contact=CONTACTS,
-        cut=range(1, _slabs(cfg)),
-        iteration=range(cfg.limit),
-    )
-
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Solves for Green's functions, self-energies and currents.
-
-    Returns:
-      `current`, `energy` of electrons and `heat` of phonons [contact], into the device;
-      `coherent` current of electrons through cuts between slabs [cut], that which is
-      `assisted` by phonons, and coherent heat of `phonons`, to the right; `residual`
-      [iteration], behind the last one its; `imbalance`, of the currents over the left
-      one; `lost`, share of the electrons' energy that phonons do not take away;
-      `flatness`, how far the whole current differs along the device; `iterations`, and
-      whether these `converged`.
-    """
+@runs.measured
+def run(cfg: Config) -> "runs.Figures":
+    """Solves for Green's functions, self-energies and currents."""
     import jax
 
-    del ctx
     with jax.enable_x64(True):  # here alone: all else keeps float32
         found = jax.device_get(_solve(cfg))
         figures = {
@@ -132,23 +122,14 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     if not found.converged:
         log.warning("the Born loop has not converged: residual %g", _last(found))
     assisted = -found.assisted.cumsum()[:-1]
-    return runs.measured(
-        {
-            **{
-                n: ("contact", getattr(found, n)) for n in ("current", "energy", "heat")
-            },
-            "coherent": ("cut", found.cuts),
-            "assisted": ("cut", assisted),
-            "phonons": ("cut", found.heat_cuts),
-            "residual": ("iteration", _fill(found.residuals, found.iterations)),
-            **figures,
-        },
-        coords={
-            "contact": list(CONTACTS),
-            "cut": range(1, _slabs(cfg)),
-            "iteration": range(cfg.limit),
-        },
-    )
+    return {
+        **{name: getattr(found, name) for name in ("current", "energy", "heat")},
+        "coherent": found.cuts,
+        "assisted": assisted,
+        "phonons": found.heat_cuts,
+        "residual": _fill(found.residuals, found.iterations),
+        **figures,
+    }
 
 
 def _solve(cfg: Config) -> "solvers.Result":

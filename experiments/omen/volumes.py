@@ -43,6 +43,15 @@ class Config(config.Config):
         "energies": "4",
         "atoms": "4",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "weak": "momenta scheme: TiB of all processes, TE = Nk and TA = 256",
+        "flops": "momenta scheme: Pflop",
+        "strong": "processes scheme: TiB, TE = Nk = 7",
+        "best": "processes: TiB of the best tiles",
+        "best_te": "processes: their TE",
+        "alone": ": TiB of 448 tiles of energies and none of atoms",
+        "sent needed formula": "scheme: bytes of all devices, by program and by count",
+    }
 
     te: config.Size = 4
     ta: config.Size = 2
@@ -67,36 +76,14 @@ class Config(config.Config):
             ta=self.ta,
         )
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "weak": "momenta scheme",
-            "flops": "momenta scheme",
-            "strong": "processes scheme",
-            "best": "processes",
-            "best_te": "processes",
-            "alone": "",
-            **dict.fromkeys(("sent", "needed", "formula"), "scheme"),
-        },
-        momenta=MOMENTA,
-        processes=PROCESSES,
-        scheme=SCHEMES,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns what the formulas are evaluated for."""
+        return {"momenta": MOMENTA, "processes": PROCESSES, "scheme": SCHEMES}
 
 
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Evaluates the formulas, and compiles both schemes.
-
-    Returns:
-      TiB of all processes: `weak` [momenta, scheme] with TE = Nk and TA = 256; `strong`
-      [processes, scheme] with TE = Nk = 7; of the `best` tiles [processes], and
-      `best_te`; `alone`, of 448 tiles of energies and none of atoms. `flops` [momenta,
-      scheme] in Pflop. Bytes of all devices [scheme]: `sent` by the compiled program,
-      `needed` by counting, and by the `formula`.
-    """
-    del ctx
+@runs.simulated
+def run(cfg: Config) -> "runs.Figures":
+    """Evaluates the formulas, and compiles both schemes."""
     seven = cost.TransportSizes(7, 7)
     best = [cost.best_tiles(seven, processes) for processes in PROCESSES]
     weak = [
@@ -109,27 +96,17 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
         for m in MOMENTA
     ]
     small = _sizes(cfg)
-    figures = {
+    return {
+        "weak": weak,
+        "flops": flops,
+        "strong": strong,
+        "best": [plan.bytes / 2**40 for plan in best],
+        "best_te": [plan.te for plan in best],
+        "alone": _tib(seven, "tiles", *ALONE),
         "sent": [count_sent(compile_scheme(cfg, s)) for s in SCHEMES],
         "needed": [count_needed(cfg, s) for s in SCHEMES],
         "formula": [cost.sse_volume(small, s, cfg.te, cfg.ta) for s in SCHEMES],
     }
-    return runs.simulated(
-        {
-            "weak": (("momenta", "scheme"), weak),
-            "flops": (("momenta", "scheme"), flops),
-            "strong": (("processes", "scheme"), strong),
-            "best": ("processes", [plan.bytes / 2**40 for plan in best]),
-            "best_te": ("processes", [plan.te for plan in best]),
-            "alone": _tib(seven, "tiles", *ALONE),
-            **{name: ("scheme", values) for name, values in figures.items()},
-        },
-        coords={
-            "momenta": list(MOMENTA),
-            "processes": list(PROCESSES),
-            "scheme": list(SCHEMES),
-        },
-    )
 
 
 def _tib(sizes: "cost.TransportSizes", scheme: Any, te: int, ta: int) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,31 +28,33 @@ class Config(training.TrainingConfig):
         good = isinstance(self.dataset, HeatConfig)
         checks.require(good, "dataset must be heat", dataset=self.dataset)
 
+    @property
+    def figures(self) -> Mapping[str, str]:
+        """Those of a training, and scores of the pairs that are held out."""
+        found = {
+            "close": "forecast: percentage of points within 1 % of the truth",
+            "close_by_material": "forecast material: likewise",
+            "early": "forecast: likewise, in the first 20 steps of runs",
+            "left": "forecast: squared error over that of persistence",
+            "parameters kept": ": numbers of the network, and those inference needs",
+        }
+        if _has_map(self):
+            found["agreement"] = ": share of places whose expert is the material's"
+            found["filter_error"] = ": the farthest filter from its material's stencil"
+        return {**super().figures, **found}
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    columns = {"close": "forecast", "close_by_material": "forecast material"}
-    columns |= {"early": "forecast", "left": "forecast"}
-    columns |= {"parameters": "", "kept": ""}
-    if _has_map(cfg):
-        columns |= {"agreement": "", "filter_error": ""}
-    labels = {"forecast": FORECASTS, "material": cfg.dataset.diffusivities}
-    form = training.outline(cfg)
-    return form._replace(
-        columns={**form.columns, **columns}, labels={**form.labels, **labels}
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns steps, forecasts and materials."""
+        own = {"forecast": FORECASTS, "material": self.dataset.diffusivities}
+        return {**super().labels(), **own}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains, and judges by the pairs that are held out.
 
     Returns:
-      The history, and by forecast: `close`, the percentage of points within 1 % of the
-      truth, also by material, and `early`, in the first 20 steps of runs; `left`, the
-      squared error over that of persistence; `parameters`, and `kept`, how many numbers
-      inference needs. Of a map of experts: `agreement` with the materials, a share, and
-      `filter_error`, the largest difference of a filter from its material's stencil.
-      Experts are matched with materials so that most places agree.
+      The history with these scores. Experts are matched with materials so that most
+      places agree.
     """
     import jax
 

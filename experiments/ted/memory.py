@@ -43,6 +43,12 @@ class Config(config.Config):
         "memory": "300000",
         "rows": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "depth": ": the most blocks of which a step of AdamW fits into the memory",
+        "base": ": parameters of that model without experts",
+        "held": ": bytes that a device gives the update of two groups of blocks",
+        "formula": ": what the formula says of these",
+    }
 
     devices: config.Size = 32
     tensor: config.Size = 1
@@ -58,21 +64,12 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(("depth", "base", "held", "formula"), ""))
-
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
+@runs.simulated
+def run(cfg: Config) -> "runs.Figures":
     """Compiles steps of AdamW of deeper and deeper models.
 
-    Returns:
-      `depth`, the most blocks of which a step fits into the memory; `base`, the
-      parameters of that model without experts. Of two groups of blocks: `held`, the
-      bytes that a device gives the optimizer's update, which are parameters, gradients
-      and state, and what the `formula` says.
+    The update is given parameters, gradients and state.
     """
-    del ctx
     group = cfg.model.group
     most = perf.largest_model(lambda count: _compile_step(cfg, count), cfg.memory)
     plain = dataclasses.replace(cfg.model.options, experts=None)
@@ -86,14 +83,12 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
         stepped=2 * FLOAT,
         stacked=cfg.model.stacks,
     )
-    return runs.simulated(
-        {
-            "depth": float(most * group),
-            "base": float(core.trees.num_params(_shapes(_make(cfg, base)))),
-            "held": float(perf.argument_memory(_compile_update(cfg, layout))),
-            "formula": formula,
-        }
-    )
+    return {
+        "depth": float(most * group),
+        "base": float(core.trees.num_params(_shapes(_make(cfg, base)))),
+        "held": float(perf.argument_memory(_compile_update(cfg, layout))),
+        "formula": formula,
+    }
 
 
 def _make(cfg: Config, model: CausalLmConfig) -> "core.Model":

@@ -22,6 +22,10 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"devices": "32"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "gib": ": of a device, for the base",
+        "largest": ": parameters of the largest base that fits",
+    }
 
     base: config.Positive = 6.7e9
     experts: config.Size = 16
@@ -31,18 +35,11 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(("gib", "largest"), ""))
-
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Computes `gib` of a device for the base, and the `largest` that fits."""
-    del ctx
+@runs.analytical
+def run(cfg: Config) -> "runs.Figures":
+    """Evaluates the formulas for the base, and for the largest that fits."""
     sizes = cfg.experts, cfg.tensor, cfg.experts, cfg.devices
-    return runs.analytical(
-        {
-            "gib": cost.ted_memory_asymptotic(cfg.base, *sizes) / 2**30,
-            "largest": cost.largest_base(cfg.memory, *sizes),
-        }
-    )
+    return {
+        "gib": cost.ted_memory_asymptotic(cfg.base, *sizes) / 2**30,
+        "largest": cost.largest_base(cfg.memory, *sizes),
+    }

@@ -32,6 +32,9 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"devices": "2", "steps": "1"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "distance": "grid: of any parameter the largest, see `_distance`"
+    }
 
     devices: config.Several = 8
     model: CausalLmConfig = CausalLmConfig(depth=2, width=16, heads=8)
@@ -41,6 +44,10 @@ class Config(config.Config):
     steps: config.Size = 3
     broken: bool = False
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns the grids of the devices."""
+        return {"grid": [name_of(grid) for grid in grids(self.devices)]}
 
 
 def grids(devices: int) -> "list[sharding.Grid]":
@@ -60,28 +67,14 @@ def name_of(grid: "sharding.Grid") -> str:
     return "x".join(map(str, grid))
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"distance": "grid"}, grid=[name_of(grid) for grid in grids(cfg.devices)]
-    )
-
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Trains on all grids, and on one device.
-
-    Returns:
-      `distance` [grid], the largest of any parameter: ‖a − b‖ over ‖b‖, or over 1/1000
-      of the norm of all where that is more.
-    """
-    del ctx
+@runs.simulated
+def run(cfg: Config) -> "runs.Figures":
+    """Trains on all grids, and on one device."""
     every = grids(cfg.devices)
     alone = _train(cfg, sharding.Grid())
     with _broken() if cfg.broken else contextlib.nullcontext():
         found = [_distance(_train(cfg, grid), alone) for grid in every]
-    return runs.simulated(
-        {"distance": ("grid", found)}, coords={"grid": [name_of(g) for g in every]}
-    )
+    return {"distance": found}
 
 
 @contextlib.contextmanager
@@ -119,6 +112,7 @@ def _train(cfg: Config, grid: "sharding.Grid") -> "dict[str, jax.Array]":
 
 
 def _distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """Returns the largest ‖a − b‖ over ‖b‖, or over 1/1000 of the norm of all."""
     norms = {path: np.linalg.norm(leaf) for path, leaf in theirs.items()}
     least = 1e-3 * np.sqrt(sum(norm**2 for norm in norms.values()))
     return max(

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from hpcjax.core import compat, config
 from hpcjax.models import CausalLmConfig
 from hpcjax.optim import SgdConfig
 from hpcjax.runs.training import with_stacks
-
-if TYPE_CHECKING:
-    pass
 
 AXES = ("row", "col")
 FLOAT = 4
@@ -40,6 +37,13 @@ class Config(config.Config):
         "model.width": "16",
         "context": "3",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "words": "grid axis: that a device sends for a block in a step, by rings",
+        "formula": "grid axis: what the cost model says",
+        "moments": "grid axis: what the block's two norms send besides",
+        "megatron": ": the formula's for one row",
+        "chosen": "grid: 1 for the grid that `cost.best_grid` puts first",
+    }
 
     devices: config.Several = 8
     broken: Literal["no", "marked"] = "no"
@@ -48,6 +52,10 @@ class Config(config.Config):
     context: config.Several = 8
     rows: config.Size = 4
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns the grids of the devices, and the axes."""
+        return {"grid": [name_of(each) for each in grids(self.devices)], "axis": AXES}
 
 
 def grids(devices: int) -> "list[sharding.Grid]":
@@ -61,31 +69,9 @@ def name_of(grid: "sharding.Grid") -> str:
     return f"{grid.row}x{grid.col}"
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "words": "grid axis",
-            "formula": "grid axis",
-            "moments": "grid axis",
-            "megatron": "",
-            "chosen": "grid",
-        },
-        grid=[name_of(grid) for grid in grids(cfg.devices)],
-        axis=AXES,
-    )
-
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Reads what a block sends, by compiling steps of two and of three blocks.
-
-    Returns:
-      `words` [grid, axis] that a device sends for a block in a training step, by rings;
-      `formula`, what the cost model says, and `moments`, what the block's two norms
-      send besides; `megatron`, the formula's for one row; `chosen` [grid], 1 for the
-      grid that `cost.best_grid` puts first.
-    """
-    del ctx
+@runs.simulated
+def run(cfg: Config) -> "runs.Figures":
+    """Reads what a block sends, by compiling steps of two and of three blocks."""
     every = grids(cfg.devices)
     model = _model(cfg, 1)
     layers = sharding.list_matrices(model)
@@ -100,16 +86,13 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     moments = [
         {"row": 8 * rows * 2 * (grid.row - 1) / grid.row, "col": 0.0} for grid in every
     ]
-    return runs.simulated(
-        {
-            "words": (("grid", "axis"), _by_axis(found)),
-            "formula": (("grid", "axis"), _by_axis(planned)),
-            "moments": (("grid", "axis"), _by_axis(moments)),
-            "megatron": megatron["row"] + megatron["col"],
-            "chosen": ("grid", [float(grid == best.grid) for grid in every]),
-        },
-        coords={"grid": [name_of(grid) for grid in every], "axis": list(AXES)},
-    )
+    return {
+        "words": _by_axis(found),
+        "formula": _by_axis(planned),
+        "moments": _by_axis(moments),
+        "megatron": megatron["row"] + megatron["col"],
+        "chosen": [float(grid == best.grid) for grid in every],
+    }
 
 
 def _by_axis(found: list[dict[str, float]]) -> np.ndarray:

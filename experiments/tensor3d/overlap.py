@@ -22,6 +22,9 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"layers": "3"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "exposed": "ratio: time without computation, over one piece's"
+    }
 
     layers: config.Size = 24
     ratios: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0)
@@ -30,15 +33,14 @@ class Config(config.Config):
     in_turn: bool = False
     seed: config.Seed = 0
 
+    def labels(self) -> "runs.Labels":
+        """Returns the ratios of the products' time to the all-reduces'."""
+        return {"ratio": self.ratios}
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline({"exposed": "ratio"}, ratio=list(cfg.ratios))
 
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Returns `exposed` [ratio], the time without computation, over one piece's."""
-    del ctx
+@runs.analytical
+def run(cfg: Config) -> "runs.Figures":
+    """Hides what is sent of several pieces, and of one."""
     one, several = (
         [
             cost.overlap_pieces(
@@ -48,7 +50,4 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
         ]
         for pieces in (1, cfg.pieces)
     )
-    shares = [b / a for a, b in zip(one, several, strict=True)]
-    return runs.analytical(
-        {"exposed": ("ratio", shares)}, coords={"ratio": list(cfg.ratios)}
-    )
+    return {"exposed": [b / a for a, b in zip(one, several, strict=True)]}

@@ -1,6 +1,7 @@
 """The planner's grids for large language models."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar
 
 from hpcjax import cost, runs, sharding
@@ -21,7 +22,11 @@ class Config(config.Config):
       seed: is not used.
     """
 
-    smoke: ClassVar[dict[str, str]] = {"layers": "2", "devices": "8"}
+    smoke: ClassVar[Mapping[str, str]] = {"layers": "2", "devices": "8"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "words": "scheme: that a device sends in a step on the best grid that fits",
+        "grid": "scheme axis: sizes of that grid",
+    }
 
     width: config.Size = 11520
     layers: config.Size = 24
@@ -31,27 +36,18 @@ class Config(config.Config):
     memory: config.Positive = 40e9
     seed: config.Seed = 0
 
+    def labels(self) -> "runs.Labels":
+        """Returns the kinds of grids, and the axes."""
+        return {"scheme": SCHEMES, "axis": AXES}
+
 
 SCHEMES = ("Megatron", "Tensor3D", "with depth")
 AXES = ("data", "depth", "row", "col")
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"words": "scheme", "grid": "scheme axis"}, scheme=list(SCHEMES), axis=AXES
-    )
-
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Plans the blocks' matrices.
-
-    Returns:
-      `words` [scheme] that a device sends in a step on the best grid that fits into
-      memory, and its `grid` [scheme, axis]: with one row and no depth, with rows, and
-      with depth too.
-    """
-    del ctx
+@runs.analytical
+def run(cfg: Config) -> "runs.Figures":
+    """Plans the blocks' matrices: with one row and no depth, with rows, and depth."""
     count = 10**6  # all of them
     rows = cfg.sequences * cfg.context
     every = cost.best_grid(
@@ -59,16 +55,10 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     )
     flat = [each for each in every if each.grid.depth == 1]
     chosen = [next(each for each in flat if each.grid.row == 1), flat[0], every[0]]
-    return runs.analytical(
-        {
-            "words": ("scheme", [each.total for each in chosen]),
-            "grid": (
-                ("scheme", "axis"),
-                [[getattr(each.grid, axis) for axis in AXES] for each in chosen],
-            ),
-        },
-        coords={"scheme": list(SCHEMES), "axis": list(AXES)},
-    )
+    return {
+        "words": [each.total for each in chosen],
+        "grid": [[getattr(each.grid, axis) for axis in AXES] for each in chosen],
+    }
 
 
 def _block(cfg: Config) -> "list[sharding.MatrixLayer]":
