@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _SURFACE = ("t2m", "u10", "v10", "msl", "sst", "tp")
 # Axes of single heights, depths and layers, which variables may differ in.
 _HEIGHT = re.compile(r"height|altitude|depth|hybrid|sigma|theta|soil|snow", re.I)
+_EXTREME = re.compile(r"maximum|minimum|range|variance|standard_deviation")
 
 # Of each variable, by ECMWF's short name: WeatherBench 2's name, CF's, and the unit.
 VARIABLES: Mapping[str, tuple[str, str, str]] = {
@@ -74,7 +75,10 @@ def open_fields(
         parts = [_open_one(pathlib.Path(each), group, variables) for each in path]
         if not parts:
             raise DataMissing("no file is given")
-        opened = _join(parts, f"{path[0]} and {len(parts) - 1} others")
+        source = f"{path[0]} and {len(parts) - 1} others"
+        opened = _join(_choose(parts, variables), source)
+    if not opened.data_vars:
+        raise DataFormatError(f"{path}: no variable of latitudes and longitudes")
     if variables is None:
         return opened
     absent = [name for name in variables if name not in opened.data_vars]
@@ -194,11 +198,18 @@ def _require(package: str, path: pathlib.Path) -> None:
 def _open_grib(path: pathlib.Path, variables: Sequence[str] | None) -> xr.Dataset:
     _require("cfgrib", path)
     parts = [canonicalise(part, str(path)) for part in weather_grib.open_messages(path)]
-    wanted = [[name for name in part if name in (variables or ())] for part in parts]
-    chosen = [part[own] for part, own in zip(parts, wanted, strict=True) if own]
-    names = sorted({str(name) for part in chosen or parts for name in part})
+    parts = _choose(parts, variables)
+    names = sorted({str(name) for part in parts for name in part})
     source = f"{path}, whose variables are {', '.join(names)}: some of these"
-    return _join(chosen or parts, source)
+    return _join(parts, source)
+
+
+def _choose(
+    parts: Sequence[xr.Dataset], variables: Sequence[str] | None
+) -> Sequence[xr.Dataset]:
+    """Returns parts of the wanted variables alone, all if there are none of these."""
+    wanted = [[name for name in part if name in (variables or ())] for part in parts]
+    return [part[own] for part, own in zip(parts, wanted, strict=True) if own] or parts
 
 
 def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
@@ -224,10 +235,10 @@ def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
     notes: list[str] = []
     fields = _rename(name_axes(fields, source), source)
     fields = _drop_others(_drop_unplaced(fields, notes))
-    fields = turn(set_level(fields, source, notes), source, notes)
     empty = [str(dim) for dim, size in fields.sizes.items() if size == 0]
     if empty:
         raise DataFormatError(f"{source}: no {' and no '.join(empty)} is selected")
+    fields = turn(set_level(fields, source, notes), source, notes)
     converted = {
         str(name): _convert(each, source, notes) for name, each in fields.items()
     }
@@ -236,11 +247,14 @@ def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
     for note in dict.fromkeys(notes):
         log.info("%s: %s", source, note)
     history = [fields.attrs["history"]] if "history" in fields.attrs else []
-    fields.attrs["history"] = "\n".join([*history, *dict.fromkeys(notes)])
+    fields.attrs["history"] = "\n".join(map(str, [*history, *dict.fromkeys(notes)]))
     return fields
 
 
 def _order(fields: xr.Dataset) -> xr.Dataset:
+    """Puts dimensions in order, and latitudes of which each had a file of its own."""
+    if fields.sizes["latitude"] > 1:
+        fields = fields.sortby("latitude", ascending=False)
     return fields.transpose(*(dim for dim in DIMS if dim in fields.dims), ...)
 
 
@@ -267,6 +281,7 @@ def _rename(fields: xr.Dataset, source: str) -> xr.Dataset:
 def _short_name(name: str, attrs: Mapping[str, Any]) -> str:
     # Some files call heights "z".
     is_height = weather_units.spell(str(attrs.get("units", ""))) in ("m", "dam", "km")
+    is_extreme = _EXTREME.search(str(attrs.get("cell_methods", "")))
     if name in ("z", "Z"):
         named = attrs.get("standard_name") == "geopotential_height"
         return "gh" if is_height or named else "z"
@@ -277,7 +292,8 @@ def _short_name(name: str, attrs: Mapping[str, Any]) -> str:
     for short, (long, standard, _) in VARIABLES.items():
         if name in (long, short.upper()):
             return short
-        if standard and attrs.get("standard_name") == standard:
+        # A day's maximum has the same standard name as the temperature.
+        if standard and attrs.get("standard_name") == standard and not is_extreme:
             return short
     return name
 

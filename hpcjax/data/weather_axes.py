@@ -16,7 +16,10 @@ DIMS = ("number", "time", "lead_time", "level", "latitude", "longitude")
 # Of each axis CF's standard name, and what files call it whose attributes say nothing:
 # cfgrib, CDO, WeatherBench 1 and 2, and ERA5's stores.
 _AXES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "number": ("realization", ("number", "realization", "member", "ensemble", "ens")),
+    "number": (
+        "realization",
+        ("number", "realization", "member", "ensemble", "ens", "ensemble_member"),
+    ),
     "start": (
         "forecast_reference_time",
         ("init_time", "initial_time", "forecast_reference_time"),
@@ -37,6 +40,14 @@ _DEGREES = {
     "latitude": re.compile(r"degrees?_?(north|n)$", re.IGNORECASE),
     "longitude": re.compile(r"degrees?_?(east|e)$", re.IGNORECASE),
 }
+# Levels that are none of pressure, even where their unit is one.
+_MODEL = re.compile(r"model|hybrid|sigma|theta|altitude|height|depth", re.IGNORECASE)
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second"), 1),
+    **dict.fromkeys(("min", "minute"), 60),
+    **dict.fromkeys(("h", "hr", "hour"), 3600),
+    **dict.fromkeys(("d", "day"), 86_400),
+}
 _REGULAR = "expected a grid of latitudes by longitudes, such as cdo remapbil makes"
 
 
@@ -54,6 +65,10 @@ def name_axes(fields: xr.Dataset, source: str) -> xr.Dataset:
     """
     found = _find_axes(fields, source)
     fields = fields.set_coords([name for name in found.values() if name in fields])
+    for axis in ("level", *_DEGREES):
+        kind = fields[found[axis]].dtype if axis in found else np.dtype(float)
+        if kind.kind not in "iuf":
+            raise DataFormatError(f"{source}: expected {axis} in numbers, found {kind}")
     places = [fields[found[a]].dims for a in _DEGREES if found.get(a) in fields.coords]
     if len(places) == 2 and places[0] == places[1] and len(places[0]) == 1:
         raise DataFormatError(f"{source}: places of each {places[0][0]}: {_REGULAR}")
@@ -143,9 +158,11 @@ def _make_grid(
 def _set_times(fields: xr.Dataset, found: dict[str, str], source: str) -> xr.Dataset:
     """Makes `time` that of starts or analyses, and `lead_time` how much later it is."""
     start, valid, lead = (found.get(axis) for axis in ("start", "valid", "lead_time"))
-    for name in (start, valid, lead):
+    for name in (start, valid):
         if name in fields.coords:
-            _check_dates(fields[name], name == lead, source)
+            _check_dates(fields[name], source)
+    if lead in fields.coords:
+        fields = fields.assign_coords({lead: _read_leads(fields[lead], source)})
     later = _find_later(fields, start, valid, lead, source)
     if later is not None and later.size:
         fields = _split(fields, [start, valid, lead], later, source)
@@ -216,16 +233,34 @@ def _split(
     return fields.assign_coords({one: values[one][0]})
 
 
-def _check_dates(times: xr.DataArray, is_lead: bool, source: str) -> None:
-    """Raises DataFormatError if times or lead times have no unit."""
+def _check_dates(times: xr.DataArray, source: str) -> None:
+    """Raises DataFormatError if times have no unit."""
     # Of other calendars dates are cftime's.
     dated = times.dtype == object and hasattr(times.to_numpy().flat[:1][0], "calendar")
-    if times.dtype.kind != ("m" if is_lead else "M") and not (dated and not is_lead):
-        what, unit = ("lead times", "hours") if is_lead else ("times", "hours since …")
+    if times.dtype.kind != "M" and not dated:
         raise DataFormatError(
-            f"{source}: expected {what} with a unit, such as '{unit}', found "
+            f"{source}: expected times with a unit, such as 'hours since …', found "
             f"{np.atleast_1d(times.to_numpy())[:3].tolist()}"
         )
+
+
+def _read_leads(leads: xr.DataArray, source: str) -> xr.Variable:
+    """Returns lead times, to the second, for float32 rounds parts of days."""
+    unit = str(leads.attrs.get("units", "")).lower()
+    seconds = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
+    values = leads.to_numpy()
+    if values.dtype.kind == "m":
+        values, seconds = values / np.timedelta64(1, "s"), 1
+    if not seconds or values.dtype.kind not in "iuf":
+        raise DataFormatError(
+            f"{source}: expected lead times with a unit, such as 'hours', found "
+            f"{np.atleast_1d(values)[:3].tolist()} {unit}"
+        )
+    missing = np.isnan(values)
+    rounded = np.rint(np.where(missing, 0, values) * seconds).astype("m8[s]")
+    values = np.where(missing, np.timedelta64("NaT"), rounded).astype("m8[ns]")
+    attrs = {key: value for key, value in leads.attrs.items() if key != "units"}
+    return xr.Variable(leads.dims, values, attrs)
 
 
 def set_level(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
@@ -234,11 +269,9 @@ def set_level(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
         return fields
     level = fields["level"]
     units = str(level.attrs.get("units", ""))
-    if not units and level.attrs.get("standard_name", "air_pressure") != "air_pressure":
-        raise DataFormatError(
-            f"{source}: expected levels of pressure, found "
-            f"{level.attrs['standard_name']}"
-        )
+    told = level.attrs.get("standard_name", level.attrs.get("long_name", ""))
+    if _MODEL.search(str(told)):
+        raise DataFormatError(f"{source}: expected levels of pressure, found {told}")
     if not units and float(level.max()) > 2000:
         units = "Pa"
         notes.append(f"level: up to {float(level.max()):g}, taken for Pa")
@@ -268,9 +301,11 @@ def turn(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
             f"{source}: latitudes of {latitude.min():.4g} to {latitude.max():.4g} are "
             "radians: give them units, 'radians' or 'degrees_north'"
         )
-    east, cell = longitude % 360, 360 / max(1, longitude.size)
+    east = longitude % 360
+    # A thousandth of a cell, or what float32 rounds.
+    close = max(np.abs(np.diff(longitude)).min(initial=1.0) / 1000, 4e-5)
     # What is next to nothing below zero is zero.
-    east = np.where(360 - east < cell / 1000, 0.0, east)
+    east = np.where(360 - east < close, 0.0, east)
     fields = fields.assign_coords(
         latitude=("latitude", np.clip(latitude, -90, 90), {"units": "degrees_north"}),
         longitude=("longitude", east, {"units": "degrees_east"}),
@@ -278,13 +313,13 @@ def turn(fields: xr.Dataset, source: str, notes: list[str]) -> xr.Dataset:
     if steps.size and steps[0] > 0:
         fields = fields.isel(latitude=slice(None, None, -1))
         notes.append("latitude: now from north to south")
-    if np.abs(east - longitude).max(initial=0) > cell / 1000:
+    if np.abs(east - longitude).max(initial=0) > close:
         notes.append("longitude: now from 0 to 360 degrees")
-    if abs(abs(longitude[-1] - longitude[0]) - 360) < cell / 1000:
+    if abs(abs(longitude[-1] - longitude[0]) - 360) < close:
         fields, east = fields.isel(longitude=slice(-1)), east[:-1]
         notes.append(f"longitude: {longitude[-1]:g} is the first again, and dropped")
     gaps = np.diff(np.sort(east))
-    if not (np.isfinite(east).all() and (gaps > cell / 1000).all()):
+    if not (np.isfinite(east).all() and (gaps > close).all()):
         raise DataFormatError(
             f"{source}: a longitude is there twice, or NaN: use "
             "drop_duplicates('longitude') after assign_coords(longitude=… % 360)"

@@ -51,13 +51,22 @@ def _check_part(path: pathlib.Path, part: xr.Dataset) -> xr.Dataset:
         while not hasattr(inner, "field_id_index"):
             inner = inner.array
         _check_messages(path, field, inner)
+        # Of some cfgrib takes the latitudes of the grid for those of the globe.
+        if "rotated" in str(field.attrs.get("GRIB_gridType")):
+            raise DataFormatError(
+                f"{path}: the grid of {name} has a pole of its own: expected one of "
+                "latitudes by longitudes, such as cdo remapbil makes"
+            )
         if "latitude" not in field.dims:
             continue
-        own = _find_axes(path, field, inner)
-        if not all(np.array_equal(x, axes.setdefault(dim, x)) for dim, x in own):
-            raise DataFormatError(
-                f"{path}: points of {name} are in an order of its own"
-            )
+        for grid in inner.index.header_values["md5GridSection"]:
+            message = inner.index.subindex(md5GridSection=grid).first()
+            own = _find_axes(path, field, message)
+            if not all(np.array_equal(x, axes.setdefault(dim, x)) for dim, x in own):
+                raise DataFormatError(
+                    f"{path}: points of {name} are at other places, or in another "
+                    "order, than those of the messages before: give files of each"
+                )
     part = part.assign_coords(
         {dim: (dim, values, part[dim].attrs) for dim, values in axes.items()}
     )
@@ -67,10 +76,9 @@ def _check_part(path: pathlib.Path, part: xr.Dataset) -> xr.Dataset:
 
 
 def _find_axes(
-    path: pathlib.Path, field: xr.DataArray, inner: Any
+    path: pathlib.Path, field: xr.DataArray, message: Mapping[str, Any]
 ) -> list[tuple[str, np.ndarray]]:
     """Returns latitudes and longitudes in the order in which values are stored."""
-    message = inner.index.get_field(next(iter(inner.field_id_index.values()))[0])
     shape = field.sizes["latitude"], field.sizes["longitude"]
     y, x = (
         np.reshape(message[key], shape).astype(float)
@@ -81,12 +89,12 @@ def _find_axes(
             f"{path}: points of {field.name} are stored along meridians: expected them "
             "along parallels"
         )
-    # What a file of GRIB 1 or 2 can say.
-    rounded = 5.1e-4 if message["edition"] == 1 else 2e-6
     for dim, axis, key in (("latitude", y[:, 0], "j"), ("longitude", x[0], "i")):
         told = field.attrs.get(f"GRIB_{key}DirectionIncrementInDegrees")
         steps = np.abs((np.diff(axis) + 180) % 360 - 180)
-        if told and steps.size and np.abs(steps - told).max() > rounded:
+        # GRIB 1 says thousandths of a degree, as does what was made of it.
+        given = told is not None and told > 0 and steps.size
+        if given and np.abs(steps - told).max() > 5.1e-4:
             raise DataFormatError(
                 f"{path}: {dim}s of {field.name} go from {axis[0]:g} to {axis[-1]:g} "
                 f"in steps of {steps.max():g}, and the file says steps of {told:g}"

@@ -144,7 +144,10 @@ def _check_scores(
 
 
 def check_pair(field: xr.DataArray, other: xr.DataArray, name: str = "truth") -> None:
-    """Raises DataFormatError unless two fields have one grid, levels and unit."""
+    """Raises DataFormatError unless two fields are numbers of one grid and unit."""
+    for each in (field, other):
+        if each.dtype.kind not in "biuf":
+            raise DataFormatError(f"{each.name} must be numbers: got {each.dtype}")
     require_same_grid(field, other, ("forecasts", name))
     units = [each.attrs.get("units") or "no unit" for each in (field, other)]
     if units[0] != units[1]:

@@ -18,18 +18,20 @@ from tests.data.weather_files import (
     LONGITUDE,
     PACKED,
     READ,
-    REFUSED,
     SIZES,
+    and_u,
     as_valid,
     days,
     grib,
     hours,
     make,
     netcdf,
+    sampled,
     unlabelled,
     value_at,
     write,
 )
+from tests.data.weather_refused import REFUSED
 
 pytest.importorskip("eccodes")
 pytest.importorskip("zarr")
@@ -114,6 +116,27 @@ def test_dropped_and_turned_axes_are_logged(caplog):
     near = np.array([-1e-15, *LONGITUDE[1:]])
     assert data.canonicalise(make(longitude=near))["longitude"][0] == 0
     xr.testing.assert_allclose(fields, data.canonicalise(make()))
+
+
+def test_unwanted_variables_may_be_in_some_files_alone(tmp_path):
+    first, later = (make(lead_time=each) for each in hours(0, 6))
+    paths = write(netcdf(first, and_u(later)), tmp_path)
+    assert data.open_fields(paths, ["t"])["t"].sizes["lead_time"] == 2
+    with pytest.raises(DataFormatError, match="do not fit together"):
+        data.open_fields(paths)
+
+
+def test_the_maximum_of_a_day_is_no_temperature():
+    highest = make().rename(t="tasmax")
+    assert "t" in data.canonicalise(highest)
+    highest["tasmax"].attrs["cell_methods"] = "area: mean time: maximum"
+    assert "tasmax" in data.canonicalise(highest)
+
+
+def test_a_gaussian_grid_may_have_rounded_increments(tmp_path):
+    (path,) = sampled("regular_gg_pl_grib2")(tmp_path)
+    fields = data.open_fields(path)
+    np.testing.assert_allclose(fields["longitude"], np.arange(128) * 2.8125)
 
 
 UNITS = {

@@ -184,6 +184,25 @@ def written_out(fields, names, dims=("y", "x")):
     )
 
 
+def and_u(fields):
+    """Fields with a second variable, which is the same."""
+    return fields.assign(u=fields["t"].drop_attrs())
+
+
+def sampled(sample, **keys):
+    """A file of a sample of another grid, as ecCodes has it."""
+
+    def write(folder):
+        import eccodes
+
+        handle = eccodes.codes_grib_new_from_samples(sample)
+        for key, value in keys.items():
+            eccodes.codes_set(handle, key, value)
+        return [save_bytes(folder, eccodes.codes_get_message(handle))]
+
+    return write
+
+
 LEADS = make(lead_time=hours(0, 6, 12))
 WEST = {
     "longitudeOfFirstGridPointInDegrees": 315.0,
@@ -257,6 +276,17 @@ READ = {
     "-180 and 180": make(longitude=np.arange(-180.0, 181, 45) % 360).assign_coords(
         longitude=np.arange(-180.0, 181, 45)
     ),
+    "one column": make(longitude=[359.75]),
+    "cells of 0.02": make(longitude=np.array([359.96, 359.98, 0])),
+    "file a latitude": netcdf(*(make(latitude=[each]) for each in LATITUDE)),
+    "history of lists": make().assign_attrs(history=["a", "b"]),
+    "leads in h": LEADS.assign_coords(
+        lead_time=("lead_time", [0, 6, 12], {"units": "h"})
+    ),
+    "leads in parts of days": make(lead_time=hours(0, 1, 2)).assign_coords(
+        lead_time=("lead_time", np.float32([0, 1 / 24, 1 / 12]), {"units": "days"})
+    ),
+    "ensemble_member": make(number=[0, 1]).rename(number="ensemble_member"),
     "south to north": make(latitude=LATITUDE[::-1]),
     "western": make(longitude=np.roll(LONGITUDE, 4)).assign_coords(
         longitude=np.arange(-180.0, 180, 45)
@@ -282,6 +312,7 @@ READ = {
         {"sample": G1, "shortName": "t", "longitudeOfLastGridPointInDegrees": -45.0}
     ),
     "GRIB from the east": grib({**T, "iScansNegatively": 1, **WEST}),
+    "GRIB without increments": grib({**T, "ijDirectionIncrementGiven": 0}),
     "GRIB a lead": gribs(*({**T, "endStep": x} for x in (0, 6, 12))),
     "GRIB a member": gribs(*(dict(**PF, **T, perturbationNumber=x) for x in (1, 2))),
     "GRIB of control and members": grib(
@@ -297,140 +328,4 @@ SIZES = {
     **dict.fromkeys(("file a member", "GRIB of control and members"), ("number", 3)),
     **dict.fromkeys(("0 and 360", "-180 and 180"), ("longitude", 8)),
     **{"file a level": ("level", 2), "float32 and float64": ("time", 2)},
-}
-
-
-def changed(**coords):
-    return make(time=days(3)).assign_coords(coords)
-
-
-REFUSED = {
-    "radians without unit": ("are radians", changed(latitude=np.deg2rad(LATITUDE))),
-    "beyond the pole": (
-        "from -90 to 90 degrees, found -170",
-        changed(latitude=[60.0, 20, -20, -170]),
-    ),
-    "metres": (
-        "expected latitude in degrees, found m",
-        attributes(make(), latitude={"units": "m"}),
-    ),
-    "twice": (
-        r"there twice.*drop_duplicates",
-        changed(longitude=[0.0, 45, 45, 90, 135, 180, 225, 270]),
-    ),
-    "no unit of time": (
-        "expected times with a unit",
-        unlabelled(make(time=days(3)), {}),
-    ),
-    "months": (
-        "'months since 2020-01-01', and these are of no one length",
-        unlabelled(make(time=days(3)), {"units": "months since 2020-01-01"}),
-    ),
-    "no unit of leads": (
-        "expected lead times with a unit",
-        LEADS.assign_coords(lead_time=[0, 6, 12]),
-    ),
-    "any times": (
-        "a lead time for each of time",
-        make(time=days(3)).assign_coords(forecast_period=("time", hours(0, 6, 6))),
-    ),
-    "valid time of others": (
-        "time is not forecast_reference_time and forecast_period",
-        as_valid(LEADS).assign_coords(forecast_period=("time", hours(0, 6, 18))),
-    ),
-    "curvilinear": (
-        "nav_lat is of y, x: expected a grid",
-        written_out(make(), ("nav_lat", "nav_lon")).assign_coords(
-            nav_lat=(("y", "x"), LATITUDE[:, None] + LONGITUDE / 100)
-        ),
-    ),
-    "rotated": (
-        "a dimension latitude and one longitude, found rlat, rlon",
-        attributes(
-            make().rename(latitude="rlat", longitude="rlon"),
-            rlat={"standard_name": "grid_latitude", "units": "degrees"},
-        ),
-    ),
-    "stations": (
-        "places of each cell: expected a grid",
-        make(longitude=0.0)
-        .rename(latitude="cell", longitude="at")
-        .drop_vars(["cell", "at"])
-        .assign_coords(lat=("cell", LATITUDE), lon=("cell", LATITUDE)),
-    ),
-    "model levels": (
-        "expected levels of pressure, found atmosphere_hybrid",
-        attributes(LEVELS, level={"standard_name": "atmosphere_hybrid_height"}),
-    ),
-    "two levels": (
-        "isobaric and level are both level|level and isobaric are both level",
-        LEVELS.assign(u=LEVELS["t"].rename(level="isobaric").drop_attrs()).pipe(
-            attributes, isobaric={"units": "hPa"}
-        ),
-    ),
-    "unit": ("expected t in K, found 'm s-1'", celsius("m s-1")),
-    "no such unit": ("expected t in K, found 'warm'", celsius("warm")),
-    "other places": (
-        "do not fit together",
-        netcdf(make(), make(time=days(2)[1]).assign_coords(latitude=LATITUDE + 0.1)),
-    ),
-    "other units": (
-        "do not fit together: x is in K and in C",
-        netcdf(
-            *(
-                make(time=day).assign(
-                    x=lambda d, units=units: (
-                        d["t"].drop_attrs().assign_attrs(units=units)
-                    )
-                )
-                for day, units in zip(days(2), "KC", strict=True)
-            )
-        ),
-    ),
-    "the same twice": ("do not fit together", netcdf(make(), make())),
-    "cut netCDF": ("damaged netCDF", cut),
-    "other heights": (
-        "do not fit together: t is in K on levels and in K at 80 m|at 80 m and in K on",
-        grib(T, {**T, "typeOfLevel": "heightAboveGround", "level": 80}),
-    ),
-    "netCDF chunk": (": t is damaged", spoil_chunk),
-    "level twice": ("level 500.0 is there twice", make(level=[500.0, 500.0])),
-    "member twice": ("number 1 is there twice", make(number=[1, 1])),
-    "no date": (
-        "time is missing in some places",
-        make(time=np.array([START, "NaT"], "datetime64[ns]")),
-    ),
-    "no netCDF group": ("no group 'a'", make()),
-    "netCDF 3 group": (
-        "netCDF 3 has no groups",
-        netcdf(make(), engine="scipy", format="NETCDF3_64BIT"),
-    ),
-    "no zarr group": ("no group 'a'", zarr(make(), consolidated=False)),
-    "zarr metadata": ("damaged zarr", zarr(make(), "t/zarr.json", consolidated=False)),
-    "zarr axis": ("damaged zarr", zarr(make(), "latitude/c/*", consolidated=False)),
-    "zarr chunk": (": t is damaged", zarr(make(), "t/c/*/*", consolidated=False)),
-    "GRIB of analysis and forecast": (
-        "whose variables are t, u: .*'lead_time'",
-        grib(T, {"shortName": "u", "endStep": 6}),
-    ),
-    "GRIB of levels": (
-        "whose variables are t, u: .*'level'",
-        grib(T, {"shortName": "u", "level": 850}),
-    ),
-    "GRIB 1 to -1": (
-        "go from 0 to -1 in steps of 51.2857, and the file says steps of 45",
-        grib({"sample": G1, "longitudeOfLastGridPointInDegrees": -1.0}),
-    ),
-    "GRIB along meridians": (
-        "stored along meridians",
-        grib({"jPointsAreConsecutive": 1}),
-    ),
-    "reduced GRIB": (
-        "places of each values: expected a grid",
-        grib({"sample": "reduced_gg_pl_32_grib2"}),
-    ),
-    "accumulations": (
-        "2 messages of tp, .*over 0-6 and 5-6 hours: keep one",
-        grib(*({**TP, "startStep": x, "endStep": 6} for x in (0, 5))),
-    ),
 }

@@ -311,3 +311,10 @@ def test_a_store_of_four_gigabytes_is_scored_in_one(tmp_path):
     crps, mae, peak = map(float, done.stdout.split())
     assert (crps, mae) == (pytest.approx(2), pytest.approx(2))
     assert peak < 1e6  # KiB
+
+
+def test_what_is_no_number_is_not_scored():
+    forecast, truth = make()
+    for dtype in ("m8[ns]", "c8", str):
+        with pytest.raises(DataFormatError, match="z must be numbers: got"):
+            metrics.evaluate(forecast.astype(dtype), truth, ["bias"])
