@@ -74,9 +74,17 @@ def name_axes(fields: xr.Dataset, source: str) -> xr.Dataset:
         raise DataFormatError(f"{source}: places of each {places[0][0]}: {_REGULAR}")
     for axis in _DEGREES:
         fields = _make_grid(fields, axis, found.get(axis), source)
+    taken = {*_DEGREES, *(found.get(axis) for axis in ("start", "valid", "lead_time"))}
     for axis in ("number", "level"):
-        if axis in found:
-            fields = _name(fields, found[axis], axis)
+        if axis not in found:
+            continue
+        along = fields[found[axis]].dims
+        if taken & {*along}:
+            raise DataFormatError(
+                f"{source}: {found[axis]} is of {along[0]}: expected {axis} as a "
+                "dimension of its own"
+            )
+        fields = _name(fields, found[axis], axis)
     return _set_times(fields, found, source)
 
 

@@ -7,19 +7,17 @@ from typing import Any
 
 from hpcjax.core.errors import DataMissing
 
+# Such as "deg C", "degrees_Celsius" and "kelvin".
+_DEGREES = re.compile(
+    r"(?:°|deg(?:ree)?s?)?[ _]?([CFK])(?:elsius|ahrenheit|elvin)?", re.IGNORECASE
+)
 # What is no unit of Pint's, or another one there, such as its coulomb and millibarn.
 _NAMES = {
-    **dict.fromkeys(("C", "Celsius", "celsius", "deg C", "deg_C", "degreeC"), "degC"),
-    **dict.fromkeys(("degree_C", "degrees_C", "degree_Celsius", "°C", "℃"), "degC"),
-    **dict.fromkeys(("degrees_Celsius", "degree_celsius", "degrees_celsius"), "degC"),
-    **dict.fromkeys(
-        ("Kelvin", "kelvin", "degK", "deg K", "degree_K", "degrees_K"), "K"
-    ),
     **dict.fromkeys(("gpm", "geopotential meter", "metre", "meter", "meters"), "m"),
     **dict.fromkeys(("mb", "mbar", "millibar", "millibars", "hectopascal"), "hPa"),
     **dict.fromkeys(("pascal", "pascals", "Pascal", "Pascals"), "Pa"),
     **dict.fromkeys(("kg kg-1", "g g-1", "(0 - 1)"), "1"),
-    **{"gpdm": "dam", "J kg-1": "m2 s-2"},
+    **{"gpdm": "dam", "℃": "degC", "J kg-1": "m2 s-2"},
 }
 # Those that most files have, for which nothing needs to be installed.
 _CHANGES = {
@@ -34,6 +32,9 @@ _CHANGES = {
 
 def spell(units: str) -> str:
     """Returns a unit as UDUNITS spells it, such as "m2 s-2" for "m**2/s^2"."""
+    if degrees := _DEGREES.fullmatch(units.strip()):
+        letter = degrees[1].upper()
+        return "K" if letter == "K" else f"deg{letter}"
     text = re.sub(r"\*\*|\^", "", _NAMES.get(units.strip(), units.strip()))
     text = re.sub(r"\s*/\s*([A-Za-z]+)(\d*)", lambda m: f" {m[1]}-{m[2] or 1}", text)
     text = re.sub(r"(?<=\w)[.*·](?=[A-Za-z])", " ", text)

@@ -147,6 +147,8 @@ UNITS = {
     ("g/kg", "kg kg**-1"): (1e-3, 0),
     ("hPa/h", "Pa s**-1"): (1 / 36, 0),
     ("degF", "K"): (5 / 9, 459.67 * 5 / 9),
+    **dict.fromkeys([("deg C", "K"), ("degrees Celsius", "K")], (1, 273.15)),
+    ("degree_Kelvin", "K"): (1, 0),
     ("K", "Pa"): None,
 }
 

@@ -115,6 +115,14 @@ REFUSED = {
         LEADS.assign_coords(lead_time=("lead_time", [0, 1, 2], {"units": "months"})),
     ),
     "no variable": ("no variable of latitudes", make().drop_vars("t")),
+    "a level for each time": (
+        "level is of time: expected level as a dimension of its own",
+        changed(level=("time", [500.0, 700, 850])),
+    ),
+    "a level for each longitude": (
+        "level is of longitude: expected level as a dimension of its own",
+        make().assign_coords(level=("longitude", LONGITUDE + 500)),
+    ),
     "two levels": (
         "isobaric and level are both level|level and isobaric are both level",
         LEVELS.assign(u=LEVELS["t"].rename(level="isobaric").drop_attrs()).pipe(
