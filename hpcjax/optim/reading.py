@@ -1,15 +1,20 @@
 """The program of an update, read: what of its results depends on what."""
 
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
-from hpcjax.core.errors import ConfigError
+from hpcjax.optim.comparing import (
+    Cut,
+    bare,
+    inner,
+    list_variables,
+    place_of,
+    single,
+)
 
 _COLLECTIVES = {
     *("all_gather", "all_gather_invariant", "pmax", "pmin", "psum", "psum_invariant"),
@@ -18,16 +23,16 @@ _COLLECTIVES = {
 # dimension that it has.
 _COPIES = {
     *("broadcast_in_dim", "copy", "copy_p", "expand_dims", "pcast", "pvary"),
-    *("reduce_precision", "squeeze", "stop_gradient", "transpose"),
+    *("squeeze", "stop_gradient", "transpose"),
 }
 # What an element becomes by these depends on the elements at its place alone: by name,
 # the function of NumPy that computes it, or None.
 _ELEMENTWISE: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(("add", "add_any"), np.add),
-    **{name: getattr(np, name) for name in ("abs", "ceil", "cbrt", "exp", "exp2")},
-    **{name: getattr(np, name) for name in ("expm1", "floor", "imag", "log", "log1p")},
-    **{name: getattr(np, name) for name in ("nextafter", "real", "sign", "sin")},
-    **{name: getattr(np, name) for name in ("cos", "cosh", "conj", "sinh", "sqrt")},
+    **{name: getattr(np, name) for name in ("abs", "ceil", "cbrt", "cos", "cosh")},
+    **{name: getattr(np, name) for name in ("conj", "exp", "exp2", "expm1", "floor")},
+    **{name: getattr(np, name) for name in ("imag", "log", "log1p", "nextafter")},
+    **{name: getattr(np, name) for name in ("real", "sign", "sin", "sinh", "sqrt")},
     **{name: getattr(np, name) for name in ("square", "tan", "tanh")},
     **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
     **{"not": np.invert, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
@@ -35,15 +40,18 @@ _ELEMENTWISE: dict[str, Callable[..., Any] | None] = {
     **{"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal},
     **{"gt": np.greater, "ge": np.greater_equal, "is_finite": np.isfinite},
     **{"pow": lambda x, y: np.power(np.float64(x), y)},
-    **{"rem": np.fmod, "round": np.rint, "rsqrt": lambda x: 1 / np.sqrt(x)},
+    **{"rem": np.fmod, "rsqrt": lambda x: 1 / np.sqrt(x)},
+    **{"round": lambda x, even: np.rint(x) if even else np.trunc(x + np.sign(x) / 2)},
     **{"clamp": lambda low, x, high: np.clip(x, low, high)},
     **{"select_n": lambda which, *cases: cases[int(which)]},
     **{"convert_element_type": lambda x: x, "integer_pow": lambda x, y: x**y},
     **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh")),
     **dict.fromkeys(("complex", "digamma", "erf", "erf_inv", "erfc", "lgamma")),
-    **dict.fromkeys(("logistic", "population_count", "shift_left")),
+    **dict.fromkeys(("logistic", "population_count", "reduce_precision", "shift_left")),
     **dict.fromkeys(("shift_right_arithmetic", "shift_right_logical")),
 }
+# What the function gets besides, by the name of the parameter.
+_FURTHER = {"integer_pow": "y", "round": "rounding_method"}
 # By name, what adds nothing to one.
 _REDUCTIONS: dict[str, float | bool | None] = {
     **{"reduce_and": True, "reduce_or": False, "reduce_sum": 0, "reduce_prod": 1},
@@ -56,19 +64,6 @@ _CALLS = {
     *("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
     *("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2"),
 }
-_PROGRAMS = {"branches", "body_jaxpr", "call_jaxpr", "cond_jaxpr", "fun_jaxpr", "jaxpr"}
-# What of an equation may tell the sizes of what it makes.
-_SHAPES = {"aval", "dimensions", "new_sizes", "out_sharding", "shape", "sharding"}
-# What differs between a matrix and a vector of its elements.
-_RANKS = {"axes", "broadcast_dimensions", "permutation"}
-_OF_RANKS = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
-
-# By variable, the numbers of its dimensions.
-Cut = dict[Any, set[int]]
-
-
-class Differing(ConfigError):
-    """Two programs of one transform, for two sizes, are not the same but for shapes."""
 
 
 class Unknown(NamedTuple):
@@ -126,11 +121,11 @@ class Reader:
         jaxpr, made_by = program.jaxpr, {}
         known = dict(zip(jaxpr.invars, given, strict=True))
         for variable, value in zip(jaxpr.constvars, program.consts, strict=True):
-            known[variable] = Told(at=_single(value))
+            known[variable] = Told(at=single(value))
 
         def read(variable: Any) -> Told:
             if isinstance(variable, Literal):
-                return Told(at=_single(variable.val))
+                return Told(at=single(variable.val))
             return known[variable]
 
         for equation in jaxpr.eqns:
@@ -166,10 +161,13 @@ class Reader:
 
     def _name(self, equation: Any, out: Any, at: Any, ats: list[Any]) -> Any:
         """Returns what a result is; one that is a single number gets a name."""
-        if at is not None or self.find_cut(out):
+        if at is not None or out.aval.size != 1:
             return at
-        known = equation.primitive.name in _ELEMENTWISE and None not in ats
-        key = (equation.primitive.name, *ats) if known else out
+        name, how = equation.primitive.name, str(equation.params)
+        # A program that is called twice makes two numbers of one variable.
+        key = (
+            (name, how, *ats) if name in _ELEMENTWISE and None not in ats else object()
+        )
         return self.unknown.setdefault(key, Unknown(-1 - len(self.unknown)))
 
     def _becomes_partial(
@@ -177,8 +175,6 @@ class Reader:
     ) -> bool | Unless:
         """Says whether an equation meets a dimension that is cut, and may not."""
         name = equation.primitive.name
-        if name == "axis_index":
-            return True
         if name in _ELEMENTWISE or name in _COPIES:
             return False
         if name in _REDUCTIONS:
@@ -193,8 +189,11 @@ class Reader:
         return self._meets_cut(equation)
 
     def _meets_cut(self, equation: Any) -> bool:
-        """Says whether a dimension that is cut is in an equation or in what it runs."""
-        if any(map(self.find_cut, _variables(equation))):
+        """Says whether an equation, or what it runs, is of a part or cannot be read."""
+        # These tell the number of a part, or call what may know a size.
+        if {"axis_name", "callback"} & equation.params.keys():
+            return True
+        if any(map(self.find_cut, list_variables(equation))):
             return True
         bodies = (bare(program).jaxpr for program in inner(equation))
         return any(self._meets_cut(each) for body in bodies for each in body.eqns)
@@ -204,122 +203,6 @@ class Reader:
         return set() if isinstance(variable, Literal) else self.cut[variable]
 
 
-def compare(programs: Sequence[Any]) -> Cut:
-    """Returns the dimensions of the first program's variables that have other sizes.
-
-    Raises:
-      Differing: the programs differ in more than shapes: a number that is another one
-        was made of a size, as a rate by the fan-in is.
-    """
-    first, *others = programs
-    found: Cut = {}
-    for other in others:
-        require_same(first, other, found)
-    return found
-
-
-def require_same(left: Any, right: Any, cut: Cut | None) -> None:
-    """Raises Differing if two programs differ in more than shapes.
-
-    Adds to `cut` the dimensions of each variable whose sizes differ: those are cut, or
-    made of the size of one that is. None compares what matrices become with what
-    vectors of their elements do: the same, but for ranks.
-    """
-    left, right = bare(left), bare(right)
-    pairs = zip(left.consts, right.consts, strict=False)
-    if not all(_hold_same(*map(np.asarray, pair)) for pair in pairs):
-        raise Differing("it holds another array for another size")
-    _compare_shapes(left.jaxpr, right.jaxpr, cut)
-    halves = [_list_equations(each.jaxpr, cut is None) for each in (left, right)]
-    names = [[each.primitive.name for each in half] for half in halves]
-    if names[0] != names[1]:
-        raise Differing("for another size it is another program")
-    for name, one, other in zip(names[0], *halves, strict=True):
-        _compare_shapes(one, other, cut)
-        numbers = [
-            [str(v.val) for v in each.invars if isinstance(v, Literal)]
-            for each in (one, other)
-        ]
-        plain = (
-            one.params.keys() - _SHAPES - _PROGRAMS - (_RANKS if cut is None else set())
-        )
-        if numbers[0] != numbers[1] or any(
-            _differ(one.params[key], other.params[key]) for key in plain
-        ):
-            raise Differing(
-                f"{name} has {numbers[0]}, and of another size {numbers[1]}"
-                f"{place_of(one)}"
-            )
-        for mine, theirs in zip(inner(one), inner(other), strict=True):
-            require_same(mine, theirs, cut)
-
-
-def bare(program: Any) -> Any:
-    """Returns a program with its constants; one that is open has none."""
-    return program if hasattr(program, "consts") else ClosedJaxpr(program, ())
-
-
-def inner(equation: Any) -> list[Any]:
-    """Returns the programs that an equation runs, with their constants if closed."""
-    names = sorted(_PROGRAMS - {"branches"})
-    found = [equation.params[name] for name in names if name in equation.params]
-    return [*found, *equation.params.get("branches", ())]
-
-
-def place_of(equation: Any) -> str:
-    """Returns " in clip_by_global_norm (_clipping.py, line 97)", or nothing."""
-    trace = equation.source_info.traceback
-    for frame in trace.frames if trace else ():
-        file = pathlib.Path(frame.file_name)
-        if not _JAX & {*file.parents} and file != _OWN:
-            function = frame.function_name.partition(".<locals>")[0]
-            return f" in {function} ({file.name}, line {frame.line_num})"
-    return ""
-
-
-_OWN = pathlib.Path(__file__)
-_JAX = {pathlib.Path(jax.__file__).parent}
-
-
-def _list_equations(program: Any, across_ranks: bool) -> list[Any]:
-    if not across_ranks:
-        return program.eqns
-    return [each for each in program.eqns if each.primitive.name not in _OF_RANKS]
-
-
-def _compare_shapes(one: Any, other: Any, cut: Cut | None) -> None:
-    """Adds the dimensions in which variables of programs, or equations, differ."""
-    if cut is None:
-        return
-    for mine, theirs in zip(_variables(one), _variables(other), strict=True):
-        sizes = [getattr(each.aval, "shape", ()) for each in (mine, theirs)]
-        if len(sizes[0]) != len(sizes[1]):
-            raise Differing("for another size it has another dimension")
-        # A program that is called twice is one: what is cut once counts as cut.
-        if not isinstance(mine, Literal):
-            pairs = enumerate(zip(*sizes, strict=True))
-            cut.setdefault(mine, set()).update(at for at, (a, b) in pairs if a != b)
-
-
-def _variables(whole: Any) -> list[Any]:
-    """Returns the variables that a program or equation gets, holds and makes."""
-    return [*whole.invars, *getattr(whole, "constvars", ()), *whole.outvars]
-
-
-def _hold_same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Says whether two arrays are equal, or one number everywhere."""
-    number = _single(one)
-    return np.array_equal(one, other) or (
-        number is not None and number == _single(other)
-    )
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Says whether parameters that are numbers, or several of them, differ."""
-    kinds = (bool, int, float, str, tuple)
-    return isinstance(one, kinds) and one != other
-
-
 def _rearranges(equation: Any) -> bool:
     """Says whether a reshape does more than add or remove sides of length 1."""
     given, made = (
@@ -327,14 +210,6 @@ def _rearranges(equation: Any) -> bool:
         for variable in (equation.invars[0], equation.outvars[0])
     )
     return given != made
-
-
-def _single(value: Any) -> Any:
-    """Returns the number that a literal or constant is everywhere, or None."""
-    if jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key):
-        return None
-    array = np.asarray(value)
-    return array.flat[0] if array.size and (array == array.flat[0]).all() else None
 
 
 def _is_known(at: Any) -> bool:
@@ -370,7 +245,7 @@ def _adds(name: str, at: Any, maker: Any) -> bool | Unless:
         return True
     if isinstance(at, Chosen):
         good = [i for i, each in enumerate(at.cases) if is_number(each, neutral)]
-        return Unless(at.by, good[0]) if len(good) == 1 else not good
+        return Unless(at.by, good[0]) if len(good) == 1 else len(good) < len(at.cases)
     return neutral is None or not is_number(at, neutral)
 
 
@@ -389,6 +264,9 @@ def _pass_on_parts(name: str, given: Sequence[Told]) -> bool | Unless:
 
 def _value(name: str, equation: Any, ats: list[Any]) -> Any:
     """Returns what an equation makes at the places that are looked at, or None."""
+    moves = name in ("broadcast_in_dim", "transpose") or name in _REDUCTIONS
+    if moves and equation.invars[0].aval.size != 1 and not _is_known(ats[0]):
+        return None  # it may be another number at each place
     first = next((at for at in ats if isinstance(at, Chosen)), None)
     if first is None:
         return _value_of(name, equation, ats)
@@ -415,10 +293,13 @@ def _value_of(name: str, equation: Any, ats: list[Any]) -> Any:
     function = _ELEMENTWISE[name]
     if function is None or not all(map(_is_known, ats)):
         return _absorb(name, ats)
-    more = (equation.params["y"],) if name == "integer_pow" else ()
+    more = [equation.params[_FURTHER[name]]] if name in _FURTHER else []
     with np.errstate(all="ignore"):
-        found = function(*ats, *more)
-    return np.asarray(found).astype(equation.outvars[0].aval.dtype)[()]
+        found = np.asarray(function(*ats, *more))
+        made = found.astype(equation.outvars[0].aval.dtype)
+        # What no integer can be, NumPy and XLA make different ones of.
+        lost = found.dtype.kind == "f" and made.dtype.kind in "iu"
+        return None if lost and made != np.trunc(found) else made[()]
 
 
 def _idle(name: str) -> float:

@@ -112,11 +112,11 @@ def test_a_branch_that_a_part_chooses_is_refused():
         check_cuttable(optax.stateless(update), SHAPES, SPECS)
 
 
-def pruned(share):
+def pruned(share, shape=(12, 10)):
     """Returns compressed parameters of which a share is kept, and the masks."""
     rng = np.random.default_rng(7)
-    masks = {"kernel": rng.random((12, 10)) < share}
-    params = {"kernel": rng.normal(size=(12, 10)).astype("f4") * masks["kernel"]}
+    masks = {"kernel": rng.random(shape) < share}
+    params = {"kernel": rng.normal(size=shape).astype("f4") * masks["kernel"]}
     return sparse_state.compress(params, masks), params, masks
 
 
@@ -175,6 +175,19 @@ def test_a_rule_for_the_part_s_own_size_is_refused():
     check_cuttable(tx, SHAPES, SPECS, {"data": 4})  # parts of 2
     with pytest.raises(ConfigError, match="another program"):
         check_cuttable(tx, SHAPES, SPECS, {"data": 2})
+
+
+def test_a_rule_for_large_tables_is_refused():
+    with pytest.raises(ConfigError, match="another size"):
+        optim.check_rows_apart(each(lambda g: g * 2 if g.shape[0] > 500 else g * 3))
+
+
+def test_norms_of_rows_are_refused_of_a_matrix_of_any_size():
+    by_rows = BY_RANK["norm of rows"]()
+    for rows in (2, 11, 12, 97):
+        params = pruned(0.5, (rows, 10))[0].params
+        with pytest.raises(ConfigError, match="by reduce_sum"):
+            sparse_state.check_elementwise(by_rows, params)
 
 
 def test_a_refusal_says_where():

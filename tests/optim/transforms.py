@@ -68,6 +68,95 @@ def by_floats():
     return optax.GradientTransformation(init, update)
 
 
+def with_params(function):
+    """Returns a transform of each gradient and parameter."""
+    return optax.stateless(
+        lambda updates, params=None: jax.tree.map(function, updates, params)
+    )
+
+
+def by_parts(function):
+    """Returns a transform of each gradient that may ask which part it has."""
+
+    def update(updates, state, params=None, *, cut=(), **extra):
+        del params, cut, extra
+        return jax.tree.map(function, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def by_looped_number(gradient):
+    """Asks for the number of a part in the body of a loop over numbers."""
+
+    def body(_, total):
+        return total + jax.lax.axis_index("part")
+
+    return gradient * jax.lax.fori_loop(0, 3, body, 1)
+
+
+def told_by_host(gradient):
+    """Gets a number from a function that may hold anything."""
+    number = jax.ShapeDtypeStruct((), "float32")
+    return gradient * jax.pure_callback(lambda: np.float32(gradient.size), number)
+
+
+def with_one_of_three(updates, count, params):
+    del params
+
+    def change(gradient):
+        cases = [jnp.zeros_like(gradient)] * 2 + [jnp.ones_like(gradient)]
+        return gradient * jax.lax.select_n(jnp.clip(count, 0, 2), *cases).sum()
+
+    return jax.tree.map(change, updates), count + 1
+
+
+@jax.jit
+def is_due(count):
+    return jnp.sin(count) > 0
+
+
+def with_two_counts(updates, counts, params):
+    """Adds 1 if one count is not due, and another one is: by one jitted function."""
+    del params
+    first, second = counts
+    one = jnp.where(is_due(first), 0.0, 1.0) * jnp.where(is_due(second), 1.0, 0.0)
+    return jax.tree.map(lambda g: g + one, updates), (first + 1, second + 2)
+
+
+def with_powers(updates, number, params):
+    """Decays where the square of a number is small, and its cube is not."""
+    both = jnp.where(number**2 > 3, 0.0, 1.0) * jnp.where(number**3 > 3, 1.0, 0.0)
+    return jax.tree.map(lambda g, p: g + both * p, updates, params), number - 1
+
+
+def with_mask(updates, mask, params):
+    """Decays if a mask holds both."""
+    both = jnp.where(mask, 1.0, 0.0).max() * jnp.where(mask, 0.0, 1.0).max()
+    return jax.tree.map(lambda g, p: g + both * p, updates, params), mask
+
+
+def with_turned_mask(updates, mask, params):
+    """Decays if a mask is not symmetric."""
+    uneven = (jnp.where(mask, 1.0, 0.0) * jnp.where(mask.T, 0.0, 1.0)).sum()
+    return jax.tree.map(lambda g, p: g + uneven * p, updates, params), mask
+
+
+def with_rows(function):
+    """Keeps for each row something that changes by itself."""
+
+    def update(updates, rows, params):
+        del params
+        return updates, jax.tree.map(function, rows)
+
+    return optax.GradientTransformation(lambda params: params, update)
+
+
+def numbers(count, dtype="float32"):
+    """Returns a first state of numbers."""
+    one = jnp.zeros((), dtype)
+    return lambda _: one if count == 1 else (one,) * count
+
+
 KNOTS = optax.piecewise_interpolate_schedule("linear", 0.1, {5: 0.5, 9: 0.1})
 NOISE = jax.random.key(0)
 # Right on parts: they work on elements, and on norms by `cut`.
@@ -123,6 +212,27 @@ WHOLE = {
     "mapped": lambda: each(mapped),
     "number": by_number,
     "if large": lambda: each(lambda g: g if g.size > 30 else 2 * g),
+    "sign if large": lambda: with_params(lambda g, p: g - p if g.size > 30 else p - g),
+    "dtype if large": lambda: each(
+        lambda g: g.astype("bfloat16" if g.size > 30 else "float16").astype(g.dtype)
+    ),
+    "looped number": lambda: by_parts(by_looped_number),
+    "scattered": lambda: by_parts(
+        lambda g: g * jax.lax.psum_scatter(jnp.arange(2.0), "part")
+    ),
+    "other axis": lambda: by_parts(lambda g: g / jax.lax.psum(g.sum(), "other")),
+    "told by host": lambda: each(told_by_host),
+    "branches": lambda: optax.GradientTransformation(
+        numbers(1, "int32"),
+        lambda updates, count, params: (
+            jax.tree.map(
+                lambda g: jax.lax.switch(count, [jnp.sin, jnp.cos] * g.shape[-1], g),
+                updates,
+            ),
+            count,
+        ),
+    ),
+    "not done": lambda: each(lambda g: g // 0 if 1 // (g.size - g.size) else g),
     "row 0": lambda: each(lambda g: g.at[0].multiply(0.0)),
     "row 0 set": lambda: each(lambda g: g.at[0].set(0.0)),
     "row 0 least": lambda: each(lambda g: g.at[0].min(0.0)),
@@ -166,6 +276,13 @@ LATE = {
     "mean from step 3": lambda: optax.conditionally_transform(
         each(lambda g: g - g.mean()), lambda step, **_: step >= 3
     ),
+    "one of three": lambda: optax.GradientTransformation(
+        numbers(1, "int32"), with_one_of_three
+    ),
+    "two counts": lambda: optax.GradientTransformation(numbers(2), with_two_counts),
+    "another state": lambda: optax.GradientTransformation(
+        numbers(1), lambda updates, number, params: (updates, {"a": number})
+    ),
     "warm-up": lambda: optax.chain(
         optax.scale_by_param_block_rms(),
         optax.scale_by_schedule(lambda step: jnp.where(step < 5, 0.0, 0.1)),
@@ -185,6 +302,14 @@ BY_RANK = {
     ),
     "least": lambda: each(lambda g: g / g.max()),
     "noise": lambda: optax.add_noise(0.1, 0.5, NOISE),
+    "filled": lambda: each(lambda g: g * jnp.full(g.shape, 2.0 if g.ndim > 1 else 3.0)),
+    "sign of matrices": lambda: with_params(
+        lambda g, p: g - p if g.ndim > 1 else p - g
+    ),
+    "half up": lambda: each(lambda g: jax.lax.round(g + 0.5)),
+    "not a number": lambda: each(
+        lambda g: jnp.where((g / jnp.abs(g)).astype("int32") == 0, 1.0, g)
+    ),
     "a ones": lambda: each(lambda g: g + 1),
 }
 # Rows that have no gradient change in a later step.
@@ -199,6 +324,17 @@ AFTERWARDS = {
     "counted in floats": by_floats,
     "momentum": lambda: optax.sgd(0.1, 0.9),
     "average": lambda: optax.ema(0.9),
+    "powers": lambda: optax.GradientTransformation(numbers(1), with_powers),
+    "mask": lambda: optax.GradientTransformation(
+        lambda _: jnp.zeros(4, bool), with_mask
+    ),
+    "turned mask": lambda: optax.GradientTransformation(
+        lambda _: jnp.zeros((4, 4), bool), with_turned_mask
+    ),
+    "greatest of rows": lambda: with_rows(
+        lambda row: jnp.broadcast_to(row.max(-1, keepdims=True), row.shape)
+    ),
+    "rounded": lambda: with_rows(lambda row: jax.lax.reduce_precision(row, 8, 7)),
 }
 # Of these norms are those of all that is kept, so that they may be compressed.
 NORMS = "lars", "lamb", "fromage", "clip norm", "norm", "greatest", "if finite"
