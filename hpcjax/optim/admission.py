@@ -83,12 +83,11 @@ def check_cuttable(
     """
     flat = trees.flatten(shapes)
     cuts = {path: shards.list_cuts(stepped, path, x.ndim) for path, x in flat.items()}
-    dims = {path: tuple({dim for dim, _ in own}) for path, own in cuts.items()}
     told = shards.CutAxes(
-        {path: (_AXIS,) for path, own in dims.items() if own},
+        {path: (_AXIS,) for path, own in cuts.items() if own},
         {path: leaf.shape for path, leaf in flat.items()},
     )
-    forms = [_mark(shapes, dims, own) for own in _SIZES] + [shapes]
+    forms = [_mark(shapes, cuts, own) for own in _SIZES] + [shapes]
     if sizes is not None:
         parts = {path: _part(x, cuts[path], sizes) for path, x in flat.items()}
         forms.append(trees.unflatten(shapes, parts))
@@ -117,8 +116,12 @@ def check_compressible(
     programs = []
     for form in (kept, whole):
         flat = trees.flatten(form)
-        dims = {path: range(n - flat[path].ndim, 0) for path, n in stacked.items()}
-        forms = [_mark(form, dims, own) for own in _SIZES] + [form]
+        # What is kept of one has other places than what is kept of another.
+        cuts = {
+            path: tuple((dim, path) for dim in range(n - flat[path].ndim, 0))
+            for path, n in stacked.items()
+        }
+        forms = [_mark(form, cuts, own) for own in _SIZES] + [form]
         begun = [_trace_init(tx, each, COMPRESSED) for each in forms]
         stepped = [_trace_update(tx, each, COMPRESSED) for each in forms]
         cut = _compare(begun, COMPRESSED) | _compare(stepped, COMPRESSED)
@@ -226,15 +229,15 @@ def _compare(traced: Sequence[Traced], needs: str) -> Cut:
         ) from error
 
 
-def _mark(shapes: Any, dims: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> Any:
-    """Returns shapes in which each dimension that is cut has a size of its own."""
+def _mark(shapes: Any, cuts: Mapping[str, shards.Cuts], sizes: Sequence[int]) -> Any:
+    """Returns shapes whose cut dimensions have sizes that tell how an array is cut."""
+    kinds = list(dict.fromkeys(cuts.values()))
 
     def mark(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-        own, ndim = dims.get(path, ()), leaf.ndim
-        shape = tuple(
-            sizes[at] if at - ndim in own else leaf.shape[at] for at in range(ndim)
-        )
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+        shape, own = list(leaf.shape), cuts.get(path, ())
+        for dim, _ in own:
+            shape[dim] = sizes[leaf.ndim + dim] + 100 * kinds.index(own)
+        return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
 
     flat = trees.flatten(shapes)
     return trees.unflatten(shapes, {path: mark(path, x) for path, x in flat.items()})

@@ -40,14 +40,16 @@ _ELEMENTWISE: dict[str, Callable[..., Any] | None] = {
     **{"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal},
     **{"gt": np.greater, "ge": np.greater_equal, "is_finite": np.isfinite},
     **{"pow": lambda x, y: np.power(np.float64(x), y)},
-    **{"rem": np.fmod, "rsqrt": lambda x: 1 / np.sqrt(x)},
+    **{"rsqrt": lambda x: 1 / np.sqrt(x)},
     **{"round": lambda x, even: np.rint(x) if even else np.trunc(x + np.sign(x) / 2)},
     **{"clamp": lambda low, x, high: np.clip(x, low, high)},
     **{"select_n": lambda which, *cases: cases[int(which)]},
     **{"convert_element_type": lambda x: x, "integer_pow": lambda x, y: x**y},
     **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh")),
     **dict.fromkeys(("complex", "digamma", "erf", "erf_inv", "erfc", "lgamma")),
-    **dict.fromkeys(("logistic", "population_count", "reduce_precision", "shift_left")),
+    **dict.fromkeys(
+        ("logistic", "population_count", "reduce_precision", "rem", "shift_left")
+    ),
     **dict.fromkeys(("shift_right_arithmetic", "shift_right_logical")),
 }
 # What the function gets besides, by the name of the parameter.

@@ -306,6 +306,9 @@ BY_RANK = {
     "sign of matrices": lambda: with_params(
         lambda g, p: g - p if g.ndim > 1 else p - g
     ),
+    "divided by 0": lambda: each(
+        lambda g: g + jax.lax.rem(0 * g.astype("int32") + 1, 0)
+    ),
     "half up": lambda: each(lambda g: jax.lax.round(g + 0.5)),
     "not a number": lambda: each(
         lambda g: jnp.where((g / jnp.abs(g)).astype("int32") == 0, 1.0, g)
