@@ -34,7 +34,7 @@ BY_ROWS = (
 )
 # Sizes of the dimensions of an array that are cut, each time that a transform is looked
 # at. Of one array they differ, so that one dimension is not taken for another.
-_SIZES = (11, 17, 23, 31, 41, 47), (97, 89, 83, 79, 73, 71)
+_SIZES = (11, 17, 23, 31, 41, 47, 59, 67), (97, 89, 83, 79, 73, 71, 61, 53)
 _AXIS = "part"
 # Where a cache and a table are told apart, this is a table.
 _ROWS = 1_000_003

@@ -110,6 +110,12 @@ def with_one_of_three(updates, count, params):
     return jax.tree.map(change, updates), count + 1
 
 
+def least_at_first(params):
+    """Returns a count, and a number that is of all places."""
+    leaves = [x for x in jax.tree.leaves(params) if hasattr(x, "shape")]
+    return jnp.zeros(()), sum((jnp.min(x) for x in leaves), jnp.zeros(()))
+
+
 @jax.jit
 def is_due(count):
     return jnp.sin(count) > 0
@@ -278,6 +284,13 @@ LATE = {
     ),
     "one of three": lambda: optax.GradientTransformation(
         numbers(1, "int32"), with_one_of_three
+    ),
+    "least at first": lambda: optax.GradientTransformation(
+        least_at_first,
+        lambda updates, state, params: (
+            jax.tree.map(lambda g: g * state[1], updates),
+            (state[0] + 1, state[1]),
+        ),
     ),
     "two counts": lambda: optax.GradientTransformation(numbers(2), with_two_counts),
     "another state": lambda: optax.GradientTransformation(
