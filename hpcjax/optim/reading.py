@@ -54,6 +54,8 @@ _ELEMENTWISE: dict[str, Callable[..., Any] | None] = {
 }
 # What the function gets besides, by the name of the parameter.
 _FURTHER = {"integer_pow": "y", "round": "rounding_method"}
+# XLA may take what is smaller for zero, and NumPy does not.
+_TINY = np.finfo(np.float32).tiny
 # By name, what adds nothing to one.
 _REDUCTIONS: dict[str, float | bool | None] = {
     **{"reduce_and": True, "reduce_or": False, "reduce_sum": 0, "reduce_prod": 1},
@@ -297,6 +299,8 @@ def _value_of(name: str, equation: Any, ats: list[Any]) -> Any:
         return _absorb(name, ats)
     more = [equation.params[_FURTHER[name]]] if name in _FURTHER else []
     with np.errstate(all="ignore"):
+        if any(0 < abs(at) < _TINY for at in ats):
+            return None
         found = np.asarray(function(*ats, *more))
         made = found.astype(equation.outvars[0].aval.dtype)
         # What no integer can be, NumPy and XLA make different ones of.

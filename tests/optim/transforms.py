@@ -322,6 +322,7 @@ BY_RANK = {
     "divided by 0": lambda: each(
         lambda g: g + jax.lax.rem(0 * g.astype("int32") + 1, 0)
     ),
+    "tiny": lambda: each(lambda g: jnp.where(g + 1e-40 > 0, 0.0, 1.0)),
     "half up": lambda: each(lambda g: jax.lax.round(g + 0.5)),
     "not a number": lambda: each(
         lambda g: jnp.where((g / jnp.abs(g)).astype("int32") == 0, 1.0, g)
