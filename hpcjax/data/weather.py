@@ -174,7 +174,7 @@ def _open_one(
         _require("zarr", path)
         if not any((path / name).exists() for name in _ZARR):
             raise DataFormatError(f"{path}: expected a zarr store, found a folder")
-        return canonicalise(open_lazily(path, "zarr", group), str(path))
+        return canonicalise(open_lazily(path, "zarr", group), str(path), variables)
     with path.open("rb") as file:
         start = file.read(8)
     if start[:4] == b"GRIB":
@@ -184,9 +184,10 @@ def _open_one(
     found = [engine for magic, engine in engines.items() if start.startswith(magic)]
     if not found:
         raise DataFormatError(f"{path}: expected GRIB, netCDF or zarr, found {start!r}")
-    return canonicalise(open_lazily(path, found[0], group), str(path))
+    return canonicalise(open_lazily(path, found[0], group), str(path), variables)
 
 
+_NOW = np.timedelta64(0, "ns")
 _ZARR = ("zarr.json", ".zgroup", ".zmetadata")
 
 
@@ -212,7 +213,11 @@ def _choose(
     return [part[own] for part, own in zip(parts, wanted, strict=True) if own] or parts
 
 
-def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
+def canonicalise(
+    fields: xr.Dataset,
+    source: str = "fields",
+    variables: Sequence[str] | None = None,
+) -> xr.Dataset:
     """Returns fields under canonical names of dimensions and variables, in their units.
 
     Dimensions are `number`, `time` (when a forecast starts, or an analysis is valid),
@@ -224,6 +229,8 @@ def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
     Args:
       fields: as cfgrib, CDO, WeatherBench 1 or 2, or the CF conventions name them.
       source: a name for messages.
+      variables: canonical names of those wanted, the others are not looked at; all if
+        there are none of these.
 
     Returns:
       A new dataset; `attrs["history"]` says what was changed.
@@ -233,7 +240,7 @@ def canonicalise(fields: xr.Dataset, source: str = "fields") -> xr.Dataset:
         are not in order, or an empty dimension.
     """
     notes: list[str] = []
-    fields = _rename(name_axes(fields, source), source)
+    (fields,) = _choose([_rename(name_axes(fields, source), source)], variables)
     fields = _drop_others(_drop_unplaced(fields, notes))
     empty = [str(dim) for dim, size in fields.sizes.items() if size == 0]
     if empty:
@@ -367,6 +374,8 @@ def _check_order(fields: xr.Dataset, source: str) -> xr.Dataset:
             raise DataFormatError(f"{source}: {dim} is missing in some places")
         if dim == "number":
             values = np.sort(values)
+        if dim == "lead_time" and values.min(initial=_NOW) < _NOW:
+            raise DataFormatError(f"{source}: what is forecast is before its start")
         wrong = np.nonzero(values[1:] <= values[:-1])[0]
         if wrong.size:
             twice = values[wrong[0] + 1] == values[wrong[0]]

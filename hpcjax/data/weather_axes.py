@@ -199,7 +199,11 @@ def _find_later(
         return None
     times = fields[valid]
     if lead in fields.dims:
-        known = start is None and lead in fields.coords and times.dims == (lead,)
+        if lead not in fields.coords:
+            return None
+        if start is not None and not (times == fields[start] + fields[lead]).all():
+            raise DataFormatError(f"{source}: {valid} is not {start} and {lead}")
+        known = start is None and times.dims == (lead,)
         return fields[lead].variable if known else None
     if start is not None and (lead is None or start not in fields.dims):
         later = times.variable - fields[start].variable

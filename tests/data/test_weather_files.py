@@ -226,3 +226,12 @@ def test_any_archive_is_the_field_that_it_was_made_of(archive):
     np.testing.assert_allclose(
         found, value_at(found.coords).transpose(*found.dims), atol=2e-3
     )
+
+
+def test_variables_that_are_not_asked_for_may_be_of_any_unit(tmp_path):
+    fields = make(time=days(3))
+    fields["w"] = fields["t"].assign_attrs(units="m s-1", standard_name="")
+    fields.to_netcdf(tmp_path / "both.nc", engine="h5netcdf")
+    assert [*data.open_fields(tmp_path / "both.nc", ["t"])] == ["t"]
+    with pytest.raises(DataFormatError, match="w"):
+        data.open_fields(tmp_path / "both.nc")

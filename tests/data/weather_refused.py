@@ -33,7 +33,22 @@ def changed(**coords):
     return make(time=days(3)).assign_coords(coords)
 
 
+def contradicting():
+    """Valid times that are an hour later than starts and lead times say."""
+    fields = make(time=days(3), lead_time=hours(0, 6))
+    later = fields["time"] + fields["lead_time"] + np.timedelta64(1, "h")
+    start = fields["time"].assign_attrs(standard_name="forecast_reference_time")
+    return fields.assign_coords(
+        time=start, valid_time=later.assign_attrs(standard_name="time")
+    )
+
+
 REFUSED = {
+    "valid times of others": ("valid_time is not time and lead_time", contradicting()),
+    "before its start": (
+        "is before its start",
+        make(time=days(3), lead_time=hours(-6, 0)),
+    ),
     "radians without unit": ("are radians", changed(latitude=np.deg2rad(LATITUDE))),
     "beyond the pole": (
         "from -90 to 90 degrees, found -170",
