@@ -54,8 +54,8 @@ class Config(config.Config):
     }
     figures: ClassVar[Mapping[str, str]] = {
         "seconds": "regime policy: of the run; NaN where a policy cannot be had",
-        "lost": "regime policy: of these, to input",
-        "storage_reads": "regime policy: of the storage over all reads",
+        "lost": "regime policy: of these, to input; NaN likewise",
+        "storage_reads": "regime policy: of the storage over all reads; NaN likewise",
     }
 
     files: config.Size = 1000
