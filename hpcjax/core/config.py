@@ -154,12 +154,17 @@ class Config:
 
     def find_factory(self) -> Callable[..., Any]:
         """Returns the factory; imports its module, and JAX with it."""
-        module, _, name = self.factory.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return find_function(self.factory)
 
     def make(self, *args: Any, **runtime: Any) -> Any:
         """Calls the factory with the fields and with what only a run knows."""
         return self.find_factory()(*args, **fields_of(self), **runtime)
+
+
+def find_function(place: str) -> Callable[..., Any]:
+    """Returns the function at "module:function"; imports its module."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def fields_of(config: Any) -> dict[str, Any]:

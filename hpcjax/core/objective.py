@@ -86,10 +86,17 @@ class Objective:
         return totals
 
     def check_outputs(self, outputs: Any) -> None:
-        """Raises ConfigError unless outputs are arrays of these names and axes."""
+        """Raises ConfigError unless outputs are arrays of these names and axes.
+
+        What stands for one array, such as the parts of logits, is taken as it is.
+        """
         single = isinstance(self.outputs, Numbers)
         wanted = {"": self.outputs} if single else dict(self.outputs)
         if single:
+            if not isinstance(outputs, tuple | Mapping) and not hasattr(
+                outputs, "ndim"
+            ):
+                return
             given = {"": outputs}
         elif isinstance(outputs, Mapping):
             given = dict(outputs)

@@ -51,6 +51,7 @@ OTHERS = {
     "optuna": "optuna",
     "pandas": "pandas",
     "pillow": "PIL",
+    "pint": "pint",
     "properscoring": "properscoring",
     "pyarrow": "pyarrow",
     "pysz": "pysz",

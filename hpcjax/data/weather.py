@@ -374,7 +374,7 @@ def _check_order(fields: xr.Dataset, source: str) -> xr.Dataset:
             raise DataFormatError(f"{source}: {dim} is missing in some places")
         if dim == "number":
             values = np.sort(values)
-        if dim == "lead_time" and values.min(initial=_NOW) < _NOW:
+        if dim == "lead_time" and (values < _NOW).any():
             raise DataFormatError(f"{source}: what is forecast is before its start")
         wrong = np.nonzero(values[1:] <= values[:-1])[0]
         if wrong.size:

@@ -20,7 +20,7 @@ import xarray as xr
 
 from hpcjax import perf
 from hpcjax.perf.intervals import bootstrap_median, median
-from hpcjax.runs.tables import Claim
+from hpcjax.runs.claims import Claim
 
 Rows = Mapping[str, xr.Dataset]
 Cells = Mapping[str, float | xr.DataArray]  # a number for each column

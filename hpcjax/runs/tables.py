@@ -15,95 +15,10 @@ from typing import Any, Literal
 import xarray as xr
 
 from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.runs import reduce
+from hpcjax.runs.claims import Claim, Control
 
 TierName = Literal["cpu", "gpu", "model"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Control:
-    """A negative control: the table that a broken variant would have made.
-
-    Attributes:
-      rows: `{row: other row}`, whose cells are put in its place.
-      columns: `{column: other column}`, likewise.
-      only: the columns whose cells other rows give; all if empty.
-    """
-
-    rows: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
-    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    only: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """Returns whose cells are put in the place of others."""
-        return ", ".join(
-            map(str, dict.fromkeys([*self.rows.values(), *self.columns.values()]))
-        )
-
-    def apply(self, table: xr.Dataset) -> xr.Dataset:
-        """Returns the table with the cells of others; KeyError if it lacks them."""
-        table = table.assign({to: table[name] for to, name in self.columns.items()})
-        if not self.rows:
-            return table
-        table["row"].sel(row=list(self.rows))
-        names = [self.rows.get(row, row) for row in table["row"].values.tolist()]
-        other = table.sel(row=names).assign_coords(row=table["row"])
-        return table.assign({name: other[name] for name in self.only or other})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A statement of the paper, as a bound on a number of ours.
-
-    Attributes:
-      relation: the paper's statement in words.
-      ours: computes our number from the assembled table.
-      at_most: the claim holds when the number is at most this; or
-      at_least: when it is at least this.
-      control: on whose table the bound must not hold, or it would say nothing.
-    """
-
-    relation: str
-    ours: Callable[[xr.Dataset], float]
-    at_most: float | None = None
-    at_least: float | None = None
-    control: Control | None = None
-
-    def __post_init__(self) -> None:
-        if (self.at_most is None) == (self.at_least is None):
-            raise ConfigError(
-                f"claim {self.relation!r} needs exactly one of at_most and at_least"
-            )
-
-    def fails(
-        self,
-        rows: Mapping[Any, Any] | None = None,
-        columns: Mapping[str, str] | None = None,
-        only: tuple[str, ...] = (),
-    ) -> "Claim":
-        """Returns the claim with a negative control; see `Control`.
-
-        Examples:
-          `claim.fails({"jorge": "sgd"})` must not hold if Jorge does what SGD does.
-        """
-        control = Control(rows=rows or {}, columns=columns or {}, only=only)
-        return dataclasses.replace(self, control=control)
-
-    @property
-    def bound(self) -> str:
-        """The bound in print, such as `≤ 0.85`."""
-        return (
-            f"≤ {self.at_most:g}"
-            if self.at_most is not None
-            else f"≥ {self.at_least:g}"
-        )
-
-    def holds(self, value: float) -> bool:
-        """Returns whether `value` satisfies the bound; NaN never does."""
-        if math.isnan(value):
-            return False
-        if self.at_most is not None:
-            return value <= self.at_most
-        return self.at_least is not None and value >= self.at_least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -304,8 +219,6 @@ class Table:
     caption: str = ""
 
     def __post_init__(self) -> None:
-        from hpcjax.runs import reduce
-
         both = {
             name: said if isinstance(said, tuple) else (said, reduce.figure(name))
             for name, said in self.columns.items()

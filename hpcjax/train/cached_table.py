@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +33,14 @@ from hpcjax.train.row_cache import (
     list_row_leaves,
     split_rows,
 )
-from hpcjax.train.row_cache_config import RowCacheConfig
 from hpcjax.train.state import TrainState
+
+if TYPE_CHECKING:
+    from hpcjax.train.row_cache_config import RowCacheConfig
 
 
 def train_cached(
-    config: RowCacheConfig, optimizer: Optimization, mean: Any, setup: RunShape
+    config: "RowCacheConfig", optimizer: Optimization, mean: Any, setup: RunShape
 ) -> Method:
     """Returns the method of `state=row_cache`; see `RowCacheConfig.build`.
 
@@ -120,7 +122,7 @@ class _Host:
     Each start plans anew, up to the next pause.
     """
 
-    def __init__(self, config: RowCacheConfig, capacity: int) -> None:
+    def __init__(self, config: "RowCacheConfig", capacity: int) -> None:
         self._config, self._capacity = config, capacity
         self._told: dict[int, dict[str, float]] = {}
         self._opened = contextlib.ExitStack()

@@ -71,7 +71,7 @@ def sparse_training(
     shapes, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
     try:
         jax.eval_shape(init, shapes)
-    except TypeError as error:
+    except (ConfigError, TypeError) as error:
         raise ConfigError(f"state=sparse: {error}") from error
     gradients = _gradients(config)
     return Method(optimizer.mesh_shape, init, gradients, update, optimizer.facts)

@@ -5,7 +5,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from hpcjax.core import checks
-from hpcjax.core.config import Config, Fraction, Patterns, Seed, Share, Size
+from hpcjax.core.config import (
+    Config,
+    Fraction,
+    Patterns,
+    Seed,
+    Share,
+    Size,
+    find_function,
+)
 from hpcjax.core.structures import NM, Block, Channels, Unstructured
 from hpcjax.optim.sparsify.distributions import (
     ByRules,
@@ -180,8 +188,7 @@ class PruneConfig(PruneOptions):
         found = optimization._replace(tx=self.seeded(setup).make(optimization.tx))
         if not self.sparse_grads:
             return found
-        from hpcjax.optim.sparsify._prune import sent
-
+        sent = find_function("hpcjax.optim.sparsify._prune:sent")
         reads = self.score not in ("magnitude", "random")
         return found._replace(sent=partial(sent, last=last if reads else -1))
 
@@ -205,16 +212,18 @@ class DynamicConfig(Rewiring):
 
     def build(self, optimization: "Optimization", setup: "RunShape") -> "Optimization":
         """Returns the optimization of a sparse network, for a run of so many steps."""
-        from hpcjax.optim.sparsify import _dynamic
-
+        begin, sent, table = (
+            find_function(f"hpcjax.optim.sparsify._dynamic:{name}")
+            for name in ("begin", "sent", "change_table")
+        )
         own = self.seeded(setup)
         tx = own.make(optimization.tx, steps=setup.steps)
         names = (field.name for field in dataclasses.fields(Rewiring))
         fields = {name: getattr(own, name) for name in names}
         chosen = DynamicOptions(**fields, steps=setup.steps)
-        times = _dynamic.change_table(chosen)[0] if self.grow else ()
+        times = table(chosen)[0] if self.grow else ()
         return optimization._replace(
             tx=tx,
-            begin=partial(_dynamic.begin, chosen=chosen),
-            sent=partial(_dynamic.sent, times=tuple(map(int, times))),
+            begin=partial(begin, chosen=chosen),
+            sent=partial(sent, times=tuple(map(int, times))),
         )
