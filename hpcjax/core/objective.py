@@ -1,12 +1,12 @@
 """What a data set asks of a model, and how the model's outputs are scored; no JAX."""
 
 import dataclasses
-import importlib
 import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from hpcjax.core.config import find_function
 from hpcjax.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ class Objective:
         """Returns the function that scores."""
         if callable(self.score):
             return self.score
-        module, _, name = self.score.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return find_function(self.score)
 
 
 def _describe(outputs: Any) -> str:

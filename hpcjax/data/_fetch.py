@@ -4,7 +4,6 @@ import contextlib
 import fnmatch
 import gzip
 import hashlib
-import importlib
 import json
 import pathlib
 import shutil
@@ -17,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from hpcjax.core import files
+from hpcjax.core.config import find_function
 from hpcjax.core.errors import DataFormatError, DataMissing
 from hpcjax.data import catalog
 from hpcjax.data.catalog import Package
@@ -75,8 +75,7 @@ def fetch(
             for path in unpacked:
                 path.replace(folder / path.name)
         if known.build:
-            module, _, function = known.build.partition(":")
-            getattr(importlib.import_module(module), function)(name, folder, report)
+            find_function(known.build)(name, folder, report)
     size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
     report(f"{name} is in {folder}, {size / 1e6:.1f} MB")
     return folder

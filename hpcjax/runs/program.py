@@ -8,7 +8,6 @@ Importing this module imports no JAX.
 import contextlib
 import dataclasses
 import functools
-import importlib
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -337,9 +336,8 @@ def _context(place: str) -> contextlib.AbstractContextManager[Any]:
     if not place:
         return contextlib.nullcontext()
     try:
-        module, _, name = place.partition(":")
-        return getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError) as error:
+        return config.find_function(place)()
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f'broken must be "module:function", a context: got {place!r}, {error}'
         ) from error

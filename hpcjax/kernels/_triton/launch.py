@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from hpcjax.core import compat
+from hpcjax.core.config import find_function
 from hpcjax.core.varying import vary_like
 
 # A part of the key of `jax.jit`'s caches: what is traced for a GPU that is not here
@@ -45,8 +46,7 @@ class Launch:
 
     def load(self) -> Any:
         """Returns the `triton.jit` function; imports Triton."""
-        module, _, name = self.kernel.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return find_function(self.kernel)
 
 
 class Call(NamedTuple):
