@@ -1,10 +1,11 @@
-"""What a table must show: bounds on its numbers, and tables that must break them."""
+"""What a table must show: bounds on its numbers, what must break them, and a floor."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import ConfigError
@@ -50,14 +51,14 @@ class Claim:
       ours: computes our number from the assembled table.
       at_most: the claim holds when the number is at most this; or
       at_least: when it is at least this.
-      control: on whose table the bound must not hold, or it would say nothing.
+      controls: on none of whose tables the bound may hold, or it would say nothing.
     """
 
     relation: str
     ours: Callable[[xr.Dataset], float]
     at_most: float | None = None
     at_least: float | None = None
-    control: Control | None = None
+    controls: tuple[Control, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.at_most is None) == (self.at_least is None):
@@ -67,17 +68,21 @@ class Claim:
 
     def fails(
         self,
-        rows: Mapping[Any, Any] | None = None,
+        *rows: Mapping[Any, Any],
         columns: Mapping[str, str] | None = None,
         only: tuple[str, ...] = (),
     ) -> "Claim":
-        """Returns the claim with a negative control; see `Control`.
+        """Returns the claim with further negative controls, one of each `rows`.
 
         Examples:
-          `claim.fails({"jorge": "sgd"})` must not hold if Jorge does what SGD does.
+          `claim.fails({"jorge": "sgd"}, {"jorge": "constant"})` must not hold if Jorge
+          does what SGD does, nor if it does what no optimizer does; see `Control`.
         """
-        control = Control(rows=rows or {}, columns=columns or {}, only=only)
-        return dataclasses.replace(self, control=control)
+        more = [
+            Control(rows=each, columns=columns or {}, only=only)
+            for each in rows or [{}]
+        ]
+        return dataclasses.replace(self, controls=(*self.controls, *more))
 
     @property
     def bound(self) -> str:
@@ -95,3 +100,39 @@ class Claim:
         if self.at_most is not None:
             return value <= self.at_most
         return self.at_least is not None and value >= self.at_least
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trivial:
+    """Rows of methods without the idea; a peer that is worse has not learned.
+
+    Attributes:
+      rows: their names.
+      by: the column that tells how good a row is: the less the better.
+      largest: the more the better.
+      peers: rows of others' methods, whose claims fail where they have not learned.
+    """
+
+    rows: tuple[str, ...]
+    by: str
+    largest: bool = False
+    peers: tuple[str, ...] = ()
+
+    def find_strongest(self, table: xr.Dataset) -> str | None:
+        """Returns the best of the trivial rows; None if the table lacks one's cell."""
+        cells = self._lower_is_better(table, self.rows)
+        return None if np.isnan(cells).any() else self.rows[int(np.argmin(cells))]
+
+    def find_unlearned(self, table: xr.Dataset) -> tuple[str, ...]:
+        """Returns the peers that are not known to be as good as any trivial row."""
+        least = np.min(self._lower_is_better(table, self.rows))
+        cells = self._lower_is_better(table, self.peers)
+        return tuple(
+            peer
+            for peer, cell in zip(self.peers, cells, strict=True)
+            if not cell <= least
+        )
+
+    def _lower_is_better(self, table: xr.Dataset, rows: tuple[str, ...]) -> np.ndarray:
+        cells = table[self.by].reindex(row=list(rows)).values.astype(float)
+        return -cells if self.largest else cells

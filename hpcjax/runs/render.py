@@ -87,8 +87,8 @@ def verdicts(found: Iterable[Verdict]) -> pd.DataFrame:
             {
                 "paper's relation": verdict.relation,
                 "ours": f"{cell(verdict.ours)} ({verdict.bound})",
-                "verdict": "holds" if verdict.holds else "FAILS",
-                "must fail": _control(verdict),
+                "verdict": _word(verdict),
+                "must fail": _list_controls(verdict),
             }
             for verdict in found
         ],
@@ -96,11 +96,31 @@ def verdicts(found: Iterable[Verdict]) -> pd.DataFrame:
     )
 
 
-def _control(verdict: Verdict) -> str:
-    """Returns the number of the negative control, and whose cells make it."""
-    if verdict.broken is None:
+def _word(verdict: Verdict) -> str:
+    """Returns whether a claim holds, and whom it is about that has not learned."""
+    told = f": {', '.join(verdict.unlearned)} has not learned" * bool(verdict.unlearned)
+    return "holds" if verdict.holds else f"FAILS{told}"
+
+
+def _list_controls(verdict: Verdict) -> str:
+    """Returns the numbers of the negative controls, and whose cells make them."""
+    both = zip(verdict.broken, verdict.controls, strict=True)
+    return "; ".join(f"{cell(number)}, with {control}" for number, control in both)
+
+
+def describe_trivial(result: TableResult) -> str:
+    """Returns which trivial row is the strongest, and which peers are worse."""
+    trivial = result.table.tier(result.tier).trivial
+    if trivial is None:
         return ""
-    return f"{cell(verdict.broken)}, with {verdict.control}"
+    heading = result.table.columns.get(trivial.by, trivial.by)
+    found = trivial.find_strongest(result.dataset)
+    if found is None:
+        return f"Strongest trivial row: unknown, for {heading} is not known of each"
+    best = cell(result.dataset[trivial.by].sel(row=found).item())
+    behind = trivial.find_unlearned(result.dataset)
+    told = "".join(f"; {peer} is worse: peer has not learned" for peer in behind)
+    return f"Strongest trivial row: {found}, {heading} {best}{told}"
 
 
 def cell(value: Any) -> str:
@@ -117,6 +137,8 @@ def _rich(result: TableResult) -> RenderableType:
     parts = [_frame(values(result), title)]
     if result.verdicts:
         parts.append(list_verdicts(result.verdicts))
+    if told := describe_trivial(result):
+        parts.append(Text(told))
     parts.append(Text(f"Paper: {result.table.paper}"))
     if result.table.caption:
         parts.append(Text(f"Note: {result.table.caption}"))

@@ -151,6 +151,7 @@ class _Page:
             "source": result.source,
             "paper": table.paper,
             "caption": table.caption,
+            "trivial": render.describe_trivial(result),
             "values": render.texts(render.values(result)),
             "verdicts": render.texts(render.verdicts(result.verdicts)),
             "held": sum(verdict.holds for verdict in result.verdicts),

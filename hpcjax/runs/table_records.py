@@ -202,7 +202,7 @@ def rejudge(record: Record, root: pathlib.Path) -> tuple[Verdict, ...]:
         record lacks; nothing is written.
     """
     verdicts = judge(record.table.tier(record.tier), to_dataset(record))
-    lacking = [v.name for v in verdicts if math.isnan(v.ours) or _is_nan(v.broken)]
+    lacking = [v.name for v in verdicts if any(map(math.isnan, (v.ours, *v.broken)))]
     if lacking:
         raise ConfigError(
             f"the record of {record.table.id} lacks what claims {lacking} are computed "
@@ -211,10 +211,6 @@ def rejudge(record: Record, root: pathlib.Path) -> tuple[Verdict, ...]:
     judged = {**record.content, "claims": _claims(verdicts)}
     write_json(record_path(record.table, record.tier, root), judged)
     return verdicts
-
-
-def _is_nan(number: float | None) -> bool:
-    return number is not None and math.isnan(number)
 
 
 def _claims(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ import xarray as xr
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import reduce
-from hpcjax.runs.claims import Claim, Control
+from hpcjax.runs.claims import Claim, Control, Trivial
 
 TierName = Literal["cpu", "gpu", "model"]
 
@@ -150,12 +150,14 @@ class Tier:
       claims: claims by name.
       minutes: approximate duration, for `hpcjax list`.
       devices: number of devices of every run; simulated ones on a CPU.
+      trivial: which rows are without the idea.
     """
 
     runs: Mapping[str, Runs]
     claims: Mapping[str, Claim]
     minutes: float
     devices: int = 1
+    trivial: Trivial | None = None
 
     def __post_init__(self) -> None:
         for name, runs in self.runs.items():
@@ -260,9 +262,11 @@ class Verdict:
       relation: the paper's statement in words.
       ours: our number; NaN if a cell of it is missing.
       bound: in print.
-      holds: whether our number satisfies it, and that of the negative control does not.
-      control: the negative control, and
-      broken: its number; None without one.
+      holds: whether our number satisfies it, that of no negative control does, and all
+        peers that it is about have learned.
+      controls: the negative controls, and
+      broken: their numbers.
+      unlearned: those of these peers that have not, see `Trivial`.
     """
 
     name: str
@@ -270,31 +274,38 @@ class Verdict:
     ours: float
     bound: str
     holds: bool
-    control: Control | None = None
-    broken: float | None = None
+    controls: tuple[Control, ...] = ()
+    broken: tuple[float, ...] = ()
+    unlearned: tuple[str, ...] = ()
 
 
 def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
     """Computes all claims and their negative controls.
 
-    A number that lacks a cell is NaN. A claim does not hold if its control passes, or
-    has no number.
+    A number that lacks a cell is NaN. A claim does not hold if one of its controls
+    passes, or has no number; nor if its number is not the same without a peer that has
+    not learned.
     """
+    behind = tier.trivial.find_unlearned(dataset) if tier.trivial else ()
+    without = {peer: dataset.drop_sel(row=peer, errors="ignore") for peer in behind}
     verdicts = []
     for name, claim in tier.claims.items():
-        ours, broken, holds = _compute(claim, dataset), None, True
-        if claim.control is not None:
-            broken = _compute(claim, dataset, claim.control)
-            holds = not (math.isnan(broken) or claim.holds(broken))
+        ours = _compute(claim, dataset)
+        broken = tuple(_compute(claim, dataset, each) for each in claim.controls)
+        about = tuple(
+            peer for peer, rest in without.items() if _compute(claim, rest) != ours
+        )
+        passed = any(math.isnan(each) or claim.holds(each) for each in broken)
         verdicts.append(
             Verdict(
                 name=name,
                 relation=claim.relation,
                 ours=ours,
                 bound=claim.bound,
-                holds=holds and claim.holds(ours),
-                control=claim.control,
+                holds=claim.holds(ours) and not passed and not about,
+                controls=claim.controls,
                 broken=broken,
+                unlearned=about,
             )
         )
     return tuple(verdicts)

@@ -58,7 +58,7 @@ def check_reduction(table: Table, tier: str, root: pathlib.Path) -> None:
             assert (made[f"{name}_low"] <= made[f"{name}_high"]).any()
     for verdict in judge(table.tier(tier), made):
         assert not np.isnan(verdict.ours), verdict
-        assert verdict.broken is None or not np.isnan(verdict.broken), verdict
+        assert not np.isnan(verdict.broken).any(), verdict
 
 
 def draw(runs: Runs, key: str, root: pathlib.Path) -> xr.Dataset:

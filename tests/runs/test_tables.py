@@ -10,7 +10,8 @@ import xarray as xr
 
 from hpcjax.core import ConfigError
 from hpcjax.runs import render, table_records
-from hpcjax.runs.reduce import Number
+from hpcjax.runs.claims import Control, Trivial
+from hpcjax.runs.reduce import Number, cell, least
 from hpcjax.runs.tables import Claim, Runs, Table, TableResult, Tier, judge
 
 
@@ -21,8 +22,8 @@ def values(**cells):
     )
 
 
-def table_of(dataset, claims):
-    tier = Tier(runs={}, claims=claims, minutes=0.0)
+def table_of(dataset, claims, **options):
+    tier = Tier(runs={}, claims=claims, minutes=0.0, **options)
     table = Table(
         id="paper/t",
         title="t",
@@ -64,7 +65,7 @@ def test_a_claim_holds_if_its_negative_control_fails(ratio, holds):
     (verdict,) = made.verdicts
     assert verdict.holds == holds
     assert verdict.ours == ratio[0]
-    assert verdict.broken == pytest.approx(ratio[1], nan_ok=True)
+    assert verdict.broken == pytest.approx((ratio[1],), nan_ok=True)
     (shown,) = render.verdicts(made.verdicts)["must fail"]
     assert shown.endswith(", with b")
 
@@ -74,20 +75,90 @@ def test_a_control_without_a_row_of_the_table_lets_no_claim_hold():
         (verdict,) = table_of(
             values(ratio=[0.8, 1.0]), {"c": CLAIM.fails(rows)}
         ).verdicts
-        assert math.isnan(verdict.broken)
+        assert math.isnan(*verdict.broken)
         assert not verdict.holds
+
+
+@pytest.mark.parametrize(
+    ("other", "holds"), [([1.0, 0.95], True), ([0.8, 1.0], False), ([1.0, 0.8], False)]
+)
+def test_a_claim_holds_if_all_its_negative_controls_fail(other, holds):
+    columns = ({"ratio": "second"}, {"ratio": "third"})
+    claim = CLAIM
+    for each in columns:
+        claim = claim.fails(columns=each)
+    dataset = values(ratio=[0.5, 2], second=[other[0]] * 2, third=[other[1]] * 2)
+    made = table_of(dataset, {"c": claim})
+    assert made.verdicts[0].holds is holds
+    (shown,) = render.verdicts(made.verdicts)["must fail"]
+    assert shown == f"{other[0]:g}, with second; {other[1]:g}, with third"
+
+
+def test_one_call_names_several_controls():
+    claim = CLAIM.fails({"a": "b"}, {"b": "a"}, only=("ratio",))
+    assert claim.controls == tuple(
+        Control(rows=each, only=("ratio",)) for each in ({"a": "b"}, {"b": "a"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "largest", "learned"),
+    [
+        ([0.4, 0.5, 0.9, 0.5], False, True),
+        ([0.4, 0.6, 0.9, 0.5], False, False),
+        ([0.4, math.nan, 0.9, 0.5], False, False),
+        ([0.4, 0.9, 0.5, 0.9], True, True),
+        ([0.4, 0.8, 0.5, 0.9], True, False),
+    ],
+)
+def test_claims_about_a_peer_that_a_trivial_row_beats_fail(ratio, largest, learned):
+    table = xr.Dataset(
+        {"ratio": ("row", ratio)}, coords={"row": ["ours", "peer", "idle", "simple"]}
+    )
+    trivial = Trivial(
+        rows=("idle", "simple"), by="ratio", peers=("peer",), largest=largest
+    )
+    peer = (cell("ratio", "ours") / cell("ratio", "peer")).at_most(0.9, "of the peer's")
+    claims = {
+        "peer": peer,
+        "own": cell("ratio", "ours").at_most(0.45, "r"),
+        "all": least("ratio", "ours", "simple").at_most(0.45, "r"),
+    }
+    made = table_of(table, claims, trivial=trivial)
+    about, own, every = made.verdicts
+    assert about.holds is learned
+    assert own.holds
+    assert every.holds
+    assert about.unlearned == (() if learned else ("peer",))
+    best = 0.9 if largest else 0.5
+    told = f"Strongest trivial row: simple, ratio {best}"
+    told += "" if learned else "; peer is worse: peer has not learned"
+    assert render.describe_trivial(made) == told
+    output = io.StringIO()
+    rich.console.Console(file=output, width=500).print(render.render_table(made))
+    assert told in output.getvalue()
+    assert ("FAILS: peer has not learned" in output.getvalue()) is not learned
+
+
+def test_without_a_cell_of_each_trivial_row_no_peer_has_learned():
+    table = values(ratio=[0.4, 0.5])
+    trivial = Trivial(rows=("b", "c"), by="ratio", peers=("a",))
+    made = table_of(table, {"c": CLAIM}, trivial=trivial)
+    assert not made.verdicts[0].holds
+    assert "unknown" in render.describe_trivial(made)
 
 
 def test_a_control_takes_rows_or_columns_or_some_columns_of_rows():
     table = values(ratio=[0.8, 1.0], other=[3.0, 4.0])
 
-    def made(**options):
-        changed = CLAIM.fails(**options).control.apply(table)
+    def made(*rows, **options):
+        (control,) = CLAIM.fails(*rows, **options).controls
+        changed = control.apply(table)
         return changed["ratio"].values.tolist(), changed["other"].values.tolist()
 
-    assert made(rows={"a": "b"}) == ([1.0, 1.0], [4.0, 4.0])
-    assert made(rows={"a": "b", "b": "a"}) == ([1.0, 0.8], [4.0, 3.0])
-    assert made(rows={"a": "b"}, only=("other",)) == ([0.8, 1.0], [4.0, 4.0])
+    assert made({"a": "b"}) == ([1.0, 1.0], [4.0, 4.0])
+    assert made({"a": "b", "b": "a"}) == ([1.0, 0.8], [4.0, 3.0])
+    assert made({"a": "b"}, only=("other",)) == ([0.8, 1.0], [4.0, 4.0])
     assert made(columns={"ratio": "other"}) == ([3.0, 4.0], [3.0, 4.0])
     assert table["ratio"].values.tolist() == [0.8, 1.0]
 

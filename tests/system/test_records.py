@@ -47,7 +47,7 @@ def test_verdicts_follow_from_cells(table_id, tier):
 @pytest.mark.parametrize("table_id", TABLES)
 def test_every_claim_has_a_negative_control(table_id):
     for tier in TABLES[table_id].tiers.values():
-        assert [name for name, claim in tier.claims.items() if not claim.control] == []
+        assert [name for name, claim in tier.claims.items() if not claim.controls] == []
 
 
 @pytest.mark.parametrize(("table_id", "tier"), RECORDS)
@@ -55,10 +55,9 @@ def test_negative_controls_fail_their_claims(table_id, tier):
     found = read_record(TABLES[table_id], tier, REPOSITORY)
     claims = TABLES[table_id].tier(tier).claims
     for verdict in judge(TABLES[table_id].tier(tier), table_records.to_dataset(found)):
-        if verdict.broken is None:
-            continue
-        assert not math.isnan(verdict.broken), verdict
-        assert not claims[verdict.name].holds(verdict.broken), verdict
+        for broken in verdict.broken:
+            assert not math.isnan(broken), verdict
+            assert not claims[verdict.name].holds(broken), verdict
 
 
 TUNED = [

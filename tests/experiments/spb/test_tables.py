@@ -68,7 +68,7 @@ def test_a_quarter_of_the_workers_suffice_but_not_a_wrong_divisor(tmp_path):
     }
     made = tables.quality(trained)
     plain = tier.claims["plain"]
-    ours, broken = plain.ours(made), plain.ours(plain.control.apply(made))
+    ours, broken = plain.ours(made), plain.ours(plain.controls[0].apply(made))
     assert plain.holds(ours), ours
     assert not plain.holds(broken), broken
     seeds = {runs.seeds for runs in tier.runs.values()}
@@ -146,7 +146,7 @@ def test_a_small_cluster_holds_the_claims_of_large_ones():
     assert abs(gang["saved"]) < 1
     for name, claim in tables.CLUSTER.tier("model").claims.items():
         assert claim.holds(claim.ours(table)), name
-        broken = claim.ours(claim.control.apply(table))
+        broken = claim.ours(claim.controls[0].apply(table))
         assert not claim.holds(broken), name
 
 
@@ -184,7 +184,7 @@ def test_jobs_side_by_side_learn_what_they_learn_alone():
     table = tables.by_order({"2 cores": made.expand_dims(seed=[0])})
     claim = tables.TOGETHER.tier("cpu").claims["same"]
     assert claim.holds(claim.ours(table)), made["apart"].values
-    assert not claim.holds(claim.ours(claim.control.apply(table)))
+    assert not claim.holds(claim.ours(claim.controls[0].apply(table)))
 
 
 def turns(whole, jigsaw, aligned, ideal):
