@@ -294,8 +294,10 @@ class Parallel(NamedTuple):
       held: how parameters are cut.
       stepped: how what the optimizer sees is cut.
       split: see `Method`.
-      axes: mesh axes that batches are split over, and gradients averaged.
+      axes: mesh axes that batches are split over, and gradients averaged; none where
+        `gradients` returns averaged ones.
       facts: see `Method`.
+      gradients: its own backward pass; None for the plain one.
     """
 
     mesh_shape: Callable[[int], dict[str, int]]
@@ -304,3 +306,4 @@ class Parallel(NamedTuple):
     split: Callable[[Model], Model]
     axes: tuple[str, ...] = (DATA_AXIS,)
     facts: Mapping[str, float] = {}
+    gradients: Gradients | None = None

@@ -120,6 +120,26 @@ class Decoder(NamedTuple):
     crowded: bool = False
 
 
+class Cut(NamedTuple):
+    """A network with an empty state in three parts, around a stack of equal blocks.
+
+    Nothing is drawn, and no example looks at another one. `rest` are all parameters
+    outside of the stack, which `first` and `last` share.
+
+    Attributes:
+      first: `(rest, x) -> y`, the input of the first block.
+      block: `(one, y) -> y`, with one layer's slice of the stack and an output of the
+        input's shapes and dtypes.
+      last: `(rest, y) -> outputs`.
+      stack: the key of the stack among the parameters.
+    """
+
+    first: Callable[[Any, Any], Any]
+    block: Callable[[Any, Any], Any]
+    last: Callable[[Any, Any], Any]
+    stack: str = "blocks"
+
+
 class Model(NamedTuple):
     """A network as pure functions.
 
@@ -128,12 +148,15 @@ class Model(NamedTuple):
       apply: computes outputs.
       layers: the layers that can be observed.
       decoder: sizes of a causal language model; None for other networks.
+      cut: `cut()` returns the same network in parts, or raises ConfigError with what of
+        it cannot be cut; None for networks that never can.
     """
 
     init: Init
     apply: Apply
     layers: tuple[LayerSpec, ...] = ()
     decoder: Decoder | None = None
+    cut: Callable[[], Cut] | None = None
 
     def __hash__(self) -> int:
         """Makes a model usable as a static argument: `layers` cannot be hashed."""

@@ -42,14 +42,19 @@ class CutAxes(dict[str, tuple[str, ...]]):
 
     Attributes:
       global_shape: by path of every parameter, the shape of the whole.
+      of_layer: the axes that one layer of a stack is cut along, whose layers are the
+        first dimension: devices along others have other layers.
     """
 
     def __init__(
-        self,
-        axes: Mapping[str, tuple[str, ...]],
-        global_shape: Mapping[str, tuple[int, ...]],
+        self, cuts: Mapping[str, Cuts], global_shape: Mapping[str, tuple[int, ...]]
     ) -> None:
-        super().__init__(axes)
+        within = {
+            path: tuple(cut for cut in own if cut[0] != -len(global_shape[path]))
+            for path, own in cuts.items()
+        }
+        super().__init__({path: axes_of(own) for path, own in cuts.items() if own})
+        self.of_layer = {path: axes_of(own) for path, own in within.items() if own}
         self.global_shape = global_shape
 
 
@@ -77,7 +82,7 @@ def axes_of_spec(spec: PartitionSpec) -> set[str]:
 
 def axes_of(cuts: Cuts) -> tuple[str, ...]:
     """Returns the mesh axes of cuts."""
-    return tuple(axis for _, axis in cuts)
+    return tuple(dict.fromkeys(axis for _, axis in cuts))
 
 
 def spec_tree(specs: Specs, like: Any) -> Any:

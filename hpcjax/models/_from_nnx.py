@@ -12,7 +12,16 @@ from flax import nnx
 from hpcjax.core import trees
 from hpcjax.core.deferred import realize
 from hpcjax.core.keys import Key, derive
-from hpcjax.core.model import LOSSES, SEEN, Decoder, LayerSpec, Model, Tap, check_taps
+from hpcjax.core.model import (
+    LOSSES,
+    SEEN,
+    Cut,
+    Decoder,
+    LayerSpec,
+    Model,
+    Tap,
+    check_taps,
+)
 from hpcjax.models._flax_layers import make_observable
 from hpcjax.models.modules import STACKED, Loss, Observable, Observation
 
@@ -26,6 +35,7 @@ def from_nnx(
     build: Callable[..., nnx.Module],
     *,
     decoder: Decoder | None = None,
+    cut: Callable[[], Cut] | None = None,
     call: Callable[..., Any] = operator.call,
 ) -> Model:
     """Turns a network into a `Model` with plain parameters and state.
@@ -41,6 +51,7 @@ def from_nnx(
       build: a class or function without arguments, or with the argument `rngs`, that
         returns the module. Its `__call__(x, *, train, key)` returns the outputs.
       decoder: the sizes of a causal language model.
+      cut: see `core.Model`.
       call: `(module, x, *, train, key) -> outputs`; by default calls the module.
 
     Returns:
@@ -115,7 +126,7 @@ def from_nnx(
         seen = records(network, taps or {})
         return y, _values(flatten(new)) | added_losses | ({SEEN: seen} if seen else {})
 
-    model = Model(init, apply, listed, decoder)
+    model = Model(init, apply, listed, decoder, cut)
     return model
 
 

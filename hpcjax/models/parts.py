@@ -1,6 +1,6 @@
 """A language model in parts, for methods that go through it block by block."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -11,7 +11,7 @@ from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.block import Block, Sizes
 from hpcjax.models.modules import FLOAT32
-from hpcjax.models.transformer import CausalLm, positions_of
+from hpcjax.models.transformer import CausalLm, cut_causal_lm, positions_of
 from hpcjax.models.transformer_config import CausalLmConfig
 
 # The matrices of a block that have the same inputs.
@@ -67,24 +67,10 @@ def causal_lm_parts(
     if config.options.experts is not None:
         raise UnsupportedOp("a model with experts cannot be cut into parts")
 
-    def whole() -> CausalLm:
-        return CausalLm(context, vocabulary, config, policy)
-
-    def embed(model: CausalLm, tokens: jax.Array, **_: Any) -> jax.Array:
-        return model.embed_tokens(tokens, positions_of(tokens))
-
-    def block(layer: Block, y: jax.Array, **_: Any) -> jax.Array:
-        return layer(y, positions_of(y))
-
-    def head(model: CausalLm, y: jax.Array, **_: Any) -> jax.Array:
-        return model.to_logits(model.finish(y))
-
     mlp = GATED if config.options.mlp == "silu_gated" else UP
     return Parts(
-        from_nnx(whole, call=embed),
-        from_nnx(lambda: Block(Sizes.of_causal_lm(config, policy)), call=block),
-        from_nnx(whole, call=head),
-        (QKV, ("attention/output",), mlp, ("mlp/down",)),
+        *cut_causal_lm(context, vocabulary, config, policy),
+        groups=(QKV, ("attention/output",), mlp, ("mlp/down",)),
     )
 
 

@@ -61,6 +61,24 @@ def stack(block: ModuleT, depth: int) -> ModuleT:
     return block
 
 
+def recompute(
+    block: Callable[[Any, Any], Any], remat: Remat
+) -> Callable[[Any, Any], Any]:
+    """Returns a block's `(params, x) -> x` that stores what `remat` says.
+
+    It is for the body of a scan, see `scan_blocks`.
+    """
+    policy = choice("remat", remat, POLICIES)
+    if policy is None:
+        return block
+
+    def named(params: Any, x: Any) -> Any:
+        x = jax.tree.map(lambda leaf: checkpoint_name(leaf, _INPUT), x)
+        return block(params, x)
+
+    return jax.checkpoint(named, policy=policy, prevent_cse=False)
+
+
 def scan_blocks(
     blocks: nnx.Module,
     x: Any,

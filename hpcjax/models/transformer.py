@@ -12,13 +12,13 @@ from hpcjax import layers
 from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.keys import Key, derive
-from hpcjax.core.model import Decoder, Model
+from hpcjax.core.model import Cut, Decoder, Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.block import Block, BlockGroup, Embedding, Norm, Sizes
 from hpcjax.models.chunked import ChunkedLogits
 from hpcjax.models.decoding import Cache, Decoding, Heads
 from hpcjax.models.modules import FLOAT32, Dense
-from hpcjax.models.scan import scan_blocks, scan_with_memory, stack
+from hpcjax.models.scan import recompute, scan_blocks, scan_with_memory, stack
 from hpcjax.models.split_logits import SplitLogits
 from hpcjax.models.transformer_config import CausalLmConfig
 
@@ -264,5 +264,66 @@ def causal_lm(
         crowded=experts is not None and experts.capacity_factor is not None,
     )
     return from_nnx(
-        lambda: CausalLm(inputs[0], outputs, config, policy), decoder=decoder
+        lambda: CausalLm(inputs[0], outputs, config, policy),
+        decoder=decoder,
+        cut=functools.partial(_cut, inputs[0], outputs, config, policy),
     )
+
+
+def cut_causal_lm(
+    context: int, vocabulary: int, config: CausalLmConfig, policy: Policy
+) -> tuple[Model, Model, Model]:
+    """Returns what is before the blocks of `causal_lm`, one block, and what is after.
+
+    The first and the last take the whole model's parameters, or all but its blocks.
+    """
+
+    def ends() -> CausalLm:
+        model = CausalLm(context, vocabulary, config, policy)
+        del model.blocks
+        return model
+
+    def embed(model: CausalLm, tokens: jax.Array, **_: Any) -> jax.Array:
+        return model.embed_tokens(tokens, positions_of(tokens))
+
+    def block(layer: Block, y: jax.Array, **_: Any) -> jax.Array:
+        return layer(y, positions_of(y))
+
+    def head(model: CausalLm, y: jax.Array, **_: Any) -> jax.Array:
+        return model.to_logits(model.finish(y))
+
+    return (
+        _without_blocks(from_nnx(ends, call=embed)),
+        from_nnx(lambda: Block(Sizes.of_causal_lm(config, policy)), call=block),
+        _without_blocks(from_nnx(ends, call=head)),
+    )
+
+
+def _without_blocks(model: Model) -> Model:
+    """Returns a model that is not given the blocks among the parameters."""
+
+    def apply(params: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
+        rest = {name: value for name, value in params.items() if name != "blocks"}
+        return model.apply(rest, *args, **options)
+
+    return model._replace(apply=apply)
+
+
+def _cut(context: int, vocabulary: int, config: CausalLmConfig, policy: Policy) -> Cut:
+    """Returns the parts of `causal_lm` as functions, see `core.Model`."""
+    whole = {
+        "model.options.experts": (config.options.experts, None),
+        "model.pieces": (config.pieces, 1),
+        "model.loss_chunk": (config.loss_chunk, None),
+    }
+    for name, (given, wanted) in whole.items():
+        if given != wanted:
+            raise errors.ConfigError(
+                f"a model that is cut between its blocks has {name}="
+                f"{str(wanted).lower()}: got {given}"
+            )
+    first, block, last = (
+        lambda params, x, part=part: part.apply(params, {}, x, train=True)[0]
+        for part in cut_causal_lm(context, vocabulary, config, policy)
+    )
+    return Cut(first, recompute(block, config.remat), last)

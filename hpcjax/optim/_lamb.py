@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from hpcjax.core import checks, trees
 from hpcjax.core.config import check_fields
-from hpcjax.core.patterns import check_stacked
+from hpcjax.core.patterns import check_stacked, matches_any
 from hpcjax.optim import norms
 from hpcjax.optim.first_order import clip_global_norm
 from hpcjax.optim.full_precision import in_full_precision
@@ -73,11 +73,13 @@ def scale_by_trust_ratio(
             raise ValueError("params must be given to update: ratios need their norms")
         scaled = trees.flatten(decay_mask(trust_rules, params))
         owners, cut = trees.flatten(params), cut or {}
+        of_layer = getattr(cut, "of_layer", cut)
 
         def scale(path, leaf):
             if not scaled[path]:
                 return leaf
-            own = functools.partial(_scale_to_param, axes=cut.get(path, ()))
+            axes = of_layer if matches_any(stacked, path) else cut
+            own = functools.partial(_scale_to_param, axes=axes.get(path, ()))
             return norms.by_layer(own, stacked, path)(leaf, owners[path])
 
         leaves = trees.flatten(updates)

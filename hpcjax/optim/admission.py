@@ -84,7 +84,7 @@ def check_cuttable(
     flat = trees.flatten(shapes)
     cuts = {path: shards.list_cuts(stepped, path, x.ndim) for path, x in flat.items()}
     told = shards.CutAxes(
-        {path: (_AXIS,) for path, own in cuts.items() if own},
+        {path: tuple((dim, _AXIS) for dim, _ in own) for path, own in cuts.items()},
         {path: leaf.shape for path, leaf in flat.items()},
     )
     forms = [_mark(shapes, cuts, own) for own in _SIZES] + [shapes]

@@ -51,6 +51,8 @@ _ELEMENTWISE: dict[str, Callable[..., Any] | None] = {
         ("logistic", "population_count", "reduce_precision", "rem", "shift_left")
     ),
     **dict.fromkeys(("shift_right_arithmetic", "shift_right_logical")),
+    # Of a wider or narrower type it adds or takes away a last dimension, never cut.
+    "bitcast_convert_type": None,
 }
 # What the function gets besides, by the name of the parameter.
 _FURTHER = {"integer_pow": "y", "round": "rounding_method"}

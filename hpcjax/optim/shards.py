@@ -54,7 +54,7 @@ def train_shards(
     check_cuttable(optimizer.tx, shapes, parallel.stepped, sizes)
     held, stepped = parallel.held, parallel.stepped
     tx = update_shards(optimizer.tx, stepped, held=held, axes=parallel.axes)
-    gradients = optimizer.gradients or whole_backward
+    gradients = parallel.gradients or optimizer.gradients or whole_backward
     facts = {**optimizer.facts, **parallel.facts}
     spread = Optimization(
         tx, _after_loops(gradients, held), parallel.axes, parallel.mesh_shape, facts
@@ -110,8 +110,8 @@ def update_shards(
       stepped: how gradients, updates and the state of `tx` are cut, by path.
       held: how parameters are cut, of which `stepped` may cut the parts further; None
         where each device has them whole.
-      axes: the mesh axis, or axes, that gradients are averaged over; None averages
-        nothing.
+      axes: the mesh axis, or axes, that gradients are averaged over; None, and no axis,
+        averages nothing.
 
     Returns:
       A transform for use inside `jax.shard_map`. The specifications of its state are
@@ -165,10 +165,10 @@ def update_shards(
         cuts = {
             path: shards.list_cuts(stepped, path, x.ndim) for path, x in flat.items()
         }
-        cut = shards.CutAxes(
-            {path: shards.axes_of(own) for path, own in cuts.items() if own},
-            {path: shards.whole_shape(x.shape, cuts[path]) for path, x in flat.items()},
-        )
+        shapes = {
+            path: shards.whole_shape(x.shape, cuts[path]) for path, x in flat.items()
+        }
+        cut = shards.CutAxes(cuts, shapes)
         updates, state = inner.update(updates, state, own, cut=cut, **extra_args)
         return each(join, updates), state
 

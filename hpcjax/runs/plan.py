@@ -39,6 +39,7 @@ class Plan:
       flops: floating-point operations of one step on one device, counted by XLA.
       collective_bytes: bytes handed to collectives in one step, per device.
       sent: these by mesh axes and kind, `{"all-gather over data": bytes}`.
+      facts: figures of the method, such as the ticks of a pipeline.
       processes: that train apart, each with these figures; what they send each other
         while they compute is not among these.
       checkpoints: number of checkpoints that will be written, of which `keep` remain.
@@ -64,6 +65,7 @@ class Plan:
     collective_bytes: int
     checkpoints: int
     sent: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     processes: int = 1
     decay: float = 0.0
     decays: Mapping[str, bool] = dataclasses.field(default_factory=dict)
@@ -244,6 +246,7 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
         flops=perf.flops(step.compiled),
         collective_bytes=sum(sent.values()),
         sent=sent,
+        facts=task.method.facts,
         checkpoints=1 + (config.steps - 1) // every if every else 1,
     )
 
@@ -260,6 +263,9 @@ def render_plan(plan: Plan) -> RenderableType:
         "peak memory of a step per device": _bytes(plan.peak_bytes),
         "operations of a step per device": f"{plan.flops:.3g} FLOP",
         "communicated by a step per device": _bytes(plan.collective_bytes),
+        "figures of the method": ", ".join(
+            f"{name} {value:.4g}" for name, value in plan.facts.items()
+        ),
         "checkpoints": f"{plan.checkpoints}",
         "weight decay": _render_decay(plan),
         "training takes": "unknown: no run of this config and code has finished here",
@@ -273,7 +279,8 @@ def render_plan(plan: Plan) -> RenderableType:
     if plan.processes == 1:
         del lines["processes"]
     for label, value in lines.items():
-        table.add_row(label, value)
+        if value:
+            table.add_row(label, value)
     return Group(Text(f"{plan.name} (not run)"), table)
 
 

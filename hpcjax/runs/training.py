@@ -198,7 +198,11 @@ class TrainingConfig(Config):
 
         What only the composed task knows is checked when it is composed.
         """
-        self.train.rows(devices * self.processes)
+        if hasattr(self.parallel, "check_run"):
+            size, passes = self.train.batch_size, self.train.accumulate
+            self.parallel.check_run(devices, size, passes)
+        else:
+            self.train.rows(devices * self.processes)
 
     def _check_objective(self) -> None:
         """Raises ConfigError if the model is not one for the data set."""

@@ -13,6 +13,8 @@ from .pipeline import Pipelined as Pipelined
 from .pipeline import StageFunctions as StageFunctions
 from .pipeline import Visit as Visit
 from .pipeline import pipelined_value_and_grad as pipelined_value_and_grad
+from .pipeline_config import PipelineConfig as PipelineConfig
+from .pipelined import spread_blocks as spread_blocks
 from .processes import broadcast as broadcast
 from .processes import connect as connect
 from .processes import host_transport as host_transport

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.varying import vary
+from hpcjax.core.varying import vary, vary_like
 from hpcjax.sharding._pipeline_plan import Branch, plan_program
 from hpcjax.sharding.schedules import Schedule
 from hpcjax.sharding.stages import STAGE_AXIS, STAGES, stage_rows, sum_replicas
@@ -204,7 +204,12 @@ class _Pipe:
             inputs=_buffers(shapes, saved),
             slopes=_buffers(shapes, saved) if self.split else (),
             value=_wide_zeros(loss),
-            sums=jax.tree.map(_wide_zeros, (rest, stages, tap_rows)),
+            # Typed like the parameters, for what is cut over further axes differs.
+            sums=jax.tree.map(
+                vary_like,
+                jax.tree.map(_wide_zeros, (rest, stages, tap_rows)),
+                (rest, stages, taps),
+            ),
         )
         device = jax.lax.axis_index(self.axis)
         rows = {name: jnp.asarray(row)[device] for name, row in self.plan.rows.items()}

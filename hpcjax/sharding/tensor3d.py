@@ -175,13 +175,18 @@ def _numbers(path: str) -> list[tuple[int, str]]:
 
 
 def _cut_language_model(decoder: Decoder, shapes: Any, grid: Grid) -> Specs:
+    check_layers(shapes, "parallel=tensor3d")
+    return cut_decoder(decoder, shapes, RULES, grid._asdict())
+
+
+def check_layers(shapes: Any, who: str) -> None:
+    """Raises ConfigError for experts, and for layers that change the width."""
     for path in trees.flatten(shapes):
         if re.search(r"(^|/)(experts?|router|project_in|project_out)/", path):
             raise ConfigError(
-                "parallel=tensor3d cuts transformers of which each layer keeps the "
-                f"width, without experts: got {path}"
+                f"{who} cuts transformers of which each layer keeps the width, without "
+                f"experts: got {path}"
             )
-    return cut_decoder(decoder, shapes, RULES, grid._asdict())
 
 
 def _cut_chain(layers: Sequence[LayerSpec], shapes: Any, grid: Grid) -> Specs:

@@ -76,11 +76,11 @@ def _of_rooms(kind: str) -> tuple[str, ...]:
     """Returns the parts but those of papers, which have tests of their own.
 
     And but `jorge_from_sgd`, which makes Jorge's transform of SGD's values: it has a
-    row of its own, `DERIVED`. And but `ted`, which only spreads models with experts:
-    see `test_ted`.
+    row of its own, `DERIVED`. And but `ted`, which only spreads models with experts,
+    and `pipeline`, for models with a cut: see `test_ted` and `test_pipeline`.
     """
     places = parts.list_places(kind).items()
-    apart = ("jorge_from_sgd", "ted")
+    apart = ("jorge_from_sgd", "ted", "pipeline")
     return tuple(
         name
         for name, place in places
