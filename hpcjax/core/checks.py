@@ -1,6 +1,7 @@
 """Checks of values in configs and arguments; imports no JAX."""
 
 import math
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,18 @@ def require(condition: bool, rule: str, **values: Any) -> None:
     if not condition:
         got = ", ".join(f"{name}={value!r}" for name, value in values.items())
         raise ConfigError(f"{rule}: got {got}")
+
+
+def require_has(what: str, attributes: Sequence[str], **values: Any) -> None:
+    """Raises ConfigError, "inner must be `what`", unless all have the attributes.
+
+    Examples:
+      >>> require_has("a number", ("real", "imag"), length=3)
+    """
+    for name, value in values.items():
+        if not all(hasattr(value, each) for each in attributes):
+            got = reprlib.repr(value)
+            raise ConfigError(f"{name} must be {what}: got {name}={got}")
 
 
 def require_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -91,10 +104,13 @@ def require_float32(**values: Any) -> None:
     """Raises ConfigError unless every value is zero or a positive float32.
 
     Other values below the least normal float32, or above the largest, are refused.
-    Traced values are not checked.
+    Traced values and schedules are not checked, but that they are none else.
     """
     for name, value in values.items():
-        if isinstance(value, int | float):
+        if not isinstance(value, int | float):
+            known = callable(value) or hasattr(value, "dtype")
+            require(known, f"{name} must be a number or a schedule", **{name: value})
+        else:
             good = value == 0 or SMALLEST <= value <= LARGEST
             rule = f"{name} must be finite and >= 0, in the range of float32"
             require(good, rule, **{name: value})

@@ -23,10 +23,11 @@ msgspec does not check what a constructor is given.
 import dataclasses
 import functools
 import importlib
+import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from hpcjax.core import checks, files, parts
@@ -136,21 +137,33 @@ class Config:
     smoke: ClassVar[Mapping[str, str]] = {}
     figures: ClassVar[Mapping[str, str]] = {}
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Raises TypeError with the nearest name if one given is that of no field."""
+        _check_names(cls.__name__, given, [f.name for f in dataclasses.fields(cls)])
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         check_fields(type(self), **fields_of(self))
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """Returns the config with these fields, as a function's `**options` give them.
+    def of(cls, options: Mapping[str, Any], function: Callable[..., Any]) -> Self:
+        """Returns the config with these fields, as `**options` of a function give them.
 
         `optax.inject_hyperparams` passes the options as one argument of that name: a
-        dictionary under the key "options" is merged with the others.
+        dictionary under the key "options" is merged with the others, if no field is
+        called so.
 
         Raises:
-          TypeError: an option that is no field.
+          TypeError: an option that is no field; has the nearest argument of `function`.
         """
-        inner = options.get("options", {})
-        return cls(**inner, **{k: options[k] for k in options if k != "options"})
+        own = inspect.signature(function).parameters.values()
+        named = [each.name for each in own if each.kind is not each.VAR_KEYWORD]
+        names = [*named, *(f.name for f in dataclasses.fields(cls))]
+        given = dict(options)
+        if "options" not in names:
+            given |= given.pop("options", {})
+        _check_names(function.__name__, given, names)
+        return cls(**given)
 
     def find_factory(self) -> Callable[..., Any]:
         """Returns the factory; imports its module, and JAX with it."""
@@ -159,6 +172,15 @@ class Config:
     def make(self, *args: Any, **runtime: Any) -> Any:
         """Calls the factory with the fields and with what only a run knows."""
         return self.find_factory()(*args, **fields_of(self), **runtime)
+
+
+def _check_names(of: str, given: Iterable[str], allowed: Sequence[str]) -> None:
+    for name in given:
+        if name not in allowed:
+            raise TypeError(
+                f"{of}() got an unexpected keyword argument {name!r}"
+                f"{nearest(name, allowed)}"
+            )
 
 
 def find_function(place: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import optax
 from jaxtyping import Array, Float
 
-from hpcjax.core import per_device
+from hpcjax.core import checks, per_device
 from hpcjax.core.keys import BatchKey
 from hpcjax.core.model import Model
 from hpcjax.core.shards import Specs
@@ -242,6 +242,23 @@ class RunShape(NamedTuple):
     devices: int
     seed: RunSeed
     layer_flops: Callable[[int], tuple[float, ...]]
+
+
+def take_extra_args(
+    **given: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the one transform that is given by its name, which takes any keywords.
+
+    Raises:
+      ConfigError: it is none, such as `optax.sgd` without a rate; has its name.
+
+    Examples:
+      >>> take_extra_args(inner=optax.sgd(0.1)).init({})
+      (EmptyState(), EmptyState())
+    """
+    checks.require_has("an optax transform", ("init", "update"), **given)
+    (transform,) = given.values()
+    return optax.with_extra_args_support(transform)
 
 
 class Optimization(NamedTuple):

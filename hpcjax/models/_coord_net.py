@@ -150,5 +150,5 @@ def coord_net(
     scales = {"sigma": sigma, "time_scale": time_scale, "feature_seed": feature_seed}
     options = sizes | other | scales
     check_fields(CoordNetConfig, **options)
-    cfg = CoordNetConfig.of(options)
+    cfg = CoordNetConfig.of(options, coord_net)
     return from_nnx(lambda: _CoordNet(cfg, sync_axis, policy))

@@ -127,7 +127,7 @@ def dlrm(
       Naumov et al., Deep Learning Recommendation Model for Personalization and
       Recommendation Systems, 2019.
     """
-    config = DlrmConfig.of(options)
+    config = DlrmConfig.of(options, dlrm)
     rule = "inputs must be shapes (n,) of 'dense' and 'ids', and outputs 1"
     named = isinstance(inputs, Mapping) and set(inputs) == {"dense", "ids"}
     good = named and all(len(shape) == 1 for shape in inputs.values()) and outputs == 1

@@ -190,7 +190,7 @@ def gnn(
       >>> model.apply(params, state, np.array([1]), train=False)[0].shape
       (1, 4)
     """
-    config = GnnConfig.of(options)
+    config = GnnConfig.of(options, gnn)
     _check(config, inputs, outputs, graph)
     if graph.edge_features is not None and config.layer not in _SEE_EDGES:
         _log_blind(config.layer)

@@ -246,7 +246,7 @@ def causal_lm(
       >>> model.apply(params, state, tokens, train=False)[0].shape
       (2, 8, 11)
     """
-    config = CausalLmConfig(**sizes)
+    config = CausalLmConfig.of(sizes, causal_lm)
     if len(inputs) != 1 or min(*inputs, outputs) < 1:
         raise errors.ConfigError(
             "inputs must be (context,) and outputs the size of the vocabulary, both at "

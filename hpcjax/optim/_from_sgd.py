@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 
 import optax
 
+from hpcjax.core import checks
+from hpcjax.core.config import fields_of
 from hpcjax.optim import schedules
 from hpcjax.optim.from_sgd_config import SGDRecipe
-from hpcjax.optim.jorge_config import JorgeConfig
+from hpcjax.optim.jorge_config import JorgeConfig, JorgeOptions
 from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules
 from hpcjax.optim.schedule_config import (
     SchedulePart,
@@ -109,13 +111,15 @@ def jorge_from_sgd(
       >>> round(report["weight_decay"].value, 6), report["decay_epochs"].value
       (0.001, (30.0, 60.0))
     """
+    checks.require_has("an SGDRecipe", ("lr", "warmup_epochs"), recipe=recipe)
     warmup = round(recipe.warmup_epochs * recipe.steps_per_epoch)
     chosen = schedule or StepDecayConfig(warmup=warmup)
     report = _report(recipe, chosen)
     if "b1" in options:
         report["b1"] = Derived(options["b1"], "given")
     used = ("weight_decay", "graft_momentum", "graft_nesterov", "b1")
-    fields: dict[str, Any] = {**options} | {name: report[name].value for name in used}
+    given = fields_of(JorgeOptions.of(options, jorge_from_sgd))
+    fields = given | {name: report[name].value for name in used}
     settings = JorgeConfig(
         lr=recipe.lr,
         decay_rules=decay_rules,

@@ -7,6 +7,7 @@ import optax
 from jaxtyping import Array
 
 from hpcjax.core import trees
+from hpcjax.core.method import take_extra_args
 from hpcjax.core.patterns import check_patterns
 from hpcjax.optim import norms
 from hpcjax.optim.full_precision import in_full_precision
@@ -67,8 +68,8 @@ def graft(
       [0.0, 2.683, 2.683, 2.683, 2.683, 2.683]
     """
     check_patterns("stacked", stacked)
-    first = optax.with_extra_args_support(direction)
-    second = optax.with_extra_args_support(magnitude)
+    first = take_extra_args(direction=direction)
+    second = take_extra_args(magnitude=magnitude)
 
     def init(params):
         return GraftState(first.init(params), second.init(params))

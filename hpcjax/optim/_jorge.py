@@ -151,7 +151,7 @@ def scale_by_jorge(**options: Any) -> optax.GradientTransformationExtraArgs:
       >>> int(state.count), updates["kernel"].shape
       (1, (3, 2))
     """
-    chosen = JorgeOptions.of(options)
+    chosen = JorgeOptions.of(options, scale_by_jorge)
     dynamic = chosen.beta2 == "dynamic"
     return preconditioning.scale_by_preconditioners(
         preconditioning.Preconditioner(

@@ -138,7 +138,7 @@ def scale_by_shampoo(**options: Any) -> optax.GradientTransformationExtraArgs:
       >>> updates["kernel"].round(3).tolist()
       [[1.0, 0.0], [0.0, 1.0]]
     """
-    chosen = ShampooOptions.of(options)
+    chosen = ShampooOptions.of(options, scale_by_shampoo)
     power = chosen.exponent_override or DEFAULT_POWER
 
     def refresh(groups, gradients, count):

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.method import Gradients, PassResult, StepInput
 from hpcjax.core.varying import vary, varying_axes
@@ -37,6 +38,8 @@ def accumulate(gradients: Gradients, passes: int) -> Gradients:
       >>> accumulate(optim.whole_backward, 1) is optim.whole_backward
       True
     """
+    rule = "gradients must be a backward pass, a function"
+    checks.require(callable(gradients), rule, gradients=gradients)
     if passes == 1:
         return gradients
 

@@ -12,7 +12,7 @@ from hpcjax.collectives import (
     ExchangeState,
     MeshGroup,
 )
-from hpcjax.core import masks
+from hpcjax.core import checks, masks
 from hpcjax.core.per_device import require_entered, unwrap, wrap
 from hpcjax.core.varying import Axes, after, assume_equal, require_axes
 
@@ -71,6 +71,7 @@ def exchange_gradients(
       >>> updates["w"].tolist(), state.residual["w"].tolist()
       ([0.0, -4.0, 3.0, 0.0], [1.0, 0.0, 0.0, 2.0])
     """
+    checks.require_has("the config of an exchange", ("make",), exchange=exchange)
     method = exchange.make()
 
     def init(params):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hpcjax.core import keys, trees
+from hpcjax.core import checks, keys, trees
 from hpcjax.optim.layer_blocks import Blocks
 
 
@@ -24,6 +24,7 @@ def freeze_at_random(
     Returns:
       A transform without state, whose `update` also takes the keyword `step`.
     """
+    checks.require_has("what cut_layers returns", ("paths", "numbers"), blocks=blocks)
     number, k = blocks.numbers(), len(blocks.paths)
 
     def init(params):

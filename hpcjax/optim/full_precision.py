@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from hpcjax.core import trees
+from hpcjax.core.method import take_extra_args
 
 
 def statistics_dtype(dtype: Any) -> Any:
@@ -80,7 +81,7 @@ def in_full_precision(
       >>> tx.init({"w": jnp.ones(2, jnp.bfloat16)}).trace["w"].dtype
       dtype('float32')
     """
-    inner = optax.with_extra_args_support(inner)
+    inner = take_extra_args(inner=inner)
 
     def init(params):
         check_real(params)

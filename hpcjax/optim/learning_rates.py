@@ -35,6 +35,7 @@ def with_schedule(
       >>> float(tx.init({"w": jnp.ones(2)}).hyperparams["learning_rate"])
       0.5
     """
+    checks.require(callable(factory), "factory must be a function", factory=factory)
     checks.require_float32(learning_rate=learning_rate)
 
     def build(learning_rate):

@@ -7,7 +7,14 @@ import jax
 import optax
 
 from hpcjax.core.keys import derive
-from hpcjax.core.method import Gradients, Method, Optimization, PassResult, StepInput
+from hpcjax.core.method import (
+    Gradients,
+    Method,
+    Optimization,
+    PassResult,
+    StepInput,
+    take_extra_args,
+)
 from hpcjax.core.model import added_loss
 from hpcjax.core.scored import divide
 from hpcjax.core.varying import Axes, vary
@@ -58,7 +65,7 @@ def data_parallel(
       {'data': 8}
     """
     if not isinstance(optimizer, Optimization):
-        optimizer = Optimization(optimizer)
+        optimizer = Optimization(take_extra_args(optimizer=optimizer))
     chained, sent = optimizer.tx, optimizer.sent
     if mean is not None:
         chained = optax.chain(mean(optimizer.axes), chained)

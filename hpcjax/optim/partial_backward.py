@@ -207,6 +207,7 @@ def contributor_mean(
       ConfigError: when traced, if k does not divide the number of workers.
       TypeError: when traced, if `step` is missing.
     """
+    checks.require_has("a PartialBackward", ("blocks", "workers"), backward=backward)
 
     def init(params):
         backward.blocks.check(params)
@@ -253,6 +254,7 @@ def gradients_of_roles(backward: PartialBackward) -> Gradients:
       ConfigError: when traced, if the number of a device's workers does not divide the
         number of its examples.
     """
+    checks.require_has("a PartialBackward", ("blocks", "workers"), backward=backward)
     count = backward.workers
 
     def gradients(one_pass: StepInput, params: Any, state: Any) -> PassResult:
@@ -407,6 +409,7 @@ def scale_blocks(
     Raises:
       ConfigError: there is not one finite scale >= 0 for each block.
     """
+    checks.require_has("what cut_layers returns", ("paths", "numbers"), blocks=blocks)
     rule = f"scales must be {len(blocks.paths)}, one for each block"
     checks.require(len(scales) == len(blocks.paths), rule, scales=tuple(scales))
     checks.require_finite(0.0, **{f"scale_{j}": s for j, s in enumerate(scales, 1)})

@@ -85,7 +85,7 @@ def jorge(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    chosen = JorgeOptions.of(options)
+    chosen = JorgeOptions.of(options, jorge)
     return _complete(
         chosen.make(),
         chosen.stacked,
@@ -138,7 +138,7 @@ def shampoo(
       >>> updates.round(3).tolist()
       [[-0.5, -0.0], [-0.0, -0.5]]
     """
-    chosen = ShampooOptions.of(options)
+    chosen = ShampooOptions.of(options, shampoo)
     return _complete(
         chosen.make(),
         chosen.stacked,

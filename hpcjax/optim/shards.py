@@ -15,6 +15,7 @@ from hpcjax.core.method import (
     Parallel,
     PassResult,
     StepInput,
+    take_extra_args,
 )
 from hpcjax.core.model import Model
 from hpcjax.core.shards import Cuts, Specs
@@ -49,6 +50,7 @@ def train_shards(
     Raises:
       ConfigError: a transform that needs whole parameters; see `check_cuttable`.
     """
+    checks.require_has("an Optimization", ("tx", "facts"), optimizer=optimizer)
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     sizes = parallel.mesh_shape(devices)
     check_cuttable(optimizer.tx, shapes, parallel.stepped, sizes)
@@ -124,6 +126,7 @@ def update_shards(
     References:
       Rajbhandari et al., ZeRO, arXiv 1910.02054, 2020, §5.
     """
+    inner = take_extra_args(tx=tx)
     names = () if axes is None else axis_names(axes)
     held = held or {}
     for path, spec in stepped.items():
@@ -131,7 +134,6 @@ def update_shards(
         new = set(shards.list_cuts(stepped, path, len(spec))) - set(kept)
         rule = f"{path} must be cut along the axes that gradients are averaged over"
         checks.require(set(shards.axes_of(tuple(new))) <= set(names), rule, axes=axes)
-    inner = optax.with_extra_args_support(tx)
 
     def each(function: OfLeaf, tree: Any) -> Any:
         """Maps `function(leaf, cuts as held, further cuts)`."""

@@ -30,13 +30,16 @@ class SkipGuard:
 
     def __init__(self, names: list[str], limit: int, in_a_row: int = 0) -> None:
         self.names, self.limit, self.in_a_row = names, limit, in_a_row
+        self._said = ""
 
     def check(
         self, step: int, nonfinite: np.ndarray, unscored: np.ndarray
     ) -> dict[str, int]:
         """Takes the counts of a step; logs why it was skipped, if it was.
 
-        A batch that scores nothing neither ends a run nor shows that it goes on.
+        Where numbers were not finite is said once for steps in a row, then how many
+        steps they are. A batch that scores nothing neither ends a run nor shows that it
+        goes on.
 
         Returns:
           What the record of the step tells besides: `UNSCORED`, if it is so.
@@ -48,15 +51,20 @@ class SkipGuard:
             log.warning("step %d: batch %d scores nothing", step, step - 1)
             return {UNSCORED: 1}
         if not nonfinite.any():
-            self.in_a_row = 0
+            self.in_a_row, self._said = 0, ""
             return {}
         self.in_a_row += 1
-        hit = [name for name, count in zip(self.names, nonfinite, strict=True) if count]
-        log.warning("step %d skipped: not finite: %s", step, hit)
+        first, *others = np.flatnonzero(nonfinite)
+        where = self.names[first] + (f" and {len(others)} more" if others else "")
+        if where != self._said:
+            log.warning("step %d skipped: not finite: %s", step, where)
+            self._said = where
+        else:
+            log.warning("step %d skipped: %d in a row", step, self.in_a_row)
         if self.in_a_row >= self.limit:
             raise Diverged(
                 f"{self.limit} consecutive steps gave non-finite numbers, the last "
-                f"step {step} in {hit[:5]}; what the checkpoints hold is finite"
+                f"step {step} in {where}; what the checkpoints hold is finite"
             )
         return {}
 

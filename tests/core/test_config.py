@@ -178,10 +178,18 @@ def test_make_calls_the_factory_with_fields_and_what_a_run_adds():
 
 
 def test_keyword_options_become_a_config():
-    assert InnerConfig.of({"size": 3}) == InnerConfig(size=3)
-    assert InnerConfig.of({"options": {"size": 3}}) == InnerConfig(size=3)
-    with pytest.raises(TypeError, match="sise"):
-        InnerConfig.of({"sise": 3})
+    def cut(paper, **options):
+        return InnerConfig.of(options, cut)
+
+    assert cut("A4", size=3) == InnerConfig(size=3)
+    assert cut("A4", options={"size": 3}) == InnerConfig(size=3)
+    rule = r"^cut\(\) got an unexpected keyword argument '{}'; did you mean '{}'\?$"
+    with pytest.raises(TypeError, match=rule.format("sise", "size")):
+        cut("A4", sise=3)
+    with pytest.raises(TypeError, match=rule.format("papers", "paper")):
+        cut("A4", papers=3)
+    with pytest.raises(TypeError, match=r"^InnerConfig\(\) .* did you mean 'size'\?$"):
+        InnerConfig(sise=3)
 
 
 def test_importing_it_imports_no_jax():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hpcjax.core import trees
+from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import LayerSpec, Model, Tap
 from hpcjax.core.patterns import check_patterns, matches_any
@@ -125,6 +125,7 @@ def plan(
       >>> [(block.path, block.a, block.g) for block in plan(model).blocks]
       [('dense_0', 5, 5), ('head', 6, 3)]
     """
+    checks.require_has("a core.Model", ("layers", "apply"), model=model)
     check_patterns("skip", skip)
     if conv_normalization not in ("kfc", "reference"):
         raise ConfigError(

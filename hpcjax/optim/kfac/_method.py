@@ -4,6 +4,7 @@ from typing import Any
 
 import optax
 
+from hpcjax.core import checks
 from hpcjax.core.keys import BatchKey
 from hpcjax.core.method import DATA_AXIS, Gradients, Optimization, PassResult, StepInput
 from hpcjax.core.varying import vary
@@ -23,6 +24,7 @@ def optimization(
       tx: a chain that contains `curvature.scale(...)`.
       curvature: the layers that it observes, and the mesh axes.
     """
+    checks.require_has("a kfac.Curvature", ("plan", "axes"), curvature=curvature)
     grid = curvature.distribution
 
     def mesh_shape(devices: int) -> dict[str, int]:

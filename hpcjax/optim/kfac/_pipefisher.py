@@ -24,7 +24,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from hpcjax.core import trees
+from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import require_axes, vary, vary_like
 from hpcjax.optim.full_precision import statistics_dtype
@@ -74,6 +74,7 @@ def stage_plan(
       >>> [(block.path, block.depth) for block in stage_plan(chosen, 2).blocks]
       [('stages/head', 2)]
     """
+    checks.require_has("what kfac.plan returns", ("blocks", "skip"), chosen=chosen)
     blocks = tuple(
         block._replace(
             path=f"{below}/{block.path}", depth=rows * block.depth, stacked=True
@@ -153,6 +154,7 @@ def scale_by_pipefisher(
       >>> updates["stages"]["head"]["bias"].round(3).tolist()
       [[0.25, 0.25]]
     """
+    checks.require_has("what kfac.plan returns", ("blocks", "skip"), chosen=chosen)
     live: Any = damping  # May be traced, as `optax.inject_hyperparams` does.
     options = KfacOptions(
         method="inverse", damping=live, kl_clip=None, precision=precision

@@ -141,7 +141,8 @@ def scale_by_kfac(
       >>> [round(update, 3) for update in updates["head"]["bias"].tolist()]
       [0.129, 0.129]
     """
-    chosen_options = KfacOptions.of(options)
+    checks.require_has("what kfac.plan returns", ("blocks", "skip"), chosen=chosen)
+    chosen_options = KfacOptions.of(options, scale_by_kfac)
     checks.require_float32(learning_rate=learning_rate)
     if axis_name is not None and distribution is not None:
         raise ConfigError("give axis_name or distribution, not both")

@@ -44,7 +44,7 @@ def one_shot(params: Any, scores: Any, *, strict: bool = False, **options: Any) 
       Array([[False,  True],
              [ True, False]], dtype=bool)
     """
-    chosen = PruneOptions.of({**options, "schedule": OneShot()})
+    chosen = PruneOptions.of({**options, "schedule": OneShot()}, one_shot)
     _check_scores(scores, params, chosen)
     return _keep(params, scores, 0, chosen, strict)
 
@@ -72,7 +72,7 @@ def at_init(
       synaptic flow, NeurIPS 2020, Algorithm 1.
     """
     gradual = Exponential(updates=rounds, every=1)
-    chosen = PruneOptions.of({**options, "schedule": gradual})
+    chosen = PruneOptions.of({**options, "schedule": gradual}, at_init)
     rate = jax.jit(score)
     kept = jax.tree.map(lambda _: None, params)
     for number in range(1, rounds + 1):

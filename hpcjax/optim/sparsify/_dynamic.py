@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from hpcjax.core import checks, keys, masks, trees
+from hpcjax.core.method import take_extra_args
 from hpcjax.optim.full_precision import check_real
 from hpcjax.optim.sparsify import _masking, _rewiring, _scores, _stacks
 from hpcjax.optim.sparsify._masking import MaskedState
@@ -72,9 +73,9 @@ def dynamic(
       >>> int(get_masks(tx.init(params), params)["kernel"].sum())
       40
     """
-    chosen = DynamicOptions.of(options)
+    chosen = DynamicOptions.of(options, dynamic)
     rules = _find_rules(drop, drop if grow is None else grow)
-    inner = optax.with_extra_args_support(inner)
+    inner = take_extra_args(inner=inner)
     times, shares = change_table(chosen)
     if grow is None:
         times, shares = times[:0], shares[:0]

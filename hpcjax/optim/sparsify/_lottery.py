@@ -69,7 +69,7 @@ def lottery(
     checks.require_count(0, rewind_step=rewind_step)
     checks.require(0 < share < 1, "share must be in (0, 1)", share=share)
     checks.require_choice("rewind", rewind, ("weights", "rate"))
-    plan = plan_of(params, PruneOptions.of(options))
+    plan = plan_of(params, PruneOptions.of(options, lottery))
     kept = mask_tree(
         params,
         {

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float
 
 from hpcjax.core import checks, keys, trees
+from hpcjax.core.method import take_extra_args
 from hpcjax.optim.sparsify._views import Viewed, mask_tree, pair, see_beside
 from hpcjax.optim.sparsify.config import PruneOptions
 
@@ -45,7 +46,7 @@ def l0(
     """
     checks.require(0 < start_at < 1, "start_at must be in (0, 1)", start_at=start_at)
     checks.require_finite(0, weight=weight)
-    chosen = PruneOptions.of(options)
+    chosen = PruneOptions.of(options, l0)
     logit = float(jnp.log(start_at / (1 - start_at)))
 
     def start(params: Any) -> Any:
@@ -65,7 +66,7 @@ def l0(
         gates = {p: hard_concrete(a) > 0 for p, a in trained["log_alpha"].items()}
         return mask_tree(trained["weights"], gates)
 
-    tx = optax.with_extra_args_support(inner)
+    tx = take_extra_args(inner=inner)
     return Viewed(tx, start, view, penalty, kept, "log_alpha")
 
 
@@ -114,7 +115,7 @@ def vardrop(
     """
     checks.require_finite(0, weight=weight)
     checks.require_finite(start_at=start_at)
-    chosen = PruneOptions.of(options)
+    chosen = PruneOptions.of(options, vardrop)
 
     def start(params: Any) -> Any:
         return pair(params, "log_var", lambda w: jnp.full_like(w, start_at), chosen)
@@ -143,7 +144,7 @@ def vardrop(
         own = {p: a <= LARGEST_LOG_ALPHA for p, a in alphas(trained).items()}
         return mask_tree(trained["weights"], own)
 
-    tx = optax.with_extra_args_support(inner)
+    tx = take_extra_args(inner=inner)
     return Viewed(tx, start, view, penalty, kept, "log_var")
 
 

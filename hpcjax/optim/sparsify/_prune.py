@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from hpcjax.core import keys, masks, trees
+from hpcjax.core.method import take_extra_args
 from hpcjax.optim.full_precision import check_real
 from hpcjax.optim.sparsify import _masking, _scores, _stacks
 from hpcjax.optim.sparsify._masking import MaskedState
@@ -57,8 +58,8 @@ def prune(
       >>> optax.apply_updates(params, updates)["w"].tolist()
       [0.0, -1.5, 1.0, 0.0]
     """
-    chosen, ranked = PruneOptions.of(options), _scores.find_score(score)
-    inner = optax.with_extra_args_support(inner)
+    chosen, ranked = PruneOptions.of(options, prune), _scores.find_score(score)
+    inner = take_extra_args(inner=inner)
 
     def init(params):
         check_real(params)

@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array
 
 from hpcjax.core import checks, masks, trees
+from hpcjax.core.method import take_extra_args
 from hpcjax.core.patterns import matches_any
 from hpcjax.optim.sparsify import _masking
 from hpcjax.optim.sparsify._masking import mask_tree
@@ -75,7 +76,7 @@ def ste(
       [[1.0, 1.0]]
     """
     checks.require_finite(0, decay=decay)
-    kept = _by_magnitude(options)
+    kept = _by_magnitude(options, ste)
 
     def view(trained: Any, key: Any = None) -> Any:
         del key
@@ -93,7 +94,7 @@ def ste(
         return masks.map_masks(add, kept(params), updates, params), state
 
     link = optax.GradientTransformationExtraArgs(optax.init_empty_state, shrink)
-    tx = optax.with_extra_args_support(optax.chain(link, inner))
+    tx = optax.chain(link, take_extra_args(inner=inner))
     return Viewed(tx, _same, view, no_penalty, kept)
 
 
@@ -127,8 +128,12 @@ def topkast(
         0 <= backward <= forward < 1, rule, forward=forward, backward=backward
     )
     checks.require_finite(0, decay=decay)
-    seen = _by_magnitude({**options, "distribution": Uniform(sparsity=forward)})
-    moved = _by_magnitude({**options, "distribution": Uniform(sparsity=backward)})
+    seen = _by_magnitude(
+        {**options, "distribution": Uniform(sparsity=forward)}, topkast
+    )
+    moved = _by_magnitude(
+        {**options, "distribution": Uniform(sparsity=backward)}, topkast
+    )
 
     def view(trained: Any, key: Any = None) -> Any:
         del key
@@ -155,7 +160,7 @@ def topkast(
         made, state = chained.update(pulled, state, params, **extra)
         return masks.apply(made, large), state
 
-    chained = optax.with_extra_args_support(inner)
+    chained = take_extra_args(inner=inner)
     tx = optax.GradientTransformationExtraArgs(chained.init, update)
     return Viewed(tx, _same, view, no_penalty, seen)
 
@@ -172,7 +177,7 @@ def movement(inner: optax.GradientTransformation, **options: Any) -> Viewed:
     References:
       Sanh et al., Movement Pruning, NeurIPS 2020, §4.
     """
-    chosen = PruneOptions.of({"schedule": OneShot(), **options})
+    chosen = PruneOptions.of({"schedule": OneShot(), **options}, movement)
 
     def start(params: Any) -> Any:
         return pair(params, "scores", jnp.zeros_like, chosen)
@@ -193,7 +198,7 @@ def movement(inner: optax.GradientTransformation, **options: Any) -> Viewed:
 
         return see_beside(trained, "scores", see)
 
-    tx = optax.with_extra_args_support(inner)
+    tx = take_extra_args(inner=inner)
     return Viewed(tx, start, view, no_penalty, kept, "scores")
 
 
@@ -220,7 +225,7 @@ def soft_threshold(
       ICML 2020, eq. 4.
     """
     checks.require_finite(start_at=start_at)
-    chosen = PruneOptions.of(options)
+    chosen = PruneOptions.of(options, soft_threshold)
 
     def start(params: Any) -> Any:
         trained = pair(params, "s", jnp.zeros_like, chosen)
@@ -245,7 +250,7 @@ def soft_threshold(
             trained["weights"], {path: seen[path] != 0 for path in trained["s"]}
         )
 
-    tx = optax.with_extra_args_support(inner)
+    tx = take_extra_args(inner=inner)
     return Viewed(tx, start, view, no_penalty, kept, "s")
 
 
@@ -269,7 +274,7 @@ def powerprop(
       [[4.0, -9.0]]
     """
     checks.require(power >= 1, "power must be at least 1", power=power)
-    chosen = PruneOptions.of({"schedule": OneShot(), **options})
+    chosen = PruneOptions.of({"schedule": OneShot(), **options}, powerprop)
 
     def bend(params: Any, exponent: float) -> Any:
         pruned = choose_pruned(params, chosen.include, chosen.exclude, chosen.stacked)
@@ -286,8 +291,8 @@ def powerprop(
         del key
         return bend(trained, power)
 
-    kept = _by_magnitude(options)
-    return Viewed(optax.with_extra_args_support(inner), start, view, no_penalty, kept)
+    kept = _by_magnitude(options, powerprop)
+    return Viewed(take_extra_args(inner=inner), start, view, no_penalty, kept)
 
 
 def _straight_through(mask: Any, weights: Any) -> Any:
@@ -296,9 +301,11 @@ def _straight_through(mask: Any, weights: Any) -> Any:
     return weights + jax.lax.stop_gradient(jnp.where(mask, weights, 0) - weights)
 
 
-def _by_magnitude(options: dict[str, Any]) -> Callable[[Any], Any]:
+def _by_magnitude(
+    options: dict[str, Any], function: Callable[..., Any]
+) -> Callable[[Any], Any]:
     """Returns a function of parameters to the masks of their largest magnitudes."""
-    chosen = PruneOptions.of({"schedule": OneShot(), **options})
+    chosen = PruneOptions.of({"schedule": OneShot(), **options}, function)
 
     def kept(params: Any) -> Any:
         sizes = {path: jnp.abs(leaf) for path, leaf in trees.flatten(params).items()}
