@@ -49,6 +49,8 @@ _DASHES = ("solid", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = "os^DX"
 # Markers stand so far apart along a line, in parts of the panel's diagonal.
 _APART = 0.12
+# Units of figures whose names end so.
+_UNITS = {"error": "share", "seconds": "s", "bytes": "bytes"}
 # Inches: small, for then text of ten points can be read where a picture is shown small.
 _PANEL = (3.4, 2.8)
 # Of a legend: a letter, the line beside a name with the space around it, a line of it.
@@ -94,9 +96,21 @@ def draw(
         axes.set(xlabel="optimizer steps" if steps else "training time (s)")
         axes.set_yscale("log")
         axes.grid(alpha=0.3, which="both", linewidth=0.4)
-    panels[0].set_ylabel(metric.replace("val_", "validation "))
-    _add_legend(figure)
+    panels[0].set_ylabel(describe(metric))
+    add_legend(figure)
     return figure
+
+
+def describe(figure: str) -> str:
+    """Returns the name of a figure in words, with its unit if the name tells it.
+
+    Examples:
+      >>> describe("val_error"), describe("step_seconds")
+      ('validation error (share)', 'step seconds (s)')
+    """
+    words = figure.replace("val_", "validation ").replace("_", " ")
+    units = [unit for end, unit in _UNITS.items() if figure.endswith(end)]
+    return f"{words} ({units[0]})" if units else words
 
 
 def _open(count: int, width: float, height: float) -> "tuple[Figure, Sequence[Axes]]":
@@ -107,8 +121,11 @@ def _open(count: int, width: float, height: float) -> "tuple[Figure, Sequence[Ax
     return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
 
 
-def _add_legend(figure: "Figure") -> None:
-    """Names what is drawn once, below all panels, which become no lower for it."""
+def add_legend(figure: "Figure") -> None:
+    """Names what is drawn once, below all panels, which become no lower for it.
+
+    One thing alone needs no name.
+    """
     named = [axes.get_legend_handles_labels() for axes in figure.axes]
     handles = {
         name: handle for each in named for handle, name in zip(*each, strict=True)
@@ -182,7 +199,7 @@ def draw_cells(table: xr.Dataset, columns: Mapping[str, str]) -> "Figure | None"
         axes.grid(alpha=0.3, linewidth=0.4)
     rows = [str(row).replace("$", r"\$") for row in table["row"].values]
     panels[0].set_yticks(range(len(rows)), rows)
-    _add_legend(figure)
+    add_legend(figure)
     return figure
 
 

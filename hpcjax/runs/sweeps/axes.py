@@ -23,7 +23,21 @@ ADAPTIVE = ("tpe", "gp")
 _RANGE = re.compile(r"(?P<kind>[a-z]+)\((?P<low>[^,()]+),(?P<high>[^,()]+)\)")
 _BOUND = re.compile(r"(?P<name>\w+)\s*<=\s*(?P<bound>\S+)")
 _FORM = "sweep must list the values of each key, such as {'lr': (0.1, 0.3)}"
+# Values that differ by this factor are drawn on a logarithmic axis.
+SPREAD = 10.0
 _KINDS = ("uniform", "log", "int", "logint")
+
+
+def spans(values: Any) -> bool:
+    """Says whether values are positive and differ by a factor of `SPREAD`; skips NaN.
+
+    Examples:
+      >>> spans([0.1, 0.3]), spans([0.01, 0.1]), spans([0, 9])
+      (False, True, False)
+    """
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known)]
+    return bool(known.size and 0 < known.min() <= known.max() / SPREAD)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +72,13 @@ class Axis:
     def log(self) -> bool:
         """Whether a range is uniform in the logarithm."""
         return self.kind in ("log", "logint")
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether its values are drawn so: it was given so, or its list spans much."""
+        with contextlib.suppress(ValueError):
+            return self.log or spans([float(value) for value in self.values])
+        return False
 
     @property
     def ends(self) -> tuple[str, ...]:

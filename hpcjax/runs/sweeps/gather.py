@@ -29,7 +29,8 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
       `waiting`), `run` and `error` as text; with a constraint `feasible`, 1 where the
       trial keeps it; and all variables of the runs' results. Attributes are `source`,
       the least real of the runs'; `config`, `by`, `axes`, the swept keys separated by
-      spaces, and `subject_to`, the constraint or nothing.
+      spaces, `logarithmic`, those that were given so, and `subject_to`, the constraint
+      or nothing.
     """
     trials, sweep = study.trials(), study.sweep
     cells = xr.Dataset(
@@ -53,6 +54,9 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
             "config": sweep.config,
             "by": sweep.by,
             "axes": " ".join(axis.key for axis in sweep.axes),
+            "logarithmic": " ".join(
+                axis.key for axis in sweep.axes if axis.logarithmic
+            ),
             "subject_to": str(sweep.subject_to or ""),
         },
     )

@@ -1,8 +1,9 @@
 """The response of a sweep's value to its axes, as a table and as a picture."""
 
+import math
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -10,14 +11,17 @@ import xarray as xr
 from rich.console import Group, RenderableType
 
 from hpcjax.runs import curves, show
+from hpcjax.runs.sweeps import axes
 from hpcjax.runs.sweeps.driver import SEED, SweepResult, kept_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# An axis whose ends differ by more than this factor is logarithmic.
-_SPREAD = 20.0
+# An axis with so few values names each; a map with so few cells tells each.
+_LISTED, _TOLD = 8, 42
+# From this share of a map's colours on they are dark.
+_DARK = 0.5
 
 
 def summary(result: SweepResult, best: int = 10) -> RenderableType:
@@ -97,69 +101,151 @@ def save_picture(result: SweepResult) -> pathlib.Path:
 
 
 def draw(dataset: xr.Dataset) -> "Figure":
-    """Draws `value` against every axis, one panel each, and a map of the first two.
+    """Draws `value` against every swept key, one panel each, and a map of two.
 
-    A panel shows all trials as points, and for listed values the median over all
-    others as a line. Trials without a finite value are marked at the upper edge.
+    A point is the median over seeds, its bar their range. With several keys a line is
+    the median of the points over the others. Points of which a seed has no finite value
+    are marked at the upper edge. An axis is logarithmic if it was given so, or its
+    listed values are positive and span a factor of 10, as those of `value` may.
 
     Args:
       dataset: what `gather` returned.
     """
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    names = _axes(dataset)
-    flat = dataset[["value"]].stack(cell=dataset["value"].dims).reset_index("cell")
-    mapped = len(names) > 1 and dataset["value"].ndim > 1
-    panels = len(names) + mapped
-    figure = Figure(figsize=(1 + 3.4 * panels, 3.4), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(1, panels))
-    for name, panel in zip(names, axes, strict=False):
-        _panel(panel, flat[name].values, flat["value"].values, name)
-        panel.set_ylabel(str(dataset.attrs.get("by", "value")))
-    if axes[0].get_legend_handles_labels()[1]:  # the same in every panel
-        axes[0].legend(frameon=False)
-    if mapped:
-        _map(figure, axes[-1], dataset["value"], names)
+    keys = [name for name in _axes(dataset) if name != SEED] or [SEED]
+    points = _over_seeds(dataset, keys)
+    logarithmic = {*dataset.attrs.get("logarithmic", "").split()}
+    said = curves.describe(str(dataset.attrs.get("by", "value")))
+    count = len(keys) + (len(keys) == 2)
+    figure = Figure(figsize=(0.6 + 3.4 * count, 3.2), layout="constrained")
+    first = None
+    for number, key in enumerate(keys, 1):
+        panel = figure.add_subplot(1, count, number, sharey=first)
+        _draw_points(panel, points, key, logarithmic)
+        first = first or panel
+        panel.tick_params(labelleft=panel is first)
+    assert first is not None
+    seeds = SEED in _axes(dataset) and SEED not in keys
+    first.set_ylabel(f"{said}\nmedian and range of seeds" if seeds else said)
+    if axes.spans(points[["low", "high"]].to_numpy()):
+        first.set_yscale("log")
+        _name_ticks(first.yaxis, points[["low", "high"]])
+    if len(keys) == 2:
+        panel = figure.add_subplot(1, count, count)
+        _draw_map(panel, points, keys, logarithmic)
+        bar = figure.colorbar(panel.collections[0])
+        bar.set_label(f"{said}, median over seeds" if seeds else said)
+        if isinstance(bar.norm, LogNorm):
+            _name_ticks(bar.ax.yaxis, points["median"])
+    curves.add_legend(figure)
     return figure
 
 
-def _panel(panel: "Axes", places: np.ndarray, values: np.ndarray, name: str) -> None:
-    texts = places.dtype.kind not in "fi"
-    known = list(dict.fromkeys(map(str, places)))
-    at = np.array([known.index(str(p)) for p in places]) if texts else places
-    good = np.isfinite(values)
-    panel.scatter(at[good], values[good], s=14, alpha=0.6)
-    if not good.all() and good.any():
+def _over_seeds(dataset: xr.Dataset, keys: list[str]) -> pd.DataFrame:
+    """Returns a line for each point: keys, median, low, high, whether one is lost."""
+    cells = dataset[["value"]].to_dataframe().reset_index()
+    finite = np.isfinite(cells["value"])
+    cells = cells.assign(finite=cells["value"].where(finite), lost=~finite)
+    groups = cells.groupby(keys, sort=False, dropna=False)
+    named = {"median": "median", "low": "min", "high": "max"}
+    return groups.agg(
+        **{name: ("finite", how) for name, how in named.items()}, lost=("lost", "any")
+    ).reset_index()
+
+
+def _show_places(
+    panel: "Axes", way: str, values: pd.Series, logarithmic: set[str]
+) -> np.ndarray:
+    """Names the axis `way`, scales it, and returns where on it values are."""
+    key = str(values.name)
+    axis = getattr(panel, f"{way}axis")
+    axis.set_label_text(key, parse_math=False)
+    if values.dtype.kind not in "fi" or key == SEED:
+        known = list(dict.fromkeys(map(str, values)))
+        axis.set_ticks(range(len(known)), known, parse_math=False)
+        return np.array([known.index(str(value)) for value in values])
+    if key in logarithmic:
+        getattr(panel, f"set_{way}scale")("log")
+        _name_ticks(axis, values)
+    listed = np.unique(values)
+    if len(listed) <= _LISTED:
+        axis.set_ticks(listed, [f"{value:g}" for value in listed])
+        axis.set_ticks([], minor=True)
+    return values.to_numpy()
+
+
+def _name_ticks(axis: Any, values: pd.DataFrame | pd.Series) -> None:
+    """Writes plain numbers at a logarithmic axis, so many that two can be compared."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    few = np.nanmax(values) < axes.SPREAD**2 * np.nanmin(values)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _draw_points(
+    panel: "Axes", points: pd.DataFrame, key: str, logarithmic: set[str]
+) -> None:
+    """Draws medians and ranges over a key."""
+    at = _show_places(panel, "x", points[key], logarithmic)
+    good = points["median"].notna().to_numpy()
+    median, low, high = (points[name][good] for name in ("median", "low", "high"))
+    look: dict[str, Any] = {"fmt": "o", "alpha": 0.7, "capsize": 3}
+    look["label"] = "trial" if low.equals(high) else "median and range of seeds"
+    panel.errorbar(at[good], median, [median - low, high - median], **look)
+    middles = median.groupby(at[good]).median()
+    if len(middles) < good.sum():
+        look = {"marker": "_", "markersize": 18, "color": "tab:orange", "zorder": 3}
+        numbers = points[key].dtype.kind in "fi"
+        look |= {"linestyle": "solid" if numbers else "none"}
+        panel.plot(middles.index, middles, label="median over other keys", **look)
+    lost = points["lost"].to_numpy()
+    if lost.any():
+        edge: dict[str, Any] = {"clip_on": False, "label": "no finite value"}
+        edge |= {"transform": panel.get_xaxis_transform()}
         panel.scatter(
-            at[~good],
-            np.full((~good).sum(), values[good].max()),
-            marker="x",
-            color="tab:red",
-            label="no finite value",
+            at[lost], np.ones(lost.sum()), marker="x", color="tab:red", **edge
         )
-    listed = np.unique(at[good])
-    if len(listed) < good.sum():
-        middles = [np.median(values[good & (at == place)]) for place in listed]
-        panel.plot(listed, middles, linewidth=1.5)
-    panel.set_xlabel(name)
-    if texts:
-        panel.set_xticks(range(len(known)), known, parse_math=False)
-    elif places.size and places.min() > 0 and places.max() / places.min() > _SPREAD:
-        panel.set_xscale("log")
+    panel.margins(x=0.12)
     panel.grid(alpha=0.3, linewidth=0.4)
 
 
-def _map(
-    figure: "Figure", panel: "Axes", value: xr.DataArray, names: list[str]
+def _draw_map(
+    panel: "Axes", points: pd.DataFrame, keys: list[str], logarithmic: set[str]
 ) -> None:
-    first, second, *others = names
-    finite = value.where(np.isfinite(value))
-    shown = finite.median(others) if others else finite
-    image = panel.imshow(
-        shown.transpose(first, second).values, aspect="auto", cmap="viridis_r"
-    )
-    for axis, name in ((panel.yaxis, first), (panel.xaxis, second)):
-        labels = [f"{x:g}" if np.isreal(x) else str(x) for x in shown[name].values]
-        axis.set_ticks(range(len(labels)), labels, parse_math=False)
-    panel.set(ylabel=first, xlabel=second)
-    figure.colorbar(image)
+    """Draws medians as colours over two keys: cells of a grid, else points."""
+    median = points["median"]
+    scale = "log" if axes.spans(median) else "linear"
+    look: dict[str, Any] = {"cmap": "viridis_r", "norm": scale}
+    codes = [pd.factorize(points[key], use_na_sentinel=False) for key in keys]
+    shape = [len(found) for _, found in codes]
+    if len(points) < math.prod(shape):
+        y, x = (
+            _show_places(panel, way, points[key], logarithmic)
+            for way, key in zip("yx", keys, strict=True)
+        )
+        panel.scatter(x, y, c=median, **look)
+        return
+    cells = np.full(shape, np.nan)
+    cells[codes[0][0], codes[1][0]] = median
+    drawn = panel.pcolormesh(cells, **look)
+    for way, key, (_, found) in zip("yx", keys, codes, strict=True):
+        axis = getattr(panel, f"{way}axis")
+        axis.set_label_text(key, parse_math=False)
+        names = [f"{x:g}" if np.isreal(x) else str(x) for x in found]
+        axis.set_ticks(np.arange(len(found)) + 0.5, names, parse_math=False)
+    if cells.size <= _TOLD:
+        _write_cells(panel, cells, drawn.norm)
+
+
+def _write_cells(panel: "Axes", cells: np.ndarray, norm: Any) -> None:
+    """Writes numbers into the cells of a map, so that they can be read."""
+    for (row, column), value in np.ndenumerate(cells):
+        told = f"{value:.3g}" if np.isfinite(value) else "none"
+        dark = np.isfinite(value) and norm(value) > _DARK
+        place = {"ha": "center", "va": "center", "fontsize": "small"}
+        colour = "white" if dark else "black"
+        panel.text(column + 0.5, row + 0.5, told, color=colour, **place)
