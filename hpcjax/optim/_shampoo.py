@@ -113,6 +113,9 @@ def scale_by_shampoo(**options: Any) -> optax.GradientTransformationExtraArgs:
     float32 or better; a statistic or root that is not finite is counted in
     `shampoo_failed` and the last good one is kept.
 
+    The length of its updates is not the gradient's, whatever its size: graft it, as
+    `shampoo` does, or find a rate for it.
+
     With `axis_name` the roots are shared out over a mesh axis: each device computes
     those it owns, balanced by their cost, and broadcasts them. Everything else, and the
     result, is the same on all devices.
