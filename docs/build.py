@@ -168,12 +168,9 @@ def describe_records(paper: str) -> list[str]:
 def describe_record(record: table_records.Record) -> list[str]:
     """Returns the lines on one table: the paper's figures, our cells and verdicts."""
     table, result = record.table, table_records.to_result(record)
-    made, tier = record.content["provenance"], record.tier
-    devices = ", ".join(map(str, made.get("devices", ())))
-    ours = f"{result.source}, by `hpcjax table {table.id} --tier {tier}` on"
-    ours = f"{ours} {made['started'][:10]} ({made['cpu']}, {devices})."
+    ours = f"{result.source}, by {table_records.describe_origin(record)}."
     return [
-        *("", f"### `{table.id}`, tier {tier}", "", f"{table.title}."),
+        *("", f"### `{table.id}`, tier {record.tier}", "", f"{table.title}."),
         *draw_record(record),
         *("", f"**The paper**: {cite(table.paper)}.", ""),
         *(f"**Ours**: {ours} {table.caption}", ""),

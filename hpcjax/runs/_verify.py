@@ -14,9 +14,10 @@ from rich.text import Text
 from hpcjax.core import files
 from hpcjax.core.errors import CheckpointCorrupt, DataFormatError
 from hpcjax.hostcomm import load_trace
-from hpcjax.runs import code, directory, discover, lock, results, show, tags
+from hpcjax.runs import code, directory, discover, lock, results, tags
 from hpcjax.runs import config as configs
 from hpcjax.runs.directory import WORKERS
+from hpcjax.runs.frames import Frame
 from hpcjax.runs.metrics import Metrics
 
 Verdict = Literal["ok", "note", "foreign", "bad"]
@@ -117,10 +118,10 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 def render(findings: Sequence[Finding]) -> RenderableType:
     """Returns the findings as a table."""
-    rows = ((f.part, f.verdict, f.detail) for f in findings)
+    rows = [(f.part, f.verdict, f.detail) for f in findings]
     bad = [f.part for f in findings if f.verdict == "bad"]
     end = f"Bad: {', '.join(bad)}" if bad else "Nothing is damaged."
-    return Group(show.frame("", ("part", "verdict", "what"), rows), Text(end))
+    return Group(Frame("", ("part", "verdict", "what"), rows), Text(end))
 
 
 def _open(root: pathlib.Path, run_id: str) -> directory.RunDirectory:

@@ -37,7 +37,7 @@ def build_table(
     table_id: str,
     *,
     root: pathlib.Path | None = None,
-    tier: str = "cpu",
+    tier: str | None = None,
     check: bool = False,
     record: bool = False,
     fresh: bool = False,
@@ -53,7 +53,7 @@ def build_table(
     Args:
       table_id: `<paper>/<table>`.
       root: folder that holds `runs/`; default the working directory.
-      tier: `cpu`, `gpu` or `model`.
+      tier: `cpu`, `gpu` or `model`; default the only one there is, or `cpu`.
       check: compare with the committed result of this table and tier.
       record: write the result beside the table's definition, to be committed.
       fresh: run everything again.
@@ -75,6 +75,7 @@ def build_table(
     if table_id not in tables:
         raise ConfigError(f"unknown table {table_id!r}{nearest(table_id, tables)}")
     table = tables[table_id]
+    tier = table.choose_tier(tier)
     maker = _Maker(root, table, tier, fresh, progress, run_missing)
     old = table_records.read_record(table, tier, root) if check else None
     if old is not None:

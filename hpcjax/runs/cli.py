@@ -20,10 +20,12 @@ _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _DESCRIPTION = """Published methods as composable JAX functions, each tied to a table.
 
-Exit status: 0 done, 1 a claim or `confirm` failed, 2 bad config, usage or place, 3 data
-missing or damaged, 4 diverged, 5 checkpoint corrupt, 6 disk full, 7 a process was lost,
-8 no trial of a sweep has a value, 9 a logging service failed, 70 a fault in the code,
-75 preempted, 130 interrupted, 141 nobody reads the output."""
+Exit status:
+0 done, 1 a claim or `confirm` failed, 2 bad config, usage or place,
+3 data missing or damaged, 4 diverged, 5 checkpoint corrupt, 6 disk full,
+7 a process was lost, 8 no trial of a sweep has a value,
+9 a logging service failed, 70 a fault in the code, 75 preempted,
+130 interrupted, 141 nobody reads the output."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PLACE = (
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),

@@ -42,6 +42,12 @@ Data = Annotated[
         help_behavior_hint="(default: HPCJAX_DATA, else <root>/.cache/data)",
     ),
 ]
+Tier = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="TIER", help_behavior_hint="(default: cpu, or the only one there is)"
+    ),
+]
 Format = Literal["rich", "md", "csv", "html", "latex"]
 
 # Loggers that say in which folder a run is, and what is planned.

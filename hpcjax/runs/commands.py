@@ -3,6 +3,7 @@
 Nothing here imports JAX before a config has been read and checked.
 """
 
+import contextlib
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from hpcjax.core import files
-from hpcjax.core.errors import ConfigError
+from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import directory, discover, show
 from hpcjax.runs.command_options import (
     HERE,
@@ -28,11 +29,13 @@ from hpcjax.runs.command_options import (
     log_to_stderr,
     prepare,
 )
+from hpcjax.runs.frames import Frame
 from hpcjax.runs.overrides import pairs
 from hpcjax.train.writers import WriterName
 
 if TYPE_CHECKING:
     from hpcjax.runs import inventory
+    from hpcjax.runs.tables import Table
 
 _NO_VALUE = 8  # exit status of a sweep without any
 _FAILED = 1  # of a run that did not reach what it is for, and of a failed claim
@@ -43,6 +46,7 @@ def list_(
         Annotated[str | None, tyro.conf.arg(metavar="[PAPER]", help_behavior_hint="")]
     ] = None,
     *,
+    all: bool = False,  # noqa: A002 - the name of the flag
     parts: bool = False,
     stale: bool = False,
     markdown: bool = False,
@@ -55,10 +59,11 @@ def list_(
     yes: bool = False,
     root: Root = HERE,
 ) -> int:
-    """List configs and tables, or parts, or results of older code, or runs.
+    """List systems, or configs and tables, or parts, stale results, or runs.
 
     Args:
-      paper: only this paper's.
+      paper: list this paper's configs and tables; with --parts, a kind of part.
+      all: list the configs and tables of all papers.
       parts: list what a training config can combine instead.
       stale: list the committed results of tables that today's code did not make.
       markdown: list papers with what holds of their committed tables, for a page.
@@ -89,7 +94,7 @@ def list_(
         raise ConfigError("--state, --tag, --delete and --yes go with --runs")
     if parts:
         discover.activate(root)
-        output.print(show.list_parts())
+        output.print(show.list_parts(paper))
         return 0
     if stale:
         from hpcjax.runs import record_age, table_records
@@ -105,10 +110,13 @@ def list_(
 
         output.print(roster.markdown(root, paper), soft_wrap=True)
         return 0
+    if paper is None and not all:
+        from hpcjax.runs import overview
+
+        output.print(show.list_systems(overview.find_systems(root)))
+        return 0
     output.print(show.list_configs(discover.find_configs(root, paper)))
-    tables = discover.find_tables(root)
-    if paper is not None:
-        tables = {key: t for key, t in tables.items() if key.startswith(f"{paper}/")}
+    tables = discover.find_tables(root, paper or "*").values()
     output.print(show.list_tables(tables))
     return 0
 
@@ -132,19 +140,50 @@ def show_(
     *,
     root: Root = HERE,
 ) -> int:
-    """Show a config: keys, types, and what differs from its base.
+    """Show what came out for a table, or a config: keys, and what is not its base's.
 
     Args:
-      config: paper/config, paper/config:variant, or a run's config.json.
+      config: paper/table, paper/config:variant, or a run's config.json.
       overrides: key=value.
       root: folder with further configs.
     """
-    loaded = discover.load(config, pairs(overrides), root)
+    paper, slash, _ = config.partition("/")
+    tables = discover.find_tables(root, paper) if paper.isidentifier() and slash else {}
+    if config in tables and not overrides:
+        return _show_table(tables[config], root)
+    try:
+        loaded = discover.load(config, pairs(overrides), root)
+    except ConfigError as error:
+        if near := nearest(config, tables):
+            told = near.replace("; did you mean", " Or the table")
+            raise ConfigError(f"{error}{told}") from error
+        raise
     try:
         entry, _ = discover.find(loaded.name, root)
     except ConfigError:  # the config.json of a run whose config is gone
         entry = None
     show.console().print(show.page(entry, loaded))
+    return 0
+
+
+def _show_table(table: "Table", root: pathlib.Path) -> int:
+    """Prints the committed results of a table, or how to make them."""
+    from hpcjax.runs import render, table_records
+
+    output = show.console()
+    for tier, command in zip(table.tiers, table.commands(), strict=True):
+        if table_records.record_path(table, tier, root).exists():
+            record = table_records.read_record(table, tier, root)
+            output.print(render.render_record(record))
+        else:
+            minutes = table.tier(tier).minutes
+            output.print(
+                f"{table.title}: nothing is recorded; `{command}` makes it in about "
+                f"{minutes:g} min."
+            )
+    with contextlib.suppress(ConfigError):
+        entry, variant = discover.find(table.id, root)
+        output.print(f"The config of that name: `hpcjax show {entry.name}:{variant}`")
     return 0
 
 
@@ -242,7 +281,7 @@ def _dry_run(
     """Prints a config and what its run would take, without running it."""
     from hpcjax.runs import plan
 
-    show.console().print(show.settings(loaded))
+    show.console().print(show.describe_keys(loaded))
     planned = plan.plan_run(config, changes, root=root, devices=devices)
     text = f"{loaded.title} does not train: there is nothing to plan"
     show.console().print(text if planned is None else plan.render_plan(planned))
@@ -396,8 +435,8 @@ def list_data(*, root: Root = HERE, data: Data = None) -> int:
     place = directory.data_root(root)
     rows = catalog.list_entries(place)
     columns = tuple(rows[0])
-    cells = ([row[name] for name in columns] for row in rows)
-    show.console().print(show.frame(f"Data sets in {place}", columns, cells))
+    cells = [[row[name] for name in columns] for row in rows]
+    show.console().print(Frame(f"Data sets in {place}", columns, cells))
     return 0
 
 

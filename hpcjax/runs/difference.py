@@ -10,8 +10,9 @@ from rich.text import Text
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs import build, directory, discover, results, show, values
+from hpcjax.runs import build, directory, discover, results, values
 from hpcjax.runs import config as configs
+from hpcjax.runs.frames import Frame
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -125,8 +126,8 @@ def render(difference: Difference) -> RenderableType:
         ],
         "provenance": config_texts(difference.provenance),
     }
-    parts = [
-        show.frame("", (title, *difference.names), rows)
+    parts: list[RenderableType] = [
+        Frame("", (title, *difference.names), rows)
         for title, rows in tables.items()
         if rows
     ]
@@ -137,11 +138,9 @@ def render(difference: Difference) -> RenderableType:
 
 def config_texts(pairs: Pairs) -> list[tuple[str, str, str]]:
     """Returns the lines of a table: key, old and new value in print."""
-    return [(name, _text(old), _text(new)) for name, (old, new) in pairs.items()]
-
-
-def _text(value: Any) -> str:
-    return repr(value) if value is configs.ABSENT else values.show(value)
+    return [
+        (name, values.show(old), values.show(new)) for name, (old, new) in pairs.items()
+    ]
 
 
 def number(value: float) -> str:

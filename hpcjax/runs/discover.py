@@ -163,7 +163,7 @@ def _check_parts(parts: tuple[pathlib.Path, ...]) -> None:
             file = part / package / "__init__.py"
             if file.exists():
                 raise ConfigError(f"{package}/ is a namespace package: remove {file}")
-        for paper in _papers(part):
+        for paper in papers(part):
             if paper in owners:
                 raise ConfigError(
                     f"paper {paper!r} is in two roots: {owners[paper]} and {part}; "
@@ -172,7 +172,8 @@ def _check_parts(parts: tuple[pathlib.Path, ...]) -> None:
             owners[paper] = part
 
 
-def _papers(part: pathlib.Path) -> set[str]:
+def papers(part: pathlib.Path) -> set[str]:
+    """Returns the names of the papers in a folder of the search path."""
     return {
         folder.name
         for package in PACKAGES
@@ -461,8 +462,8 @@ def _load_json(name: str, root: pathlib.Path) -> Loaded:
     return Loaded(name=plain, variant=variant, config=config, base=base)
 
 
-def find_tables(root: pathlib.Path) -> "dict[str, Table]":
-    """Returns the tables of every `experiments/*/tables.py` by id.
+def find_tables(root: pathlib.Path, paper: str = "*") -> "dict[str, Table]":
+    """Returns the tables of every `experiments/*/tables.py`, or of one paper's, by id.
 
     Raises:
       ConfigError: an id is given twice or does not start with its paper's name.
@@ -470,7 +471,8 @@ def find_tables(root: pathlib.Path) -> "dict[str, Table]":
     from hpcjax.runs.tables import Table
 
     tables: dict[str, Table] = {}
-    files = [f for part in activate(root) for f in part.glob("experiments/*/tables.py")]
+    pattern = f"experiments/{paper}/tables.py"
+    files = [f for part in activate(root) for f in part.glob(pattern)]
     for file in sorted(files, key=lambda file: file.parent.name):
         paper = file.parent.name
         module = _import(f"experiments.{paper}.tables", file)

@@ -15,7 +15,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hpcjax import kernels
-from hpcjax.runs import directory, discover, show
+from hpcjax.runs import directory, discover
+from hpcjax.runs.frames import Frame
 
 Verdict = Literal["ok", "wrong", "missing"]
 _SHOWN = ("jax", "jaxlib", "flax", "optax")
@@ -70,12 +71,10 @@ def healthy(checks: tuple[Check, ...]) -> bool:
 
 def render(checks: tuple[Check, ...]) -> RenderableType:
     """Returns the report."""
-    rows = ((c.part, c.found or "-", c.verdict, c.advice) for c in checks)
+    rows = [(c.part, c.found or "-", c.verdict, c.advice) for c in checks]
     wrong = [check.part for check in checks if check.verdict == "wrong"]
     end = f"Wrong: {', '.join(wrong)}" if wrong else "Everything needed is here."
-    return Group(
-        show.frame("", ("part", "found", "verdict", "advice"), rows), Text(end)
-    )
+    return Group(Frame("", ("part", "found", "verdict", "advice"), rows), Text(end))
 
 
 def python() -> Check:

@@ -7,9 +7,8 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError, RunBusy, nearest
-from hpcjax.runs import code, directory, discover, lock
+from hpcjax.runs import code, directory, discover, lock, overview
 from hpcjax.runs import tags as tagging
 
 STATES = ("running", "interrupted", "preempted", "failed", "diverged", "done")
@@ -133,14 +132,12 @@ def _describe(run: directory.RunDirectory, root: pathlib.Path) -> Entry:
 def _read_verdicts(root: pathlib.Path) -> dict[str, tuple[str, ...]]:
     """Returns what committed tables say, by the ids of the runs they were made of."""
     found: dict[str, tuple[str, ...]] = {}
-    for folder in discover.search_path(root):
-        for file in sorted(folder.glob("experiments/*/results/*.json")):
-            with contextlib.suppress(DataFormatError, LookupError, TypeError):
-                record = files.read_object(file)
-                held = [claim["holds"] for claim in record["claims"].values()]
-                said = f"{record['table']} {sum(held)} of {len(held)}"
-                for run in {run["id"] for run in record["runs"]}:
-                    found[run] = (*found.get(run, ()), said)
+    for record in overview.read_records(root):
+        with contextlib.suppress(LookupError, TypeError):
+            held = [claim["holds"] for claim in record["claims"].values()]
+            said = f"{record['table']} {sum(held)} of {len(held)}"
+            for run in {run["id"] for run in record["runs"]}:
+                found[run] = (*found.get(run, ()), said)
     return found
 
 

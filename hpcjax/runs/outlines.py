@@ -10,12 +10,14 @@ on a small run.
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.core.errors import ConfigError
+
+if TYPE_CHECKING:  # for what figures a config has is printed without it, and faster
+    import xarray as xr
 
 Labels = Mapping[str, Collection[Any] | int]
 Figures = Mapping[str, Any]
@@ -35,7 +37,7 @@ class Outline(NamedTuple):
     columns: Mapping[str, Any]
     labels: Labels
 
-    def differences(self, dataset: xr.Dataset) -> list[str]:
+    def differences(self, dataset: "xr.Dataset") -> list[str]:
         """Returns in words where a result differs; it may hold further figures."""
         found = []
         for name, given in self.columns.items():
@@ -119,7 +121,7 @@ def of_config(cfg: Any, **more: Any) -> Outline:
     return outline(columns | more, **labels)
 
 
-def declaring(source: str, run: Callable[..., Figures]) -> Callable[..., xr.Dataset]:
+def declaring(source: str, run: Callable[..., Figures]) -> "Callable[..., xr.Dataset]":
     """Makes `run(cfg, ctx)` of a function that returns the values of its figures.
 
     Args:
@@ -135,14 +137,16 @@ def declaring(source: str, run: Callable[..., Figures]) -> Callable[..., xr.Data
     arguments = len(inspect.signature(run).parameters)
 
     @functools.wraps(run)
-    def made(cfg: Any, ctx: Any = None) -> xr.Dataset:
+    def made(cfg: Any, ctx: Any = None) -> "xr.Dataset":
         return _assemble(cfg, run(*(cfg, ctx)[:arguments]), source)
 
     return made
 
 
-def _assemble(cfg: Any, values: Figures, source: str) -> xr.Dataset:
+def _assemble(cfg: Any, values: Figures, source: str) -> "xr.Dataset":
     """Returns values as the dataset that a config declares."""
+    import xarray as xr
+
     figures, labels = declared(cfg.figures), of_config(cfg).labels
     others, absent = set(values) - set(figures), set(figures) - set(values)
     if others or absent:

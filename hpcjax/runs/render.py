@@ -8,8 +8,9 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hpcjax.runs import show
-from hpcjax.runs.tables import TableResult, Verdict
+from hpcjax.runs.frames import Frame
+from hpcjax.runs.table_records import Record, describe_origin, to_result
+from hpcjax.runs.tables import TableResult, Verdict, find_claimed
 
 Format = Literal["rich", "md", "csv", "html", "latex"]
 # Characters that pandas does not escape: signs that TeX fonts lack, and a bracket,
@@ -43,11 +44,14 @@ def render_table(result: TableResult, form: Format = "rich") -> Any:
 def values(result: TableResult) -> pd.DataFrame:
     """Returns the shown columns as text, with intervals in brackets.
 
+    Those that claims are about come first, behind the labels of the rows.
     If rows differ in their source, such as measured and simulated, a column names it.
     Another one tells what of a row's best trial is at the edge of its grid, if any is.
     """
     dataset, table = result.dataset, result.table
-    names = [name for name in table.columns if name in dataset]
+    about = find_claimed(table.tier(result.tier), dataset)
+    ranks = {name: name not in about for name in table.columns if name in dataset}
+    names = sorted(ranks, key=ranks.__getitem__)
     frame = dataset[names].to_dataframe().reset_index()
     dims = [dim for dim in frame.columns if dim not in names]
     shown = frame[dims].rename(columns=str)
@@ -76,23 +80,23 @@ def values(result: TableResult) -> pd.DataFrame:
 
 def list_verdicts(found: Iterable[Verdict], title: str = "") -> RenderableType:
     """Returns verdicts for the terminal."""
-    columns = "paper's relation | ours | verdict | control"
-    return _frame(verdicts(found), f"{title} · {columns}" if title else columns)
+    columns, rows = texts(verdicts(found))
+    return Frame(title, columns, rows, whole=columns[1:3])
 
 
 def verdicts(found: Iterable[Verdict]) -> pd.DataFrame:
-    """Returns the claims: paper's relation, our number, verdict, negative control."""
+    """Returns the claims: our number and its bound, whether it holds, and controls."""
     return pd.DataFrame(
         [
-            {
-                "paper's relation": verdict.relation,
-                "ours": f"{cell(verdict.ours)} ({verdict.bound})",
-                "verdict": _word(verdict),
-                "must fail": _list_controls(verdict),
-            }
+            (
+                verdict.relation,
+                f"{cell(verdict.ours)} ({verdict.bound})",
+                _word(verdict),
+                _list_controls(verdict),
+            )
             for verdict in found
         ],
-        columns=["paper's relation", "ours", "verdict", "must fail"],
+        columns=["claim", "ours (bound)", "verdict", "must not hold for"],
     )
 
 
@@ -103,9 +107,9 @@ def _word(verdict: Verdict) -> str:
 
 
 def _list_controls(verdict: Verdict) -> str:
-    """Returns the numbers of the negative controls, and whose cells make them."""
-    both = zip(verdict.broken, verdict.controls, strict=True)
-    return "; ".join(f"{cell(number)}, with {control}" for number, control in both)
+    """Returns whose cells make the negative controls, and their numbers."""
+    both = zip(verdict.controls, verdict.broken, strict=True)
+    return "; ".join(f"{control} ({cell(number)})" for control, number in both)
 
 
 def describe_trivial(result: TableResult) -> str:
@@ -132,9 +136,22 @@ def cell(value: Any) -> str:
     return "∞" if value == float("inf") else f"{value:.4g}"
 
 
-def _rich(result: TableResult) -> RenderableType:
+def render_record(record: Record) -> RenderableType:
+    """Returns a committed table for the terminal, and where it was made."""
+    result = to_result(record)
+    made = f"Made: by {describe_origin(record)}, of {len(result.runs)} run"
+    made += "s" * (len(result.runs) != 1)
+    return Group(Text(f"{record.table.title}\n"), *_list_parts(result), Text(made))
+
+
+def _list_parts(result: TableResult) -> list[RenderableType]:
+    """Returns a table, its verdicts, and what is to be known of both."""
     title = f"{result.table.id} · tier {result.tier} · {result.source}"
-    parts = [_frame(values(result), title)]
+    columns, rows = texts(values(result))
+    numbers = [columns[place] for place in number_columns(rows)]
+    headings = result.table.columns.values()
+    keys = next(place for place, name in enumerate(columns) if name in headings)
+    parts: list[RenderableType] = [Frame(title, columns, rows, numbers, columns, keys)]
     if result.verdicts:
         parts.append(list_verdicts(result.verdicts))
     if told := describe_trivial(result):
@@ -142,6 +159,11 @@ def _rich(result: TableResult) -> RenderableType:
     parts.append(Text(f"Paper: {result.table.paper}"))
     if result.table.caption:
         parts.append(Text(f"Note: {result.table.caption}"))
+    return parts
+
+
+def _rich(result: TableResult) -> RenderableType:
+    parts = _list_parts(result)
     if result.differences is not None:
         lines = result.differences or ("equal to the committed result",)
         parts.append(Text(f"Check: {'; '.join(lines)} (of {result.recorded})"))
@@ -175,12 +197,6 @@ def number_columns(rows: Sequence[Sequence[str]]) -> set[int]:
     """
     columns = enumerate(zip(*rows, strict=True))
     return {n for n, cells in columns if all(map(_NUMBER.fullmatch, cells))}
-
-
-def _frame(frame: pd.DataFrame, title: str) -> RenderableType:
-    columns, rows = texts(frame)
-    numbers = [columns[n] for n in number_columns(rows)]
-    return show.frame(title, columns, rows, numbers)
 
 
 def _latex(frame: pd.DataFrame) -> str:

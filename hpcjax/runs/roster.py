@@ -1,47 +1,22 @@
 """The table of papers, as a page in Markdown shows it.
 
-All of it is said elsewhere: what a paper is by its README, whose first heading is
-`# Name (venue)` and whose first paragraph says what there is and ends with the rooms
-that it lives in, "In `optim`, `cost`."; its tables and tiers by `tables.py`; what holds
-by the committed records.
+All of it is said elsewhere: what a paper is by its README, see `overview`; its tables
+and tiers by `tables.py`; what holds by the committed records.
 """
 
 import pathlib
-import posixpath
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.runs import discover, table_records
+from hpcjax.runs.overview import Said, read
 from hpcjax.runs.table_records import Record
 from hpcjax.runs.tables import Table
 
 COLUMNS = ("system", "where", "tables", "tier", "status")
 BEGIN = "<!-- made by `hpcjax list --markdown` -->"
 END = "<!-- end of what is made -->"
-_HEADING = re.compile(r"# (?P<name>[^\n(]+?)(?: \((?P<venue>[^\n]*)\))?\n")
-_ROOMS = re.compile(r"\s+In ((?:`[\w.]+`(?:, )?)+)\.$")
-_LINK = re.compile(r"\]\((?![a-z]+:)([^)]*)\)")
-_CAME_OUT = "## What came out\n"
-
-
-class Said(NamedTuple):
-    """What the README of a paper says first.
-
-    Attributes:
-      name: of the system.
-      venue: where and when it was published; may be empty.
-      about: what there is.
-      rooms: where it lives, in backticks; may be empty.
-      place: of its results, as a link from the root leads there.
-    """
-
-    name: str
-    venue: str = ""
-    about: str = ""
-    rooms: str = ""
-    place: str = ""
 
 
 def markdown(root: pathlib.Path, paper: str | None = None) -> str:
@@ -73,40 +48,6 @@ def _by_paper(
         paper = table_of(thing).id.partition("/")[0]
         found.setdefault(paper, []).append(thing)
     return found
-
-
-def read(folder: pathlib.Path) -> Said:
-    """Returns what a paper's README says first; without one its name is the folder's.
-
-    Raises:
-      ConfigError: the README does not begin with a heading.
-    """
-    file, place = folder / "README.md", f"experiments/{folder.name}/README.md"
-    if not file.exists():
-        return Said(folder.name)
-    text = file.read_text(encoding="utf-8")
-    heading = _HEADING.match(text)
-    if heading is None:
-        raise ConfigError(f"{file} must begin with '# Name (venue)'")
-    paragraph = " ".join(text[heading.end() :].strip().partition("\n\n")[0].split())
-    rooms = _ROOMS.search(paragraph)
-    about = _LINK.sub(
-        lambda link: f"]({_from_root(link[1], place)})", _ROOMS.sub("", paragraph)
-    )
-    return Said(
-        name=heading["name"],
-        venue=heading["venue"] or "",
-        about=about,
-        rooms=rooms[1] if rooms else "",
-        place=f"{place}#what-came-out" if _CAME_OUT in text else place,
-    )
-
-
-def _from_root(target: str, place: str) -> str:
-    """Returns where a link of a page leads, seen from the root."""
-    path, mark, anchor = target.partition("#")
-    found = posixpath.normpath(posixpath.join(posixpath.dirname(place), path))
-    return f"{found if path else place}{mark}{anchor}"
 
 
 def _row(said: Said, tables: Sequence[Table], records: Sequence[Record]) -> list[str]:

@@ -1,18 +1,21 @@
 """Printing lists of configs, parts and tables, and one config in full."""
 
+import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import typing
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from hpcjax.core import parts
+from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import config as configs
-from hpcjax.runs import overrides, values
+from hpcjax.runs import outlines, overrides, values
 from hpcjax.runs.discover import ConfigEntry, Loaded
+from hpcjax.runs.frames import Frame
+from hpcjax.runs.overview import System
 
 if TYPE_CHECKING:
     from hpcjax.runs.confirmation import Confirmation
@@ -21,15 +24,20 @@ if TYPE_CHECKING:
     from hpcjax.runs.table_records import Record
     from hpcjax.runs.tables import Table
 
-_PIPED_WIDTH = 1000
+_PIPED_WIDTH = 100
+_NAMED = 5  # parts that a config may hold in a place, which are named there
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Returns the console of a command; in a pipe lines are not cut or coloured."""
+    """Returns the console of a command, which in a pipe is 100 wide, or `COLUMNS`."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _PIPED_WIDTH
+    known = stream.isatty() or "COLUMNS" in os.environ
     return _Console(
-        file=stream, width=width, highlight=False, markup=False, emoji=False
+        file=stream,
+        width=None if known else _PIPED_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
 
 
@@ -43,27 +51,27 @@ class Unread(Exception):
     """Nobody reads what a command prints any more."""
 
 
-def frame(
-    title: str,
-    columns: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    numbers: Collection[str] = (),
-) -> RenderableType:
-    """Returns a table of text under its title; cells are folded, never cut.
-
-    Args:
-      title: of the table; may be empty.
-      columns: their names.
-      rows: a text for each column.
-      numbers: the columns that end at the right, so that digits stand below digits.
-    """
-    table = RichTable(box=box.SIMPLE_HEAD)
-    for column in columns:
-        justify = "right" if column in numbers else "left"
-        table.add_column(Text(column), overflow="fold", justify=justify)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return Group(Text(title), table) if title else table
+def list_systems(systems: Iterable[System]) -> RenderableType:
+    """Returns a line for each system: what it is, its tables, and what holds."""
+    rows = [
+        (
+            each.name,
+            each.about,
+            str(each.tables or ""),
+            f"{each.held} of {each.claims}" if each.claims else "",
+            "" if each.minutes is None else f"{each.minutes:g} min",
+        )
+        for each in systems
+    ]
+    columns = ("system", "what", "tables", "claims hold", "from")
+    listed = Frame("", columns, rows, numbers=columns[2:], whole=columns[2:])
+    return Group(
+        listed,
+        Text(
+            "hpcjax list SYSTEM: its configs and tables. hpcjax show SYSTEM/TABLE: "
+            "what came out. hpcjax list --all: everything."
+        ),
+    )
 
 
 def list_configs(entries: Iterable[ConfigEntry]) -> RenderableType:
@@ -74,10 +82,9 @@ def list_configs(entries: Iterable[ConfigEntry]) -> RenderableType:
         if entry.problem:
             problems.append(f"{entry.name}: {entry.problem}")
         for place, name in enumerate(_base_first(entry)):
-            paper = entry.name.partition("/")[0]
             about = entry.summary if place == 0 else ""
-            rows.append((paper, f"{entry.name}:{name}", about, ", ".join(entry.needs)))
-    listed = frame("Configs", ("paper", "config:variant", "what", "needs"), rows)
+            rows.append((f"{entry.name}:{name}", about, ", ".join(entry.needs)))
+    listed = Frame("Configs", ("config:variant", "what", "needs"), rows)
     return Group(listed, *(Text(problem) for problem in problems))
 
 
@@ -85,28 +92,38 @@ def _base_first(entry: ConfigEntry) -> list[str]:
     return sorted(entry.variants, key=lambda name: name != entry.base)
 
 
-def list_parts() -> RenderableType:
-    """Returns a line for each part: its kind, name, summary and class."""
+def list_parts(kind: str | None = None) -> RenderableType:
+    """Returns a line for each part, or each of a kind: its name, summary and class.
+
+    Raises:
+      ConfigError: there is no such kind.
+    """
+    if kind not in (None, *parts.KINDS):
+        raise ConfigError(f"unknown kind {kind!r}{nearest(str(kind), parts.KINDS)}")
     rows = [
-        (kind, name, _first_line(cls), f"{cls.__module__}:{cls.__qualname__}")
-        for kind in parts.KINDS
-        for name, cls in parts.classes(kind).items()
+        (each, name, _first_line(cls), f"{cls.__module__}:{cls.__qualname__}")
+        for each in (parts.KINDS if kind is None else (kind,))
+        for name, cls in parts.classes(each).items()
     ]
-    return frame("Parts", ("kind", "name", "what", "class"), rows)
+    return Frame("Parts", ("kind", "name", "what", "class"), rows, keys=2)
 
 
 def _first_line(cls: type) -> str:
     return (cls.__doc__ or "").partition("\n")[0]
 
 
-def list_tables(tables: "Mapping[str, Table]") -> RenderableType:
-    """Returns a line for each table and tier, with command and duration."""
+def list_tables(tables: "Iterable[Table]") -> RenderableType:
+    """Returns a line for each table and tier, with its duration."""
     rows = [
-        (table.id, table.title, command, f"{tier.minutes:g} min")
-        for table in tables.values()
-        for command, tier in zip(table.commands(), table.tiers.values(), strict=True)
+        (table.id, table.title, name, f"{tier.minutes:g} min")
+        for table in tables
+        for name, tier in table.tiers.items()
     ]
-    return frame("Tables", ("table", "what", "made by", "takes"), rows)
+    columns = ("table", "what", "tier", "takes")
+    return Group(
+        Frame("Tables", columns, rows, numbers=columns[3:], whole=columns[3:]),
+        Text("hpcjax table TABLE: makes it. hpcjax show TABLE: what came out."),
+    )
 
 
 def list_stale(ages: "Sequence[tuple[Record, Age]]") -> RenderableType:
@@ -116,7 +133,7 @@ def list_stale(ages: "Sequence[tuple[Record, Age]]") -> RenderableType:
         for record, age in ages
         if age.stale
     ]
-    listed = frame("Committed tables", ("table", "tier", "made by", "why"), rows)
+    listed = Frame("Committed tables", ("table", "tier", "made by", "why"), rows)
     made = sum(age.age == "this code" for _, age in ages)
     repeated = len(ages) - len(rows) - made
     count = (
@@ -140,37 +157,39 @@ def list_repeated(found: "Confirmation") -> RenderableType:
         for what, (there, here) in found.machine.items()
         if not found.passed
     ]
-    table = frame(found.table, ("row", "run", "result"), rows)
+    table = Frame(found.table, ("row", "run", "result"), rows)
     return Group(table, Text(count), *lines)
 
 
 def list_runs(entries: "Sequence[Entry]") -> RenderableType:
     """Returns a line for each run, and how much room they take together."""
-    rows = [
-        (
-            entry.id,
-            entry.title,
-            " ".join(entry.tags),
-            entry.state,
-            " ".join(f"{name} {value:.4g}" for name, value in entry.scores.items()),
-            str(entry.steps or ""),
-            entry.made_by,
-            f"{entry.days:.0f} d" if entry.days >= 1 else f"{24 * entry.days:.0f} h",
-            f"{entry.bytes / 1e6:.1f} MB",
-        )
+    lines = [
+        {
+            "run": entry.id,
+            "config": entry.title,
+            "state": entry.state,
+            "last scores": " ".join(f"{k} {v:.4g}" for k, v in entry.scores.items()),
+            "steps": str(entry.steps or ""),
+            "age": f"{entry.days:.0f} d"
+            if entry.days >= 1
+            else f"{24 * entry.days:.0f} h",
+            "tags": " ".join(entry.tags),
+            "made by": entry.made_by,
+            "size": f"{entry.bytes / 1e6:.1f} MB",
+            "in tables, claims that hold": ", ".join(entry.verdicts),
+        }
         for entry in entries
     ]
     whole = sum(entry.bytes for entry in entries) / 1e6
-    count = Text(f"{len(rows)} runs, {whole:.1f} MB")
-    if not rows:
-        return count
-    columns = ["run", "config", "tags", "state", "last scores"]
-    columns += ["steps", "made by", "age", "size"]
-    if any(entry.verdicts for entry in entries):
-        columns.append("in tables, claims that hold")
-        told = (", ".join(entry.verdicts) for entry in entries)
-        rows = [(*row, said) for row, said in zip(rows, told, strict=True)]
-    return Group(frame("Runs", columns, rows, ("steps", "age", "size")), count)
+    count = Text(f"{len(lines)} runs, {whole:.1f} MB")
+    columns = [name for name in (lines or [{}])[0] if any(each[name] for each in lines)]
+    rows = [[each[name] for name in columns] for each in lines]
+    numbers = ("steps", "age", "size")
+    return (
+        Group(Frame("Runs", columns, rows, numbers, whole=numbers), count)
+        if rows
+        else count
+    )
 
 
 def page(entry: ConfigEntry | None, loaded: Loaded) -> RenderableType:
@@ -181,49 +200,48 @@ def page(entry: ConfigEntry | None, loaded: Loaded) -> RenderableType:
       loaded: the config with its overrides.
     """
     cls = type(loaded.config)
-    parts: list[RenderableType] = [
+    lines: list[RenderableType] = [
         Text(f"{loaded.title} ({cls.__module__}:{cls.__qualname__})")
     ]
     if entry is not None:
-        parts.append(Text(f"\n{entry.doc}"))
-    parts.append(_keys(loaded))
+        lines.append(Text(f"\n{entry.doc}\n"))
+    lines.append(describe_keys(loaded))
     if figures := getattr(loaded.config, "figures", None):
-        from hpcjax.runs import outlines  # and xarray, which a list does not need
-
         rows = [(name, *said) for name, said in outlines.declared(figures).items()]
-        parts.append(frame("Figures", ("figure", "of each", "what"), rows))
+        lines.append(Frame("Figures", ("figure", "of each", "what"), rows))
     if entry is not None:
-        parts += _about(entry)
-    return Group(*parts)
+        lines += _about(entry)
+    return Group(*lines)
 
 
-def _keys(loaded: Loaded) -> RenderableType:
+def describe_keys(loaded: Loaded) -> RenderableType:
+    """Returns a line for each key: value, base's if any differs, type, meaning."""
     changed = configs.diff(loaded.base, loaded.config)
     rows = [
         (
-            "  " * path.count(".") + path,
+            path,
             "" if key.group and not key.settable else values.show(key.value),
-            _show(changed[path][0]) if path in changed else "",
-            key.type,
-            key.help,
+            *(
+                [values.show(changed[path][0]) if path in changed else ""]
+                * bool(changed)
+            ),
+            ": ".join(filter(None, (_describe_type(key), key.help))),
         )
         for path, key in overrides.keys(loaded.config).items()
     ]
-    return frame("", ("key", "value", "base has", "type", "what"), rows)
+    columns = ("key", "value", *["base has"] * bool(changed), "what")
+    return Frame("", columns, rows)
 
 
-def settings(loaded: Loaded) -> RenderableType:
-    """Returns the values of a config by key, and its base's where they differ."""
-    changed = configs.diff(loaded.base, loaded.config)
-    rows = [
-        (path, values.show(value), _show(changed[path][0]) if path in changed else "")
-        for path, value in configs.flatten(loaded.config).items()
-    ]
-    return frame(loaded.title, ("key", "value", "base has"), rows)
-
-
-def _show(value: Any) -> str:
-    return repr(value) if value is configs.ABSENT else values.show(value)
+def _describe_type(key: overrides.Key) -> str:
+    """Returns a key's type in words; of many parts how many, and what lists them."""
+    allowed = {*values.members(key.hint).values()}
+    kinds = (kind for kind in parts.KINDS if allowed <= {*parts.classes(kind).values()})
+    kind = next(kinds, None) if len(allowed) > _NAMED else None
+    if kind is None:
+        return key.type
+    none = " | none" * (type(None) in typing.get_args(key.hint))
+    return f"one of {len(allowed)}: `hpcjax list --parts {kind}`{none}"
 
 
 def _about(entry: ConfigEntry) -> list[RenderableType]:
@@ -234,7 +252,7 @@ def _about(entry: ConfigEntry) -> list[RenderableType]:
         text = " ".join(f"{path}={value}" for path, value in changes.items())
         rows.append((name, "(base)" if name == entry.base else text))
     smoke = " ".join(f"{path}={value}" for path, value in entry.small().items())
-    parts: list[RenderableType] = [frame("Variants", ("variant", "from base"), rows)]
+    parts: list[RenderableType] = [Frame("Variants", ("variant", "from base"), rows)]
     if smoke:
         parts.append(Text(f"Smoke run: hpcjax run {entry.name} {smoke}"))
     if entry.needs:

@@ -16,6 +16,7 @@ from hpcjax.runs.command_options import (
     Format,
     Ids,
     Root,
+    Tier,
     log_to_stderr,
     prepare,
 )
@@ -24,7 +25,7 @@ from hpcjax.runs.command_options import (
 def table(
     ids: Ids = (),
     *,
-    tier: str = "cpu",
+    tier: Tier = None,
     check: bool = False,
     fresh: bool = False,
     record: bool = False,
@@ -37,7 +38,7 @@ def table(
     """Make tables, running what is missing; exit status 1 if a claim fails.
 
     Args:
-      ids: paper/table; a paper alone lists its tables.
+      ids: paper/table; `hpcjax list PAPER` names a paper's.
       tier: kind of machine: cpu, gpu or model.
       check: compare with the committed result.
       fresh: run everything again.
@@ -49,21 +50,15 @@ def table(
       data: folder of data sets.
     """
     tables = discover.find_tables(root)
-    if len(ids) == 1 and "/" not in ids[0]:
-        (paper,) = ids
-        papers = {name.partition("/")[0] for name in tables}
-        _check_known(ids, sorted(papers), "paper")
-        own = {name: t for name, t in tables.items() if name.startswith(f"{paper}/")}
-        show.console().print(show.list_tables(own))
-        return 0
     _check_known(ids, tables, "table")
-    wanted = max([tables[name].tier(tier).devices for name in ids], default=1)
+    tiers = [tables[name].tier(tables[name].choose_tier(tier)) for name in ids]
+    wanted = max(each.devices for each in tiers)
     prepare(data, devices or (wanted if wanted > 1 else None))
     options = {"check": check, "fresh": fresh, "record": record, "parallel": parallel}
     return _build_tables(ids, root, format, tier=tier, **options)
 
 
-def rejudge(ids: Ids = (), *, tier: str = "cpu", root: Root = HERE) -> int:
+def rejudge(ids: Ids = (), *, tier: Tier = None, root: Root = HERE) -> int:
     """Judge committed tables by their claims as they are; exit status 1 if one fails.
 
     Nothing is run: claims are computed from the recorded cells, and written there.
@@ -78,7 +73,8 @@ def rejudge(ids: Ids = (), *, tier: str = "cpu", root: Root = HERE) -> int:
     tables, passed = discover.find_tables(root), True
     _check_known(ids, tables, "table")
     for name in ids:
-        record = table_records.read_record(tables[name], tier, root)
+        own = tables[name].choose_tier(tier)
+        record = table_records.read_record(tables[name], own, root)
         found = table_records.rejudge(record, root)
         show.console().print(render.list_verdicts(found, name))
         passed = passed and all(verdict.holds for verdict in found)
@@ -199,6 +195,10 @@ def _check_known(ids: Sequence[str], allowed: Sequence[str] | dict, what: str) -
     if not ids:
         raise ConfigError(f"name a {what}: {', '.join(allowed) or 'there is none'}")
     for name in ids:
+        if any(each.startswith(f"{name}/") for each in allowed):
+            raise ConfigError(
+                f"{name!r} is a paper: `hpcjax list {name}` names its {what}s"
+            )
         if name not in allowed:
             raise ConfigError(f"unknown {what} {name!r}{nearest(name, allowed)}")
 
@@ -228,7 +228,8 @@ def _build_tables(
         tables, tier = discover.find_tables(root), options["tier"]
         for name in ids:
             # Raises before any table is made if one cannot be compared.
-            old = table_records.read_record(tables[name], tier, root)
+            own = tables[name].choose_tier(tier)
+            old = table_records.read_record(tables[name], own, root)
             table_records.require_comparable(old)
     passed = True
     with log_to_stderr(quiet=True):

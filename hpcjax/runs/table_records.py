@@ -120,6 +120,15 @@ def _without(mapping: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in mapping.items() if name not in names}
 
 
+def describe_origin(record: Record) -> str:
+    """Returns by what command a record was made, when and on what machine."""
+    made = record.content["provenance"]
+    place = list[str](record.table.tiers).index(record.tier)
+    command = record.table.commands()[place]
+    devices = ", ".join(map(str, made.get("devices", ())))
+    return f"`{command}` on {made['started'][:10]} ({made['cpu']}, {devices})"
+
+
 def to_cells(dataset: xr.Dataset) -> dict[str, Any]:
     """Returns `{"row.column": value}`, labels of further dimensions joined by `|`."""
     cells = {}

@@ -240,6 +240,18 @@ class Table:
             )
         return self.tiers[name]  # pyrefly: ignore[bad-index]
 
+    def choose_tier(self, name: str | None = None) -> str:
+        """Returns the tier of that name; without one the only tier, or `cpu`.
+
+        Raises:
+          ConfigError: there is no such tier, or there are several and none is `cpu`.
+        """
+        if name is None:
+            (name, *more) = self.tiers
+            name = "cpu" if more else name
+        self.tier(name)
+        return name
+
     @property
     def times(self) -> tuple[str, ...]:
         """The columns whose headings say ms, µs or seconds."""
@@ -250,7 +262,11 @@ class Table:
 
     def commands(self) -> Sequence[str]:
         """Returns the command that makes each tier."""
-        return [f"hpcjax table {self.id} --tier {name}" for name in self.tiers]
+        several = len(self.tiers) > 1
+        return [
+            f"hpcjax table {self.id}{several * f' --tier {name}'}"
+            for name in self.tiers
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -309,6 +325,20 @@ def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
             )
         )
     return tuple(verdicts)
+
+
+def find_claimed(tier: Tier, dataset: xr.Dataset) -> set[str]:
+    """Returns the columns without which a claim has another number, or none.
+
+    A bound of an interval stands for its column.
+    """
+    numbers = [(claim, _compute(claim, dataset)) for claim in tier.claims.values()]
+    return {
+        re.sub("_(low|high)$", "", name)
+        for name in map(str, dataset.data_vars)
+        for without in [dataset.drop_vars(name)]
+        if any(_compute(claim, without) != ours for claim, ours in numbers)
+    }
 
 
 def _compute(claim: Claim, table: xr.Dataset, control: Control | None = None) -> float:

@@ -56,7 +56,7 @@ def test_help_of_each_command(command, capsys):
 @pytest.mark.parametrize(
     ("args", "usage", "about"),
     [
-        (["list"], "[PAPER]\n", "List configs and tables"),
+        (["list"], "[PAPER]\n", "List systems"),
         (["run"], "CONFIG [KEY=VALUE ...]\n", "Run a config."),
         (["report"], "[ID ...]", "Write one HTML page"),
         (["data", "fetch"], "[ID ...]", "Fetch data sets"),
@@ -96,14 +96,16 @@ def test_wrong_usage(root, args, part, capsys):
 
 
 def test_list(root, capsys):
-    assert cli.main(["list"]) == 0
+    assert cli.main(["list", "--all"]) == 0
     text = capsys.readouterr().out
     line = next(line for line in text.splitlines() if "mine/first:second" in line)
     assert "Two ways to do it." in line
     assert "a data set" in line
     assert "mine/first:first" in text
-    made = next(line for line in text.splitlines() if "mine/holds" in line)
-    assert "hpcjax table mine/holds --tier cpu" in made
+    made = [line.split() for line in text.splitlines() if "mine/holds" in line]
+    assert made == [
+        ["mine/holds", "Answers", t, "0.1", "min"] for t in ("cpu", "model")
+    ]
     assert "jorge/" in text
     assert "\x1b" not in text
     assert "…" not in text
@@ -122,7 +124,7 @@ def test_list_one_paper(root, capsys):
 
 def test_list_shows_files_that_fail(root, capsys):
     roots.write(root, "configs/mine/broken.py", "import no_such_module")
-    assert cli.main(["list"]) == 0
+    assert cli.main(["list", "mine"]) == 0
     text = capsys.readouterr().out
     assert "mine/broken: " in text
     assert "no_such_module" in text
@@ -134,14 +136,10 @@ def test_show(root, capsys):
     text = capsys.readouterr().out
     assert text.startswith("mine/first:second (experiments.mine.experiment:Config)")
     assert "Expect: nothing." in text
-    rows = {
-        line.split()[0]: line.split()
-        for line in text.splitlines()
-        if line.startswith("  ") and line.strip()
-    }
-    assert rows["optimizer"][1:5] == ["b", "a", "|", "b"]
-    assert rows["seed"][1:] == ["4", "0", "int", "of", "all."]
-    assert rows["optimizer.momentum"][1:3] == ["0.9", "float"]
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert rows["optimizer"][1:] == ["b", "a", "|", "b:", "which."]
+    assert rows["seed"][1:] == ["4", "0", "int:", "of", "all."]
+    assert rows["optimizer.momentum"][1:3] == ["0.9", "float:"]
     assert rows["first"][1:] == ["optimizer=a"]
     assert rows["second"][1:] == ["(base)"]
     assert "hpcjax run mine/first steps=1" in text
@@ -358,8 +356,8 @@ def test_dry_run(root, monkeypatch, capsys):
     assert cli.main(["run", "mine/first", "--dry-run", "seed=4"]) == 0
     out = capsys.readouterr().out
     assert "mine/first:second does not train" in out
-    assert re.search(r"^ +seed +4 +0 *$", out, re.M)
-    assert re.search(r"^ +optimizer.momentum +0.9 *$", out, re.M)
+    assert re.search(r"^seed +4 +0 +int: of all\. *$", out, re.M)
+    assert re.search(r"^optimizer.momentum +0.9 +float: decay\. *$", out, re.M)
     assert not run_dirs(root)
     monkeypatch.setattr(plan, "plan_run", lambda *_, devices, **__: devices)
     monkeypatch.setattr(plan, "render_plan", lambda planned: f"for {planned}, in print")

@@ -53,12 +53,10 @@ def test_the_list_as_a_command(root, capsys):
     assert all(name in out for name in runs_of(root))
     assert "2 runs" in out
     assert f"loss {inventory.list_runs(root)[0].scores['loss']:.4g}" in out
-    head, *lines = [
-        line for line in out.splitlines() if re.search("made by| MB ", line)
-    ]
-    for name in ("age", "size"):  # numbers end where their column's name does
-        end = head.index(name) + len(name)
-        assert all(line[end - 1] != " " and line[end] == " " for line in lines)
+    head, *lines = [line for line in out.splitlines() if re.search("age| h ", line)]
+    end = head.index("age") + len("age")  # numbers end where their column's name does
+    assert len(lines) == 2
+    assert all(line[end - 2 : end] == " h" for line in lines)
     assert cli.main(["list", "--state", "done", "--root", os.fspath(root)]) == 2
 
 
@@ -80,7 +78,7 @@ def test_a_run_of_a_committed_table_shows_how_many_claims_hold(root, capsys):
     assert found == {first: ("curves/speed 1 of 2",), second: ()}
     assert cli.main(listed) == 0
     out = capsys.readouterr().out
-    assert re.search(rf" {first} .* curves/speed 1 of 2 *\n", out)
+    assert re.search(rf"{first} .* curves/speed 1 of 2 *\n", out)
     assert out.count("curves/speed") == 1
     shutil.rmtree(results)
 
@@ -137,10 +135,10 @@ def test_deleting_needs_a_filter_an_answer_and_a_free_run(root, monkeypatch, cap
     assert runs_of(root) == before[:2]
 
 
-def test_a_paper_in_place_of_a_table_lists_its_tables(capsys):
-    assert cli.main(["table", "jorge"]) == 0
+def test_a_paper_in_place_of_a_table_is_told_what_lists_its_tables(capsys):
+    assert cli.main(["table", "jorge"]) == 2
+    assert "`hpcjax list jorge` names its tables" in capsys.readouterr().err
+    assert cli.main(["list", "jorge"]) == 0
     out = capsys.readouterr().out
-    assert "hpcjax table jorge/steps" in out
+    assert "jorge/steps" in out
     assert "kaisa" not in out
-    assert cli.main(["table", "jorg"]) == 2
-    assert "unknown paper 'jorg'; did you mean 'jorge'?" in capsys.readouterr().err

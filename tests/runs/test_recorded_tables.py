@@ -1,9 +1,15 @@
 """A committed record is printed as the table that was made."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from hpcjax.runs import build, discover, render, table_records
+from tests.conftest import REPOSITORY
 from tests.runs import papers
+
+RECORDS = [*table_records.find_records(REPOSITORY)]
 
 
 @pytest.mark.quick("md")
@@ -16,3 +22,22 @@ def test_a_record_prints_as_its_table_did(tmp_path, form):
     again = table_records.to_result(record)
     assert render.render_table(again, form) == render.render_table(made, form)
     assert (again.passed, again.source) == (made.passed, "measured")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda it: f"{it.table.id}.{it.tier}")
+def test_a_committed_table_is_printed_without_a_broken_cell(record):
+    file = io.StringIO()
+    Console(file=file, width=100).print(render.render_record(record))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    result = table_records.to_result(record)
+    values, verdicts = render.values(result), render.verdicts(result.verdicts)
+    whole = [*values.to_numpy().ravel(), *verdicts["ours (bound)"]]
+    assert all(any(str(cell) in line for line in lines) for cell in whole)
+    assert all(f"({verdict.bound})" in file.getvalue() for verdict in result.verdicts)
+
+
+def test_columns_that_claims_are_about_come_first():
+    (record,) = (it for it in RECORDS if it.table.id == "hammingmesh/exchanges")
+    columns = [*render.values(table_records.to_result(record))]
+    assert columns[:4] == ["row", "Hx2 / fat tree", "torus / Hx2", "MB"]

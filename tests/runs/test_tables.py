@@ -66,8 +66,8 @@ def test_a_claim_holds_if_its_negative_control_fails(ratio, holds):
     assert verdict.holds == holds
     assert verdict.ours == ratio[0]
     assert verdict.broken == pytest.approx((ratio[1],), nan_ok=True)
-    (shown,) = render.verdicts(made.verdicts)["must fail"]
-    assert shown.endswith(", with b")
+    (shown,) = render.verdicts(made.verdicts)["must not hold for"]
+    assert shown.startswith("b (")
 
 
 def test_a_control_without_a_row_of_the_table_lets_no_claim_hold():
@@ -90,8 +90,8 @@ def test_a_claim_holds_if_all_its_negative_controls_fail(other, holds):
     dataset = values(ratio=[0.5, 2], second=[other[0]] * 2, third=[other[1]] * 2)
     made = table_of(dataset, {"c": claim})
     assert made.verdicts[0].holds is holds
-    (shown,) = render.verdicts(made.verdicts)["must fail"]
-    assert shown == f"{other[0]:g}, with second; {other[1]:g}, with third"
+    (shown,) = render.verdicts(made.verdicts)["must not hold for"]
+    assert shown == f"second ({other[0]:g}); third ({other[1]:g})"
 
 
 def test_one_call_names_several_controls():

@@ -80,7 +80,7 @@ def test_a_command_of_a_page_can_be_given(words, monkeypatch):
         assert discover.load(given["config"], first, REPOSITORY).config
     if name in ("table", "confirm", "rejudge"):
         tables = discover.find_tables(REPOSITORY)
-        assert all(given["tier"] in tables[each].tiers for each in given["ids"])
+        assert all(tables[each].choose_tier(given["tier"]) for each in given["ids"])
 
 
 @pytest.mark.smoke

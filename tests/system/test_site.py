@@ -228,7 +228,7 @@ def test_a_record_is_shown_with_its_cells_and_verdicts(build):
         cells = [[cell.text for cell in row] for row in shown.find("tbody")]
         assert cells == frame.values.tolist()
         assert not shown.get("class")
-    assert "measured, by `hpcjax table jorge/quickstart --tier cpu` on 2026-" in text
+    assert "measured, by `hpcjax table jorge/quickstart` on 2026-" in text
     assert result.table.caption in text
 
 

@@ -10,7 +10,8 @@ import pandas as pd
 import xarray as xr
 from rich.console import Group, RenderableType
 
-from hpcjax.runs import curves, show
+from hpcjax.runs import curves
+from hpcjax.runs.frames import Frame
 from hpcjax.runs.sweeps import axes
 from hpcjax.runs.sweeps.driver import SEED, SweepResult, kept_values
 
@@ -50,7 +51,7 @@ def summary(result: SweepResult, best: int = 10) -> RenderableType:
         columns = [*_axes(dataset), "value", "run"]
         rows = [_cells(row[columns]) for _, row in shown.iterrows()]
         title = f"the best of {len(frame)} trials by {by}"
-    table = show.frame(f"{result.name}: {title}", columns, rows[:best])
+    table = Frame(f"{result.name}: {title}", columns, rows[:best])
     return Group(table, "\n".join(lines))
 
 

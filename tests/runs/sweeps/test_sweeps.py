@@ -81,7 +81,7 @@ def test_the_best_is_over_seeds_and_not_the_luck_of_one():
     shown = Console(width=200)
     with shown.capture() as capture:
         shown.print(sweeps.summary(result))
-    first, *_ = re.findall(r"^ +0\..*$", capture.get(), re.M)
+    first, *_ = re.findall(r"^0\..*$", capture.get(), re.M)
     assert first.split() == ["0.2", "0.3", "0.3", "to", "0.3", "2"]
     for alone, where in ((dataset.isel(lr=[1]), 0.2), (dataset.isel(seed=0), 0.3)):
         best = dataclasses.replace(result, dataset=alone).best
