@@ -57,6 +57,7 @@ from .filler import Placed as Placed
 from .head_clusters import ClusteredHeads as ClusteredHeads
 from .input_time import InputSystem as InputSystem
 from .input_time import InputTimes as InputTimes
+from .input_time import choose_placement as choose_placement
 from .input_time import simulate_input as simulate_input
 from .interference import Interference as Interference
 from .interference import Sample as Sample

@@ -18,11 +18,12 @@ import numpy as np
 from jaxtyping import Int
 
 from hpcjax.core import checks
+from hpcjax.core.config import find_function
 from hpcjax.data.access import AccessStream, access_stream
 from hpcjax.data.input_config import ClairvoyantConfig, Connect
 from hpcjax.data.neighbours import Neighbours
 from hpcjax.data.pipeline import Batches, BatchIterator
-from hpcjax.data.placement import Plan, StorageClass, plan
+from hpcjax.data.placement import Placement, Plan, StorageClass, plan
 from hpcjax.data.record_source import RecordSource, as_records
 from hpcjax.data.source import Batch
 from hpcjax.data.staging import Ring
@@ -113,9 +114,29 @@ class Clairvoyant:
                 log.info("input: planned by steps %d to %d", start, steps)
             stream = access_stream(self.batches, steps, workers, start=start)
             memory = StorageClass("memory", self.config.memory, np.inf)
-            made = plan(stream, self.source.sizes, [memory], self.config.placement)
+            placement = self._choose(stream, memory)
+            made = plan(stream, self.source.sizes, [memory], placement)
             self._foreseen = Foresight(start, stream, made)
         return self._foreseen
+
+    def _choose(self, stream: AccessStream, memory: StorageClass) -> Placement:
+        """Returns who keeps what; all processes say the same."""
+        config = self.config
+        if config.placement != "auto":
+            return config.placement
+        system = find_function("hpcjax.cost:InputSystem")(
+            storage_rate=config.storage_rate,
+            latency=config.latency,
+            network_rate=config.network_rate or np.inf,
+            consume_rate=config.consume_rate,
+            classes=(memory,),
+            threads=config.threads,
+            staging=config.staging,
+        )
+        choose, sizes = find_function("hpcjax.cost:choose_placement"), self.source.sizes
+        chosen = choose(stream, sizes, system, neighbours=config.neighbours)
+        log.info("input: placement=%s is simulated to be the fastest", chosen)
+        return chosen
 
     def iterate(self, start: int = 0) -> "StagedIterator":
         """Returns an iterator from batch `start`, whose threads are at work already."""

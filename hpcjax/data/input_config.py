@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
-from hpcjax.core.config import Bytes, Config, Size
+from hpcjax.core import checks
+from hpcjax.core.config import Bytes, Config, NotNegative, Positive, Size
 from hpcjax.data.placement import Placement
 
 if TYPE_CHECKING:
@@ -48,7 +49,12 @@ class ClairvoyantConfig(Config):
       memory: bytes of records that each process keeps.
       staging: records that each process reads ahead; none for four batches.
       threads: that read, and as many that decode.
-      placement: who keeps what; see `placement.plan`.
+      placement: who keeps what, see `placement.plan`; "auto": by what the simulator
+        says to be the fastest, of
+      storage_rate: bytes per second of the storage, for all processes together,
+      latency: seconds that each of its requests takes besides,
+      network_rate: bytes per second into a process; none: it takes no time, and
+      consume_rate: bytes per second that a process trains on.
       neighbours: whether records are asked for that others keep.
       look_ahead: examples by whose reads it is decided who keeps what, those that are
         read first. Each process needs 20 to 50 µs for each, before the first step.
@@ -59,6 +65,17 @@ class ClairvoyantConfig(Config):
     memory: Bytes = 2**30
     staging: Size | None = None
     threads: Size = 4
-    placement: Placement = "frequency"
+    placement: Placement | Literal["auto"] = "frequency"
+    storage_rate: Positive | None = None
+    latency: NotNegative = 0.0
+    network_rate: Positive | None = None
+    consume_rate: Positive | None = None
     neighbours: bool = True
     look_ahead: Size = 2**20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rates = {"storage_rate": self.storage_rate, "consume_rate": self.consume_rate}
+        rule = "placement=auto needs storage_rate and consume_rate"
+        known = self.placement != "auto" or None not in rates.values()
+        checks.require(known, rule, **rates)

@@ -14,8 +14,8 @@ from hpcjax.core import checks
 if TYPE_CHECKING:
     from hpcjax.data.access import AccessStream
 
-Placement = Literal["frequency", "dedup", "hybrid"]
-PLACEMENTS: tuple[Placement, ...] = ("frequency", "dedup", "hybrid")
+Placement = Literal["frequency", "dedup", "hybrid", "first_touch"]
+PLACEMENTS: tuple[Placement, ...] = ("frequency", "dedup", "hybrid", "first_touch")
 Records = Int[np.ndarray, " records"]
 
 
@@ -102,6 +102,8 @@ def plan(
       is read in an epoch is read once in all, so that reads of the storage depend only
       on how much is kept by anybody.
     - "hybrid": "dedup", and what room is left then by "frequency".
+    - "first_touch": a record is kept by that worker with room which reads it first, and
+      what room is left then by what each reads first. No foresight chooses.
 
     Args:
       stream: the order of the run.
@@ -120,23 +122,31 @@ def plan(
         records=stream.examples,
     )
     room = sum(each.bytes for each in classes)
-    counts = np.stack([stream.counts(w) for w in range(stream.workers)])
-    kept = np.zeros(counts.shape, bool)
+    wishes = np.stack([_wish(stream, w, placement) for w in range(stream.workers)])
+    kept = np.zeros(wishes.shape, bool)
     if placement != "frequency":
-        kept = _share_out(counts, sizes, room)
+        kept = _share_out(wishes, sizes, room)
     held = []
-    for worker, own in enumerate(counts):
+    for worker, own in enumerate(wishes):
         chosen = kept[worker]
-        order = _by_count(np.flatnonzero(chosen), own)
+        order = _by_wish(np.flatnonzero(chosen), own)
         if placement != "dedup":
             more = np.flatnonzero(~chosen & (own > 0))
-            order = np.append(order, _by_count(more, own))
+            order = np.append(order, _by_wish(more, own))
         held.append(_fill(order, sizes, classes, stream.first_use(worker)))
     return Plan(tuple(held), stream.examples)
 
 
-def _by_count(records: Records, counts: Records) -> Records:
-    return records[np.argsort(-counts[records], kind="stable")]
+def _wish(stream: "AccessStream", worker: int, placement: Placement) -> Records:
+    """Returns how much a worker wants to keep each record: 0 if it never reads it."""
+    if placement != "first_touch":
+        return stream.counts(worker)
+    first = stream.first_use(worker)
+    return np.where(first < 0, 0, stream.order.size - first)
+
+
+def _by_wish(records: Records, wishes: Records) -> Records:
+    return records[np.argsort(-wishes[records], kind="stable")]
 
 
 def _fill(
@@ -159,24 +169,24 @@ def _fill(
 
 
 def _share_out(
-    counts: Int[np.ndarray, "workers examples"],
+    wishes: Int[np.ndarray, "workers examples"],
     sizes: Int[np.ndarray, " examples"],
     room: int,
 ) -> Bool[np.ndarray, "workers examples"]:
-    """Gives each record to one worker: who reads it most of those that have room.
+    """Gives each record to one worker: who wants it most of those that have room.
 
     In rounds: records that nobody has yet ask their first choice, which takes those it
-    reads most as far as they fit and, if some do not, is full. Room is that of all
+    wants most as far as they fit and, if some do not, is full. Room is that of all
     classes together; what then falls between two of them is kept by nobody.
     """
-    kept, wished = np.zeros(counts.shape, bool), counts.astype(np.int64)
-    left = np.full(len(counts), room, np.int64)
-    asking = np.flatnonzero(counts.any(axis=0))
+    kept, wished = np.zeros(wishes.shape, bool), wishes.astype(np.int64)
+    left = np.full(len(wishes), room, np.int64)
+    asking = np.flatnonzero(wishes.any(axis=0))
     while len(asking) and (wished >= 0).any():
         first = wished[:, asking].argmax(axis=0)
         refused = []
         for worker in np.unique(first):
-            order = _by_count(asking[first == worker], counts[worker])
+            order = _by_wish(asking[first == worker], wishes[worker])
             used = np.cumsum(sizes[order])
             fits = used <= left[worker]
             kept[worker, order[fits]] = True

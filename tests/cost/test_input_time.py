@@ -124,6 +124,32 @@ def test_what_is_kept_and_asked_for_saves_time():
     assert own.bytes["neighbours"] == 0
 
 
+def test_first_touch_is_a_data_store_whose_memory_is_full():
+    """Both keep what is read first, one by a plan, the other as it comes."""
+    room = data.StorageClass("memory", EXAMPLES * SIZE // WORKERS, np.inf)
+    store, planned = (
+        simulate(policy, SYSTEM._replace(classes=(room,)), placement="first_touch")
+        for policy in ("data_store", "clairvoyant")
+    )
+    assert store.bytes["storage"] == EXAMPLES * SIZE
+    assert planned.bytes["storage"] == pytest.approx(EXAMPLES * SIZE, rel=0.01)
+    assert planned.total == pytest.approx(store.total, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("network", "neighbours", "fastest"),
+    [
+        (1e6, True, "first_touch"),
+        (6e3, True, "frequency"),
+        (1e6, False, "frequency"),
+    ],
+)
+def test_frequency_pays_where_neighbours_are_slow(network, neighbours, fastest):
+    system = SYSTEM._replace(network_rate=network)
+    chosen = cost.choose_placement(STREAM, SIZES, system, neighbours=neighbours)
+    assert chosen == fastest
+
+
 def test_a_plan_can_be_given():
     nothing = data.Plan(((np.array([], int),),) * WORKERS, EXAMPLES)
     times = simulate("clairvoyant", placement=nothing)

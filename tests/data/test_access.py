@@ -123,6 +123,8 @@ def test_plans_fill_fast_memory_with_what_is_read_most(placement):
         assert sizes[fast].sum() <= 30
         assert sizes[slow].sum() <= 45
         assert not set(fast) & set(slow)
+        if placement == "first_touch":
+            counts = np.where(first < 0, -len(order), -first)
         if placement != "hybrid":
             assert counts[fast].min() >= counts[slow].max()
         for records in held:
@@ -135,6 +137,22 @@ def test_plans_fill_fast_memory_with_what_is_read_most(placement):
     if placement == "dedup":
         every = np.concatenate([np.concatenate(held) for held in made.held])
         assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize("room", [7, 30])
+def test_first_touch_keeps_what_a_loop_by_hand_keeps(room):
+    order = data.shuffled_epochs(60, 4, 0).reshape(-1, 12)
+    stream, memory = data.AccessStream(order, 60, 3), data.StorageClass("RAM", room, 1)
+    made = data.plan(stream, np.ones(60, int), [memory], "first_touch")
+    held = [set(), set(), set()]
+    for shared in (True, False):  # what nobody has, then what else is read
+        for reads in zip(*(stream.worker(w).tolist() for w in range(3)), strict=True):
+            for own, record in zip(held, reads, strict=True):
+                known = set().union(*held) if shared else own
+                if record not in known and len(own) < room:
+                    own.add(record)
+    assert [set(own) for (own,) in made.held] == held
+    assert [len(own) for (own,) in made.held] == [room] * 3
 
 
 def test_the_nearest_neighbour_has_the_fastest_class_then_the_earliest_place():

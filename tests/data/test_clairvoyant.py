@@ -9,7 +9,7 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from hpcjax import data, hostcomm
+from hpcjax import cost, data, hostcomm
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.data import neighbours
 from hpcjax.data.clairvoyant import Records
@@ -115,6 +115,19 @@ def test_batches_are_the_same_under_races_and_nothing_is_read_twice(placement):
         assert counts.storage == source.reads.sum()
         read = counts.memory + counts.neighbours + counts.storage
         assert read >= STEPS * BATCH // WORKERS
+
+
+@pytest.mark.parametrize("network", [1e7, 1e3])
+def test_the_simulator_says_who_keeps_what(network):
+    rates = {"storage_rate": 4e4, "network_rate": network, "consume_rate": 4e4}
+    given = reader(Slow(), placement="auto", **rates).foresee()
+    memory = data.StorageClass("memory", 12 * SIZE, np.inf)
+    system = cost.InputSystem(**rates, classes=(memory,), threads=8, staging=16)
+    chosen = cost.choose_placement(given.stream, Slow().sizes, system)
+    expected = reader(Slow(), placement=chosen).foresee().plan
+    assert chosen == ("first_touch" if network > 1e6 else "frequency")
+    for ours, theirs in zip(given.plan.held, expected.held, strict=True):
+        assert ours[0].tolist() == theirs[0].tolist()
 
 
 @pytest.mark.acceptance("nopfs", 1)
@@ -383,6 +396,10 @@ def test_closing_ends_all_threads():
         ({"staging": 7}, "must hold two batches of 4 examples of a process"),
         ({"threads": 0}, "threads must be an integer >= 1"),
         ({"placement": "best"}, "placement must be"),
+        (
+            {"placement": "auto", "storage_rate": 1e6},
+            "needs storage_rate and consume_rate: .*consume_rate=None",
+        ),
     ],
 )
 def test_what_cannot_be_read_so_is_refused(changes, message):
