@@ -9,6 +9,7 @@ record, and the table of papers, as `hpcjax list --markdown` prints it.
 
 import ast
 import collections
+import html
 import importlib
 import itertools
 import os
@@ -27,12 +28,15 @@ from hpcjax.runs import (
     curves,
     directory,
     discover,
+    drawing,
+    pictures,
     render,
     results,
     roster,
     table_records,
 )
 from hpcjax.runs.build import read_run
+from hpcjax.runs.tables import TableResult
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUILD = ROOT / "build"
@@ -70,6 +74,11 @@ HEADS = {
     ),
     "Reliability": ("docs/reliability.md",),
 }
+GALLERY = """.gallery { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
+.gallery a, .gallery img { display: block; }
+.gallery span { font-size: .7rem; }
+"""
 # A link or picture: what stands before its target, the target, what stands behind it.
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
 # What is shown as code: blocks, however indented, and words of a line.
@@ -171,7 +180,7 @@ def describe_record(record: table_records.Record) -> list[str]:
     ours = f"{result.source}, by {table_records.describe_origin(record)}."
     return [
         *("", f"### `{table.id}`, tier {record.tier}", "", f"{table.title}."),
-        *draw_record(record),
+        *draw_record(record, result),
         *("", f"**The paper**: {cite(table.paper)}.", ""),
         *(f"**Ours**: {ours} {table.caption}", ""),
         *(tabulate(render.values(result)), ""),
@@ -179,17 +188,53 @@ def describe_record(record: table_records.Record) -> list[str]:
     ]
 
 
-def draw_record(record: table_records.Record) -> list[str]:
+def draw_record(record: table_records.Record, result: TableResult) -> list[str]:
     """Returns the lines that show a table's picture, which is written."""
-    table = record.table
-    figure = curves.draw_cells(table_records.to_dataset(record), table.columns)
+    figure = drawing.draw(result)
     if figure is None:
         return []
-    picture = f"{table.id.replace('/', '-')}.{record.tier}.svg"
-    place = SITE / "papers" / "pictures" / picture
+    place = SITE / "papers" / name_picture(record)
     place.parent.mkdir(parents=True, exist_ok=True)
     curves.save(figure, place)
-    return ["", f"![{table.title}](pictures/{picture})"]
+    return ["", show_picture(name_picture(record), result)]
+
+
+def name_picture(record: table_records.Record) -> str:
+    """Returns where the picture of a record is, seen from its paper's page."""
+    return f"pictures/{record.table.id.replace('/', '-')}.{record.tier}.svg"
+
+
+def show_picture(place: str, result: TableResult) -> str:
+    """Returns the Markdown of a picture, with what it shows in words."""
+    return f"![{re.sub(r'[][]', '', pictures.describe(result))}]({place})"
+
+
+def write_gallery() -> None:
+    """Writes a page with the picture of every committed table, paper by paper."""
+    lines = ["# Gallery", "", "Every committed table as a picture, with its verdict."]
+    records = table_records.find_records(ROOT)
+    for paper, own in itertools.groupby(records, lambda it: it.table.id.split("/")[0]):
+        lines += ["", f"## [{paper}](papers/{paper}.md)", "", '<div class="gallery">']
+        lines += [show_thumbnail(record) for record in own]
+        lines.append("</div>")
+    write(SITE / "gallery.md", "\n".join(lines))
+    write(SITE / "gallery.css", GALLERY)
+
+
+def show_thumbnail(record: table_records.Record) -> str:
+    """Returns a record's picture in a gallery, which leads to its paper's page."""
+    result = table_records.to_result(record)
+    held = sum(verdict.holds for verdict in result.verdicts)
+    verdict = f"{held} of {len(result.verdicts)} claims hold"
+    place = f"../papers/{name_picture(record)}"
+    page = f"../papers/{record.table.id.split('/')[0]}/"
+    said, title = (
+        html.escape(s) for s in (pictures.describe(result), record.table.title)
+    )
+    return (
+        f'<a href="{page}"><img src="{place}" alt="{said}" loading="lazy">'
+        f"<span><b>{record.table.id}</b>: {title}: {verdict}</span></a>"
+    )
 
 
 def tabulate(frame: pd.DataFrame) -> str:
@@ -246,10 +291,12 @@ def write(path: pathlib.Path, text: str) -> None:
 def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
     """Writes the settings of MkDocs: those of the repository, and the navigation."""
     navigation = {head: [pages[path] for path in find_files(head)] for head in HEADS}
+    navigation["Start"].insert(1, "gallery.md")
     navigation["API"] = [{name: f"api/{name}.md"} for name in rooms]
     settings = {
         "INHERIT": "../mkdocs.yml",
         "docs_dir": "docs",
+        "extra_css": ["gallery.css"],
         "site_dir": "../site",
         "nav": [{head: below} for head, below in navigation.items()],
     }
@@ -322,6 +369,7 @@ def main() -> None:
     shutil.rmtree(SITE, ignore_errors=True)
     pages = find_pages()
     write_pages(pages)
+    write_gallery()
     rooms = write_rooms()
     write_settings(pages, rooms)
     print(f"pages: {', '.join(itertools.chain(pages.values(), rooms))}")

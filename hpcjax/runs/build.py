@@ -19,6 +19,7 @@ from hpcjax.runs import (
     directory,
     discover,
     execute,
+    pictures,
     record_age,
     results,
     table_records,
@@ -65,7 +66,8 @@ def build_table(
       The table with its verdicts.
 
     Raises:
-      ConfigError: no such table or tier, or a benchmark and `parallel` above one.
+      ConfigError: no such table or tier, a benchmark and `parallel` above one, or a
+        picture that names what the table lacks.
       CodeChanged: with `record`, the code has changed since the process started.
       RunMissing: with `run_missing=False`.
       Diverged: all trials of a row's tuning did, or all runs of the baseline.
@@ -85,6 +87,7 @@ def build_table(
         maker.make_ahead(parallel)
     rows = {row: maker.row(row) for row in maker.tier.runs}
     dataset = table.reduce(rows)
+    pictures.check(table.picture, dataset)
     result = TableResult(
         table=table,
         tier=tier,

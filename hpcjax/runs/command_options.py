@@ -48,6 +48,9 @@ Tier = Annotated[
         metavar="TIER", help_behavior_hint="(default: cpu, or the only one there is)"
     ),
 ]
+Picture = Annotated[
+    pathlib.Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
+]
 Format = Literal["rich", "md", "csv", "html", "latex"]
 
 # Loggers that say in which folder a run is, and what is planned.

@@ -1,9 +1,9 @@
-"""Pictures of runs and of tables.
+"""Curves of runs, and how all pictures look, are written and put into pages.
 
-Of runs: validation error against steps and against training time. Of tables, whose runs
-need not be there: their cells with intervals.
+Validation error against steps and against training time; tables' are in `pictures`.
 """
 
+import html
 import io
 import math
 import pathlib
@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import xarray as xr
 
 from hpcjax.core.files import write_atomic
@@ -31,12 +30,10 @@ _SHORTER = (
 _DIGITS = r"(\.\d\d)\d+"
 # More rows than these have paler bands.
 _CROWD = 4
-# Values that differ by more than this factor are drawn on a logarithmic axis.
-_WIDE = 30
 # Rows differ in all three, so that they can be told apart without colour, too: the
 # colours of Okabe and Ito but for the palest, which those see who do not see all.
 # Numbers without a common factor: 140 rows go by before two are alike.
-_COLOURS = (
+COLOURS = (
     "#0072B2",
     "#D55E00",
     "#009E73",
@@ -64,7 +61,7 @@ def style(place: int) -> dict[str, Any]:
     same curve do not cover each other.
     """
     return {
-        "color": _COLOURS[place % len(_COLOURS)],
+        "color": COLOURS[place % len(COLOURS)],
         "linestyle": _DASHES[place % len(_DASHES)],
         "marker": _MARKERS[place % len(_MARKERS)],
         "markevery": (_APART * (place % len(_MARKERS)) / len(_MARKERS), _APART),
@@ -173,90 +170,6 @@ def _line(
         axes.fill_between(x, low, high, color=look["color"], alpha=alpha, linewidth=0)
 
 
-def draw_cells(table: xr.Dataset, columns: Mapping[str, str]) -> "Figure | None":
-    """Draws a table's cells: a dot for each row, its interval, and its single seeds.
-
-    Shown are the columns that have an interval, at most two of them, and otherwise the
-    first one of numbers. A target that was missed, an infinite cell, is said in words.
-    An interval without an end goes to the panel's edge, with an arrow.
-
-    Args:
-      table: with dimension `row`; `<column>_low` and `_high` are the interval of a
-        column, `<column>_by_seed` with dimension `seed` the seeds that it is of.
-      columns: headings of the columns that may be shown, in order.
-
-    Returns:
-      The figure; None if no column can be drawn.
-    """
-    names = _columns_to_draw(table, columns)
-    if not names:
-        return None
-    width, height = 2.4 + 2.8 * len(names), 0.9 + 0.22 * table.sizes["row"]
-    figure, panels = _open(len(names), width, height)
-    for name, axes in zip(names, panels, strict=True):
-        _dots(axes, table, name)
-        axes.set_xlabel(columns[name].replace("$", r"\$"))
-        axes.grid(alpha=0.3, linewidth=0.4)
-    rows = [str(row).replace("$", r"\$") for row in table["row"].values]
-    panels[0].set_yticks(range(len(rows)), rows)
-    add_legend(figure)
-    return figure
-
-
-def _columns_to_draw(table: xr.Dataset, columns: Mapping[str, str]) -> list[str]:
-    numbers = [
-        name
-        for name in columns
-        if name in table
-        and table[name].dims == ("row",)
-        and table[name].dtype.kind in "if"
-        and np.isfinite(table[name]).any()
-    ]
-    measured = [name for name in numbers if f"{name}_low" in table]
-    return measured[:2] or numbers[:1]
-
-
-def _dots(axes: "Axes", table: xr.Dataset, name: str) -> None:
-    """Draws one column against the numbers of its rows."""
-    values = table[name].values.astype(float)
-    low, high = (table.get(f"{name}_{end}", table[name]) for end in ("low", "high"))
-    shown = np.concatenate([values, low.values, high.values])
-    shown = shown[np.isfinite(shown)]
-    if shown.min() > 0 and shown.max() > _WIDE * shown.min():
-        axes.set_xscale("log")
-    dot = {"color": _COLOURS[0], "markersize": 5, "label": "estimate"}
-    axes.plot(values, range(len(values)), "o", **dot)
-    if f"{name}_by_seed" in table:
-        seeds = table[f"{name}_by_seed"].transpose("row", ...).values
-        rows = np.broadcast_to(np.arange(len(seeds))[:, None], seeds.shape)
-        seen = np.isfinite(seeds)
-        tick = {"color": _COLOURS[1], "markersize": 9, "label": "one seed"}
-        axes.plot(seeds[seen], rows[seen], "|", **tick)
-        shown = np.concatenate([shown, seeds[seen]])
-    axes.update_datalim([(shown.min(), 0), (shown.max(), 0)])
-    axes.autoscale_view()
-    axes.set(xlim=axes.get_xlim(), ylim=(len(values) - 0.5, -0.5))
-    for row, (value, *ends) in enumerate(
-        zip(values, low.values, high.values, strict=True)
-    ):
-        if np.isfinite(value):
-            _interval(axes, row, *ends)
-        else:
-            missed = "missed" if value == np.inf else "missing"
-            place = {"transform": axes.get_yaxis_transform(), "va": "center"}
-            axes.text(0.99, row, missed, ha="right", fontsize="small", **place)
-
-
-def _interval(axes: "Axes", row: int, low: float, high: float) -> None:
-    """Draws an interval, to the right edge and with an arrow if it has no end."""
-    edge = axes.get_xlim()[1]
-    name = "interval" if low < high else ""
-    bar = {"color": _COLOURS[0], "linewidth": 2, "label": name}
-    axes.plot([low, min(high, edge)], [row, row], **bar)
-    if high > edge:
-        axes.plot([edge], [row], ">", color=_COLOURS[0], clip_on=False)
-
-
 def save(figure: "Figure", path: pathlib.Path, of: Iterable[str] = ()) -> None:
     """Writes a figure; the format is the path's suffix.
 
@@ -282,12 +195,13 @@ def encode(
     return buffer.getvalue()
 
 
-def inline(figure: "Figure", name: str) -> str:
+def inline(figure: "Figure", name: str, said: str = "") -> str:
     """Returns a figure as SVG for a page, in the page's text colour.
 
     Args:
       figure: drawn in black on white.
       name: a different one for each figure of a page, so that ids in them differ.
+      said: what it shows in words, for who cannot see it.
     """
     import matplotlib as mpl
 
@@ -296,6 +210,9 @@ def inline(figure: "Figure", name: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace("#000000", "currentColor")
+    if said:
+        label = html.escape(said)
+        text = text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
     for pattern, new in _SHORTER:
         text = re.sub(pattern, new, text, flags=re.DOTALL)
     return re.sub(r' d="[^"]*"', lambda d: re.sub(_DIGITS, r"\1", d[0]), text).strip()

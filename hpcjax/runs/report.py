@@ -16,7 +16,17 @@ import xarray as xr
 
 from hpcjax.core.errors import ConfigError, HpcjaxError
 from hpcjax.core.files import write_atomic
-from hpcjax.runs import build, curves, directory, discover, facts, render, results
+from hpcjax.runs import (
+    build,
+    curves,
+    directory,
+    discover,
+    drawing,
+    facts,
+    pictures,
+    render,
+    results,
+)
 from hpcjax.runs.tables import TableResult
 
 # Points of a curve; more cannot be distinguished.
@@ -156,6 +166,8 @@ class _Page:
             "verdicts": render.texts(render.verdicts(result.verdicts)),
             "held": sum(verdict.holds for verdict in result.verdicts),
             "claims": len(result.verdicts),
+            "picture": _picture(result),
+            "said": pictures.describe(result),
             "figures": self.figures(
                 result.rows, table.id, [run["id"] for run in reported]
             ),
@@ -246,6 +258,14 @@ class _Page:
             ]
             drawn.append({"title": title, "panels": panels})
         return drawn
+
+
+def _picture(result: TableResult) -> str:
+    """Returns a table's picture as SVG; empty if there is none."""
+    figure, name = drawing.draw(result), f"table-{result.table.id}"
+    return (
+        "" if figure is None else curves.inline(figure, name, pictures.describe(result))
+    )
 
 
 def _thin(row: xr.Dataset) -> xr.Dataset:

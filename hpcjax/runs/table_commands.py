@@ -15,6 +15,7 @@ from hpcjax.runs.command_options import (
     Devices,
     Format,
     Ids,
+    Picture,
     Root,
     Tier,
     log_to_stderr,
@@ -30,6 +31,7 @@ def table(
     fresh: bool = False,
     record: bool = False,
     parallel: int = 1,
+    picture: Picture = None,
     format: Format = "rich",  # noqa: A002 - the name of the flag
     devices: Devices = None,
     root: Root = HERE,
@@ -44,6 +46,8 @@ def table(
       fresh: run everything again.
       record: write the result beside the table's definition, to be committed.
       parallel: how many runs are made at a time, each on its share of the cores.
+      picture: a png, svg or pdf file for the picture of one table; of its committed
+        result, if there is one and nothing else is asked for, for which nothing runs.
       format: how it is printed.
       devices: simulated devices to offer on a CPU; default what the tables need.
       root: folder that holds runs/ and further experiments.
@@ -52,10 +56,48 @@ def table(
     tables = discover.find_tables(root)
     _check_known(ids, tables, "table")
     tiers = [tables[name].tier(tables[name].choose_tier(tier)) for name in ids]
+    if picture is not None:
+        _check_picture(picture, ids)
+        only = tables[ids[0]]
+        alone = not (check or fresh or record)
+        if alone and _draw_record(only, only.choose_tier(tier), root, picture):
+            return 0
     wanted = max(each.devices for each in tiers)
     prepare(data, devices or (wanted if wanted > 1 else None))
     options = {"check": check, "fresh": fresh, "record": record, "parallel": parallel}
-    return _build_tables(ids, root, format, tier=tier, **options)
+    return _build_tables(ids, root, format, picture, tier=tier, **options)
+
+
+def _check_picture(path: pathlib.Path, ids: Sequence[str]) -> None:
+    """Raises ConfigError if a picture cannot be written there, or is of several."""
+    if len(ids) != 1:
+        raise ConfigError(f"a picture is of one table: got {', '.join(ids)}")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"a picture ends in .png, .svg or .pdf: got {path}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder for the picture: {path}")
+
+
+def _draw_record(table: Any, tier: str, root: pathlib.Path, path: pathlib.Path) -> bool:
+    """Writes the picture of a committed result; False if there is none."""
+    from hpcjax.runs import table_records
+
+    if not table_records.record_path(table, tier, root).exists():
+        return False
+    record = table_records.read_record(table, tier, root)
+    _save_picture(table_records.to_result(record), path)
+    return True
+
+
+def _save_picture(result: Any, path: pathlib.Path) -> None:
+    """Writes a table's picture, and prints where it is and what it shows."""
+    from hpcjax.runs import curves, drawing, pictures
+
+    figure = drawing.draw(result)
+    if figure is None:
+        raise ConfigError(f"{result.table.id} has no numbers that can be drawn")
+    curves.save(figure, path, [run["id"] for run in result.runs])
+    show.console().print(f"{path}: {pictures.describe(result)}", soft_wrap=True)
 
 
 def rejudge(ids: Ids = (), *, tier: Tier = None, root: Root = HERE) -> int:
@@ -219,7 +261,11 @@ def _keep_recorded(
 
 
 def _build_tables(
-    ids: Sequence[str], root: pathlib.Path, form: Format, **options: Any
+    ids: Sequence[str],
+    root: pathlib.Path,
+    form: Format,
+    picture: pathlib.Path | None = None,
+    **options: Any,
 ) -> int:
     """Makes and prints tables; returns 1 if a claim or a comparison fails."""
     from hpcjax.runs import build, render, table_records
@@ -238,4 +284,6 @@ def _build_tables(
             printed = render.render_table(result, form)
             show.console().print(printed, soft_wrap=isinstance(printed, str))
             passed = passed and result.passed
+            if picture is not None:
+                _save_picture(result, picture)
     return 0 if passed else 1

@@ -5,6 +5,7 @@ verdicts, and of each run the config with the digests of config, code and result
 which anyone can tell whether today's code made it; see `record_age`.
 """
 
+import base64
 import itertools
 import json
 import math
@@ -18,9 +19,11 @@ import xarray as xr
 from hpcjax.core import provenance
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.core.files import read_object, write_json
-from hpcjax.runs import code, discover, words
+from hpcjax.runs import code, discover, packing, words
 from hpcjax.runs.tables import Table, TableResult, Verdict, judge
 
+# Bytes that a record may hold of what only a picture needs.
+_FOR_PICTURE = 60_000
 # Times measured twice on a machine shared with others may differ by this factor.
 _SLACK = 2
 
@@ -91,8 +94,18 @@ def to_json(result: TableResult) -> dict[str, Any]:
 
     Commits are left out, for those of a branch vanish when it lands; the digests of the
     code do not.
+
+    Raises:
+      ConfigError: the columns for its picture take more than 60 kB.
     """
     dataset, machine = result.dataset, provenance.collect(devices=True)
+    packed = _packed(dataset)
+    size = len(json.dumps(packed))
+    if size > _FOR_PICTURE:
+        raise ConfigError(
+            f"what the picture of {result.table.id} needs beyond cells may take "
+            f"{_FOR_PICTURE} bytes: {list(packed)} take {size}; thin them"
+        )
     return {
         "table": result.table.id,
         "tier": result.tier,
@@ -106,6 +119,7 @@ def to_json(result: TableResult) -> dict[str, Any]:
             for name, var in dataset.data_vars.items()
         },
         "cells": to_cells(dataset),
+        "packed": packed,
         "claims": _claims(result.verdicts),
         "tuned": {row: dict(values) for row, values in result.tuned.items()},
         "at_edge": {row: dict(values) for row, values in result.at_edge.items()},
@@ -132,12 +146,25 @@ def describe_origin(record: Record) -> str:
 def to_cells(dataset: xr.Dataset) -> dict[str, Any]:
     """Returns `{"row.column": value}`, labels of further dimensions joined by `|`."""
     cells = {}
-    for column, values in dataset.data_vars.items():
+    for column, values in dataset.drop_vars(_packed(dataset)).data_vars.items():
         labels = [values[dim].values.tolist() for dim in values.dims]
         flat = values.values.reshape(-1).tolist()
         for place, value in zip(itertools.product(*labels), flat, strict=True):
             cells[_cell(place, str(column))] = words.plain(value)
     return cells
+
+
+def _packed(dataset: xr.Dataset) -> dict[str, dict[str, Any]]:
+    """Returns the columns of steps, see `packing.pack`, which have no cells."""
+    return {
+        str(name): {
+            "scale": var.attrs["scale"],
+            "offset": var.attrs["offset"],
+            "steps": base64.b64encode(var.values.astype("<u2").tobytes()).decode(),
+        }
+        for name, var in dataset.data_vars.items()
+        if packing.is_packed(var)
+    }
 
 
 def _cell(place: tuple[Any, ...], column: str) -> str:
@@ -153,9 +180,12 @@ def to_dataset(record: Record) -> xr.Dataset:
     try:
         content = record.content
         labels, cells = content["labels"], content["cells"]
-        columns = {}
+        columns: dict[str, Any] = {}
         for column, names in content["columns"].items():
             dims = names.split()
+            if column in content.get("packed", {}):
+                columns[column] = _unpack(content["packed"][column], dims, labels)
+                continue
             places = itertools.product(*(labels[dim] for dim in dims))
             values = [words.number(cells[_cell(place, column)]) for place in places]
             shape = [len(labels[dim]) for dim in dims]
@@ -164,6 +194,16 @@ def to_dataset(record: Record) -> xr.Dataset:
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         name = f"the record of {record.table.id}, tier {record.tier}"
         raise DataFormatError(f"{name}, does not hold its cells: {error!r}") from error
+
+
+def _unpack(
+    held: Mapping[str, Any], dims: list[str], labels: Mapping[str, Any]
+) -> tuple[list[str], np.ndarray, dict[str, float]]:
+    """Returns a column of steps as it was before it was written."""
+    steps = np.frombuffer(base64.b64decode(held["steps"]), "<u2").astype(np.uint16)
+    shape = [len(labels[dim]) for dim in dims]
+    attrs = {name: float(held[name]) for name in ("scale", "offset")}
+    return dims, steps.reshape(shape), attrs
 
 
 def to_result(record: Record) -> TableResult:

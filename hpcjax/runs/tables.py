@@ -15,7 +15,7 @@ from typing import Any, Literal
 import xarray as xr
 
 from hpcjax.core.errors import ConfigError, nearest
-from hpcjax.runs import reduce
+from hpcjax.runs import pictures, reduce
 from hpcjax.runs.claims import Claim, Control, Trivial
 
 TierName = Literal["cpu", "gpu", "model"]
@@ -207,6 +207,8 @@ class Table:
         `<column>_high` are intervals. By default `reduce.of_columns`.
       benchmark: the runs measure time, so `hpcjax bench` repeats them.
       caption: what readers must know about stand-in data and units.
+      picture: what its picture shows, see `pictures`; or a function of the assembled
+        dataset that draws it.
     """
 
     id: str
@@ -219,12 +221,16 @@ class Table:
     reduce: Callable[[Mapping[str, xr.Dataset]], xr.Dataset] = None  # type: ignore
     benchmark: bool = False
     caption: str = ""
+    picture: pictures.Drawn | None = None
 
     def __post_init__(self) -> None:
         both = {
             name: said if isinstance(said, tuple) else (said, reduce.figure(name))
             for name, said in self.columns.items()
         }
+        claims = {name for tier in self.tiers.values() for name in tier.claims}
+        known = both if self.reduce is None else None
+        pictures.check_names(self.picture, known, claims)
         if self.reduce is None:
             cells = {name: cell for name, (_, cell) in both.items()}
             made = reduce.of_columns(cells, self.along, self.named)

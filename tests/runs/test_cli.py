@@ -5,10 +5,12 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import types
 
 import pytest
 import xarray as xr
+from PIL import Image
 
 from hpcjax import core
 from hpcjax.runs import build, cli, execute, plan, render, report, table_records
@@ -387,6 +389,28 @@ def test_table_check_and_record(root, capsys):
     assert cli.main(["table", "mine/holds", "--record"]) == 0
     assert (root / "experiments/mine/results/holds.cpu.json").exists()
     assert cli.main(["table", "mine/holds", "--check"]) == 0
+
+
+def test_the_picture_of_a_table(root, capsys):
+    """Of its runs, and of its record without them."""
+    assert cli.main(["table", "mine/holds", "--picture", str(root / "a.png")]) == 0
+    assert "a.png: " in capsys.readouterr().out
+    runs = len(run_dirs(root))
+    assert cli.main(["table", "mine/holds", "--record"]) == 0
+    shutil.rmtree(root / "runs")
+    assert cli.main(["table", "mine/holds", "--picture", str(root / "b.png")]) == 0
+    assert capsys.readouterr().out.count("the answer") == 1  # when it was recorded
+    assert runs == 1
+    assert not (root / "runs").exists()
+    one, other = (Image.open(root / name) for name in ("a.png", "b.png"))
+    assert one.tobytes() == other.tobytes()
+    for ids, place in (
+        (["mine/holds"], "a.gif"),
+        (["mine/holds", "mine/fails"], "a.png"),
+        (["mine/holds"], "gone/a.png"),
+    ):
+        assert cli.main(["table", *ids, "--picture", str(root / place)]) == 2
+        assert "picture" in capsys.readouterr().err
 
 
 def test_bench(root, monkeypatch, capsys):

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import xarray as xr
 from matplotlib.colors import to_rgb
 from PIL import Image
 
@@ -37,7 +36,7 @@ def test_medians_against_steps_and_seconds(rows):
     np.testing.assert_allclose(jorge.get_ydata(), [0.5, 0.3, 0.1])
     np.testing.assert_allclose(by_time.get_lines()[0].get_xdata(), [1, 2])
     assert by_steps.get_xlabel() == "optimizer steps"
-    assert by_steps.get_ylabel() == "validation error"
+    assert by_steps.get_ylabel() == "validation error (share)"
     assert by_time.get_xlabel() == "training time (s)"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["sgd", "jorge"]
@@ -113,49 +112,3 @@ def test_files_by_suffix(rows, tmp_path):
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
     assert curves.encode(figure, "pdf").startswith(b"%PDF")
     assert len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.fixture
-def table():
-    """Three rows, of which one has missed the target; two columns have intervals."""
-    cells = {
-        "best": ("row", [0.1, 0.2, 0.3]),
-        "steps": ("row", [50.0, 40.0, np.inf]),
-        "steps_low": ("row", [45.0, 38.0, np.inf]),
-        "steps_high": ("row", [60.0, np.inf, np.inf]),
-        "steps_by_seed": (
-            ("row", "seed"),
-            [[45.0, 60.0], [38.0, np.inf], [np.inf] * 2],
-        ),
-        "unit": ((), 1.0),
-    }
-    return xr.Dataset(cells, coords={"row": ["sgd", "costs $1", "late"]})
-
-
-def test_cells_with_their_intervals_and_seeds(table):
-    columns = {"best": "best loss", "steps": "steps", "unit": "unit"}
-    (axes,) = curves.draw_cells(table, columns).axes
-    assert axes.get_xlabel() == "steps"
-    dots, seeds, first, second, arrow = axes.get_lines()
-    np.testing.assert_array_equal(dots.get_xdata(), [50, 40, np.inf])
-    assert sorted(seeds.get_xdata()) == [38, 45, 60]
-    np.testing.assert_array_equal(first.get_xdata(), [45, 60])
-    # What has no end goes beyond all numbers that are shown.
-    edge = axes.get_xlim()[1]
-    assert edge > 60
-    np.testing.assert_array_equal(second.get_xdata(), [38, edge])
-    assert (arrow.get_marker(), *arrow.get_xdata()) == (">", edge)
-    assert [text.get_text() for text in axes.texts] == ["missed"]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["sgd", r"costs \$1", "late"]
-    (legend,) = axes.figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert sorted(names) == ["estimate", "interval", "one seed"]
-
-
-def test_without_intervals_the_first_column_of_numbers(table):
-    shown = table.assign(name=("row", ["a", "b", "c"]))[["name", "best", "steps"]]
-    columns = {"name": "name", "best": "best loss", "steps": "steps"}
-    (axes,) = curves.draw_cells(shown, columns).axes
-    assert axes.get_xlabel() == "best loss"
-    assert curves.draw_cells(shown[["name"]], columns) is None

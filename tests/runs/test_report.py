@@ -146,7 +146,9 @@ def test_it_shows_configs_and_provenance_of_reported_runs(page, root):
 
 
 def test_curves_are_inside_and_beside_it(page, written):
-    assert page.tags.count("svg") == 2  # against steps, and against seconds
+    # The table's picture; its curves against steps, and against seconds.
+    assert page.tags.count("svg") == 3
+    assert 'role="img" aria-label="Fast &amp; slow' in written.read_text()
     with Image.open(written.with_name("curves-holds.png")) as image:
         assert image.format == "PNG"
         image.verify()

@@ -89,7 +89,7 @@ def test_every_page_is_in_the_navigation_once(build, settings):
     targets = list(list_targets(settings["nav"]))
     assert len(set(targets)) == len(targets)
     rooms = {"api/optim.md", "api/runs.md"}
-    assert set(targets) == {*build.find_pages().values(), *rooms}
+    assert set(targets) == {*build.find_pages().values(), *rooms, "gallery.md"}
 
 
 def written(folder, readme, **guides):
@@ -193,7 +193,7 @@ def test_a_picture_of_other_runs_is_refused(build, picture, monkeypatch):
     before = picture.read_bytes()
     build.draw_quickstart()
     assert picture.read_bytes() == before
-    figure = build.curves.draw_cells(quickstart(build).dataset, {"steps": "steps"})
+    figure = build.drawing.draw(quickstart(build))
     build.curves.save(figure, picture, ["another"])
     with pytest.raises(SystemExit, match=r"is not of the runs of experiments/jorge"):
         build.draw_quickstart()

@@ -1,0 +1,67 @@
+"""Columns that a record holds in few bytes: fields, curves, timelines."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+# What a packed column has for missing values, and steps of its largest.
+_GAP, _STEPS = 65535, 65534
+
+
+def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
+    """Returns timelines as a column that a record holds; see `pictures.Timeline`.
+
+    Args:
+      rows: bars as of `cost.Bar`, by row.
+    """
+    held = {row: list(bars) for row, bars in rows.items()}
+    bars = [bar for each in held.values() for bar in each]
+    kinds = list(dict.fromkeys(bar.kind for bar in bars))
+    devices = sorted({bar.device for bar in bars})
+    lists: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for row, each in held.items():
+        for bar in sorted(each, key=lambda bar: bar.start):
+            line = lists.setdefault((row, bar.kind, bar.device), [])
+            if line and math.isclose(line[-1][1], bar.start):
+                line[-1] = line[-1][0], bar.end
+            else:
+                line.append((bar.start, bar.end))
+    most = max(map(len, lists.values()), default=0)
+    filled = np.full((len(held), len(kinds), len(devices), most, 2), np.nan)
+    for (row, kind, device), line in lists.items():
+        place = list(held).index(row), kinds.index(kind), devices.index(device)
+        filled[place][: len(line)] = line
+    labels = {"row": list(held), "kind": kinds, "device": devices, "edge": [0, 1]}
+    dims = ("row", "kind", "device", "bar", "edge")
+    return pack(xr.DataArray(filled, {**labels, "bar": range(most)}, dims))
+
+
+def pack(values: xr.DataArray) -> xr.DataArray:
+    """Returns numbers in 65,535 steps from the least to the largest, NaN as missing.
+
+    A record holds such a column in few bytes; see `unpack`.
+    """
+    low, high = (float(f(values)) for f in (np.nanmin, np.nanmax))
+    scale = (high - low) / _STEPS or 1.0
+    steps = np.round((values.values.astype(float) - low) / scale)
+    whole = np.where(np.isfinite(steps), steps, _GAP).astype(np.uint16)
+    return values.copy(data=whole).assign_attrs(scale=scale, offset=low)
+
+
+def is_packed(column: xr.DataArray) -> bool:
+    """Returns whether a column holds steps; see `pack`."""
+    return column.dtype == np.uint16 and "scale" in column.attrs
+
+
+def unpack(table: xr.Dataset) -> xr.Dataset:
+    """Returns a table with the numbers of its packed columns."""
+    packed = {n: v for n, v in table.data_vars.items() if is_packed(v)}
+    return table.assign(
+        {
+            name: var.where(var != _GAP) * var.attrs["scale"] + var.attrs["offset"]
+            for name, var in packed.items()
+        }
+    )
