@@ -79,6 +79,8 @@ class Network(Config, abc.ABC):
     def bisection(self) -> float:
         """Returns the bandwidth between its halves, over that of half the members.
 
+        Of an odd number the halves are as equal as can be, and the smaller one counts.
+
         Raises:
           ConfigError: the least cut is not known for such sizes.
         """

@@ -61,8 +61,15 @@ class FatTree(Network):
         return self.leaves * self.down
 
     def bisection(self) -> float:
-        """Returns the bandwidth between its halves, see `Network`."""
-        return min(1.0, self.up / self.down) if self.leaves > 1 else 1.0
+        """Returns the bandwidth between its halves, see `Network`.
+
+        All above the leaves counts as one switch.
+        """
+        # Half of the leaves are cut off above. An odd one is cut in two, its switch on
+        # the side of the leaves that are not cut off.
+        pairs, odd = divmod(self.leaves, 2)
+        cut, half = pairs * self.up + odd * (self.down // 2), self.accelerators // 2
+        return min(1.0, cut / half) if half else 1.0
 
     def bill(self) -> Bill:
         """Returns what it is bought of."""

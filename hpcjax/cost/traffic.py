@@ -12,11 +12,13 @@ import numpy as np
 from scipy import sparse
 
 from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
 from hpcjax.cost.network_graphs import NetworkGraph
 from hpcjax.cost.networks import Network
 
 Cycles = tuple[tuple[int, ...], ...]
 _BALANCED, _RINGS = 32, 4096  # columns at once, of many targets each and of one
+_REACHED = 1024  # sources at once where a bit each is enough
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,10 +84,28 @@ def diameter(network: Network) -> int:
       4
     """
     graph = network.graph()
-    return max(
-        len(_walk(graph, sources, _want_all(graph, sources))) - 1
-        for sources in _split(graph.sources, _BALANCED)
-    )
+    parts = _split(graph.sources, _REACHED)
+    return max(_count_levels(graph, sources) for sources in parts)
+
+
+def _count_levels(graph: NetworkGraph, sources: np.ndarray) -> int:
+    """Returns in how many links all sources have come to all accelerators.
+
+    A bit for each source says at every node whether it has come there.
+    """
+    ends = np.concatenate([graph.end, graph.start])
+    order = np.argsort(ends, kind="stable")
+    before = np.concatenate([graph.start, graph.end])[order]
+    nodes, first = np.unique(ends[order], return_index=True)
+    here = np.zeros((graph.nodes, len(sources)), bool)
+    here[sources, np.arange(len(sources))] = True
+    reached = np.packbits(here, axis=1)
+    whole = np.bitwise_or.reduce(reached)
+    for level in range(graph.nodes):
+        if (reached[: graph.accelerators] == whole).all():
+            return level
+        reached[nodes] |= np.bitwise_or.reduceat(reached[before], first)
+    raise ConfigError("the network must be connected")
 
 
 @functools.lru_cache(maxsize=64)

@@ -114,8 +114,8 @@ def roles(
       ConfigError: k does not divide the workers.
 
     Examples:
-      >>> roles(4, 4, 0), roles(4, 2, 1)
-      ((1, 2, 3, 4), (2, 1, 2, 1))
+      >>> roles(4, 4, 0), roles(6, 3, 1)
+      ((1, 2, 3, 4), (2, 3, 1, 2, 3, 1))
     """
     checks.require_count(1, workers=workers, k=k)
     checks.require_choice("rotation", rotation, ("rotate", "fixed"))

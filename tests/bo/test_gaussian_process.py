@@ -118,28 +118,32 @@ def test_bad_observations(x, y, message):
         bo.fit(x, y)
 
 
-def seen(values, latencies, bound):
+def seen(values, latencies, bound, **others):
     x = np.linspace(0, 1, len(values))[:, None]
-    return bo.Observations(x, values, {"l": latencies}, {"l": bound})
+    bounded = {"l": latencies} | {name: found for name, (found, _) in others.items()}
+    bounds = {"l": bound} | {name: most for name, (_, most) in others.items()}
+    return bo.Observations(x, values, bounded, bounds)
 
 
 @pytest.mark.acceptance("polythrottle", 3)
 def test_constrained_improvement_is_that_of_samples():
     rng = np.random.default_rng(0)
     x = np.linspace(0, 1, 7)
-    values, latencies = np.cos(4 * x), np.sin(3 * x)
-    found = seen(values, latencies, 0.5)
+    values, latencies, heats = np.cos(4 * x), np.sin(3 * x), x**2 - x
+    found = seen(values, latencies, 0.5, heat=(heats, -0.05))
     at = np.linspace(0.02, 0.98, 140)[:, None]
     worth = bo.constrained_improvement(found, at)
     mean, deviation = bo.fit(found.x, values)(at)
     middle, spread = bo.fit(found.x, latencies)(at)
-    best = values[latencies <= 0.5].min()
+    hot, wide = bo.fit(found.x, heats)(at)
+    best = values[(latencies <= 0.5) & (heats <= -0.05)].min()
     chosen = np.flatnonzero(worth >= 1e-3 * deviation)[:20]
     assert len(chosen) == 20
-    value, other = rng.standard_normal((2, 1_000_000))
+    value, other, third = rng.standard_normal((3, 1_000_000))
     for n in chosen:
         gain = np.maximum(best - mean[n] - deviation[n] * value, 0)
         gain *= middle[n] + spread[n] * other <= 0.5
+        gain *= hot[n] + wide[n] * third <= -0.05
         error = gain.std() / 1000
         assert abs(gain.mean() - worth[n]) <= 4 * error
 

@@ -27,6 +27,12 @@ def told(count, seed=0, search=None):
     return search
 
 
+def test_values_are_compared_by_their_logarithms_where_a_grid_says_so():
+    np.testing.assert_allclose(GRID.x[:4], [[0, n / 3] for n in range(4)], atol=1e-15)
+    plain = bo.Grid(b=GRID.values["b"])
+    np.testing.assert_allclose(plain.x[:, 0], [0, 1 / 7, 3 / 7, 1], atol=1e-15)
+
+
 @pytest.mark.acceptance("polythrottle", 4)
 def test_it_asks_for_every_point_of_the_grid_once():
     search = told(16)

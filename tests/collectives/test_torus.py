@@ -114,6 +114,16 @@ def test_links_of_a_device_carry_equal_parts(shape, algorithm):
     assert sent == {to: sum(sent.values()) * part for to, part in share.items()}
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (1, 4), (2, 2)], ids=str)
+def test_rounds_of_a_pass_are_the_steps_of_its_rings(shape):
+    members = shape[0] * shape[1]
+    config = TorusConfig(rows=shape[0], cols=shape[1], algorithm="rows_columns")
+    exchange = config.make()
+    (sent,) = exchange.transfers({"w": np.zeros(60)}, members, 1.0)
+    for route in exchange.method.method.list_routes(members):
+        assert sent.per_pass == sum(rings.size - 1 for rings in route)
+
+
 def sent_by_first(config, members, n):
     """Bytes that a compiled program sends from device 0, by target."""
     state, jitted = program(config, members, n)

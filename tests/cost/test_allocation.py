@@ -105,6 +105,18 @@ def test_jobs_fill_the_free_boards_and_fit_in_half_of_the_grid():
         assert max(max(list_shapes(boards)[0]) for boards in jobs[:-1]) <= 4
 
 
+def test_no_side_of_a_job_is_more_than_eight_times_the_other():
+    """But for jobs that have one shape alone."""
+    shapes = {boards: list_shapes(boards) for boards in (8, 16, 18, 64, 11)}
+    assert shapes == {
+        8: [(4, 2), (8, 1)],
+        16: [(4, 4), (8, 2)],
+        18: [(6, 3), (9, 2)],
+        64: [(8, 8), (16, 4)],
+        11: [(11, 1)],
+    }
+
+
 def test_sizes_are_drawn_as_often_as_they_say():
     sizes = JobSizes((1, 4, 9), (50.0, 75.0, 100.0))
     rng = np.random.default_rng(0)

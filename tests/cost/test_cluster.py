@@ -8,6 +8,7 @@ import pytest
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.cost import Cluster, Job, cluster, simulate_cluster
+from hpcjax.cost._cluster_gpus import Gpus
 from hpcjax.hostcomm import MessageCost
 
 SEEDS = range(3)
@@ -249,6 +250,14 @@ def test_weights_stay_where_they_are():
     run = simulate_cluster(jobs, far, "jigsaw")
     assert sum(span.switching > 0.5 for span in run.spans) == 4
     assert run.switching == pytest.approx(4 * 1.01)
+
+
+def test_the_state_that_was_used_longest_ago_makes_room():
+    jobs = [job_of(name, bytes=1.0) for name in "abc"]
+    gpus = Gpus(jobs, Cluster(gpus=1, memory=2.0, switch=0.1, link=MessageCost(0, 1.0)))
+    # c takes a's place, and a then c's, for b was used once more.
+    seconds = [gpus.turn(number, [0], 0.0)[0] for number in (0, 1, 2, 1, 0, 1)]
+    assert seconds == pytest.approx([1.1, 1.1, 1.1, 0.1, 1.1, 0.1])
 
 
 def job_of(name, **changes):

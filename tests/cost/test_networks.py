@@ -89,12 +89,23 @@ def test_other_diameters():
     assert found == [4, 6, 3, 6, 5]
 
 
+def test_a_diameter_is_the_longest_of_all_shortest_paths():
+    for network in (HxMesh(a=2, b=3, x=17, y=2), HxMesh(a=1, b=3, x=3, y=40)):
+        graph, n = network.graph(), network.accelerators
+        links = (graph.count, (graph.start, graph.end))
+        links = sparse.csr_array(links, shape=(graph.nodes,) * 2)
+        options = {"directed": False, "unweighted": True, "indices": range(n)}
+        assert cost.diameter(network) == csgraph.dijkstra(links, **options)[:, :n].max()
+
+
 def cut_by_flow(network):
     """The least cut of all halves, by maximum flows, over half of all links."""
     graph, n = network.graph(), network.accelerators
     source, sink = graph.nodes, graph.nodes + 1
     least = np.inf
-    for half in itertools.combinations(range(1, n), n // 2 - 1):
+    sizes = {n // 2 - 1, (n + 1) // 2 - 1}  # of the half with member 0, but for it
+    halves = (itertools.combinations(range(1, n), size) for size in sizes)
+    for half in itertools.chain(*halves):
         mine = [member in (0, *half) for member in range(n)]
         ends = [(source, m) if own else (m, sink) for m, own in enumerate(mine)]
         start = [*graph.start, *graph.end, *(a for a, _ in ends)]
@@ -104,7 +115,7 @@ def cut_by_flow(network):
             (np.int32(size), (start, end)), shape=(graph.nodes + 2,) * 2
         )
         least = min(least, csgraph.maximum_flow(capacity, source, sink).flow_value)
-    return least / (graph.injection * n / 2)
+    return least / (graph.injection * (n // 2))
 
 
 @pytest.mark.acceptance("hammingmesh", 2)
@@ -114,6 +125,7 @@ def cut_by_flow(network):
         *(HxMesh(a=1, b=2, x=2, y=2), HxMesh(a=1, b=1, x=2, y=4)),
         *(Torus(rows=2, cols=4), Torus(rows=1, cols=8), Torus(rows=3, cols=2)),
         *(FatTree(endpoints=8, down=4, up=2), FatTree(endpoints=4, down=4, up=1)),
+        *(FatTree(endpoints=9, down=3, up=1), FatTree(endpoints=6, down=2, up=3)),
         Dragonfly(routers=2, endpoints=1, links=2, groups=4),
         Dragonfly(routers=2, endpoints=2, links=1, groups=2),
     ],

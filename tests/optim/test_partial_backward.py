@@ -162,6 +162,15 @@ def test_fixed_roles_and_dense_steps_choose_the_contributors():
 
 
 @pytest.mark.acceptance("spb-jigsaw", 6)
+def test_a_worker_has_the_next_role_in_the_next_step():
+    assert [optim.roles(3, 3, step) for step in (0, 1, 2)] == [
+        (1, 2, 3),
+        (2, 3, 1),
+        (3, 1, 2),
+    ]
+
+
+@pytest.mark.acceptance("spb-jigsaw", 6)
 @pytest.mark.parametrize(("workers", "k"), [(4, 4), (4, 2), (8, 4), (3, 1)])
 def test_over_a_cycle_every_worker_has_each_role_and_every_block_each_shard(workers, k):
     turns = [optim.roles(workers, k, step) for step in range(k)]

@@ -54,6 +54,13 @@ def test_current_and_energy_are_conserved(right):
     )
 
 
+def test_a_current_that_is_not_flat_is_seen(right):
+    for name, at in (("cuts", 1), ("assisted", 0), ("current", 1)):
+        own = getattr(right, name)
+        bent = right._replace(**{name: own.at[at].add(0.25 * right.current[0])})
+        np.testing.assert_allclose(bent.flatness(), 0.25, rtol=1e-6)
+
+
 @pytest.mark.acceptance("omen", 6)
 @pytest.mark.parametrize(
     "flags",
