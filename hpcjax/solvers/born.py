@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from hpcjax.core import checks
 from hpcjax.solvers.bonds import from_atoms, to_atoms, to_bonds, to_scattering
-from hpcjax.solvers.currents import Result, measure, prepare
+from hpcjax.solvers.currents import Result, is_carried, measure, prepare
 from hpcjax.solvers.devices import Device, check_device, is_traced
 from hpcjax.solvers.fixed_point import fixed_point
 from hpcjax.solvers.green import Blocks, Scattering, require_float64
@@ -51,7 +51,7 @@ def scba(  # noqa: PLR0913 - an argument for each option
       mixing: share of new self-energies in each iteration.
       tolerance: of the largest relative change of a self-energy.
       limit: of iterations; without convergence `converged` is false, and the loop ends
-        early where nothing is finite any more.
+        early, with NaN, where more flows than the leads can carry.
       feedback: whether electrons heat phonons; without, energy is lost.
       algorithm: of `electron_self_energy`.
       eta: imaginary part of the leads' energies.
@@ -96,6 +96,7 @@ def ballistic(
     Raises:
       ConfigError: as `scba`.
     """
+    checks.require_positive(eta=eta)
     return _solve_ballistic(*_check(device, bias, temperature, grid), eta)
 
 
@@ -157,7 +158,7 @@ def _solve(
         greens = to_atoms(own.correlation, orbitals)
         stretch = to_bonds(other, device)
         momenta, frequencies = stretch.shape[1:3]
-        return (
+        found = (
             electron_self_energy(
                 greens, stretch, *bonds, step, algorithm=algorithm, flags=flags
             ),
@@ -170,6 +171,9 @@ def _solve(
                 flags=flags,
             ),
         )
+        # What the leads cannot carry is no number, and ends the loop.
+        carried = is_carried(electrons, own)
+        return jax.tree.map(lambda x: jnp.where(carried, x, jnp.nan), found)
 
     found = fixed_point(
         scatter,

@@ -167,6 +167,16 @@ def measure(
     )
 
 
+def is_carried(electrons: Particles, own: Blocks) -> Bool[Array, ""]:
+    """Says whether leads can carry the current: a channel an orbital and energy.
+
+    More, by over a thousandth of it, flows only where correlations are none of a state.
+    """
+    rates = jnp.abs(_at_contacts(electrons, own).mean(1).sum(1))
+    most = own.correlation.shape[-1] * len(electrons.energies)
+    return rates.max() <= 1.001 * most
+
+
 def _at_contacts(particles: Particles, greens: Blocks) -> Array:
     """Returns tr[Σ^< G^> − Σ^> G^<] of each contact, [2, momenta, energies]."""
     leads = particles.leads.swapaxes(0, 1)

@@ -6,6 +6,8 @@ momenta, 2π k / Nk, of a direction in which the device repeats. The unit of tim
 that of energy with ħ = 1, and e = 1.
 """
 
+import operator
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -85,10 +87,15 @@ def check_device(device: Device) -> None:
     """Checks that values are those of a device.
 
     Raises:
-      ConfigError: blocks or bonds that do not belong together, a matrix that is not
-        Hermitian, or gradients of a bond and its reverse that differ.
+      ConfigError: blocks, bonds or masses that do not belong together, a matrix that is
+        not Hermitian, a mass that is not above 0, a bond that is listed twice, or
+        gradients of a bond and its reverse that differ.
     """
-    slabs, atoms = len(device.electrons.onsite), len(device.neighbours)
+    shape = np.shape(device.gradients)
+    rule = "gradients must be [atoms, bonds, directions, orbitals, orbitals]"
+    checks.require(len(shape) == 5, rule, shape=shape)
+    atoms, bonds, directions, orbitals, _ = shape
+    slabs = len(device.electrons.onsite)
     checks.require(
         len(device.phonons.onsite) == slabs and atoms % slabs == 0,
         "electrons and phonons need the same slabs, of as many atoms each",
@@ -96,11 +103,16 @@ def check_device(device: Device) -> None:
         phonons=len(device.phonons.onsite),
         atoms=atoms,
     )
-    for name in ("electrons", "phonons"):
-        onsite = np.asarray(getattr(device, name).onsite)
-        apart = float(np.abs(onsite - onsite.conj().swapaxes(-1, -2)).max())
-        good = apart <= 1e-9 * np.abs(onsite).max()
-        checks.require(good, f"{name}.onsite must be Hermitian", apart=apart)
+    wanted = {
+        "gradients": (atoms, bonds, directions, orbitals, orbitals),
+        "neighbours": (atoms, bonds),
+        "masses": (atoms,),
+    }
+    _check_shapes(device, wanted)
+    check_slabs(device.electrons, "electrons", atoms // slabs * orbitals)
+    check_slabs(device.phonons, "phonons", atoms // slabs * directions)
+    least = float(np.min(device.masses))
+    checks.require(least > 0, "masses must be above 0", least=least)
     _check_bonds(device, atoms // slabs)
     electrons, phonons = (x.onsite.shape[1] for x in (device.electrons, device.phonons))
     checks.require(
@@ -111,9 +123,49 @@ def check_device(device: Device) -> None:
     )
 
 
+def check_slabs(slabs: Slabs, name: str = "slabs", size: int | None = None) -> None:
+    """Checks that blocks of a device and its leads are those of a Hermitian matrix.
+
+    Args:
+      slabs: that are checked.
+      name: of these.
+      size: of a slab's block; None for that of the first one.
+
+    Raises:
+      ConfigError: other shapes, or a block on the diagonal that is not Hermitian.
+    """
+    shape = np.shape(slabs.onsite)
+    rule = f"{name}.onsite must be [slabs, momenta, n, n], of one slab at least"
+    checks.require(len(shape) == 4 and min(shape) > 0, rule, shape=shape)
+    count, momenta, n = shape[0], shape[1], shape[2] if size is None else size
+    wanted: dict[str, tuple[int, ...]] = {
+        "onsite": (count, momenta, n, n),
+        "coupling": (count - 1, momenta, n, n),
+    }
+    for side in ("left", "right"):
+        cell = np.shape(getattr(slabs, side).onsite)[-1]
+        wanted[f"{side}.onsite"] = wanted[f"{side}.coupling"] = (momenta, cell, cell)
+        wanted[f"{side}.contact"] = (momenta, n, cell)
+    _check_shapes(slabs, wanted, f"{name}.")
+    for field in ("onsite", "left.onsite", "right.onsite"):
+        block = np.asarray(operator.attrgetter(field)(slabs))
+        apart = float(np.abs(block - block.conj().swapaxes(-1, -2)).max())
+        good = apart <= 1e-9 * np.abs(block).max()
+        checks.require(good, f"{name}.{field} must be Hermitian", apart=apart)
+
+
+def _check_shapes(
+    tree: Any, wanted: Mapping[str, tuple[int, ...]], name: str = ""
+) -> None:
+    """Checks the shapes of fields, and of fields of these."""
+    for field, shape in wanted.items():
+        found = np.shape(operator.attrgetter(field)(tree))
+        checks.require(found == shape, f"{name}{field} must be {shape}", shape=found)
+
+
 def _check_bonds(device: Device, per_slab: int) -> None:
     neighbours, gradients = map(np.asarray, (device.neighbours, device.gradients))
-    atoms = len(neighbours)
+    atoms, bonds = neighbours.shape
     rule = f"neighbours must be atoms, 0 to {atoms - 1}"
     ends = {"least": int(neighbours.min()), "most": int(neighbours.max())}
     checks.require(ends["least"] >= 0 and ends["most"] < atoms, rule, **ends)
@@ -121,15 +173,18 @@ def _check_bonds(device: Device, per_slab: int) -> None:
     apart = int(np.abs(neighbours // per_slab - first // per_slab).max())
     rule = "neighbours must be in the same slab or in one beside it"
     checks.require(apart <= 1, rule, slabs_between=apart)
-    # A pair may have several bonds, whose gradients are added up: there, and back.
-    there, back = np.zeros(gradients.shape, complex), np.zeros(gradients.shape, complex)
-    for n in range(neighbours.shape[1]):
-        same = neighbours[:, n, None] == neighbours
-        there += same[..., None, None, None] * gradients[:, n, None]
+    used = (gradients != 0).any((2, 3, 4))
+    back = np.zeros(gradients.shape, complex)
+    for n in range(bonds):
+        others = used & used[:, n, None] & (np.arange(bonds) != n)
+        twice = np.argwhere(others & (neighbours == neighbours[:, n, None]))
+        pairs = [(int(a), int(neighbours[a, b])) for a, b in twice[:1]]
+        rule = "a pair of atoms must be one bond, with the sum of its gradients"
+        checks.require(not pairs, rule, twice=pairs)
         returns = neighbours[neighbours, n] == first
         back += returns[..., None, None, None] * gradients[neighbours, n]
-    wrong = float(np.abs(there + dagger(back)).max())
-    good = wrong <= 1e-9 * max(np.abs(there).max(), 1e-30)
+    wrong = float(np.abs((gradients + dagger(back))[used]).max(initial=0))
+    good = wrong <= 1e-9 * np.abs(gradients).max(initial=0)
     checks.require(good, "gradients of (b, a) must be -conj(a, b).T", apart=wrong)
 
 

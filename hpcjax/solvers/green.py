@@ -4,7 +4,7 @@ A correlation function, lesser or greater, is skew: G† = −G. Arrays of both 
 a first dimension of 2, the lesser one first.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Complex, Float
 
 from hpcjax.core import checks
-from hpcjax.solvers.devices import Lead, Slabs, dagger, is_traced
+from hpcjax.solvers.devices import Lead, Slabs, check_slabs, dagger, is_traced
 
 Kind = Literal["electrons", "phonons"]
 _WRONG = 1e-3  # residual of a surface's equation, whose terms are about 1
+_MOVES = np.array([0, 0.3 + 0.2j])  # of modes, of which the second is tried last
 
 
 class Surface(NamedTuple):
@@ -25,8 +26,7 @@ class Surface(NamedTuple):
       value: [..., cell, cell].
       residual: largest entry of (z − h₀₀ − h₀₁ g h₀₁†) g − 1, [...].
       converged: whether the coupling has been decimated to the tolerance, and the
-        residual is at most 1e-3, [...]. It is not where z is all but a level of a cell
-        by itself: its inverse loses the digits that the rest needs.
+        residual is at most 1e-3, [...].
     """
 
     value: Complex[Array, "... cell cell"]
@@ -44,7 +44,9 @@ def surface_gf(
 ) -> Surface:
     """Returns g = (z − h₀₀ − h₀₁ g h₀₁†)⁻¹ of a half-infinite crystal, by decimation.
 
-    Each step halves the number of cells, as Sancho, Sancho and Rubio do (1985).
+    Each step halves the number of cells, as Sancho, Sancho and Rubio do (1985). That
+    loses all digits where z is all but a level of some cells by themselves, as where
+    bands meet or are flat; there the same steps are taken again with other eigenvalues.
 
     Args:
       z: with an imaginary part above 0, which the steps needed grow with 1 over.
@@ -54,27 +56,64 @@ def surface_gf(
       limit: of steps.
     """
     shape = jnp.broadcast_shapes(z.shape, h00.shape[:-2], h01.shape[:-2])
-    z = z[..., None, None] * jnp.eye(h00.shape[-1])
-    first, forth = (jnp.broadcast_to(h, shape + h.shape[-2:]) for h in (h00, h01))
-    least = tolerance * _size(forth)
+    one = jnp.eye(h00.shape[-1])
+    own, forth = (
+        z[..., None, None] * one - h00,
+        jnp.broadcast_to(h01, shape + one.shape),
+    )
+    moves = jnp.asarray(_MOVES, own.dtype)
+
+    def step(state: tuple[Array, Surface]) -> tuple[Array, Surface]:
+        count, last = state
+        value, done = _decimate(own, forth, moves[count], tolerance, limit)
+        residual = _size((own - forth @ value @ dagger(forth)) @ value - one)
+        kept, good = last.converged, done & (residual <= _WRONG)
+        return count + 1, Surface(
+            jnp.where(kept[..., None, None], last.value, value),
+            jnp.where(kept, last.residual, residual),
+            kept | good,
+        )
+
+    def goes_on(state: tuple[Array, Surface]) -> Bool[Array, ""]:
+        return (state[0] < len(_MOVES)) & ~state[1].converged.all()
+
+    none = Surface(0 * (own + forth), jnp.zeros(shape), jnp.zeros(shape, bool))
+    return jax.lax.while_loop(goes_on, step, (jnp.asarray(0), none))[1]
+
+
+def _decimate(
+    own: Array, forth: Array, move: Array, tolerance: float, limit: int
+) -> tuple[Array, Array]:
+    """Returns g, and whether couplings are gone; own is z − h₀₀.
+
+    Modes u_n = λⁿ u_0 of the crystal have (own λ − forth λ² − forth†) u_0 = 0, and g is
+    made of F, whose eigenvalues are those |λ| < 1. With λ = (μ + m) / (1 + m̄ μ), |m| <
+    1, which are |μ| < 1, these are modes of another crystal, that is decimated.
+    """
+    turned = move.conj()
+    bulk = (1 + move * turned) * own - 2 * turned * dagger(forth) - 2 * move * forth
+    ahead = turned * own - turned**2 * dagger(forth) - forth
+    behind = move * own - dagger(forth) - move**2 * forth
+    least = tolerance * _size(ahead)
 
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         count, surface, bulk, forth, back = state
-        inverse = jnp.linalg.inv(z - bulk)
+        inverse = jnp.linalg.inv(bulk)
         right, left = forth @ inverse, back @ inverse
         outward = right @ back
         forth, back, inward = right @ forth, left @ back, left @ forth
-        return count + 1, surface + outward, bulk + outward + inward, forth, back
+        return count + 1, surface - outward, bulk - outward - inward, -forth, -back
 
     def goes_on(state: tuple[Any, ...]) -> Bool[Array, ""]:
         return (state[0] < limit) & jnp.any(_size(state[3]) > least)
 
-    start = (0, first, first, forth, dagger(forth))
-    _, surface, _, forth, _ = jax.lax.while_loop(goes_on, step, start)
-    value = jnp.linalg.inv(z - surface)
-    wrong = (z - h00 - h01 @ value @ dagger(h01)) @ value - jnp.eye(h00.shape[-1])
-    residual = _size(wrong)
-    return Surface(value, residual, (_size(forth) <= least) & (residual <= _WRONG))
+    start = (0, bulk, bulk, ahead, behind)
+    _, surface, _, ahead, _ = jax.lax.while_loop(goes_on, step, start)
+    # −X has the eigenvalues μ; F = (m − X) (1 − m̄ X)⁻¹, g = (own − forth F)⁻¹.
+    one, x = jnp.eye(own.shape[-1]), jnp.linalg.solve(surface, behind)
+    below = one - turned * x
+    value = below @ jnp.linalg.inv(own @ below - forth @ (move * one - x))
+    return value, _size(ahead) <= least
 
 
 def _size(x: Complex[Array, "... n m"]) -> Float[Array, "..."]:
@@ -208,20 +247,20 @@ def boundary(
     """
     z = (energies + 1j * eta) ** (2 if kind == "phonons" else 1)
 
-    def of(lead: Lead) -> tuple[Array, Surface]:
+    def of(*leads: Lead) -> tuple[Array, Array]:
         onsite, coupling, contact = (
-            jnp.asarray(x)[:, None] for x in (lead.onsite, lead.coupling, lead.contact)
+            jnp.stack([getattr(lead, name) for lead in leads])[:, :, None]
+            for name in ("onsite", "coupling", "contact")
         )
         surface = surface_gf(z, onsite, coupling)
-        return contact @ surface.value @ dagger(contact), surface
+        return contact @ surface.value @ dagger(contact), surface.converged
 
-    (left, first), (right, last) = of(slabs.left), of(slabs.right)
-    retarded = jnp.stack([left, right])
-    return Boundary(
-        retarded,
-        1j * (retarded - dagger(retarded)),
-        first.converged & last.converged,
-    )
+    both = slabs.left, slabs.right
+    alike = slabs.left.contact.shape == slabs.right.contact.shape
+    found = [of(*both)] if alike else [of(each) for each in both]
+    retarded, converged = (jnp.concatenate(each) for each in zip(*found, strict=True))
+    rate = 1j * (retarded - dagger(retarded))
+    return Boundary(retarded, rate, converged.all(0))
 
 
 class Scattering(NamedTuple):
@@ -288,7 +327,8 @@ def transmission(
     """Returns T = tr[Γ_L G^R Γ_R G^A], the channels that are open from lead to lead.
 
     It is tr[Γ_L G^<] / i of the first slab where the right lead alone is full, and NaN
-    where a lead's surface has not converged: a larger η helps there.
+    where a lead's surface has not converged: a larger η helps there. Exactly at the
+    edge of a parabolic band it is a half more, as η goes to 0, than beside the band.
 
     Args:
       slabs: matrices of electrons or of phonons.
@@ -297,7 +337,8 @@ def transmission(
       eta: imaginary part of the leads' energies.
 
     Raises:
-      ConfigError: without float64.
+      ConfigError: without float64, an η that is not above 0, energies that are not
+        finite, or blocks that do not belong together. Traced values are not checked.
 
     Examples:
       >>> from hpcjax.solvers import chain
@@ -307,6 +348,12 @@ def transmission(
       [[1.0, 0.0]]
     """
     require_float64()
+    checks.require_choice("kind", kind, get_args(Kind))
+    checks.require_positive(eta=eta)
+    if not is_traced(slabs, energies):
+        check_slabs(slabs)
+        good = bool(np.isfinite(energies).all())
+        checks.require(good, "energies must be finite", energies=np.asarray(energies))
     ends = boundary(slabs, energies, kind, eta)
     full = 1j * ends.rate.at[0].set(0)
     leads = jnp.stack([full, jnp.zeros_like(full)])

@@ -40,17 +40,19 @@ class Tiles(NamedTuple):
 def plan_tiles(neighbours: Int[np.ndarray, "atoms bonds"], tiles: int) -> Tiles:
     """Cuts atoms into tiles of as many each, in their order.
 
+    Where tiles do not divide the atoms, the last one stands for those that are missing.
+
     Raises:
-      ConfigError: tiles that do not divide the atoms.
+      ConfigError: more tiles than atoms, or none.
 
     Examples:
       >>> plan_tiles(np.array([[3, 1], [0, 2], [1, 3], [2, 0]]), 2).atoms.tolist()
       [[0, 1, 2, 3], [2, 3, 0, 1]]
     """
     atoms = len(neighbours)
-    rule = "TA must be at most the atoms, and divide them"
-    checks.require(1 <= tiles <= atoms and atoms % tiles == 0, rule, TA=tiles, Na=atoms)
-    own = np.arange(atoms).reshape(tiles, -1)
+    rule = "TA must be at least 1 and at most the atoms"
+    checks.require(1 <= tiles <= atoms, rule, TA=tiles, Na=atoms)
+    own = np.arange(atoms + -atoms % tiles).clip(max=atoms - 1).reshape(tiles, -1)
     ends = np.asarray(neighbours)[own]
     rows = [
         [*mine, *np.setdiff1d(theirs, mine)]
@@ -74,7 +76,8 @@ def spread_self_energy(
     the atoms that it needs, at its energies; neighbours along "te" send it as many
     energies as there are frequencies from either side; phonons come once. "rounds", the
     original one: for each momentum and frequency the phonons are broadcast, and each
-    device gets Green's functions at all of its energies, shifted up and down.
+    device gets Green's functions at all of its energies, shifted up and down. Energies,
+    frequencies and atoms that devices do not divide are filled up with zeros.
 
     Args:
       mesh: with axes "te" and "ta".
@@ -86,14 +89,14 @@ def spread_self_energy(
       `electron_self_energy`.
 
     Raises:
-      ConfigError: another mesh, more tiles than energies or atoms, or sizes that do not
-        divide; the function raises it for its arguments' sizes.
+      ConfigError: another mesh, or more tiles than atoms.
     """
     checks.require_choice("scheme", scheme, get_args(Scheme))
     names = tuple(mesh.axis_names)
     checks.require(names == AXES, f"the mesh must have axes {AXES}", axes=names)
     te, ta = mesh.shape["te"], mesh.shape["ta"]
-    tiles = plan_tiles(neighbours, ta)
+    tiles, atoms = plan_tiles(neighbours, ta), len(neighbours)
+    missing = tiles.neighbours[..., 0].size - atoms if scheme == "tiles" else 0
     if scheme == "tiles":
         body = functools.partial(_in_tiles, tiles=tiles, te=te)
     else:
@@ -107,12 +110,17 @@ def spread_self_energy(
 
     def apply(greens: Any, bonds: Any, gradients: Any, step: Any) -> Array:
         energies, frequencies = greens.shape[2], bonds.shape[2]
-        rule = "NE and the number of frequencies must be multiples of TE TA devices"
-        good = energies % (te * ta) == 0 and frequencies % (te * ta) == 0
-        checks.require(good, rule, NE=energies, frequencies=frequencies, TE=te, TA=ta)
-        return mapped(greens, bonds, gradients, jnp.asarray(step))
+        greens = _fill(greens, 2, -energies % (te * ta))
+        bonds = _fill(_fill(bonds, 2, -frequencies % (te * ta)), 3, missing)
+        found = mapped(greens, bonds, _fill(gradients, 0, missing), jnp.asarray(step))
+        return found[:, :, :energies, :atoms]
 
     return apply
+
+
+def _fill(x: Any, axis: int, missing: int) -> Array:
+    """Returns an array with so many zeros behind it."""
+    return jnp.pad(x, [(0, missing * (d == axis)) for d in range(x.ndim)])
 
 
 def _in_tiles(

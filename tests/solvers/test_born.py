@@ -207,6 +207,16 @@ def test_a_loop_that_ends_too_early_says_so():
     assert np.isfinite(found.residuals).all()
 
 
+@pytest.mark.parametrize("flags", [Flags(scattering=-1.0), Flags(between=-3.0)])
+def test_what_leads_cannot_carry_ends_the_loop(flags):
+    """Particles that scattering makes: currents would be 1e15 after 200 iterations."""
+    found = solve(flags=flags)
+    assert not found.converged
+    assert 1 < found.iterations < 10
+    assert np.isnan(found.residuals[int(found.iterations) - 1])
+    assert np.isnan(found.current).all()
+
+
 def test_fixed_points_that_run_away_end():
     found = solvers.fixed_point(
         lambda x: 1e200 * x * x, jnp.ones(2), mixing=1.0, tolerance=1e-9, limit=50

@@ -1,5 +1,6 @@
 """Green's functions against dense inverses, bands, and what is known of chains."""
 
+import dataclasses
 import tracemalloc
 import warnings
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 
 from hpcjax import solvers
 from hpcjax.core import ConfigError
@@ -119,21 +121,74 @@ def test_a_ribbon_has_a_channel_for_each_band(edge):
     np.testing.assert_allclose(found, crossings, atol=1e-4)
 
 
+@pytest.mark.acceptance("omen", 1)
+def test_where_the_bands_of_a_zigzag_ribbon_meet_its_transmission_is_a_number():
+    """At E = t, a level of its dimers, where cells halved one by one lose all digits.
+
+    A parabolic band begins there. For modes exp(i κ n), κ² = i η, Γ_L G^R
+    Γ_R G^A = (2 Re κ / 2 |κ|)² = cos² 45°: it has a half of what is above.
+    """
+    slabs = solvers.ribbon(3, 4).electrons
+    found = transmission(slabs, np.array([2.5, 2.7, 2.9, -2.7]))
+    np.testing.assert_allclose(found[0], [3, 3.5, 4, 3.5], atol=1e-3)
+
+
+def test_a_surface_that_decimation_alone_does_not_find():
+    slabs = solvers.ribbon(3, 4).electrons
+    h00, h01 = slabs.right.onsite[0], slabs.right.coupling[0]
+    z = np.array([2.69, 2.7, -2.7]) + 1e-6j
+    surface = jax.jit(solvers.surface_gf)(z, h00, h01)
+    assert surface.converged.all()
+    g = np.asarray(surface.value)
+    rest = (z[:, None, None] * np.eye(8) - h00 - h01 @ g @ star(h01)) @ g - np.eye(8)
+    assert np.abs(rest).max() < 1e-6
+    assert np.linalg.eigvalsh(1j * (g - star(g))).min() > -1e-6  # the retarded one
+
+
 def test_a_lead_whose_surface_is_wrong_is_told():
-    """A zigzag edge's own level, where the decimation's inverses lose all digits."""
-    slabs, energies = solvers.ribbon(3, 4).electrons, np.array([2.5, 2.7, 2.9])
-    found = np.asarray(transmission(slabs, energies)[0])
-    np.testing.assert_array_equal(np.isnan(found), [False, True, False])
-    np.testing.assert_allclose(found[[0, 2]], np.round(found[[0, 2]]), atol=1e-4)
-    grid = solvers.make_grid(2.5, 0.2, 3, 1)
-    flat = {"bias": 0.0, "temperature": 1.0, "eta": 1e-6}
+    """With an imaginary part that rounding swallows."""
+    slabs = solvers.ribbon(3, 4).electrons
+    options = {"temperature": 1.0, "grid": solvers.make_grid(2.5, 0.2, 3, 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of levels outside of so small a grid
-        made = solvers.ballistic(solvers.ribbon(3, 4), grid=grid, **flat)
-        other = grid._replace(energies=grid.energies - 0.1)
-        good = solvers.ballistic(solvers.ribbon(3, 4), grid=other, **flat)
-    assert not made.converged
-    assert good.converged
+        found = [
+            solvers.ballistic(solvers.ribbon(3, 4), 0.0, eta=eta, **options).converged
+            for eta in (1e-6, 1e-16)
+        ]
+    assert found == [True, False]
+    assert np.isnan(
+        transmission(slabs, np.array([2.5, 2.7, 2.9, -2.7]), eta=1e-16)[0, 1]
+    )
+
+
+def test_leads_may_have_other_cells():
+    slabs = solvers.chain().electrons
+    two = solvers.Lead(
+        onsite=np.array([[[0, -1], [-1, 0]]]),
+        coupling=np.array([[[0, 0], [-1, 0]]]),
+        contact=np.array([[[-1, 0]]]),
+    )
+    found = transmission(dataclasses.replace(slabs, left=two), np.array([0.5, 2.5]))
+    np.testing.assert_allclose(found[0], [1, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"eta": 0.0}, "eta must be finite and > 0"),
+        ({"kind": "electrns"}, "kind must be one of|kind"),
+        ({"energies": np.array([np.nan])}, "energies must be finite"),
+        ({"slabs": "left.contact"}, r"slabs.left.contact must be \(1, 1, 1\)"),
+        ({"slabs": "right.onsite"}, "slabs.right.onsite must be"),
+    ],
+)
+def test_transmissions_that_cannot_be(given, match):
+    slabs = solvers.chain().electrons
+    if "slabs" in given:
+        given = {"slabs": changed(slabs, given["slabs"], np.ones((1, 1, 2)))}
+    given = {"slabs": slabs, "energies": np.zeros(1)} | given
+    with pytest.raises((ConfigError, TypeCheckError), match=match):
+        solvers.transmission(**given)
 
 
 def test_transmission_needs_double_precision():
@@ -240,16 +295,54 @@ def test_crystals_that_cannot_be_cut(tmp_path, given, match):
         solvers.read_hr(tmp_path / "x_hr.dat", **given)
 
 
-def test_devices_that_do_not_belong_together():
+def changed(tree, path, value):
+    """A tree with another value in a field of a field."""
+    first, _, rest = path.partition(".")
+    own = changed(getattr(tree, first), rest, value) if rest else value
+    made = jax.tree.map(lambda x: x, tree)
+    object.__setattr__(made, first, own)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "match"),
+    [
+        ("phonons", solvers.junction(5).phonons, "need the same slabs"),
+        ("phonons", solvers.junction(momenta=(3, 3)).phonons, "sub-grid"),
+        ("masses", np.ones(3), r"masses must be \(4,\): got shape=\(3,\)"),
+        ("masses", np.array([1, 1, 0, 1.0]), "masses must be above 0: got least=0"),
+        ("masses", np.array([1, 1, np.nan, 1.0]), "masses must be above 0"),
+        ("gradients", np.zeros((4, 2, 2, 2)), "gradients must be .atoms, bonds"),
+        ("gradients", np.zeros((4, 3, 2, 2, 2)), r"neighbours must be \(4, 3\)"),
+        ("gradients", np.zeros((4, 2, 2, 3, 3)), r"electrons.onsite must .*, 3, 3\)"),
+        ("gradients", np.zeros((4, 2, 3, 2, 2)), r"phonons.onsite must .*, 3, 3\)"),
+        ("electrons.onsite", np.zeros((4, 2, 2)), "electrons.onsite must be .slabs"),
+        ("electrons.coupling", np.zeros((4, 4, 2, 2)), r"coupling must be \(3, 4, 2"),
+        ("phonons.left.coupling", np.zeros((1, 2, 2)), r"left.coupling must be \(2, 2"),
+        ("phonons.right.contact", np.zeros((2, 2, 1)), "right.contact must be"),
+        ("electrons.right.onsite", np.ones((4, 2, 2)) * 1j, "right.onsite .*Hermitian"),
+        ("phonons.left.onsite", np.tri(2) + np.zeros((2, 2, 2)), "left.* be Hermitian"),
+    ],
+)
+def test_devices_that_do_not_belong_together(path, value, match):
     good = solvers.junction(momenta=(4, 2))
-    for wrong, match in (
-        (solvers.junction(5).phonons, "need the same slabs"),
-        (solvers.junction(momenta=(3, 3)).phonons, "sub-grid"),
-    ):
-        broken = jax.tree.map(lambda x: x, good)
-        object.__setattr__(broken, "phonons", wrong)
-        with pytest.raises(ConfigError, match=match):
-            solvers.check_device(broken)
+    solvers.check_device(good)
+    with pytest.raises(ConfigError, match=match):
+        solvers.check_device(changed(good, path, value))
+
+
+def test_a_pair_of_atoms_is_one_bond():
+    """The squares of two gradients would be added, not their sum's square."""
+    good = solvers.junction()
+    twice = dataclasses.replace(
+        good,
+        neighbours=np.tile(good.neighbours, 2),
+        gradients=np.tile(good.gradients / 2, (1, 2, 1, 1, 1)),
+    )
+    with pytest.raises(ConfigError, match=r"must be one bond.* twice=\[\(1, 0\)\]"):
+        solvers.check_device(twice)
+    twice.gradients[:, 2:] = 0
+    solvers.check_device(twice)  # what fills up is none
 
 
 def test_hopping_falls_with_the_square_of_a_bonds_length():

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from hpcjax import sharding, solvers
+from hpcjax import cost, sharding, solvers
 from hpcjax.core import ConfigError
 from hpcjax.solvers import tiling
 
@@ -71,13 +71,54 @@ def test_tiles_hold_the_atoms_that_their_bonds_end_at():
         assert set(tiles.atoms[number]) == wanted
 
 
-def test_sizes_that_do_not_divide_are_refused(given):
+@pytest.mark.parametrize(
+    ("te", "ta", "scheme", "energies", "frequencies"),
+    [
+        (
+            1,
+            4,
+            "tiles",
+            706,
+            70,
+        ),  # the papers'; tiles of 2 atoms, one of them with none
+        (4, 2, "tiles", 706, 70),
+        (2, 2, "rounds", 14, 3),
+    ],
+)
+def test_what_devices_do_not_divide_is_filled_up(te, ta, scheme, energies, frequencies):
+    rng, atoms = np.random.default_rng(2), 6
+    ring = (np.arange(atoms)[:, None] + np.array([-1, 1])) % atoms
+    greens = draw(rng, 2, 1, energies, atoms, 1, 1)
+    bonds = draw(rng, 2, 1, frequencies, atoms, 2, 1, 1)
+    gradients = draw(rng, atoms, 2, 1, 1, 1)
+    mesh = sharding.make_mesh({"te": te, "ta": ta})
+    spread = jax.jit(solvers.spread_self_energy(mesh, ring, scheme=scheme))
+    alone = jax.jit(solvers.electron_self_energy)
+    want = alone(greens, bonds, gradients, ring, STEP)
+    found = spread(greens, bonds, gradients, STEP)
+    assert found.shape == want.shape
+    assert np.abs(found - want).max() <= 1e-12 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("devices", [5, 6, 8])
+@pytest.mark.parametrize(("atoms", "energies"), [(6, 7), (7, 40)])
+def test_the_best_tiles_run(devices, atoms, energies):
+    sizes = cost.TransportSizes(1, 1, energies, 3, atoms, 2, 1, 1)
+    te, ta, _ = cost.best_tiles(sizes, devices)
+    ring = (np.arange(atoms)[:, None] + np.array([-1, 1])) % atoms
+    spread = solvers.spread_self_energy(sharding.make_mesh({"te": te, "ta": ta}), ring)
+    shapes = [
+        (2, 1, energies, atoms, 1, 1),
+        (2, 1, 3, atoms, 2, 1, 1),
+        (atoms, 2) + (1,) * 3,
+    ]
+    given = [jax.ShapeDtypeStruct(shape, complex) for shape in shapes]
+    assert jax.eval_shape(spread, *given, STEP).shape == shapes[0]
+
+
+def test_meshes_that_cannot_be():
     with pytest.raises(ConfigError, match="TA=5, Na=4"):
         tiling.plan_tiles(NEIGHBOURS, 5)
-    mesh = sharding.make_mesh({"te": 8, "ta": 1})
-    spread = solvers.spread_self_energy(mesh, NEIGHBOURS)
-    with pytest.raises(ConfigError, match="NE=16, frequencies=4, TE=8"):
-        spread(*given, STEP)
     other = sharding.make_mesh({"data": 2})
     with pytest.raises(ConfigError, match="the mesh must have axes"):
         solvers.spread_self_energy(other, NEIGHBOURS)
