@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from hpcjax.core import provenance
 from hpcjax.core.errors import ConfigError, HpcjaxError, Preempted
+from hpcjax.runs.progress import Progress
 from hpcjax.runs.signals import StopSignals
 
 _LOOK = 0.5  # seconds between looks at signals, and for a parent that has gone
@@ -47,6 +48,7 @@ def make_runs(
     devices: int,
     fresh: bool = False,
     cores: int | None = None,
+    quiet: bool = True,
 ) -> None:
     """Makes runs that are missing, `parallel` at a time; see `execute.ensure`.
 
@@ -61,6 +63,7 @@ def make_runs(
       devices: of each run.
       fresh: make them although there are such runs.
       cores: of each process; default an equal share of all.
+      quiet: no progress line.
 
     Raises:
       Preempted: a signal asked to stop.
@@ -81,12 +84,24 @@ def make_runs(
         ) as pool,
         StopSignals() as signals,
         signals.defer(),
+        Progress(
+            f"{len(wanted)} runs, {parallel} at a time",
+            len(wanted),
+            quiet=quiet,
+            unit="run",
+        ) as line,
     ):
         pieces = _by_program(wanted, parallel)
-        made = [pool.submit(_make, piece, root, devices, fresh) for piece in pieces]
+        made = {
+            pool.submit(_make, piece, root, devices, fresh): len(piece)
+            for piece in pieces
+        }
+        ended = 0
         try:
-            for one in _ended(made, signals, stop):
+            for one in _ended([*made], signals, stop):
                 one.result()
+                ended += made[one]
+                line.write({"step": ended})
         except process.BrokenProcessPool as error:
             raise WorkerLost(f"a process that made runs died: {error}") from error
         finally:

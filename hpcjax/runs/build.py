@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 import pathlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from hpcjax.runs import (
     code,
     directory,
     discover,
+    drawn,
     execute,
     pictures,
     record_age,
@@ -83,6 +85,8 @@ def build_table(
     if old is not None:
         table_records.require_comparable(old)
     ahead.check_parallel(parallel, table.benchmark, table_id)
+    if run_missing:
+        drawn.try_table(table, tier, root)
     if parallel > 1 and run_missing:
         maker.make_ahead(parallel)
     rows = {row: maker.row(row) for row in maker.tier.runs}
@@ -142,6 +146,7 @@ class _Maker:
         self.root, self.tier, self.timed = root, table.tier(tier), table.benchmark
         self.fresh, self.progress = fresh, progress
         self.run_missing = run_missing
+        self.began = time.monotonic()
         self.made: list[Mapping[str, Any]] = []
         self.configs: list[tuple[Any, str]] = []
         self.tuned: dict[str, dict[str, str]] = {}
@@ -151,7 +156,12 @@ class _Maker:
     def make_ahead(self, parallel: int) -> None:
         """Makes what is missing in several processes: trials, then what they choose."""
         fresh, self.fresh = self.fresh, False
-        options = {"root": self.root, "devices": self.tier.devices, "fresh": fresh}
+        options = {
+            "root": self.root,
+            "devices": self.tier.devices,
+            "fresh": fresh,
+            "quiet": not self.progress,
+        }
         for tuning in (True, False):
             rows = [self.wanted(name, tuning) for name in self.tier.runs]
             missing = []
@@ -162,7 +172,6 @@ class _Maker:
                 if not (ended or digest in self.made_now):
                     self.made_now.add(digest)
                     missing.append(each)
-            log.info("%d runs, %d at a time", len(missing), parallel)
             ahead.make_runs(missing, parallel, **options)
 
     def wanted(self, name: str, tuning: bool) -> list[ahead.Wanted]:
@@ -253,6 +262,7 @@ class _Maker:
             devices=self.tier.devices,
             fresh=self.fresh,
             quiet=not self.progress,
+            place=self.place(),
         )
         self.made.append(
             {
@@ -272,6 +282,17 @@ class _Maker:
             }
         )
         return run
+
+    def place(self) -> str:
+        """Returns which run is the next, of how many, and how long they take."""
+        rows = self.tier.runs.values()
+        trials = sum(len(r.trials()) * len(r.tune_seeds) for r in rows if r.tune)
+        whole = trials + sum(len(r.seeds) for r in rows)
+        now = sum(not run["used_again"] for run in self.made)
+        took = time.monotonic() - self.began
+        each = took / now if now else 60 * self.tier.minutes / whole
+        left = each * (whole - len(self.made))
+        return f"run {len(self.made) + 1} of {whole}, about {left:.0f} s left: "
 
     def read(self, run: directory.RunDirectory) -> xr.Dataset:
         """Returns a run's result, whose file is opened once."""

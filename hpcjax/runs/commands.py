@@ -264,6 +264,11 @@ def run(
         options |= {"distributed": distributed, "profile": profile}
         result = execute.run(config, changes, **options)
     if result.leads:
+        if loaded.steps is None:
+            from hpcjax.runs import render
+
+            rest = f'hpcjax.runs.load_result("{result.id}")'
+            show.console().print(render.render_figures(result.dataset, rest))
         show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
     # An attribute in which an experiment says what it did not reach.
     if failed := result.dataset.attrs.get("failed", ""):

@@ -157,6 +157,7 @@ class _How:
     trust: bool = False
     profile: bool = False
     tags: tuple[str, ...] = ()
+    place: str = ""
     among_others: bool = False
 
 
@@ -201,6 +202,7 @@ def ensure(
     devices: int = 1,
     fresh: bool = False,
     quiet: bool = False,
+    place: str = "",
 ) -> directory.RunDirectory:
     """Returns a run of a config that has finished or diverged.
 
@@ -214,6 +216,7 @@ def ensure(
       devices: of the data axis.
       fresh: start a new run in any case.
       quiet: no progress line.
+      place: of the run among others, which stands before its name in that line.
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
@@ -232,7 +235,13 @@ def ensure(
     resume = None if cut is None else cut.id
     with directory.claim(root, loaded, resume=resume) as folder, folder.logging():
         try:
-            how = _How(root=root, devices=devices, quiet=quiet, among_others=True)
+            how = _How(
+                root=root,
+                devices=devices,
+                quiet=quiet,
+                place=place,
+                among_others=True,
+            )
             _execute(loaded, folder, how)
         except Diverged as error:
             log.warning("%s with %s diverged: %s", name, overrides, error)
@@ -246,7 +255,8 @@ def _execute(
     origin = _begin(loaded, folder, how)
     with StopSignals() as signals:
         try:
-            with Progress(loaded.title, loaded.steps, quiet=how.quiet) as progress:
+            title = how.place + loaded.title
+            with Progress(title, loaded.steps, quiet=how.quiet) as progress:
                 context = make_context(how, folder, progress, signals)
                 dataset = loaded.experiment.run(loaded.config, context)
             _tell_versions(folder, origin)

@@ -10,6 +10,7 @@ from rich.progress import (
     MofNCompleteColumn,
     SpinnerColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
@@ -20,31 +21,36 @@ class Progress:
     """A `Recorder` that shows name, step, loss and validation error of a run.
 
     On a terminal the line is redrawn; elsewhere one line is printed when the run ends.
+    Of a run that takes no steps, whose total is None, it shows how long it takes.
 
     Examples:
       >>> with Progress("demo", total=2, quiet=True) as progress:
       ...   progress.write({"step": 1, "loss": 0.5})
     """
 
-    def __init__(self, name: str, total: int | None, *, quiet: bool = False) -> None:
+    def __init__(
+        self, name: str, total: int | None, *, quiet: bool = False, unit: str = "step"
+    ) -> None:
         self._console = Console(stderr=True, quiet=quiet, emoji=False)
         self._said = Console(emoji=False)
         self._live = self._console.is_terminal and not quiet
+        measured = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        if total is None:  # nobody knows how far it is
+            measured = (TimeElapsedColumn(),)
         self._bar = Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            *measured,
             TextColumn("{task.fields[metrics]}"),
             console=self._console,
             disable=not self._live,
             transient=True,
         )
-        self._task = self._bar.add_task(name, total=total, metrics="compiling")
-        self._name = name
+        started = "compiling" * (total is not None and unit == "step")
+        self._task = self._bar.add_task(name, total=total, metrics=started)
+        self._name, self._unit = name, unit
         self._shown: dict[str, float] = {}
-        self._step = 0
+        self._step = None if total is None else 0
 
     def __enter__(self) -> "Progress":
         self._bar.start()
@@ -58,8 +64,11 @@ class Progress:
     ) -> None:
         self._bar.stop()
         outcome = "done" if kind is None else f"stopped: {kind.__name__}"
+        place = f" at {self._unit} {self._step} {self._text()}" * (
+            self._step is not None
+        )
         self._console.print(
-            f"{self._name}: {outcome} at step {self._step} {self._text()}",
+            f"{self._name}: {outcome}{place}",
             highlight=False,
             soft_wrap=True,
         )

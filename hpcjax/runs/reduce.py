@@ -19,6 +19,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax import perf
+from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.perf.intervals import bootstrap_median, median
 from hpcjax.runs.claims import Claim
 
@@ -94,7 +95,7 @@ def of_columns(
       named: makes the name that is printed of a row's.
 
     Returns:
-      The function. It raises ValueError for a column of which no row has a cell.
+      The function. It raises ConfigError for a column of which no row has a cell.
     """
     return functools.partial(_tabulate, dict(cells), dim, named)
 
@@ -114,7 +115,9 @@ def _tabulate(
     }
     absent = set(cells).difference(*found.values())
     if absent:
-        raise ValueError(f"no row has a cell of {sorted(absent)}: got {list(runs)}")
+        held = sorted({str(name) for run in runs.values() for name in run.data_vars})
+        near = nearest(min(absent), held)
+        raise ConfigError(f"no row has a cell of {sorted(absent)}{near}")
     return from_cells(found)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import pandas as pd
+import xarray as xr
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -12,6 +13,7 @@ from hpcjax.runs.frames import Frame
 from hpcjax.runs.table_records import Record, describe_origin, to_result
 from hpcjax.runs.tables import TableResult, Verdict, find_claimed
 
+_FIRST = 6  # values of a figure that are printed of a run
 Format = Literal["rich", "md", "csv", "html", "latex"]
 # Characters that pandas does not escape: signs that TeX fonts lack, and a bracket,
 # which at the beginning of a row would be an optional argument of the preceding `\\\\`.
@@ -142,6 +144,32 @@ def render_record(record: Record) -> RenderableType:
     made = f"Made: by {describe_origin(record)}, of {len(result.runs)} run"
     made += "s" * (len(result.runs) != 1)
     return Group(Text(f"{record.table.title}\n"), *_list_parts(result), Text(made))
+
+
+def render_figures(dataset: xr.Dataset, rest: str) -> RenderableType:
+    """Returns what a run found: its figures, what they mean, and some values.
+
+    Args:
+      dataset: its result.
+      rest: where the values are that are not printed.
+    """
+    rows, groups = [], {}
+    for name, figure in dataset.data_vars.items():
+        said = str(figure.attrs.get("long_name", ""))
+        each = f"by {', '.join(map(str, figure.dims))}"
+        rows.append((str(name), each if figure.dims else cell(figure.item()), said))
+        groups.setdefault(figure.dims, []).append(name)
+    columns = ("figure", "value", "what")
+    parts = [Frame("", columns, rows, whole=columns[:2])]
+    for dims, names in groups.items():
+        if dims:
+            values = dataset[names].to_dataframe(dim_order=dims).reset_index()
+            shown = values.head(_FIRST).map(cell)
+            columns, rows = texts(shown[[*dims, *names]])
+            title = f"{len(shown)} of {len(values)} values" * (len(values) > len(shown))
+            numbers = [columns[place] for place in number_columns(rows)]
+            parts.append(Frame(title, columns, rows, numbers, columns, len(dims)))
+    return Group(*parts, Text(f"All values: {rest}"))
 
 
 def _list_parts(result: TableResult) -> list[RenderableType]:

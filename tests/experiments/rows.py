@@ -1,15 +1,14 @@
 """Made-up runs for tests of tables, and what a table says of them."""
 
 import pathlib
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from hpcjax.runs import discover
-from hpcjax.runs.tables import Runs, Table, judge
+from hpcjax.runs import drawn
+from hpcjax.runs.tables import Table, judge
 
 
 def run(
@@ -28,28 +27,13 @@ def run(
       **columns: a figure, or dimensions and values, `("mode step", values)`, the same
         under each seed; or the dimensions alone, for values that are drawn.
     """
-    coords = {**(coords or {}), "seed": seeds}
-    found = {}
-    for name, given in columns.items():
-        if isinstance(given, str):
-            dims = ["seed", *given.split()]
-            draws = np.random.default_rng(zlib.crc32(f"{key} {name}".encode()))
-            values = draws.uniform(0.5, 1.5, [len(coords[dim]) for dim in dims])
-            found[name] = dims, values
-        else:
-            dims, values = given if isinstance(given, tuple) else ("", given)
-            same = xr.DataArray(values, dims=dims.split())
-            found[name] = same.expand_dims(seed=list(seeds))
-    return xr.Dataset(found, {dim: list(labels) for dim, labels in coords.items()})
+    return drawn.draw_run(columns, coords or {}, seeds, key)
 
 
 def check_reduction(table: Table, tier: str, root: pathlib.Path) -> None:
     """Reduces drawn runs; there must be all columns, and a number for each claim."""
-    drawn = {
-        name: draw(runs, f"{table.id} {name}", root)
-        for name, runs in table.tier(tier).runs.items()
-    }
-    made = table.reduce(drawn)
+    made = drawn.try_table(table, tier, root)
+    assert made is not None
     assert set(table.columns) <= set(made.data_vars)
     assert made.indexes["row"].is_unique
     for name in table.columns:
@@ -59,14 +43,6 @@ def check_reduction(table: Table, tier: str, root: pathlib.Path) -> None:
     for verdict in judge(table.tier(tier), made):
         assert not np.isnan(verdict.ours), verdict
         assert not np.isnan(verdict.broken).any(), verdict
-
-
-def draw(runs: Runs, key: str, root: pathlib.Path) -> xr.Dataset:
-    """Returns results of a row under each of its seeds, as its config outlines them."""
-    loaded = discover.load(runs.config, runs.overrides, root)
-    columns, given = discover.outline_of(loaded.config)
-    labels = {dim: range(n) if isinstance(n, int) else n for dim, n in given.items()}
-    return run(labels, seeds=runs.seeds, key=key, **columns)
 
 
 class Judged(NamedTuple):

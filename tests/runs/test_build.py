@@ -532,3 +532,13 @@ def test_a_run_on_more_devices_is_not_a_tables_run(root):
         execute.run("curves/plain:slow", chosen, root=root, devices=2, quiet=True)
     before = ids(root)
     assert not {run["id"] for run in make(root).runs} & before
+
+
+def test_a_table_says_which_of_how_many_runs_it_makes(tmp_path, capsys):
+    root = papers.make(tmp_path)
+    build.build_table("curves/holds", root=root)
+    told = re.findall(
+        r"run (\d+) of (\d+), about \d+ s left: (.*): done", capsys.readouterr().err
+    )
+    rows = ["curves/plain:slow"] * 8 + ["curves/plain:fast"] * 2
+    assert told == [(str(n), "10", row) for n, row in enumerate(rows, 1)]

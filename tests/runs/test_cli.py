@@ -169,6 +169,23 @@ def test_run(root, capsys):
     assert json.loads((folder / "config.json").read_text())["values"]["steps"] == 2
 
 
+def test_a_run_that_takes_no_steps_prints_what_it_found(root, capsys):
+    many = '("step", [*range(20)], {"long_name": "made up"})'
+    returned = f'    return runs.measured({{"whole": 0.123456, "many": {many}}})'
+    path = root / "experiments/mine/experiment.py"
+    text = path.read_text()
+    path.write_text(text[: text.index("    return runs.measured")] + returned)
+    assert cli.main(["run", "mine/first"]) == 0
+    out, err = capsys.readouterr()
+    (status,) = run_dirs(root)
+    rows = [line.split() for line in out.splitlines()]
+    assert ["whole", "0.1235"] in rows
+    assert ["many", "by", "step", "made", "up"] in rows
+    assert "6 of 20 values" in out
+    assert f'hpcjax.runs.load_result("{status.parent.name}")' in out
+    assert err.endswith("mine/first:second: done\n")
+
+
 def test_run_says_at_once_where_it_runs(root, capsys):
     assert cli.main(["run", "mine/first"]) == 0
     (status,) = run_dirs(root)

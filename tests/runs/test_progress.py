@@ -25,13 +25,19 @@ def test_what_is_piped_is_not_wrapped(capsys):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_it_says_what_stopped_the_run(capsys, error):
     def run():
-        with progress.Progress("demo", total=None) as line:
+        with progress.Progress("demo", total=9) as line:
             line.write({"step": 7})
             raise error
 
     with pytest.raises(error):
         run()
     assert capsys.readouterr().err == f"demo: stopped: {error.__name__} at step 7 \n"
+
+
+def test_a_run_without_steps_ends_at_none(capsys):
+    with progress.Progress("demo", total=None):
+        pass
+    assert capsys.readouterr().err == "demo: done\n"
 
 
 def test_quiet_is_quiet(capsys):

@@ -126,7 +126,7 @@ def test_columns_compute_cells_of_runs_of_the_first_seed():
 def test_a_column_of_which_no_row_has_a_cell_is_an_error():
     table = table_of({"x": "x", "wrong": ("typed", lambda run: run["xx"])})
     with pytest.raises(
-        ValueError, match=r"no row has a cell of \['wrong'\]: got \['p'"
+        ValueError, match=r"no row has a cell of \['wrong'\]; allowed: x"
     ):
         table.reduce({"p": rows.run(x=1.0)})
     with pytest.raises(ZeroDivisionError):

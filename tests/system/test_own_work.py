@@ -48,6 +48,28 @@ def test_the_experiment_of_the_guide_returns_what_it_declares(root):
     assert made.attrs["source"] == "measured"
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ('cell("error"', 'cell("eror"', "claim 'learns' of mine/halving: there is no "),
+        ('"error", "constant"', '"error", "constnt"', "; did you mean 'constant'?"),
+        ('"never learns"})', '"never lerns"})', "has a control of what there is not"),
+        ('run["val_error"]', 'run["val_eror"]', "; did you mean 'val_error'?"),
+        ('columns={"error"', 'columns={"eror"', "has no column 'eror'; did you mean"),
+    ],
+)
+def test_a_misspelled_name_is_told_before_the_first_run(
+    root, right, wrong, told, capsys
+):
+    file = root / "experiments/mine/tables.py"
+    text = file.read_text()
+    assert right in text
+    file.write_text(text.replace(right, wrong))
+    assert cli.main(["table", "mine/halving", "--root", str(root)]) == 2
+    assert told in capsys.readouterr().err
+    assert not (root / "runs").exists()
+
+
 @pytest.mark.processes
 def test_the_table_of_the_guide_is_made_and_its_claim_holds(root, capsys):
     made = build.build_table("mine/halving", root=root, progress=False)
