@@ -44,7 +44,7 @@ oracles: kernels
 
 docs: $(DEV)
 	$(BIN)/python docs/build.py
-	$(BIN)/mkdocs build --strict --config-file build/mkdocs.yml
+	$(BIN)/zensical build --strict --config-file build/mkdocs.yml
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "hpcjax needs Python 3.11 or newer: set PYTHON=..."'
@@ -77,4 +77,4 @@ CARRIED := array-record beartype docstring-parser grain h5netcdf jax-triton==0.3
 	touch $@
 
 clean:
-	rm -rf $(VENV) .cache .wheels build dist site
+	rm -rf $(VENV) .cache .wheels build dist

@@ -1,5 +1,7 @@
 """Makes the site's sources in `build/docs`, and its settings in `build/mkdocs.yml`.
 
+`zensical build --config-file build/mkdocs.yml` makes the site of them, in `build/site`.
+
 The READMEs, the guides of this folder and a page for each room become pages; links
 between them, which work in the repository, are rewritten to work on the site.
 
@@ -18,6 +20,7 @@ import pkgutil
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 
 import pandas as pd
 import yaml
@@ -63,7 +66,7 @@ HEADS = {
         "docs/quantum-transport.md",
     ),
     "Configs and sweeps": ("docs/configs.md", "docs/search.md", "docs/logging.md"),
-    "Tables and papers": ("docs/gpu.md", "experiments/*/README.md"),
+    "Tables and papers": ("experiments/*/README.md", "docs/gpu.md"),
     "Parts of your own": ("docs/house.md", "docs/own-work.md", "CONTRIBUTING.md"),
     "Clusters and processes": (
         "docs/clusters.md",
@@ -74,13 +77,10 @@ HEADS = {
     ),
     "Reliability": ("docs/reliability.md",),
 }
-GALLERY = """.gallery { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
-.gallery a, .gallery img { display: block; }
-.gallery span { font-size: .7rem; }
-"""
 # A link or picture: what stands before its target, the target, what stands behind it.
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))")
+# The section of a paper's page that holds its records.
+CAME_OUT = "## What came out"
 # What is shown as code: blocks, however indented, and words of a line.
 CODE = re.compile(r"(^[ ]*(`{3,}|~~~).*?^[ ]*\2|`+[^`\n]+`+)", re.M | re.S)
 
@@ -158,7 +158,7 @@ def write_pages(pages: dict[pathlib.Path, str]) -> None:
     for source, page in pages.items():
         text, shown = rewrite_links(source.read_text(), source, pages)
         if page.startswith("papers/"):
-            text += "\n".join(describe_records(source.parent.name))
+            text = put_records(text, describe_records(source.parent.name))
         write(SITE / page, text)
         for path in shown:
             copy = SITE / "guides" / path.relative_to(ROOT / "docs")
@@ -166,12 +166,23 @@ def write_pages(pages: dict[pathlib.Path, str]) -> None:
             shutil.copy(path, copy)
 
 
+def put_records(text: str, lines: Sequence[str]) -> str:
+    """Returns a paper's page with its records above the prose about what came out.
+
+    A page without such a section has them above its first.
+    """
+    if not lines:
+        return text
+    found = re.search(rf"^{CAME_OUT}$", text, re.M) or re.search("^## .*$", text, re.M)
+    place = found.start() if found else len(text)
+    rest = text[place:].removeprefix(CAME_OUT).lstrip("\n")
+    return "\n".join([text[:place] + CAME_OUT, *lines, "", rest])
+
+
 def describe_records(paper: str) -> list[str]:
     """Returns the lines on a paper's committed tables, and writes their pictures."""
-    lines = []
-    for record in table_records.find_records(ROOT, paper):
-        lines += describe_record(record)
-    return ["", "## Committed records", *lines] if lines else []
+    records = table_records.find_records(ROOT, paper)
+    return [line for record in records for line in describe_record(record)]
 
 
 def describe_record(record: table_records.Record) -> list[str]:
@@ -180,11 +191,11 @@ def describe_record(record: table_records.Record) -> list[str]:
     ours = f"{result.source}, by {table_records.describe_origin(record)}."
     return [
         *("", f"### `{table.id}`, tier {record.tier}", "", f"{table.title}."),
+        *("", tabulate(render.values(result))),
         *draw_record(record, result),
-        *("", f"**The paper**: {cite(table.paper)}.", ""),
+        *("", tabulate(render.verdicts(result.verdicts)), ""),
+        *(f"**The paper**: {cite(table.paper)}.", ""),
         *(f"**Ours**: {ours} {table.caption}", ""),
-        *(tabulate(render.values(result)), ""),
-        *(tabulate(render.verdicts(result.verdicts)), ""),
     ]
 
 
@@ -218,7 +229,6 @@ def write_gallery() -> None:
         lines += [show_thumbnail(record) for record in own]
         lines.append("</div>")
     write(SITE / "gallery.md", "\n".join(lines))
-    write(SITE / "gallery.css", GALLERY)
 
 
 def show_thumbnail(record: table_records.Record) -> str:
@@ -293,11 +303,9 @@ def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
     navigation = {head: [pages[path] for path in find_files(head)] for head in HEADS}
     navigation["Start"].insert(1, "gallery.md")
     navigation["API"] = [{name: f"api/{name}.md"} for name in rooms]
-    settings = {
-        "INHERIT": "../mkdocs.yml",
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text()) | {
         "docs_dir": "docs",
-        "extra_css": ["gallery.css"],
-        "site_dir": "../site",
+        "site_dir": "site",
         "nav": [{head: below} for head, below in navigation.items()],
     }
     write(BUILD / "mkdocs.yml", yaml.safe_dump(settings, sort_keys=False))
@@ -370,6 +378,7 @@ def main() -> None:
     pages = find_pages()
     write_pages(pages)
     write_gallery()
+    shutil.copy(ROOT / "docs" / "site.css", SITE)
     rooms = write_rooms()
     write_settings(pages, rooms)
     print(f"pages: {', '.join(itertools.chain(pages.values(), rooms))}")

@@ -106,6 +106,27 @@ def test_heads_are_what_a_reader_wants(settings):
     assert settings["nav"][0]["Start"][0] == "index.md"
 
 
+@pytest.mark.parametrize(
+    ("page", "placed"),
+    [
+        ("# A\n\n## Use it\nso\n", "# A\n\n## What came out\nR\n\n## Use it\nso\n"),
+        (
+            "# A\n\n## Use it\n\n## What came out\n\nlong\n",
+            "# A\n\n## Use it\n\n## What came out\nR\n\nlong\n",
+        ),
+        ("# A\n", "# A\n## What came out\nR\n\n"),
+    ],
+)
+def test_records_stand_above_what_is_said_of_them(build, page, placed):
+    assert build.put_records(page, ["R"]) == placed
+    assert build.put_records(page, []) == page
+
+
+def test_what_is_first_below_tables_is_a_paper(build):
+    first, *_, last = build.find_files("Tables and papers")
+    assert (first.parent.parent.name, last.name) == ("experiments", "gpu.md")
+
+
 def test_every_page_begins_with_a_heading_which_is_its_title(build):
     for path in build.find_pages():
         assert path.read_text().startswith("# "), path
