@@ -91,6 +91,7 @@ from .pipeline import StageMemory as StageMemory
 from .pipeline import Timeline as Timeline
 from .pipeline import pipeline_memory as pipeline_memory
 from .pipeline import simulate as simulate
+from .pipeline import stage_activations as stage_activations
 from .quantum_transport import TilesPlan as TilesPlan
 from .quantum_transport import TransportSizes as TransportSizes
 from .quantum_transport import best_tiles as best_tiles

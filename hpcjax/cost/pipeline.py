@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 from hpcjax.cost.timelines import Bar, chrome_trace
 from hpcjax.sharding.schedules import KINDS, Kind, Op, Schedule, validate
@@ -230,6 +231,61 @@ def pipeline_memory(
         + 2 * parts.factors
         + 2 * parts.params * replicas
     )
+
+
+def stage_activations(
+    depth: int,
+    width: int,
+    *,
+    rows: int,
+    time: int,
+    heads: int,
+    in_flight: int = 1,
+    remat_every: int = 1,
+    itemsize: int = 4,
+) -> float:
+    """Returns bytes of activations of a stage that recomputes its blocks.
+
+    Of each micro-batch that is in flight every k-th block's input is kept. A backward
+    pass computes k blocks again, of which it keeps the inputs, and then one after the
+    other all that a block needs: n L/k + k inputs, and one block. With n L blocks of
+    the whole model in all stages' flight, the least is near k = √(n L).
+
+    A block of attention and a feed-forward part of 4 · width, of which nothing is
+    fused, has 16 arrays like its input and two of weights of attention, and a slope of
+    each.
+
+    Args:
+      depth: L, blocks of the stage.
+      width: features of a token.
+      rows: sequences of a micro-batch.
+      time: tokens of a sequence.
+      heads: of attention.
+      in_flight: n, micro-batches whose backward pass is still to come.
+      remat_every: k.
+      itemsize: bytes of a number.
+
+    Raises:
+      ConfigError: a number below 1, or k does not divide L.
+
+    References:
+      Singh and Bhatele, AxoNN, IPDPS 2022, on recomputation.
+
+    Examples:
+      >>> sizes = {"width": 8, "rows": 1, "time": 16, "heads": 1}
+      >>> best = min((1, 2, 4, 8, 16), key=lambda k: stage_activations(
+      ...     16, **sizes, remat_every=k))
+      >>> best
+      4
+    """
+    counts = {"depth": depth, "width": width, "rows": rows, "time": time}
+    checks.require_count(1, **counts, heads=heads, itemsize=itemsize)
+    checks.require_count(1, in_flight=in_flight, remat_every=remat_every)
+    rule = "remat_every must divide the depth"
+    checks.require(depth % remat_every == 0, rule, depth=depth, remat_every=remat_every)
+    one = rows * time * width * itemsize
+    block = 2 * (16 + 2 * heads * time / width)
+    return one * (in_flight * depth / remat_every + remat_every + block)
 
 
 def most_at_once(intervals: Iterable[tuple[Duration, Duration]]) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hpcjax import data, perf, train
     from hpcjax.runs.context import Context
-    from hpcjax.runs.outlines import Figures
+    from hpcjax.runs.outlines import Figures, Labels
     from hpcjax.train.config import TrainConfig
 
 KINDS = (
@@ -52,7 +52,7 @@ class ProgramConfig(training.TrainingConfig):
     """
 
     axes: ClassVar[tuple[str, ...]] = (
-        *("data", "worker", "depth", "row", "col", "expert"),
+        *("data", "worker", "depth", "row", "col", "expert", "stage"),
     )
 
     devices: config.Count = 0
@@ -84,14 +84,19 @@ class ProgramConfig(training.TrainingConfig):
         if self.memory:
             found["depth"] = ": the most blocks of which a step fits into the memory"
         if self.taken:
+            found["losses"] = "number: of each step"
             found["loss"] = ": of the last step"
             found["distance"] = ": of the loss from one device's, relative"
             found["apart"] = ": of the farthest parameter from one device's, relative"
         return found
 
-    def labels(self) -> dict[str, tuple[str, ...]]:
-        """Returns what tells collectives apart; a part is what is in a loop or not."""
-        return {"axis": (*self.axes, SEVERAL), "kind": KINDS, "part": PARTS}
+    def labels(self) -> "Labels":
+        """Returns what tells collectives apart; a part is what is in a loop or not.
+
+        And the numbers of the steps that are taken.
+        """
+        apart = {"axis": (*self.axes, SEVERAL), "kind": KINDS, "part": PARTS}
+        return {**apart, "number": range(1, self.taken + 1)} if self.taken else apart
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -226,7 +231,7 @@ def _count(cfg: ProgramConfig, step: Step) -> dict[str, np.ndarray]:
     """Returns what collectives are, by axis, kind and part."""
     from hpcjax import perf
 
-    sizes = [len(labels) for labels in cfg.labels().values()]
+    sizes = [len(cfg.axes) + 1, len(KINDS), len(PARTS)]
     sent, operands, arrays, asked = np.zeros((4, *sizes))
     block = np.zeros(sizes[:2])
     for place, each, devices in _collectives(cfg.axes, step.mesh, step.compiled):
@@ -268,22 +273,22 @@ def _collectives(
             yield (number, KINDS.index(each.kind), PARTS.index(part)), each, devices
 
 
-Taken = tuple[float, dict[str, np.ndarray]]
+Taken = tuple[list[float], dict[str, np.ndarray]]
 
 
 def _take(step: Step, steps: int) -> Taken:
-    """Returns the loss of the last of some steps, and parameters after it, by path."""
+    """Returns the losses of some steps, and parameters after them, by path."""
     import jax
 
     from hpcjax import sharding
     from hpcjax.core import trees
 
-    state, loss = step.start(), math.nan
+    state, losses = step.start(), []
     for number in range(steps):
         batch = sharding.place_batch(step.batches[number], step.mesh)
         state, metrics = step.compiled(state, batch)
-        loss = float(metrics["loss"])
-    return loss, trees.flatten(jax.device_get(state.params))
+        losses.append(float(metrics["loss"]))
+    return losses, trees.flatten(jax.device_get(state.params))
 
 
 def _alone(cfg: ProgramConfig) -> ProgramConfig:
@@ -300,8 +305,11 @@ def _take_alone(cfg: ProgramConfig, data_root: pathlib.Path) -> Taken:
 
 
 def _compare(
-    loss: float, ours: dict[str, Any], wanted: float, theirs: dict[str, Any]
-) -> dict[str, float]:
+    losses: list[float],
+    ours: dict[str, Any],
+    wanted: list[float],
+    theirs: dict[str, Any],
+) -> dict[str, Any]:
     """Returns how far the loss and the farthest parameter are from one device's.
 
     That is the largest ‖a − b‖ / (‖b‖ + √size / 10) of any array, at most 10⁻⁵ where
@@ -312,7 +320,9 @@ def _compare(
         float(np.linalg.norm(ours[p] - b) / (np.linalg.norm(b) + 0.1 * np.sqrt(b.size)))
         for p, b in theirs.items()
     )
-    return {"loss": loss, "distance": abs(loss - wanted) / abs(wanted), "apart": apart}
+    distance = abs(losses[-1] - wanted[-1]) / abs(wanted[-1])
+    last = {"loss": losses[-1], "distance": distance, "apart": apart}
+    return {"losses": np.array(losses), **last}
 
 
 def _find_deepest(

@@ -4,9 +4,12 @@ import itertools
 import json
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from hpcjax import cost, sharding
+from hpcjax import cost, models, perf, sharding
+from hpcjax.core import compat
 from hpcjax.core.errors import ConfigError
 
 SCHEDULES = {
@@ -266,3 +269,57 @@ def test_a_picture_of_nothing_is_refused(rows):
 def test_train_time_is_steps_times_the_length_of_a_step():
     found = cost.train_time(7038, 2961, 400.0, 20.0)
     assert found == (7038 * 400.0, 2961 * 420.0, 2961 * 420 / (7038 * 400))
+
+
+@pytest.mark.acceptance("axonn-myelin", 7)
+@pytest.mark.parametrize("make", [sharding.gpipe, sharding.one_f_one_b])
+def test_the_idle_share_is_that_of_the_closed_form(make):
+    for stages, count in ((2, 4), (4, 4), (4, 16)):
+        line = made(make(stages, count))
+        bubble = (stages - 1) / (count + stages - 1)
+        assert 1 - line.utilization == pytest.approx(bubble)
+        if make is sharding.gpipe:
+            late = made(make(stages, count), t_p2p=5).makespan
+            assert late == line.makespan + 2 * (stages - 1) * 5
+
+
+def compiled_activations(depth, every, in_flight, width, rows, time):
+    """Bytes of a stage that is compiled: all forward passes, then all backwards."""
+    model = models.causal_lm(
+        (time,), 8, depth=depth, width=width, heads=1, remat="full"
+    )
+    block = model.cut().block
+    like = jax.eval_shape(model.init, jax.random.key(0))[0]["blocks"]
+
+    def group(y, own):
+        return jax.lax.scan(lambda y, one: (block(one, y), None), y, own)[0], None
+
+    def loss(blocks, xs):
+        groups = jax.tree.map(
+            lambda leaf: leaf.reshape(-1, every, *leaf.shape[1:]), blocks
+        )
+        run = jax.checkpoint(group, prevent_cse=False)
+        return jnp.sum(jax.lax.map(lambda x: jax.lax.scan(run, x, groups)[0] ** 2, xs))
+
+    xs = jax.ShapeDtypeStruct((in_flight, rows, time, width), "float32")
+    options = compat.quick_compilation("cpu")
+    program = jax.jit(jax.grad(loss)).lower(like, xs).compile(compiler_options=options)
+    return perf.temporary_memory(program)
+
+
+@pytest.mark.quick("1-10")
+@pytest.mark.parametrize(("in_flight", "near"), [(1, 10), (4, 20)])
+def test_activations_of_a_stage_are_those_of_a_compiled_one(in_flight, near):
+    # So many rows that a block's weights are next to nothing.
+    sizes = {"width": 8, "rows": 64, "time": 16}
+    ks, found = (1, 4, 16), {}
+    for k in ks:
+        formula = cost.stage_activations(
+            16, **sizes, heads=1, in_flight=in_flight, remat_every=k
+        )
+        found[k] = compiled_activations(16, k, in_flight, **sizes), formula
+        assert found[k][0] == pytest.approx(formula, rel=near / 100)
+    for which in range(2 if in_flight == 1 else 0):
+        assert min(ks, key=lambda k: found[k][which]) == 4
+    with pytest.raises(ConfigError, match="must divide the depth: got depth=16"):
+        cost.stage_activations(16, **sizes, heads=1, remat_every=3)

@@ -145,7 +145,7 @@ def test_rows_have_the_figures_that_were_asked_for():
     assert set(outlines.declared(MLP.figures)) == plain
     every = dataclasses.replace(SMALL, memory=1)
     assert set(discover.outline_of(every).columns) == plain | {
-        *("depth", "loss", "distance", "apart")
+        *("depth", "losses", "loss", "distance", "apart")
     }
 
 

@@ -11,7 +11,9 @@ import pytest
 from hpcjax import core, data, models, optim, perf, sharding, train
 from hpcjax.core import ConfigError, trees
 from hpcjax.models import BLOOM, GPT2, LLAMA, CausalLmConfig
+from hpcjax.runs.training import TrainingConfig
 from hpcjax.sharding import PipelineConfig, ZeroConfig
+from hpcjax.train.config import TrainConfig
 from hpcjax.train.step import list_guarded
 from tests.train import hlo_order
 
@@ -209,6 +211,27 @@ def test_what_cannot_be_in_stages_is_told(change, message):
     model = dataclasses.replace(model, **{name: change.pop(name) for name in of_model})
     with pytest.raises(ConfigError, match=message):
         task(PipelineConfig(**change), 8, model, optimizer)
+
+
+@pytest.mark.acceptance("axonn-myelin", 10)
+@pytest.mark.parametrize(
+    ("size", "passes", "message"),
+    [
+        (50, 1, r"global batch 50 is not a multiple of data \* micro_batches = 2 \* 8"),
+        (64, 2, r"set train\.accumulate=1: got accumulate=2"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_told_before_anything_is_made(
+    size, passes, message
+):
+    run = TrainingConfig(
+        dataset=data.CharTextConfig(),
+        model=GPT,
+        parallel=PipelineConfig(stages=4, micro_batches=8),
+        train=TrainConfig(batch_size=size, accumulate=passes),
+    )
+    with pytest.raises(ConfigError, match=message):
+        run.check_devices(8)
 
 
 def test_lamb_of_a_cut_stack_has_a_ratio_for_each_layer():

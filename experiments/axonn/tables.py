@@ -1,0 +1,197 @@
+"""Tables of AxoNN's static half: pipelines in the loop, what they learn and hold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from hpcjax.runs import reduce
+from hpcjax.runs.reduce import cell
+from hpcjax.runs.tables import Runs, Table, on_cpu
+
+ONE, DEEP, WIDE = "one device", "4 stages x 2 data", "2 stages x 2 tensor x 2 data"
+PEER, SUMMED, TAKEN = "accumulated", "summed", ", SGD"
+PIPES = (DEEP, WIDE)
+_WIDE = {
+    "parallel.stages": "2",
+    "parallel.tensor": "2",
+    "parallel.micro_batches": "4",
+}
+
+
+def _train(name: str, **overrides: str) -> Runs:
+    return Runs(config=f"axonn/training{name}", overrides=overrides)
+
+
+def training(rows: reduce.Rows) -> xr.Dataset:
+    """Returns a row for each way, of the step that is read and the steps taken."""
+    runs = {name: reduce.first(row) for name, row in rows.items()}
+    wanted = runs[ONE]["losses"].values
+    cells: dict[str, dict[str, Any]] = {}
+    for name, run in runs.items():
+        own = cells.setdefault(name.removesuffix(TAKEN), {})
+        if "losses" in run:
+            own["loss"] = run["loss"]
+            own["distance"] = np.max(abs(run["losses"].values / wanted - 1))
+        else:
+            rest = run["psi"] - run["stack"]
+            own["state"] = run["state"] / (3 * (run["stack"] / 4 + rest))
+            sent = run["sent"].sel(axis="stage", kind="collective-permute").sum()
+            own["permuted"] = sent / run["permuted"]
+            own["both_ways"] = sent / run["both_ways"]
+    return reduce.from_cells(cells)
+
+
+TRAINING = Table(
+    id="axonn/training",
+    title="AxoNN: a language model trained in the stages of a pipeline",
+    paper=(
+        "Singh and Bhatele, IPDPS 2022: the loss of training in parallel is that of "
+        "serial training (validation on wikitext-103)"
+    ),
+    caption=(
+        "Four blocks of width 64 on characters, batches of 32, on 8 simulated devices, "
+        "by 1F1B. state: bytes of a device between steps with AdamW, over 3 (Ψ_stack/4 "
+        "+ Ψ_rest), of which tensor parallelism cuts some further; permuted: what a "
+        "device passes on in a step, over ticks * bytes of an activation * ways, one "
+        "of two stages and two of more (with two ways: of any); both are read from the "
+        "compiled step. loss: of the last of 200 steps of SGD with momentum; distance: "
+        "relative, the farthest of any step from one device's. accumulated: one device "
+        "that takes the micro-batches one after the other. summed: gradients of "
+        "micro-batches are summed, not averaged."
+    ),
+    columns={
+        "state": "state / formula",
+        "permuted": "permuted / formula",
+        "both_ways": "with two ways",
+        "loss": "loss",
+        "distance": "distance from one device",
+    },
+    reduce=training,
+    tiers=on_cpu(
+        minutes=5.0,
+        devices=8,
+        runs={
+            ONE: _train(":alone"),
+            DEEP: _train(""),
+            DEEP + TAKEN: _train(":sgd"),
+            WIDE: _train("", **_WIDE),
+            WIDE + TAKEN: _train(":sgd", **_WIDE),
+            PEER: _train(":accumulated"),
+            SUMMED: _train(":summed"),
+        },
+        claims={
+            "losses": reduce.most("distance", *PIPES)
+            .at_most(1e-5, "of one device's loss, the farthest of any of 200 steps")
+            .fails({DEEP: SUMMED}, only=("distance",)),
+            "permuted": abs(reduce.of("permuted", *PIPES) - 1)
+            .largest()
+            .at_most(0, "farthest ratio of permuted bytes to the formula's from 1")
+            .fails(columns={"permuted": "both_ways"}),
+            "state": abs(cell("state", DEEP) - 1)
+            .at_most(0.01, "of the state from 3 (Ψ_stack/p + Ψ_rest), relative")
+            .fails({DEEP: WIDE}),
+        },
+    ),
+)
+
+GPIPE, F1B1, BUBBLE, WHOLE = "GPipe", "1F1B", "ZB-H1, m=8", "one device, m=8"
+COUNTS = (4, 8, 16)
+SCHEDULES = {GPIPE: "gpipe", F1B1: "one_f_one_b"}
+ROWS = [f"{name}, m={count}" for name in SCHEDULES for count in COUNTS]
+
+
+def _compile(schedule: str, count: int) -> Runs:
+    return Runs(
+        config="axonn/schedules",
+        overrides={
+            "parallel.schedule": schedule,
+            "parallel.micro_batches": str(count),
+            "train.batch_size": str(32 * count),
+        },
+    )
+
+
+def _at(name: str, count: int) -> str:
+    return f"{name}, m={count}"
+
+
+def _grown(name: str) -> reduce.Number:
+    """Reads how many inputs more a stage needs with 16 micro-batches than with 8."""
+    return cell("temporaries", _at(name, 16)) - cell("temporaries", _at(name, 8))
+
+
+def _instead(name: str, other: str) -> dict[str, str]:
+    return {_at(name, count): _at(other, count) for count in COUNTS}
+
+
+_figure: Callable[[str], reduce.Cell] = reduce.figure
+_HELD = np.array([*COUNTS, *(min(4, count) for count in COUNTS)])
+
+SCHEDULED = Table(
+    id="axonn/schedules",
+    title="AxoNN: what schedules of four stages keep and idle",
+    paper=(
+        "Singh and Bhatele, IPDPS 2022: at most as many micro-batches are in flight as "
+        "there are stages; GPipe has all in flight"
+    ),
+    caption=(
+        "One block of width 32 in each of 4 stages, 32 rows in a micro-batch, on 4 "
+        "simulated devices, by compiling alone. temporaries: bytes that a device needs "
+        "during a step, besides its state, in inputs of a stage. inputs: how many a "
+        "stage keeps at most. idle: share of ticks, over (p - 1)/(m + p - 1). "
+        "makespan: simulated, over (m + p - 1)(t_f + t_b); with latency c, over the "
+        "same and 2 (p - 1) c. one device: the whole batch at once, blocks recomputed."
+    ),
+    columns={
+        "temporaries": (
+            "temporaries / input",
+            lambda run, rows: run["temporaries"] / rows[ROWS[0]]["input"],
+        ),
+        "held": ("inputs", _figure("held")),
+        "idle": ("idle / formula", _figure("idle")),
+        "makespan": ("makespan / formula", _figure("makespan")),
+        "late": ("with latency", _figure("late")),
+    },
+    tiers=on_cpu(
+        minutes=3.0,
+        devices=4,
+        runs={
+            **{
+                _at(name, count): _compile(schedule, count)
+                for name, schedule in SCHEDULES.items()
+                for count in COUNTS
+            },
+            BUBBLE: _compile("zero_bubble_h1", 8),
+            WHOLE: Runs(config="axonn/schedules:whole"),
+        },
+        claims={
+            "GPipe grows": abs(_grown(GPIPE) - 8)
+            .at_most(1, "inputs that GPipe's growth from m=8 to m=16 is off 8")
+            .fails(_instead(GPIPE, F1B1)),
+            "1F1B does not": abs(_grown(F1B1))
+            .at_most(1, "inputs that 1F1B's temporaries grow from m=8 to m=16")
+            .fails(_instead(F1B1, GPIPE)),
+            "inputs": abs(reduce.of("held", *ROWS) - _HELD)
+            .largest()
+            .at_most(0, "inputs that a stage keeps off m (GPipe), min(p, m) (1F1B)")
+            .fails(_instead(F1B1, GPIPE)),
+            "idle": abs(reduce.of("idle", *ROWS) - 1)
+            .largest()
+            .at_most(1e-9, "of the formula's idle share, the farthest")
+            .fails({_at(F1B1, 8): BUBBLE}),
+            "makespan": abs(reduce.of("makespan", *ROWS) - 1)
+            .largest()
+            .at_most(0, "of the formula's makespan, the farthest")
+            .fails({_at(F1B1, 8): BUBBLE}),
+            "latency": abs(reduce.of("late", *ROWS[: len(COUNTS)]) - 1)
+            .largest()
+            .at_most(0, "of the formula's makespan of GPipe with latency")
+            .fails(_instead(GPIPE, F1B1)),
+            "whole batch": reduce.over("temporaries", _at(F1B1, 8), WHOLE)
+            .at_most(0.5, "of the temporaries of one device with blocks recomputed")
+            .fails({_at(F1B1, 8): WHOLE}),
+        },
+    ),
+)

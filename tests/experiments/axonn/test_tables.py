@@ -1,0 +1,73 @@
+"""The tables of pipelines in small live runs, broken ones, and the paper's models."""
+
+import types
+
+import pytest
+
+from experiments.axonn import tables
+from hpcjax import sharding
+from hpcjax.core import ConfigError
+from hpcjax.runs import discover
+from hpcjax.runs.tables import judge
+from tests.conftest import REPOSITORY
+
+SMALL = {"model.width": "16", "dataset.context": "4", "train.batch_size": "16"}
+
+
+def row(table, name, **more):
+    """The row's run in small."""
+    told = table.tier("cpu").runs[name]
+    loaded = discover.load(told.config, {**told.overrides, **more}, REPOSITORY)
+    context = types.SimpleNamespace(
+        mesh=sharding.data_mesh(8), data_root=REPOSITORY / ".cache/data"
+    )
+    return loaded.experiment.run(loaded.config, context).expand_dims(seed=[0])
+
+
+@pytest.mark.slow
+def test_a_pipeline_learns_as_one_device_and_summed_gradients_do_not():
+    taken = (tables.ONE, tables.DEEP + tables.TAKEN, tables.SUMMED, tables.PEER)
+    rows = {name: row(tables.TRAINING, name, **SMALL, taken="3") for name in taken}
+    rows[tables.DEEP] = row(tables.TRAINING, tables.DEEP, **SMALL)
+    rows |= {tables.WIDE + end: rows[tables.DEEP + end] for end in ("", tables.TAKEN)}
+    table = tables.TRAINING.reduce(rows)
+    found = {v.name: v for v in judge(tables.TRAINING.tier("cpu"), table)}
+    assert found["losses"].holds, found
+    assert found["permuted"].holds, found
+    assert table["distance"].sel(row=tables.PEER) < 1e-5
+    # A small model has much in no stage, and a batch beside it.
+    assert float(table["state"].sel(row=tables.DEEP)) == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.slow
+def test_memory_grows_with_what_is_in_flight():
+    names = tables.ROWS[1:3] + tables.ROWS[4:]
+    rows = {
+        name: row(tables.SCHEDULED, name, **{"model.width": "16", "model.heads": "1"})
+        for name in names
+    }
+    unit = float(rows[names[0]]["input"])
+    needed = [float(rows[name]["temporaries"]) / unit for name in names]
+    assert needed[1] - needed[0] == pytest.approx(8, abs=1)
+    assert needed[3] - needed[2] == pytest.approx(0, abs=1)
+
+
+@pytest.mark.acceptance("axonn-myelin", 9)
+@pytest.mark.parametrize(
+    ("variant", "billions", "near"),
+    # The paper's 24 B has 23.5: of 48 blocks 23.1, of the table 0.3.
+    [("", 12, 0.02), (":b24", 24, 0.025), (":b50", 50, 0.02), (":b100", 100, 0.02)],
+)
+def test_the_papers_models_have_as_many_parameters(variant, billions, near):
+    loaded = discover.load(f"axonn/models{variant}", {}, REPOSITORY)
+    cfg, h = loaded.config, loaded.config.model.width
+    found = loaded.experiment.run(cfg)
+    blocks = cfg.model.depth * (12 * h**2 + 13 * h)
+    assert found["parameters"] == blocks + (51_200 + cfg.context + 2) * h
+    assert found["parameters"] == pytest.approx(1e9 * billions, rel=near)
+
+
+def test_what_is_passed_on_is_known_of_language_models_alone():
+    mixed = {"model": "mlp", "dataset": "digits", "parallel": "none"}
+    with pytest.raises(ConfigError, match="known of language models"):
+        discover.load("axonn/training", mixed, REPOSITORY)
