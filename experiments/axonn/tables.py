@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from hpcjax.runs import reduce
+from hpcjax.runs import packing, reduce
+from hpcjax.runs.pictures import Lines
 from hpcjax.runs.reduce import cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -40,7 +41,16 @@ def training(rows: reduce.Rows) -> xr.Dataset:
             sent = run["sent"].sel(axis="stage", kind="collective-permute").sum()
             own["permuted"] = sent / run["permuted"]
             own["both_ways"] = sent / run["both_ways"]
-    return reduce.from_cells(cells)
+    taken = {
+        name.removesuffix(TAKEN): run for name, run in runs.items() if TAKEN in name
+    }
+    curves = {name: (runs | taken)[name]["losses"].values for name in cells}
+    losses = xr.DataArray(
+        list(curves.values()),
+        {"row": list(curves), "step": runs[ONE]["number"].values},
+        ("row", "step"),
+    )
+    return reduce.from_cells(cells).assign(losses=packing.pack(losses))
 
 
 TRAINING = Table(
@@ -69,6 +79,7 @@ TRAINING = Table(
         "distance": "distance from one device",
     },
     reduce=training,
+    picture=Lines("step", "losses", label="loss"),
     tiers=on_cpu(
         minutes=5.0,
         devices=8,
@@ -154,6 +165,7 @@ SCHEDULED = Table(
         "makespan": ("makespan / formula", _figure("makespan")),
         "late": ("with latency", _figure("late")),
     },
+    picture=Lines("m={}", "temporaries", rows=(GPIPE, F1B1), x_label="micro-batches m"),
     tiers=on_cpu(
         minutes=3.0,
         devices=4,
