@@ -295,6 +295,11 @@ def test_ted():
     run("ted")
 
 
+def test_axonn():
+    activations = run("axonn")["activations"]
+    assert min(activations, key=activations.get) == 8
+
+
 def test_omen():
     result = run("omen")["result"]
     assert result.converged
@@ -307,5 +312,5 @@ def test_every_block_of_a_readme_is_run_here():
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
     tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
-    tested += "polythrottle smoe bagpipe fields"
+    tested += "polythrottle smoe bagpipe fields axonn"
     assert papers == set(tested.split())
