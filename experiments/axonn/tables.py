@@ -79,7 +79,7 @@ TRAINING = Table(
         "distance": "distance from one device",
     },
     reduce=training,
-    picture=Lines("step", "losses", label="loss"),
+    picture=Lines("step", "losses", label="loss", about=PIPES, log_x=False),
     tiers=on_cpu(
         minutes=5.0,
         devices=8,
