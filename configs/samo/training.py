@@ -2,7 +2,7 @@
 
 `early_bird` looks for a ticket and trains a larger model longer: 13 minutes a run.
 Expect: the same losses in both forms, and a validation loss within 8 % of that of the
-network that is not pruned (`hpcjax table samo/quality`).
+network that is not pruned, as a random mask has, too (`hpcjax table samo/quality`).
 """
 
 import dataclasses

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from hpcjax import layers
+from hpcjax.core import checks
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
@@ -16,7 +17,14 @@ from hpcjax.core.model import Model
 from hpcjax.layers import Damping, ExpertProducts, GlobePadding, RoutingLoss
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models._postprocess import check_inputs, correct
-from hpcjax.models.modules import FLOAT32, Conv, Initializer, param
+from hpcjax.models.modules import (
+    FLOAT32,
+    HE_FAN_OUT,
+    ZEROS,
+    Conv,
+    Initializer,
+    param,
+)
 from hpcjax.models.spatial_config import (
     CnnConfig,
     LocallyConnectedConfig,
@@ -65,20 +73,27 @@ class _Cnn(nnx.Module):
         outputs: int,
         kernel_size: int,
         coordinates: bool,
+        residual: bool,
         policy: Policy,
     ):
         sizes = (sizes[0] + 2 * coordinates, *sizes[1:])
-        self.coordinates, self.output = coordinates, policy.output
+        self.coordinates, self.residual = coordinates, residual
+        self.output = policy.output
         self.hidden = _Convolutions(sizes, kernel_size, policy)
         self.head = Conv(
-            sizes[-1], outputs, kernel_size=kernel_size, use_bias=True, policy=policy
+            sizes[-1],
+            outputs,
+            kernel_size=kernel_size,
+            use_bias=True,
+            initializer=ZEROS if residual else HE_FAN_OUT,
+            policy=policy,
         )
 
     def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del train, key
-        if self.coordinates:
-            x = layers.add_coordinates(x)
-        return self.head(self.hidden(x)).astype(self.output)
+        given = layers.add_coordinates(x) if self.coordinates else x
+        y = self.head(self.hidden(given))
+        return (x + y if self.residual else y).astype(self.output)
 
 
 def cnn(
@@ -88,6 +103,7 @@ def cnn(
     kernel_size: int = 3,
     widths: tuple[int, ...] = (4,),
     coordinates: bool = False,
+    residual: bool = False,
     policy: Policy = FLOAT32,
 ) -> Model:
     """Returns convolutions of one size, with ReLUs between them.
@@ -100,10 +116,13 @@ def cnn(
       kernel_size: of all convolutions, odd.
       widths: channels of the hidden layers.
       coordinates: whether row and column, from −1 to 1, are added to the input.
+      residual: whether the input is added to the output, which then is its change, and
+        none at first.
       policy: dtypes of parameters, products and outputs.
 
     Raises:
-      ConfigError: inputs that are no field, or an even kernel_size.
+      ConfigError: inputs that are no field, an even kernel_size, or a change of other
+        variables than the input's.
 
     Examples:
       >>> from hpcjax import models
@@ -113,8 +132,13 @@ def cnn(
     check_field(inputs, outputs)
     check_fields(CnnConfig, widths=widths)
     CnnConfig(kernel_size=kernel_size)
+    rule = "a change has the variables of the input"
+    same = not residual or inputs[-1] == outputs
+    checks.require(same, rule, channels=inputs[-1], outputs=outputs)
     sizes = (inputs[-1], *widths)
-    return from_nnx(lambda: _Cnn(sizes, outputs, kernel_size, coordinates, policy))
+    return from_nnx(
+        lambda: _Cnn(sizes, outputs, kernel_size, coordinates, residual, policy)
+    )
 
 
 class _LocallyConnected(nnx.Module):

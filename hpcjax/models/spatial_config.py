@@ -41,6 +41,7 @@ class CnnConfig(FieldConfig):
     Attributes:
       widths: channels of the hidden layers.
       coordinates: whether row and column are channels of the input, too (CoordConv).
+      residual: whether it gives the change of its input, none at first.
     """
 
     factory: ClassVar[str] = "hpcjax.models._spatial:cnn"
@@ -48,6 +49,7 @@ class CnnConfig(FieldConfig):
 
     widths: tuple[Size, ...] = (4,)
     coordinates: bool = False
+    residual: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from hpcjax.runs.claims import Claim
 Rows = Mapping[str, xr.Dataset]
 Cells = Mapping[str, float | xr.DataArray]  # a number for each column
 Cell = Callable[..., Any]  # cell(run), or cell(run, rows)
+Over = Callable[[xr.DataArray, str], Cells]  # a column's cells of all seeds
 Reduce = Callable[[Rows], xr.Dataset]
 
 
@@ -82,7 +83,10 @@ def by_row(cells: Callable[[xr.Dataset], Cells]) -> Reduce:
 
 
 def of_columns(
-    cells: Mapping[str, Cell], dim: str = "", named: Callable[[str], str] = str
+    cells: Mapping[str, Cell],
+    dim: str = "",
+    named: Callable[[str], str] = str,
+    over: Over | None = None,
 ) -> Reduce:
     """Makes a `reduce` of a cell for each column, of the runs of the first seeds.
 
@@ -93,19 +97,53 @@ def of_columns(
       dim: a dimension whose labels become rows, of the runs that have it: by
         themselves, or behind the run's name where there are several runs.
       named: makes the name that is printed of a row's.
+      over: makes the column of its cells of all seeds, and maybe an interval, such as
+        `extent` does; by default only the first seed is looked at.
 
     Returns:
       The function. It raises ConfigError for a column of which no row has a cell.
     """
-    return functools.partial(_tabulate, dict(cells), dim, named)
+    return functools.partial(_tabulate, dict(cells), dim, named, over)
 
 
 def _tabulate(
-    cells: Mapping[str, Cell], dim: str, named: Callable[[str], str], rows: Rows
+    cells: Mapping[str, Cell],
+    dim: str,
+    named: Callable[[str], str],
+    over: Over | None,
+    rows: Rows,
 ) -> xr.Dataset:
     """Returns the table of columns' cells; see `of_columns`."""
-    runs = dict(_split({name: first(row) for name, row in rows.items()}, dim))
-    found = {
+    seeds = range(max(row.sizes["seed"] for row in rows.values()) if over else 1)
+    found, *others = (_of_seed(cells, dim, named, rows, seed) for seed in seeds)
+    absent = set(cells).difference(*found.values())
+    if absent:
+        held = sorted({str(name) for run in rows.values() for name in run.data_vars})
+        near = nearest(min(absent), held)
+        raise ConfigError(f"no row has a cell of {sorted(absent)}{near}")
+    if over:
+        found = {
+            name: _join([own, *(each.get(name, {}) for each in others)], over)
+            for name, own in found.items()
+        }
+    return from_cells(found)
+
+
+def _of_seed(
+    cells: Mapping[str, Cell],
+    dim: str,
+    named: Callable[[str], str],
+    rows: Rows,
+    seed: int,
+) -> dict[str, dict[str, Any]]:
+    """Returns the cells of the runs of a seed, by its number among a row's."""
+    every = {
+        name: row.isel(seed=seed, drop=True)
+        for name, row in rows.items()
+        if seed < row.sizes["seed"]
+    }
+    runs = dict(_split(every, dim))
+    return {
         named(name): {
             column: value
             for column, cell in cells.items()
@@ -113,12 +151,15 @@ def _tabulate(
         }
         for name, run in runs.items()
     }
-    absent = set(cells).difference(*found.values())
-    if absent:
-        held = sorted({str(name) for run in runs.values() for name in run.data_vars})
-        near = nearest(min(absent), held)
-        raise ConfigError(f"no row has a cell of {sorted(absent)}{near}")
-    return from_cells(found)
+
+
+def _join(seeds: list[dict[str, Any]], over: Over) -> Cells:
+    """Returns a row's cells of those of each seed."""
+    joined: dict[str, Any] = {}
+    for column in seeds[0]:
+        values = [float(own[column]) for own in seeds if column in own]
+        joined |= over(xr.DataArray(values), column)
+    return joined
 
 
 def _split(runs: Rows, dim: str) -> Iterator[tuple[str, xr.Dataset]]:

@@ -202,6 +202,8 @@ class Table:
         of that name. One with the heading "" is for claims alone.
       along: a dimension whose labels become rows, of the runs that have it.
       named: makes a row's name of a run's, or of a label.
+      over: makes a column of its cells of all seeds, such as `reduce.extent`; without,
+        columns are of the first seed.
       reduce: what columns cannot say, `{row: dataset with dimension seed} -> table`,
         variables are its columns and `row` one of its dimensions; `<column>_low`,
         `<column>_high` are intervals. By default `reduce.of_columns`.
@@ -218,6 +220,7 @@ class Table:
     columns: Mapping[str, Any]
     along: str = ""
     named: Callable[[str], str] = str
+    over: reduce.Over | None = None
     reduce: Callable[[Mapping[str, xr.Dataset]], xr.Dataset] = None  # type: ignore
     benchmark: bool = False
     caption: str = ""
@@ -233,7 +236,7 @@ class Table:
         pictures.check_names(self.picture, known, claims)
         if self.reduce is None:
             cells = {name: cell for name, (_, cell) in both.items()}
-            made = reduce.of_columns(cells, self.along, self.named)
+            made = reduce.of_columns(cells, self.along, self.named, self.over)
             object.__setattr__(self, "reduce", made)
         shown = {name: heading for name, (heading, _) in both.items() if heading}
         object.__setattr__(self, "columns", shown)

@@ -120,6 +120,18 @@ def test_sizes_are_those_of_the_layers():
     assert models.num_params(models.cnn(field, 1, coordinates=True)) == 4 * 28 + 37
 
 
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_a_residual_network_gives_its_input_until_it_learns_a_change(coordinates):
+    options = {"coordinates": coordinates, "residual": True}
+    model = models.cnn((6, 5, 2), 2, **options)
+    params, state = model.init(jax.random.key(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 5, 2)), jnp.float32)
+    np.testing.assert_array_equal(model.apply(params, state, x, train=False)[0], x)
+    params["head"]["bias"] += jnp.array([1.0, -2.0])
+    moved = model.apply(params, state, x, train=False)[0] - x
+    np.testing.assert_allclose(moved, moved * 0 + jnp.array([1, -2]), atol=1e-6)
+
+
 @pytest.mark.parametrize("gate", ["conv", "coord_conv"])
 def test_a_gate_may_depend_on_the_example(gate):
     model = models.smoe((5, 6, 2), 2, gate=gate, weighted=True, widths=(3,))
@@ -164,6 +176,7 @@ def test_a_mixture_of_forecasts_puts_out_a_gaussian():
         (lambda: models.smoe((8, 8, 1), 1, kernel_size=2), "must be odd"),
         (lambda: models.locally_connected((8, 8, 1), 1, kernel_size=4), "must be odd"),
         (lambda: models.cnn((8, 8, 1), 1, widths=(0,)), "widths"),
+        (lambda: models.cnn((8, 8, 2), 1, residual=True), "channels=2, outputs=1"),
         (lambda: models.smoe({"fields": (8, 8, 1)}, 2), "'members' and 'fields'"),
     ],
 )

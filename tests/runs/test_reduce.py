@@ -204,3 +204,24 @@ def test_what_a_column_is_given_is_in_the_digest():
         )
     }
     assert len(found) == 5
+
+
+def test_columns_of_all_seeds_pair_runs_and_keep_what_some_lack():
+    runs = {
+        "ours": rows.run(seeds=(0, 1, 2)).assign(x=("seed", [1.0, 2.0, 6.0])),
+        "theirs": rows.run(seeds=(0, 1)).assign(x=("seed", [2.0, 8.0]), y=5.0),
+    }
+    cells = {
+        "x": reduce.figure("x"),
+        "ratio": lambda run, rows: run["x"] / rows["ours"]["x"],
+        "y": reduce.figure("y"),
+    }
+    made = reduce.of_columns(cells, over=reduce.extent)(runs)
+    assert made["x"].values.tolist() == [3.0, 5.0]
+    assert made["x_low"].values.tolist() == [1.0, 2.0]
+    assert made["ratio"].sel(row="theirs") == 3.0  # of 2 / 1 and 8 / 2
+    assert made["y"].sel(row="theirs") == 5.0
+    assert np.isnan(made["y"].sel(row="ours"))
+    first = reduce.of_columns(cells)(runs)
+    assert first["x"].values.tolist() == [1.0, 2.0]
+    assert "x_low" not in first
