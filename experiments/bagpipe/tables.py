@@ -1,6 +1,7 @@
 """The table of Bagpipe: what look-ahead fetches, keeps and waits for."""
 
 from experiments.bagpipe.streams import ORDERS
+from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import cell, differs, most, over
 from hpcjax.runs.tables import Table, on_cpu, variants
 
@@ -30,6 +31,7 @@ LOOKAHEAD = Table(
         "trainer's. evict first: rows leave before the last batch has updated them; no "
         "extension: rows are not kept for the batch that they are fetched for."
     ),
+    picture=Dots("ms", rows=("table", "cache", "hot", "LRU", "ahead")),
     columns={
         "ms": ("ms a step", lambda run: 1e3 * run["seconds"]),
         "wait": ("wait, ms", lambda run: 1e3 * run["waited"]),

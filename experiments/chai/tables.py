@@ -7,6 +7,7 @@ import xarray as xr
 
 from experiments.chai.decode import CLUSTERED, OWN
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots, Lines, Scatter
 from hpcjax.runs.tables import Claim, Runs, Table, on_cpu, on_gpu
 
 SEEDS = (0, 1, 2)
@@ -64,6 +65,7 @@ def _quality(row: xr.Dataset) -> reduce.Cells:
 
 QUALITY = Table(
     id="chai/quality",
+    picture=Scatter("kept", "perplexity", by=", ", front=("least", "least"), log=True),
     title="SmolLM2-135M with clusters of heads, or fewer heads, in its last 15 layers",
     paper="ICML 2024, abstract: at most 3.2 points of accuracy lost on five tasks",
     caption=(
@@ -172,6 +174,7 @@ MEMORY = Table(
         "cross_group has slots for min(k, 3) keys; used: what is saved if only the "
         "slots counted that random clusters read."
     ),
+    picture=Dots("saved", label="of the dense keys and values saved"),
     columns={
         "bytes": "bytes",
         "formula": "by formula",
@@ -225,6 +228,9 @@ ELBOW = Table(
         "the least k whose error is at most 5 %; knee: the k farthest below the chord. "
         "Python: the threshold's k on 32 files of Python's library. 9 heads a layer. "
         "The authors calibrate LLaMA and OPT on C4."
+    ),
+    picture=Lines(
+        "layer {}", ("error_2", "error_4", "error_6"), label="error of the clusters"
     ),
     columns={
         **{f"error_{k}": f"error, k = {k}" for k in _COUNTS},
@@ -345,6 +351,13 @@ LATENCY = Table(
         "bfloat16. k = H: as many clusters as heads, the negative control."
     ),
     benchmark=True,
+    picture=Lines(
+        "{} tokens",
+        "ratio_first",
+        bound="first",
+        label="time to first token / all heads",
+        x_label="tokens of the prompt",
+    ),
     columns={
         "milliseconds_first": "ms, first token",
         "ratio_first": "/ all heads",

@@ -3,6 +3,7 @@
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots, Scatter
 from hpcjax.runs.tables import Claim, Runs, Table, by_model, grid
 
 PAPER = "Ivanov et al., MLSys 2021"
@@ -54,6 +55,7 @@ MOVEMENT = Table(
         "softmax and its dropout are one operator of the unfused list; apart: two. "
         "masks drawn again: dropout masks are made from a counter where they are used."
     ),
+    picture=Bars("total", by=", ", label="words moved, forward and backward, Mi"),
     columns={
         "forward": "forward",
         "backward": "backward",
@@ -101,6 +103,9 @@ OPERATORS = Table(
         "Names behind fused are the paper's kernels. Operations of what is no "
         "contraction: one for each addition, product, comparison or function."
     ),
+    picture=Scatter(
+        "operator_flops", "intensity", labels=False, by=", ", bound="bound by memory"
+    ),
     columns={
         "operator_flops": "operations, Gi",
         "read": "read, Mi",
@@ -135,6 +140,7 @@ LAYOUTS = Table(
         "bandwidth are assumptions. fp_first and bp_first: shortest paths through one "
         "pass, then the other with what is bound; inf: nothing fits what was bound."
     ),
+    picture=Dots("over_fastest", bound="close"),
     columns={
         "seconds": "ms",
         "over_fastest": "over the fastest",
@@ -173,6 +179,7 @@ COMPILED = Table(
         "CPU, whose fusions may read a tensor more than once. Operations are over "
         "those of the contractions in the paper's list."
     ),
+    picture=Bars("words"),
     columns={
         "words": "words, Mi",
         "flops": "operations / contractions'",

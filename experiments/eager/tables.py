@@ -7,6 +7,7 @@ import xarray as xr
 
 from experiments.eager.scaling import MODES
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots, Lines, Scatter
 from hpcjax.runs.reduce import Cells, above, cell, interval, of, over
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 from hpcjax.runs.targets import first_at_most
@@ -65,6 +66,7 @@ THROUGHPUT = Table(
         "the measured time of a synchronous round."
     ),
     benchmark=True,
+    picture=Dots("faster", by=", ", bound="solo", log=True),
     columns={
         "seconds": "seconds",
         "faster": "faster than sync",
@@ -141,6 +143,7 @@ SLEEPER = Table(
         "majority's round waits where the one who sleeps was drawn to start it."
     ),
     benchmark=True,
+    picture=Dots("left", bound="solo", label="speed left while one sleeps"),
     columns={
         "awake_seconds": "all awake, seconds",
         "asleep_seconds": "one asleep, seconds",
@@ -186,6 +189,12 @@ LATENCY = Table(
         "for longer than the skew."
     ),
     benchmark=True,
+    picture=Lines(
+        "{}",
+        ("sync", "majority", "solo"),
+        x_label="bytes",
+        label="ms from arrival to result",
+    ),
     columns={
         **{mode: f"{mode}, ms" for mode in MODES},
         **{f"{mode} fresh": f"{mode}, fresh" for mode in MODES[1:]},
@@ -248,6 +257,7 @@ HYPERPLANE = Table(
         "only, and parameters are averaged every 48 steps."
     ),
     benchmark=True,
+    picture=Scatter("sooner", "over", by=", ", bound="loss"),
     columns={
         "loss": "final loss",
         "over": "over sync's",
@@ -302,6 +312,7 @@ SCALING = Table(
         "a message and 0.3 s/GB, as between two processes of one machine. Medians of "
         "20 runs."
     ),
+    picture=Lines("P={}", "faster", bound="solo", x_label="processes"),
     columns={"seconds": "seconds", "faster": "faster than sync", "fresh": "fresh"},
     reduce=scaling,
     tiers=by_model(

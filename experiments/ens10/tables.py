@@ -5,6 +5,7 @@ import math
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import Cells, above, cell, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -84,6 +85,12 @@ BASELINES = Table(
         "[90 % interval]; networks are narrower than the paper's. SSR: predicted "
         "deviation over the mean's RMSE."
     ),
+    picture=Dots(
+        "crps_part",
+        rows=("raw", "EMOS", "MLP", "LeNet", "Net, 5", "Net, 10", "Transformer"),
+        bound="trained",
+        sort=True,
+    ),
     columns={
         "crps": "CRPS, K",
         "crps_part": "CRPS, % of raw",
@@ -141,6 +148,7 @@ RAIN = Table(
         "2000 to 2009 by CRPS, 1,347 days of test. Means of three starts, drawn around "
         "the raw ensemble, [least, most]."
     ),
+    picture=Dots("crps", sort=True),
     columns={"crps": "CRPS, √mm"},
     reduce=rain,
     tiers=on_cpu(

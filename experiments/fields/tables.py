@@ -4,6 +4,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Scatter
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 # A size counts for a ratio if it is at most two hundredths larger.
@@ -81,6 +82,7 @@ SST = Table(
         "peer at the network's own ratio. no frequencies: those of the features are "
         "hundredths. Seconds are of this machine."
     ),
+    picture=Scatter("ratio", "wrmse", front=("most", "least"), log=True, bound="error"),
     columns={
         "bytes": "bytes",
         "ratio": "ratio",

@@ -3,6 +3,7 @@
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import Cells, cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -39,6 +40,7 @@ SCORES = Table(
         "upper end of its 95 % interval. in one pass: the mean of squares less the "
         "square of the mean."
     ),
+    picture=Dots(("ratio", "distance"), bound="fast"),
     columns={
         "distance": "largest relative distance",
         "ratio": "seconds over the fastest peer's",

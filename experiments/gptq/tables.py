@@ -9,6 +9,7 @@ import xarray as xr
 from experiments.gptq import decode_time
 from experiments.gptq.kernel_time import BASELINES
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, on_cpu, on_gpu
 
 SEEDS = (0, 1, 2)
@@ -94,6 +95,9 @@ QUALITY = Table(
         "scale for 64 inputs instead of all. Last columns: tr(ΔᵀHΔ) of RTN over "
         "GPTQ's, over all 42 matrices and seeds."
     ),
+    picture=Lines(
+        "{} bits", "perplexity", rows=("fp32", "RTN", "GPTQ"), x_label="bits a weight"
+    ),
     columns={
         "perplexity": "perplexity",
         "closed": "share of RTN's gap closed",
@@ -166,6 +170,7 @@ SOLVER = Table(
         "given Hessians."
     ),
     benchmark=True,
+    picture=Dots("ratio", by=", ", bound="block", label="time / PyTorch's"),
     columns={
         "milliseconds": "ms",
         "ratio": "over PyTorch's",

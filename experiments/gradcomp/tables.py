@@ -10,6 +10,7 @@ import xarray as xr
 from experiments.gradcomp import validation
 from experiments.gradcomp.utility import ALWAYS, PAYS
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots, Lines, Scatter
 from hpcjax.runs.reduce import of
 from hpcjax.runs.tables import Runs, Table, Tier, by_model, on_cpu
 
@@ -77,6 +78,12 @@ UTILITY = Table(
     caption=(
         f"{MODELLED} A setup is a model, a batch, a number of workers and a method. "
         f"The last column is the bandwidth from which on fewer than {PAYS:.0%} pay."
+    ),
+    picture=Lines(
+        "{} Gbit/s",
+        ("share", "faster"),
+        label="share of setups that gain",
+        x_label="Gbit/s",
     ),
     columns={
         "setups": "setups",
@@ -159,6 +166,7 @@ SWEEPS = Table(
         f"where it never pays, {ALWAYS:g} where it always does. Speed-ups are medians "
         "over setups at the lowest bandwidth."
     ),
+    picture=Dots("high", sort=True, bound="crossover"),
     columns={
         "low": "first crossover, Gbit/s",
         "high": "last crossover, Gbit/s",
@@ -208,6 +216,7 @@ RATIOS = Table(
     title="How many times smaller a gradient must be for its all-reduce to be hidden",
     paper=f"{PAPER}: small, for 10 Gbit/s and a batch of 64 single digits [recalled]",
     caption=f"{MODELLED} Of the most workers.",
+    picture=Dots("required_ratio", bound="small", label="times smaller", log=True),
     columns={"required_ratio": "times"},
     reduce=ratios,
     tiers=by_model(
@@ -252,6 +261,7 @@ ENCODING = Table(
     ),
     caption="Measured; what is gathered is decoded for as many workers as stand there.",
     benchmark=True,
+    picture=Bars("milliseconds"),
     columns={"milliseconds": "ms"},
     reduce=encoding,
     tiers=on_cpu(
@@ -294,6 +304,7 @@ OVERLAP = Table(
         "sending alone."
     ),
     benchmark=True,
+    picture=Dots("exposed", bound="exposed", label="of the communication exposed"),
     columns={
         "computing": "passes alone, ms",
         "sending": "sending alone, ms",
@@ -415,6 +426,9 @@ VALIDATION = Table(
         "here."
     ),
     benchmark=True,
+    picture=Scatter(
+        "predicted", "measured", labels=False, by=", ", log=True, log_x=True
+    ),
     columns={
         "measured": "measured, ms",
         "predicted": "predicted, ms",

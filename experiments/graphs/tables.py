@@ -3,6 +3,7 @@
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import Cells, above, cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -62,6 +63,7 @@ CORA = Table(
         "label propagation, and scikit-learn's logistic regression of S²X, which is "
         "what SGC is."
     ),
+    picture=Dots("accuracy", bound="gcn", sort=True),
     columns={
         "accuracy": "test accuracy, %",
         "recalled": "of the paper, % (recalled)",
@@ -113,6 +115,7 @@ SPREAD = Table(
         "order; cumulative sums: their differences. Distance: from float64, over the "
         "largest sum. Ratio: to BCOO in the same round, median with its 95 % interval."
     ),
+    picture=Dots(("ratio", "distance"), bound="as fast as a matrix"),
     columns={
         "milliseconds": "ms",
         "ratio": "over BCOO's time",

@@ -7,6 +7,7 @@ import xarray as xr
 
 from experiments.hammingmesh.allocation import HEURISTICS
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Scatter
 from hpcjax.runs.reduce import cell, least, most, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -95,6 +96,7 @@ NETWORKS = Table(
         "Dragonfly, as recalled. price: dollars for a unit of that bandwidth of an "
         "accelerator, over the Hx2Mesh's."
     ),
+    picture=Scatter("dollars", "alltoall", labels=True, front=("least", "most")),
     columns={
         "dollars": "dollars",
         "recalled": ("recalled, M$", _recalled),
@@ -183,6 +185,7 @@ ALLOCATION = Table(
         "and columns, as on a torus. worst: 1st percentile when sorted. step: a "
         "heuristic's least gain over the one before; final: that of contiguous."
     ),
+    picture=Bars(("greedy", "+ sort", "contiguous"), label="boards in use, %"),
     columns={
         **{name: name for name in HEURISTICS},
         "worst": "worst",
@@ -242,6 +245,7 @@ EXCHANGES = Table(
         "to all, and 80 ns for each link that a message takes. ms x M$: milliseconds "
         "times the network's price in millions. torus / Hx2: of the bytes alone."
     ),
+    picture=Bars(("hx2mesh", "fat_tree", "torus"), label="ms of an exchange"),
     columns={
         "megabytes": "MB",
         "hx2mesh": "Hx2Mesh, ms",

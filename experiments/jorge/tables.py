@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots
 from hpcjax.runs.tables import Claim, Runs, Table, grid, on_cpu, on_gpu
 from hpcjax.runs.targets import time_to_target, time_to_targets
 
@@ -58,6 +59,7 @@ QUICKSTART = Table(
         "validations. Against a tuned SGD: jorge/steps."
     ),
     # Times of so few steps are those of the machine's other work: they are not shown.
+    picture=Dots("steps"),
     columns={
         "best": "best validation error",
         "steps": "steps to 3 % error",
@@ -153,6 +155,7 @@ STEPS = Table(
         "are 30 or 40; the target is the median of the five SGD runs' least. At first "
         "it was the worst: on the phantoms an SGD run fails, and set it."
     ),
+    picture=Dots("ratio", by="/", label="steps to the target / SGD's"),
     columns={**COLUMNS, "target": "target loss"},
     reduce=_to_sgds_best,
     tiers=on_cpu(
@@ -198,6 +201,7 @@ STEP_COST = Table(
         "256, bfloat16 products. Ratios of the same round, to SGD and to the eigh root."
     ),
     benchmark=True,
+    picture=Dots("ratio", log=True, label="time of a step / SGD's"),
     columns={"milliseconds": "ms", "ratio": "ratio"},
     reduce=_costs,
     tiers=on_cpu(
@@ -248,6 +252,7 @@ ABLATION = Table(
         "digits, ResNet-8, 300 steps, rate 0.1, three seeds; target: the median of the "
         "least losses of SGD with the same rate and schedule."
     ),
+    picture=Dots("ratio", label="steps to the target / SGD's"),
     columns=COLUMNS,
     reduce=_to_sgd,
     tiers=on_cpu(

@@ -7,6 +7,7 @@ import xarray as xr
 
 from experiments.kaisa import peer_tables
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, Tier, grid, on_cpu
 from hpcjax.runs.targets import time_to_targets
 
@@ -136,6 +137,12 @@ MEMORY = Table(
         "`compute` and `memory` say what columns are balanced by. ResNet-50 on 64 "
         "V100 in the paper: 4762 MB with SGD, 5396 to 6608 MB with K-FAC."
     ),
+    picture=Lines(
+        " {}",
+        "overhead",
+        label="MB that K-FAC keeps a device",
+        x_label="share of devices with an inverse",
+    ),
     columns={
         "factors": "A and G, MB",
         "decompositions": "decompositions, MB",
@@ -199,6 +206,10 @@ BYTES = Table(
         "All-reduces: operand on each device. Broadcasts: over all devices together. "
         "Last columns: of the four, each over its formula."
     ),
+    picture=Bars(
+        ("reduced", "broadcast", "factors_reduced", "decomposition_broadcast"),
+        label="kB",
+    ),
     columns={
         "reduced": "gradients, all-reduce, kB each step",
         "broadcast": "results, broadcast, kB each step",
@@ -240,6 +251,7 @@ STEP_COST = Table(
         "bfloat16 products. Stages: what they add to a step, and that over SGD's step."
     ),
     benchmark=True,
+    picture=Dots("ratio", bound="step", log=True, label="time / SGD's step"),
     columns={"milliseconds": "ms", "ratio": "ratio"},
     reduce=_step_cost,
     tiers={

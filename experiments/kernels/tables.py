@@ -1,6 +1,7 @@
 """The table of the kernels' machine code."""
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import cell, most, of
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -28,6 +29,9 @@ MACHINE_CODE = Table(
         "program of 4,096 outputs. Instructions are "
         "no times: those come from a GPU, in gptq/kernel, chai/decode and "
         "oktopk/selection."
+    ),
+    picture=Dots(
+        "instructions", rows=("row", "tile"), bound="two values at once", log=True
     ),
     columns={
         "instructions": "instructions a number",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.tables import Runs, Table, on_cpu, on_gpu
 
 
@@ -31,6 +32,7 @@ DECODING = Table(
         "are not ours."
     ),
     benchmark=True,
+    picture=Dots("ratio", by="/", bound="batch_1", label="time / transformers'"),
     columns={
         "milliseconds": "ms a text",
         "rate": "tokens/s",
@@ -83,6 +85,7 @@ COMPILING = Table(
         "step; layer by layer: each block compiled by itself, the negative control."
     ),
     benchmark=True,
+    picture=Lines("{} blocks", "seconds", x_label="blocks", label="seconds to compile"),
     columns={
         "seconds": "seconds",
         "ratio": "over 4 blocks'",
@@ -124,6 +127,7 @@ ROOM = Table(
         "prompt: bytes of temporaries of the program that reads 8,192 tokens."
     ),
     benchmark=True,
+    picture=Dots(("ratio", "temporaries"), bound="time"),
     columns={
         "milliseconds": "ms a token",
         "ratio": "time / room 64",

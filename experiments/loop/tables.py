@@ -3,6 +3,7 @@
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 
@@ -21,6 +22,7 @@ OVERHEAD = Table(
         "images, the negative control."
     ),
     benchmark=True,
+    picture=Dots("ratio", bound="overhead", label="time of a step / bare"),
     columns={"milliseconds": "ms per step", "ratio": "ratio"},
     reduce=_overhead,
     tiers=on_cpu(
@@ -54,6 +56,12 @@ SAFETY = Table(
         "save and its writing add is spread over 100 steps."
     ),
     benchmark=True,
+    picture=Dots(
+        "ratio",
+        rows=("checked", "steps", "saving"),
+        bound="check",
+        label="time of a step / without",
+    ),
     columns={"milliseconds": "ms per step", "ratio": "ratio"},
     reduce=_safety,
     tiers=on_cpu(

@@ -5,6 +5,7 @@ import xarray as xr
 from experiments.lpg2vec.store import ALTERED, COUNTS, SECONDS, STORES
 from hpcjax.runs import reduce
 from hpcjax.runs.claims import Trivial
+from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import above, cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -86,6 +87,7 @@ FINCEN = Table(
         "neighbours vertices share. The reference has a split of its own, sentence "
         "embeddings, and stops early; a later run of it is in its repository."
     ),
+    picture=Dots("accuracy", by=", ", bound="accuracy"),
     columns={
         "accuracy": "accuracy",
         "present": "with an amount",
@@ -160,6 +162,12 @@ STORE = Table(
         "order of ids, that differ from those saved. altered: the database, once one "
         "property and one prediction have been written again. bytes: of the features, "
         "over those of a dense float32 matrix."
+    ),
+    picture=Bars(
+        ("load", "read", "encode", "write"),
+        rows=("ladybug", "csv"),
+        stacked=True,
+        label="seconds",
     ),
     columns={
         "load": "load, seconds",

@@ -6,6 +6,7 @@ from experiments.magicube.attention import MODES, PUBLISHED
 from experiments.magicube.products import PAIRS
 from experiments.magicube.spmm_time import BCOO, BCSR, DENSE
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import above, cell, most
 from hpcjax.runs.tables import Runs, Table, grid, on_cpu, on_gpu
 
@@ -49,6 +50,7 @@ PRODUCTS = Table(
         "values and gathered rows, over those of L8-R8. Padding: vectors over those "
         "that are real, the pattern that has most."
     ),
+    picture=Bars("bytes", label="bytes read / L8-R8's", bound="bytes"),
     columns={
         "wrong": "wrong",
         "saturated": "if it saturated",
@@ -100,6 +102,7 @@ MACHINE_CODE = Table(
         "swapped: tiles times gathered rows in int8, as the formula has it. "
         "Instructions are no times."
     ),
+    picture=Bars("registers", label="registers a thread"),
     columns={
         "wgmma": "kinds of wgmma",
         "saturating": "saturating products",
@@ -149,6 +152,7 @@ ATTENTION = Table(
         "values in y, without training. Test accuracy in percent, mean and range over "
         "seeds. published scales: fixed units of 1/36 and 1/32, and truncation."
     ),
+    picture=Dots("accuracy"),
     columns={"accuracy": "accuracy, %"},
     reduce=attention,
     tiers=on_cpu(

@@ -3,6 +3,7 @@
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.reduce import cell, most, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -41,6 +42,7 @@ LOADING = Table(
         "both cores' time; above 0.8 times would be the processor's. own memory only: "
         "the same plan, but nobody asks for what another process keeps."
     ),
+    picture=Lines("epoch", "epoch_seconds", label="seconds an epoch"),
     columns={
         "seconds": "s",
         "lost": "lost, s",
@@ -137,6 +139,13 @@ POLICIES = Table(
         "the clairvoyant policy by who keeps what. by number: the control, all keep "
         "the same first records. A data store keeps everything after epoch 1, and "
         "needs room for that. slower: over the best policy's seconds."
+    ),
+    picture=Dots(
+        "slower",
+        by=", ",
+        bound="no worse",
+        log=True,
+        label="seconds / the best policy's",
     ),
     columns={
         "seconds": "s",

@@ -8,6 +8,7 @@ import xarray as xr
 from experiments.oktopk.volume import Config
 from hpcjax.core import parts
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, grid, on_cpu, on_gpu
 
 PAPER = "PPoPP 2022 (arXiv 2201.07598)"
@@ -61,6 +62,13 @@ VOLUME = Table(
         "mean / 6 k: over 6 k (P-1)/P. largest / bound: over 6 max(c, g)(P-1)/P + 128 "
         "+ 8 P, with c entries selected and g kept in that step, the largest of all "
         "steps and members. all entries: Ok-Topk with k = n, judged as if k were 1 000."
+    ),
+    picture=Lines(
+        "P={}",
+        "largest",
+        log=True,
+        label="words that a member sends",
+        x_label="members",
     ),
     columns={
         "least": "formula, least",
@@ -138,6 +146,7 @@ BALANCE = Table(
         "entries lie in a twentieth of the vector, the same for all members, or in "
         "the first one for half of them and in the last one for the others."
     ),
+    picture=Bars("summed", by=", ", label="entries added up, most / mean"),
     columns={"summed": "added up, most / mean", "received": "all words received"},
     reduce=_balance,
     tiers=on_cpu(
@@ -223,6 +232,7 @@ def _accuracy_table(
             f"Off k: mean of |count - k| / k after step {WARM_UP}, of what a member "
             "selects on average and of what all keep; TopkA and gTopk are exact."
         ),
+        picture=Dots("lost", bound="accuracy"),
         columns={
             "mean": "accuracy, %",
             **{f"seed_{seed}": f"seed {seed}" for seed in seeds},
@@ -283,6 +293,7 @@ TEXT = Table(
         "Characters of the King James Bible in place of Wikipedia, two blocks of width "
         "64, Adam, 400 steps, 8 simulated devices of 4 sequences; mean of three seeds."
     ),
+    picture=Dots("ratio", bound="ratio", label="validation loss / dense"),
     columns={"loss": "validation loss", "ratio": "over dense"},
     reduce=_text,
     tiers=on_cpu(
@@ -335,6 +346,7 @@ THROUGHPUT = Table(
         "and one with new regions."
     ),
     benchmark=True,
+    picture=Bars(("communicating", "computing"), stacked=True, label="ms a step"),
     columns={
         "milliseconds": "ms a step",
         "communicating": "in messages, ms",
@@ -389,6 +401,7 @@ SELECTION = Table(
         "magnitude by 31 counts, then one pass; threshold: the pass alone."
     ),
     benchmark=True,
+    picture=Bars("milliseconds", log=True),
     columns={
         "milliseconds": "ms",
         "faster": "lax.top_k / this",

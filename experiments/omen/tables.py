@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import cell, most, of, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
@@ -57,6 +58,7 @@ SCATTERING = Table(
         "written out. Gflop: of the papers' formulas, of an iteration. Difference: "
         "largest from eight loops, over the largest entry."
     ),
+    picture=Bars("seconds", log=True),
     columns={
         "seconds": "seconds",
         "over_batched": "times as fast as the batched loop",
@@ -131,6 +133,7 @@ CONSERVATION = Table(
         "feedback: phonons stay as leads have them. ballistic: nothing scatters, none "
         "is lost, and the share of it is one of rounding."
     ),
+    picture=Dots("worst", log=True, label="what is lost / its bound"),
     columns={
         "imbalance": "imbalance",
         "lost": "energy lost",
@@ -269,6 +272,7 @@ VOLUMES = Table(
         "and D of neighbours, for D_ab is made up before it is sent; the other half is "
         "Σ alone, of a tile without window and neighbours."
     ),
+    picture=Bars(("original", "tiles"), rows=("=",), log=True, label="TiB sent"),
     columns={
         "original": "original, TiB",
         "tiles": "tiles, TiB",

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots, Lines
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 from hpcjax.runs.targets import first_at_most
 
@@ -66,6 +67,7 @@ BUBBLE_FILL = Table(
         "tokens a micro-batch, N = D. A ratio of 2.2 says that a refresh takes at "
         "least 3 steps. 1F1B differs from GPipe in none of these."
     ),
+    picture=Lines("D={}", "ratio", label="K-FAC's work / idle time", x_label="stages"),
     columns={
         "utilization": "busy without K-FAC",
         "ratio": "K-FAC / idle",
@@ -139,6 +141,9 @@ FILL = Table(
         "the authors' code. zero_bubble_h1: half of a backward pass taken for its "
         "weights' part; no claim."
     ),
+    picture=Bars(
+        ("utilization", "filled"), bound="utilization", label="busy share of the time"
+    ),
     columns={
         "utilization": "busy without K-FAC",
         "filled": "busy with K-FAC",
@@ -202,6 +207,7 @@ TWO_PROCESSES = Table(
         "time of a process by the system's account, the larger one of both."
     ),
     benchmark=True,
+    picture=Dots(("utilization", "milliseconds")),
     columns={
         "utilization": "busy",
         "milliseconds": "ms per step",
@@ -282,6 +288,7 @@ TRAINING = Table(
         "Losses are means over 5 % of the steps. fresh: inverts at every step, at "
         "pipefisher's rate and damping, as if that took no time."
     ),
+    picture=Dots(("steps", "time")),
     columns={
         "loss": "final training loss",
         "steps": "steps to LAMB's",

@@ -5,6 +5,7 @@ import xarray as xr
 
 from experiments.polythrottle.convergence import NEAR
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import above, cell, least, most, of, over
 from hpcjax.runs.tables import Runs, Table, on_cpu, on_gpu
 
@@ -70,6 +71,12 @@ CONVERGENCE = Table(
         "15 beyond the objective. Penalty: the value times the fourth power of how far "
         "it is beyond. GPU clock alone: all 13 of them. Scaled: every constant of the "
         "devices between half and twice its own, two draws."
+    ),
+    picture=Dots(
+        "near",
+        bound="near",
+        sort=True,
+        label="of searches within 5 % of the least energy",
     ),
     columns={
         "near": "near",
@@ -150,6 +157,9 @@ SAVINGS = Table(
         "best clocks without an objective, 0 the least and 100 the greatest; the "
         "batch of 16 has others. memory moved: between the two."
     ),
+    picture=Bars(
+        ("fixed", "fixed_16", "joint"), by=", ", label="energy a query saved, %"
+    ),
     columns={
         "fixed": "at batch 1, %",
         "fixed_16": "at batch 16, %",
@@ -214,6 +224,12 @@ HONESTY = Table(
         "on the TX2-like device, an objective of 250 ms and from 30 s on of 700: "
         "training steps admitted, p95 over the objective, and the same if all are "
         "admitted."
+    ),
+    picture=Bars(
+        ("p95", "always_p95"),
+        rows="trace",
+        label="p95 latency / the objective",
+        bound="served",
     ),
     columns={
         "guarded": "guarded, %",

@@ -7,6 +7,7 @@ import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.claims import Trivial
+from hpcjax.runs.pictures import Bars, Lines
 from hpcjax.runs.reduce import of
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 
@@ -40,6 +41,13 @@ MEMORY = Table(
         "16 k with int32 positions, others dense; dense: 14 n. paper: its account, 2 n "
         "+ 24 k against 20 n, with gradients and temporary arrays. sent: operands of "
         "the all-reduces of a step on 8 simulated devices, in float32."
+    ),
+    picture=Lines(
+        "p = {}",
+        "held_share",
+        bound="saves",
+        label="held / dense",
+        x_label="share of the weights pruned",
     ),
     columns={
         "held": "held, MiB",
@@ -102,6 +110,9 @@ PEAK = Table(
         "state donated: arguments, results and temporary arrays of the program for a "
         "CPU. gathered after: a control, which gathers once all dense gradients exist."
     ),
+    picture=Lines(
+        "p = {}", "peak", label="bytes a weight", x_label="share of the weights pruned"
+    ),
     columns={"peak": "bytes a weight", "share": "of dense"},
     reduce=_peak,
     tiers=on_cpu(
@@ -155,6 +166,14 @@ QUALITY = Table(
         "360 steps in every form from the same place. masked: dense arrays times the "
         "mask. random: as many values at random places. unwritten: what the optimizer "
         "computes reaches no weight. Means of two seeds, [lowest, highest]."
+    ),
+    picture=Lines(
+        "p = {}",
+        "excess",
+        rows=("masked", "samo", "random"),
+        bound="quality",
+        label="loss above dense, %",
+        x_label="share of the weights pruned",
     ),
     columns={
         "val_loss": "validation loss",
@@ -249,6 +268,11 @@ LAYOUTS = Table(
         "of peak, 4 GB of workspace, six GPUs that share a node's 12.5 GB/s. Fitted: "
         "12 % for gathering on 128 devices. dense sums: a control, whose all-reduces "
         "are not compressed. Changes are of the dense step."
+    ),
+    picture=Bars(
+        ("transmission", "bubble", "collective", "gather"),
+        stacked=True,
+        label="change of a step's time, %",
     ),
     columns={
         "dense_stages": "stages, dense",

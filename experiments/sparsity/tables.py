@@ -8,6 +8,7 @@ import xarray as xr
 from experiments.sparsity.comparison import compare
 from hpcjax.optim import sparsify
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots, Lines
 from hpcjax.runs.reduce import Cells, Number, above, cell
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 
@@ -45,6 +46,9 @@ COLLAPSE = Table(
         "empty keeps one. one_round: SynFlow's score in one round; iterative_snip and "
         "synflow: 100 rounds. A layer empties: the largest density at which one has no "
         "weight; 0: none has, down to a weight for each layer."
+    ),
+    picture=Bars(
+        ("layer_0", "layer_1", "layer_2"), label="weights left, log", log=True
     ),
     columns={
         "layer_0": "first layer",
@@ -101,6 +105,7 @@ ONE_SHOT = Table(
         "on other initial weights. Means of five seeds, [least, most]; 359 held-out "
         "images, of which one is 0.28 points."
     ),
+    picture=Dots(("loss", "accuracy")),
     columns={
         "sparsity": "sparsity, %",
         "loss": "training loss",
@@ -151,6 +156,7 @@ SUPPORT = Table(
         "masks change every 50 steps until three quarters of them. Means of three "
         "seeds, [least, most]. error: of all weights, over the teacher's norm."
     ),
+    picture=Dots("found", bound="RigL"),
     columns={
         "found": "active weights that are the teacher's, %",
         "error": "error",
@@ -222,6 +228,13 @@ def _dense(seeds: tuple[int, ...] = FEW, **overrides: str) -> Runs:
 
 DIGITS = Table(
     id="sparsity/digits",
+    picture=Lines(
+        "{} %",
+        "over_static",
+        rows=("SET, ", "RigL, ", "gradual, ", "straight", "SNFS", "DSR", "Top-KAST"),
+        label="points above static masks",
+        x_label="weights pruned, %",
+    ),
     title="Accuracy of ResNet-8 on digits by how its weights are pruned",
     paper=(
         f"{PAPER}, reproduces ImageNet's, figures not known; RigL, ICML 2020, and "
@@ -340,6 +353,7 @@ METHODS_FAR = Table(
         "operations: of training, over dense ones, by formula; nothing is faster here. "
         "359 held-out images, of which one is 0.28 points."
     ),
+    picture=Dots("accuracy", sort=True),
     columns={
         "accuracy": "accuracy, %",
         "error": "error, %",

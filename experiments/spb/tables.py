@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots, Lines, Scatter
 from hpcjax.runs.reduce import of
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
 
@@ -70,6 +71,7 @@ QUALITY = Table(
         "hide it from the ResNet. random freezing: whole backward "
         "passes, then blocks left out at random."
     ),
+    picture=Scatter("share", "error", labels=True),
     columns={
         "error": "error, points",
         "margin": "above full",
@@ -137,6 +139,9 @@ RESOURCES = Table(
         "channels, 64 images of 16x16. Bytes by formula: rings among contributors, "
         "trees to the others; spb/processes counts them."
     ),
+    picture=Lines(
+        "role {}", ("flops", "exact"), label="backward FLOPs / all", x_label="role"
+    ),
     columns={
         "flops": "backward FLOPs / role k's",
         "exact": "derived",
@@ -189,6 +194,7 @@ PROCESSES = Table(
         "processes end with the same parameters, bit for bit. Nothing is timed: a step "
         "takes as long as its longest role, so one job alone gains no time."
     ),
+    picture=Bars("memory", by=", "),
     columns={
         "flops": "MFLOP a step",
         "memory": "MiB of temporaries",
@@ -263,6 +269,7 @@ CLUSTER = Table(
         "and jigsaw with k = 1 do the same. pair: seconds of two jobs on two GPUs, to "
         "be computed by hand."
     ),
+    picture=Bars("saved", by=", ", bound="saved", label="GPU time saved, %"),
     columns={
         "used": "used, GPU hours",
         "saved": "saved, %",
@@ -354,6 +361,7 @@ TOGETHER = Table(
         "a run alone with other roles."
     ),
     benchmark=True,
+    picture=Dots("faster", label="times as fast as whole passes"),
     columns={
         "rate": "iterations/s",
         "faster": "faster than whole",

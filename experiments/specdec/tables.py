@@ -9,6 +9,7 @@ import xarray as xr
 from experiments.specdec import throughput
 from hpcjax import cost
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Scatter
 from hpcjax.runs.tables import Runs, Table, Tier, on_cpu, on_gpu
 
 PAPER = "arXiv 2402.01528"
@@ -95,6 +96,7 @@ MODEL = Table(
         "is not counted."
     ),
     benchmark=True,
+    picture=Scatter("foretold", "measured", labels=False),
     columns=_MODEL_COLUMNS,
     reduce=_foretold,
     tiers=on_cpu(
@@ -191,6 +193,7 @@ DEPTH_WIDTH = Table(
         "words, line of 0.8 M parameters; gpu: bfloat16, 32 000 words, 200 M."
     ),
     benchmark=True,
+    picture=Scatter("estimate", "milliseconds", labels=False),
     columns={"milliseconds": "ms", "estimate": "fitted, ms", "ratio": "ratio"},
     reduce=_latencies,
     tiers={

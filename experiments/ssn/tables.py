@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots, Scatter
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 PAPER = (
@@ -137,6 +138,7 @@ BUDGET = Table(
         "weights included. frozen: the store stays as it is drawn. below: points below "
         "unshared; gained: points above the narrow network, pairs by seed."
     ),
+    picture=Scatter("weights", "accuracy", log_x=True),
     columns=_DIGITS,
     reduce=_digits,
     tiers=on_cpu(
@@ -182,6 +184,7 @@ CHOICES = Table(
         "learned in a tenth of the steps, against one for all. A layer alone in its "
         "group has a kernel and no store. Groups by shape would need 94 % of weights."
     ),
+    picture=Dots("below", bound="every way"),
     columns={name: title for name, title in _DIGITS.items() if name != "gained"},
     reduce=_digits,
     tiers=on_cpu(

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 DP, ZERO1, ZERO2, ZERO3 = WAYS = ("data parallel", "zero 1", "zero 2", "zero 3")
@@ -60,6 +61,11 @@ ZERO = Table(
         "the shardings of parameters alone; it does not keep the old state until the "
         "new is known to be finite, as the loop does. summed: stage 3, gradients "
         "summed, not averaged."
+    ),
+    picture=Bars(
+        ("state", "temporaries", "sent"),
+        rows=("parallel", "zero", "annotated"),
+        label="numbers / Ψ",
     ),
     columns={
         "state": "state / Ψ",

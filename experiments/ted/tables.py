@@ -4,6 +4,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Lines
 from hpcjax.runs.reduce import cell
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
 
@@ -58,6 +59,7 @@ COMMUNICATION = Table(
         "steps from one device's. slopes scattered: those of gathered tokens are "
         "summed over devices with equal tokens, as a plain all-gather does."
     ),
+    picture=Bars("all_to_all"),
     columns={
         "all_to_all": ("all-to-all, bytes", _in_block("operands", expert="all-to-all")),
         "lowered": ("collectives, asked for", _in_block("asked", **_BOTH)),
@@ -133,6 +135,7 @@ MEMORY = Table(
         "compiled update; formula: `cost.ted_memory`. experts gathered: the formula "
         "believes that each device has all experts; halves: X=2, T=2."
     ),
+    picture=Bars("larger", bound="four"),
     columns={
         "depth": "blocks",
         "base": "base",
@@ -200,6 +203,13 @@ PLAN = Table(
         "Mixed precision, 4 bytes of each parameter held and 12 spread over copies. "
         "GiB of a device for the base of 6.7 B on 128 devices, and the largest base "
         "that fits into 16 GiB of each of 128 and of 1024. Nothing is measured."
+    ),
+    picture=Lines(
+        "T={}",
+        ("larger", "larger_1024"),
+        bound="larger",
+        label="largest base / T=1's",
+        x_label="tensor parallelism T",
     ),
     columns={
         "gib": "GiB",

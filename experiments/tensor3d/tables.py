@@ -3,6 +3,7 @@
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import cell
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
 
@@ -82,6 +83,7 @@ GRIDS = Table(
         "Peers: a pair of layers, 64 to 192 to 64 features, 32 rows; Tensor3D's words "
         "over theirs, on the best and the worst grid of as many devices."
     ),
+    picture=Dots("megatron", rows=("devices",), by=", ", bound="Megatron"),
     columns={
         "words": "words",
         "ratio": "words / formula",
@@ -168,6 +170,9 @@ OVERLAP = Table(
         "The floor at 0.5 is the link, which is never idle. in turn: a piece begins "
         "when the one before is summed."
     ),
+    picture=Bars(
+        ("at_0.5", "at_0.75", "at_1", "at_1.5", "at_2"), label="exposed / one piece's"
+    ),
     columns={f"at_{ratio}": f"at {ratio}" for ratio in RATIOS},
     reduce=overlap,
     tiers=by_model(
@@ -227,6 +232,12 @@ WEAK_SCALING = Table(
         "tokens, devices of 40 GB, 16 bytes of each parameter. Words that a device "
         "sends in a step by the cost model, on the best grid of each kind that fits: "
         "one row (Megatron), rows and columns, and depth too. Nothing is measured."
+    ),
+    picture=Dots(
+        "part",
+        by=" B, ",
+        bound="fewer words",
+        label="words a device sends / Megatron's",
     ),
     columns={
         "words": "words",

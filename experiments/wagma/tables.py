@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import xarray as xr
 
 from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Dots, Lines, Scatter
 from hpcjax.runs.reduce import Cells, above, cell, interval, least, over
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 
@@ -56,6 +57,7 @@ THROUGHPUT = Table(
         "Copy: the model from the device and back, once a step in all of them."
     ),
     benchmark=True,
+    picture=Dots("faster", by=", ", log=True, bound="allreduce"),
     columns={
         "seconds": "seconds",
         "faster": "faster than allreduce",
@@ -121,6 +123,7 @@ DRIFT = Table(
         "second half. Lateness and seconds are the event model's: 20 ms a step "
         "(log-normal, 0.1), one worker 200 ms late, rounds of no length."
     ),
+    picture=Scatter("total", "partial", log=True),
     columns={
         "partial": "variance",
         "error": "error",
@@ -182,6 +185,7 @@ ACCURACY = Table(
         "of them 200 ms late. AD-PSGD has no replay. 359 held-out images: one is 0.28 "
         "points."
     ),
+    picture=Dots("below", bound="allreduce"),
     columns={
         "accuracy": "accuracy of the mean model, %",
         "least": "least",
@@ -235,6 +239,7 @@ SCALING = Table(
         "32, tau = 10. Medians of 20 runs. One late process of many seldom meets a "
         "neighbour: what the paper gains over gossip is not to be seen so."
     ),
+    picture=Lines("P={}", "faster", log=True, bound="allreduce", x_label="processes"),
     columns={
         "seconds": "seconds",
         "faster": "faster than allreduce",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpcjax.runs.tables import TableResult
 
 # Where the label of a point may stand: offsets in points, and alignments.
+_MARKERS = "os^DXvP<>p"
 _BESIDE = (
     *((5, 0, "left", "center"), (-5, 0, "right", "center")),
     *((0, 5, "center", "bottom"), (0, -5, "center", "top")),
@@ -121,10 +122,10 @@ def _dots(
     height = AROUND + ROW * (1 + places[-1])
     figure, panels = open_figure(height, len(names), sharey=True)
     for name, axes in zip(names, panels[0], strict=True):
-        _dots_of(axes, picture, table, name, places, roles)
-        axes.set_xlabel(label_of(picture, name, result), fontsize=SMALL + 1)
         if name == names[0]:
             draw_bound(axes, picture, result, up=True)
+        _dots_of(axes, picture, table, name, places, roles)
+        axes.set_xlabel(label_of(picture, name, result), fontsize=SMALL + 1)
     _name_rows(panels[0, 0], table, places)
     return figure
 
@@ -155,7 +156,10 @@ def _dots_of(
         look = look_of(roles[row])
         axes.plot(point[1:], point[:1], linestyle="", markersize=5, **look)
     set_scale(axes.xaxis, shown, picture.log, 6 if len(picture.names()) == 1 else 4)
+    finite = [x for each in shown for x in np.ravel(each) if np.isfinite(x)]
+    axes.update_datalim([(x, 0) for x in finite])
     axes.margins(x=0.06)
+    axes.autoscale_view()
     axes.set_xlim(axes.get_xlim())
     for row, *point in zip(rows, places, values, low, high, strict=True):
         _interval(axes, *point, colour=look_of(roles[row])["color"])
@@ -216,11 +220,11 @@ def _bars(
 def _bar_look(place: int, role: kinds.Role, count: int) -> dict[str, Any]:
     """Returns how a bar is drawn: those of one column by role, others by column."""
     colour = curves.COLOURS[place % len(curves.COLOURS)]
-    if count == 1 and role == "other":
-        colour = OTHER
-    hollow = count == 1 and role == "control"
-    hatch = "////" if hollow else HATCHES[place % len(HATCHES)]
-    face = "none" if hollow or place % 2 else colour
+    hatch, hollow = HATCHES[place % len(HATCHES)], bool(place % 2)
+    if count == 1 and role != "about":
+        hollow, colour = True, OTHER if role == "other" else colour
+        hatch = "////" if role == "control" else ""
+    face = "none" if hollow else colour
     return {"facecolor": face, "edgecolor": colour, "hatch": hatch, "linewidth": 0.8}
 
 
@@ -304,7 +308,7 @@ def _scatter(
         place = groups.index(within)
         look = look_of(roles[row])
         if within:
-            look |= {"label": within, "marker": curves.style(place)["marker"]}
+            look |= {"label": within, "marker": _MARKERS[place % len(_MARKERS)]}
             if roles[row] != "other":
                 look["color"] = curves.style(place)["color"]
         axes.plot(*point[:, None], linestyle="", markersize=6, **look)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
@@ -34,9 +35,11 @@ def find_texts(figure):
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
-            room = 1e-6 * (high - low)
             for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
-                inside = low - room <= tick.get_loc() <= high + room
+                place = tick.get_loc()
+                inside = low <= place <= high or bool(
+                    np.isclose(place, (low, high)).any()
+                )
                 shown = inside and axis.get_visible() and axes.get_visible()
                 ticks |= {tick.label1: shown, tick.label2: shown}
     return [
@@ -77,4 +80,5 @@ def look(handle):
         filled = bool(len(first.get_facecolor())) and first.get_facecolor()[-1] != 0
         return first.get_hatch(), bool(filled)
     hollow = first.get_markerfacecolor() == "none"
-    return first.get_linestyle(), first.is_dashed(), str(first.get_marker()), hollow
+    dashes = getattr(first, "_dash_pattern", None)  # `get_linestyle` has but four
+    return first.get_linestyle(), dashes, str(first.get_marker()), hollow

@@ -90,6 +90,15 @@ def test_dots_with_their_intervals_and_seeds(table):
     assert labels == ["sgd", r"costs \$1", "late"]
 
 
+def test_an_interval_is_inside_if_it_has_an_end():
+    found = table_of(["a", "b"], best=[1.0, 2.0], best_low=[1.0, 0.5])
+    found["best_high"] = ("row", [1.0, 9.0])
+    (axes,) = draw(found, Dots("best")).axes
+    low, high = axes.get_xlim()
+    assert (low < 0.5, high > 9) == (True, True)
+    assert [line.get_marker() for line in axes.get_lines()] == ["o", "o", "None"]
+
+
 def test_dots_in_groups_and_in_order():
     found = table_of(["b, x", "a, x", "b, y"], best=[3.0, 2.0, 1.0])
     (axes,) = draw(found, Dots("best", by=", ", sort=True)).axes
@@ -230,6 +239,7 @@ def test_what_claims_are_about_is_told_from_controls_and_others(judged):
         assert names_of(axes.figure) == ["in the claims", "negative control", "others"]
     (axes,) = draw(found, Bars("best"), claims=claims).axes
     assert [bool(bar.get_hatch()) for bar in axes.patches] == [False, True, False]
+    assert [bar.get_facecolor()[-1] for bar in axes.patches] == [1, 0, 0]
     (axes,) = draw(found, Dots("best", about="another"), claims=claims).axes
     assert axes.get_lines()[2].get_color() == curves.COLOURS[0]
 
@@ -239,9 +249,10 @@ def test_a_bound_and_a_claim_that_fails_are_seen(judged, bound, word):
     found, claims = judged
     figure = draw(found, Dots("best", bound=bound), claims=claims)
     (axes,) = figure.axes
-    line = axes.get_lines()[3]
+    line = axes.get_lines()[0]
     assert line.get_xdata()[0] == float(word[2:])
     assert [text.get_text() for text in axes.texts] == [word]
+    assert axes.get_xlim()[0] < float(word[2:])
     assert (line.get_color() == "#000000") == (bound == "less")
     said = figure.get_suptitle()
     assert said == "1 of 2 claims FAIL:\nours is least: 1, bound ≤ 0.5"
@@ -310,6 +321,10 @@ def fault_of(records):
         faults = legible.find_faults(figure) if figure else ["nothing is drawn"]
         found |= {record.table.id: faults} if faults else {}
     return found
+
+
+def test_every_committed_table_says_what_its_picture_is():
+    assert [record.table.id for record in RECORDS if not record.table.picture] == []
 
 
 def test_pictures_of_committed_tables_can_be_read():
