@@ -87,7 +87,7 @@ FINCEN = Table(
         "neighbours vertices share. The reference has a split of its own, sentence "
         "embeddings, and stops early; a later run of it is in its repository."
     ),
-    picture=Dots("accuracy", by=", ", bound="accuracy"),
+    picture=Dots("accuracy", by=", "),
     columns={
         "accuracy": "accuracy",
         "present": "with an amount",
