@@ -59,6 +59,12 @@ def test_accuracies_are_paired_by_seed():
     assert own["below"] == pytest.approx(1.5)
     assert own["gained"] == pytest.approx(2.0)
     assert table["gained"].sel(row="1.7 %, frozen") == pytest.approx(-9.5)
+    assert table["gained"].sel(row="narrow, 1.7 %") == 0
+    rows |= {"25 %, drawn": row(96, 95), "25 %, learned": row(97, 99)}
+    learned = tables.CHOICES.reduce(rows).sel(row="25 %, learned")
+    assert learned["gained"] == pytest.approx(2.5)
+    # Gains of 1 and 4; the 90 % point of Student's t with one degree of freedom.
+    assert learned["sure"] == pytest.approx(2.5 - 3.077684 * 1.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("share", tables.EQUAL)
