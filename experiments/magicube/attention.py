@@ -8,13 +8,19 @@ import numpy as np
 
 from hpcjax import core, data, metrics, runs
 from hpcjax.core import config
-from hpcjax.models import CausalLmConfig, SparseAttentionConfig
+from hpcjax.models import (
+    CausalLmConfig,
+    SparseAttentionConfig,
+    TransformerOptions,
+)
 
 if TYPE_CHECKING:
     import jax
 
 PUBLISHED = "4-4, published scales"
 MODES = ("dense", "float", "16-8", "8-8", "8-4", "4-4", PUBLISHED)
+# Networks whose attention gives nothing, and no network at all.
+TRIVIAL = NO_ATTENTION, LOGISTIC = "no attention", "logistic regression"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +45,9 @@ class Config(config.Config):
         "limit": "4",
     }
 
-    model: CausalLmConfig = CausalLmConfig(width=64, heads=2, depth=2)
+    model: CausalLmConfig = CausalLmConfig(
+        width=64, heads=2, depth=2, options=TransformerOptions(init_scale=0.125)
+    )
     sparse: SparseAttentionConfig = SparseAttentionConfig()
     steps: config.Size = 400
     batch_size: config.Size = 64
@@ -50,11 +58,13 @@ class Config(config.Config):
 
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
-    return runs.outline({"accuracy": "mode"}, mode=list(MODES))
+    return runs.outline({"accuracy": "mode"}, mode=[*MODES, *TRIVIAL])
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """Trains a dense and a sparse network, and evaluates the latter in few bits.
+
+    Beside them a network without attention, and a logistic regression of the pixels.
 
     Returns:
       `accuracy` [mode] in percent on the digits that are held out.
@@ -62,12 +72,32 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     del ctx
     digits = data.DigitsConfig().load()
     networks = {mode: _network(cfg, mode) for mode in MODES}
-    trained = {mode: _train(cfg, digits, networks[mode]) for mode in ("dense", "float")}
-    found = [
-        _evaluate(cfg, digits, networks[mode], trained.get(mode, trained["float"]))
-        for mode in MODES
-    ]
-    return runs.measured({"accuracy": ("mode", found)}, coords={"mode": list(MODES)})
+    networks[NO_ATTENTION] = drop_attention(networks["dense"])
+    trained = {
+        mode: _train(cfg, digits, networks[mode])
+        for mode in ("dense", "float", NO_ATTENTION)
+    }
+    found = {
+        mode: _evaluate(cfg, digits, each, trained.get(mode, trained["float"]))
+        for mode, each in networks.items()
+    }
+    found[LOGISTIC] = _regress(cfg, digits)
+    return runs.measured(
+        {"accuracy": ("mode", list(found.values()))}, coords={"mode": list(found)}
+    )
+
+
+def drop_attention(model: "core.Model") -> "core.Model":
+    """Returns the network whose attention adds nothing, and has no gradient."""
+
+    def apply(params: Any, *args: Any, **options: Any) -> Any:
+        leaves = {
+            path: 0 * leaf if "attention/output" in path else leaf
+            for path, leaf in core.trees.flatten(params).items()
+        }
+        return model.apply(core.trees.unflatten(params, leaves), *args, **options)
+
+    return model._replace(apply=apply)
 
 
 def _network(cfg: Config, mode: str) -> "core.Model":
@@ -124,7 +154,23 @@ def _evaluate(
     apply: Callable[..., Any] = jax.jit(
         lambda params, x: model.apply(params, {}, x, train=False)[0]
     )
-    count = min(cfg.limit or len(digits.validation), len(digits.validation))
-    batch = digits.validation.gather(np.arange(count))
+    batch = _held_out(cfg, digits)
     right = np.asarray(apply(params, batch["x"])).argmax(-1) == batch["y"]
     return 100 * float(right.mean())
+
+
+def _regress(cfg: Config, digits: "data.Dataset") -> float:
+    """Returns the accuracy of a logistic regression in percent."""
+    from sklearn.linear_model import LogisticRegression
+
+    every = digits.train.gather(np.arange(len(digits.train)))
+    held_out = _held_out(cfg, digits)
+    found = LogisticRegression(max_iter=1000)
+    found.fit(every["x"].reshape(len(every["x"]), -1), every["y"])
+    flat = held_out["x"].reshape(len(held_out["x"]), -1)
+    return 100 * float(found.score(flat, held_out["y"]))
+
+
+def _held_out(cfg: Config, digits: "data.Dataset") -> Any:
+    count = min(cfg.limit or len(digits.validation), len(digits.validation))
+    return digits.validation.gather(np.arange(count))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.magicube import attention, network, products, spmm_time, tables
-from hpcjax import models
+from hpcjax import core, models
 
 SMALL = {
     "size": 64,
@@ -37,6 +37,27 @@ def test_a_mode_is_a_choice_of_bits_and_scales(monkeypatch):
     assert [each.bits for each in chosen[1:]] == [*attention.MODES[1:-1], "4-4"]
     assert {each.scales for each in chosen[1:-1]} == {"calibrated"}
     assert chosen[-1].scales == "published"
+
+
+def test_without_attention_only_the_rest_counts():
+    cfg = attention.Config(model=models.CausalLmConfig(width=16, heads=2, depth=1))
+    whole = attention._network(cfg, "dense")
+    params, state = whole.init(jax.random.key(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 1)), "float32")
+
+    def change(model, part):
+        """Returns how far outputs move when the parameters of a part grow."""
+        leaves = core.trees.flatten(params)
+        more = {path: leaf + 1.0 * (part in path) for path, leaf in leaves.items()}
+        before, after = (
+            model.apply(each, state, x, train=False)[0]
+            for each in (params, core.trees.unflatten(params, more))
+        )
+        return jnp.abs(after - before).max()
+
+    without = attention.drop_attention(whole)
+    assert change(without, "attention/") == 0 < change(whole, "attention/")
+    assert change(without, "mlp") > 0
 
 
 def test_patterns_have_the_zeros_asked_for_and_a_full_row():
