@@ -47,7 +47,7 @@ import pytest
 from jax._src.interpreters import mlir
 
 from hpcjax.core.compile_cache import keep_compiled
-from tests import cpu_report, failures_at_once, without_triton
+from tests import cpu_report, failures_at_once, type_check, without_triton
 
 # Tracing leaves many objects that stay: looking through them again and again took a
 # tenth of the time.
@@ -74,7 +74,9 @@ def _shaped() -> list[str]:
 # `make test-all` checks types there. Modules that state no shapes are left to pyrefly:
 # a check takes tens of microseconds a call, most of the time of some tests.
 if os.environ.get("HPCJAX_CHECK_TYPES"):
-    jaxtyping.install_import_hook(_shaped(), "beartype.beartype")
+    # Who takes an array takes NumPy's, too, and a number for one without a dimension.
+    jaxtyping.Array = jax.typing.ArrayLike
+    jaxtyping.install_import_hook(_shaped(), f"{type_check.__name__}.check")
 
 # For each program JAX makes a context of MLIR and loads all dialects into it, which
 # takes longer than to lower most programs here: a fifth of the suite's time.
@@ -140,6 +142,13 @@ def compilations() -> list[str]:
     """One entry for every program compiled since the test began."""
     COMPILATIONS.clear()
     return COMPILATIONS
+
+
+@pytest.fixture(autouse=True)
+def _types(request):
+    """Leaves it to the product to refuse what a test marked `wrong` gives it."""
+    off = request.node.get_closest_marker("wrong") is not None
+    jaxtyping.config.update("jaxtyping_disable", off)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -95,13 +95,45 @@ def state_specs(
     tx: optax.GradientTransformation, params: Any, state: Any, specs: Specs
 ) -> Any:
     """Returns those of a transform's state: what is like a parameter is cut like it."""
-    return optax.tree.map_params(
-        tx.init,
+    return map_state(
         lambda leaf, spec: leaf if is_masked(leaf) else spec,
+        tx,
         state,
         spec_tree(specs, params),
-        transform_non_params=lambda _: PartitionSpec(),
-        is_leaf=is_masked,
+        other=lambda _: PartitionSpec(),
+    )
+
+
+def map_state(
+    function: Callable[[Any, Any], Any],
+    tx: optax.GradientTransformation,
+    state: Any,
+    like: Any,
+    other: Callable[[Any], Any],
+) -> Any:
+    """Maps what is of a parameter, with that of `like`, and `other` what is of none.
+
+    optax finds it by a state of a placeholder, which a function of the tree, such as
+    the labels of `optax.partition`, may not be able to walk. Then all is of parameters
+    that has their structure.
+    """
+    wanted = jax.tree.structure(like)
+
+    def is_of_params(node: Any) -> bool:
+        return jax.tree.structure(node, is_leaf=is_masked) == wanted
+
+    def init(placeholder: Any) -> Any:
+        try:
+            return tx.init(placeholder)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return jax.tree.map(
+                lambda node: placeholder if is_of_params(node) else node,
+                state,
+                is_leaf=is_of_params,
+            )
+
+    return optax.tree.map_params(
+        init, function, state, like, transform_non_params=other, is_leaf=is_masked
     )
 
 

@@ -25,9 +25,9 @@ _ROOT_PI, _ROOT_TWO = math.sqrt(math.pi), math.sqrt(2)
 
 
 def crps_gaussian(
-    mean: Float[Array, "*points"],
-    std: Float[Array, "*points"],
-    observed: Float[Array, "*points"],
+    mean: Float[Array, "*#points"],
+    std: Float[Array, "*#points"],
+    observed: Float[Array, "*#points"],
 ) -> Float[Array, "*points"]:
     """Returns the continuous ranked probability score of N(mean, std²), by point.
 
@@ -98,9 +98,9 @@ def _crps_gaussian_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arra
 
 
 def crps_censored_gaussian(
-    mean: Float[Array, "*points"],
-    std: Float[Array, "*points"],
-    observed: Float[Array, "*points"],
+    mean: Float[Array, "*#points"],
+    std: Float[Array, "*#points"],
+    observed: Float[Array, "*#points"],
 ) -> Float[Array, "*points"]:
     """Returns the CRPS of max(0, X) with X from N(mean, std²), such as of rain.
 
@@ -333,9 +333,9 @@ def _paper_efi(members: jax.Array, climate: jax.Array) -> jax.Array:
 
 
 def eecrps(
-    crps: Float[Array, "*points"],
-    efi: Float[Array, "*points"],
-    where: Bool[Array, "*points"] | None = None,
+    crps: Float[Array, "*#points"],
+    efi: Float[Array, "*#points"],
+    where: Bool[Array, "*#points"] | None = None,
 ) -> Float[Array, ""]:
     """Returns mean(|EFI| · CRPS), the score that counts where weather is extreme.
 

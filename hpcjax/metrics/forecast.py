@@ -360,9 +360,9 @@ def _count(parts: jax.Array, known: jax.Array, length: int) -> jax.Array:
 
 
 def pit_histogram(
-    mean: Float[Array, "*points"],
-    std: Float[Array, "*points"],
-    observed: Float[Array, "*points"],
+    mean: Float[Array, "*#points"],
+    std: Float[Array, "*#points"],
+    observed: Float[Array, "*#points"],
     *,
     bins: int = 10,
 ) -> Int[Array, " bins"]:

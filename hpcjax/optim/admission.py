@@ -331,14 +331,7 @@ def _check_state(
         drawn = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
         return math.prod(getattr(leaf, "shape", (0,))) == 1 and not drawn
 
-    good = optax.tree.map_params(
-        tx.init,
-        fits,
-        state,
-        params,
-        transform_non_params=is_single,
-        is_leaf=shards.is_masked,
-    )
+    good = shards.map_state(fits, tx, state, params, other=is_single)
     wrong = [path for path, fitting in trees.flatten(good).items() if not fitting]
     if wrong:
         raise ConfigError(

@@ -67,6 +67,7 @@ def test_what_is_nan_is_in_no_histogram():
     assert places.tolist() == [0, 2]
 
 
+@pytest.mark.wrong
 @pytest.mark.parametrize(
     ("latitude", "message"),
     [
@@ -81,6 +82,7 @@ def test_latitudes_that_cannot_be_are_refused(latitude, message):
         metrics.latitude_weights(np.array(latitude))
 
 
+@pytest.mark.wrong
 def test_errors_are_weighted_means_and_the_order_of_roots_is_explicit():
     forecast, truth = draw(4, 3, 5), draw(4, 3, 5, seed=1)
     weights = metrics.latitude_weights(np.array([-60.0, 0.0, 60.0]))[:, None]
@@ -229,6 +231,7 @@ def test_a_truth_of_another_shape_is_not_broadcast(score):
         score(jnp.zeros((2, 3, 4)), jnp.zeros((2, 3, 1)))
 
 
+@pytest.mark.wrong
 def test_tolerances_and_bins_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="rtol must be finite and >= 0"):
         metrics.percent_close(jnp.ones(2), jnp.ones(2), rtol=-1)
@@ -241,6 +244,7 @@ def test_tolerances_and_bins_that_cannot_be_are_refused():
 KEY = jax.random.key(0)
 
 
+@pytest.mark.wrong
 @pytest.mark.parametrize(
     ("score", "shapes"),
     [

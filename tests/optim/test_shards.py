@@ -137,12 +137,20 @@ def test_losses_of_whole_parameters_are_not_handed_on():
 CLIP = optax.clip_by_global_norm(1e6)
 LABELS = {"blocks": {"kernel": "a"}, "bias": "b", "scale": "a"}
 MASK = {"blocks": {"kernel": True}, "bias": False, "scale": True}
+
+
+def labels_of(params):
+    """Walks the tree, as it cannot that of a placeholder."""
+    return {name: LABELS[name] for name in params}
+
+
 CUTTABLE = {
     "sgd": optim.sgd(0.1, clip_norm=1.0, weight_decay=0.1, momentum=0.9),
     "lamb": optim.lamb(0.1, clip_norm=1.0, stacked=("^blocks/",)),
     "adam": optax.adam(0.1),
     "masked": optax.masked(optax.adam(0.1), MASK),
     "partition": optax.partition({"a": optax.adam(0.1), "b": optim.sgd(0.1)}, LABELS),
+    "labels": optax.partition({"a": optax.adam(0.1), "b": optim.sgd(0.1)}, labels_of),
     "schedule": optax.sgd(optax.linear_schedule(0.0, 0.1, 10), momentum=0.9),
     "several": optax.MultiSteps(optax.adam(0.1), 3).gradient_transformation(),
 }
@@ -179,10 +187,14 @@ REFUSED = {
     "finite": (optax.apply_if_finite(optax.sgd(0.1), 3), "depend on sums"),
     "noise": (optax.noisy_sgd(0.1, key=0), "neither"),
     "adafactor": (optax.adafactor(0.1), "neither"),
+    "adafactor by labels": (
+        optax.partition({"a": optax.adafactor(0.1), "b": optax.sgd(0.1)}, labels_of),
+        "neither",
+    ),
     "muon": (optax.contrib.muon(0.1), ""),
     "jorge": (optim.jorge(0.1), "neither"),
     "shampoo": (optim.shampoo(0.1), "neither"),
-    "lbfgs": (optax.lbfgs(), "cannot be looked at"),
+    "lbfgs": (optax.lbfgs(), "neither"),
 }
 SPECS = CUTS["one axis"][1]
 
