@@ -209,6 +209,7 @@ def test_bits_that_go_with_no_others_are_refused(heads):
         layers.sparse_attention(*heads, pattern, bits=layers.AttentionBits(16, 4))
 
 
+@pytest.mark.wrong
 def test_published_scales_are_fixed_and_cut_off(heads):
     mask = np.zeros((TIME // 4, TIME), bool)
     mask[0, :4] = True
