@@ -1,6 +1,5 @@
 """Tables of AxoNN's static half: pipelines in the loop, what they learn and hold."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,6 @@ def _instead(name: str, other: str) -> dict[str, str]:
     return {_at(name, count): _at(other, count) for count in COUNTS}
 
 
-_figure: Callable[[str], reduce.Cell] = reduce.figure
 _HELD = np.array([*COUNTS, *(min(4, count) for count in COUNTS)])
 
 SCHEDULED = Table(
@@ -160,10 +158,10 @@ SCHEDULED = Table(
             "temporaries / input",
             lambda run, rows: run["temporaries"] / rows[ROWS[0]]["input"],
         ),
-        "held": ("inputs", _figure("held")),
-        "idle": ("idle / formula", _figure("idle")),
-        "makespan": ("makespan / formula", _figure("makespan")),
-        "late": ("with latency", _figure("late")),
+        "held": "inputs",
+        "idle": "idle / formula",
+        "makespan": "makespan / formula",
+        "late": "with latency",
     },
     picture=Lines("m={}", "temporaries", rows=(GPIPE, F1B1), x_label="micro-batches m"),
     tiers=on_cpu(
