@@ -26,6 +26,7 @@ from hpcjax.runs.command_options import (
     Run,
     Side,
     Tags,
+    Tier,
     log_to_stderr,
     prepare,
 )
@@ -378,15 +379,20 @@ def sweep(
 def report(
     ids: Ids = (),
     *,
-    path: pathlib.Path | None = None,
-    tier: str = "cpu",
+    path: Annotated[
+        pathlib.Path | None,
+        tyro.conf.arg(
+            metavar="FILE", help_behavior_hint="(default: <root>/runs/report.html)"
+        ),
+    ] = None,
+    tier: Tier = None,
     root: Root = HERE,
 ) -> int:
     """Write one HTML page on tables, sweeps and runs.
 
     Args:
-      ids: tables, sweeps and runs; default every table whose runs have finished.
-      path: the page (default: <root>/runs/report.html).
+      ids: tables, sweeps and runs; default all that has finished, newest first.
+      path: the page.
       tier: kind of machine of the tables: cpu, gpu or model.
       root: folder that holds runs/ and sweeps/.
     """

@@ -41,16 +41,17 @@ def write_report(
     *,
     root: pathlib.Path | None = None,
     path: pathlib.Path | None = None,
-    tier: str = "cpu",
+    tier: str | None = None,
 ) -> pathlib.Path:
     """Writes a page about tables, sweeps and runs, and their curves as PNG beside it.
 
     Args:
       ids: tables (`jorge/steps`), sweeps (names below `sweeps/`) and runs (names below
-        `runs/`); by default every table whose runs have all finished under `root`.
+        `runs/`); by default all that has finished under `root`, newest first: tables,
+        sweeps, and the runs that are in none of these.
       root: folder that holds `runs/`; default the working directory.
       path: the page; default `<root>/runs/report.html`.
-      tier: of the tables.
+      tier: of the tables; default the only one of each, or `cpu`.
 
     Returns:
       The page's path.
@@ -75,7 +76,9 @@ def write_report(
 class _Page:
     """The sections of a page, in order."""
 
-    def __init__(self, root: pathlib.Path, path: pathlib.Path, tier: str) -> None:
+    def __init__(
+        self, root: pathlib.Path, path: pathlib.Path, tier: str | None
+    ) -> None:
         self.root, self.path, self.tier = root, path, tier
         self.known = discover.find_tables(root)
         self.tables: list[dict[str, Any]] = []
@@ -83,6 +86,7 @@ class _Page:
         self.singles: list[dict[str, Any]] = []
         self.missing: list[dict[str, str]] = []
         self.runs: dict[str, facts.Facts] = {}
+        self.owners: dict[str, str] = {}  # of runs: the table or sweep they are of
 
     def add(self, name: str) -> None:
         """Adds a table, a sweep or a run."""
@@ -95,18 +99,34 @@ class _Page:
             self.singles.append(self.single(directory.open_run(self.root, name)))
 
     def add_finished(self) -> None:
-        """Adds all tables whose runs have finished; lists others with the reason."""
-        for name, table in self.known.items() if directory.list_runs(self.root) else ():
+        """Adds all that has finished, newest first; lists others with the reason."""
+        kept = directory.list_runs(self.root)
+        ages = {run.id: age for age, run in enumerate(reversed(kept))}
+        made = [self.finished(name) for name in self.known] if kept else []
+        found = [each for each in made if each is not None]
+        found.sort(key=lambda it: min(ages[run["id"]] for run in it.runs))
+        self.tables = [self.table(each) for each in found]
+        for folder in sorted((self.root / "sweeps").glob("*/"), key=_age, reverse=True):
             try:
-                result = build.build_table(
-                    name, root=self.root, tier=self.tier, run_missing=False
-                )
+                self.sweeps.append(self.sweep(folder.name))
             except HpcjaxError as error:
-                command = table.commands()[0]
-                text = {"name": name, "command": command, "why": str(error)}
-                self.missing.append(text)
-            else:
-                self.tables.append(self.table(result))
+                self.miss(folder.name, f"hpcjax sweep {folder.name}", error)
+        for run in reversed(kept):
+            if run.id not in self.owners and run.status in ("done", "diverged"):
+                self.singles.append(self.single(run))
+
+    def finished(self, name: str) -> TableResult | None:
+        """Returns a table if all its runs have finished; None, and says why, if not."""
+        options = {"root": self.root, "tier": self.tier, "run_missing": False}
+        try:
+            return build.build_table(name, **options)
+        except HpcjaxError as error:
+            self.miss(name, self.known[name].commands()[0], error)
+            return None
+
+    def miss(self, name: str, command: str, error: HpcjaxError) -> None:
+        """Lists what is not on the page, with the reason."""
+        self.missing.append({"name": name, "command": command, "why": str(error)})
 
     def write(self) -> None:
         """Writes the page."""
@@ -126,9 +146,17 @@ class _Page:
             singles=self.singles,
             missing=self.missing,
             runs=list(self.runs.values()),
+            owned=self.group_runs(),
             written=now.strftime("%Y-%m-%d %H:%M UTC"),
         )
         write_atomic(self.path, text)
+
+    def group_runs(self) -> dict[str, list[facts.Facts]]:
+        """Returns the runs by the table or sweep they are of; "" for those of none."""
+        found: dict[str, list[facts.Facts]] = {}
+        for run_id, fact in self.runs.items():
+            found.setdefault(self.owners.get(run_id, ""), []).append(fact)
+        return found
 
     def papers(self) -> list[dict[str, Any]]:
         """Returns each paper with its tables."""
@@ -152,6 +180,7 @@ class _Page:
     def table(self, result: TableResult) -> dict[str, Any]:
         """Returns the section on a table."""
         table = result.table
+        self.owners = {run["id"]: table.id for run in result.runs} | self.owners
         reported = [run for run in result.runs if not run["tuning"]]
         return {
             "name": table.id,
@@ -203,6 +232,7 @@ class _Page:
             raise ConfigError(
                 f"sweep {name} has not finished; `hpcjax sweep {name}` goes on with it"
             )
+        self.owners |= dict.fromkeys(ranking["run"], name)
         axes = dataset.attrs["axes"].split()
         shown = ranking[[*axes, "value", "status", "run", "error"]]
         judged = ranking[ranking["value"].notna() & (ranking["run"] != "")]
@@ -274,6 +304,10 @@ def _thin(row: xr.Dataset) -> xr.Dataset:
     if size <= _POINTS:
         return row
     return row.isel(eval_step=np.linspace(0, size - 1, _POINTS).astype(int))
+
+
+def _age(path: pathlib.Path) -> float:
+    return path.stat().st_mtime
 
 
 def _pairs(values: Mapping[str, str]) -> str:

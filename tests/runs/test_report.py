@@ -486,3 +486,30 @@ def test_a_sweep_whose_runs_were_deleted(root, tmp_path):
     )
     assert f"#run-{gone}" not in page.references
     assert "deleted" in page.text
+
+
+def test_without_ids_all_that_has_finished_is_told_and_tables_fold_their_runs(
+    tmp_path,
+):
+    root = papers.make(tmp_path)
+    alone = execute.run("curves/plain", {"wd": "0.125"}, root=root, quiet=True)
+    page = Page(report.write_report(root=root).read_text())
+    assert alone.id in page.ids
+    made = build.build_table("curves/holds", root=root, progress=False)
+    make_sweep(root, "waits", lr="0.01,0.1")
+    make_sweep(root, "mine", lr="0.3,0.2")
+    worker.work("mine", root)
+    text = report.write_report(root=root).read_text()
+    page = Page(text)
+    first, second, third = (
+        page.ids.index(each) for each in ("curves/holds", "sweep-mine", alone.id)
+    )
+    assert first < second < third
+    assert "sweep waits has not finished" in text
+    own = {run["id"] for run in made.runs}
+    assert not own & {*page.ids}
+    reported = sum(not run["tuning"] for run in made.runs)
+    assert any(
+        f"{reported} runs of curves/{name}" in text for name in ("holds", "fails")
+    )
+    assert "2 runs of mine" in text
