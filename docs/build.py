@@ -10,7 +10,6 @@ record, and the table of papers, as `hpcjax list --markdown` prints it.
 """
 
 import ast
-import collections
 import html
 import importlib
 import itertools
@@ -24,28 +23,31 @@ from collections.abc import Sequence
 
 import pandas as pd
 import yaml
-from PIL import Image
 
 import hpcjax
 from hpcjax.runs import (
     curves,
-    directory,
     discover,
     drawing,
     pictures,
     render,
-    results,
     roster,
     table_records,
 )
-from hpcjax.runs.build import read_run
 from hpcjax.runs.tables import TableResult
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUILD = ROOT / "build"
 SITE = BUILD / "docs"
 QUICKSTART = "experiments/jorge/results/quickstart.cpu.json"
-PICTURE = ROOT / "docs" / "quickstart.png"
+PICTURE = "docs/quickstart.png"
+# What README.md shows of training, inference, weather and systems.
+SHOWN = {
+    "jorge/quickstart": PICTURE,
+    "chai/latency": "docs/pictures/chai-latency.png",
+    "ens10/baselines": "docs/pictures/ens10-baselines.png",
+    "nopfs/loading": "docs/pictures/nopfs-loading.png",
+}
 OPTIONS = """    options:
       show_root_heading: false
       show_root_toc_entry: false
@@ -311,53 +313,49 @@ def write_settings(pages: dict[pathlib.Path, str], rooms: list[str]) -> None:
     write(BUILD / "mkdocs.yml", yaml.safe_dump(settings, sort_keys=False))
 
 
-def read_quickstart() -> table_records.Record:
-    """Returns the committed quickstart."""
-    table = discover.find_tables(ROOT)["jorge/quickstart"]
-    return table_records.read_record(table, "cpu", ROOT)
-
-
 def describe_quickstart() -> str:
     """Returns what README.md shows of the quickstart: tables, picture, origin."""
-    record = read_quickstart()
+    record = read_shown("jorge/quickstart")
     origin = record.content["provenance"]
     made = f"{origin['started'][:10]} with jax {origin['versions']['jax']}"
     tables = render.render_table(table_records.to_result(record), "md")
     return f"""{tables}
-![Validation error against steps and against training time](docs/quickstart.png)
+{show_picture(PICTURE, table_records.to_result(record))}
 
-Both tables are those of [the record]({QUICKSTART}),
-made on {made}. Lines are medians over seeds, bands reach from the
-least to the greatest. The record holds no curves: the picture was drawn of its runs
-where they were made, as `hpcjax report jorge/quickstart` draws it of yours."""
+Tables and picture are those of [the record]({QUICKSTART}),
+made on {made}. `hpcjax report jorge/quickstart` draws the curves of your runs."""
 
 
-def draw_quickstart() -> None:
-    """Draws README.md's picture of the recorded runs, if `runs/` has them.
+def draw_shown() -> None:
+    """Draws README.md's pictures, of the committed records."""
+    for name, place in SHOWN.items():
+        figure = drawing.draw(table_records.to_result(read_shown(name)))
+        if figure is not None:
+            (ROOT / place).parent.mkdir(exist_ok=True)
+            curves.save(figure, ROOT / place)
 
-    Raises:
-      SystemExit: it has not, and the picture that is there is of others.
-    """
-    recorded = {run["id"]: run for run in read_quickstart().content["runs"]}
-    found = {run.id: run for run in directory.list_runs(ROOT)}
-    if recorded.keys() <= found.keys():
-        rows = collections.defaultdict(dict)
-        for name, run in recorded.items():
-            rows[run["row"]][int(run["overrides"]["seed"])] = read_run(found[name])
-        joined = {row: results.over_seeds(seeds) for row, seeds in rows.items()}
-        curves.save(curves.draw(joined), PICTURE, recorded)
-        return
-    with Image.open(PICTURE) as picture:
-        if picture.info["Description"].split() != [*recorded]:
-            sys.exit(
-                f"{PICTURE.name} is not of the runs of {QUICKSTART}, which are not in "
-                "runs/: hpcjax table jorge/quickstart --record"
-            )
+
+def read_shown(name: str) -> table_records.Record:
+    """Returns the committed record of a table that is made on a CPU."""
+    return table_records.read_record(discover.find_tables(ROOT)[name], "cpu", ROOT)
+
+
+def describe_shown() -> str:
+    """Returns what README.md shows of other tables: their pictures, and where to."""
+    lines = []
+    for name, place in SHOWN.items():
+        paper = name.split("/")[0]
+        result = table_records.to_result(read_shown(name))
+        if place != PICTURE:
+            said = f"[{result.table.title}](experiments/{paper}/README.md):"
+            lines += [said, "", show_picture(place, result), ""]
+    return "\n".join(lines)
 
 
 def fill(page: str) -> str:
     """Returns README.md with what is made in it."""
     filled = roster.put(page, describe_quickstart(), f"<!-- made of {QUICKSTART} -->")
+    filled = roster.put(filled, describe_shown(), "<!-- made of committed records -->")
     return roster.put(filled, roster.markdown(ROOT))
 
 
@@ -366,7 +364,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     told = fill(readme.read_text())
     if "--readme" in sys.argv[1:]:
-        draw_quickstart()
+        draw_shown()
         readme.write_text(told)
         return
     if told != readme.read_text():

@@ -3,14 +3,11 @@
 import importlib.util
 import pathlib
 import re
-import types
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 from PIL import Image
-
-from hpcjax.runs import results
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -145,13 +142,15 @@ def test_a_guide_under_no_head_ends_the_build(build, monkeypatch, tmp_path):
 @pytest.fixture
 def readme(build, monkeypatch, tmp_path):
     """A README.md in which all that is made is older than the records."""
-    begins = build.roster.BEGIN, f"<!-- made of {build.QUICKSTART} -->"
+    shown = "<!-- made of committed records -->"
+    begins = build.roster.BEGIN, f"<!-- made of {build.QUICKSTART} -->", shown
     parts = (f"{begin}\n\nold\n\n{build.roster.END}\n" for begin in begins)
     written(tmp_path, "\n".join(["# All\n", *parts]))
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setattr(build.roster, "markdown", lambda root: "| new |")
     monkeypatch.setattr(build, "describe_quickstart", lambda: "| first |")
-    monkeypatch.setattr(build, "draw_quickstart", lambda: None)
+    monkeypatch.setattr(build, "draw_shown", lambda: None)
+    monkeypatch.setattr(build, "describe_shown", lambda: "a picture")
     return tmp_path / "README.md"
 
 
@@ -165,7 +164,7 @@ def test_what_is_made_in_the_readme_is_written(build, readme, monkeypatch):
     monkeypatch.setattr(build.sys, "argv", ["build.py", "--readme"])
     build.main()
     text = readme.read_text()
-    assert text.index("| new |") < text.index("| first |")
+    assert text.index("| new |") < text.index("| first |") < text.index("a picture")
     assert "old" not in text
     assert text.startswith("# All")
 
@@ -178,46 +177,21 @@ def test_the_readme_shows_what_the_records_hold(build):
 
 
 def quickstart(build):
-    return build.table_records.to_result(build.read_quickstart())
+    return build.table_records.to_result(build.read_shown("jorge/quickstart"))
 
 
-@pytest.fixture
-def picture(build, monkeypatch, tmp_path):
-    """That of the README, in another place; none of the recorded runs is there."""
-    copy = tmp_path / "quickstart.png"
-    copy.write_bytes(build.PICTURE.read_bytes())
-    monkeypatch.setattr(build, "PICTURE", copy)
-    monkeypatch.setattr(build.directory, "list_runs", lambda root: [])
-    return copy
-
-
-def tell_ids(picture):
-    with Image.open(picture) as image:
-        return image.info["Description"].split()
-
-
-def test_the_quickstart_is_drawn_of_the_recorded_runs(build, picture, monkeypatch):
-    recorded = [run["id"] for run in quickstart(build).runs]
-    runs = [types.SimpleNamespace(id=name) for name in ["another", *recorded]]
-    monkeypatch.setattr(build.directory, "list_runs", lambda root: runs)
-    steps = ({"step": n, "seconds": n, "val_error": 0.1} for n in (1, 2))
-    history = results.history(steps, "measured")
-    read = []
-    monkeypatch.setattr(build, "read_run", lambda run: read.append(run.id) or history)
-    before = picture.read_bytes()
-    build.draw_quickstart()
-    assert read == tell_ids(picture) == recorded
-    assert picture.read_bytes() != before
-
-
-def test_a_picture_of_other_runs_is_refused(build, picture, monkeypatch):
-    before = picture.read_bytes()
-    build.draw_quickstart()
-    assert picture.read_bytes() == before
-    figure = build.drawing.draw(quickstart(build))
-    build.curves.save(figure, picture, ["another"])
-    with pytest.raises(SystemExit, match=r"is not of the runs of experiments/jorge"):
-        build.draw_quickstart()
+def test_pictures_of_the_readme_are_drawn_of_records(build, monkeypatch, tmp_path):
+    """Without any run; they are those that the page shows."""
+    records = {name: build.read_shown(name) for name in build.SHOWN}
+    monkeypatch.setattr(build, "read_shown", records.get)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    build.draw_shown()
+    page = (REPOSITORY / "README.md").read_text()
+    for place in build.SHOWN.values():
+        assert f"]({place})" in page
+        with Image.open(tmp_path / place) as new, Image.open(REPOSITORY / place) as old:
+            assert new.size == old.size
 
 
 def test_every_public_name_is_listed_once(build):
@@ -240,7 +214,7 @@ def test_a_papers_page_shows_its_records(build):
 
 
 def test_a_record_is_shown_with_its_cells_and_verdicts(build):
-    text = "\n".join(build.describe_record(build.read_quickstart()))
+    text = "\n".join(build.describe_record(build.read_shown("jorge/quickstart")))
     tables = re.findall(r"<table.*?</table>", text, re.DOTALL)
     result = quickstart(build)
     frames = build.render.values(result), build.render.verdicts(result.verdicts)
