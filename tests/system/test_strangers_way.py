@@ -1,6 +1,5 @@
 """The first hour of somebody new, in a copy of the repository, as commands."""
 
-import shutil
 import subprocess
 import sys
 import time
@@ -52,9 +51,7 @@ def test_eight_commands_lead_to_a_table_of_ones_own(tmp_path):
     assert "jorge/quickstart" in told[1]
     assert "must not hold for" in told[2]
     assert "run        " in told[4]
-    assert "learns" in (copy / "experiments/mine/tables.py").read_text()
     assert "holds" in told[6]
     assert list(copy.glob("runs/**/*.png")) or list(copy.glob("sweeps/**/*.png"))
     page = (copy / "runs/report.html").read_text()
     assert all(name in page for name in ("mine/halving", "jorge/digits:sgd"))
-    shutil.rmtree(copy)
