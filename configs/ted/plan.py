@@ -1,6 +1,6 @@
 """What a 6.7 B base with 16 experts takes on each of 128 devices; seconds.
 
-Expect: 28.5, 16.0, 9.7 and 6.6 GiB for 1, 2, 4 and 8 devices to a matrix
+Expect: 28.2, 15.8, 9.6 and 6.5 GiB for 1, 2, 4 and 8 devices to a matrix
 (`hpcjax table ted/plan --tier model`).
 """
 

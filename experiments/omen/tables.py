@@ -22,23 +22,9 @@ _ORDERS = {
 }
 
 
-def scattering(rows: reduce.Rows) -> xr.Dataset:
-    """Returns a row for each order: seconds, and those of two orders over its own."""
-    run = reduce.single(rows)
-    seconds = run["seconds"]
-    cells: dict[str, reduce.Cells] = {}
-    for order, name in _ORDERS.items():
-        own = seconds.sel(order=order)
-        cells[name] = {
-            "seconds": own.median(),
-            **{
-                f"over_{base}": (seconds.sel(order=base) / own).median()
-                for base in ("batched", "sequential")
-            },
-            "gflop": run["gflop"].sel(order=order),
-            "distance": run["distance"].sel(order=order),
-        }
-    return reduce.from_cells(cells)
+def _times_faster(order: str) -> reduce.Cell:
+    """Makes a cell: an order's seconds over a row's own, within a round."""
+    return lambda run, rows: (rows[order]["seconds"] / run["seconds"]).median()
 
 
 SCATTERING = Table(
@@ -60,13 +46,14 @@ SCATTERING = Table(
     ),
     picture=Bars("seconds", log=True),
     columns={
-        "seconds": "seconds",
-        "over_batched": "times as fast as the batched loop",
-        "over_sequential": "as eight loops",
+        "seconds": ("seconds", lambda run: run["seconds"].median()),
+        "over_batched": ("times as fast as the batched loop", _times_faster("batched")),
+        "over_sequential": ("as eight loops", _times_faster("sequential")),
         "gflop": "Gflop",
         "distance": "difference",
     },
-    reduce=scattering,
+    along="order",
+    named=lambda order: _ORDERS[order],
     benchmark=True,
     tiers=on_cpu(
         minutes=2.0,
@@ -106,17 +93,11 @@ def _transport(name: str = "base") -> Runs:
     return Runs(config=f"omen/transport:{name}")
 
 
-@reduce.by_row
-def conservation(run: xr.Dataset) -> reduce.Cells:
-    """Returns cells of a run, and by how much the worst is above its bound."""
-    own = reduce.first(run)
-    worst = max(float(own[name]) / bound for name, bound in _BOUNDS.items())
-    return {
-        **{name: own[name] for name in (*_BOUNDS, "iterations", "converged")},
-        "current": own["current"].sel(contact="left"),
-        # What has diverged has no number.
-        "worst": worst if np.isfinite(worst) else np.inf,
-    }
+def _find_worst(run: xr.Dataset) -> float:
+    """Returns by how much a run's worst figure is above its bound."""
+    worst = max(float(run[name]) / bound for name, bound in _BOUNDS.items())
+    # What has diverged has no number.
+    return worst if np.isfinite(worst) else np.inf
 
 
 CONSERVATION = Table(
@@ -138,12 +119,11 @@ CONSERVATION = Table(
         "imbalance": "imbalance",
         "lost": "energy lost",
         "flatness": "not flat",
-        "worst": "worst / bound",
+        "worst": ("worst / bound", _find_worst),
         "iterations": "iterations",
         "converged": "converged",
-        "current": "current",
+        "current": ("current", lambda run: run["current"].sel(contact="left")),
     },
-    reduce=conservation,
     tiers=on_cpu(
         minutes=1.5,
         runs={

@@ -92,7 +92,7 @@ def annotate(
         mesh=mesh,
         state=given[0],
         lowered=lowered,
-        compiled=program.compile_lowered(lowered, quick=program.is_quick(cfg)),
+        compiled=program.compile_lowered(lowered, cfg.taken),
         params=shapes.params,
         start=jax.jit(init, out_shardings=places),
         batches=data.batches(dataset.train, size, cfg.seed),

@@ -1,45 +1,71 @@
-"""What a mixture of experts takes on a device, and the largest base, by formulas."""
+"""What a mixture of experts takes on a device: by its arrays, and by the formula."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from hpcjax import cost, runs
+from hpcjax import core, cost, runs, sharding
 from hpcjax.core import config
+from hpcjax.models import CausalLmConfig, ExpertsConfig, TransformerOptions
+
+_EXPERTS = TransformerOptions(experts=ExpertsConfig(count=16, top_k=1, every=2))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(config.Config):
-    """A base model whose every second block has experts, in mixed precision.
+    """A mixture of experts in mixed precision; nothing is compiled.
 
     Attributes:
-      base: its parameters without experts.
-      experts: of a mixture.
+      model: the network.
+      vocabulary: of its table.
+      context: length of a sequence.
       tensor: devices that share a matrix.
       devices: of the machine; as many as experts share these out.
-      memory: bytes of a device, for the largest base.
       seed: is not used.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {"devices": "32"}
+    smoke: ClassVar[Mapping[str, str]] = {"devices": "32", "model.width": "64"}
     figures: ClassVar[Mapping[str, str]] = {
-        "gib": ": of a device, for the base",
-        "largest": ": parameters of the largest base that fits",
+        "gib": ": of a device, for the arrays as they are cut",
+        "alone": ": of a device, where none share a matrix",
+        "formula": ": of a device, for so many parameters of a base",
+        "gathered": ": the formula's, if each device had all experts",
+        "base": ": parameters of the model without experts",
     }
 
-    base: config.Positive = 6.7e9
-    experts: config.Size = 16
+    model: CausalLmConfig = CausalLmConfig(
+        depth=32, width=4096, heads=32, options=_EXPERTS
+    )
+    vocabulary: config.Several = 51200
+    context: config.Several = 2048
     tensor: config.Size = 1
     devices: config.Size = 128
-    memory: config.Positive = 16 * 2.0**30
     seed: config.Seed = 0
 
 
 @runs.analytical
 def run(cfg: Config) -> "runs.Figures":
-    """Evaluates the formulas for the base, and for the largest that fits."""
-    sizes = cfg.experts, cfg.tensor, cfg.experts, cfg.devices
-    return {
-        "gib": cost.ted_memory_asymptotic(cfg.base, *sizes) / 2**30,
-        "largest": cost.largest_base(cfg.memory, *sizes),
-    }
+    """Counts the arrays, and evaluates the formula."""
+    import jax
+
+    experts = getattr(cfg.model.options.experts, "count", 1)
+    plain = dataclasses.replace(cfg.model.options, experts=None)
+    base = dataclasses.replace(cfg.model, options=plain)
+    mixture, without = (
+        each.make((cfg.context,), cfg.vocabulary) for each in (cfg.model, base)
+    )
+    size = core.trees.num_params(jax.eval_shape(without.init, jax.random.key(0))[0])
+    counted, alone = (
+        cost.ted_memory(
+            mixture,
+            sharding.Layout.of(cfg.devices, tensor, experts),
+            stacked=cfg.model.stacks,
+        )
+        for tensor in (cfg.tensor, 1)
+    )
+    formula, gathered = (
+        cost.ted_memory_asymptotic(size, experts, cfg.tensor, expert, cfg.devices)
+        for expert in (experts, 1)
+    )
+    found = {"gib": counted, "alone": alone, "formula": formula, "gathered": gathered}
+    return {**{name: size / 2**30 for name, size in found.items()}, "base": size}

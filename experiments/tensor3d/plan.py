@@ -25,6 +25,7 @@ class Config(config.Config):
     smoke: ClassVar[Mapping[str, str]] = {"layers": "2", "devices": "8"}
     figures: ClassVar[Mapping[str, str]] = {
         "words": "scheme: that a device sends in a step on the best grid that fits",
+        "part": "scheme: of those of Megatron's grid",
         "grid": "scheme axis: sizes of that grid",
     }
 
@@ -57,6 +58,7 @@ def run(cfg: Config) -> "runs.Figures":
     chosen = [next(each for each in flat if each.grid.row == 1), flat[0], every[0]]
     return {
         "words": [each.total for each in chosen],
+        "part": [each.total / chosen[0].total for each in chosen],
         "grid": [[getattr(each.grid, axis) for axis in AXES] for each in chosen],
     }
 

@@ -10,7 +10,6 @@ from hpcjax import cost, perf, runs, sharding
 from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
 
-WORD = 4  # bytes
 # In a loop, where the compiler does not keep what the backward pass gathers again.
 PAIRS = 3
 
@@ -33,6 +32,12 @@ class Config(config.Config):
         "inputs": "16",
         "outputs": "24",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "sent": ": bytes of a device for a pair, k to n and n to k features, by rings",
+        "formula": ": words, by the cost model",
+        "apart": ": of outputs and gradients from float64's, the largest, relative",
+        "ours worst": ": words that Tensor3D sends on its best and its worst grid",
+    }
 
     scheme: Literal["optimus2d", "colossal3d"] = "optimus2d"
     side: config.Several = 2
@@ -52,26 +57,12 @@ class Config(config.Config):
             )
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        dict.fromkeys(("words", "formula", "distance", "ours", "worst"), "")
-    )
-
-
-def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Compiles and runs pairs of layers with their gradients.
-
-    Returns:
-      Of a pair, with k to n and n to k features: `words` that a device sends, by rings;
-      `formula`, the cost model's; `ours` and `worst`, what the best and the worst grid
-      of Tensor3D send. And
-      `distance` of outputs and gradients from numpy in float64, the largest, relative.
-    """
+@runs.simulated
+def run(cfg: Config) -> "runs.Figures":
+    """Compiles and runs pairs of layers with their gradients."""
     import jax
     from jax.sharding import PartitionSpec as P
 
-    del ctx
     flat = cfg.scheme == "optimus2d"
     mesh = sharding.make_mesh(dict.fromkeys("ij" if flat else "ijl", cfg.side))
     of_x, *of_w = (
@@ -115,17 +106,14 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     grid = sharding.Grid(col=mesh.size)
     best, *_, worst = cost.best_grid(layers, cfg.rows, mesh.size, parts=mesh.size)
     predicted = cost.comm_volume(layers, cfg.rows, grid, cfg.scheme)
-    return runs.simulated(
-        {
-            "words": sum(perf.ring_bytes_by_axis(compiled, mesh).values())
-            / WORD
-            / PAIRS,
-            "formula": predicted[cfg.scheme],
-            "distance": distance,
-            "ours": best.total,
-            "worst": worst.total,
-        }
-    )
+    sent = sum(perf.ring_bytes_by_axis(compiled, mesh).values())
+    return {
+        "sent": sent / PAIRS,
+        "formula": predicted[cfg.scheme],
+        "apart": distance,
+        "ours": best.total,
+        "worst": worst.total,
+    }
 
 
 def _exact(given: Any) -> Any:

@@ -1,15 +1,21 @@
 """Which grid of devices sends the fewest words when every matrix is cut."""
 
-import functools
+import contextlib
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec
 
 from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.model import Model
+from hpcjax.core.patterns import matches_any
+from hpcjax.core.shards import axes_of_spec
+from hpcjax.sharding.cuts import count_parts, cut_further
+from hpcjax.sharding.mesh import DEPTH_AXIS
 from hpcjax.sharding.tensor3d import Grid, MatrixLayer, cut_matrices, list_matrices
 
 Scheme = Literal["tensor3d", "megatron", "optimus2d", "colossal3d"]
@@ -35,7 +41,7 @@ class Planned(NamedTuple):
 
 
 def comm_volume(
-    layers: Sequence[MatrixLayer],
+    layers: Model | Sequence[MatrixLayer],
     rows: int,
     grid: Grid,
     scheme: Scheme = "tensor3d",
@@ -59,20 +65,31 @@ def comm_volume(
     Along `depth` matrices are gathered twice, and their gradients reduced and
     scattered; along `data` gradients are all-reduced.
 
+    Of a language model that is counted for all its parameters, as they are cut, of
+    which biases and what is in no stack are gathered once; and besides its matrices'
+    sums, its head's included, m words or so of each token: the look-up sums m H / G_r
+    over columns, and the loss 4 m; each of a norm's moments is summed over rows, and so
+    is its slope. A few words are left out, such as those of metrics.
+
     Args:
-      layers: the matrices.
+      layers: the matrices, or a language model, with "tensor3d".
       rows: B, of the whole batch, such as sequences times their length.
       grid: the devices.
       scheme: see above.
 
     Raises:
-      ConfigError: an unknown scheme, or devices that make no square or cube.
+      ConfigError: an unknown scheme, devices that make no square or cube, or a model
+        that the grid does not cut.
 
     Examples:
       >>> layer = MatrixLayer(inputs=4, outputs=8, transposed=False, count=1)
       >>> comm_volume([layer], 16, Grid(row=2, col=2))
       {'data': 0.0, 'depth': 0.0, 'row': 64.0, 'col': 32.0}
     """
+    if isinstance(layers, Model):
+        rule = "scheme must be tensor3d for a model; megatron is a grid with row=1"
+        checks.require(scheme == "tensor3d", rule, scheme=scheme)
+        return _count_model(_describe(layers), rows, grid)
     parts = grid.row * grid.col
     own = rows / (grid.data * grid.depth)
     weights = sum(each.count * each.inputs * each.outputs for each in layers) / parts
@@ -110,6 +127,57 @@ def _operands(layer: MatrixLayer, rows: float, *, cube: bool) -> float:
     return 3 * (x + w) + (2 * rows * layer.outputs if cube else 0)
 
 
+class _Described(NamedTuple):
+    """A language model: its matrices, its parameters' shapes, and how often they sum.
+
+    Attributes:
+      model: itself.
+      layers: its matrices.
+      shapes: of its parameters.
+      stacked: regexes of its stacks.
+      moments: that norms take of a token.
+    """
+
+    model: Model
+    layers: tuple[MatrixLayer, ...]
+    shapes: Any
+    stacked: tuple[str, ...]
+    moments: int
+
+
+def _describe(model: Model) -> _Described:
+    layers = list_matrices(model)
+    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+    leaves = trees.flatten(shapes)
+    moments = sum(
+        (1 + (path.replace("scale", "bias") in leaves)) * math.prod(leaf.shape[:-1])
+        for path, leaf in leaves.items()
+        if path.endswith("norm/scale")
+    )
+    deep = (layer.path for layer in model.layers if layer.options["depth"])
+    stacked = {f"^{re.escape(path.partition('/')[0])}/" for path in deep}
+    return _Described(model, layers, shapes, tuple(stacked), moments)
+
+
+def _count_model(told: _Described, rows: int, grid: Grid) -> dict[str, float]:
+    """Returns the words of a whole language model; see `comm_volume`."""
+    sizes, own = grid._asdict(), rows / (grid.data * grid.depth)
+    held = cut_matrices(told.model, told.shapes, grid)
+    found = comm_volume(told.layers, rows, grid)
+    found |= {"data": 0.0, "depth": 0.0}
+    found["row"] += 4 * _share(grid.row) * own * told.moments
+    width = trees.flatten(told.shapes)["embed/table"].shape[-1]
+    found["col"] += 2 * _share(grid.col) * own * (width / grid.row + 4)
+    further = cut_further(told.shapes, held, sizes, DEPTH_AXIS, told.stacked)
+    for path, leaf in trees.flatten(told.shapes).items():
+        part = leaf.size / count_parts(held.get(path, PartitionSpec()), sizes)
+        parted = DEPTH_AXIS in axes_of_spec(further.get(path, PartitionSpec()))
+        again = matches_any(told.stacked, path) and not path.endswith("bias")
+        found["depth"] += (2 + (parted and again)) * _share(grid.depth) * part
+        found["data"] += 2 * _share(grid.data) * part / (grid.depth if parted else 1)
+    return found
+
+
 def grid_features(layers: Sequence[MatrixLayer]) -> tuple[int, int]:
     """Returns A and C: features that are summed over rows, and over columns.
 
@@ -139,7 +207,8 @@ def best_grid(
     that `sharding.spread_matrices` takes.
 
     Args:
-      model: a language model, or matrices alone, which row and col must divide.
+      model: a language model, all that it sends, or matrices alone; row and col must
+        divide their sizes.
       rows: of the whole batch, such as sequences times their length.
       devices: of the grid.
       memory: bytes of a device, for 16 bytes of each parameter.
@@ -161,38 +230,44 @@ def best_grid(
     """
     checks.require_count(1, rows=rows, devices=devices, topk=topk)
     if isinstance(model, Model):
-        layers = list_matrices(model)
-        shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
-        weights = trees.num_params(shapes)
-        fits = functools.partial(_takes, model, shapes)
+        told = _describe(model)
+        weights = trees.num_params(told.shapes)
+        planned = _plan(lambda grid: _count_model(told, rows, grid), devices)
     else:
-        layers = model
-        weights = sum(each.count * each.inputs * each.outputs for each in layers)
-        fits = functools.partial(_fits, layers)
+        weights = sum(each.count * each.inputs * each.outputs for each in model)
+        planned = _plan(lambda grid: _count_matrices(model, rows, grid), devices)
     size = _BYTES_PER_PARAMETER * weights
     fitting = [
-        grid
-        for grid in _grids(devices)
-        if parts in (None, grid.row * grid.col)
-        and size / (grid.row * grid.col * grid.depth) <= memory
-        and fits(grid)
+        each
+        for each in planned
+        if parts in (None, each.grid.row * each.grid.col)
+        and size / (each.grid.row * each.grid.col * each.grid.depth) <= memory
     ]
     if not fitting:
         raise ConfigError(
             f"no grid of {devices} devices fits: got memory={memory:g} bytes for "
             f"{size} bytes of state, parts={parts}"
         )
-    planned = [Planned(grid, comm_volume(layers, rows, grid)) for grid in fitting]
-    return sorted(planned, key=lambda each: (each.total, each.grid.row))[:topk]
+    return sorted(fitting, key=lambda each: (each.total, each.grid.row))[:topk]
 
 
-def _takes(model: Model, shapes: Any, grid: Grid) -> bool:
-    """Says whether a grid divides a model's sizes."""
-    try:
-        cut_matrices(model, shapes, grid)
-    except ConfigError:
-        return False
-    return True
+def _plan(count: Callable[[Grid], dict[str, float]], devices: int) -> Iterator[Planned]:
+    """Yields the grids that divide all sizes, and what they send."""
+    for grid in _grids(devices):
+        with contextlib.suppress(ConfigError):
+            yield Planned(grid, count(grid))
+
+
+def _count_matrices(
+    layers: Sequence[MatrixLayer], rows: int, grid: Grid
+) -> dict[str, float]:
+    """Returns the words of matrices; ConfigError if the grid does not divide them."""
+    for layer in layers:
+        sizes = layer.inputs, layer.outputs
+        inwards, outwards = reversed(sizes) if layer.transposed else sizes
+        good = inwards % grid.row == 0 and outwards % grid.col == 0
+        checks.require(good, "row and col must divide matrices", layer=layer)
+    return comm_volume(layers, rows, grid)
 
 
 def _grids(devices: int) -> list[Grid]:
@@ -205,13 +280,3 @@ def _grids(devices: int) -> list[Grid]:
         for depth in divisors(devices // data)
         for row in divisors(devices // (data * depth))
     ]
-
-
-def _fits(layers: Sequence[MatrixLayer], grid: Grid) -> bool:
-    """Says whether a grid divides matrices."""
-    for layer in layers:
-        sizes = layer.inputs, layer.outputs
-        inwards, outwards = reversed(sizes) if layer.transposed else sizes
-        if inwards % grid.row or outwards % grid.col:
-            return False
-    return True

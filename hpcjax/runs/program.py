@@ -32,6 +32,7 @@ KINDS = (
     *("all-reduce", "reduce-scatter", "all-gather", "all-to-all"),
     "collective-permute",
 )
+AXES = "data", "worker", "depth", "row", "col", "expert", "stage"
 SEVERAL = "several"  # the label of what is sent along more than one axis
 PARTS = LOOP, REST = "loop", "rest"
 
@@ -51,23 +52,22 @@ class ProgramConfig(training.TrainingConfig):
         as one that breaks what is claimed, for a negative control.
     """
 
-    axes: ClassVar[tuple[str, ...]] = (
-        *("data", "worker", "depth", "row", "col", "expert", "stage"),
-    )
+    axes: ClassVar[tuple[str, ...]] = AXES
 
     devices: config.Count = 0
-    memory: Annotated[int, config.AtLeast(0.0)] = 0
+    memory: Annotated[float, config.AtLeast(0.0)] = 0.0
     taken: config.Count = 0
     broken: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "memory is that of a model with a depth"
-        fits = not self.memory or hasattr(self.model, "depth")
-        checks.require(fits, rule, memory=self.memory, model=self.model)
-        rule = "steps are compared with one device's where one model is trained"
-        one = not self.taken or self.averaging is None
-        checks.require(one, rule, taken=self.taken, averaging=self.averaging)
+        if self.memory:
+            rule, deep = "memory is that of a model with a depth", vars(self.model)
+            checks.require("depth" in deep, rule, memory=self.memory, model=self.model)
+        if self.taken:
+            rule = "steps are compared with one device's where one model is trained"
+            one = self.averaging is None
+            checks.require(one, rule, taken=self.taken, averaging=self.averaging)
 
     @property
     def figures(self) -> Mapping[str, str]:
@@ -86,8 +86,7 @@ class ProgramConfig(training.TrainingConfig):
         if self.taken:
             found["losses"] = "number: of each step"
             found["loss"] = ": of the last step"
-            found["distance"] = ": of the loss from one device's, relative"
-            found["apart"] = ": of the farthest parameter from one device's, relative"
+            found["distance apart"] = ": from one device, of loss and parameters"
         return found
 
     def labels(self) -> "Labels":
@@ -165,10 +164,8 @@ def read(cfg: ProgramConfig, ctx: "Context", make: Maker | None = None) -> "Figu
         }
         if cfg.memory:
             found["depth"] = _find_deepest(cfg, ctx.data_root, devices, make)
-        ours = _take(step, cfg.taken) if cfg.taken else None
-    if ours is not None:
-        found |= _compare(*ours, *_take_alone(_alone(cfg), ctx.data_root))
-    return found
+        ours = _take(step, cfg.taken) if cfg.taken else ()
+    return found | (_compare(*ours, *_take_alone(cfg, ctx)) if ours else {})
 
 
 def compose(cfg: ProgramConfig, data_root: pathlib.Path, devices: int) -> Step:
@@ -180,16 +177,15 @@ def compose(cfg: ProgramConfig, data_root: pathlib.Path, devices: int) -> Step:
     plain = task.method.around == Around()
     checks.require(plain or not cfg.taken, rule, taken=cfg.taken)
     mesh = task.mesh(devices)
-    return compile_step(task, cfg.train, mesh, seed=cfg.seed, quick=is_quick(cfg))
+    return compile_step(task, cfg.train, mesh, cfg.seed, cfg.taken)
 
 
 def compile_step(
     task: "train.Task",
     config: "TrainConfig",
     mesh: "Mesh",
-    *,
     seed: int = 0,
-    quick: bool = True,
+    taken: int = 0,
 ) -> Step:
     """Returns the compiled step of a task; see `compile_lowered`."""
     import jax
@@ -205,44 +201,35 @@ def compile_step(
         mesh=mesh,
         state=state,
         lowered=lowered,
-        compiled=compile_lowered(lowered, quick),
+        compiled=compile_lowered(lowered, taken),
         params=jax.eval_shape(task.model.init, jax.random.key(0))[0],
         start=functools.partial(train.init_state, task, seed, mesh),
         batches=local_batches(task, config, seed),
     )
 
 
-def is_quick(cfg: ProgramConfig) -> bool:
-    """Says whether few steps are taken, sooner than good code for them is compiled."""
-    return cfg.taken < 5
-
-
-def compile_lowered(lowered: "Lowered", quick: bool) -> "Compiled":
-    """Compiles a program; quickly, if it is only read: it sends the same bytes."""
+def compile_lowered(lowered: "Lowered", taken: int) -> "Compiled":
+    """Compiles a program; quickly if few steps are taken: it sends the same bytes."""
     import jax
 
     from hpcjax.core import compat
 
-    options = compat.quick_compilation(jax.default_backend()) if quick else {}
-    return lowered.compile(compiler_options=options)
+    quick = compat.quick_compilation(jax.default_backend()) if taken < 5 else {}
+    return lowered.compile(compiler_options=quick)
 
 
 def _count(cfg: ProgramConfig, step: Step) -> dict[str, np.ndarray]:
     """Returns what collectives are, by axis, kind and part."""
-    from hpcjax import perf
-
     sizes = [len(cfg.axes) + 1, len(KINDS), len(PARTS)]
     sent, operands, arrays, asked = np.zeros((4, *sizes))
     block = np.zeros(sizes[:2])
-    for place, each, devices in _collectives(cfg.axes, step.mesh, step.compiled):
-        by_rings = each.bytes * perf.sent_per_byte(each.kind, devices)
-        sent[place] += each.times * by_rings
-        operands[place] += each.bytes
-        arrays[place] += _count_arrays(each)
-        if PARTS[place[2]] == LOOP:
-            block[place[:2]] += by_rings
-    for place, each, _ in _collectives(cfg.axes, step.mesh, step.lowered):
-        asked[place] += _count_arrays(each)
+    for at, each, by_rings in _collectives(cfg, step.mesh, step.compiled):
+        sent[at] += each.times * by_rings
+        operands[at] += each.bytes
+        arrays[at] += _count_arrays(each)
+        block[at[:2]] += by_rings * (PARTS[at[2]] == LOOP)
+    for at, each, _ in _collectives(cfg, step.mesh, step.lowered):
+        asked[at] += _count_arrays(each)
     counted = {"sent": sent, "operands": operands, "arrays": arrays}
     return {**counted, "asked": asked, "block": block}
 
@@ -253,24 +240,25 @@ def _count_arrays(each: "perf.Collective") -> int:
 
 
 def _collectives(
-    axes: tuple[str, ...], mesh: "Mesh", program: "Compiled | Lowered"
-) -> "Iterator[tuple[tuple[int, int, int], perf.Collective, int]]":
-    """Yields (place in the figures, collective, devices of a group).
+    cfg: ProgramConfig, mesh: "Mesh", program: "Compiled | Lowered"
+) -> "Iterator[tuple[tuple[int, int, int], perf.Collective, float]]":
+    """Yields (place in the figures, collective, bytes that a device sends by rings).
 
     Groups of one device send nothing, and are left out.
     """
     from hpcjax import perf
 
+    axes = (*cfg.axes, SEVERAL)
     for each in perf.collectives(program):
         along = perf.axes_of(each, mesh)
         devices = math.prod(mesh.shape[axis] for axis in along)
         if devices > 1:
             axis = along[0] if len(along) == 1 else SEVERAL
-            checks.require_choice("axis of the mesh", axis, (*axes, SEVERAL))
+            checks.require_choice("axis of the mesh", axis, axes)
             checks.require_choice("kind of a collective", each.kind, KINDS)
             part = LOOP if each.times > 1 or not each.bounded else REST
-            number = axes.index(axis) if axis in axes else len(axes)
-            yield (number, KINDS.index(each.kind), PARTS.index(part)), each, devices
+            place = axes.index(axis), KINDS.index(each.kind), PARTS.index(part)
+            yield place, each, each.bytes * perf.sent_per_byte(each.kind, devices)
 
 
 Taken = tuple[list[float], dict[str, np.ndarray]]
@@ -291,16 +279,15 @@ def _take(step: Step, steps: int) -> Taken:
     return losses, trees.flatten(jax.device_get(state.params))
 
 
-def _alone(cfg: ProgramConfig) -> ProgramConfig:
-    """Returns what one device trains by itself, without what belongs to several."""
-    fields = [field.name for field in dataclasses.fields(ProgramConfig)]
-    given: dict[str, Any] = {name: getattr(cfg, name) for name in fields}
-    given |= {"parallel": None, "exchange": None, "devices": 1, "memory": 0}
-    return ProgramConfig(**given | {"broken": ""})
+def _take_alone(cfg: ProgramConfig, ctx: "Context") -> Taken:
+    """Returns what one device finds by itself, without what belongs to several."""
+    given = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(ProgramConfig)}
+    given |= {"parallel": None, "exchange": None, "devices": 1, "memory": 0.0}
+    return _take_steps(ProgramConfig(**given | {"broken": ""}), ctx.data_root)
 
 
 @functools.lru_cache(maxsize=1)  # the rows of a table share it
-def _take_alone(cfg: ProgramConfig, data_root: pathlib.Path) -> Taken:
+def _take_steps(cfg: ProgramConfig, data_root: pathlib.Path) -> Taken:
     return _take(compose(cfg, data_root, 1), cfg.taken)
 
 
@@ -312,9 +299,7 @@ def _compare(
 ) -> dict[str, Any]:
     """Returns how far the loss and the farthest parameter are from one device's.
 
-    That is the largest ‖a − b‖ / (‖b‖ + √size / 10) of any array, at most 10⁻⁵ where
-    ‖a − b‖ ≤ 10⁻⁵ ‖b‖ + 10⁻⁶ √size: rounding of biases that are nearly zero counts by
-    their size.
+    The largest ‖a − b‖ / (‖b‖ + √size / 10): biases near zero count by their size.
     """
     apart = max(
         float(np.linalg.norm(ours[p] - b) / (np.linalg.norm(b) + 0.1 * np.sqrt(b.size)))
@@ -343,10 +328,8 @@ def _find_deepest(
 
 def _context(place: str) -> contextlib.AbstractContextManager[Any]:
     """Returns the context that a config names; one that does nothing by default."""
-    if not place:
-        return contextlib.nullcontext()
     try:
-        return config.find_function(place)()
+        return config.find_function(place or "contextlib:nullcontext")()
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f'broken must be "module:function", a context: got {place!r}, {error}'

@@ -85,7 +85,7 @@ def list_matrices(model: Model) -> tuple[MatrixLayer, ...]:
     """Returns the dense layers of a model, as `spread_matrices` cuts them.
 
     Those that take the same inputs, such as query, key and value, are one. A head that
-    is tied to the table is none.
+    is tied to the table is one, too.
 
     Raises:
       ConfigError: a model that cannot be cut so, or is no language model: of a chain
@@ -105,6 +105,9 @@ def list_matrices(model: Model) -> tuple[MatrixLayer, ...]:
             transposed=specs[f"{layer.path}/kernel"][-2] == COL_AXIS,
             count=layer.options["depth"] or 1,
         )
+    if "head" not in found:
+        vocabulary, width = trees.flatten(shapes)["embed/table"].shape
+        found["head"] = MatrixLayer(width, vocabulary, transposed=False, count=1)
     return tuple(found.values())
 
 

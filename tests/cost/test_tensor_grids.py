@@ -1,14 +1,19 @@
 """The grid that sends the fewest words, against all grids one by one."""
 
+import dataclasses
+import functools
 import itertools
 import math
 
 import jax
 import pytest
 
-from hpcjax import core, cost, models
+from hpcjax import core, cost, data, models, perf, train
 from hpcjax.core import ConfigError
-from hpcjax.sharding import Grid, MatrixLayer
+from hpcjax.models import CausalLmConfig
+from hpcjax.optim import SgdConfig
+from hpcjax.runs.training import with_stacks
+from hpcjax.sharding import Grid, MatrixLayer, Tensor3dConfig
 
 WIDTH = 2**7 * 3
 BLOCK = tuple(
@@ -86,6 +91,111 @@ def test_a_models_grids_are_those_that_it_can_be_cut_on():
         assert grid.data == 1
     with pytest.raises(ConfigError, match="topk=0"):
         cost.best_grid(model, 64, 16, topk=0)
+
+
+LM = CausalLmConfig(depth=2, width=64, heads=32)
+TOKENS, CONTEXT = 64, 8
+EIGHT, SIXTEEN, THIRTY_TWO = (
+    [
+        Grid(*sizes)
+        for sizes in itertools.product((1, 2, 4, 8, 16, 32), repeat=4)
+        if math.prod(sizes) == devices
+    ]
+    for devices in (8, 16, 32)
+)
+
+
+@functools.cache
+def lm(vocabulary, tied=True):
+    options = dataclasses.replace(models.GPT2, tied_head=tied)
+    return dataclasses.replace(LM, options=options).make((CONTEXT,), vocabulary)
+
+
+def all_words(grid, vocabulary, tied=True):
+    """Two blocks, their norms, a look-up, a head and a loss, written out."""
+    data, depth, row, col = grid
+    share = [(devices - 1) / devices for devices in grid]
+    own, blocks, norms, width = TOKENS / data / depth, 2, 5, 64
+    along_row = own * (blocks * 12 * width + vocabulary) / col + 4 * own * norms
+    along_col = own * (blocks * 4 * width + 2 * width) / row + 4 * own
+    matrices = blocks * 12 * width**2 / row / col
+    scales, biases = blocks * 2 * width / row, blocks * (7 / col + 4 / row) * width
+    tables = (2 - tied) * vocabulary * width / row / col + CONTEXT * width / row
+    rest = biases + tables + 2 * width / row
+    gathered = 3 * (matrices + scales) + 2 * rest
+    gradients = 2 * (matrices + scales + rest) / depth
+    words = gradients, gathered, 2 * along_row, 2 * along_col
+    return [part * each for part, each in zip(share, words, strict=True)]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("vocabulary", [512, 4096, 65536])
+def test_a_models_best_grid_is_the_least_of_all(vocabulary, tied):
+    for every in (EIGHT, SIXTEEN, THIRTY_TWO):
+        devices = math.prod(every[0])
+        found = cost.best_grid(lm(vocabulary, tied), TOKENS, devices, topk=99)
+        assert {each.grid for each in found} == set(every)
+        for grid, words in found:
+            wanted = all_words(grid, vocabulary, tied)
+            assert list(words.values()) == pytest.approx(wanted, rel=1e-12)
+        assert found[0].total == min(each.total for each in found)
+
+
+def count_asked(grid, vocabulary, tied):
+    """Words of a device in what JAX asks for, by axis; loops have two turns."""
+    parallel = Tensor3dConfig(row=grid.row, col=grid.col, depth=grid.depth)
+    own = data.noise_tokens(TOKENS // CONTEXT, CONTEXT, vocabulary)
+    model, sizes = lm(vocabulary, tied), {"steps": 1, "devices": 8}
+    method = train.compose(
+        model,
+        own,
+        SgdConfig(lr=0.1),
+        parallel=with_stacks(parallel, LM.stacks),
+        batch_size=TOKENS // CONTEXT,
+        **sizes,
+    )
+    task = train.supervised(model, method, own)
+    mesh = task.mesh(8)
+    state = train.state_shapes(task, mesh)
+    batch = train.batch_shapes(task, TOKENS // CONTEXT, mesh)
+    lowered = train.train_step(task, mesh, state).lower(state, batch)
+    found = dict.fromkeys((*Grid._fields, "several"), 0.0)
+    for each in perf.collectives(lowered):
+        along = perf.axes_of(each, mesh)
+        devices = math.prod(mesh.shape[axis] for axis in along)
+        if devices > 1:
+            words = each.bytes / 4 * perf.sent_per_byte(each.kind, devices)
+            axis = along[0] if len(along) == 1 else "several"
+            found[axis] += words * (each.times if each.bounded else LM.depth)
+    return found
+
+
+def check_asked(grid, vocabulary, tied):
+    """Compares what is asked for with the formula; returns it in all."""
+    asked = count_asked(grid, vocabulary, tied)
+    words = cost.comm_volume(lm(vocabulary, tied), TOKENS, grid)
+    # Metrics, and whether arrays are finite, along axes of which only one may be long.
+    longer = {axis: asked[axis] - words[axis] for axis in words}
+    assert 0 <= min(longer.values()) <= sum(longer.values()) + asked["several"] < 120
+    return sum(asked.values())
+
+
+def test_a_models_words_are_those_that_jax_asks_for():
+    check_asked(Grid(1, 2, 2, 2), 2048, tied=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("vocabulary", [512, 65536])
+def test_the_best_grid_is_the_least_that_jax_asks_for(vocabulary, tied):
+    found = {grid: check_asked(grid, vocabulary, tied) for grid in EIGHT}
+    (best,) = cost.best_grid(lm(vocabulary, tied), TOKENS, 8, topk=1)
+    assert found[best.grid] == min(found.values())
+
+
+def test_a_whole_model_is_counted_by_one_scheme():
+    with pytest.raises(ConfigError, match="megatron is a grid with row=1"):
+        cost.comm_volume(lm(512), TOKENS, Grid(row=2, col=2), "megatron")
 
 
 def test_features_of_a_block():

@@ -257,7 +257,7 @@ def test_the_peers_products_are_right_and_send_what_they_say(scheme):
     from experiments.tensor3d.products import Config, run
 
     found = run(Config(scheme=scheme, rows=8, inputs=16, outputs=24), None)
-    assert float(found["distance"]) < 1e-5
-    assert float(found["words"]) == float(found["formula"])
+    assert float(found["apart"]) < 1e-5
+    assert float(found["sent"]) == 4 * float(found["formula"])
     with pytest.raises(ConfigError, match="side² must divide"):
         Config(rows=6)

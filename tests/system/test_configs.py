@@ -67,10 +67,14 @@ RUNS = [
     for _, group in itertools.groupby(SMALL.values(), lambda name: entry_of(name).name)
     for number, name in enumerate(group)
 ]
-# A plan compiles what the small run of each variant compiles, too.
-BASES = [
-    mark(name) for name in TRAINING if entry_of(name).base == name.partition(":")[2]
-]
+# A plan compiles what the small run of each variant compiles, too: of these it is made
+# for one of each kind of data.
+BASES = [name for name in TRAINING if entry_of(name).base == name.partition(":")[2]]
+PLANS = {
+    discover.load(name, {}, REPOSITORY).config.dataset.objective.name: name
+    for name in BASES
+    if name in QUICK
+}
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +184,7 @@ def check_origin(folder, name):
 
 
 @pytest.mark.parametrize("name", BASES)
+@pytest.mark.quick(*PLANS.values())
 def test_a_small_plan_has_figures(name, root):
     planned = plan.plan_run(name, small(name), root=root)
     assert planned.name == name

@@ -276,18 +276,17 @@ def test_each_moment_is_on_one_device_of_those_that_hold_copies():
         )
     ],
 )
-def test_memory_is_that_of_the_compiled_update(layout):
-    from experiments.ted import memory
-
-    cfg = memory.Config(devices=8, model=LM, characters=WORDS)
-    compiled = memory._compile_update(cfg, layout)
-    model = dataclasses.replace(LM, depth=4).make((cfg.context,), WORDS)
-    wanted = cost.ted_memory(model, layout, held=8, stepped=8, stacked=LM.stacks)
-    assert perf.argument_memory(compiled) == pytest.approx(wanted, rel=0.01)
-    gathered = cost.ted_memory(
-        model, layout._replace(expert=1), held=8, stepped=8, stacked=LM.stacks
-    )
+def test_memory_is_that_of_the_compiled_step(layout):
+    own = made(layout)
+    model = LM.make((TIME,), WORDS)
+    # Parameters in float32, and a moment of each.
+    sizes = {"held": 4, "stepped": 4, "stacked": LM.stacks}
+    wanted = cost.ted_memory(model, layout, **sizes)
+    batch = 2 * 4 * ROWS * TIME / (layout.data * layout.expert)
+    found = perf.argument_memory(own.step) - batch
+    assert found == pytest.approx(wanted, rel=0.01)
     if layout.expert > 1:
+        gathered = cost.ted_memory(model, layout._replace(expert=1), **sizes)
         assert gathered > 1.2 * wanted
 
 
