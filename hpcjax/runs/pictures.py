@@ -238,7 +238,13 @@ def tell_verdicts(result: "TableResult") -> str:
         count = len(result.verdicts)
         return f"{count} of {count} claims hold" if count > 1 else "the claim holds"
     head = f"{len(failed)} of {len(result.verdicts)} claims FAIL"
-    told = [f"{v.relation}: {v.ours:.4g}, bound {v.bound}" for v in failed]
+    claims = result.table.tier(result.tier).claims
+    kept = " (kept, but by a control too, or a peer has not learned)"
+    told = [
+        f"{v.relation}: {v.ours:.4g}, bound {v.bound}"
+        + kept * claims[v.name].holds(v.ours)
+        for v in failed
+    ]
     return "\n".join(
         textwrap.fill(line, _LETTERS, subsequent_indent="  ")
         for line in (f"{head}:", *told)
