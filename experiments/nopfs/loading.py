@@ -19,7 +19,8 @@ from hpcjax import runs
 from hpcjax.core import checks, config
 
 if TYPE_CHECKING:
-    from hpcjax import data, hostcomm
+    from hpcjax import cost, data, hostcomm
+    from hpcjax.data.placement import Placement
 
 DIGESTS = ("digest", "digest_reversed")
 Reading = Literal["naive", "read_ahead", "clairvoyant", "own_memory"]
@@ -43,7 +44,8 @@ class Config(config.Config):
       memory: share of all files that a process can keep.
       staging: files that a process reads ahead.
       threads: that read, of each process.
-      placement: who keeps what; see `data.plan`.
+      placement: who keeps what, see `data.plan`; "auto": by the simulator.
+      link: bytes per second that leave a process; none: as fast as it can.
       seed: of contents and order.
     """
 
@@ -68,6 +70,7 @@ class Config(config.Config):
         "processor": ": share of the machine's processor time",
         " ".join(DIGESTS): ": of all batches, as they came, and rows reversed",
         "epoch_seconds": "epoch: of each",
+        "keeps": "placement: 1 for that by which is kept",
     }
 
     reading: Reading = "clairvoyant"
@@ -82,7 +85,10 @@ class Config(config.Config):
     memory: config.Share = 0.2
     staging: config.Size = 64
     threads: config.Size = 4
-    placement: Literal["frequency", "dedup", "hybrid"] = "frequency"
+    placement: Literal["frequency", "dedup", "hybrid", "first_touch", "auto"] = (
+        "frequency"
+    )
+    link: config.Positive | None = None
     seed: config.Seed = 0
 
     def __post_init__(self) -> None:
@@ -107,16 +113,25 @@ class Config(config.Config):
         return self.batch_size // self.processes
 
     def labels(self) -> "runs.Labels":
-        """Returns the numbers of the epochs."""
-        return {"epoch": range(1, self.epochs + 1)}
+        """Returns the numbers of the epochs, and the placements."""
+        from hpcjax.data.placement import PLACEMENTS
+
+        return {"epoch": range(1, self.epochs + 1), "placement": PLACEMENTS}
 
 
 @runs.measured
 def run(cfg: Config) -> "runs.Figures":
     """Writes the files, and reads them in several processes."""
+    from hpcjax import hostcomm
+    from hpcjax.data.placement import PLACEMENTS
+
+    if cfg.placement == "auto":
+        cfg = dataclasses.replace(cfg, placement=choose(cfg))
+    link = None if cfg.link is None else hostcomm.Link(rate=cfg.link)
     with tempfile.TemporaryDirectory() as folder:
         write(cfg, pathlib.Path(folder))
-        found = runs.in_processes(work, cfg, cfg.processes, given=[folder])
+        found = runs.in_processes(work, cfg, cfg.processes, given=[folder], link=link)
+    keeps = cfg.reading in ("clairvoyant", "own_memory")
     seconds = max(each["seconds"] for each in found)
     cores = len(os.sched_getaffinity(0))
     digests = {name: "".join(each[name] for each in found).encode() for name in DIGESTS}
@@ -136,6 +151,7 @@ def run(cfg: Config) -> "runs.Figures":
         "processor": sum(each["processor"] for each in found) / seconds / cores,
         **{name: _number(each) for name, each in digests.items()},
         "epoch_seconds": epochs,
+        "keeps": [float(keeps and p == cfg.placement) for p in PLACEMENTS],
     }
 
 
@@ -262,8 +278,34 @@ def _one_by_one(batches: "data.Batches") -> Iterator[Any]:
         number += 1
 
 
+def choose(cfg: Config) -> "Placement":
+    """Returns by which placement the simulator says that such a run is the fastest."""
+    from hpcjax import cost
+
+    return cost.choose_placement(
+        *describe(cfg), neighbours=cfg.reading == "clairvoyant"
+    )
+
+
 def predict(cfg: Config) -> dict[str, float]:
     """Returns what the simulator says of such a run."""
+    from hpcjax import cost
+
+    own, placement = cfg.reading == "own_memory", cfg.placement
+    if placement == "auto":
+        placement = choose(cfg)
+    times = cost.simulate_input(
+        "clairvoyant" if cfg.reading == "own_memory" else cfg.reading,
+        *describe(cfg),
+        placement=placement,
+        neighbours=not own,
+    )
+    reads = times.bytes["storage"] / cfg.bytes / (cfg.epochs * cfg.files)
+    return {"seconds": times.total, "storage_reads": float(reads)}
+
+
+def describe(cfg: Config) -> "tuple[data.AccessStream, np.ndarray, cost.InputSystem]":
+    """Returns what is read, the sizes, and what it goes through."""
     from hpcjax import cost, data
 
     source: Any = np.empty(cfg.files)  # only its length is looked at
@@ -274,18 +316,9 @@ def predict(cfg: Config) -> dict[str, float]:
         storage_rate=cfg.rate,
         latency=cfg.latency,
         consume_rate=cfg.consume_rate,
+        network_rate=cfg.link or np.inf,
         classes=(data.StorageClass("memory", room, np.inf),),
         threads=cfg.threads,
         staging=cfg.staging,
     )
-    own = cfg.reading == "own_memory"
-    times = cost.simulate_input(
-        "clairvoyant" if cfg.reading == "own_memory" else cfg.reading,
-        stream,
-        np.full(cfg.files, cfg.bytes),
-        system,
-        placement=cfg.placement,
-        neighbours=not own,
-    )
-    reads = times.bytes["storage"] / cfg.bytes / (cfg.epochs * cfg.files)
-    return {"seconds": times.total, "storage_reads": float(reads)}
+    return stream, np.full(cfg.files, cfg.bytes), system

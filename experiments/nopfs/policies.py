@@ -1,7 +1,6 @@
 """Simulated time of a run by how its input is read, where memory is large or small."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,17 +12,7 @@ from hpcjax.core import checks, config
 if TYPE_CHECKING:
     from hpcjax import data
 
-# Of all data, what one worker's RAM and its SSD hold.
-REGIMES = {
-    "in RAM": (1.2, 0.0),
-    "in RAM and SSD": (0.2, 1.0),
-    "in all workers": (0.05, 0.25),
-    "in no memory": (0.02, 0.08),
-}
-POLICIES = (
-    *("perfect", "naive", "read_ahead", "data_store"),
-    *("frequency", "dedup", "hybrid", "by_number"),
-)
+PLAIN, AUTO = ("perfect", "naive", "read_ahead"), "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +20,8 @@ class Config(config.Config):
     """What is read, by whom, and through what; rates are bytes per second.
 
     Attributes:
+      ram: share of all records that a worker's RAM holds, and
+      ssd: its SSD.
       files: number of records.
       bytes: of a record.
       workers: that share a batch.
@@ -53,11 +44,14 @@ class Config(config.Config):
         "staging": "8",
     }
     figures: ClassVar[Mapping[str, str]] = {
-        "seconds": "regime policy: of the run; NaN where a policy cannot be had",
-        "lost": "regime policy: of these, to input; NaN likewise",
-        "storage_reads": "regime policy: of the storage over all reads; NaN likewise",
+        "seconds lost": "policy: of the run, and of these to input",
+        "storage_reads": "policy: of the storage over all reads",
+        "slower": "policy: seconds over those of the best that is not the perfect one",
+        "ideal": "policy: seconds over those of the perfect one",
     }
 
+    ram: config.Positive = 0.2
+    ssd: config.NotNegative = 0.0
     files: config.Size = 1000
     bytes: config.Size = 100_000
     workers: config.Size = 4
@@ -79,41 +73,47 @@ class Config(config.Config):
         checks.require(good, rule, batch_size=self.batch_size)
 
     def labels(self) -> "runs.Labels":
-        """Returns the memories, and the policies."""
-        return {"regime": REGIMES, "policy": POLICIES}
+        """Returns the policies."""
+        return {"policy": self.policies}
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies; a data store only where it has room for all records."""
+        from hpcjax.data.placement import PLACEMENTS
+
+        holds_all = (self.ram + self.ssd) * self.workers >= 1
+        plain = (*PLAIN, "data_store") if holds_all else PLAIN
+        return [*plain, *PLACEMENTS, AUTO]
 
 
 @runs.simulated
 def run(cfg: Config) -> "runs.Figures":
-    """Simulates every policy with every memory."""
+    """Simulates every policy, and every placement of the clairvoyant one."""
+    names, given = cfg.policies, describe(cfg)
+    times = {name: simulate(name, *given) for name in names if name != AUTO}
+    times[AUTO] = times[cost.choose_placement(*given)]
+    seconds = np.array([times[name].total for name in names])
+    total = cfg.bytes * cfg.files * cfg.epochs
+    return {
+        "seconds": seconds,
+        "lost": [times[name].stall for name in names],
+        "storage_reads": [times[name].bytes["storage"] / total for name in names],
+        "slower": seconds / np.delete(seconds, names.index("perfect")).min(),
+        "ideal": seconds / times["perfect"].total,
+    }
+
+
+def describe(cfg: Config) -> "tuple[data.AccessStream, np.ndarray, cost.InputSystem]":
+    """Returns what is read, the sizes, and what it goes through."""
     from hpcjax import data
 
     order = data.shuffled_epochs(cfg.files, cfg.epochs, cfg.seed)
     order = order.reshape(-1, cfg.batch_size)
-    stream = data.AccessStream(order, cfg.files, cfg.workers)
-    shape = (len(REGIMES), len(POLICIES))
-    seconds, lost, reads = (np.full(shape, np.nan) for _ in range(3))
-    for i, shares in enumerate(REGIMES.values()):
-        for j, policy in enumerate(POLICIES):
-            if policy == "data_store" and sum(shares) * cfg.workers < 1:
-                continue
-            times = simulate(cfg, stream, policy, *shares)
-            seconds[i, j], lost[i, j] = times.total, times.stall
-            total = cfg.bytes * cfg.files * cfg.epochs
-            reads[i, j] = times.bytes["storage"] / total
-    return {"seconds": seconds, "lost": lost, "storage_reads": reads}
-
-
-def simulate(
-    cfg: Config, stream: "data.AccessStream", policy: str, ram: float, ssd: float
-) -> "cost.InputTimes":
-    """Simulates one policy, or one placement of the clairvoyant one."""
-    from hpcjax import data
-
     share = cfg.files * cfg.bytes
-    classes = [data.StorageClass("RAM", int(ram * share), np.inf)]
-    if ssd:
-        classes.append(data.StorageClass("SSD", int(ssd * share), cfg.ssd_rate, 2))
+    classes = [data.StorageClass("RAM", int(cfg.ram * share), np.inf)]
+    if cfg.ssd:
+        room = int(cfg.ssd * share)
+        classes.append(data.StorageClass("SSD", room, cfg.ssd_rate, 2))
     system = cost.InputSystem(
         storage_rate=cfg.rate,
         latency=cfg.latency,
@@ -123,36 +123,17 @@ def simulate(
         threads=cfg.threads,
         staging=cfg.staging,
     )
-    sizes = np.full(cfg.files, cfg.bytes)
-    if policy in ("perfect", "naive", "read_ahead", "data_store"):
-        return cost.simulate_input(policy, stream, sizes, system)
-    placement: Any = policy
-    if policy == "by_number":
-        placement = plan_by_number(stream, cfg, classes)
-    return cost.simulate_input(
-        "clairvoyant", stream, sizes, system, placement=placement
-    )
+    stream = data.AccessStream(order, cfg.files, cfg.workers)
+    return stream, np.full(cfg.files, cfg.bytes), system
 
 
-def plan_by_number(
-    stream: "data.AccessStream", cfg: Config, classes: "list[data.StorageClass]"
-) -> "data.Plan":
-    """Returns the control: every worker keeps the records with the first numbers.
-
-    They are all the same ones, so that no memory is of use to another worker.
-    """
-    from hpcjax import data
-
-    bounds = np.cumsum([0, *(each.bytes // cfg.bytes for each in classes)])
-    bounds = np.minimum(bounds, cfg.files)
-    held = []
-    for worker in range(stream.workers):
-        use = stream.first_use(worker)
-        use = np.where(use < 0, use.max() + 1, use)
-        held.append(
-            tuple(
-                first + np.argsort(use[first:last], kind="stable")
-                for first, last in itertools.pairwise(bounds)
-            )
-        )
-    return data.Plan(tuple(held), cfg.files)
+def simulate(
+    name: Any,
+    stream: "data.AccessStream",
+    sizes: np.ndarray,
+    system: "cost.InputSystem",
+) -> "cost.InputTimes":
+    """Simulates a policy, or a placement of the clairvoyant one."""
+    if name in (*PLAIN, "data_store"):
+        return cost.simulate_input(name, stream, sizes, system)
+    return cost.simulate_input("clairvoyant", stream, sizes, system, placement=name)

@@ -2,27 +2,20 @@
 
 import xarray as xr
 
-from hpcjax.runs import reduce
-from hpcjax.runs.pictures import Dots, Lines
-from hpcjax.runs.reduce import cell, most, over
-from hpcjax.runs.tables import Runs, Table, on_cpu
+from hpcjax.runs.claims import Trivial
+from hpcjax.runs.pictures import Dots
+from hpcjax.runs.reduce import differs, least, most, over
+from hpcjax.runs.tables import Table, on_cpu, variants
 
-NAIVE, AHEAD = "naive", "read ahead"
-OURS, OWN = "clairvoyant", "own memory only"
+NAIVE, AHEAD, OWN = "naive", "read ahead", "own memory only"
+PLANNED, OURS = "planned", "frequency"
+SLOW, FIRST = "8 MB/s, planned", "8 MB/s, first touch"
 
 
-def loading(rows: reduce.Rows) -> xr.Dataset:
-    """Returns a row for each way of reading, beside what the simulator predicts."""
-    table = reduce.by_run(rows)
-    same = table["digest"].sel(row=NAIVE)
-    ahead = table["predicted"].sel(row=AHEAD)
-    return table.assign(
-        apart=abs(table["predicted"] / table["seconds"] - 1),
-        apart_ahead=abs(ahead / table["seconds"] - 1),
-        differs=(table["digest"] != same).astype(float),
-        reversed_differs=(table["digest_reversed"] != same).astype(float),
-        idle=1 - table["processor"],
-    )
+def _name_kept(run: xr.Dataset) -> str:
+    """Returns the placement of a run; nothing if it keeps nothing."""
+    kept = run["placement"].values[run["keeps"].values > 0]
+    return str(kept[0]) if len(kept) else ""
 
 
 LOADING = Table(
@@ -37,44 +30,62 @@ LOADING = Table(
         "epochs, from a storage of 40 MB/s and 5 ms a request for all together, "
         "and sleep as long as training at 20 MB/s each would take, after each batch of "
         "40 for one another. Each reads at most 64 files ahead, and has memory for a "
-        "fifth of all. lost: seconds of no training. reads: of the storage, over all "
+        "fifth of all. 8 MB/s: of what leaves a process; links of others are as fast "
+        "as the machine. planned: the simulator chooses who keeps what. "
+        "lost: seconds of no training. reads: of the storage, over all "
         "reads. predicted: by `cost.simulate_input`. processor: share of "
         "both cores' time; above 0.8 times would be the processor's. own memory only: "
-        "the same plan, but nobody asks for what another process keeps."
+        "by frequency, but nobody asks for what another process keeps."
     ),
-    picture=Lines("epoch", "epoch_seconds", label="seconds an epoch"),
+    picture=Dots("lost"),
     columns={
         "seconds": "s",
         "lost": "lost, s",
         "first_epoch": "epoch 1, s",
         "storage_reads": "reads",
+        "keeps": ("keeps by", _name_kept),
         "predicted": "predicted, s",
         "predicted_reads": "predicted reads",
         "plan_seconds": "plan, s",
         "processor": "processor",
+        "apart": ("", lambda run: abs(run["predicted"] / run["seconds"] - 1)),
+        "apart_ahead": (
+            "",
+            lambda run, rows: abs(rows[AHEAD]["predicted"] / run["seconds"] - 1),
+        ),
+        "differs": ("", differs("digest", NAIVE)),
+        "reversed_differs": (
+            "",
+            lambda run, rows: float(run["digest_reversed"] != rows[NAIVE]["digest"]),
+        ),
+        "idle": ("", lambda run: 1 - run["processor"]),
     },
-    reduce=loading,
     tiers=on_cpu(
-        minutes=5.0,
-        runs={
-            NAIVE: Runs(config="nopfs/loading:naive"),
-            AHEAD: Runs(config="nopfs/loading:read_ahead"),
-            OURS: Runs(config="nopfs/loading"),
-            OWN: Runs(config="nopfs/loading:own_memory"),
-        },
+        minutes=7.0,
+        runs=variants(
+            "nopfs/loading",
+            slow_planned=SLOW,
+            slow_first_touch=FIRST,
+            naive=NAIVE,
+            read_ahead=AHEAD,
+            planned=PLANNED,
+            base=OURS,
+            own_memory=OWN,
+        ),
+        trivial=Trivial(rows=(FIRST, AHEAD), by="lost"),
         claims={
-            "lost": over("lost", OURS, AHEAD)
-            .at_most(0.35, "of the seconds that reading ahead loses")
-            .fails({OURS: OWN}),
-            "total": over("seconds", OURS, AHEAD)
-            .at_most(0.7, "of the seconds that reading ahead takes")
-            .fails({OURS: NAIVE}),
-            "first epoch": over("first_epoch", OURS, AHEAD)
+            "slow links": over("lost", SLOW, FIRST)
+            .at_most(0.5, "of what keeping what is read first loses, by slow links")
+            .fails({SLOW: FIRST}, {SLOW: AHEAD}),
+            "fast links": over("storage_reads", PLANNED, OURS)
+            .at_most(0.8, "of frequency's reads, by keeping what is read first")
+            .fails({PLANNED: OURS}),
+            "sharing": over("lost", PLANNED, AHEAD)
+            .at_most(0.35, "of the seconds that reading ahead loses, by sharing")
+            .fails({PLANNED: OWN}),
+            "first epoch": over("first_epoch", PLANNED, AHEAD)
             .at_most(1.1, "of reading ahead's seconds in the first epoch")
-            .fails({OURS: NAIVE}),
-            "reads": cell("storage_reads", OURS)
-            .at_most(0.5, "reads of the storage over all reads")
-            .fails({OURS: OWN}),
+            .fails({PLANNED: NAIVE}),
             "predicted": most("apart")
             .at_most(0.2, "farthest that a prediction is from the seconds")
             .fails(columns={"apart": "apart_ahead"}),
@@ -84,45 +95,16 @@ LOADING = Table(
             "idle": most("processor")
             .at_most(0.8, "of the processor's time, so that times are the storage's")
             .fails(columns={"processor": "idle"}),
-            "neighbours": over("lost", OWN, AHEAD)
-            .at_least(0.4, "of reading ahead's loss without the memory of others")
-            .fails({OWN: OURS}),
-            "own reads": cell("storage_reads", OWN)
-            .at_least(0.7, "reads of the storage over all without that memory")
-            .fails({OWN: OURS}),
         },
     ),
 )
 
-_LARGEST = "in no memory"
-_NAMES = {
-    "read_ahead": AHEAD,
-    "data_store": "data store",
-    "by_number": "by number",
-}
+LINKS, LARGEST = "slow links", "in no memory"
 
 
-def policies(rows: reduce.Rows) -> xr.Dataset:
-    """Returns a row for each policy of each memory."""
-    run = reduce.single(rows)
-    cells: dict[str, reduce.Cells] = {}
-    for regime in run["regime"].values.tolist():
-        own = run.sel(regime=regime)
-        # Those that shuffle all data, as all here do, but the perfect one.
-        best = float(own["seconds"].drop_sel(policy="perfect").min())
-        for policy in run["policy"].values.tolist():
-            found = own.sel(policy=policy)
-            if found["seconds"].isnull():
-                continue
-            name = _NAMES.get(policy, policy)
-            cells[f"{regime}, {name}"] = {
-                "seconds": found["seconds"],
-                "lost": found["lost"],
-                "storage_reads": found["storage_reads"],
-                "slower": found["seconds"] / best,
-                "ideal": found["seconds"] / own["seconds"].sel(policy="perfect"),
-            }
-    return reduce.from_cells(cells)
+def _keeping(placement: str) -> dict[str, str]:
+    """Returns rows that the simulator has chosen, and those of one placement."""
+    return {f"{each}, auto": f"{each}, {placement}" for each in (LINKS, LARGEST)}
 
 
 POLICIES = Table(
@@ -134,16 +116,17 @@ POLICIES = Table(
     ),
     caption=(
         "1,000 records of 100 kB, 10 epochs, four workers that train at 20 MB/s each, "
-        "a storage of 40 MB/s and 5 ms. A worker's RAM and SSD hold 1.2 and 0 of all "
-        "data; 0.2 and 1; 0.05 and 0.25; 0.02 and 0.08. frequency, dedup and hybrid: "
-        "the clairvoyant policy by who keeps what. by number: the control, all keep "
-        "the same first records. A data store keeps everything after epoch 1, and "
+        "a storage of 40 MB/s and 5 ms. A worker's RAM and SSD hold 0.2 and 0 of all "
+        "data, with links of 8 MB/s; then, with 1 GB/s, 1.2 and 0; "
+        "0.2 and 1; 0.05 and 0.25; 0.02 and 0.08. frequency, dedup, hybrid, first "
+        "touch: the clairvoyant policy by who keeps what; auto: by the one that is "
+        "simulated to be the fastest. A data store keeps everything after epoch 1, and "
         "needs room for that. slower: over the best policy's seconds."
     ),
     picture=Dots(
         "slower",
         by=", ",
-        bound="no worse",
+        bound="auto",
         log=True,
         label="seconds / the best policy's",
     ),
@@ -154,25 +137,34 @@ POLICIES = Table(
         "slower": "slower",
         "ideal": "/ perfect",
     },
-    reduce=policies,
+    along="policy",
+    named=lambda name: name.replace("_", " "),
     tiers=on_cpu(
         minutes=0.5,
-        runs={"all": Runs(config="nopfs/policies")},
+        runs=variants(
+            "nopfs/policies",
+            base=LINKS,
+            ram="in RAM",
+            ssd="in RAM and SSD",
+            workers="in all workers",
+            little=LARGEST,
+        ),
+        trivial=Trivial(
+            rows=(f"{LINKS}, first touch", f"{LINKS}, read ahead"), by="seconds"
+        ),
         claims={
-            "no worse": most("slower", "frequency")
+            "auto": most("slower", "auto")
             .at_most(1.02, "times the best policy's seconds, in the worst regime")
-            .fails({f"{_LARGEST}, frequency": f"{_LARGEST}, {AHEAD}"}),
-            "never perfect": reduce.least("ideal", "frequency", "dedup", "hybrid")
+            .fails(*map(_keeping, ("frequency", "dedup", "hybrid", "first touch"))),
+            "frequency": over("seconds", f"{LINKS}, frequency", f"{LINKS}, first touch")
+            .at_most(0.8, "of the seconds of keeping what is read first, by slow links")
+            .fails(
+                {f"{LINKS}, frequency": f"{LINKS}, first touch"},
+                {f"{LINKS}, frequency": f"{LINKS}, read ahead"},
+            ),
+            "never perfect": least("ideal", "frequency", "dedup", "hybrid", "first")
             .at_least(1.0, "times the perfect policy's seconds, in the best regime")
             .fails(columns={"ideal": "storage_reads"}),
-            "largest": over("seconds", f"{_LARGEST}, frequency", f"{_LARGEST}, {AHEAD}")
-            .at_most(0.9, "of reading ahead's seconds where no memory holds the data")
-            .fails({f"{_LARGEST}, frequency": f"{_LARGEST}, {NAIVE}"}),
-            "by frequency": over(
-                "storage_reads", f"{_LARGEST}, frequency", f"{_LARGEST}, by number"
-            )
-            .at_most(0.8, "of the reads by number where no memory holds the data")
-            .fails({f"{_LARGEST}, frequency": f"{_LARGEST}, by number"}),
         },
     ),
 )

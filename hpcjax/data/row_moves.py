@@ -1,13 +1,15 @@
 """Moves of rows between a store and a cache: where rows go, and look-ahead's peers."""
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
-from hpcjax.data.lookahead import NONE, Ids, Move
+from hpcjax.data.lookahead import NONE, Ids, Move, join
 
 
 class Turn(NamedTuple):
@@ -67,40 +69,48 @@ def assign_slots(moves: Iterable[Move], rows: int, capacity: int) -> Iterator[Tu
         yield Turn(move.step, slots, move.evict, left, move.fetch, taken, move.ready)
 
 
-def static_moves(batches: Iterable[np.ndarray], hot: Ids) -> Iterator[Move]:
+def static_moves(
+    batches: Iterable[np.ndarray], hot: Ids, ahead: int = 0
+) -> Iterator[Move]:
     """Keeps some rows for good, and moves all others in and out for each batch.
 
     Args:
       batches: numbers of rows, of any shape.
       hot: rows that are kept, sorted.
+      ahead: see `lru_moves`.
 
     References:
       Adnan et al., Accelerating Recommendation System Training by Leveraging Popular
       Choices (FAE), VLDB 2022, keeps the rows that are used most.
     """
 
-    def change(old: Ids, new: Ids) -> tuple[Ids, Ids]:
-        return np.setdiff1d(old, hot), np.setdiff1d(new, hot)
+    def change(old: Ids, near: Sequence[Ids], new: Ids) -> tuple[Ids, Ids]:
+        stay = np.concatenate([hot, *near])
+        return np.setdiff1d(old, stay), np.setdiff1d(new, stay)
 
-    return _one_by_one(batches, change, hot)
+    return _move_batches(batches, change, ahead, hot)
 
 
-def hottest_rows(batches: Sequence[np.ndarray], rows: int, capacity: int) -> Ids:
+def hottest_rows(
+    batches: Sequence[np.ndarray], rows: int, capacity: int, ahead: int = 0
+) -> Ids:
     """Returns as many of the rows that are used most as a cache can keep.
 
-    The rows of each batch that are not kept must fit beside them.
+    The rows of the 1 + `ahead` batches that are there must fit beside them.
 
     Args:
       batches: a stream that is at hand as a whole: no real peer knows so much.
       rows: of the table.
       capacity: rows of the cache.
+      ahead: of `static_moves`.
     """
     sets = [np.unique(ids) for ids in batches]
     counts = np.bincount(np.concatenate(sets), minlength=rows)
     order = np.argsort(-counts, kind="stable")
     rank = np.empty(rows, np.int64)
     rank[order] = np.arange(rows)
-    ranks = [np.sort(rank[unique]) for unique in sets]
+    near = [np.concatenate(sets[at : at + 1 + ahead]) for at in range(len(sets))]
+    ranks = [np.unique(rank[each]) for each in near]
 
     def needed(kept: int) -> int:
         return kept + max(int((each >= kept).sum()) for each in ranks)
@@ -112,46 +122,70 @@ def hottest_rows(batches: Sequence[np.ndarray], rows: int, capacity: int) -> Ids
     return np.sort(order[:low])
 
 
-def lru_moves(batches: Iterable[np.ndarray], capacity: int) -> Iterator[Move]:
+def lru_moves(
+    batches: Iterable[np.ndarray], capacity: int, ahead: int = 0
+) -> Iterator[Move]:
     """Fetches what a batch misses, in place of the rows whose last use is longest ago.
 
     Args:
       batches: numbers of rows, of any shape.
       capacity: rows of the cache.
+      ahead: batches that are trained on while the rows of a later one are fetched;
+        with 0 each waits for its own, with 1 they are fetched during the one before.
 
     Raises:
-      ConfigError: a batch uses more rows.
+      ConfigError: 1 + `ahead` batches use more rows.
     """
-    held: collections.OrderedDict[int, None] = collections.OrderedDict()
+    held: dict[int, None] = {}  # the last ones were used last
 
-    def change(old: Ids, new: Ids) -> tuple[Ids, Ids]:
+    def change(old: Ids, near: Sequence[Ids], new: Ids) -> tuple[Ids, Ids]:
         del old
-        wanted = new.tolist()
-        if len(wanted) > capacity:
+        wanted = len(np.unique(np.concatenate([new, *near])))
+        if wanted > capacity:
             raise ConfigError(
-                f"the cache must hold the {len(wanted)} rows of a batch: got "
-                f"capacity={capacity}"
+                f"the cache must hold the {wanted} rows of a batch and the {ahead} "
+                f"before it: got capacity={capacity}"
             )
-        missed = [row for row in wanted if row not in held]
-        for row in wanted:
+        missed = [row for row in new.tolist() if row not in held]
+        for row in new.tolist():
+            held.pop(row, None)
             held[row] = None
-            held.move_to_end(row)
-        gone = [held.popitem(last=False)[0] for _ in range(len(held) - capacity)]
+        gone = [*itertools.islice(held, max(0, len(held) - capacity))]
+        for row in gone:
+            del held[row]
         return np.array(sorted(gone), np.int64), np.array(missed, np.int64)
 
-    return _one_by_one(batches, change, NONE)
+    return _move_batches(batches, change, ahead, NONE)
 
 
-def _one_by_one(batches: Iterable[np.ndarray], change, kept: Ids) -> Iterator[Move]:
-    """Yields moves that know of one batch more, and at the end evict all."""
-    inside, step, ids, unique = set(), -1, NONE, NONE
-    for number, batch in enumerate(batches):
-        following = np.unique(batch)
-        evict, fetch = change(unique, following)
-        if number == 0:
-            fetch = np.union1d(fetch, kept)
+def _move_batches(
+    batches: Iterable[np.ndarray],
+    change: Callable[[Ids, Sequence[Ids], Ids], tuple[Ids, Ids]],
+    ahead: int,
+    kept: Ids,
+) -> Iterator[Move]:
+    """Yields moves that know of 1 + `ahead` batches more, and at the end evict all.
+
+    After a batch, `change` says what is evicted and fetched: of its own rows, those of
+    the batches that come next, and those of the one that the move is for.
+    """
+    checks.require_count(0, ahead=ahead)
+    inside, incoming, number = {*kept.tolist()}, [kept], -1
+    near = collections.deque([(-1, NONE, NONE)])
+    for number, ids in enumerate(batches):
+        unique = np.unique(ids)
+        full = len(near) > ahead
+        step, done, old = near.popleft() if full else near[0]
+        uses = [each for _, _, each in near]
+        evict, fetch = change(old, uses, unique)
         inside = (inside - {*evict.tolist()}) | {*fetch.tolist()}
-        yield Move(step, ids, evict, fetch, number)
-        step, ids, unique = number, batch, following
-    if step >= 0:
-        yield Move(step, ids, np.array(sorted(inside), np.int64), NONE, step)
+        incoming.append(fetch)
+        near.append((number, ids, unique))
+        if full:
+            yield Move(step, done, evict, join(incoming), number)
+            incoming = []
+    while near and number >= 0:
+        step, done, _ = near.popleft()
+        rest = NONE if near else np.array(sorted(inside), np.int64)
+        yield Move(step, done, rest, join(incoming), number)
+        incoming = []

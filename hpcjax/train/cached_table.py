@@ -167,13 +167,13 @@ class _Host:
 
     def _moves(self, ids: Iterator[np.ndarray], rows: int) -> Iterator[data.Move]:
         """Returns what the policy moves."""
-        policy = self._config.policy
+        policy, near = self._config.policy, self._config.prefetch
         if policy == "static_hot":
             known = list(ids)
-            hot = data.hottest_rows(known, rows, self._capacity)
-            return data.static_moves(known, hot)
+            hot = data.hottest_rows(known, rows, self._capacity, near)
+            return data.static_moves(known, hot, near)
         if policy == "lru":
-            return data.lru_moves(ids, self._capacity)
+            return data.lru_moves(ids, self._capacity, near)
         ahead = self._config.lookahead if policy == "lookahead" else 0
         return data.lookahead_moves(ids, rows, ahead)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcjax.core import checks
-from hpcjax.core.config import Config, NotNegative, Positive, Size
+from hpcjax.core.config import Config, Count, NotNegative, Positive, Size
 
 if TYPE_CHECKING:
     from hpcjax.core.method import Method, Optimization, RunShape
@@ -21,6 +21,8 @@ class RowCacheConfig(Config):
         uses most, which no real one knows, "lru" those that were used last, "none" no
         row.
       lookahead: batches that are looked ahead.
+      prefetch: batches that are trained on while "static_hot" and "lru" fetch the rows
+        of a later one; with 0 each batch waits for its own.
       capacity: rows of the cache, at least the ids of a batch; None for room for the
         ids of as many batches as are looked ahead.
       piece: rows that are moved at once.
@@ -42,6 +44,7 @@ class RowCacheConfig(Config):
 
     policy: Literal["lookahead", "static_hot", "lru", "none"] = "lookahead"
     lookahead: Size = 16
+    prefetch: Count = 0
     capacity: Size | None = None
     piece: Size = 1024
     rate: Positive | None = None
@@ -52,6 +55,9 @@ class RowCacheConfig(Config):
         rule = "latency is of a link, which has a rate"
         good = self.rate is not None or not self.latency
         checks.require(good, rule, rate=self.rate, latency=self.latency)
+        rule = "prefetch is of static_hot and lru; lookahead fetches as far as it looks"
+        good = not self.prefetch or self.policy in ("static_hot", "lru")
+        checks.require(good, rule, prefetch=self.prefetch, policy=self.policy)
 
     def build(
         self, optimizer: "Optimization", mean: Any, setup: "RunShape"

@@ -178,29 +178,43 @@ def test_slots_are_places_in_the_cache():
             cache[turn.fetch_slots] = turn.fetch
 
 
-def test_lru_misses_what_a_list_by_last_use_misses():
+def check_ahead(moves, stream, ahead):
+    """What batch x + 1 + ahead needs is moved after x."""
+    last = len(stream) - 1
+    assert [move.step for move in moves] == list(range(-1, len(stream)))
+    assert [m.ready for m in moves] == [min(m.step + 1 + ahead, last) for m in moves]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_lru_misses_what_a_list_by_last_use_misses(ahead):
     for seed, stream, _ in STREAMS[:60]:
-        capacity = data.rows_needed(stream, 1) + seed % 7
+        capacity = data.rows_needed(stream, 1 + ahead) + seed % 7
         recent, missed = [], []
         for ids in stream:
             unique = np.unique(ids).tolist()
             missed.append([row for row in unique if row not in recent])
             recent = [row for row in recent if row not in unique] + unique
             recent = recent[max(0, len(recent) - capacity) :]
-        moves = list(data.lru_moves(stream, capacity))
-        assert [move.fetch.tolist() for move in moves[:-1]] == missed
+        moves = list(data.lru_moves(stream, capacity, ahead))
+        check_ahead(moves, stream, ahead)
+        first = sorted(itertools.chain(*missed[: 1 + ahead]))
+        rest = [*missed[1 + ahead :], *[[]] * (1 + ahead)]
+        assert [m.fetch.tolist() for m in moves] == [first, *rest][: len(moves)]
         turns = list(data.assign_slots(moves, ROWS, capacity))
         assert sum(len(t.evict) for t in turns) == sum(map(len, missed))
 
 
-def test_hot_rows_stay_and_fill_the_cache():
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_hot_rows_stay_and_fill_the_cache(ahead):
     for seed, stream, _ in STREAMS[:60]:
-        capacity = data.rows_needed(stream, 1) + seed % 7
-        hot = data.hottest_rows(stream, ROWS, capacity)
-        moves = list(data.static_moves(stream, hot))
+        capacity = data.rows_needed(stream, 1 + ahead) + seed % 7
+        hot = data.hottest_rows(stream, ROWS, capacity, ahead)
+        moves = list(data.static_moves(stream, hot, ahead))
+        check_ahead(moves, stream, ahead)
         turns = list(data.assign_slots(moves, ROWS, capacity))
         assert not any(np.isin(turn.evict, hot).any() for turn in turns[:-1])
-        beside = max(len(np.setdiff1d(ids, hot)) for ids in stream)
+        near = (stream[at : at + 1 + ahead] for at in range(len(stream)))
+        beside = max(len(np.setdiff1d(np.concatenate(ids), hot)) for ids in near)
         assert len(hot) + beside <= capacity
         counts = np.bincount(np.concatenate([np.unique(i) for i in stream]))
         cold = np.setdiff1d(np.arange(len(counts)), hot)
@@ -218,7 +232,7 @@ def test_what_cannot_be_planned_is_refused():
     small = data.lookahead_moves(WORKED, 10, 2)
     with pytest.raises(ConfigError, match=r"must hold 5 rows.*capacity=4"):
         list(data.assign_slots(small, 10, 4))
-    with pytest.raises(ConfigError, match="the 3 rows of a batch: got capacity=2"):
+    with pytest.raises(ConfigError, match=r"the 3 rows of a batch .*: got capacity=2"):
         list(data.lru_moves(WORKED, 2))
     moves = list(data.lookahead_moves(WORKED, 10, 2))
     late = [moves[0]._replace(fetch=moves[0].fetch[1:]), *moves[1:]]

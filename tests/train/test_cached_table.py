@@ -111,7 +111,8 @@ def lookups(steps):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_update_of_any_row_is_lost(policy, tmp_path):
     """In whole numbers, through pauses after steps 5 and 10 and three validations."""
-    state = dataclasses.replace(SMALL, policy=policy)
+    near = int(policy in ("static_hot", "lru"))
+    state = dataclasses.replace(SMALL, policy=policy, prefetch=near)
     made = task(state, sgd(float(BATCH)), counting(), total)
     records, last = fit(made, tmp_path)
     assert last.params["table"].tolist() == [[-n, -n] for n in lookups(STEPS)]
@@ -240,6 +241,14 @@ def test_a_step_is_planned_for_the_cache():
     assert list(rows.values()) == [61, 61]
 
 
+@pytest.mark.parametrize("policy", ["lru", "static_hot"])
+def test_rows_of_all_batches_that_are_fetched_ahead_must_fit(policy, tmp_path):
+    state = dataclasses.replace(SMALL, policy=policy, prefetch=STEPS, capacity=24)
+    made = task(state, sgd(float(BATCH)), counting(), total)
+    with pytest.raises(ConfigError, match="the cache must hold"):
+        fit(made, tmp_path)
+
+
 def test_what_cannot_be_cached_is_refused():
     with pytest.raises(ConfigError, match="changes rows that have no gradient"):
         task(SMALL, optim.SgdConfig(), counting())
@@ -250,6 +259,8 @@ def test_what_cannot_be_cached_is_refused():
         task(dataclasses.replace(SMALL, capacity=23), sgd(0.1), counting())
     with pytest.raises(ConfigError, match=r"a link, which has a rate: got .*=0.5"):
         RowCacheConfig(latency=0.5)
+    with pytest.raises(ConfigError, match="prefetch is of static_hot and lru"):
+        RowCacheConfig(prefetch=1)
     with pytest.raises(ConfigError, match="exchange=ok_topk and state=row_cache both"):
         TrainingConfig(exchange=OkTopkConfig(), state=SMALL)
     whole = task(RowCacheConfig(), sgd(0.1), counting())

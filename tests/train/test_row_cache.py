@@ -138,7 +138,7 @@ def test_losses_and_tables_are_those_of_the_whole_table_to_the_bit(tx, ahead, ev
 @pytest.mark.parametrize("policy", ["lru", "static"])
 def test_the_peers_are_right_too(policy):
     if policy == "lru":
-        moves = data.lru_moves(ids(), CAPACITY)
+        moves = data.lru_moves(ids(), CAPACITY, 1)
     else:
         rows = sum(dataset().tables)
         hot = data.hottest_rows(ids(), rows, CAPACITY)

@@ -77,6 +77,7 @@ SMALL = {
     "train.batch_size": "8",
     "train.steps": "20",
     "warm": "1",
+    "cool": "2",
     "pace": "0.0",
 }
 CACHE = {
@@ -96,7 +97,7 @@ def test_all_caches_train_the_same_in_small_and_leaving_early_does_not(tmp_path)
             root=tmp_path,
             quiet=True,
         ).dataset
-        for name in ("whole", "base", "static_hot", "evict_first")
+        for name in ("whole", "base", "static_hot_1", "lru_2", "evict_first")
     }
     digest = {name: float(each["digest"]) for name, each in found.items()}
     right = digest.pop("whole")

@@ -1,10 +1,8 @@
 """Files, processes and the simulator of NoPFS's table, in small."""
 
-import numpy as np
 import pytest
 
 from experiments.nopfs import loading, policies
-from hpcjax import data
 
 SMALL = {
     "files": 200,
@@ -49,14 +47,15 @@ def test_a_short_run_of_real_processes_loses_less_and_gets_the_same_batches():
         assert each["digest"] != each["digest_reversed"]
 
 
-def test_the_control_keeps_the_same_records_in_every_worker():
-    cfg = policies.Config(files=40, batch_size=8, epochs=3)
-    order = data.shuffled_epochs(40, 3, 0).reshape(-1, 8)
-    stream = data.AccessStream(order, 40, 4)
-    classes = [
-        data.StorageClass("RAM", 10 * cfg.bytes, np.inf),
-        data.StorageClass("SSD", 50 * cfg.bytes, 1.0),
+def test_the_planner_chooses_who_keeps_what_by_the_links():
+    tiny = {"files": 80, "batch_size": 16, "staging": 16}
+    chosen = [
+        loading.choose(small("clairvoyant", link=link, **tiny)) for link in (None, 5e5)
     ]
-    made = policies.plan_by_number(stream, cfg, classes)
-    for held in made.held:
-        assert [sorted(records) for records in held] == [[*range(10)], [*range(10, 40)]]
+    assert chosen == ["first_touch", "frequency"]
+    cfg = policies.Config(files=40, batch_size=8, epochs=3, staging=8)
+    made = policies.run(cfg, None)
+    assert "data_store" not in made["policy"]
+    own = made.drop_sel(policy=["perfect", "auto"])
+    assert float(own["seconds"].min()) == made["seconds"].sel(policy="auto")
+    assert set(made["ideal"].sel(policy=["naive", "perfect"]).values >= 1) == {True}
