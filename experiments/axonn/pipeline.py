@@ -75,7 +75,8 @@ def by_formulas(cfg: Config, spread: PipelineConfig, devices: int) -> dict[str, 
     table = sharding.tick_table(schedule)
     copies = devices // (stages * spread.tensor)
     rows = cfg.train.batch_size // (copies * count)
-    size = 4 * rows * cfg.dataset.context * cfg.model.width
+    itemsize = {"float32": 4, "bfloat16": 2}[cfg.compute]
+    size = itemsize * rows * cfg.dataset.context * cfg.model.width
     # Of two stages, one exchange goes both ways.
     ways = 1 if stages == 2 else 2
     line, late = (
@@ -88,7 +89,8 @@ def by_formulas(cfg: Config, spread: PipelineConfig, devices: int) -> dict[str, 
         "permuted": table.op.shape[1] * ways * size,
         "both_ways": table.op.shape[1] * 2 * size,
         "held": table.saved_buffers,
-        "idle": np.mean(table.op == 0) * (count + stages - 1) / (stages - 1),
+        # One stage never idles, which is what the formula says.
+        "idle": np.mean(table.op == 0) * (count + stages - 1) / max(stages - 1, 1),
         "makespan": line / formula,
         "late": late / (formula + 2 * (stages - 1) * LATENCY),
     }

@@ -7,6 +7,7 @@ import jax
 import optax
 
 from hpcjax.core import checks, shards, trees
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.method import (
     DATA_AXIS,
     Gradients,
@@ -48,9 +49,15 @@ def train_shards(
       devices: how many.
 
     Raises:
-      ConfigError: a transform that needs whole parameters; see `check_cuttable`.
+      ConfigError: a transform that needs whole parameters, see `check_cuttable`; two
+        backward passes.
     """
     checks.require_has("an Optimization", ("tx", "facts"), optimizer=optimizer)
+    if parallel.gradients and optimizer.gradients:
+        raise ConfigError(
+            "optimizer and parallel both have a backward pass of their own: give an "
+            "optimizer without one, such as K-FAC has"
+        )
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     sizes = parallel.mesh_shape(devices)
     check_cuttable(optimizer.tx, shapes, parallel.stepped, sizes)

@@ -36,7 +36,8 @@ class Plan:
       parameters: scalars in the model.
       state_bytes: parameters, optimizer state and running statistics on one device.
       peak_bytes: the step's peak memory on one device.
-      flops: floating-point operations of one step on one device, counted by XLA.
+      flops: floating-point operations of one step on one device, counted by XLA, which
+        takes one turn of each loop.
       collective_bytes: bytes handed to collectives in one step, per device.
       sent: these by mesh axes and kind, `{"all-gather over data": bytes}`.
       facts: figures of the method, such as the ticks of a pipeline.
@@ -261,7 +262,7 @@ def render_plan(plan: Plan) -> RenderableType:
         "parameters": f"{plan.parameters:,}",
         "training state per device": _bytes(plan.state_bytes),
         "peak memory of a step per device": _bytes(plan.peak_bytes),
-        "operations of a step per device": f"{plan.flops:.3g} FLOP",
+        "operations of a step per device": f"{plan.flops:.3g} FLOP, one turn of loops",
         "communicated by a step per device": _bytes(plan.collective_bytes),
         "figures of the method": ", ".join(
             f"{name} {value:.4g}" for name, value in plan.facts.items()

@@ -1,5 +1,6 @@
 """Making device meshes, and placing arrays on them."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +67,8 @@ def data_axes(mesh: Mesh) -> tuple[str, ...]:
     """Returns the axes of `mesh` over which batches are split, in its order.
 
     Raises:
+      ConfigError: devices of several processes would have the same rows, of which each
+        process reads others.
       ValueError: there is none.
 
     Examples:
@@ -77,7 +80,24 @@ def data_axes(mesh: Mesh) -> tuple[str, ...]:
         raise ValueError(
             f"a mesh needs one of the data axes {_DATA_AXES}: got {mesh.axis_names}"
         )
+    _check_processes(mesh, axes)
     return axes
+
+
+@functools.lru_cache(maxsize=8)  # it is asked for in every step
+def _check_processes(mesh: Mesh, axes: tuple[str, ...]) -> None:
+    """Raises ConfigError if devices of two processes have one place along the axes."""
+    owners = np.array([d.process_index for d in mesh.devices.flat])
+    places = [mesh.axis_names.index(axis) for axis in axes]
+    apart = np.moveaxis(owners.reshape(mesh.devices.shape), places, range(len(places)))
+    parts = int(np.prod([mesh.shape[axis] for axis in axes]))
+    rows = apart.reshape(parts, -1)
+    if (rows != rows[:, :1]).any():
+        raise ConfigError(
+            "processes must divide what shares out the batch, for each reads rows of "
+            f"its own: got {len(set(owners))} processes, {' * '.join(axes)} = {parts}, "
+            f"of a mesh {dict(mesh.shape)}"
+        )
 
 
 def state_shardings(state: Any, mesh: Mesh) -> Any:

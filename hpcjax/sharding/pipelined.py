@@ -56,14 +56,17 @@ def spread_blocks(
     if model.cut is None:
         raise ConfigError(
             "parallel=pipeline takes models that are cut into a stack of blocks and "
-            "what is around it (core.Model.cut), such as model=causal_lm: got another"
+            "what is around it (core.Model.cut), such as model=causal_lm without "
+            "sharing: got another"
         )
+    checks.require_count(1, data=data, tensor=tensor)
     cut, devices = model.cut(), data * schedule.stages * tensor
     single = schedule.devices == schedule.stages and schedule.replicas == 1
     checks.require(single, "each device has one stage", schedule=schedule.name)
     shapes, state = jax.eval_shape(model.init, jax.random.key(0))
     rule = "a model in stages has no state, such as running statistics"
     checks.require(not jax.tree.leaves(state), rule, state=sorted(state))
+    checks.require_choice("the stack of core.Cut", cut.stack, tuple(shapes))
     sizes = {DATA_AXIS: data, STAGE_AXIS: schedule.stages, COL_AXIS: tensor}
     held = _cut_parameters(model, cut, shapes, sizes)
     table = tick_table(schedule)

@@ -1,3 +1,6 @@
+import types
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +29,28 @@ def test_a_batch_is_split_over_the_data_axis():
     shards = placed["x"].addressable_shards
     assert [shard.data.shape for shard in shards] == [(2, 1)] * 8
     np.testing.assert_array_equal(shards[3].data, [[6.0], [7.0]])
+
+
+@pytest.mark.parametrize(
+    ("processes", "stages", "shared"), [(2, 2, False), (2, 4, True), (4, 2, True)]
+)
+def test_processes_that_would_share_rows_are_refused(processes, stages, shared):
+    # Of four devices, as those of several processes lie in a mesh.
+    owners = [
+        types.SimpleNamespace(process_index=at * processes // 4) for at in range(4)
+    ]
+    shape = {"data": 4 // stages, "stage": stages}
+    mesh = mock.NonCallableMock(
+        devices=np.array(owners).reshape(tuple(shape.values())),
+        axis_names=tuple(shape),
+        shape=shape,
+    )
+    if not shared:
+        assert sharding.data_axes(mesh) == ("data",)
+        return
+    message = f"got {processes} processes, data = {4 // stages}, of a mesh"
+    with pytest.raises(ConfigError, match=message):
+        sharding.data_axes(mesh)
 
 
 def test_state_shardings_split_only_per_device_parts():

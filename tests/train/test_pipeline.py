@@ -213,6 +213,55 @@ def test_what_cannot_be_in_stages_is_told(change, message):
         task(PipelineConfig(**change), 8, model, optimizer)
 
 
+def small(state=(), **cut):
+    """Two blocks x → w x."""
+
+    def init(key):
+        del key
+        return {"blocks": jnp.ones((2, 3)), "head": jnp.ones(3)}, dict(state)
+
+    def same(params, x):
+        del params
+        return x
+
+    made = core.Cut(same, lambda one, y: one * y, same, **cut)
+    return core.Model(init, lambda params, state, x, **_: (x, state), cut=lambda: made)
+
+
+@pytest.mark.acceptance("axonn-myelin", 10)
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (small, {"tensor": 2}, "language models alone: set tensor=1"),
+        (small, {"data": 0}, "data must be an integer >= 1"),
+        (lambda: small(state={"mean": 0.0}), {}, r"no state, .* got state=\['mean'\]"),
+        (
+            lambda: small(stack="block"),
+            {},
+            "'blocks', 'head'.*got 'block'.*mean 'blocks'",
+        ),
+    ],
+    ids=["tensor", "data", "state", "stack"],
+)
+def test_a_model_of_ones_own_that_cannot_be_in_stages_is_told(make, options, message):
+    with pytest.raises(ConfigError, match=message):
+        sharding.spread_blocks(make(), sharding.gpipe(2, 2), **options)
+
+
+def test_a_device_has_one_stage_and_all_devices_have_one():
+    with pytest.raises(ConfigError, match="one stage: got schedule='interleaved'"):
+        sharding.spread_blocks(small(), sharding.interleaved(2, 2, 2))
+    with pytest.raises(ConfigError, match="spread over 2 devices: got devices=4"):
+        sharding.spread_blocks(small(), sharding.gpipe(2, 2)).mesh_shape(4)
+
+
+def test_of_two_backward_passes_none_is_dropped():
+    spread = sharding.spread_blocks(small(), sharding.gpipe(2, 2))
+    other = core.Optimization(optim.sgd(0.1), gradients=optim.whole_backward)
+    with pytest.raises(ConfigError, match="both have a backward pass of their own"):
+        optim.train_shards(other, spread, small(), 2)
+
+
 @pytest.mark.acceptance("axonn-myelin", 10)
 @pytest.mark.parametrize(
     ("size", "passes", "message"),
