@@ -95,9 +95,9 @@ def _transport(name: str = "base") -> Runs:
 
 def _find_worst(run: xr.Dataset) -> float:
     """Returns by how much a run's worst figure is above its bound."""
-    worst = max(float(run[name]) / bound for name, bound in _BOUNDS.items())
+    worst = np.max([float(run[name]) / bound for name, bound in _BOUNDS.items()])
     # What has diverged has no number.
-    return worst if np.isfinite(worst) else np.inf
+    return float(worst) if np.isfinite(worst) else np.inf
 
 
 CONSERVATION = Table(

@@ -69,7 +69,8 @@ def comm_volume(
     which biases and what is in no stack are gathered once; and besides its matrices'
     sums, its head's included, m words or so of each token: the look-up sums m H / G_r
     over columns, and the loss 4 m; each of a norm's moments is summed over rows, and so
-    is its slope. A few words are left out, such as those of metrics.
+    is its slope. A few words are left out, such as those of metrics; and the sums of
+    forward passes that `remat="full"` or "dots" take again, "collectives" does not.
 
     Args:
       layers: the matrices, or a language model, with "tensor3d".

@@ -301,12 +301,13 @@ def _compare(
 
     The largest ‖a − b‖ / (‖b‖ + √size / 10): biases near zero count by their size.
     """
-    apart = max(
-        float(np.linalg.norm(ours[p] - b) / (np.linalg.norm(b) + 0.1 * np.sqrt(b.size)))
+    each = [
+        np.linalg.norm(ours[p] - b) / (np.linalg.norm(b) + 0.1 * np.sqrt(b.size))
         for p, b in theirs.items()
-    )
+    ]
     distance = abs(losses[-1] - wanted[-1]) / abs(wanted[-1])
-    last = {"loss": losses[-1], "distance": distance, "apart": apart}
+    # NaN if one is, which Python's `max` might pass over.
+    last = {"loss": losses[-1], "distance": distance, "apart": float(np.max(each))}
     return {"losses": np.array(losses), **last}
 
 

@@ -88,8 +88,9 @@ def check_device(device: Device) -> None:
 
     Raises:
       ConfigError: blocks, bonds or masses that do not belong together, a matrix that is
-        not Hermitian, a mass that is not above 0, a bond that is listed twice, or
-        gradients of a bond and its reverse that differ.
+        not Hermitian or not finite, a mass that is not above 0, a bond that is listed
+        twice or is an atom's with itself, or gradients of a bond and its reverse that
+        differ.
     """
     shape = np.shape(device.gradients)
     rule = "gradients must be [atoms, bonds, directions, orbitals, orbitals]"
@@ -132,7 +133,8 @@ def check_slabs(slabs: Slabs, name: str = "slabs", size: int | None = None) -> N
       size: of a slab's block; None for that of the first one.
 
     Raises:
-      ConfigError: other shapes, or a block on the diagonal that is not Hermitian.
+      ConfigError: other shapes, numbers that are not finite, or a block on the diagonal
+        that is not Hermitian.
     """
     shape = np.shape(slabs.onsite)
     rule = f"{name}.onsite must be [slabs, momenta, n, n], of one slab at least"
@@ -147,6 +149,9 @@ def check_slabs(slabs: Slabs, name: str = "slabs", size: int | None = None) -> N
         wanted[f"{side}.onsite"] = wanted[f"{side}.coupling"] = (momenta, cell, cell)
         wanted[f"{side}.contact"] = (momenta, n, cell)
     _check_shapes(slabs, wanted, f"{name}.")
+    for field in wanted:
+        finite = bool(np.isfinite(operator.attrgetter(field)(slabs)).all())
+        checks.require(finite, f"{name}.{field} must be finite", finite=finite)
     for field in ("onsite", "left.onsite", "right.onsite"):
         block = np.asarray(operator.attrgetter(field)(slabs))
         apart = float(np.abs(block - block.conj().swapaxes(-1, -2)).max())
@@ -174,6 +179,9 @@ def _check_bonds(device: Device, per_slab: int) -> None:
     rule = "neighbours must be in the same slab or in one beside it"
     checks.require(apart <= 1, rule, slabs_between=apart)
     used = (gradients != 0).any((2, 3, 4))
+    own = np.argwhere(used & (neighbours == first))[:, 0].tolist()
+    rule = "an atom's gradients must be zero where it is its own neighbour"
+    checks.require(not own, rule, atoms=own[:1])
     back = np.zeros(gradients.shape, complex)
     for n in range(bonds):
         others = used & used[:, n, None] & (np.arange(bonds) != n)

@@ -337,8 +337,9 @@ def transmission(
       eta: imaginary part of the leads' energies.
 
     Raises:
-      ConfigError: without float64, an η that is not above 0, energies that are not
-        finite, or blocks that do not belong together. Traced values are not checked.
+      ConfigError: without float64, an η that is not above 0, energies that are no
+        vector of finite real numbers, or blocks that do not belong together. Traced
+        values are not checked.
 
     Examples:
       >>> from hpcjax.solvers import chain
@@ -352,8 +353,10 @@ def transmission(
     checks.require_positive(eta=eta)
     if not is_traced(slabs, energies):
         check_slabs(slabs)
-        good = bool(np.isfinite(energies).all())
-        checks.require(good, "energies must be finite", energies=np.asarray(energies))
+        given = np.asarray(energies)
+        good = given.ndim == 1 and given.size > 0 and np.isrealobj(given)
+        rule = "energies must be a vector of real, finite numbers"
+        checks.require(good and bool(np.isfinite(given).all()), rule, energies=given)
     ends = boundary(slabs, energies, kind, eta)
     full = 1j * ends.rate.at[0].set(0)
     leads = jnp.stack([full, jnp.zeros_like(full)])

@@ -73,6 +73,13 @@ def test_the_step_is_that_of_one_device_and_the_program_is_taken(zero):
     assert alone["sent"].sum() == alone["asked"].sum() == 0
 
 
+def test_one_parameter_that_is_not_finite_is_far_away():
+    theirs = {"a": np.ones(2), "b": np.ones(2)}
+    ours = theirs | {"b": np.array([1.0, np.nan])}
+    found = program._compare([1.0], ours, [1.0], theirs)
+    assert np.isnan(found["apart"])
+
+
 def test_a_dry_run_reads_the_same_step():
     cfg = MLP
     with mock.patch.object(program, "compile_step", wraps=program.compile_step) as made:

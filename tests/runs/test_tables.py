@@ -140,9 +140,10 @@ def test_claims_about_a_peer_that_a_trivial_row_beats_fail(ratio, largest, learn
     assert ("FAILS: peer has not learned" in output.getvalue()) is not learned
 
 
-def test_without_a_cell_of_each_trivial_row_no_peer_has_learned():
+@pytest.mark.parametrize("by", ["ratio", "a column that an old record lacks"])
+def test_without_a_cell_of_each_trivial_row_no_peer_has_learned(by):
     table = values(ratio=[0.4, 0.5])
-    trivial = Trivial(rows=("b", "c"), by="ratio", peers=("a",))
+    trivial = Trivial(rows=("b", "c"), by=by, peers=("a",))
     made = table_of(table, {"c": CLAIM}, trivial=trivial)
     assert not made.verdicts[0].holds
     assert "unknown" in render.describe_trivial(made)

@@ -177,7 +177,10 @@ def test_leads_may_have_other_cells():
     [
         ({"eta": 0.0}, "eta must be finite and > 0"),
         ({"kind": "electrns"}, "kind must be one of|kind"),
-        ({"energies": np.array([np.nan])}, "energies must be finite"),
+        ({"energies": np.array([np.nan])}, "energies must be .* finite"),
+        ({"energies": np.array([0.5 + 1j])}, "energies must be a vector of real"),
+        ({"energies": np.zeros((2, 2))}, "energies must be a vector of real"),
+        ({"energies": np.zeros(0)}, "energies must be a vector of real"),
         ({"slabs": "left.contact"}, r"slabs.left.contact must be \(1, 1, 1\)"),
         ({"slabs": "right.onsite"}, "slabs.right.onsite must be"),
     ],
@@ -322,6 +325,9 @@ def changed(tree, path, value):
         ("phonons.right.contact", np.zeros((2, 2, 1)), "right.contact must be"),
         ("electrons.right.onsite", np.ones((4, 2, 2)) * 1j, "right.onsite .*Hermitian"),
         ("phonons.left.onsite", np.tri(2) + np.zeros((2, 2, 2)), "left.* be Hermitian"),
+        ("electrons.coupling", np.full((3, 4, 2, 2), np.nan), "coupling must be finit"),
+        ("phonons.left.contact", np.full((2, 2, 2), np.inf), "contact must be finite"),
+        ("gradients", np.full((4, 2, 2, 2, 2), 0.1j), r"own neighbour: got .*\[0\]"),
     ],
 )
 def test_devices_that_do_not_belong_together(path, value, match):

@@ -98,6 +98,7 @@ def test_configs_that_are_refused(options, match):
 
 def test_a_loop_that_diverged_is_above_every_bound():
     found = transport.run(Config(), None)
-    broken = found.assign(imbalance=np.nan).expand_dims(seed=[0])
-    table = tables.CONSERVATION.reduce({"1/1": broken})
-    assert table["worst"].sel(row="1/1") == np.inf
+    for figure in ("imbalance", "flatness"):
+        broken = found.assign({figure: np.nan}).expand_dims(seed=[0])
+        table = tables.CONSERVATION.reduce({"1/1": broken})
+        assert table["worst"].sel(row="1/1") == np.inf
