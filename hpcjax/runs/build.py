@@ -85,12 +85,13 @@ def build_table(
     if old is not None:
         table_records.require_comparable(old)
     ahead.check_parallel(parallel, table.benchmark, table_id)
-    if run_missing:
-        drawn.try_table(table, tier, root)
+    known = not run_missing or drawn.try_table(table, tier, root) is not None
     if parallel > 1 and run_missing:
         maker.make_ahead(parallel)
     rows = {row: maker.row(row) for row in maker.tier.runs}
-    dataset = table.reduce(rows)
+    dataset = drawn.reduce_rows(table, rows)
+    if not known:
+        drawn.check_names(table, tier, dataset)
     pictures.check(table.picture, dataset)
     result = TableResult(
         table=table,

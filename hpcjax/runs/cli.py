@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tyro
 
 from hpcjax.core.errors import ConfigError, DiskFull, HpcjaxError
-from hpcjax.runs import commands, show, table_commands
+from hpcjax.runs import commands, list_commands, show, table_commands
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
@@ -35,8 +35,8 @@ _FAULT, _UNREAD = 70, 141
 
 
 COMMANDS = {
-    "list": commands.list_,
-    "show": commands.show_,
+    "list": list_commands.list_,
+    "show": list_commands.show_,
     "run": commands.run,
     "sweep": commands.sweep,
     "table": table_commands.table,

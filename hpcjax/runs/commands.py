@@ -3,17 +3,14 @@
 Nothing here imports JAX before a config has been read and checked.
 """
 
-import contextlib
+import inspect
 import pathlib
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional
+from rich.console import RenderableType
 
-from hpcjax.core import files
-from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.core.errors import ConfigError
 from hpcjax.runs import directory, discover, show
 from hpcjax.runs.command_options import (
     HERE,
@@ -35,157 +32,10 @@ from hpcjax.runs.overrides import pairs
 from hpcjax.train.writers import WriterName
 
 if TYPE_CHECKING:
-    from hpcjax.runs import inventory
-    from hpcjax.runs.tables import Table
+    from hpcjax.runs import execute
 
 _NO_VALUE = 8  # exit status of a sweep without any
 _FAILED = 1  # of a run that did not reach what it is for, and of a failed claim
-
-
-def list_(
-    paper: Positional[
-        Annotated[str | None, tyro.conf.arg(metavar="[PAPER]", help_behavior_hint="")]
-    ] = None,
-    *,
-    all: bool = False,  # noqa: A002 - the name of the flag
-    parts: bool = False,
-    stale: bool = False,
-    markdown: bool = False,
-    runs: bool = False,
-    state: Annotated[
-        str | None, tyro.conf.arg(metavar="STATE", help_behavior_hint="")
-    ] = None,
-    tag: Tags = (),
-    delete: bool = False,
-    yes: bool = False,
-    root: Root = HERE,
-) -> int:
-    """List systems, or configs and tables, or parts, stale results, or runs.
-
-    Args:
-      paper: list this paper's configs and tables; with --parts, a kind of part.
-      all: list the configs and tables of all papers.
-      parts: list what a training config can combine instead.
-      stale: list the committed results of tables that today's code did not make.
-      markdown: list papers with what holds of their committed tables, for a page.
-      runs: list the runs in runs/ instead.
-      state: with --runs, only those that are running, interrupted, preempted, failed,
-        diverged, done or damaged.
-      tag: with --runs, only those with this tag; may be repeated.
-      delete: with --runs and a paper, a state or a tag, delete them, after asking.
-      yes: with --delete, do not ask.
-      root: folder with further configs.
-    """
-    files.check_folder(root)
-    output = show.console()
-    if runs:
-        from hpcjax.runs import inventory
-
-        entries = inventory.list_runs(root, paper, state, tag)
-        output.print(show.list_runs(entries))
-        if delete:
-            if not (paper or state or tag):
-                raise ConfigError(
-                    "--delete needs a paper, a --state or a --tag: it deletes no runs "
-                    "but the listed"
-                )
-            _delete_runs(entries, yes)
-        return 0
-    if delete or yes or state is not None or tag:
-        raise ConfigError("--state, --tag, --delete and --yes go with --runs")
-    if parts:
-        discover.activate(root)
-        output.print(show.list_parts(paper))
-        return 0
-    if stale:
-        from hpcjax.runs import record_age, table_records
-
-        ages = [
-            (record, record_age.find_age(record, root))
-            for record in table_records.find_records(root, paper)
-        ]
-        output.print(show.list_stale(ages))
-        return 0
-    if markdown:
-        from hpcjax.runs import roster
-
-        output.print(roster.markdown(root, paper), soft_wrap=True)
-        return 0
-    if paper is None and not all:
-        from hpcjax.runs import overview
-
-        output.print(show.list_systems(overview.find_systems(root)))
-        return 0
-    output.print(show.list_configs(discover.find_configs(root, paper)))
-    tables = discover.find_tables(root, paper or "*").values()
-    output.print(show.list_tables(tables))
-    return 0
-
-
-def _delete_runs(entries: "Sequence[inventory.Entry]", yes: bool) -> None:
-    """Deletes the runs that were listed, if that is confirmed."""
-    from hpcjax.runs import inventory
-
-    if entries and not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError("--delete asks before it deletes: here give --yes, too")
-        if input(f"Delete these {len(entries)} runs? [y/N] ").lower() != "y":
-            return
-    inventory.delete(entries)
-    show.console().print(f"{len(entries)} runs deleted")
-
-
-def show_(
-    config: Config,
-    overrides: Overrides = (),
-    *,
-    root: Root = HERE,
-) -> int:
-    """Show what came out for a table, or a config: keys, and what is not its base's.
-
-    Args:
-      config: paper/table, paper/config:variant, or a run's config.json.
-      overrides: key=value.
-      root: folder with further configs.
-    """
-    paper, slash, _ = config.partition("/")
-    tables = discover.find_tables(root, paper) if paper.isidentifier() and slash else {}
-    if config in tables and not overrides:
-        return _show_table(tables[config], root)
-    try:
-        loaded = discover.load(config, pairs(overrides), root)
-    except ConfigError as error:
-        if near := nearest(config, tables):
-            told = near.replace("; did you mean", " Or the table")
-            raise ConfigError(f"{error}{told}") from error
-        raise
-    try:
-        entry, _ = discover.find(loaded.name, root)
-    except ConfigError:  # the config.json of a run whose config is gone
-        entry = None
-    show.console().print(show.page(entry, loaded))
-    return 0
-
-
-def _show_table(table: "Table", root: pathlib.Path) -> int:
-    """Prints the committed results of a table, or how to make them."""
-    from hpcjax.runs import render, table_records
-
-    output = show.console()
-    for tier, command in zip(table.tiers, table.commands(), strict=True):
-        if table_records.record_path(table, tier, root).exists():
-            record = table_records.read_record(table, tier, root)
-            output.print(render.render_record(record))
-        else:
-            minutes = table.tier(tier).minutes
-            output.print(
-                f"{table.title}: nothing is recorded; `{command}` makes it in about "
-                f"{minutes:g} min."
-            )
-    with contextlib.suppress(ConfigError):
-        entry, variant = discover.find(table.id, root)
-        output.print(f"The config of that name: `hpcjax show {entry.name}:{variant}`")
-    return 0
 
 
 def run(
@@ -264,17 +114,27 @@ def run(
             return 0  # the first process has said where the result is
         options |= {"distributed": distributed, "profile": profile}
         result = execute.run(config, changes, **options)
+    output = show.console()
     if result.leads:
         if loaded.steps is None:
-            from hpcjax.runs import render
-
-            rest = f'hpcjax.runs.load_result("{result.id}")'
-            show.console().print(render.render_figures(result.dataset, rest))
-        show.console().print(f"run        {result.id}\ndirectory  {result.directory}")
+            output.print(_describe(result, loaded.config))
+            rest = f'All values: hpcjax.runs.load_result("{result.id}")'
+            output.print(rest, soft_wrap=True)
+        text = f"run        {result.id}\ndirectory  {result.directory}"
+        output.print(text, soft_wrap=True)  # to be copied
     # An attribute in which an experiment says what it did not reach.
     if failed := result.dataset.attrs.get("failed", ""):
-        show.console().print(f"failed     {failed}")
+        output.print(f"failed     {failed}")
     return _FAILED if failed else 0
+
+
+def _describe(result: "execute.RunResult", config: Any) -> RenderableType:
+    """Returns what a run found, with what its experiment says that it returns."""
+    from hpcjax.runs import render
+
+    said = inspect.getdoc(discover.experiment(config).run) or ""
+    section = said.partition("Returns:\n")[2].partition("\n\n")[0]
+    return render.render_figures(result.dataset, " ".join(section.split()))
 
 
 def _dry_run(
@@ -372,7 +232,9 @@ def sweep(
         )
     show.console().print(sweeps.summary(result))
     if plot:
-        show.console().print(f"picture    {sweeps.save_picture(result)}")
+        show.console().print(
+            f"picture    {sweeps.save_picture(result)}", soft_wrap=True
+        )
     return 0 if result.successes else _NO_VALUE
 
 
@@ -399,7 +261,7 @@ def report(
     from hpcjax.runs import report as reports
 
     written = reports.write_report(ids, root=root, path=path, tier=tier)
-    show.console().print(str(written))
+    show.console().print(str(written), soft_wrap=True)
     return 0
 
 

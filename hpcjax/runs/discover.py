@@ -425,7 +425,9 @@ def find(name: str, root: pathlib.Path) -> tuple[ConfigEntry, str]:
             )
         named = [key for key in files if key.endswith(f"/{plain}")]
         near = f"; did you mean {' or '.join(named)}?" if named else ""
-        raise ConfigError(f"unknown config {plain!r}{near or nearest(plain, files)}")
+        own = [key for key in files if key.startswith(f"{parts[0]}/")]
+        near = near or nearest(plain, own or files)
+        raise ConfigError(f"unknown config {plain!r}{near}")
     file = files[plain]
     inside(file.parents[1], file.parent.name, file.name)
     entry = _entry(plain, file)

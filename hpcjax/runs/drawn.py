@@ -5,7 +5,13 @@ import pathlib
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import numpy as np
@@ -63,20 +69,32 @@ def try_table(table: Table, tier: str, root: pathlib.Path) -> xr.Dataset | None:
             return None
         labels = {d: range(n) if isinstance(n, int) else n for d, n in given.items()}
         rows[name] = draw_run(columns, labels, runs.seeds, f"{table.id} {name}")
+    made = _try(lambda: reduce_rows(table, rows))
+    if made is not None:
+        check_names(table, tier, made)
+    return made
+
+
+def reduce_rows(table: Table, rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns a table of its rows' runs.
+
+    Raises:
+      ConfigError: it asks for a figure or a row that there is not; names the nearest.
+    """
     figures = {str(name) for row in rows.values() for name in row.variables}
-    made = _ask(f"{table.id}, reduced", {*rows, *figures}, lambda: table.reduce(rows))
-    if made is None:
-        return None
+    return _ask(f"{table.id}, reduced", {*rows, *figures}, table.reduce, rows)
+
+
+def check_names(table: Table, tier: str, made: xr.Dataset) -> None:
+    """Raises ConfigError if columns or claims ask for what a table does not have."""
     known = {*map(str, made.variables), *made["row"].values.tolist()}
-    told = f"{table.id} has no column"
-    _check(told, table.columns, known)
+    _check(f"{table.id} has no column", table.columns, known)
     for name, claim in table.tier(tier).claims.items():
         about = f"claim {name!r} of {table.id}"
-        _ask(about, known, functools.partial(claim.ours, made))
+        _try(functools.partial(_ask, about, known, claim.ours, made))
         for each in claim.controls:
             names = [*each.rows, *each.rows.values(), *each.columns.values()]
             _check(f"{about} has a control of what there is not,", names, known)
-    return made
 
 
 def _check(told: str, names: Iterable[Any], known: Collection[Any]) -> None:
@@ -85,23 +103,31 @@ def _check(told: str, names: Iterable[Any], known: Collection[Any]) -> None:
             raise ConfigError(f"{told} {name!r}{nearest(str(name), map(str, known))}")
 
 
-def _ask(what: str, known: Collection[Any], compute: Callable[[], Any]) -> Any:
-    """Returns what is computed of draws, None where that fails for their values.
-
-    Raises:
-      ConfigError: it asks for a name that is not known.
-    """
+def _try(compute: Callable[[], Any]) -> Any:
+    """Returns what is computed, None where that fails, but not for want of a name."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return compute()
     except ConfigError:
         raise
+    except Exception:
+        return None
+
+
+def _ask(
+    what: str, known: Collection[Any], compute: Callable[..., Any], of: Any
+) -> Any:
+    """Returns what is computed of something.
+
+    Raises:
+      ConfigError: it asks for a name that is not known.
+    """
+    try:
+        return compute(of)
     except (KeyError, AttributeError) as error:
         asked = (error.__cause__ or error).args[0]
         name = (re.findall(r"'([^']*)'", str(asked).partition(". ")[0]) or [asked])[-1]
         if isinstance(name, str):
             _check(f"{what}: there is no", [name], known)
-    except Exception:
-        return None
-    return None
+        raise

@@ -8,15 +8,13 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
+from rich.console import RenderableType
 
 from hpcjax.core import compat, provenance, trees
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.runs import code, directory, discover, results
 from hpcjax.runs import config as configs
+from hpcjax.runs.frames import Frame
 
 log = logging.getLogger(__name__)
 # What a run's step does not depend on.
@@ -254,7 +252,6 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
 
 def render_plan(plan: Plan) -> RenderableType:
     """Returns the plan as a table for `rich`."""
-    table = RichTable(box=box.SIMPLE, show_header=False)
     lines = {
         "processes": f"{plan.processes}, each with the figures below",
         "devices": f"{plan.devices}",
@@ -279,10 +276,8 @@ def render_plan(plan: Plan) -> RenderableType:
         lines["training takes"] = _render_time(plan)
     if plan.processes == 1:
         del lines["processes"]
-    for label, value in lines.items():
-        if value:
-            table.add_row(label, value)
-    return Group(Text(f"{plan.name} (not run)"), table)
+    told = [(label, value) for label, value in lines.items() if value]
+    return Frame(f"{plan.name} (not run)", ("figure", "value"), told)
 
 
 def _render_time(plan: Plan) -> str:

@@ -146,21 +146,24 @@ def render_record(record: Record) -> RenderableType:
     return Group(Text(f"{record.table.title}\n"), *_list_parts(result), Text(made))
 
 
-def render_figures(dataset: xr.Dataset, rest: str) -> RenderableType:
+def render_figures(dataset: xr.Dataset, said: str = "") -> RenderableType:
     """Returns what a run found: its figures, what they mean, and some values.
 
     Args:
       dataset: its result.
-      rest: where the values are that are not printed.
+      said: what the figures mean, where not each of them says it.
     """
     rows, groups = [], {}
     for name, figure in dataset.data_vars.items():
-        said = str(figure.attrs.get("long_name", ""))
+        meaning = str(figure.attrs.get("long_name", ""))
         each = f"by {', '.join(map(str, figure.dims))}"
-        rows.append((str(name), each if figure.dims else cell(figure.item()), said))
+        rows.append((str(name), each if figure.dims else cell(figure.item()), meaning))
         groups.setdefault(figure.dims, []).append(name)
     columns = ("figure", "value", "what")
-    parts = [Frame("", columns, rows, whole=columns[:2])]
+    parts: list[RenderableType] = [Frame("", columns, rows, whole=columns[:2])]
+    if not any(meaning for _, _, meaning in rows):
+        bare = [row[:2] for row in rows]
+        parts = [Frame("", columns[:2], bare, whole=columns[:2]), Text(f"{said}\n")]
     for dims, names in groups.items():
         if dims:
             values = dataset[names].to_dataframe(dim_order=dims).reset_index()
@@ -169,7 +172,7 @@ def render_figures(dataset: xr.Dataset, rest: str) -> RenderableType:
             title = f"{len(shown)} of {len(values)} values" * (len(values) > len(shown))
             numbers = [columns[place] for place in number_columns(rows)]
             parts.append(Frame(title, columns, rows, numbers, columns, len(dims)))
-    return Group(*parts, Text(f"All values: {rest}"))
+    return Group(*parts)
 
 
 def _list_parts(result: TableResult) -> list[RenderableType]:

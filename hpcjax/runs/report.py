@@ -4,6 +4,7 @@ The page needs no script, no other file and no network. A run that is in several
 is described once.
 """
 
+import contextlib
 import datetime
 import json
 import pathlib
@@ -99,10 +100,17 @@ class _Page:
             self.singles.append(self.single(directory.open_run(self.root, name)))
 
     def add_finished(self) -> None:
-        """Adds all that has finished, newest first; lists others with the reason."""
+        """Adds all that has finished, newest first; lists what has only begun."""
         kept = directory.list_runs(self.root)
         ages = {run.id: age for age, run in enumerate(reversed(kept))}
-        made = [self.finished(name) for name in self.known] if kept else []
+        files = {_config_file(run) for run in kept}
+        begun = [
+            name
+            for name, table in self.known.items()
+            for tiers in [table.tiers.values()]
+            if files & {_file(runs.config) for t in tiers for runs in t.runs.values()}
+        ]
+        made = [self.finished(name) for name in begun]
         found = [each for each in made if each is not None]
         found.sort(key=lambda it: min(ages[run["id"]] for run in it.runs))
         self.tables = [self.table(each) for each in found]
@@ -308,6 +316,17 @@ def _thin(row: xr.Dataset) -> xr.Dataset:
 
 def _age(path: pathlib.Path) -> float:
     return path.stat().st_mtime
+
+
+def _config_file(run: directory.RunDirectory) -> str:
+    """Returns which file's config a run is of; "" if that cannot be read."""
+    with contextlib.suppress(HpcjaxError):
+        return _file(str(run.read_config().get("name")))
+    return ""
+
+
+def _file(config: str) -> str:
+    return config.partition(":")[0]
 
 
 def _pairs(values: Mapping[str, str]) -> str:

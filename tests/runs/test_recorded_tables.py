@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hpcjax.runs import build, discover, render, table_records
+from hpcjax.runs import build, cli, discover, render, table_records
 from tests.conftest import REPOSITORY
 from tests.runs import papers
 
@@ -33,8 +33,33 @@ def test_a_committed_table_is_printed_without_a_broken_cell(record):
     result = table_records.to_result(record)
     values, verdicts = render.values(result), render.verdicts(result.verdicts)
     whole = [*values.to_numpy().ravel(), *verdicts["ours (bound)"]]
-    assert all(any(str(cell) in line for line in lines) for cell in whole)
+    broken = {cell for cell in whole if not any(str(cell) in line for line in lines)}
+    turned = any(line.startswith("Rows are columns here") for line in lines)
+    names = values.iloc[:, 0] if turned else ()  # headings are wrapped between words
+    assert broken <= {*names}
     assert all(f"({verdict.bound})" in file.getvalue() for verdict in result.verdicts)
+
+
+def test_show_names_the_command_of_the_picture(capsys):
+    assert cli.main(["show", "hammingmesh/networks", "--root", str(REPOSITORY)]) == 0
+    told = "\nPicture: `hpcjax table hammingmesh/networks --picture FILE.png`\n"
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("hammingmesh/networkss", "; did you mean 'hammingmesh/networks'?\n"),
+        ("jorge/quikstart", " Or the table 'jorge/quickstart'?\n"),
+        ("jorge/qqqqqqqqqqqqqqq", "; tables: jorge/ablation, jorge/quickstart"),
+    ],
+)
+def test_what_there_is_not_names_the_nearest_once(asked, told, capsys):
+    assert cli.main(["show", asked, "--root", str(REPOSITORY)]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("networks'") <= 1
+    assert "kaisa" not in error
 
 
 def test_columns_that_claims_are_about_come_first():

@@ -489,13 +489,15 @@ def test_a_sweep_whose_runs_were_deleted(root, tmp_path):
 
 
 def test_without_ids_all_that_has_finished_is_told_and_tables_fold_their_runs(
-    tmp_path,
+    root, tmp_path
 ):
-    root = papers.make(tmp_path)
+    made_in, root = root, papers.make(tmp_path)
+    made = build.build_table("curves/holds", root=made_in, progress=False)
     alone = execute.run("curves/plain", {"wd": "0.125"}, root=root, quiet=True)
     page = Page(report.write_report(root=root).read_text())
     assert alone.id in page.ids
-    made = build.build_table("curves/holds", root=root, progress=False)
+    for run in made.runs:
+        shutil.copytree(made_in / "runs" / run["id"], root / "runs" / run["id"])
     make_sweep(root, "waits", lr="0.01,0.1")
     make_sweep(root, "mine", lr="0.3,0.2")
     worker.work("mine", root)
@@ -513,3 +515,4 @@ def test_without_ids_all_that_has_finished_is_told_and_tables_fold_their_runs(
         f"{reported} runs of curves/{name}" in text for name in ("holds", "fails")
     )
     assert "2 runs of mine" in text
+    assert "jorge/quickstart" not in text  # of which there is no run
