@@ -32,6 +32,9 @@ class Config(program.ProgramConfig):
         rule = "what is passed on is known of language models"
         fits = isinstance(self.model, CausalLmConfig)
         checks.require(fits, rule, model=self.model)
+        # Of narrower ones a CPU sends float32.
+        rule = "formulas are of what is passed on in float32"
+        checks.require(self.compute == "float32", rule, compute=self.compute)
 
     @property
     def figures(self) -> Mapping[str, str]:
@@ -75,10 +78,9 @@ def by_formulas(cfg: Config, spread: PipelineConfig, devices: int) -> dict[str, 
     table = sharding.tick_table(schedule)
     copies = devices // (stages * spread.tensor)
     rows = cfg.train.batch_size // (copies * count)
-    itemsize = {"float32": 4, "bfloat16": 2}[cfg.compute]
-    size = itemsize * rows * cfg.dataset.context * cfg.model.width
+    size = 4 * rows * cfg.dataset.context * cfg.model.width
     # Of two stages, one exchange goes both ways.
-    ways = 1 if stages == 2 else 2
+    ways = min(stages - 1, 2)
     line, late = (
         cost.simulate(schedule, cost.StageCosts(t_f=1, t_b=2, t_p2p=p2p)).makespan
         for p2p in (0, LATENCY)

@@ -1,5 +1,6 @@
 """What a run would take, against figures counted by hand."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -87,6 +88,11 @@ def test_it_is_printed_whole(made):
     assert "not run" in text
     assert re.search(r"weight decay +\S+ on all 4 arrays", text)
     assert re.search(r"training takes +unknown", text)
+    assert "figures of the method" not in text
+    with console.capture() as capture:
+        facts = {"ticks": 14.0, "bubble": 3 / 7}
+        console.print(plan.render_plan(dataclasses.replace(made[8], facts=facts)))
+    assert re.search(r"figures of the method +ticks 14, bubble 0.4286", capture.get())
 
 
 RULES = {

@@ -1,10 +1,11 @@
 """The tables of pipelines in small live runs, broken ones, and the paper's models."""
 
+import dataclasses
 import types
 
 import pytest
 
-from experiments.axonn import tables
+from experiments.axonn import pipeline, tables
 from hpcjax import sharding
 from hpcjax.core import ConfigError
 from hpcjax.runs import discover
@@ -50,6 +51,19 @@ def test_the_papers_models_have_as_many_parameters(variant, billions, near):
     blocks = cfg.model.depth * (12 * h**2 + 13 * h)
     assert found["parameters"] == blocks + (51_200 + cfg.context + 2) * h
     assert found["parameters"] == pytest.approx(1e9 * billions, rel=near)
+
+
+def test_formulas_know_a_single_stage_and_no_other_type():
+    cfg = discover.load("axonn/training", {}, REPOSITORY).config
+    spread = dataclasses.replace(cfg.parallel, micro_batches=4)
+    whole = pipeline.by_formulas(cfg, spread, 8)
+    # 32 rows on 2 x 4 micro-batches; 2 (4 + 3) ticks, in both directions.
+    assert whole["input"] == 4 * 4 * 8 * 64
+    assert whole["permuted"] == 14 * 2 * whole["input"]
+    alone = pipeline.by_formulas(cfg, dataclasses.replace(spread, stages=1), 8)
+    assert alone["permuted"] == alone["idle"] == 0
+    with pytest.raises(ConfigError, match="in float32: got compute='bfloat16'"):
+        dataclasses.replace(cfg, compute="bfloat16")
 
 
 def test_what_is_passed_on_is_known_of_language_models_alone():
