@@ -118,7 +118,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
       What `figures` does.
     """
     from hpcjax.core.files import write_json
-    from hpcjax.runs import curves
+    from hpcjax.runs import curves, spans_and_fields
 
     filled = simulate(cfg)
     pipe, found = filled.timeline, figures(cfg, filled)
@@ -127,7 +127,9 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         f"{cfg.schedule}: {found['utilization'].item():.1%} busy": pipe.bars(),
         f"with K-FAC: {found['filled'].item():.1%} busy": bars,
     }
-    curves.save(cost.draw_timelines(rows), ctx.directory.path / "timeline.png")
+    curves.save(
+        spans_and_fields.draw_timelines(rows), ctx.directory.path / "timeline.png"
+    )
     write_json(ctx.directory.path / "timeline.json", cost.chrome_trace(bars))
     return found
 

@@ -118,7 +118,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """
     import xarray as xr
 
-    from hpcjax.runs import curves
+    from hpcjax.runs import curves, spans_and_fields
 
     found = runs.in_processes(
         cfg.find_factory(),
@@ -147,7 +147,9 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         )
         for mode in MODES
     }
-    curves.save(cost.draw_timelines(rows), ctx.directory.path / "timeline.png")
+    curves.save(
+        spans_and_fields.draw_timelines(rows), ctx.directory.path / "timeline.png"
+    )
     return table.assign(period=filled.period, planned=filled.utilization)
 
 

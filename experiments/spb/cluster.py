@@ -191,29 +191,34 @@ def _draw(
     pair: "Mapping[str, cost.ClusterRun]",
     folder: pathlib.Path,
 ) -> None:
-    from hpcjax.runs import curves
+    from hpcjax.runs import curves, spans_and_fields
 
     rows = {row: pair[row].bars() for row in ("jigsaw", "gang_fifo")}
-    curves.save(cost.draw_timelines(rows, unit="s"), folder / "timeline.png")
+    curves.save(
+        spans_and_fields.draw_timelines(rows, unit="s"), folder / "timeline.png"
+    )
     curves.save(draw_shares(made), folder / "shares.png")
 
 
 def draw_shares(made: "Mapping[str, cost.ClusterRun]") -> "Figure":
     """Draws GPU-hours of computing, of switching, and idle until the last job ends."""
-    from matplotlib.figure import Figure
+    from hpcjax.runs import curves, panels
 
-    figure = Figure(figsize=(8, 0.5 * len(made) + 1), layout="constrained")
-    axes, names = figure.subplots(), list(made)
-    busy = np.array([each.busy for each in made.values()]) / _HOUR
-    switching = np.array([each.switching for each in made.values()]) / _HOUR
-    whole = np.array([each.gpus * each.makespan for each in made.values()]) / _HOUR
-    left = np.zeros(len(names))
-    idle = whole - busy - switching
-    parts = {"busy": busy, "switching": switching, "idle": idle}
-    for (label, hours), colour in zip(parts.items(), ("C0", "C3", "0.85"), strict=True):
-        axes.barh(names, hours, left=left, label=label, color=colour)
+    parts = {
+        "busy": [each.busy for each in made.values()],
+        "switching": [each.switching for each in made.values()],
+        "idle": [
+            each.gpus * each.makespan - each.busy - each.switching
+            for each in made.values()
+        ],
+    }
+    figure, ((axes,),) = panels.open_figure(panels.AROUND + 0.3 * len(made))
+    left = np.zeros(len(made))
+    for place, (label, seconds) in enumerate(parts.items()):
+        hours, look = np.array(seconds) / _HOUR, panels.look_of_part(place)
+        axes.barh(list(made), hours, left=left, label=label, **look)
         left += hours
     axes.invert_yaxis()
     axes.set_xlabel("GPU-hours")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=3, frameon=False)
+    curves.add_legend(figure)
     return figure

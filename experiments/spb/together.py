@@ -126,10 +126,10 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
         row: [_spans(each) for each in zip(*told[row], strict=True)] for row in ROWS
     }
     if ctx is not None:
-        from hpcjax.runs import curves
+        from hpcjax.runs import curves, spans_and_fields
 
         bars = {row: perf.task_bars(spans[row][-1]) for row in (JIGSAW, WHOLE)}
-        picture = cost.draw_timelines(bars, unit="s")
+        picture = spans_and_fields.draw_timelines(bars, unit="s")
         curves.save(picture, ctx.directory.path / "timeline.png")
     idle = [[perf.idle_share(each) for each in spans[row]] for row in ROWS]
     both = ("order", "repetition")

@@ -113,7 +113,6 @@ from .tensor_grids import comm_volume as comm_volume
 from .tensor_grids import grid_features as grid_features
 from .timelines import Bar as Bar
 from .timelines import chrome_trace as chrome_trace
-from .timelines import draw_timelines as draw_timelines
 from .traffic import alltoall_share as alltoall_share
 from .traffic import diameter as diameter
 from .traffic import ring_hops as ring_hops

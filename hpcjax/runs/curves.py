@@ -52,6 +52,20 @@ _UNITS = {"error": "share", "seconds": "s", "bytes": "bytes"}
 _PANEL = (3.4, 2.8)
 # Of a legend: a letter, the line beside a name with the space around it, a line of it.
 _LETTER, _SAMPLE, _LINE = 0.087, 0.85, 0.21
+# Letters of the longest name, which leaves room for what it names.
+_LONGEST = 60
+
+
+def plain(text: Any) -> str:
+    """Returns a text as matplotlib is to print it, without formulas."""
+    return str(text).replace("$", r"\$")
+
+
+def shorten(name: Any) -> str:
+    """Returns a name of a row as it is printed: of a long one, both ends."""
+    text = str(name)
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}…{text[1 - half :]}"
 
 
 def style(place: int) -> dict[str, Any]:
@@ -125,7 +139,9 @@ def add_legend(figure: "Figure") -> None:
     """
     named = [axes.get_legend_handles_labels() for axes in figure.axes]
     handles = {
-        name: handle for each in named for handle, name in zip(*each, strict=True)
+        shorten(name): handle
+        for each in named
+        for handle, name in zip(*each, strict=True)
     }
     if len(handles) < 2:
         return
@@ -136,7 +152,7 @@ def add_legend(figure: "Figure") -> None:
     figure.set_size_inches(max(width, column), height + _LINE * lines)
     figure.legend(
         list(handles.values()),
-        [name.replace("$", r"\$") for name in handles],
+        [plain(name) for name in handles],
         loc="outside lower center",
         ncols=columns,
         frameon=False,

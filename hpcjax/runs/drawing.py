@@ -9,20 +9,22 @@ import xarray as xr
 
 from hpcjax.runs import curves, packing, spans_and_fields
 from hpcjax.runs import pictures as kinds
+from hpcjax.runs.curves import plain
 from hpcjax.runs.panels import (
     AROUND,
     GROUP,
-    HATCHES,
     OTHER,
     ROW,
     SMALL,
     draw_bound,
     label_of,
     look_of,
+    look_of_part,
     open_figure,
-    plain,
     set_scale,
+    tell_missing,
     tell_verdicts,
+    word_of,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ _BESIDE = (
     *((0, 5, "center", "bottom"), (0, -5, "center", "top")),
     *((4, 4, "left", "bottom"), (4, -4, "left", "top")),
     *((-4, 4, "right", "bottom"), (-4, -4, "right", "top")),
+    *(
+        (x, y, "left" if x > 0 else "right", "center")
+        for x in (12, -12, 30, -30)
+        for y in (12, -12, 24, -24, 40, -40)
+    ),
 )
 
 
@@ -109,7 +116,7 @@ def _arrange(
 
 
 def _name_rows(axes: "Axes", table: xr.Dataset, places: np.ndarray) -> None:
-    names = [plain(row) for row in table["row"].values]
+    names = [plain(curves.shorten(row)) for row in table["row"].values]
     axes.set_yticks(places, names, fontsize=SMALL)
     axes.set_ylim(places[-1] + 0.6, -0.6)
 
@@ -121,10 +128,10 @@ def _dots(
     names = picture.names()
     height = AROUND + ROW * (1 + places[-1])
     figure, panels = open_figure(height, len(names), sharey=True)
+    bound = draw_bound(panels[0, 0], picture, result, up=True)
     for name, axes in zip(names, panels[0], strict=True):
-        if name == names[0]:
-            draw_bound(axes, picture, result, up=True)
-        _dots_of(axes, picture, table, name, places, roles)
+        shown = bound if name == names[0] else []
+        _dots_of(axes, picture, table, name, places, roles, shown)
         axes.set_xlabel(label_of(picture, name, result), fontsize=SMALL + 1)
     _name_rows(panels[0, 0], table, places)
     return figure
@@ -137,6 +144,7 @@ def _dots_of(
     name: str,
     places: np.ndarray,
     roles: Mapping,
+    bound: Sequence[float],
 ) -> None:
     """Draws one column against the places of its rows."""
     values = table[name].values.astype(float)
@@ -144,7 +152,7 @@ def _dots_of(
         table.get(f"{name}_{end}", table[name]).values for end in ("low", "high")
     )
     rows = table["row"].values.tolist()
-    shown = [values, low, high]
+    shown = [values, low, high, bound]
     if f"{name}_by_seed" in table:
         seeds = table[f"{name}_by_seed"].transpose("row", ...).values
         at = np.broadcast_to(places[:, None], seeds.shape)
@@ -170,9 +178,8 @@ def _interval(
 ) -> None:
     """Draws an interval; what has no end gets an arrow, what is not finite a word."""
     if not np.isfinite(value):
-        missed = "missed" if value == np.inf else "missing"
         inside = {"transform": axes.get_yaxis_transform(), "va": "center"}
-        axes.text(0.99, place, missed, ha="right", fontsize=SMALL, **inside)
+        axes.text(0.99, place, word_of(value), ha="right", fontsize=SMALL, **inside)
         return
     edge = axes.get_xlim()[1]
     if low < high:
@@ -193,6 +200,7 @@ def _bars(
     ends = np.zeros((2, len(rows)))  # of what is stacked, left and right of zero
     for n, name in enumerate(names):
         values = table[name].values.astype(float)
+        known = np.where(np.isfinite(values), values, 0)
         behind = np.where(values < 0, *ends) if picture.stacked else ends[0]
         at = places if picture.stacked else places + thick * (n - (each - 1) / 2)
         for m, row in enumerate(rows):
@@ -200,40 +208,37 @@ def _bars(
             named = kinds.heading(name, result.table.columns) if len(names) > 1 else ""
             label = named or look_of(roles[row])["label"]
             box = {"height": 0.9 * thick, "left": behind[m], "label": label}
-            axes.barh(at[m], np.nan_to_num(values[m], posinf=0), **box, **look)
+            axes.barh(at[m], known[m], **box, **look)
         if f"{name}_low" in table and not picture.stacked:
             bars = table[f"{name}_low"].values, table[f"{name}_high"].values
             axes.hlines(at, *bars, color="#000000", linewidth=1)
         if picture.stacked:
-            ends += np.nan_to_num([np.minimum(values, 0), np.maximum(values, 0)])
+            ends += [np.minimum(known, 0), np.maximum(known, 0)]
         _name_missing(axes, at, values)
+    bound = draw_bound(axes, picture, result, up=True)
     shown = [*ends] if picture.stacked else [table[name].values for name in names]
-    set_scale(
-        axes.xaxis, shown, picture.log or False if picture.stacked else picture.log
-    )
+    log = picture.log or False if picture.stacked else picture.log
+    set_scale(axes.xaxis, [*shown, bound], log)
     axes.set_xlabel(label_of(picture, names[0], result) if each == 1 else picture.label)
-    draw_bound(axes, picture, result, up=True)
     _name_rows(axes, table, places)
     return figure
 
 
 def _bar_look(place: int, role: kinds.Role, count: int) -> dict[str, Any]:
     """Returns how a bar is drawn: those of one column by role, others by column."""
-    colour = curves.COLOURS[place % len(curves.COLOURS)]
-    hatch, hollow = HATCHES[place % len(HATCHES)], bool(place % 2)
-    if count == 1 and role != "about":
-        hollow, colour = True, OTHER if role == "other" else colour
-        hatch = "////" if role == "control" else ""
-    face = "none" if hollow else colour
-    return {"facecolor": face, "edgecolor": colour, "hatch": hatch, "linewidth": 0.8}
+    look = look_of_part(place)
+    if count == 1 and role == "control":
+        look |= {"facecolor": "none", "hatch": "////"}
+    elif count == 1 and role == "other":
+        look |= {"facecolor": "none", "edgecolor": OTHER}
+    return look
 
 
 def _name_missing(axes: "Axes", at: np.ndarray, values: np.ndarray) -> None:
     for place, value in zip(at, values, strict=True):
         if not np.isfinite(value):
-            word = "missed" if value == np.inf else "missing"
             inside = {"transform": axes.get_yaxis_transform(), "va": "center"}
-            axes.text(0.01, place, word, fontsize=SMALL - 1, **inside)
+            axes.text(0.01, place, word_of(value), fontsize=SMALL - 1, **inside)
 
 
 def _lines(
@@ -243,20 +248,40 @@ def _lines(
     axes = panels[0, 0]
     series = list(kinds.find_series(picture, table, roles, result))
     numbers = [x for each in series for x in each.x if isinstance(x, int | float)]
-    texts = dict.fromkeys(x for each in series for x in each.x if isinstance(x, str))
+    texts = _place_texts(series)
     for place, each in enumerate(series):
-        _line(axes, each, place, list(texts))
-    set_scale(axes.yaxis, [[*each.y, *each.low] for each in series], picture.log)
+        _line(axes, each, place, texts)
+    bound = draw_bound(axes, picture, result, up=False)
+    shown = [bound, *([*each.y, *each.low] for each in series)]
+    set_scale(axes.yaxis, shown, picture.log)
+    tell_missing(axes, [said for each in series for said in _missing_of(each)])
     if texts:
-        axes.set_xticks(range(len(texts)), map(plain, texts), fontsize=SMALL)
+        named = [plain(x if isinstance(x, str) else f"{x:g}") for x in texts]
+        axes.set_xticks(range(len(texts)), named, fontsize=SMALL)
     else:
         set_scale(axes.xaxis, [numbers], picture.log_x, 8)
         if len({*numbers}) < 9:
             _tick_at(axes, sorted({*numbers}))
     axes.set_ylabel(label_of(picture, picture.names()[0], result))
     axes.set_xlabel(picture.x_label or _name_axis(picture.x, result))
-    draw_bound(axes, picture, result, up=False)
     return figure
+
+
+def _place_texts(series: Sequence[kinds.Series]) -> dict[Any, int]:
+    """Returns the places of all `x` side by side, if one is a text: numbers first."""
+    found = dict.fromkeys(x for each in series for x in each.x if x is not None)
+    texts = [x for x in found if isinstance(x, str)]
+    numbers = sorted(x for x in found if not isinstance(x, str)) if texts else []
+    return {x: place for place, x in enumerate([*numbers, *texts])}
+
+
+def _missing_of(each: kinds.Series) -> list[str]:
+    """Returns in words what a line has no points of."""
+    lost = each.y[~np.isfinite(each.y)]
+    words = list(dict.fromkeys(map(word_of, lost)))
+    counts = f"{len(lost)} of {len(each.y)}"
+    said = f"{each.name} {counts} {' or '.join(words)}"
+    return [said.strip()] if words else []
 
 
 def _tick_at(axes: "Axes", places: Sequence[float]) -> None:
@@ -276,7 +301,9 @@ def _name_axis(x: str, result: "TableResult") -> str:
     return plain(name if "{}" in x else kinds.heading(x, result.table.columns))
 
 
-def _line(axes: "Axes", each: kinds.Series, place: int, texts: Sequence[str]) -> None:
+def _line(
+    axes: "Axes", each: kinds.Series, place: int, texts: Mapping[Any, int]
+) -> None:
     look: dict[str, Any] = {**curves.style(place), "label": each.name}
     if each.role == "other":
         look["color"] = OTHER
@@ -286,7 +313,7 @@ def _line(axes: "Axes", each: kinds.Series, place: int, texts: Sequence[str]) ->
         for value in each.y[np.isfinite(each.y)]:
             axes.axhline(value, **(look | {"marker": "", "linewidth": 1}))
         return
-    x = [texts.index(at) if isinstance(at, str) else at for at in each.x]
+    x = [texts.get(at, at) for at in each.x]
     if len(x) <= 20:
         look["markevery"] = 1
     axes.plot(x, np.where(np.isfinite(each.y), each.y, np.nan), **look)
@@ -312,10 +339,9 @@ def _scatter(
             if roles[row] != "other":
                 look["color"] = curves.style(place)["color"]
         axes.plot(*point[:, None], linestyle="", markersize=6, **look)
-    for axis, at, log in zip(
-        (axes.xaxis, axes.yaxis), points.T, (picture.log_x, picture.log), strict=True
-    ):
-        set_scale(axis, [at], log)
+    bound = draw_bound(axes, picture, result, up=False)
+    set_scale(axes.xaxis, [points[:, 0]], picture.log_x)
+    set_scale(axes.yaxis, [points[:, 1], bound], picture.log)
     if picture.front:
         best = points[kinds.find_front(points, picture.front)]
         line = {"color": curves.COLOURS[0], "linewidth": 0.9, "label": "no better one"}
@@ -323,36 +349,54 @@ def _scatter(
     axes.margins(0.12)
     axes.set_xlabel(plain(kinds.heading(picture.x, result.table.columns)))
     axes.set_ylabel(label_of(picture, picture.y, result))
-    draw_bound(axes, picture, result, up=False)
+    lost = [
+        f"{row} {word_of(point[~np.isfinite(point)][0])}"
+        for row, point in zip(rows, points, strict=True)
+        if not np.isfinite(point).all()
+    ]
+    tell_missing(axes, lost)
     if picture.labels:
-        _label_points(figure, axes, points, [name for _, name in named])
+        bare = _label_points(figure, axes, points, [name for _, name in named])
+        tell_missing(axes, lost + [f"{name} unnamed" for name in bare])
     return figure
 
 
 def _label_points(
     figure: "Figure", axes: "Axes", points: np.ndarray, names: Sequence[str]
-) -> None:
-    """Writes names beside points, where they cover neither points nor each other."""
+) -> list[str]:
+    """Writes names beside points, where they cover neither points nor each other.
+
+    Returns:
+      Those that find no place.
+    """
     figure.draw_without_rendering()
     at = axes.transData.transform(points)
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in at if np.isfinite((x, y)).all()]
-    inside = axes.get_window_extent()
+    inside, bare = axes.get_window_extent(), []
     for name, point in zip(names, points, strict=True):
         if not np.isfinite(point).all():
             continue
+        words = plain(curves.shorten(name))
+        text = axes.annotate(words, tuple(point), (0, 0), textcoords="offset points")
         for x, y, ha, va in _BESIDE:
-            text = axes.annotate(
-                plain(name),
-                tuple(point),
-                xytext=(x, y),
-                textcoords="offset points",
-                **{"ha": ha, "va": va, "fontsize": SMALL},
-            )
+            text.set(ha=ha, va=va, fontsize=SMALL, position=(x, y))
             box = text.get_window_extent().padded(1).extents
             if _fits(box, inside.extents) and not any(_meet(box, b) for b in taken):
                 taken.append(tuple(box))
+                if max(abs(x), abs(y)) > 5:
+                    _lead(axes, tuple(point), (x, y))
                 break
+        else:
             text.remove()
+            bare.append(name)
+    return bare
+
+
+def _lead(axes: "Axes", point: tuple[Any, ...], offset: tuple[int, int]) -> None:
+    """Draws a thin line from a point to a name that stands away from it."""
+    arrow = {"arrowstyle": "-", "linewidth": 0.5, "color": OTHER, "shrinkB": 2}
+    options: dict[str, Any] = {"textcoords": "offset points", "arrowprops": arrow}
+    axes.annotate("", point, xytext=offset, **options)
 
 
 def _fits(box: Sequence[float], around: Sequence[float]) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from hpcjax.core.errors import ConfigError
+
 # What a packed column has for missing values, and steps of its largest.
 _GAP, _STEPS = 65535, 65534
 
@@ -16,8 +18,19 @@ def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
 
     Args:
       rows: bars as of `cost.Bar`, by row.
+
+    Raises:
+      ConfigError: no row, or one without bars.
     """
+    return pack(lay_out(rows))
+
+
+def lay_out(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
+    """Returns what `timeline` does, as numbers and not as steps."""
     held = {row: list(bars) for row, bars in rows.items()}
+    if not held or not all(held.values()):
+        counts = {row: len(bars) for row, bars in held.items()}
+        raise ConfigError(f"a timeline needs rows with bars in them: got {counts}")
     bars = [bar for each in held.values() for bar in each]
     kinds = list(dict.fromkeys(bar.kind for bar in bars))
     devices = sorted({bar.device for bar in bars})
@@ -29,24 +42,34 @@ def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
                 line[-1] = line[-1][0], bar.end
             else:
                 line.append((bar.start, bar.end))
-    most = max(map(len, lists.values()), default=0)
+    most = max(map(len, lists.values()))
     filled = np.full((len(held), len(kinds), len(devices), most, 2), np.nan)
     for (row, kind, device), line in lists.items():
         place = list(held).index(row), kinds.index(kind), devices.index(device)
         filled[place][: len(line)] = line
     labels = {"row": list(held), "kind": kinds, "device": devices, "edge": [0, 1]}
     dims = ("row", "kind", "device", "bar", "edge")
-    return pack(xr.DataArray(filled, {**labels, "bar": range(most)}, dims))
+    return xr.DataArray(filled, {**labels, "bar": range(most)}, dims)
 
 
 def pack(values: xr.DataArray) -> xr.DataArray:
     """Returns numbers in 65,535 steps from the least to the largest, NaN as missing.
 
     A record holds such a column in few bytes; see `unpack`.
+
+    Raises:
+      ConfigError: a number is infinite, or none is there.
     """
-    low, high = (float(f(values)) for f in (np.nanmin, np.nanmax))
+    numbers = values.values.astype(float)
+    there = numbers[~np.isnan(numbers)]
+    if not there.size or not np.isfinite(there).all():
+        raise ConfigError(
+            f"numbers between a least and a largest can be packed: got {there.size}, "
+            f"{np.isinf(there).sum()} infinite; write NaN for what is missing"
+        )
+    low, high = float(there.min()), float(there.max())
     scale = (high - low) / _STEPS or 1.0
-    steps = np.round((values.values.astype(float) - low) / scale)
+    steps = np.round((numbers - low) / scale)
     whole = np.where(np.isfinite(steps), steps, _GAP).astype(np.uint16)
     return values.copy(data=whole).assign_attrs(scale=scale, offset=low)
 
@@ -61,7 +84,8 @@ def unpack(table: xr.Dataset) -> xr.Dataset:
     packed = {n: v for n, v in table.data_vars.items() if is_packed(v)}
     return table.assign(
         {
-            name: var.where(var != _GAP) * var.attrs["scale"] + var.attrs["offset"]
+            name: var.astype(float).where(var != _GAP) * var.attrs["scale"]
+            + var.attrs["offset"]
             for name, var in packed.items()
         }
     )

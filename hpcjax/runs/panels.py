@@ -1,12 +1,14 @@
 """What the panels of all pictures of tables share: axes, looks, bounds, verdicts."""
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcjax.runs import curves
 from hpcjax.runs import pictures as kinds
+from hpcjax.runs.curves import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,14 +24,31 @@ WIDTH, ROW, GROUP, AROUND = 7.0, 0.21, 0.12, 0.75
 # Values that differ by more than this factor are drawn on a logarithmic axis.
 _WIDE = 30
 SMALL = 8
+# Inches of a line of small text, and its letters in a panel.
+LINE, LETTERS = 0.14, 90
 
 
 def tell_verdicts(figure: "Figure", text: str, passed: bool) -> None:
-    """Writes above a picture which claims hold."""
+    """Writes above a picture which claims hold; panels become no lower for it."""
     colour = OTHER if passed else FAILED
     if text:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + LINE * text.count("\n"))
         place = {"x": 0.01, "ha": "left", "fontsize": SMALL}
         figure.suptitle(plain(text), color=colour, **place)
+
+
+def tell_missing(axes: "Axes", said: Sequence[str]) -> None:
+    """Writes above a panel what is not drawn in it."""
+    if said:
+        more = [f"and {len(said) - 8} more"] if len(said) > 8 else []
+        text = textwrap.fill(", ".join([*said[:8], *more]), LETTERS)
+        axes.set_title(plain(text), loc="left", fontsize=SMALL)
+
+
+def word_of(value: float) -> str:
+    """Returns what stands in the place of a value that is not finite."""
+    return "missed" if value == np.inf else "missing"
 
 
 def open_figure(height: float, columns: int = 1, rows: int = 1, **options: Any) -> Any:
@@ -38,11 +57,6 @@ def open_figure(height: float, columns: int = 1, rows: int = 1, **options: Any) 
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
-
-
-def plain(text: Any) -> str:
-    """Returns a text as matplotlib is to print it, without formulas."""
-    return str(text).replace("$", r"\$")
 
 
 def _tick(value: float, _: int = 0) -> str:
@@ -56,7 +70,11 @@ def _tick(value: float, _: int = 0) -> str:
 def set_scale(
     axis: Any, values: Iterable[Any], log: bool | None, ticks: int = 6
 ) -> None:
-    """Makes an axis logarithmic where asked, or where values are far apart."""
+    """Makes an axis logarithmic where asked, or where values are far apart.
+
+    One that is asked for is linear between the least positive value and its negative,
+    if there are others: zero has a place.
+    """
     from matplotlib import ticker
 
     shown = np.concatenate([np.ravel(each) for each in values]).astype(float)
@@ -64,7 +82,13 @@ def set_scale(
     least, most = (shown.min(), shown.max()) if shown.size else (1, 1)
     if log is None:
         log = least > 0 and most > _WIDE * least
-    if log:
+    above = shown[shown > 0]
+    if log and least <= 0 and above.size:
+        linear = {"linthresh": above.min()}
+        getattr(axis.axes, f"set_{axis.axis_name}scale")("symlog", **linear)
+        axis.set_major_locator(ticker.SymmetricalLogLocator(base=10, **linear))
+        axis.get_major_locator().set_params(numticks=ticks)
+    elif log and above.size:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
         subs = (1, 2, 5) if most < 40 * max(least, 1e-300) else (1,)
         axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=ticks))
@@ -83,24 +107,38 @@ def label_of(picture: kinds.Picture, name: str, result: "TableResult") -> str:
 
 def draw_bound(
     axes: "Axes", picture: kinds.Picture, result: "TableResult", up: bool
-) -> None:
-    """Draws a claim's bound, across (`up` False) or from the bottom to the top."""
+) -> list[float]:
+    """Draws a claim's bound, across (`up` False) or from the bottom to the top.
+
+    Returns:
+      The bound, if there is one.
+    """
     verdict = next((v for v in result.verdicts if v.name == picture.bound), None)
     if verdict is None:
-        return
+        return []
     claim = result.table.tier(result.tier).claims[picture.bound]
     value = float(next(b for b in (claim.at_most, claim.at_least) if b is not None))
     look = {"color": "#000000" if verdict.holds else FAILED}
     line = {**look, "linewidth": 0.9, "linestyle": (0, (4, 2)), "zorder": 1}
     words = {**look, "fontsize": SMALL}
+    said = verdict.bound if verdict.holds else f"{verdict.bound}\nFAILS"
     if up:
         axes.axvline(value, **line)
         place = {"transform": axes.get_xaxis_transform(), "ha": "center"}
-        axes.text(value, 1.01, verdict.bound, va="bottom", **words, **place)
+        axes.text(value, 1.01, said.replace("\n", " "), va="bottom", **words, **place)
     else:
         axes.axhline(value, **line)
         place = {"transform": axes.get_yaxis_transform(), "va": "center"}
-        axes.text(1.01, value, verdict.bound, **words, **place)
+        axes.text(1.01, value, said, **words, **place)
+    return [value]
+
+
+def look_of_part(place: int) -> dict[str, Any]:
+    """Returns how a bar of the kind at a place is filled."""
+    colour = curves.COLOURS[place % len(curves.COLOURS)]
+    face = "none" if place % 2 else colour
+    hatch = HATCHES[place % len(HATCHES)]
+    return {"facecolor": face, "edgecolor": colour, "hatch": hatch, "linewidth": 0.8}
 
 
 def look_of(role: kinds.Role) -> dict[str, Any]:

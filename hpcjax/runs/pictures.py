@@ -56,8 +56,8 @@ class Picture:
         return tuple(name for names in named for name in _tuple(names))
 
     def dims(self) -> tuple[str, ...]:
-        """Returns the further dimensions that columns must have."""
-        return ()
+        """Returns the dimensions that a column must have."""
+        return ("row",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +147,8 @@ class Timeline(Picture):
     column: str
 
     def dims(self) -> tuple[str, ...]:
-        """Returns the further dimensions that the column must have."""
-        return "kind", "device", "bar", "edge"
+        """Returns the dimensions that a column must have."""
+        return "row", "kind", "device", "bar", "edge"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +170,8 @@ class Map(Picture):
     x: str = "x"
 
     def dims(self) -> tuple[str, ...]:
-        """Returns the further dimensions that the column must have."""
-        return self.y, self.x
+        """Returns the dimensions that a column must have."""
+        return "row", self.y, self.x
 
 
 Drawn = Picture | Callable[[xr.Dataset], "Figure"]
@@ -211,15 +211,34 @@ def check(picture: Drawn | None, table: xr.Dataset) -> None:
     """Checks that a table has what its picture draws.
 
     Raises:
-      ConfigError: it lacks a column, or the column a dimension.
+      ConfigError: it lacks a column or a row, or a column is of other dimensions, or
+        not of numbers.
     """
     if not isinstance(picture, Picture):
         return
     _require("columns", picture.names(), map(str, table))
     if isinstance(picture, Lines) and "{}" not in picture.x:
-        _require("columns or dimensions", [picture.x], map(str, {**table.variables}))
+        known = [str(name) for name in table.variables if name != "row"]
+        _require("columns or dimensions", [picture.x], known)
+    rows = [str(row) for row in table["row"].values] if "row" in table.dims else []
+    for texts in (picture.rows, picture.about):
+        if texts and not any(_has(row, texts) for row in rows):
+            _require("rows", _tuple(texts), rows)
+    if isinstance(picture, Map) and picture.truth:
+        _require("rows", [picture.truth], map(str, pick(picture, table)["row"].values))
     for name in picture.names():
-        _require(f"dimensions of {name}", picture.dims(), map(str, table[name].dims))
+        column = table[name]
+        wanted, there = picture.dims(), tuple(map(str, column.dims))
+        if isinstance(picture, Lines) and picture.x in there:
+            wanted = (*wanted, picture.x) if "row" in there else (picture.x,)
+        if {*wanted} != {*there}:
+            raise ConfigError(
+                f"the picture draws columns of dimensions {wanted}: {name} has {there}"
+            )
+        if column.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"the picture draws numbers: {name} has {column.values.ravel()[:1]}"
+            )
 
 
 def _require(what: str, wanted: Iterable[str], there: Iterable[str]) -> None:
@@ -259,7 +278,10 @@ def describe(result: "TableResult") -> str:
         drawn = " and ".join(heading(name, table.columns) for name in picture.names())
         against = picture.x_label or picture.x if isinstance(picture, Lines) else ""
         behind = f" against {against.format('n')}" if against else ""
-        rows = ", ".join(map(str, pick(picture, result.dataset)["row"].values[:12]))
+        dataset = pick(picture, result.dataset)
+        names = [str(row) for row in dataset["row"].values] if "row" in dataset else []
+        more = [f"and {len(names) - 12} more"] if len(names) > 12 else []
+        rows = ", ".join(names[:12] + more)
         kind = type(picture).__name__.lower()
         parts.append(f"{kind} of {picture.label or drawn}{behind}: {rows}")
     for v in result.verdicts:

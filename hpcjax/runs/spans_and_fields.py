@@ -1,21 +1,21 @@
 """Draws timelines and maps; see `drawing`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
-from hpcjax.runs import curves
+from hpcjax.runs import curves, packing
 from hpcjax.runs import pictures as kinds
+from hpcjax.runs.curves import plain
 from hpcjax.runs.panels import (
     AROUND,
-    HATCHES,
     SMALL,
     WIDTH,
     label_of,
+    look_of_part,
     open_figure,
-    plain,
     set_scale,
 )
 
@@ -27,64 +27,49 @@ if TYPE_CHECKING:
 
 
 def draw_timeline(
-    picture: kinds.Timeline, table: xr.Dataset, _: Mapping, result: "TableResult"
+    picture: kinds.Timeline, table: xr.Dataset, _: Mapping, __: "TableResult"
 ) -> "Figure":
     """Draws a timeline for each row."""
-    held = table[picture.column]
-    rows = held["row"].values.tolist()
-    spans = {
-        str(row): [
-            (device, kind, held.sel(row=row, device=device, kind=kind).values)
-            for device in held["device"].values.tolist()
-            for kind in held["kind"].values.tolist()
-        ]
-        for row in rows
-    }
-    return draw_spans(spans, picture.label or "time")
+    return _draw_spans(table[picture.column], picture.label or "time")
 
 
-def draw_spans(
-    panels: Mapping[str, Sequence[tuple[int, str, np.ndarray]]], label: str
-) -> "Figure":
-    """Draws what devices do, a panel for each title, over a common time axis.
+def draw_timelines(rows: Mapping[str, Iterable[Any]], *, unit: str = "ms") -> "Figure":
+    """Draws timelines, one panel for each of `rows`, over a common time axis.
 
     Args:
-      panels: by title, device, kind of work, and its `[bar, 2]` starts and ends.
-      label: of the time axis.
+      rows: bars as of `cost.Bar`, such as `timeline.bars()`, by the panel's title.
+      unit: of the bars' times.
+
+    Raises:
+      ConfigError: no panel, or one without bars.
     """
-    devices = sorted({device for each in panels.values() for device, *_ in each})
-    used = dict.fromkeys(
-        kind for each in panels.values() for _, kind, bars in each if bars.size
-    )
-    height = AROUND + len(panels) * (0.35 + 0.2 * len(devices))
-    figure, axes = open_figure(height, rows=len(panels), sharex=True)
-    for panel, (title, spans) in zip(axes[:, 0], panels.items(), strict=True):
-        for device, kind, held in spans:
-            bars = held[np.isfinite(held).all(1)]
-            if not len(bars):
-                continue
-            width = np.diff(bars, axis=1)[:, 0]
-            panel.broken_barh(
-                list(zip(bars[:, 0], width, strict=True)),
-                (devices.index(device) - 0.42, 0.84),
-                label=kind,
-                **_look_of_kind(list(used).index(kind)),
-            )
-        panel.set_title(plain(title), fontsize=SMALL + 1, loc="left")
-        panel.set_yticks(range(len(devices)), devices, fontsize=SMALL)
-        panel.set_ylim(len(devices) - 0.5, -0.5)
-        panel.margins(x=0.01)
-        set_scale(panel.xaxis, [np.concatenate([b.ravel() for *_, b in spans])], False)
-    figure.supylabel("device", fontsize=SMALL + 1)
-    axes[-1, 0].set_xlabel(plain(label))
+    figure = _draw_spans(packing.lay_out(rows), f"time ({unit})")
+    curves.add_legend(figure)
     return figure
 
 
-def _look_of_kind(place: int) -> dict[str, Any]:
-    colour = curves.COLOURS[place % len(curves.COLOURS)]
-    hatch = HATCHES[place % len(HATCHES)]
-    face = "none" if place % 2 else colour
-    return {"facecolor": face, "edgecolor": colour, "hatch": hatch, "linewidth": 0.4}
+def _draw_spans(held: xr.DataArray, label: str) -> "Figure":
+    """Draws what devices do, a panel for each row of a column of timelines."""
+    rows, devices, used = (held[n].values.tolist() for n in ("row", "device", "kind"))
+    height = AROUND + len(rows) * (0.35 + 0.2 * len(devices))
+    figure, axes = open_figure(height, rows=len(rows), sharex=True)
+    for panel, row in zip(axes[:, 0], rows, strict=True):
+        own = held.sel(row=row).transpose("device", "kind", "bar", "edge").values
+        for device, kind in np.ndindex(own.shape[:2]):
+            bars = own[device, kind]
+            bars = bars[np.isfinite(bars).all(1)]
+            if len(bars):
+                spans = [(start, end - start) for start, end in bars]
+                look = {**look_of_part(kind), "linewidth": 0.4, "label": used[kind]}
+                panel.broken_barh(spans, (device - 0.42, 0.84), **look)
+        panel.set_title(plain(row), fontsize=SMALL + 1, loc="left")
+        panel.set_yticks(range(len(devices)), devices, fontsize=SMALL)
+        panel.set_ylim(len(devices) - 0.5, -0.5)
+        panel.margins(x=0.01)
+        set_scale(panel.xaxis, [own], False)
+    figure.supylabel("device", fontsize=SMALL + 1)
+    axes[-1, 0].set_xlabel(plain(label))
+    return figure
 
 
 def draw_map(
@@ -112,11 +97,21 @@ def draw_map(
         ]
         named = {f"{row} - {picture.truth}": each for row, each in errors.items()}
         image = _fields(left, named, look)
+        for axes, each in zip(left, errors.values(), strict=True):
+            _outline(axes, each.values, most / 2)
         bar = figure.colorbar(image, ax=panels[1], shrink=0.9)
-        bar.set_label("difference", fontsize=SMALL)
+        bar.set_label("difference, less: dashed", fontsize=SMALL)
         for axes, row in zip(panels[1], rows, strict=True):
             axes.set_visible(row in others)
     return figure
+
+
+def _outline(axes: "Axes", field: np.ndarray, most: float) -> None:
+    """Draws where a difference is large, dashed where it is negative."""
+    low, high = np.nanmin(field), np.nanmax(field)
+    levels = [level for level in (-most, most) if low < level < high]
+    if levels:
+        axes.contour(field, levels, colors="#000000", linewidths=0.6)
 
 
 def _fields(

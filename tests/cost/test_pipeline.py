@@ -241,31 +241,6 @@ def test_the_trace_holds_every_op_in_microseconds():
     assert names == ["device 0", "device 1"]
 
 
-def test_the_picture_has_a_row_for_each_device_and_a_colour_for_each_kind(tmp_path):
-    line = made(sharding.chimera(2, 2))
-    figure = cost.draw_timelines({"one": line.bars(), "two": line.bars()})
-    one, two = figure.axes
-    assert (one.get_title(), two.get_title()) == ("one", "two")
-    assert list(one.get_yticks()) == [0, 1]
-    bars = sum(len(collection.get_paths()) for collection in one.collections)
-    assert bars == 8
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "F",
-        "F up",
-        "B",
-        "B up",
-    ]
-    figure.savefig(tmp_path / "timeline.png")
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("rows", [{}, {"one": []}])
-def test_a_picture_of_nothing_is_refused(rows):
-    with pytest.raises(ConfigError, match=r"panels with bars in them: got \{"):
-        cost.draw_timelines(rows)
-
-
 def test_train_time_is_steps_times_the_length_of_a_step():
     found = cost.train_time(7038, 2961, 400.0, 20.0)
     assert found == (7038 * 400.0, 2961 * 420.0, 2961 * 420 / (7038 * 400))

@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 
 from hpcjax import cost
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs import curves, drawing, packing, pictures, reduce, table_records
+from hpcjax.runs import (
+    curves,
+    drawing,
+    packing,
+    pictures,
+    reduce,
+    spans_and_fields,
+    table_records,
+)
 from hpcjax.runs.pictures import Bars, Dots, Lines, Map, Scatter, Timeline
 from hpcjax.runs.tables import Runs, Table, TableResult, judge, on_cpu
 from tests.runs import legible
@@ -180,6 +188,84 @@ def test_a_timeline_as_it_is_held():
     assert names_of(figure) == ["F", "B"]
 
 
+def test_timelines_of_bars_that_are_not_in_a_table():
+    bars = [cost.Bar(0, 0, 2, "F"), cost.Bar(2, 3, 7, "B")]
+    figure = spans_and_fields.draw_timelines({"$1": bars, "two": bars[:1]}, unit="s")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [r"\$1", "two"]
+    assert figure.axes[1].get_xlabel() == "time (s)"
+    late = figure.axes[0].collections[1].get_paths()[0].get_extents()
+    np.testing.assert_allclose([late.intervalx, late.intervaly], [[3, 7], [0.58, 1.42]])
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["0", "2"]
+
+
+@pytest.mark.parametrize("rows", [{}, {"one": []}])
+def test_timelines_of_nothing_are_refused(rows):
+    with pytest.raises(ConfigError, match=r"rows with bars in them: got \{"):
+        packing.timeline(rows)
+
+
+def test_packed_numbers_are_those_within_half_a_step():
+    values = [[1e9, np.nan, 1e9 + 3], [1e9 + 1, 1e9 + 2, 1e9]]
+    for numbers in (np.array(values), np.full((2, 3), 7.0)):
+        held = packing.pack(xr.DataArray(numbers, dims=("y", "x")))
+        again = packing.unpack(held.to_dataset(name="f"))["f"].values
+        span = np.nanmax(numbers) - np.nanmin(numbers)
+        np.testing.assert_allclose(again, numbers, rtol=0, atol=0.51 * span / 65534)
+
+
+@pytest.mark.parametrize("values", [[np.inf, 1], [-np.inf, np.nan], [np.nan], []])
+def test_numbers_without_a_least_and_a_largest_are_not_packed(values):
+    with pytest.raises(ConfigError, match=r"can be packed: got \d, \d infinite"):
+        packing.pack(xr.DataArray(np.array(values, float), dims="x"))
+
+
+def test_zero_has_a_place_on_a_logarithmic_axis():
+    found = table_of("abc", best=[0.0, 1e-3, 10.0])
+    (axes,) = draw(found, Dots("best", log=True)).axes
+    zero, small, large = axes.transData.transform([(x, 0) for x in (0, 1e-3, 10)])[:, 0]
+    assert axes.bbox.x0 < zero < small < large < axes.bbox.x1
+    assert large - small > 2 * (small - zero)
+
+
+def test_what_has_no_number_is_told():
+    found = table_of(["P=1", "P=2", "P=4"], best=[1.0, np.inf, np.nan], steps=[1, 2, 3])
+    (axes,) = draw(found, Lines("P={}", "best")).axes
+    assert axes.get_title(loc="left") == "2 of 3 missed or missing"
+    (axes,) = draw(found, Scatter("best", "steps")).axes
+    assert axes.get_title(loc="left") == "P=2 missed, P=4 missing"
+    stacked = Bars(("best", "steps"), stacked=True)
+    (axes,) = draw(found, stacked).axes
+    assert [bar.get_x() for bar in axes.patches][3:] == [1, 0, 0]
+    assert [text.get_text() for text in axes.texts] == ["missed", "missing"]
+
+
+def test_names_that_find_no_place_are_told():
+    rows = [f"a long name {n}" for n in range(26)]
+    found = table_of(rows, best=[1.0] * 25 + [2.0], steps=[1.0] * 25 + [3.0])
+    (axes,) = draw(found, Scatter("best", "steps")).axes
+    told = axes.get_title(loc="left")
+    assert "unnamed" in told
+    assert "more" in told
+    named = {text.get_text() for text in axes.texts if text.get_text()}
+    unnamed = told.count("unnamed") + int(told.split()[-2])
+    assert len(named) + unnamed == 26
+
+
+def test_numbers_and_texts_stand_side_by_side():
+    found = table_of(["bits=full", "bits=8", "bits=4"], best=[3.0, 2.0, 1.0])
+    (axes,) = draw(found, Lines("bits={}", "best")).axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["4", "8", "full"]
+    assert axes.get_lines()[0].get_xydata().tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_many_failures_and_long_names_leave_room(judged):
+    found = judged[0].assign_coords(row=["ours", "sgd " * 60, "another"])
+    claims = {str(n): judged[1]["least"] for n in range(9)}
+    figure = draw(found, Dots("best"), claims=claims)
+    assert legible.find_faults(figure) == []
+    assert figure.axes[0].bbox.height > 40
+
+
 def test_a_record_holds_what_only_a_picture_needs(monkeypatch):
     monkeypatch.setattr(table_records.code, "of_reduction", lambda reduce: "")
     fields = np.random.default_rng(0).normal(size=(1, 64, 128))
@@ -251,7 +337,8 @@ def test_a_bound_and_a_claim_that_fails_are_seen(judged, bound, word):
     (axes,) = figure.axes
     line = axes.get_lines()[0]
     assert line.get_xdata()[0] == float(word[2:])
-    assert [text.get_text() for text in axes.texts] == [word]
+    fails = " FAILS" * (bound == "least")
+    assert [text.get_text() for text in axes.texts] == [word + fails]
     assert axes.get_xlim()[0] < float(word[2:])
     assert (line.get_color() == "#000000") == (bound == "less")
     said = figure.get_suptitle()
@@ -288,12 +375,24 @@ def test_a_function_draws_what_kinds_cannot(judged):
     [
         (Dots("lost"), r"columns \['lost'\]: there are \['best'\]"),
         (Lines("depth", "best"), r"columns or dimensions \['depth'\]: there are"),
-        (Map("best"), r"dimensions of best \['y', 'x'\]: there are \['row'\]"),
+        (Map("best"), r"dimensions \('row', 'y', 'x'\): best has \('row',\)"),
+        (Lines("row", "best"), r"columns or dimensions \['row'\]: there are"),
+        (Dots("best", rows="sgb"), r"rows \['sgb'\]: there are \['ours', 'sgd'"),
+        (Dots("best", about="sgb"), r"rows \['sgb'\]: there are"),
     ],
 )
 def test_what_a_table_lacks_is_refused(judged, picture, words):
     with pytest.raises(ConfigError, match=words):
         draw(judged[0], picture)
+
+
+def test_columns_that_are_no_numbers_of_rows_are_refused():
+    held = {"name": ("row", ["x"]), "unit": ((), 1.0)}
+    found = xr.Dataset(held, coords={"row": ["a"]})
+    with pytest.raises(ConfigError, match=r"draws numbers: name has \['x'\]"):
+        draw(found, Bars("name"))
+    with pytest.raises(ConfigError, match=r"dimensions \('row',\): unit has \(\)"):
+        draw(found, Dots("unit"))
 
 
 def test_names_that_are_known_are_refused_before_anything_runs(judged):
@@ -335,7 +434,7 @@ def test_every_committed_table_says_what_its_picture_is():
 
 
 def test_pictures_of_committed_tables_can_be_read():
-    assert fault_of(RECORDS[::9]) == {}
+    assert fault_of(RECORDS[::12]) == {}
 
 
 @pytest.mark.slow
