@@ -77,8 +77,8 @@ def look(handle):
     """Returns how something is drawn, but for its colour."""
     first = handle.patches[0] if hasattr(handle, "patches") else handle
     if isinstance(first, Patch) or not hasattr(first, "get_marker"):
-        filled = bool(len(first.get_facecolor())) and first.get_facecolor()[-1] != 0
-        return first.get_hatch(), bool(filled)
+        face = np.ravel(first.get_facecolor())
+        return first.get_hatch(), bool(face.size) and bool(face[-1] != 0)
     hollow = first.get_markerfacecolor() == "none"
     dashes = getattr(first, "_dash_pattern", None)  # `get_linestyle` has but four
     return first.get_linestyle(), dashes, str(first.get_marker()), hollow
