@@ -174,7 +174,7 @@ def latency(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 def _worst(one: str, other: str) -> reduce.Number:
     """Returns the largest ratio of two modes at small messages."""
-    return reduce.Number(lambda t: (t[one] / t[other]).sel(row=SMALL).max())
+    return reduce.Number(lambda t: (t[one] / t[other]).sel(row=SMALL).max(skipna=False))
 
 
 LATENCY = Table(

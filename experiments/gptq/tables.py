@@ -78,7 +78,7 @@ def _log_gap(row: str) -> reduce.Number:
 def _act_order(table: xr.Dataset) -> float:
     """Returns the largest perplexity with act-order over that without."""
     pairs = [reduce.over("perplexity", f"{row}, act-order", row) for row in JUDGED]
-    return max(pair(table) for pair in pairs)
+    return float(np.max([pair(table) for pair in pairs]))
 
 
 QUALITY = Table(

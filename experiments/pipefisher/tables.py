@@ -124,7 +124,7 @@ def _late(table: xr.Dataset) -> float:
     """Returns steps of a refresh beyond ⌈ratio⌉, inf if tasks fit into no bubble."""
     own = table.sel(row=CLAIMED)
     late = own["period"] - np.ceil(own["ratio"])
-    return float(late.where(own["unplaced"] == 0, np.inf).max())
+    return float(late.where(own["unplaced"] == 0, np.inf).max(skipna=False))
 
 
 FILL = Table(

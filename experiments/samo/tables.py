@@ -140,7 +140,7 @@ PEAK = Table(
 def _quality(row: xr.Dataset, form: str) -> reduce.Cells:
     """Returns the validation loss of a form, and the distance of its losses."""
     own, masked = row.sel(form=form), row.sel(form="masked")
-    apart = abs(own["loss"] - masked["loss"]).max()
+    apart = abs(own["loss"] - masked["loss"]).max(skipna=False)
     excess = own["val_loss"] / row["val_loss"].sel(form="dense") - 1
     return {
         **reduce.extent(own["val_loss"], "val_loss"),
@@ -249,8 +249,8 @@ def _saved(column: str, row: str) -> reduce.Number:
 def _transmission_first(table: xr.Dataset) -> float:
     """Returns what is saved of transmission over the larger of the other savings."""
     small = table.sel(row=_SMALL)
-    others = min(float(small["bubble"]), float(small["collective"]))
-    return float(small["transmission"]) / others
+    others = np.minimum(small["bubble"], small["collective"])
+    return float(small["transmission"] / others)
 
 
 LAYOUTS = Table(

@@ -164,7 +164,7 @@ def _line_error(table: xr.Dataset) -> float:
     line, fitted = table.isel(row=table["line"].values.astype(bool)), _fit(table)
     bytes_ = line["depth"] * line["layer_bytes"] + line["head_bytes"]
     seconds = fitted.layer * line["depth"] + fitted.byte * bytes_ + fitted.head
-    return float(abs(1e3 * seconds / line["milliseconds"] - 1).max())
+    return float(abs(1e3 * seconds / line["milliseconds"] - 1).max(skipna=False))
 
 
 # A model for which a layer's bytes do not depend on its width.

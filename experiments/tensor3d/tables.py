@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
@@ -58,7 +59,7 @@ def _count_excess(table: xr.Dataset) -> float:
         rows = reduce.rows_of(table, f"{words} words, 8 devices")
         sent = rows["words"].values
         found.append(sent[rows["whole"].values.argmax()] / sent.min())
-    return max(found)
+    return float(np.max(found))
 
 
 GRIDS = Table(
@@ -141,7 +142,7 @@ def _distance(row: str, paper: tuple[float, ...]) -> reduce.Number:
 
     def read(table: xr.Dataset) -> float:
         ours = [float(table[f"at_{ratio}"].sel(row=row)) for ratio in RATIOS]
-        return max(abs(a - b) for a, b in zip(ours, paper, strict=True))
+        return float(np.abs(np.subtract(ours, paper)).max())
 
     return reduce.Number(read)
 

@@ -64,6 +64,32 @@ def test_negative_controls_fail_their_claims(table_id, tier):
                 assert not verdict.holds, verdict
 
 
+@pytest.mark.parametrize(
+    ("table_id", "tier", "claim", "column", "row"),
+    [
+        ("eager/latency", "cpu", "solo", "solo", 0),
+        ("gptq/quality", "cpu", "act_order", "perplexity", 13),
+        ("pipefisher/fill", "model", "period", "ratio", 0),
+        ("samo/layouts", "model", "transmission first", "collective", 5),
+        ("specdec/depth-width", "cpu", "line", "milliseconds", 12),
+        ("tensor3d/grids", "cpu", "planner", "words", 20),
+        ("tensor3d/overlap", "model", "dW first", "at_2", 0),
+    ],
+)
+def test_no_claim_passes_over_a_cell_that_is_missing(
+    table_id, tier, claim, column, row
+):
+    """Python's `max`, and xarray's, may look at the others alone."""
+    found = read_record(TABLES[table_id], tier, REPOSITORY)
+    table = table_records.to_dataset(found)
+    held = table[column].values.copy()
+    held[row] = math.nan
+    without = table.assign({column: (table[column].dims, held)})
+    ours = TABLES[table_id].tier(tier).claims[claim].ours
+    assert not math.isnan(ours(table))
+    assert math.isnan(ours(without))
+
+
 TUNED = [
     name
     for name, table in TABLES.items()
