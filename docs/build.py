@@ -329,10 +329,13 @@ made on {made}. `hpcjax report jorge/quickstart` draws the curves of your runs."
 def draw_shown() -> None:
     """Draws README.md's pictures, of the committed records."""
     for name, place in SHOWN.items():
-        figure = drawing.draw(table_records.to_result(read_shown(name)))
+        record = read_shown(name)
+        figure = drawing.draw(table_records.to_result(record))
         if figure is not None:
             (ROOT / place).parent.mkdir(exist_ok=True)
-            curves.save(figure, ROOT / place)
+            curves.save(
+                figure, ROOT / place, [run["id"] for run in record.content["runs"]]
+            )
 
 
 def read_shown(name: str) -> table_records.Record:

@@ -32,6 +32,9 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 
+# Workers of xdist say 80; a command in a pipe is as wide as for everybody.
+os.environ.pop("COLUMNS", None)
+
 # Each operation of a program else carries ten frames of the stack, for profilers.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 

@@ -9,7 +9,15 @@ import shutil
 import pytest
 
 from hpcjax.core import ConfigError
-from hpcjax.runs import _verify, cli, commands, directory, execute, inventory, tags
+from hpcjax.runs import (
+    _verify,
+    cli,
+    directory,
+    execute,
+    inventory,
+    list_commands,
+    tags,
+)
 from tests.runs import papers
 
 
@@ -123,7 +131,7 @@ def test_deleting_needs_a_filter_an_answer_and_a_free_run(root, monkeypatch, cap
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert cli.main([*delete, "--state", "failed"]) == 2
     assert "--yes" in capsys.readouterr().err
-    monkeypatch.setattr(commands.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(list_commands.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert cli.main([*delete, "--state", "failed"]) == 0
     with folder.hold_lock():

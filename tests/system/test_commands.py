@@ -181,7 +181,8 @@ def test_an_installation_in_an_empty_folder(tmp_path):
         shutil.copytree(REPOSITORY / package, bundled, ignore=ignored)
     empty.mkdir()
     code = f"import sys; sys.path.insert(0, {str(site)!r})\n{MAIN}"
-    code, out, err = finish(command("list", cwd=empty, code=code, PYTHONPATH=""))
+    listed = command("list", "jorge", cwd=empty, code=code, PYTHONPATH="")
+    code, out, err = finish(listed)
     assert code == 0, err
     assert "jorge/digits:" in out
     assert "hpcjax table jorge/" in out

@@ -12,6 +12,7 @@ from hpcjax.runs import (
     cli,
     commands,
     discover,
+    list_commands,
     table_commands,
     table_records,
 )
@@ -28,7 +29,7 @@ def test_the_readme_names_commands_that_exist():
     quoted = re.findall(r"[`$] ?hpcjax ([a-z]+)", README)
     assert set(quoted) <= set(cli.COMMANDS)
     flags = set(re.findall(r"`(--[a-z-]+)", README))
-    modules = commands, table_commands
+    modules = commands, list_commands, table_commands
     source = "".join(pathlib.Path(each.__file__).read_text() for each in modules)
     for flag in flags - {"--help"}:
         assert flag.removeprefix("--").replace("-", "_") in source, flag
@@ -63,7 +64,7 @@ def recorded():
 def test_the_readmes_picture_is_of_the_committed_quickstart(recorded):
     with Image.open(REPOSITORY / "docs" / "quickstart.png") as picture:
         drawn = picture.info["Description"].split()
-    new = "`python docs/build.py --readme` draws it where the recorded runs are"
+    new = "`python docs/build.py --readme` draws it of the record"
     assert drawn == [run["id"] for run in recorded.content["runs"]], new
 
 
