@@ -74,7 +74,8 @@ def render(checks: tuple[Check, ...]) -> RenderableType:
     rows = [(c.part, c.found or "-", c.verdict, c.advice) for c in checks]
     wrong = [check.part for check in checks if check.verdict == "wrong"]
     end = f"Wrong: {', '.join(wrong)}" if wrong else "Everything needed is here."
-    return Group(Frame("", ("part", "found", "verdict", "advice"), rows), Text(end))
+    columns = ("part", "found", "verdict", "advice")
+    return Group(Frame("", columns, rows, whole=columns[:1]), Text(end))
 
 
 def python() -> Check:

@@ -181,7 +181,7 @@ def test_data_sets_are_listed_and_fetched_where_one_says(option, tmp_path, capsy
     place = tmp_path / "place"
     folder = place / ".cache/data" if option == "--root" else place
     assert cli.main(["data", "list", option, str(place)]) == 0
-    assert f"Data sets in {folder}\n" in capsys.readouterr().out
+    assert f"Data sets in {folder}" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["data", "fetch", "cifar10", option, str(place)]) == 3
     assert f" in {folder}/cifar10/ yourself" in capsys.readouterr().err
 

@@ -185,7 +185,7 @@ def test_an_installation_in_an_empty_folder(tmp_path):
     code, out, err = finish(listed)
     assert code == 0, err
     assert "jorge/digits:" in out
-    assert "hpcjax table jorge/" in out
+    assert "\njorge/quickstart" in out
     assert not list(empty.iterdir())
 
 
