@@ -316,7 +316,7 @@ def describe(cfg: Config) -> "tuple[data.AccessStream, np.ndarray, cost.InputSys
         storage_rate=cfg.rate,
         latency=cfg.latency,
         consume_rate=cfg.consume_rate,
-        network_rate=cfg.link or np.inf,
+        send_rate=cfg.link or np.inf,
         classes=(data.StorageClass("memory", room, np.inf),),
         threads=cfg.threads,
         staging=cfg.staging,

@@ -31,7 +31,7 @@ class Config(config.Config):
       latency: seconds of each of its requests besides.
       consume_rate: of a worker that trains.
       ssd_rate: of a worker's SSD.
-      network_rate: into a worker.
+      network_rate: of a worker's link, into it and out of it.
       threads: that stage records, of each worker.
       staging: records that each worker reads ahead.
       seed: of the order.
@@ -119,6 +119,7 @@ def describe(cfg: Config) -> "tuple[data.AccessStream, np.ndarray, cost.InputSys
         latency=cfg.latency,
         consume_rate=cfg.consume_rate,
         network_rate=cfg.network_rate,
+        send_rate=cfg.network_rate,
         classes=tuple(classes),
         threads=cfg.threads,
         staging=cfg.staging,

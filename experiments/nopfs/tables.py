@@ -117,7 +117,7 @@ POLICIES = Table(
     caption=(
         "1,000 records of 100 kB, 10 epochs, four workers that train at 20 MB/s each, "
         "a storage of 40 MB/s and 5 ms. A worker's RAM and SSD hold 0.2 and 0 of all "
-        "data, with links of 8 MB/s; then, with 1 GB/s, 1.2 and 0; "
+        "data, with links of 8 MB/s in and out; then, with 1 GB/s, 1.2 and 0; "
         "0.2 and 1; 0.05 and 0.25; 0.02 and 0.08. frequency, dedup, hybrid, first "
         "touch: the clairvoyant policy by who keeps what; auto: by the one that is "
         "simulated to be the fastest. A data store keeps everything after epoch 1, and "

@@ -47,6 +47,10 @@ def simulate(
 ) -> tuple[Float[np.ndarray, " batches"], dict[str, float]]:
     """Returns when each batch was trained on, and the bytes from each source."""
     clock, received = _Clock(), dict.fromkeys(SOURCES, 0.0)
+    into, out = (
+        [clock.link(lambda _, rate=rate: rate) for _ in range(stream.workers)]
+        for rate in (system.network_rate, system.send_rate)
+    )
     shared = _Shared(
         policy,
         stream,
@@ -54,6 +58,8 @@ def simulate(
         system,
         clock,
         clock.link(system.storage),
+        into,
+        out,
         _Shelves(policy, stream.workers, sizes, system.classes),
         received,
     )
@@ -228,6 +234,8 @@ class _Shared(NamedTuple):
     system: "InputSystem"
     clock: _Clock
     storage: _Link
+    into: list[_Link]
+    out: list[_Link]
     shelves: _Shelves
     received: dict[str, float]
 
@@ -241,8 +249,8 @@ class _Worker:
         self._system, self._shelves = shared.system, shared.shelves
         self._clock, self._storage = shared.clock, shared.storage
         self._received, stream = shared.received, shared.stream
-        rate, plan = self._system.network_rate, self._policy.plan
-        self._network = self._clock.link(lambda _: rate)
+        plan = self._policy.plan
+        self._into, self._out = shared.into[rank], shared.out
         self._reads, self._rows = stream.worker(rank).tolist(), stream.rows
         self._next = self._base = self._urgent = 0
         self._idle = self._policy.threads
@@ -320,11 +328,12 @@ class _Worker:
         elif (other := shelves.ask(self._rank, record)) is not None:
             self._coming.setdefault(record, []).append(done)
             self._received["neighbours"] += size
-            # It goes no faster than the other one reads it.
+            # It goes no faster than the other one reads it, nor than it is let out.
             least = size / shelves.rate_of(other, record)
-            both = _Both(lambda: self._arrive(record, 0))
-            self._clock.after(least, both.one)
-            self._network.send(size, self._rank, both.one)
+            all_of = _All(3, lambda: self._arrive(record, 0))
+            self._clock.after(least, all_of.one)
+            self._out[other].send(size, self._rank, all_of.one)
+            self._into.send(size, other, all_of.one)
         else:
             self._coming.setdefault(record, []).append(done)
             self._received["storage"] += size
@@ -349,11 +358,11 @@ class _Worker:
         self.work()
 
 
-class _Both:
-    """Calls something once it was called twice itself."""
+class _All:
+    """Calls something once it was called so many times itself."""
 
-    def __init__(self, done: Done) -> None:
-        self._left, self._done = 2, done
+    def __init__(self, many: int, done: Done) -> None:
+        self._left, self._done = many, done
 
     def one(self) -> None:
         self._left -= 1

@@ -38,6 +38,7 @@ class InputSystem(NamedTuple):
       latency: seconds that a request to the storage takes before its first byte.
       threads: that stage records, of each worker.
       staging: records that each worker reads ahead.
+      send_rate: out of each worker, to all others together.
     """
 
     storage_rate: float | Mapping[int, float]
@@ -48,6 +49,7 @@ class InputSystem(NamedTuple):
     latency: float = 0.0
     threads: int = 1
     staging: int = 1
+    send_rate: float = np.inf
 
     def storage(self, readers: int) -> float:
         """Returns the rate of the storage in all, for so many workers that read."""
@@ -87,7 +89,8 @@ def simulate_input(
     """Simulates a run that waits for its input.
 
     Workers train batch by batch and meet after each. The bandwidth of the storage is
-    shared equally by all requests, that into a worker by what it is being sent.
+    shared equally by all requests, that into and out of a worker by what it is being
+    sent, or sends.
 
     - "perfect": everything is there already.
     - "naive": a worker reads a batch, one record after the other, then trains on it.
@@ -169,7 +172,7 @@ def _check(
     checks.require(rates != {}, rule, storage_rate=rates)
     rates = rates if isinstance(rates, Mapping) else {"": rates}
     named = {f"storage_rate{n or ''}": rate for n, rate in rates.items()}
-    for name in ("consume_rate", "network_rate", "preprocess_rate"):
+    for name in ("consume_rate", "network_rate", "send_rate", "preprocess_rate"):
         named[name] = getattr(system, name)
     for name, rate in named.items():
         checks.require(rate > 0, f"{name} must be positive", **{name: rate})

@@ -124,10 +124,12 @@ class Clairvoyant:
         config = self.config
         if config.placement != "auto":
             return config.placement
+        network = config.network_rate or np.inf
         system = find_function("hpcjax.cost:InputSystem")(
             storage_rate=config.storage_rate,
             latency=config.latency,
-            network_rate=config.network_rate or np.inf,
+            network_rate=network,
+            send_rate=network,
             consume_rate=config.consume_rate,
             classes=(memory,),
             threads=config.threads,

@@ -53,7 +53,8 @@ class ClairvoyantConfig(Config):
         says to be the fastest, of
       storage_rate: bytes per second of the storage, for all processes together,
       latency: seconds that each of its requests takes besides,
-      network_rate: bytes per second into a process; none: it takes no time, and
+      network_rate: bytes per second into a process, and out of it; none: it takes no
+        time, and
       consume_rate: bytes per second that a process trains on.
       neighbours: whether records are asked for that others keep.
       look_ahead: examples by whose reads it is decided who keeps what, those that are

@@ -68,6 +68,21 @@ def test_no_link_is_faster_than_it_is(policy):
     assert read >= EPOCHS * EXAMPLES * SIZE
 
 
+def test_what_leaves_one_worker_shares_its_link():
+    """One keeps all: what it lets out bounds all, what comes in bounds each of them."""
+    nothing = np.array([], int)
+    plan = data.Plan(((np.arange(EXAMPLES),), *[(nothing,)] * 3), EXAMPLES)
+    room = data.StorageClass("memory", EXAMPLES * SIZE, np.inf)
+    system = SYSTEM._replace(classes=(room,), storage_rate=1e6, consume_rate=1e6)
+    out, into = (
+        simulate("clairvoyant", system._replace(**{end: 8e3}), placement=plan)
+        for end in ("send_rate", "network_rate")
+    )
+    sent = out.bytes["neighbours"]
+    assert 0.9 * 8e3 <= sent / out.total <= 8e3 * (1 + 1e-9)
+    assert out.total > 2.5 * into.total
+
+
 def test_one_worker_with_one_thread_is_a_loop_by_hand():
     """Memory for all: the first epoch at the storage's pace, the rest at training's."""
     order = data.shuffled_epochs(12, 3, 0).reshape(-1, 4)
