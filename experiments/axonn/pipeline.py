@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hpcjax import cost, runs, sharding
 from hpcjax.core import checks
@@ -45,10 +45,10 @@ class Config(program.ProgramConfig):
                 "input": ": bytes of a micro-batch between two stages",
                 "permuted": ": bytes that a device passes on, ticks * input * ways",
                 "both_ways": ": the same, with two ways of any number of stages",
-                "held": ": inputs that a stage keeps at most",
-                "idle": ": share of the ticks, over (p - 1) / (m + p - 1)",
-                "makespan": ": simulated, over (m + p - 1) (t_f + t_b)",
-                "late": ": with latency c, over the same and 2 (p - 1) c",
+                "idle": ": share of the compiled ticks, over (p - 1) / (m + p - 1)",
+                "held": ": analytical: inputs that a stage is planned to keep at most",
+                "makespan": ": analytical: the schedule's, over (m + p - 1)(t_f + t_b)",
+                "late": ": likewise with latency c, over the same and 2 (p - 1) c",
             }
         return found
 
@@ -66,13 +66,24 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     found["stack"] = trees.num_bytes(shapes["blocks"])
     if isinstance(cfg.parallel, PipelineConfig):
         found |= by_formulas(cfg, cfg.parallel, cfg.devices or ctx.mesh.size)
+        found["idle"] = count_idle(cfg, cfg.parallel, found)
     return found
+
+
+def count_idle(cfg: Config, spread: PipelineConfig, found: Mapping[str, Any]) -> float:
+    """Returns the share of a device's compiled ticks without an op, over the formula's.
+
+    Ticks are turns of the loop that passes something on.
+    """
+    at = cfg.axes.index("stage"), program.KINDS.index("collective-permute")
+    stages, count = spread.stages, spread.micro_batches
+    ticks = found["sent"][at][program.PARTS.index(program.LOOP)] / found["block"][at]
+    ops = count * (3 if spread.schedule == "zero_bubble_h1" else 2)
+    return (1 - ops / ticks) * (count + stages - 1) / (stages - 1)
 
 
 def by_formulas(cfg: Config, spread: PipelineConfig, devices: int) -> dict[str, float]:
     """Returns what the schedule says of a step on so many devices."""
-    import numpy as np
-
     stages, count = spread.stages, spread.micro_batches
     schedule = getattr(sharding, spread.schedule)(stages, count)
     table = sharding.tick_table(schedule)
@@ -91,8 +102,6 @@ def by_formulas(cfg: Config, spread: PipelineConfig, devices: int) -> dict[str, 
         "permuted": table.op.shape[1] * ways * size,
         "both_ways": table.op.shape[1] * 2 * size,
         "held": table.saved_buffers,
-        # One stage never idles, which is what the formula says.
-        "idle": np.mean(table.op == 0) * (count + stages - 1) / max(stages - 1, 1),
         "makespan": line / formula,
         "late": late / (formula + 2 * (stages - 1) * LATENCY),
     }

@@ -29,12 +29,16 @@ def row(table, name, **more):
 def test_a_pipeline_learns_as_one_device_and_summed_gradients_do_not():
     taken = (tables.ONE, tables.DEEP + tables.TAKEN, tables.SUMMED, tables.PEER)
     rows = {name: row(tables.TRAINING, name, **SMALL, taken="3") for name in taken}
-    rows[tables.DEEP] = row(tables.TRAINING, tables.DEEP, **SMALL)
+    for name in (tables.DEEP, tables.DATA):
+        rows[name] = row(tables.TRAINING, name, **SMALL)
     rows |= {tables.WIDE + end: rows[tables.DEEP + end] for end in ("", tables.TAKEN)}
     table = tables.TRAINING.reduce(rows)
     found = {v.name: v for v in judge(tables.TRAINING.tier("cpu"), table)}
     assert found["losses"].holds, found
     assert found["permuted"].ours == 0
+    state = table["state"].sel(row=[tables.DEEP, tables.DATA]).values
+    assert abs(state[0] - 1) < 0.1 < state[1] - 1
+    assert rows[tables.DEEP]["idle"] == pytest.approx(1)
     assert table["distance"].sel(row=tables.PEER) < 1e-5
 
 
@@ -61,7 +65,7 @@ def test_formulas_know_a_single_stage_and_no_other_type():
     assert whole["input"] == 4 * 4 * 8 * 64
     assert whole["permuted"] == 14 * 2 * whole["input"]
     alone = pipeline.by_formulas(cfg, dataclasses.replace(spread, stages=1), 8)
-    assert alone["permuted"] == alone["idle"] == 0
+    assert alone["permuted"] == 0
     with pytest.raises(ConfigError, match="in float32: got compute='bfloat16'"):
         dataclasses.replace(cfg, compute="bfloat16")
 
