@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import optax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from hpcjax.core import checks, per_device
@@ -182,6 +183,7 @@ class Method(NamedTuple):
       specs: `specs(params, state)` returns a `PartitionSpec` for each leaf of both.
       split: `split(model)` returns the model as it is applied to parameters that are
         cut so.
+      batch: how entries of a batch are cut, by key; others are by rows alone.
     """
 
     mesh_shape: Callable[[int], dict[str, int]]
@@ -192,6 +194,7 @@ class Method(NamedTuple):
     around: Around = Around()
     specs: Callable[[Any, Any], tuple[Any, Any]] = _replicate
     split: Callable[[Model], Model] = lambda model: model
+    batch: Mapping[str, PartitionSpec] = {}
 
 
 class RunSeed:
@@ -315,6 +318,8 @@ class Parallel(NamedTuple):
         `gradients` returns averaged ones.
       facts: see `Method`.
       gradients: its own backward pass; None for the plain one.
+      batch: see `Method`. Where there is any, examples are cut and parameters are not:
+        training goes on as with whole examples, over these axes.
     """
 
     mesh_shape: Callable[[int], dict[str, int]]
@@ -324,3 +329,4 @@ class Parallel(NamedTuple):
     axes: tuple[str, ...] = (DATA_AXIS,)
     facts: Mapping[str, float] = {}
     gradients: Gradients | None = None
+    batch: Mapping[str, PartitionSpec] = {}

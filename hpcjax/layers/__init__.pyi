@@ -3,8 +3,8 @@ from ._alibi import alibi_slopes as alibi_slopes
 from ._attention import Implementation as Implementation
 from ._attention import attention as attention
 from ._attention import attention_maps as attention_maps
-from ._conv import Padding as Padding
 from ._conv import conv as conv
+from ._conv import conv_transpose as conv_transpose
 from ._conv import patches as patches
 from ._dense import dense as dense
 from ._dense import share_inputs as share_inputs
@@ -21,8 +21,12 @@ from ._globe import GlobePadding as GlobePadding
 from ._globe import pad_globe as pad_globe
 from ._places import add_coordinates as add_coordinates
 from ._places import locally_connected as locally_connected
+from ._pool import pool as pool
 from ._rope import rope as rope
 from ._rope import rope_frequencies as rope_frequencies
+from ._space import Padding as Padding
+from ._space import find_obstacle as find_obstacle
+from ._space import gather_space as gather_space
 from ._sparse_attention import AttentionBits as AttentionBits
 from ._sparse_attention import random_pattern as random_pattern
 from ._sparse_attention import sparse_attention as sparse_attention

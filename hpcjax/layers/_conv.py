@@ -1,4 +1,4 @@
-"""Two-dimensional convolution of channels-last images."""
+"""Convolution in one to three dimensions, channels last."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,60 +9,62 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from hpcjax.core import errors
-from hpcjax.layers import _precision
+from hpcjax.collectives.halo import Boundary, Space
+from hpcjax.layers import _precision, _space
+from hpcjax.layers._dense import dense
+from hpcjax.layers._space import Padding, Sizes
 
-Padding = str | Sequence[tuple[int, int]]
-# Orders of the axes of images, kernel and result: N, H, W, C and H, W, I, O.
+# Orders of the axes of inputs, kernel and result: N, H, W, C and H, W, I, O.
 Axes = tuple[str, str, str]
 
-DIMENSIONS: Axes = ("NHWC", "HWIO", "NHWC")
+
+def _axes(dims: int) -> Axes:
+    """Returns them for one to three axes of space: "NHWC", "HWIO", "NHWC"."""
+    space = "DHW"[-dims:]
+    return f"N{space}C", f"{space}IO", f"N{space}C"
 
 
-def check_padding(padding: Padding) -> None:
-    """Raises ValueError unless `padding` is "SAME", "VALID" or two pairs of counts."""
-    if isinstance(padding, str):
-        if padding not in ("SAME", "VALID"):
-            hint = errors.nearest(padding, ("SAME", "VALID"))
-            raise ValueError(f"unknown padding: got padding={padding!r}{hint}")
-    elif len(padding) != 2 or any(low < 0 or high < 0 for low, high in padding):
-        raise ValueError(
-            "padding must be two pairs (low, high) of non-negative integers: got "
-            f"padding={tuple(padding)}"
-        )
-
-
-def conv(
-    x: Float[Array, "batch height width inputs"],
-    kernel: Float[Array, "kernel_height kernel_width inputs outputs"],
+def conv(  # noqa: PLR0913 - of all convolutions
+    x: Float[Array, "batch *space inputs"],
+    kernel: Float[Array, "*window inputs outputs"],
     bias: Float[Array, " outputs"] | None = None,
     *,
-    strides: tuple[int, int] = (1, 1),
+    strides: Sequence[int] | None = None,
     padding: Padding = "SAME",
-    dilation: tuple[int, int] = (1, 1),
+    dilation: Sequence[int] | None = None,
     compute: str = "float32",
     output: str | None = None,
-) -> Float[Array, "batch out_height out_width outputs"]:
+    space: Space = (),
+    boundary: Boundary = "zero",
+    sizes: Sizes = None,
+) -> Float[Array, "batch *out_space outputs"]:
     """Cross-correlates images with a kernel, as neural networks mean convolution.
 
     y[n, i, j, o] = b[o] + Σ_{u,v,c} x[n, i·s₀ + u·d₀ − p₀, j·s₁ + v·d₁ − p₁, c]
-    W[u, v, c, o], with zeros outside the image.
+    W[u, v, c, o], with zeros outside the image; likewise of lines and of volumes.
 
     Args:
-      x: images, `[batch, height, width, inputs]`.
+      x: images, `[batch, height, width, inputs]`, lines or volumes.
       kernel: W, `[kernel_height, kernel_width, inputs, outputs]`.
       bias: b, `[outputs]`, or None.
-      strides: (s₀, s₁).
+      strides: (s₀, s₁); None means 1.
       padding: "SAME", "VALID" or ((top, bottom), (left, right)).
-      dilation: (d₀, d₁), the distance between the kernel's taps.
+      dilation: (d₀, d₁), the distance between the kernel's taps; None means 1.
       compute: dtype of the product's operands; sums are float32.
       output: dtype of the result; None means `compute`.
+      space: for each axis of space the mesh axis over which it is cut, or None. Inside
+        `shard_map` x is this device's block then, and so is the result: halos are
+        exchanged, see `collectives.halo`.
+      boundary: "zero", or "periodic" for the other end instead of zeros.
+      sizes: of the whole's space, where blocks of ⌈size / devices⌉ go past the end; the
+        result has zeros there. None: all blocks are full.
 
     Returns:
       `[batch, out_height, out_width, outputs]`.
 
     Raises:
       ValueError: an unknown padding.
+      ConfigError: blocks that are not of `sizes`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -70,10 +72,20 @@ def conv(
       >>> y.tolist()
       [[[[9.0]]]]
     """
-    check_padding(padding)
+    dims = kernel.ndim - 2
+    plain = _axes(dims)
+    strides, dilation = strides or (1,) * dims, dilation or (1,) * dims
+    _space.check_padding(padding, dims)
+    window = kernel.shape[:-2], strides, padding, dilation
+    x, padding, outputs = _space.open_windows(
+        x, *window, space=space, boundary=boundary, sizes=sizes
+    )
 
     def convolve(
-        x: jax.Array, kernel: jax.Array, accumulate: str | None, axes: Axes = DIMENSIONS
+        x: jax.Array,
+        kernel: jax.Array,
+        accumulate: str | None,
+        axes: Axes = plain,
     ) -> jax.Array:
         return lax.conv_general_dilated(
             x,
@@ -92,11 +104,42 @@ def conv(
     y = _precision.accumulate_float32(product, x, kernel, compute)
     if bias is not None:
         y = y + bias.astype(y.dtype)
-    return y.astype(output or compute)
+    return _space.close_windows(y.astype(output or compute), space, outputs)
+
+
+def conv_transpose(
+    x: Float[Array, "batch *space inputs"],
+    kernel: Float[Array, "*window inputs outputs"],
+    *,
+    compute: str = "float32",
+) -> Float[Array, "batch *out_space outputs"]:
+    """Upsamples by windows side by side: y[n, s·i + u, o] = Σ_c x[n, i, c] W[u, c, o].
+
+    The stride s is the kernel's size, as in a U-Net's 2 by 2, so that each output has
+    one input: blocks of what is cut in space need nothing of each other.
+
+    Args:
+      x: lines, images or volumes, or this device's block of them.
+      kernel: W, `[s, ..., inputs, outputs]`.
+      compute: dtype of the product's operands; sums are float32.
+
+    Examples:
+      >>> y = conv_transpose(jnp.ones((1, 2, 1)), jnp.array([3.0, 4.0])[:, None, None])
+      >>> y[0, :, 0].tolist()
+      [3.0, 4.0, 3.0, 4.0]
+    """
+    *window, inputs, outputs = kernel.shape
+    dims = len(window)
+    flat = jnp.moveaxis(kernel, -2, 0).reshape(inputs, -1)
+    y = dense(x, flat, compute=compute).reshape(*x.shape[:-1], *window, outputs)
+    pairs = [axis for at in range(1, dims + 1) for axis in (at, at + dims)]
+    sides = [size * by for size, by in zip(x.shape[1:-1], window, strict=True)]
+    y = y.transpose(0, *pairs, 2 * dims + 1)
+    return y.reshape(x.shape[0], *sides, outputs)
 
 
 def _with_plain_transposes(convolve: Callable[..., jax.Array]) -> _precision.Bilinear:
-    """Returns a convolution whose gradients, too, are convolutions of `DIMENSIONS`.
+    """Returns a convolution whose gradients, too, are convolutions of `_axes`.
 
     XLA:CPU has fast code for convolutions of images `NHWC` by kernels `HWIO` alone. It
     brings others into that form in a program's outermost computation, but not within a
@@ -111,18 +154,21 @@ def _with_plain_transposes(convolve: Callable[..., jax.Array]) -> _precision.Bil
         def run(x: jax.Array, kernel: jax.Array) -> jax.Array:
             return convolve(x, kernel, accumulate)
 
+        plain = _axes(x.ndim - 2)
+        space = plain[0][1:-1]
+
         def differentiate(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
             (x, kernel), (dx, dk) = primals, tangents
             slopes = []
             if type(dx) is not SymbolicZero:
-                axes = ("NHWC", "HWOI", "NHWC")
-                turned = kernel.transpose(0, 1, 3, 2)
+                axes = plain[0], f"{space}OI", plain[2]
+                turned = jnp.swapaxes(kernel, -1, -2)
                 slopes.append(convolve(dx, turned, accumulate, axes))
             if type(dk) is not SymbolicZero:
-                axes = ("CHWN", "IHWO", "HWNC")
-                turned = x.transpose(3, 1, 2, 0), dk.transpose(2, 0, 1, 3)
+                axes = f"C{space}N", f"I{space}O", f"{space}NC"
+                turned = jnp.swapaxes(x, 0, -1), jnp.moveaxis(dk, -2, 0)
                 slope = convolve(*turned, accumulate, axes)
-                slopes.append(slope.transpose(2, 0, 1, 3))
+                slopes.append(jnp.moveaxis(slope, -2, 0))
             return run(x, kernel), sum(slopes[1:], start=slopes[0])
 
         run.defjvp(differentiate, symbolic_zeros=True)
@@ -160,7 +206,7 @@ def patches(
       >>> patches(x, (2, 2), padding="VALID").tolist()
       [[[[0.0, 1.0, 3.0, 4.0], [1.0, 2.0, 4.0, 5.0]]]]
     """
-    check_padding(padding)
+    _space.check_padding(padding, 2)
     # A dilated kernel covers `reach + 1` pixels.
     reach = [
         (size - 1) * step for size, step in zip(kernel_size, dilation, strict=True)

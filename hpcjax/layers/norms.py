@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from hpcjax.core import shards
+from hpcjax.core.varying import Axes
 
 
 def layer_norm(
@@ -78,6 +79,7 @@ def group_norm(
     *,
     groups: int,
     eps: float = 1e-5,
+    axis_name: Axes | None = None,
 ) -> Float[Array, "batch *space channels"]:
     """Normalises each example over space and over the channels of one group.
 
@@ -87,6 +89,7 @@ def group_norm(
       bias: `[channels]`.
       groups: number of groups of neighbouring channels.
       eps: added to the (biased) variance.
+      axis_name: mesh axes over which the space of examples is cut into equal blocks.
 
     Raises:
       ValueError: `groups` does not divide the channels.
@@ -99,8 +102,13 @@ def group_norm(
     split = x.astype(jnp.float32).reshape(*x.shape[:-1], groups, channels // groups)
     # [batch, ..., groups, channels / groups]: all but the batch and the groups.
     axes = (*range(1, x.ndim - 1), x.ndim)
-    centred = split - jnp.mean(split, axis=axes, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
+
+    def mean(values: jax.Array) -> jax.Array:
+        found = jnp.mean(values, axis=axes, keepdims=True)
+        return lax.pmean(found, axis_name) if axis_name else found
+
+    centred = split - mean(split)
+    variance = mean(jnp.square(centred))
     y = (centred * lax.rsqrt(variance + eps)).reshape(x.shape)
     y = y * scale.astype(jnp.float32) + bias.astype(jnp.float32)
     return y.astype(x.dtype)
@@ -114,14 +122,15 @@ class RunningStatistics(NamedTuple):
 
 
 def batch_statistics(
-    x: Float[Array, "*batch channels"], axis_name: str | None = None
+    x: Float[Array, "*batch channels"], axis_name: Axes | None = None
 ) -> RunningStatistics:
     """Returns the mean and biased variance of each channel over all other axes.
 
     Args:
       x: `[..., channels]`.
-      axis_name: mesh axis over which the batch is split, to get the statistics of the
-        whole batch (devices must hold equally many examples); None: this device's part.
+      axis_name: mesh axes over which the batch, or the space of examples, is split, to
+        get the statistics of the whole (devices must hold equally much); None: this
+        device's part.
     """
     wide = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))
@@ -144,7 +153,7 @@ def batch_norm(
     train: bool,
     momentum: float = 0.9,
     eps: float = 1e-5,
-    axis_name: str | None = None,
+    axis_name: Axes | None = None,
 ) -> tuple[Float[Array, "*batch channels"], RunningStatistics]:
     """Normalises each channel by the batch's statistics, or by the running ones.
 
@@ -159,7 +168,7 @@ def batch_norm(
       train: whether to normalise by the batch's statistics and to accumulate them.
       momentum: weight of the old running statistics.
       eps: added to the variance.
-      axis_name: mesh axis to take the batch's statistics over, see `batch_statistics`.
+      axis_name: mesh axes to take the batch's statistics over, see `batch_statistics`.
 
     Returns:
       The normalised x and the new running statistics. Without `axis_name` these differ

@@ -1,5 +1,6 @@
 """Scores of masks, in float32."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -11,6 +12,7 @@ def dice(
     target: Float[Array, "batch *space classes"],
     *,
     smooth: float = 0.0,
+    axes: tuple[str, ...] = (),
 ) -> Float[Array, "batch classes"]:
     """Returns (2 Σ p t + s) / (Σ p + Σ t + s) over space, per example and class.
 
@@ -21,6 +23,7 @@ def dice(
       prediction: p, `[batch, ..., classes]`, in [0, 1].
       target: t, likewise.
       smooth: s, non-negative.
+      axes: mesh axes over which space is cut, along which sums are of all blocks.
 
     Returns:
       float32 `[batch, classes]`.
@@ -43,8 +46,13 @@ def dice(
     checks.require_same_shape(prediction=prediction, target=target)
     p, t = prediction.astype(jnp.float32), target.astype(jnp.float32)
     space = tuple(range(1, p.ndim - 1))
-    common = 2 * jnp.sum(p * t, axis=space) + smooth
-    total = jnp.sum(p, axis=space) + jnp.sum(t, axis=space) + smooth
+
+    def add(values: jax.Array) -> jax.Array:
+        found = jnp.sum(values, axis=space)
+        return jax.lax.psum(found, axes) if axes else found
+
+    common = 2 * add(p * t) + smooth
+    total = add(p) + add(t) + smooth
     # The inner `where` keeps 0 / 0 out of the branch that is not taken: its NaN would
     # otherwise reach the gradient.
     return jnp.where(total > 0, common / jnp.where(total > 0, total, 1), 1)

@@ -89,7 +89,7 @@ def masked_language_totals(outputs: Any, batch: Batch) -> Totals:
 
 
 def segmentation_totals(
-    logits: Float[Array, "batch *space classes"],
+    logits: "Float[Array, 'batch *space classes'] | Any",
     batch: Batch,
     *,
     dice_weight: float = 1.0,
@@ -101,16 +101,19 @@ def segmentation_totals(
     background.
 
     Args:
-      logits: unnormalised log-probabilities, `[batch, ..., classes]`.
+      logits: unnormalised log-probabilities, `[batch, ..., classes]`; or a block of
+        them with the mesh axes over which images are cut, `models.CutPixels`, of which
+        D is the whole image's and all else the block's.
       batch: int labels `"y"` [batch, ...] and, in validation, `"weight"` [batch].
       dice_weight: w.
 
     Returns:
-      Sums `"loss"`; `"error"`, the share of wrong pixels; `"overlap"`, twice the number
-      of foreground pixels that are right; and `"area"`, the number of predicted plus
+      Sums `"loss"`; `"error"`, the share of wrong pixels; `"overlap"`, twice the share
+      of foreground pixels that are right; and `"area"`, the share of predicted plus
       that of labelled foreground pixels, so that overlap / area is the Dice score of
       all images together. The count is the number of images.
     """
+    logits, axes = getattr(logits, "values", logits), getattr(logits, "axes", ())
     labels, classes = batch["y"], logits.shape[-1]
     weight = batch.get("weight", jnp.ones(len(labels), jnp.float32))
     target = jax.nn.one_hot(labels, classes)
@@ -118,7 +121,9 @@ def segmentation_totals(
     # `predicted · target` is 1 where a pixel of that class is right; the sum over all
     # classes therefore counts the right pixels.
     space = tuple(range(1, labels.ndim))
-    soft = dice(jax.nn.softmax(logits.astype(jnp.float32)), target, smooth=1.0)
+    soft = dice(
+        jax.nn.softmax(logits.astype(jnp.float32)), target, smooth=1.0, axes=axes
+    )
     entropy = jnp.mean(token_cross_entropy(logits, labels), axis=space)
     right, both = (
         jnp.sum(values, axis=space)
@@ -128,8 +133,8 @@ def segmentation_totals(
     per_image = {
         "loss": entropy + dice_weight * (1 - jnp.mean(soft[:, 1:], axis=1)),
         "error": 1 - jnp.sum(right, axis=1) / pixels,
-        "overlap": 2 * jnp.sum(right[:, 1:], axis=1),
-        "area": jnp.sum(both[:, 1:], axis=1),
+        "overlap": 2 * jnp.sum(right[:, 1:], axis=1) / pixels,
+        "area": jnp.sum(both[:, 1:], axis=1) / pixels,
     }
     sums = {name: jnp.sum(weight * values) for name, values in per_image.items()}
     return Totals(sums, jnp.sum(weight))
@@ -186,12 +191,12 @@ def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
 
 
 def field_totals(
-    outputs: Float[Array, "batch height width variables"], batch: Batch
+    outputs: "Float[Array, 'batch height width variables'] | Any", batch: Batch
 ) -> Totals:
     """Sums over examples the squared error of predicted fields, and what compares it.
 
     Args:
-      outputs: predicted fields.
+      outputs: predicted fields, or blocks of them, `models.CutPixels`.
       batch: true ones, `"y"`; `"x"`, those that they follow, of the same variables;
         and, in validation, `"weight"` [batch].
 
@@ -201,7 +206,7 @@ def field_totals(
       "x" as a prediction. The count is the number of examples.
     """
     x, y = batch["x"].astype(jnp.float32), batch["y"].astype(jnp.float32)
-    outputs = outputs.astype(jnp.float32)
+    outputs = getattr(outputs, "values", outputs).astype(jnp.float32)
     weight = batch.get("weight", jnp.ones(len(y), jnp.float32))
     points = {
         "loss": (outputs - y) ** 2,

@@ -30,6 +30,7 @@ from ._vgg import vgg as vgg
 from .bert_config import BertConfig as BertConfig
 from .chunked import ChunkedLogits as ChunkedLogits
 from .coord_net_config import CoordNetConfig as CoordNetConfig
+from .cut_pixels import CutPixels as CutPixels
 from .decoding import Attend as Attend
 from .decoding import Cache as Cache
 from .decoding import Decoding as Decoding

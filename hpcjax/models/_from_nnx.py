@@ -23,7 +23,7 @@ from hpcjax.core.model import (
     check_taps,
 )
 from hpcjax.models._flax_layers import make_observable
-from hpcjax.models.modules import STACKED, Loss, Observable, Observation
+from hpcjax.models.modules import STACKED, Conv, Loss, Observable, Observation
 
 VariableT = TypeVar("VariableT", bound=nnx.Variable)
 Flat = dict[str, nnx.Variable]
@@ -80,6 +80,9 @@ def from_nnx(
 
     module = nnx.eval_shape(lambda: build_with(jax.random.key(0)))
     make_observable(module)
+    for path, layer in observable_layers(module):
+        if isinstance(layer, Conv):
+            layer.name = path
     graph, params_like, losses_like, state_like, other = nnx.split(
         module, nnx.Param, Loss, nnx.BatchStat, ...
     )

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hpcjax.core import errors
+from hpcjax import layers
+from hpcjax.collectives.halo import Space
+from hpcjax.core import checks, errors
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.keys import Key
@@ -25,6 +27,8 @@ from hpcjax.models.modules import (
     GroupNorm,
     HeadInit,
     NormKind,
+    axes_of_space,
+    gather_thin,
     head_initializer,
 )
 from hpcjax.models.resnet_config import ResNetConfig
@@ -121,17 +125,22 @@ class _Block(nnx.Module):
             self.shortcut = conv(inputs, outputs, kernel_size=1, stride=stride)
             self.shortcut_norm = _norm(outputs, options)
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, train: bool, space: Space
+    ) -> tuple[jax.Array, Space]:
+        if self.projects:
+            x, space = gather_thin(x, space, *self.shortcut.window)
+        cut = {"train": train, "space": space}
         y = x
         for number in range(1, self.depth + 1):
-            y = getattr(self, f"conv{number}")(y)
-            y = getattr(self, f"norm{number}")(y, train=train)
+            y = getattr(self, f"conv{number}")(y, space=space)
+            y = getattr(self, f"norm{number}")(y, **cut)
             y = jax.nn.relu(y) if number < self.depth else y
         if self.projects:
-            x = self.shortcut_norm(self.shortcut(x), train=train)
+            x = self.shortcut_norm(self.shortcut(x, space=space), **cut)
         elif self.pads:
             x = _pad_shortcut(x, self.outputs, self.stride)
-        return jax.nn.relu(x + y)
+        return jax.nn.relu(x + y), space
 
 
 class _Stage(nnx.Module):
@@ -142,10 +151,12 @@ class _Stage(nnx.Module):
         for index in range(blocks):
             setattr(self, f"block_{index}", block(index))
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, train: bool, space: Space
+    ) -> tuple[jax.Array, Space]:
         for index in range(self.blocks):
-            x = getattr(self, f"block_{index}")(x, train=train)
-        return x
+            x, space = getattr(self, f"block_{index}")(x, train=train, space=space)
+        return x, space
 
 
 class _ResNet(nnx.Module):
@@ -158,8 +169,10 @@ class _ResNet(nnx.Module):
         form: _Form,
         options: _Options,
         head_init: HeadInit,
+        space: Space,
     ):
         self.small_images, self.stages = form.small_images, len(form.stages)
+        self.space = space
         kernel, stride = (3, 1) if form.small_images else (7, 2)
         self.conv_in = Conv(
             channels,
@@ -194,17 +207,23 @@ class _ResNet(nnx.Module):
 
     def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         del key
-        x = jax.nn.relu(self.norm_in(self.conv_in(x), train=train))
+        x, space = gather_thin(x, self.space, *self.conv_in.window)
+        x = self.norm_in(self.conv_in(x, space=space), train=train, space=space)
+        x = jax.nn.relu(x)
         if not self.small_images:
-            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+            window = {"strides": (2, 2), "padding": ((1, 1), (1, 1))}
+            x, space = gather_thin(x, space, (3, 3), *window.values(), (1, 1))
+            x = layers.pool(x, (3, 3), **window, space=space)
         for index in range(self.stages):
-            x = getattr(self, f"stage_{index}")(x, train=train)
+            x, space = getattr(self, f"stage_{index}")(x, train=train, space=space)
         # Averaged in float32: bfloat16 sums of a full-size image lose digits.
         pooled = jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+        if axes := axes_of_space(space):
+            pooled = jax.lax.pmean(pooled, axes)
         return self.head(pooled)
 
 
-def resnet(
+def resnet(  # noqa: PLR0913 - fields of its config
     inputs: tuple[int, ...],
     outputs: int,
     *,
@@ -215,6 +234,7 @@ def resnet(
     sync_axis: str | None = None,
     zero_init_residual: bool = False,
     head_init: HeadInit = "lecun",
+    space: Space = (),
     policy: Policy = FLOAT32,
 ) -> Model:
     """Returns a residual network on images `[batch, height, width, channels]`.
@@ -240,11 +260,14 @@ def resnet(
       zero_init_residual: whether the scale of each block's last norm starts at zero, so
         that every block starts as its shortcut.
       head_init: kernel of the last layer `head`: "lecun" or "zeros".
+      space: mesh axes over which height and width are cut, see `layers.conv`; `apply`
+        takes this device's block then, and gives the whole image's logits. Statistics
+        are of whole images. What is too thin for a layer is gathered before it.
       policy: dtypes of parameters, products and logits; norms are float32 inside.
 
     Raises:
-      ConfigError: an unknown depth, norm, shortcut or head_init, a width below 1, or
-        inputs that are not the shape of an image.
+      ConfigError: an unknown depth, norm, shortcut or head_init, a width below 1,
+        inputs that are not the shape of an image, or shortcut "A" of cut images.
 
     References:
       He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2016, §3.3, §4.
@@ -258,8 +281,12 @@ def resnet(
     check_fields(ResNetConfig, depth=depth, width=width, norm=norm, shortcut=shortcut)
     form = _form(inputs, depth, width)
     chosen = shortcut or form.shortcut
+    rule = "images that are cut in space need shortcut='B'"
+    checks.require(chosen == "B" or not any(space), rule, shortcut=chosen)
     options = _Options(norm, chosen, sync_axis, zero_init_residual, policy)
-    return from_nnx(lambda: _ResNet(inputs[-1], outputs, form, options, head_init))
+    return from_nnx(
+        lambda: _ResNet(inputs[-1], outputs, form, options, head_init, space)
+    )
 
 
 def _form(inputs: tuple[int, ...], depth: int, width: int | None) -> _Form:

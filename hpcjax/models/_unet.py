@@ -2,11 +2,14 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hpcjax import layers
+from hpcjax.collectives.halo import Space
 from hpcjax.core import errors
 from hpcjax.core.config import check_fields
 from hpcjax.core.dtypes import Policy
@@ -14,7 +17,15 @@ from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models._resnet import GROUP_SIZE
-from hpcjax.models.modules import FLOAT32, Conv, Dense, GroupNorm
+from hpcjax.models.cut_pixels import CutPixels
+from hpcjax.models.modules import (
+    FLOAT32,
+    Conv,
+    Dense,
+    GroupNorm,
+    axes_of_space,
+    require_cuttable,
+)
 from hpcjax.models.unet_config import UNetConfig
 
 
@@ -28,9 +39,10 @@ class _Double(nnx.Module):
         self.conv1, self.norm1 = conv(inputs, outputs), norm()
         self.conv2, self.norm2 = conv(outputs, outputs), norm()
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        x = jax.nn.relu(self.norm1(self.conv1(x), train=train))
-        return jax.nn.relu(self.norm2(self.conv2(x), train=train))
+    def __call__(self, x: jax.Array, *, train: bool, space: Space) -> jax.Array:
+        cut = {"train": train, "space": space}
+        x = jax.nn.relu(self.norm1(self.conv1(x, space=space), **cut))
+        return jax.nn.relu(self.norm2(self.conv2(x, space=space), **cut))
 
 
 class _Up(nnx.Module):
@@ -40,18 +52,27 @@ class _Up(nnx.Module):
         self.conv = Conv(inputs, inputs // 2, kernel_size=3, policy=policy)
         self.double = _Double(inputs, inputs // 2, policy)
 
-    def __call__(self, x: jax.Array, skip: jax.Array, *, train: bool) -> jax.Array:
-        up = self.conv(jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2))
-        return self.double(jnp.concatenate([skip, up], axis=-1), train=train)
+    def __call__(
+        self, x: jax.Array, skip: jax.Array, *, train: bool, space: Space
+    ) -> jax.Array:
+        wide = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
+        joined = jnp.concatenate([skip, self.conv(wide, space=space)], axis=-1)
+        return self.double(joined, train=train, space=space)
 
 
 class _UNet(nnx.Module):
     """The network of `unet`."""
 
     def __init__(
-        self, channels: int, outputs: int, depth: int, width: int, policy: Policy
+        self,
+        channels: int,
+        outputs: int,
+        depth: int,
+        width: int,
+        space: Space,
+        policy: Policy,
     ):
-        self.depth = depth
+        self.depth, self.space = depth, space
         widths = [width * 2**level for level in range(depth + 1)]
         for level, (inputs, wide) in enumerate(
             zip([channels, *widths], widths, strict=False)
@@ -61,19 +82,22 @@ class _UNet(nnx.Module):
             setattr(self, f"up_{level}", _Up(widths[level + 1], policy))
         self.head = Dense(width, outputs, policy=policy, output=policy.output)
 
-    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> Any:
         del key
-        skips = []
+        skips, cut = [], {"train": train, "space": self.space}
         for level in range(self.depth):
-            skips.append(getattr(self, f"down_{level}")(x, train=train))
+            skips.append(getattr(self, f"down_{level}")(x, **cut))
             # Not `jnp.max`, whose gradient divides by the number of pixels that equal
             # the maximum: XLA may recompute the pixels in the backward pass with
             # another rounding, so that none does.
-            x = nnx.max_pool(skips[-1], (2, 2), strides=(2, 2))
-        x = getattr(self, f"down_{self.depth}")(x, train=train)
+            window = (2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1)
+            require_cuttable(f"pool_{level}", skips[-1], self.space, *window)
+            x = layers.pool(skips[-1], (2, 2), space=self.space)
+        x = getattr(self, f"down_{self.depth}")(x, **cut)
         for level in reversed(range(self.depth)):
-            x = getattr(self, f"up_{level}")(x, skips[level], train=train)
-        return self.head(x)
+            x = getattr(self, f"up_{level}")(x, skips[level], **cut)
+        axes = axes_of_space(self.space)
+        return CutPixels(values=self.head(x), axes=axes) if axes else self.head(x)
 
 
 def unet(
@@ -82,6 +106,7 @@ def unet(
     *,
     depth: int = 3,
     width: int = 16,
+    space: Space = (),
     policy: Policy = FLOAT32,
 ) -> Model:
     """Returns a U-Net on images `[batch, height, width, channels]`.
@@ -99,6 +124,8 @@ def unet(
       outputs: number of classes of a pixel.
       depth: how often the image is halved.
       width: channels of the first level.
+      space: mesh axes over which height and width are cut, see `layers.conv`; `apply`
+        takes and gives this device's block then, as `CutPixels`.
       policy: dtypes of parameters, products and logits; norms are float32 inside.
 
     Returns:
@@ -106,7 +133,7 @@ def unet(
 
     Raises:
       ConfigError: a depth or width below 1, or inputs that are not an image's shape or
-        cannot be halved so often.
+        cannot be halved so often; when it is traced, blocks that cannot.
 
     References:
       Ronneberger, Fischer, Brox: U-Net, 2015, with padded convolutions, group norms,
@@ -129,4 +156,4 @@ def unet(
         raise errors.ConfigError(
             f"2**depth must divide height and width: got depth={depth}, inputs={inputs}"
         )
-    return from_nnx(lambda: _UNet(inputs[-1], outputs, depth, width, policy))
+    return from_nnx(lambda: _UNet(inputs[-1], outputs, depth, width, space, policy))

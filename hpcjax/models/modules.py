@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hpcjax import layers
+from hpcjax.collectives.halo import Space
 from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.keys import derive
@@ -80,6 +81,25 @@ def choice(name: str, value: str, allowed: Mapping[str, Any]) -> Any:
         hint = errors.nearest(value, allowed)
         raise errors.ConfigError(f"unknown {name}: got {name}={value!r}{hint}")
     return allowed[value]
+
+
+def require_cuttable(name: str, x: jax.Array, space: Space, *window: Any) -> None:
+    """Raises ConfigError if a layer cannot take blocks, see `layers.find_obstacle`."""
+    if any(space) and (found := layers.find_obstacle(x, space, *window)):
+        what, axis = found
+        raise errors.ConfigError(f"{what} at {name}: use fewer devices along {axis}")
+
+
+def gather_thin(x: jax.Array, space: Space, *window: Any) -> tuple[jax.Array, Space]:
+    """Returns blocks, and how they are cut; gathered, and (), if a layer cannot."""
+    if any(space) and layers.find_obstacle(x, space, *window):
+        return layers.gather_space(x, space), ()
+    return x, space
+
+
+def axes_of_space(space: Space) -> tuple[str, ...]:
+    """Returns the mesh axes over which space is cut."""
+    return tuple(axis for axis in space if axis)
 
 
 class Observable(nnx.Module):
@@ -170,6 +190,7 @@ class Conv(Observable):
     """Convolution; `kernel` [height, width, inputs, outputs] and maybe `bias`."""
 
     kind = "conv"
+    name = ""
 
     def __init__(
         self,
@@ -206,8 +227,22 @@ class Conv(Observable):
             "dilation": self.dilation,
         }
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps images `[batch, height, width, inputs]` to images of `outputs`."""
+    @property
+    def window(self) -> tuple[Any, ...]:
+        """Its kernel's size, strides, padding and dilation."""
+        return self.kernel_size, self.strides, self.padding, self.dilation
+
+    def __call__(self, x: jax.Array, *, space: Space = ()) -> jax.Array:
+        """Maps images `[batch, height, width, inputs]` to images of `outputs`.
+
+        Args:
+          x: images, or this device's blocks of them.
+          space: how they are cut, see `layers.conv`.
+
+        Raises:
+          ConfigError: blocks that are too thin, or outputs that do not divide.
+        """
+        require_cuttable(self.name, x, space, *self.window)
         x = x.astype(self.compute)
         bias = None if self.bias is None else self.bias[...]
         y = layers.conv(
@@ -218,6 +253,7 @@ class Conv(Observable):
             padding=self.padding,
             dilation=self.dilation,
             compute=self.compute,
+            space=space,
         )
         return self.apply_tap(x, y)
 
@@ -240,8 +276,14 @@ class BatchNorm(nnx.Module):
         self.variance = statistic((channels,), ONES)
         self.sync_axis = sync_axis
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Normalises `[..., channels]`; in training also updates the statistics."""
+    def __call__(self, x: jax.Array, *, train: bool, space: Space = ()) -> jax.Array:
+        """Normalises `[..., channels]`; in training also updates the statistics.
+
+        Those of blocks that are cut by `space` are of whole examples.
+        """
+        axes = axes_of_space(space)
+        if axes and self.sync_axis:
+            axes = (self.sync_axis, *axes)
         running = layers.RunningStatistics(self.mean[...], self.variance[...])
         y, running = layers.batch_norm(
             x,
@@ -249,7 +291,7 @@ class BatchNorm(nnx.Module):
             self.bias[...],
             running,
             train=train,
-            axis_name=self.sync_axis,
+            axis_name=axes or self.sync_axis,
         )
         if train:
             self.mean.set_value(running.mean)
@@ -273,10 +315,16 @@ class GroupNorm(nnx.Module):
         self.bias = param((channels,), ZEROS, policy.param)
         self.groups = groups
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, *, train: bool, space: Space = ()) -> jax.Array:
         """Normalises `[batch, ..., channels]`, the same in training and evaluation."""
         del train
-        return layers.group_norm(x, self.scale[...], self.bias[...], groups=self.groups)
+        return layers.group_norm(
+            x,
+            self.scale[...],
+            self.bias[...],
+            groups=self.groups,
+            axis_name=axes_of_space(space),
+        )
 
 
 def stacked_initializer(initializer: Initializer, depth: int) -> Initializer:

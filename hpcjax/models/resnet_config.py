@@ -23,6 +23,7 @@ class ResNetConfig(ModelConfig):
         one device.
       zero_init_residual: whether each block starts as the identity.
       head_init: kernel of the last layer; with "zeros" the first loss is log(classes).
+      space: mesh axes over which height and width are cut; `parallel=spatial` sets it.
     """
 
     factory: ClassVar[str] = "hpcjax.models._resnet:resnet"
@@ -35,6 +36,7 @@ class ResNetConfig(ModelConfig):
     sync_axis: str | None = None
     zero_init_residual: bool = False
     head_init: Literal["lecun", "zeros"] = "lecun"
+    space: tuple[str | None, ...] = ()
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:

@@ -16,6 +16,7 @@ class UNetConfig(ModelConfig):
     Attributes:
       depth: how often the image is halved; 2^depth has to divide its sides.
       width: channels of the first level, doubled at each halving.
+      space: mesh axes over which height and width are cut; `parallel=spatial` sets it.
     """
 
     factory: ClassVar[str] = "hpcjax.models._unet:unet"
@@ -23,6 +24,7 @@ class UNetConfig(ModelConfig):
 
     depth: Size = 3
     width: Size = 16
+    space: tuple[str | None, ...] = ()
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:

@@ -118,6 +118,7 @@ class Step(NamedTuple):
       params: shapes of the whole model's parameters.
       start: returns the first state, with `params`.
       batches: by number.
+      cut: how entries of a batch are cut that are not by rows alone.
     """
 
     mesh: "Mesh"
@@ -127,6 +128,7 @@ class Step(NamedTuple):
     params: Any
     start: Callable[[], Any]
     batches: "data.Batches"
+    cut: Mapping[str, Any] = {}
 
 
 Maker = Callable[[ProgramConfig, pathlib.Path, int], Step]
@@ -205,6 +207,7 @@ def compile_step(
         params=jax.eval_shape(task.model.init, jax.random.key(0))[0],
         start=functools.partial(train.init_state, task, seed, mesh),
         batches=local_batches(task, config, seed),
+        cut=task.method.batch,
     )
 
 
@@ -273,7 +276,7 @@ def _take(step: Step, steps: int) -> Taken:
 
     state, losses = step.start(), []
     for number in range(steps):
-        batch = sharding.place_batch(step.batches[number], step.mesh)
+        batch = sharding.place_batch(step.batches[number], step.mesh, step.cut)
         state, metrics = step.compiled(state, batch)
         losses.append(float(metrics["loss"]))
     return losses, trees.flatten(jax.device_get(state.params))

@@ -135,7 +135,11 @@ class TrainingConfig(Config):
 
     def _check_parallel(self) -> None:
         """Raises ConfigError if a device's part of a parameter is not enough."""
-        if self.parallel is None or not getattr(self.optimizer, "whole", False):
+        if hasattr(self.parallel, "cut_model"):
+            self.parallel.cut_model(self.model, self.dataset.objective)
+        if "parameters" not in _claims_of(self.parallel) or not getattr(
+            self.optimizer, "whole", False
+        ):
             return
         raise ConfigError(
             f"optimizer={_name(self.optimizer)} works with whole matrices, of which "
@@ -275,7 +279,10 @@ def _compose(
         cfg = cfg.alone()
     dataset = cfg.dataset.load(data_root)
     policy = core.Policy(param=cfg.param, compute=cfg.compute, output=cfg.output)
-    model = cfg.model.make(dataset.inputs, dataset.outputs, policy, **dataset.given)
+    network = cfg.model
+    if hasattr(cfg.parallel, "cut_model"):
+        network = cfg.parallel.cut_model(network, dataset.objective)
+    model = network.make(dataset.inputs, dataset.outputs, policy, **dataset.given)
     stacks = getattr(cfg.model, "stacks", ())
     if cfg.sharing is not None:
         model = with_stacks(cfg.sharing, stacks).apply_to(model, seed())

@@ -10,5 +10,6 @@ PARTS = {
         "tensor3d": "Tensor3dConfig",
         "ted": "TedConfig",
         "pipeline": "PipelineConfig",
+        "spatial": "SpatialConfig",
     }
 }

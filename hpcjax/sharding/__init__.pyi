@@ -1,10 +1,13 @@
 from .gradients import local_value_and_grad as local_value_and_grad
 from .grid_products import cube_product as cube_product
 from .grid_products import summa as summa
+from .mesh import SPACE_AXES as SPACE_AXES
+from .mesh import batch_specs as batch_specs
 from .mesh import data_axes as data_axes
 from .mesh import data_mesh as data_mesh
 from .mesh import make_mesh as make_mesh
 from .mesh import place_batch as place_batch
+from .mesh import row_axes as row_axes
 from .mesh import state_shardings as state_shardings
 from .parameters import batch_sharding as batch_sharding
 from .parameters import parameter_shardings as parameter_shardings
@@ -28,6 +31,7 @@ from .schedules import interleaved as interleaved
 from .schedules import one_f_one_b as one_f_one_b
 from .schedules import validate as validate
 from .schedules import zero_bubble_h1 as zero_bubble_h1
+from .spatial_config import SpatialConfig as SpatialConfig
 from .staged import averaged_value_and_grad as averaged_value_and_grad
 from .staged import staged_value_and_grad as staged_value_and_grad
 from .stages import STAGE_AXIS as STAGE_AXIS

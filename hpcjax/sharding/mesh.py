@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from hpcjax.core import per_device
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.method import DATA_AXIS, WORKER_AXIS
+from hpcjax.core.shards import Specs
 
 # The devices of data parallelism as KAISA's grid: those that precondition a layer form
 # a column, those that receive the result a row. See `optim.kfac.Distribution`.
@@ -20,6 +22,9 @@ GRAD_RECEIVER_AXIS = "grad_receiver"
 DEPTH_AXIS = "depth"
 # Those that share out the batch and the experts of one model, see `ted`.
 EXPERT_AXIS = "expert"
+# Those that share out the space of each example, see `SpatialConfig`. To gradients they
+# are data axes: their mean over all is that of the whole.
+SPACE_AXES = ("space_d", "space_h", "space_w")
 _DATA_AXES = (
     WORKER_AXIS,
     DATA_AXIS,
@@ -27,6 +32,7 @@ _DATA_AXES = (
     DEPTH_AXIS,
     GRAD_WORKER_AXIS,
     GRAD_RECEIVER_AXIS,
+    *SPACE_AXES,
 )
 
 
@@ -80,8 +86,29 @@ def data_axes(mesh: Mesh) -> tuple[str, ...]:
         raise ValueError(
             f"a mesh needs one of the data axes {_DATA_AXES}: got {mesh.axis_names}"
         )
-    _check_processes(mesh, axes)
+    _check_processes(mesh, _rows_of(axes))
     return axes
+
+
+def row_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns those of `data_axes` over which rows are split: all but those of space.
+
+    Examples:
+      >>> row_axes(make_mesh({"data": 1, "space_h": 1}))
+      ('data',)
+    """
+    return _rows_of(data_axes(mesh))
+
+
+def _rows_of(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns axes without those of space."""
+    return tuple(axis for axis in axes if axis not in SPACE_AXES)
+
+
+def batch_specs(batch: Mapping[str, Any], mesh: Mesh, cut: Specs) -> dict[str, Any]:
+    """Returns how each entry of a batch is split: as `cut` says, or by rows alone."""
+    rows = PartitionSpec(row_axes(mesh))
+    return {key: cut.get(key, rows) for key in batch}
 
 
 @functools.lru_cache(maxsize=8)  # it is asked for in every step
@@ -112,18 +139,25 @@ def state_shardings(state: Any, mesh: Mesh) -> Any:
     )
 
 
-def place_batch(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
+def place_batch(
+    batch: Mapping[str, Any], mesh: Mesh, cut: Specs = MappingProxyType({})
+) -> dict[str, Any]:
     """Places this process's rows of a batch on its devices, split over the data axes.
 
     Args:
       batch: arrays, or trees of them, whose first axis is the rows of this process.
       mesh: a mesh with data axes.
+      cut: `Method.batch`, how entries are split that are not by rows alone.
 
     Returns:
       Global arrays, whose first axis is split over the data axes.
     """
-    sharding = NamedSharding(mesh, PartitionSpec(data_axes(mesh)))
-    return jax.tree.map(
-        lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)),
-        dict(batch),
-    )
+
+    def place(spec: PartitionSpec, rows: Any) -> Any:
+        put = functools.partial(
+            jax.make_array_from_process_local_data, NamedSharding(mesh, spec)
+        )
+        return jax.tree.map(lambda leaf: put(np.asarray(leaf)), rows)
+
+    specs = batch_specs(batch, mesh, cut)
+    return {key: place(specs[key], rows) for key, rows in batch.items()}

@@ -8,7 +8,14 @@ import jax
 
 from hpcjax import data, optim, perf
 from hpcjax.core import checks
-from hpcjax.core.method import Backward, Method, Optimization, RunSeed, RunShape
+from hpcjax.core.method import (
+    Backward,
+    Method,
+    Optimization,
+    Parallel,
+    RunSeed,
+    RunShape,
+)
 from hpcjax.core.model import Model
 from hpcjax.train.task import rows_like
 
@@ -98,27 +105,42 @@ def compose(  # noqa: PLR0913 - an argument for each part
         own: Backward = backward.build(setup)
         mean, facts = own.mean, {**chosen.facts, **own.facts}
         chosen = chosen._replace(gradients=own.gradients, facts=facts)
+    spread = None if parallel is None else parallel.build(setup)
+    cut = {} if spread is None else spread.batch
+    if spread is not None and cut:
+        given = {"averaging": averaged, "backward": backward, "optimizer": optimizer}
+        chosen = _over_space(chosen, spread, given)
     if sparsity is not None:
         chosen = sparsity.build(chosen, setup)
     if state is not None:
         plain = averaged is None and backward is None and chosen.gradients is None
         rule = "state in a form of its own is of one model with plain gradients"
         checks.require(plain, rule, averaging=averaged, backward=backward)
-        return state.build(chosen, mean, setup)
-    if parallel is not None:
+        return state.build(chosen, mean, setup)._replace(batch=cut)
+    if spread is not None and not cut:
         alone = averaged is None and exchange is None and backward is None
         rule = "what spreads one model over devices averages its gradients by itself"
         given = {"averaging": averaged, "exchange": exchange, "backward": backward}
         checks.require(alone and chosen.gradients is None, rule, **given)
-        return optim.train_shards(chosen, parallel.build(setup), model, devices)
+        return optim.train_shards(chosen, spread, model, devices)
     if averaged is None:
-        return optim.data_parallel(chosen, mean=mean)
+        return optim.data_parallel(chosen, mean=mean)._replace(batch=cut)
     if transport is not None:
         rule = "a worker in a process of its own takes the mean of whole gradients"
         plain = exchange is None and backward is None
         checks.require(plain, rule, exchange=exchange, backward=backward)
         return averaged.build_on_hosts(chosen, transport, setup)
     return averaged.build(chosen, mean, setup)
+
+
+def _over_space(
+    chosen: Optimization, spread: Parallel, given: dict[str, Any]
+) -> Optimization:
+    """Returns an optimization of means over the axes of space, too."""
+    rule = "examples that are cut in space are of one model with plain gradients"
+    alone = given["averaging"] is None and given["backward"] is None
+    checks.require(alone and chosen.gradients is None, rule, **given)
+    return chosen._replace(axes=spread.axes, mesh_shape=spread.mesh_shape)
 
 
 def _build_optimization(optimizer: Any, setup: RunShape) -> Optimization:

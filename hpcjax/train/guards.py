@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from hpcjax.core.errors import Diverged, Preempted, stopped_by
 from hpcjax.sharding.mesh import place_batch
 from hpcjax.train.step import STOP, UNSCORED
+from hpcjax.train.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +78,16 @@ class StopRequest:
     process that stopped alone would leave the others waiting in the next collective.
     """
 
-    def __init__(self, stop: Callable[[], int], mesh: Mesh) -> None:
-        self._stop, self.signal = stop, 0
+    def __init__(self, stop: Callable[[], int], mesh: Mesh, task: Task) -> None:
+        self._stop, self.signal, self._cut = stop, 0, task.method.batch
         self._mesh, self._alone = mesh, jax.process_count() == 1
 
     def place(self, batch: Mapping[str, Any]) -> Any:
         """Returns a batch on the devices; it carries this process's request."""
         if self._alone:
-            return place_batch(batch, self._mesh)
+            return place_batch(batch, self._mesh, self._cut)
         flags = np.full(len(self._mesh.local_devices), self._stop(), np.int32)
-        return place_batch({**batch, STOP: flags}, self._mesh)
+        return place_batch({**batch, STOP: flags}, self._mesh, self._cut)
 
     def take(self, exchanged: np.ndarray | None) -> None:
         """Takes the signal on which a step agreed; None if there is one process."""

@@ -50,7 +50,7 @@ def compile_host_step(
     def body(state: TrainState, batch: Batch) -> tuple[PassResult, Metrics]:
         count = scored_by(task, state, batch)
         rank = task.method.around.rank
-        one_pass = step_input(task, state, batch, count, axes, process=rank)
+        one_pass = step_input(task, state, batch, count, mesh, process=rank)
         unscored = one_pass.share == 0
         found = task.method.gradients(one_pass, state.params, None)
         grads, means, model_state = jax.lax.pmean(

@@ -15,7 +15,7 @@ from hpcjax import data, optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.errors import CheckpointCorrupt, ConfigError
 from hpcjax.core.method import Around
-from hpcjax.sharding.mesh import data_axes, place_batch
+from hpcjax.sharding.mesh import place_batch, row_axes
 from hpcjax.train.checkpoint import Checkpoints, Restored
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
@@ -84,7 +84,7 @@ def fit(
     validate = make_validator(task, config, mesh, watch)
     around, stream = task.method.around, local_batches(task, config, seed)
     guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
-    request, numbers = StopRequest(stop, mesh), range(start + 1, config.steps + 1)
+    request, numbers = StopRequest(stop, mesh, task), range(start + 1, config.steps + 1)
     step: Any = None
     pending: collections.deque[tuple[int, Any]] = collections.deque()
 
@@ -323,7 +323,7 @@ def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
             raise ConfigError(
                 f"the data set must hold at least one example for {what}: got none"
             )
-    axes, processes = data_axes(mesh), task.method.around.size
+    axes, processes = row_axes(mesh), task.method.around.size
     owners = f"{processes} processes" if processes > 1 else f"axes {axes}"
     config.rows(per_device.axis_size(mesh, axes) * processes, f"devices of {owners}")
     examples = len(task.dataset.train)
@@ -359,7 +359,7 @@ def make_validator(
             view = task.method.around.view(state)
             for batch in watch.watch_validation(whole, step):
                 params, seen = view(batch)
-                placed = place_batch(seen, mesh)
+                placed = place_batch(seen, mesh, task.method.batch)
                 totals = jax.device_get(score(params, state.model_state, placed))
                 count += float(totals.count)
                 for name, value in totals.sums.items():

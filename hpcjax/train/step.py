@@ -20,7 +20,7 @@ from hpcjax.core.keys import BatchKey, derive
 from hpcjax.core.method import WORKER_AXIS, Batch, StepInput, Totals
 from hpcjax.core.scored import count_scored, share_out
 from hpcjax.core.varying import after, vary, varying_axes
-from hpcjax.sharding.mesh import data_axes
+from hpcjax.sharding.mesh import batch_specs, data_axes, row_axes
 from hpcjax.train.state import TrainState, state_shapes, state_specs
 from hpcjax.train.task import Task
 
@@ -58,13 +58,13 @@ def train_step(
     """
     axes, specs = data_axes(mesh), state_specs(task, like)
 
-    def body(outer: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def on_device(outer: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state = per_device.enter(outer)
         batch, stop = dict(batch), batch.get(STOP)
         batch.pop(STOP, None)
         count = scored_by(task, state, batch)
         every = share_out(count, axes)
-        one_pass = step_input(task, state, batch, count, axes)
+        one_pass = step_input(task, state, batch, count, mesh)
         params = state.params
         if varying_axes(count):
             one_pass, params = after_count(one_pass, params, specs.params, every)
@@ -105,14 +105,17 @@ def train_step(
         metrics |= {name: _replicate(value, axes) for name, value in scalars.items()}
         return per_device.leave(new), metrics
 
-    mapped = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(specs, PartitionSpec(axes)),
-        out_specs=(specs, PartitionSpec()),
-        check_vma=True,
-    )
-    return jax.jit(mapped, donate_argnums=0)
+    def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        mapped = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(specs, batch_specs(batch, mesh, task.method.batch)),
+            out_specs=(specs, PartitionSpec()),
+            check_vma=True,
+        )
+        return mapped(state, batch)
+
+    return jax.jit(body, donate_argnums=0)
 
 
 def scored_by(task: Task, state: TrainState, batch: Batch) -> jax.Array:
@@ -126,7 +129,7 @@ def step_input(
     state: TrainState,
     batch: Batch,
     count: jax.Array,
-    axes: tuple[str, ...],
+    mesh: Mesh,
     *,
     process: int = 0,
 ) -> StepInput:
@@ -137,12 +140,13 @@ def step_input(
       state: before the step.
       batch: this device's rows.
       count: how many items of them are scored.
-      axes: the mesh axes that the batch is split over.
+      mesh: a mesh with data axes.
       process: the place of this mesh among those of other processes, whose rows come
         before its own.
     """
+    axes, along = data_axes(mesh), row_axes(mesh)
     rows = len(jax.tree.leaves(dict(batch))[0])
-    place = process * jax.lax.axis_size(axes) + jax.lax.axis_index(axes)
+    place = process * jax.lax.axis_size(along) + jax.lax.axis_index(along)
     places = place * rows + jnp.arange(rows, dtype=jnp.int32)
     return StepInput(
         task.model,
@@ -188,20 +192,24 @@ def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
     like = state_shapes(task, mesh)
     specs = jax.tree.map(lambda leaf: leaf.sharding.spec, like.params)
 
-    def body(outer: Any, model_state: Any, batch: Batch) -> Totals:
+    def on_device(outer: Any, model_state: Any, batch: Batch) -> Totals:
         params = per_device.average(per_device.enter(outer))
         # Sums, not means, are added over devices: padding may leave them with different
         # numbers of scored items.
         outputs, _ = task.model.apply(params, model_state, batch["x"], train=False)
         return jax.lax.psum(vary(task.objective(outputs, batch), axes), axes)
 
-    mapped = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(specs, PartitionSpec(), PartitionSpec(axes)),
-        out_specs=PartitionSpec(),
-    )
-    return jax.jit(mapped)
+    def body(params: Any, model_state: Any, batch: Batch) -> Totals:
+        cut = batch_specs(batch, mesh, task.method.batch)
+        mapped = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(specs, PartitionSpec(), cut),
+            out_specs=PartitionSpec(),
+        )
+        return mapped(params, model_state, batch)
+
+    return jax.jit(body)
 
 
 def check_varying(tree: Any, specs: Any, what: str, axes: tuple[str, ...]) -> None:

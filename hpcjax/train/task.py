@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hpcjax import data
 from hpcjax.core.method import Method, Score
 from hpcjax.core.model import Model
-from hpcjax.sharding.mesh import data_axes, make_mesh
+from hpcjax.sharding.mesh import batch_specs, make_mesh
 
 T = TypeVar("T")
 
@@ -57,11 +57,16 @@ class Task:
 
 def batch_shapes(task: Task, batch_size: int, mesh: Mesh) -> dict[str, Any]:
     """Returns shapes and shardings of a global training batch, without making it."""
-    sharding = NamedSharding(mesh, PartitionSpec(data_axes(mesh)))
-    return jax.tree.map(
-        lambda like: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding),
-        rows_like(task.dataset, batch_size),
-    )
+    batch = rows_like(task.dataset, batch_size)
+    specs = batch_specs(batch, mesh, task.method.batch)
+
+    def place(spec: PartitionSpec, rows: Any) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), rows
+        )
+
+    return {key: place(specs[key], rows) for key, rows in batch.items()}
 
 
 def rows_like(dataset: "data.Dataset", rows: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def step_thunk(
       seed: of the parameters.
     """
     mesh = task.mesh(devices)
-    batch = place_batch(data.batches(task.dataset.train, batch_size, seed)[0], mesh)
+    rows = data.batches(task.dataset.train, batch_size, seed)[0]
+    batch = place_batch(rows, mesh, task.method.batch)
     state = init_state(task, seed, mesh)
     return perf.stepper(train_step(task, mesh, state), state, batch)

@@ -92,7 +92,7 @@ def test_low_precision_products_accumulate_in_float32_and_differentiate():
     ("padding", "message"),
     [
         ("SAM", "did you mean 'SAME'"),
-        (((1, 1),), "two pairs"),
+        (((1, 1),), "2 pairs"),
         (((-1, 0), (0, 0)), "non-negative"),
     ],
 )

@@ -114,8 +114,8 @@ def test_segmentation_totals_count_images(weight, dice_weight):
         sums["loss"] += -(truth * logs[row]).sum() / 24
         sums["loss"] += dice_weight * (1 - np.mean(soft))
         sums["error"] += (guess != truth).any(-1).mean()
-        sums["overlap"] += 2 * (guess * truth)[..., 1:].sum()
-        sums["area"] += (guess + truth)[..., 1:].sum()
+        sums["overlap"] += 2 * (guess * truth)[..., 1:].sum() / 24
+        sums["area"] += (guess + truth)[..., 1:].sum() / 24
     assert float(found.count) == len(kept)
     for name, value in sums.items():
         assert float(found.sums[name]) == pytest.approx(value, rel=1e-5)

@@ -77,10 +77,11 @@ def _of_rooms(kind: str) -> tuple[str, ...]:
 
     And but `jorge_from_sgd`, which makes Jorge's transform of SGD's values: it has a
     row of its own, `DERIVED`. And but `ted`, which only spreads models with experts,
-    and `pipeline`, for models with a cut: see `test_ted` and `test_pipeline`.
+    `pipeline`, for models with a cut, and `spatial`, for those that take blocks: see
+    `test_ted`, `test_pipeline` and `test_space`.
     """
     places = parts.list_places(kind).items()
-    apart = ("jorge_from_sgd", "ted", "pipeline")
+    apart = ("jorge_from_sgd", "ted", "pipeline", "spatial")
     return tuple(
         name
         for name, place in places

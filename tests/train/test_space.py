@@ -1,0 +1,130 @@
+"""Samples that are cut in space, in the loop: what is learned is one device's."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from hpcjax import data, optim, perf, sharding, train
+from hpcjax.collectives import OkTopkConfig
+from hpcjax.core import ConfigError, trees
+from hpcjax.models import MlpConfig, ResNetConfig, UNetConfig
+from hpcjax.runs.training import TrainingConfig
+from hpcjax.sharding import SpatialConfig
+
+ROWS = 4
+SGD = optim.SgdConfig(lr=0.1, momentum=0.9)
+PHANTOMS = data.PhantomsConfig(patients=4, slices=4, size=16)
+UNET = UNetConfig(depth=1, width=2)
+RESNET = ResNetConfig(depth=8, width=2, shortcut="B", sync_axis="data")
+BOTH, ROWS_ALONE = SpatialConfig(height=2, width=2), SpatialConfig(height=4)
+
+
+@functools.cache
+def dataset(name):
+    return PHANTOMS.load() if name == "phantoms" else data.noise_images(8, (8, 8, 1), 3)
+
+
+def task(model, own, parallel, devices, optimizer=SGD, **parts):
+    cut = parallel.cut_model(model, own.objective) if parallel else model
+    made = cut.make(own.inputs, own.outputs)
+    method = train.compose(
+        made,
+        own,
+        optimizer,
+        parallel=parallel,
+        batch_size=ROWS,
+        steps=4,
+        devices=devices,
+        **parts,
+    )
+    return train.supervised(made, method, own)
+
+
+def trained(made, devices, steps=2):
+    """The program, the state after some steps, and the scores of a validation."""
+    mesh = made.mesh(devices)
+    state = train.init_state(made, 0, mesh)
+    like = train.state_shapes(made, mesh), train.batch_shapes(made, ROWS, mesh)
+    step = train.train_step(made, mesh, like[0]).lower(*like).compile()
+    for number in range(steps):
+        rows = made.dataset.train.gather(np.arange(ROWS) + ROWS * number)
+        placed = sharding.place_batch(rows, mesh, made.method.batch)
+        state, _ = step(state, placed)
+    rows["weight"] = np.array([1, 0, 1, 1], "f4")
+    placed = sharding.place_batch(rows, mesh, made.method.batch)
+    scores = train.eval_step(made, mesh)(state.params, state.model_state, placed)
+    return step, jax.device_get((state.params, state.model_state, scores.means()))
+
+
+# Two blocks along each side; and four rows of blocks, which the last stage gathers.
+CASES = {"unet": (UNET, "phantoms", BOTH), "resnet": (RESNET, "noise", ROWS_ALONE)}
+
+
+@pytest.mark.acceptance("hybrid3dcnn", 3)
+@pytest.mark.parametrize(
+    "name", ["unet", pytest.param("resnet", marks=pytest.mark.slow)]
+)
+def test_what_is_learned_is_what_one_device_learns(name):
+    model, examples, parallel = CASES[name]
+    own = dataset(examples)
+    _, theirs = trained(task(model, own, None, 1), 1)
+    step, ours = trained(task(model, own, parallel, 8), 8)
+    for path, leaf in trees.flatten(theirs).items():
+        np.testing.assert_allclose(
+            trees.flatten(ours)[path], leaf, rtol=1e-5, atol=1e-6, err_msg=path
+        )
+    kinds = [each.kind for each in perf.collectives(step)]
+    assert ("all-gather" in kinds) == (name == "resnet")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "parts"),
+    [
+        (optim.JorgeConfig(update_every=1), {}),
+        (optim.ShampooConfig(), {}),
+        (SGD, {"exchange": OkTopkConfig(density=0.9)}),
+    ],
+)
+def test_other_optimizers_and_exchanges_go_on(optimizer, parts):
+    own = dataset("phantoms")
+    _, ours = trained(task(UNET, own, BOTH, 8, optimizer, **parts), 8)
+    _, theirs = trained(task(UNET, own, None, 1, optimizer), 1)
+    rtol = 0.2 if parts else 1e-4
+    for path, leaf in trees.flatten(theirs[0]).items():
+        np.testing.assert_allclose(
+            trees.flatten(ours[0])[path], leaf, rtol=rtol, atol=rtol, err_msg=path
+        )
+
+
+@pytest.mark.acceptance("hybrid3dcnn", 9)
+def test_blocks_that_are_too_thin_are_told_by_the_layer():
+    made = task(
+        UNetConfig(depth=3, width=2), dataset("phantoms"), SpatialConfig(height=8), 8
+    )
+    mesh = made.mesh(8)
+    like = train.state_shapes(made, mesh), train.batch_shapes(made, ROWS, mesh)
+    with pytest.raises(ConfigError, match="at pool_1: use fewer devices along space_h"):
+        train.train_step(made, mesh, like[0]).lower(*like)
+
+
+def test_what_cannot_be_cut_is_refused():
+    own = dataset("phantoms")
+    for wrong, match in (
+        ({"model": MlpConfig(), "dataset": data.DigitsConfig()}, "MlpConfig cannot be"),
+        ({"parallel": SpatialConfig(depth=2)}, "2 dimensions have no depth"),
+    ):
+        given = {"model": UNET, "dataset": PHANTOMS, "parallel": BOTH}
+        with pytest.raises(ConfigError, match=match):
+            TrainingConfig(**given | wrong)
+    for parallel, devices, model, match in (
+        (SpatialConfig(height=3), 3, UNET, "divide the 16 points"),
+        (BOTH, 6, UNET, "must divide the devices"),
+        (BOTH, 8, ResNetConfig(), "need shortcut='B'"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            task(model, own, parallel, devices)
+    with pytest.raises(ConfigError, match="one model with plain gradients"):
+        task(RESNET, dataset("noise"), ROWS_ALONE, 8, optim.KfacConfig())
