@@ -52,6 +52,14 @@ VERTICES = Objective(
     metrics={"loss": "low", "error": "low"},
     classes=True,
 )
+BLOCKS = Objective(
+    name="blocks",
+    inputs={"features": Numbers(rank=2), "senders": Numbers(rank=1, tokens=True)},
+    outputs=Numbers(rank=2),
+    score="hpcjax.metrics.totals:label_totals",
+    metrics={"loss": "low", "error": "low"},
+    classes=True,
+)
 CLICKS = Objective(
     name="clicks",
     inputs={"dense": Numbers(rank=1), "ids": Numbers(rank=1, tokens=True)},

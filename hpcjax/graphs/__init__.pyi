@@ -1,3 +1,6 @@
+from .blocks import Blocks as Blocks
+from .blocks import Part as Part
+from .blocks import pad_blocks as pad_blocks
 from .convolutions import gat as gat
 from .convolutions import gcn as gcn
 from .convolutions import gcn_weights as gcn_weights
@@ -5,6 +8,7 @@ from .convolutions import gin as gin
 from .convolutions import propagate_powers as propagate_powers
 from .convolutions import sage as sage
 from .convolutions import spread as spread
+from .csr import Csr as Csr
 from .features import SparseRows as SparseRows
 from .features import drop_entries as drop_entries
 from .features import make_dense as make_dense
@@ -16,6 +20,12 @@ from .graph import join_graphs as join_graphs
 from .graph import make_graph as make_graph
 from .graph import pad_graph as pad_graph
 from .graph import symmetrize as symmetrize
+from .sampling import Draw as Draw
+from .sampling import Ladder as Ladder
+from .sampling import Sample as Sample
+from .sampling import dense_blocks as dense_blocks
+from .sampling import layerwise_blocks as layerwise_blocks
+from .sampling import sample_neighbours as sample_neighbours
 from .segments import segment_max as segment_max
 from .segments import segment_mean as segment_mean
 from .segments import segment_softmax as segment_softmax

@@ -2,11 +2,12 @@
 
 Each takes the features of all vertices, dense or sparse rows, and returns outputs of
 all, float32 at least; what comes behind, such as an activation, is the caller's. Edges
-u → v count as often as they are there.
+u → v count as often as they are there. With `targets` only so many vertices are
+computed, the last ones, which must be all that receive: a layer of `Blocks`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,8 @@ def spread(
     x: Float[Array, "vertices ..."],
     weights: Float[Array, "edges ..."] | None = None,
     reduce: Literal["sum", "mean", "max"] = "sum",
-) -> Float[Array, "vertices ..."]:
+    targets: int | None = None,
+) -> Float[Array, "targets ..."]:
     """Returns what each vertex receives: y_v = reduce_{e: u → v} weights_e x_u.
 
     Args:
@@ -46,6 +48,7 @@ def spread(
       weights: of edges, in the order of `graph.senders`, with as many axes as x or
         fewer; None for 1.
       reduce: "sum", "mean" or "max"; a vertex without edges receives 0.
+      targets: how many vertices, the last ones, receive; None for all.
 
     Raises:
       ConfigError: an unknown `reduce`, or x of another number of vertices.
@@ -59,11 +62,20 @@ def spread(
     taken = x[graph.senders]
     if weights is not None:
         taken = taken * add_axes(weights, taken)
-    return _REDUCE[reduce](taken, graph.receivers, graph.vertices, is_sorted=True)
+    lists, count = _lists(graph, targets)
+    return _REDUCE[reduce](taken, lists, count, is_sorted=True)
+
+
+def _lists(graph: Graph, targets: int | None) -> tuple[Any, int]:
+    """Returns each edge's receiver, counted from the first target, and the targets."""
+    count = graph.vertices if targets is None else targets
+    return graph.receivers - (graph.vertices - count), count
 
 
 def gcn_weights(
-    graph: Graph, weights: Float[Array, " edges"] | None = None
+    graph: Graph,
+    weights: Float[Array, " edges"] | None = None,
+    degrees: Float[Array, " vertices"] | None = None,
 ) -> Float[Array, " edges"]:
     """Returns each edge's w_uv / √(d_u d_v), of D^(−1/2) A D^(−1/2).
 
@@ -72,10 +84,13 @@ def gcn_weights(
     Args:
       graph: with self-loops, see `add_self_loops`; symmetric, or d_u is no degree.
       weights: w, floats, not negative, in the order of `graph.senders`; None for 1.
+      degrees: d, where `graph` is a part of another; None to count.
     """
     if weights is None:
         weights = jnp.ones(len(graph.senders))
-    degree = segment_sum(weights, graph.receivers, graph.vertices, is_sorted=True)
+    degree = degrees
+    if degree is None:
+        degree = segment_sum(weights, graph.receivers, graph.vertices, is_sorted=True)
     root = jnp.where(degree > 0, jax.lax.rsqrt(jnp.where(degree > 0, degree, 1)), 0)
     return root[graph.senders] * weights * root[graph.receivers]
 
@@ -86,7 +101,9 @@ def gcn(
     params: Params,
     *,
     weights: Float[Array, " edges"] | None = None,
-) -> Float[Array, "vertices outputs"]:
+    degrees: Float[Array, " vertices"] | None = None,
+    targets: int | None = None,
+) -> Float[Array, "targets outputs"]:
     """Returns D^(−1/2) A D^(−1/2) X W + b.
 
     Args:
@@ -95,11 +112,14 @@ def gcn(
       params: "kernel" W `[inputs, outputs]`, "bias" b `[outputs]`.
       weights: of edges, floats, not negative, in the order of `graph.senders`; None for
         1. `make_graph` sorts edges, and `add_self_loops` gives loops no weight.
+      degrees: as for `gcn_weights`.
+      targets: how many vertices are computed, the last ones; None for all.
 
     References:
       Kipf and Welling, ICLR 2017, equation 2.
     """
-    return propagate_powers(graph, _project(x, params), 1, weights) + params["bias"]
+    own = gcn_weights(graph, weights, degrees)
+    return spread(graph, _project(x, params), own, targets=targets) + params["bias"]
 
 
 def propagate_powers(
@@ -137,7 +157,9 @@ def sage(
     x: Features,
     params: Params,
     aggregate: Literal["mean", "gcn", "pool"] = "mean",
-) -> Float[Array, "vertices outputs"]:
+    *,
+    targets: int | None = None,
+) -> Float[Array, "targets outputs"]:
     """Returns GraphSAGE's outputs, of vertices v with neighbours N(v) that send to v.
 
     "mean": h_v W₁ + mean_{u ∈ N(v)} h_u W₂ + b, the mean of none being 0. "gcn":
@@ -150,24 +172,24 @@ def sage(
       params: "self" W₁ `[inputs, outputs]`, "bias" b; unless "gcn" also "neighbors"
         W₂, of inputs or the pool's width; for "pool" "pool" W_p and "pool_bias" b_p.
       aggregate: see above.
+      targets: how many vertices are computed, the last ones; None for all.
 
     References:
       Hamilton et al., NeurIPS 2017, section 3.3.
     """
-    own = _project(x, params, "self")
     if aggregate == "gcn":
-        ones = jnp.ones(graph.vertices, own.dtype)
-        count = spread(graph, ones) + 1
-        return (own + spread(graph, own)) / count[:, None] + params["bias"]
+        z = _project(x, params, "self")
+        ones = jnp.ones(graph.vertices, z.dtype)
+        count = spread(graph, ones, targets=targets) + 1
+        total = _last(z, targets) + spread(graph, z, targets=targets)
+        return total / count[:, None] + params["bias"]
+    own = _project_last(x, params, "self", targets)
     if aggregate == "mean":
-        return (
-            own
-            + spread(graph, _project(x, params, "neighbors"), reduce="mean")
-            + (params["bias"])
-        )
+        z = _project(x, params, "neighbors")
+        return own + spread(graph, z, None, "mean", targets) + params["bias"]
     if aggregate == "pool":
         pooled = jax.nn.relu(_project(x, params, "pool") + params["pool_bias"])
-        largest = spread(graph, pooled, reduce="max")
+        largest = spread(graph, pooled, None, "max", targets)
         return own + _project(largest, params, "neighbors") + params["bias"]
     raise ConfigError(f"aggregate must be 'mean', 'gcn' or 'pool': got {aggregate!r}")
 
@@ -180,7 +202,9 @@ def gat(
     combine: Literal["concat", "mean"] = "concat",
     dropout: float = 0.0,
     key: jax.Array | None = None,
-) -> Float[Array, "vertices outputs"]:
+    weights: Float[Array, " edges"] | None = None,
+    targets: int | None = None,
+) -> Float[Array, "targets outputs"]:
     """Returns the outputs of graph attention.
 
     With z = h W, the logit of an edge e = u → v is l_e = leaky_relu(a_r·z_v + a_s·z_u
@@ -196,6 +220,8 @@ def gat(
       combine: heads, "concat" to heads * width outputs or "mean" to width.
       dropout: share of the weights α that are zero in this pass.
       key: of the draw; needed if there is dropout.
+      weights: how often each edge counts in the softmax, not negative; None for once.
+      targets: how many vertices are computed, the last ones; None for all.
 
     Raises:
       ConfigError: another `combine`, dropout without a key, or parameters for edges of
@@ -217,15 +243,27 @@ def gat(
         of_edges = jnp.tensordot(graph.edge_features, params["edge"], 1)
         logits += _score(of_edges, params["edge_attention"])
     logits = jax.nn.leaky_relu(logits, _SLOPE)
-    shares = segment_softmax(logits, graph.receivers, graph.vertices, is_sorted=True)
+    lists, count = _lists(graph, targets)
+    mask = None
+    if weights is not None:
+        mask = weights > 0
+        logits += jnp.log(jnp.where(mask, weights, 1))[:, None]
+    shares = segment_softmax(logits, lists, count, mask=mask, is_sorted=True)
     if key is not None:
         shares = drop_entries(shares, dropout, key)
-    y = spread(graph, z, shares)
+    y = spread(graph, z, shares, targets=targets)
     y = y.mean(1) if combine == "mean" else y.reshape(len(y), -1)
     return y + params["bias"]
 
 
-def gin(graph: Graph, x: Features, params: Params) -> Float[Array, "vertices outputs"]:
+def gin(
+    graph: Graph,
+    x: Features,
+    params: Params,
+    *,
+    weights: Float[Array, " edges"] | None = None,
+    targets: int | None = None,
+) -> Float[Array, "targets outputs"]:
     """Returns an MLP of the sum over a vertex and its neighbours, GIN; of edges GINE.
 
     relu(n(s_v W₀ + b₀)) W₁ + b₁, where s_v = (1 + ε) h_v + Σ_{u ∈ N(v)} m_u, m_u = h_u,
@@ -236,6 +274,11 @@ def gin(graph: Graph, x: Features, params: Params) -> Float[Array, "vertices out
       x: h `[vertices, inputs]`, which must be dense if features of edges are used.
       params: "kernel_0" W₀, "bias_0", "kernel_1" W₁, "bias_1", "epsilon" ε, a number;
         if n is not the identity "scale" and "shift"; of edges "edge" W_e.
+      weights: of edges in the sum; None for 1.
+      targets: how many vertices are computed, the last ones; None for all.
+
+    Raises:
+      ConfigError: features of edges with sparse ones, or with weights or targets.
 
     References:
       Xu et al., ICLR 2019, equation 4.1; Hu et al., ICLR 2020, for GINE.
@@ -248,6 +291,8 @@ def gin(graph: Graph, x: Features, params: Params) -> Float[Array, "vertices out
             raise ConfigError(
                 "gin adds features of edges to dense ones: got SparseRows"
             )
+        if weights is not None or targets is not None:
+            raise ConfigError("gin of a part of a graph sees no features of edges")
         h = x.astype(params["edge"].dtype)
         of_edges = jnp.tensordot(graph.edge_features, params["edge"], 1)
         sent = jax.nn.relu(h[graph.senders] + of_edges)
@@ -256,7 +301,8 @@ def gin(graph: Graph, x: Features, params: Params) -> Float[Array, "vertices out
     else:
         # The first product is linear: it may come before the sum, and is narrower.
         z = _project(x, params, "kernel_0")
-        hidden = own * z + spread(graph, z)
+        received = spread(graph, z, weights, targets=targets)
+        hidden = own * _last(z, targets) + received
     hidden = hidden + params["bias_0"]
     if "scale" in params:
         hidden = _normalize(hidden) * params["scale"] + params["shift"]
@@ -267,6 +313,20 @@ def _project(x: Features, params: Params, name: str = "kernel") -> jax.Array:
     """Returns x times a kernel, float32 at least."""
     y = project(x, params[name])
     return y.astype(jnp.promote_types(y.dtype, jnp.float32))
+
+
+def _last(x: Any, targets: int | None) -> Any:
+    """Returns the last rows of an array, or all."""
+    return x if targets is None else x[len(x) - targets :]
+
+
+def _project_last(
+    x: Features, params: Params, name: str, targets: int | None
+) -> jax.Array:
+    """Returns the last rows of x times a kernel, or all."""
+    if isinstance(x, SparseRows):
+        return _last(_project(x, params, name), targets)
+    return _project(_last(x, targets), params, name)
 
 
 def _score(z: jax.Array, attention: jax.Array) -> jax.Array:

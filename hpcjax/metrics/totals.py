@@ -24,10 +24,11 @@ def label_totals(
       logits: unnormalised log-probabilities; or what computes them in chunks and gives
         each to a function, such as `models.ChunkedLogits`; or what scores labels
         itself, such as `models.SplitLogits`.
-      batch: int labels `"y"` [batch, *time] and, in validation, `"weight"` [batch].
+      batch: int labels `"y"` [batch, *time], in validation `"weight"` [batch], and
+        where some labels are not scored `"scored"` [batch, *time], 1 or 0.
     """
     labels = batch["y"]
-    weight = jnp.ones(labels.shape, jnp.float32)
+    weight = jnp.asarray(batch.get("scored", jnp.ones(labels.shape)), jnp.float32)
     if "weight" in batch:
         # One weight for each example, broadcast over its labels. It is zero for the
         # examples that pad the last batch.

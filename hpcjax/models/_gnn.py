@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from flax import nnx
 from hpcjax import graphs, layers
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
-from hpcjax.core.keys import Key, derive, whole_batch
+from hpcjax.core.keys import Key, derive, each_row, whole_batch
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.gnn_config import GnnConfig, Layer
@@ -110,15 +111,21 @@ class _Gnn(nnx.Module):
 
     def __init__(self, config: GnnConfig, sizes: list[Shapes], policy: Policy):
         self.config, self.policy, self.count = config, policy, len(sizes)
+        self.width = next(iter(sizes[0].values()))[0][0]  # features of a vertex
         for index, shapes in enumerate(sizes):
             setattr(self, f"layer_{index}", _Convolution(shapes, policy))
         self.penalty = loss() if config.penalty else None
 
     def __call__(
-        self, graph: graphs.Graph, *, train: bool, key: jax.Array | None
+        self,
+        h: Any,
+        part: Callable[[int], graphs.Part],
+        *,
+        train: bool,
+        key: jax.Array | None,
     ) -> jax.Array:
-        """Returns logits of all vertices [vertices, outputs]."""
-        config, h = self.config, graph.features
+        """Returns logits [targets, outputs] of features, by the part of each layer."""
+        config = self.config
         rate = config.dropout if train else 0.0
         if rate and key is None:
             raise ConfigError(f"a pass with dropout={rate} needs a key")
@@ -126,12 +133,15 @@ class _Gnn(nnx.Module):
             own = derive(key, f"layer_{index}") if key is not None and rate else None
             if own is not None:
                 h = graphs.drop_entries(h, rate, derive(own, "inputs"))
-            h = self._convolve(graph, h, index, rate, own)
+            h = self._convolve(part(index), h, index, rate, own)
             if index < self.count - 1:
                 h = layers.activation(config.activation, h)
-        if self.penalty is not None:
-            self.penalty.set_value(config.penalty / 2 * self._square())
         return h.astype(self.policy.output)
+
+    def add_penalty(self) -> None:
+        """Adds the penalty of this pass to the objective."""
+        if self.penalty is not None:
+            self.penalty.set_value(self.config.penalty / 2 * self._square())
 
     def _square(self) -> jax.Array:
         count = self.count if self.config.layer == "gat" else 1
@@ -140,23 +150,31 @@ class _Gnn(nnx.Module):
 
     def _convolve(
         self,
-        graph: graphs.Graph,
+        part: graphs.Part,
         h: Any,
         index: int,
         rate: float,
         key: jax.Array | None,
     ) -> jax.Array:
         params = getattr(self, f"layer_{index}").params()
-        layer = self.config.layer
+        layer, (graph, weights, degrees, targets) = self.config.layer, part
         if layer == "gat":
-            combine = "concat" if index < self.count - 1 else "mean"
-            return graphs.gat(graph, h, params, combine=combine, dropout=rate, key=key)
-        if layer in ("gcn", "sage", "gin"):
-            return getattr(graphs, layer)(graph, h, params)
+            own = {"combine": "concat" if index < self.count - 1 else "mean"}
+            own |= {"dropout": rate, "key": key, "weights": weights}
+            return graphs.gat(graph, h, params, targets=targets, **own)
+        if layer == "gcn":
+            own = {"weights": weights, "degrees": degrees}
+            return graphs.gcn(graph, h, params, targets=targets, **own)
+        if layer == "gin":
+            return graphs.gin(graph, h, params, weights=weights, targets=targets)
+        if layer == "sage":
+            # Of a list that is cut, the mean is that of what is listed.
+            return graphs.sage(graph, h, params, targets=targets)
         z = graphs.project(h, params["kernel"]).astype(jnp.float32)
         if layer == "sgc":
             z = graphs.propagate_powers(graph, z, self.config.depth)
-        return z + params["bias"]
+        first = 0 if targets is None else graph.vertices - targets
+        return z[first:] + params["bias"]
 
 
 def gnn(
@@ -167,20 +185,24 @@ def gnn(
     policy: Policy = FLOAT32,
     **options: Any,
 ) -> Model:
-    """Returns a network of the vertices of a graph; x are their numbers, int [batch].
+    """Returns a network of the vertices of a graph.
 
-    A pass computes all vertices, whatever the batch, on each device.
+    x are their numbers, int [batch], and a pass computes all vertices, whatever the
+    batch, on each device; or x are `graphs.Blocks` [batch, ...], of which it computes
+    the targets, [batch, targets, outputs]. Parameters are the same.
 
     Args:
-      inputs: ().
+      inputs: (); for blocks `(hops, targets)`.
       outputs: number of classes.
-      graph: of numpy arrays, with features of its vertices.
+      graph: of numpy arrays, with features of its vertices; for blocks these need have
+        no row.
       policy: dtypes.
       **options: the fields of `GnnConfig`.
 
     Raises:
       ConfigError: no graph, one without features, features of edges with sparse ones of
-        vertices for "gin", or fields that `GnnConfig` refuses.
+        vertices for "gin", blocks of other hops than layers or of what sees none, or
+        fields that `GnnConfig` refuses.
 
     Examples:
       >>> import numpy as np
@@ -194,19 +216,51 @@ def gnn(
     _check(config, inputs, outputs, graph)
     if graph.edge_features is not None and config.layer not in _SEE_EDGES:
         _log_blind(config.layer)
-    if config.layer in _LOOPED and config.self_loops is not None:
-        graph = graphs.add_self_loops(graph, config.self_loops)
     sizes = _sizes(config, graph, outputs)
+    build = functools.partial(_Gnn, config, sizes, policy)
+    loops = config.self_loops if config.layer in _LOOPED else None
+    if inputs:
+        return from_nnx(
+            build, call=functools.partial(_compute_blocks, inputs[1], loops)
+        )
+    if loops is not None:
+        graph = graphs.add_self_loops(graph, loops)
 
     def call(module: _Gnn, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
         # All vertices are drawn for, whichever of them a device scores.
         shared = None if key is None else whole_batch(key)
-        logits = module(graph, train=train, key=shared)
+        whole = graphs.Part(graph)
+        logits = module(graph.features, lambda _: whole, train=train, key=shared)
+        module.add_penalty()
         # A number that is no vertex gives NaN, not another vertex's logits.
         how = {"mode": "fill", "fill_value": jnp.nan, "wrap_negative_indices": False}
         return logits.at[x].get(**how)
 
-    return from_nnx(functools.partial(_Gnn, config, sizes, policy), call=call)
+    return from_nnx(build, call=call)
+
+
+def _compute_blocks(
+    targets: int,
+    loops: graphs.SelfLoops | None,
+    module: _Gnn,
+    x: graphs.Blocks,
+    *,
+    train: bool,
+    key: Key | None,
+) -> jax.Array:
+    """Returns logits of the targets of blocks, [batch, targets, outputs]."""
+
+    def compute(block: graphs.Blocks, own: jax.Array | None) -> jax.Array:
+        features = block.features
+        if isinstance(features, dict):
+            features = graphs.SparseRows(**features, width=module.width)
+        part = functools.partial(block.part, self_loops=loops)
+        return module(features, part, train=train, key=own)[:targets]
+
+    keys = None if key is None else each_row(key, len(x.senders))
+    logits = jax.vmap(compute)(x, keys)
+    module.add_penalty()
+    return logits
 
 
 @functools.cache
@@ -223,10 +277,10 @@ def _check(
     config: GnnConfig, inputs: tuple[int, ...], outputs: int, graph: Any
 ) -> None:
     """Raises ConfigError for what no network can be made of."""
-    if tuple(inputs) != () or outputs < 1:
+    if len(inputs) not in (0, 2) or outputs < 1:
         raise ConfigError(
-            "a vertex is a number, so inputs must be (), and outputs at least 1: got "
-            f"inputs={inputs}, outputs={outputs}"
+            "inputs must be (), as a vertex is a number, or (hops, targets) of blocks, "
+            f"and outputs at least 1: got inputs={inputs}, outputs={outputs}"
         )
     if not isinstance(graph, graphs.Graph) or graph.features is None:
         found = "none of them" if isinstance(graph, graphs.Graph) else f"graph={graph}"
@@ -239,6 +293,21 @@ def _check(
         raise ConfigError(
             "model.layer=gin with features of edges adds these to the vertices', which "
             "must be dense: got SparseRows"
+        )
+    if not inputs:
+        return
+    if config.layer == "sgc" or (
+        config.layer == "gin" and graph.edge_features is not None
+    ):
+        raise ConfigError(
+            f"model.layer={config.layer} cannot be computed of sampled blocks"
+            f"{' with features of edges' if config.layer == 'gin' else ''}: allowed are "
+            "gcn, sage, gat, mlp, and gin without features of edges"
+        )
+    if inputs[0] != config.depth:
+        raise ConfigError(
+            "dataset.fanouts must be one for each layer: got "
+            f"{inputs[0]} fanouts, model.depth={config.depth}"
         )
 
 

@@ -44,5 +44,5 @@ class GnnConfig(ModelConfig):
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:
-        """Says whether it is of the vertices of a graph."""
-        return objective.name == "vertices"
+        """Says whether it is of the vertices of a graph, or of blocks of them."""
+        return objective.name in ("vertices", "blocks")

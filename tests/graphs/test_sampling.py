@@ -1,0 +1,179 @@
+"""Sampled neighbourhoods, against the whole graph and against counting."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from hpcjax import graphs, models
+
+BUILDERS = {"dense": graphs.dense_blocks, "layerwise": graphs.layerwise_blocks}
+
+
+def make_graph(seed, vertices=60, edges=240, **features):
+    """A digraph with loops, multi-edges and vertices without edges."""
+    rng = np.random.default_rng(seed)
+    ends = rng.integers(0, vertices - 5, (2, edges))
+    ends[:, :20] = ends[:, 20:40]
+    ends[1, 40:50] = ends[0, 40:50]
+    return graphs.make_graph(*ends, vertices, **features)
+
+
+def complete(blocks, graph):
+    """The blocks with one row, with all that a layer takes."""
+    rows, edges = blocks.vertices, blocks.edge_ids
+    real, own = rows >= 0, edges >= 0
+    loops = np.bincount(
+        graph.receivers[graph.senders == graph.receivers], minlength=graph.vertices
+    )
+    degrees = np.bincount(graph.receivers, minlength=graph.vertices)
+    weights = np.zeros(len(edges), np.float32)
+    for layer in range(len(blocks.edge_offsets) - 1):
+        part = slice(*blocks.edge_offsets[layer : layer + 2])
+        listed = np.bincount(blocks.receivers[part][own[part]], minlength=len(rows))
+        at = blocks.receivers[part]
+        weights[part] = degrees[rows[at]] / np.maximum(listed[at], 1) * own[part]
+    features = None
+    if graph.edge_features is not None:
+        features = np.where(own[:, None], graph.edge_features[edges], 0)
+    found = dataclasses.replace(
+        blocks,
+        weights=weights,
+        degrees=np.where(real, degrees[rows], 0).astype(np.float32),
+        loops=np.where(real, loops[rows], 0).astype(np.float32),
+        features=np.where(real[:, None], graph.features[rows], 0),
+        edge_features=features,
+    )
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
+
+
+def test_lists_are_the_graph_and_back():
+    graph = make_graph(0, edge_features=np.arange(240.0)[:, None])
+    csr = graphs.Csr.of(graph)
+    again = csr.graph(edge_features=graph.edge_features)
+    for name in ("senders", "receivers", "edge_features"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(graph, name))
+    for vertex in range(graph.vertices):
+        listed = csr.neighbours[csr.offsets[vertex] : csr.offsets[vertex + 1]]
+        np.testing.assert_array_equal(listed, graph.senders[graph.receivers == vertex])
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("degree", [3, 5, 6, 40])
+def test_lists_are_cut_to_the_fanout_uniformly(degree, replace):
+    """Chi-square of how often each place is drawn, against equal probabilities."""
+    lists, fanout = 3000, 5
+    offsets, edges = np.arange(lists + 1) * degree, np.arange(lists * degree)
+    csr = graphs.Csr(offsets, edges + 100, edges)
+    draw = graphs.Draw(7, 1, 2)
+    cut = graphs.sample_neighbours(csr, np.arange(lists), fanout, draw, replace=replace)
+    kept = min(degree, fanout)
+    assert (cut.degrees == kept).all()
+    np.testing.assert_array_equal(cut.neighbours, cut.edge_ids + 100)
+    np.testing.assert_array_equal(cut.edge_ids // degree, cut.receivers())
+    different = len(set(cut.edge_ids)) == len(cut.edge_ids)
+    assert different != (replace and degree > fanout)
+    counts = np.bincount(cut.edge_ids % degree, minlength=degree)
+    spread = 1 if replace else (degree - 1) / max(degree - kept, 1e-9)
+    square = spread * ((counts - counts.mean()) ** 2).sum() / counts.mean()
+    assert stats.chi2.sf(square, degree - 1) > 1e-3
+
+
+def test_a_draw_depends_on_what_it_is_for_alone():
+    csr = graphs.Csr(np.array([0, 50, 100]), np.arange(100), np.arange(100))
+    draw = graphs.Draw(1, 2, 3)
+    both = graphs.sample_neighbours(csr, np.array([1, 0]), 5, draw)
+    alone = graphs.sample_neighbours(csr, np.array([1]), 5, draw)
+    np.testing.assert_array_equal(both.neighbours[:5], alone.neighbours)
+    for field in draw._fields:
+        other = draw._replace(**{field: 9})
+        changed = graphs.sample_neighbours(csr, np.array([1]), 5, other)
+        assert changed.neighbours.tolist() != alone.neighbours.tolist()
+
+
+@pytest.mark.acceptance("marius", 2)
+@pytest.mark.parametrize("hops", [1, 2, 4])
+def test_rows_and_lists_of_dense_are_what_they_should_be(hops):
+    csr = graphs.Csr.of(make_graph(1))
+    targets = np.array([7, 3, 59, 20])
+    blocks = graphs.dense_blocks(csr, (2,) * hops, targets, graphs.Draw(0))
+    rows = blocks.vertices
+    assert len(set(rows)) == len(rows) == blocks.hop_offsets[-1]
+    np.testing.assert_array_equal(rows[blocks.hop_offsets[-2] :], targets)
+    np.testing.assert_array_equal(rows[blocks.senders], csr.neighbours[blocks.edge_ids])
+    owners = csr.receivers()[blocks.edge_ids]
+    np.testing.assert_array_equal(rows[blocks.receivers], owners)
+    assert len(blocks.hop_offsets) == hops + 2
+    for layer in range(hops):
+        part = dataclasses.replace(
+            blocks,
+            weights=np.ones(len(owners)),
+            degrees=np.ones(len(rows)),
+            loops=np.zeros(len(rows)),
+        ).part(layer)
+        own = rows[blocks.hop_offsets[layer] :]
+        seen = {
+            (own[u], own[v]) for u, v in zip(part.graph.senders, part.graph.receivers)
+        }
+        asked = set(own[len(own) - part.targets :])
+        assert {v for _, v in seen} <= asked
+        assert asked - {v for _, v in seen} == {
+            v for v in asked if csr.offsets[v] == csr.offsets[v + 1]
+        }
+
+
+@pytest.mark.acceptance("marius", 3)
+def test_dense_samples_each_vertex_once_and_layers_more_often():
+    csr, asked = graphs.Csr.of(make_graph(2)), []
+
+    def sample(csr, vertices, fanout, draw):
+        asked.append(vertices)
+        return graphs.sample_neighbours(csr, vertices, fanout, draw)
+
+    counts = {}
+    for name, build in BUILDERS.items():
+        asked.clear()
+        build(csr, (3, 3, 3), np.arange(8), graphs.Draw(0), sample=sample)
+        counts[name] = np.unique(np.concatenate(asked), return_counts=True)[1].max()
+    assert counts == {"dense": 1, "layerwise": 3}
+
+
+@pytest.mark.acceptance("marius", 1)
+@pytest.mark.acceptance("graphsnapshot", 1)
+@pytest.mark.parametrize(
+    ("builder", "layer", "loops", "hops"),
+    [
+        ("dense", "gcn", "one", 2),
+        ("layerwise", "gcn", "plus_i", 1),
+        ("dense", "sage", None, 4),
+        ("layerwise", "gat", "one", 2),
+        ("dense", "gat", "one", 3),
+        ("layerwise", "gin", None, 2),
+    ],
+)
+def test_whole_neighbourhoods_are_the_whole_graph(builder, layer, loops, hops):
+    rng = np.random.default_rng(3)
+    features = {"features": rng.normal(size=(60, 5)).astype(np.float32)}
+    if layer == "gat":
+        features["edge_features"] = rng.normal(size=(240, 2)).astype(np.float32)
+    graph = make_graph(3, **features)
+    csr, targets = graphs.Csr.of(graph), np.array([58, 4, 0, 17, 30])
+    blocks = BUILDERS[builder](csr, (-1,) * hops, targets, graphs.Draw(0))
+    rows = np.diff(blocks.hop_offsets) + [0, *np.arange(1, hops + 1)]
+    edges = np.diff(blocks.edge_offsets) + np.arange(hops) * 7
+    blocks = complete(graphs.pad_blocks(blocks, rows, edges), graph)
+    how = {"graph": graph, "layer": layer, "depth": hops, "hidden": 4, "heads": 2}
+    how |= {"self_loops": loops, "dropout": 0.0, "penalty": 0.1}
+    whole, part = models.gnn((), 3, **how), models.gnn((hops, 5), 3, **how)
+    params, state = whole.init(jax.random.key(0))
+
+    @jax.jit
+    def both(params, state):
+        one = whole.apply(params, state, targets, train=True)
+        return one, part.apply(params, state, blocks, train=True)
+
+    (wanted, kept), (found, also) = both(params, state)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, kept, also)
