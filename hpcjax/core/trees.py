@@ -155,6 +155,12 @@ def signature(tree: Any) -> Hashable:
     return structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves)
 
 
+def shapes(tree: Any) -> Hashable:
+    """Returns the structure, and the shape and dtype of each array."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((x.shape, x.dtype) for x in leaves)
+
+
 def num_params(tree: Any) -> int:
     """Returns the number of scalars in a tree of arrays or shapes."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -25,6 +25,8 @@ PARTS = {
         "cora": "CoraConfig",
         "karate": "KarateConfig",
         "property_graph": "PropertyGraphConfig",
+        "community_graph": "CommunityGraphConfig",
+        "sampled_graph": "SampledGraphConfig",
         "clicks": "ClicksConfig",
         "criteo": "CriteoConfig",
     },

@@ -21,6 +21,7 @@ from .clairvoyant import Clairvoyant as Clairvoyant
 from .clairvoyant import StagedIterator as StagedIterator
 from .clicks import ClicksConfig as ClicksConfig
 from .clicks import CriteoConfig as CriteoConfig
+from .community_graph import CommunityGraphConfig as CommunityGraphConfig
 from .corpora import part_of as part_of
 from .corpora import random_windows as random_windows
 from .corpora import read_part as read_part
@@ -69,6 +70,9 @@ from .row_moves import hottest_rows as hottest_rows
 from .row_moves import lru_moves as lru_moves
 from .row_moves import static_moves as static_moves
 from .row_store import RowStore as RowStore
+from .sampled_graph import DenseConfig as DenseConfig
+from .sampled_graph import LayerwiseConfig as LayerwiseConfig
+from .sampled_graph import SampledGraphConfig as SampledGraphConfig
 from .sea_surface import make_waves as make_waves
 from .sea_surface import read_sst_anomaly as read_sst_anomaly
 from .smtx import read_smtx as read_smtx

@@ -93,10 +93,11 @@ def shuffled_epochs(
     which are the same in all versions of NumPy. It is not the order of a training run,
     see `access_stream`, but takes 0.3 s for a million examples.
     """
-    return np.array([_shuffle(examples, seed, epoch) for epoch in range(epochs)])
+    return np.array([shuffle(examples, seed, epoch) for epoch in range(epochs)])
 
 
-def _shuffle(examples: int, seed: int, epoch: int) -> Int64[np.ndarray, " examples"]:
+def shuffle(examples: int, seed: int, epoch: int) -> Int64[np.ndarray, " examples"]:
+    """Returns the permutation of one epoch."""
     generator = np.random.Philox(key=np.array([seed, epoch], np.uint64))
     return np.argsort(generator.random_raw(examples), kind="stable")
 

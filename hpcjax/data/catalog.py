@@ -269,6 +269,7 @@ _ENTRIES = (
             wheel=True,
         ),
     ),
+    _made("community-graph", "a graph of classes that mostly know their own"),
     _made("clicks", "clicks on advertisements: a few rows have most look-ups"),
     Entry(
         name="criteo",

@@ -1,6 +1,7 @@
 """Blocks: target vertices, those that they were sampled from, and the edges between."""
 
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -150,7 +151,7 @@ def pad_blocks(blocks: Blocks, rows: Any, edges: Any) -> Blocks:
         hop_offsets=hop_offsets,
         edge_offsets=edge_offsets,
     )
-    for layer, (start, stop) in enumerate(zip(edge_offsets, edge_offsets[1:])):
+    for layer, (start, stop) in enumerate(itertools.pairwise(edge_offsets)):
         padded.senders[start:stop] = padded.receivers_of(layer).stop - 1
     receivers = padded.senders.copy()
     padded.vertices[place] = blocks.vertices

@@ -296,13 +296,13 @@ def _check(
         )
     if not inputs:
         return
-    if config.layer == "sgc" or (
-        config.layer == "gin" and graph.edge_features is not None
-    ):
+    of_edges = config.layer == "gin" and graph.edge_features is not None
+    if config.layer == "sgc" or of_edges:
         raise ConfigError(
-            f"model.layer={config.layer} cannot be computed of sampled blocks"
-            f"{' with features of edges' if config.layer == 'gin' else ''}: allowed are "
-            "gcn, sage, gat, mlp, and gin without features of edges"
+            "of sampled blocks, allowed are model.layer=gcn, sage, gat, mlp, and gin "
+            f"without features of edges: got {config.layer}"
+            + " with features of edges"
+            * of_edges
         )
     if inputs[0] != config.depth:
         raise ConfigError(

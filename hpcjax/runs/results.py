@@ -80,12 +80,12 @@ def history(records: Iterable[Mapping[str, Any]], source: str | None) -> xr.Data
       each of them.
       Scalars tell how the time of all sessions was spent: `compile_seconds`,
       `spent_<what>_seconds`, and `lost_seconds`, the time of steps that were taken
-      again.
+      again. `shapes` are those of batches, for each of which a step was compiled.
     """
     records = list(records)
     rows: list[Mapping[str, Any]] = []
     validations: list[Mapping[str, Any]] = []
-    times = dict.fromkeys(("compile_seconds", "lost_seconds"), 0.0)
+    times = dict.fromkeys(("compile_seconds", "lost_seconds", "shapes"), 0.0)
     for record in records:
         if any(_TIMES.fullmatch(name) for name in record):
             for name in set(record) - {"step"}:

@@ -155,7 +155,8 @@ class TrainingConfig(Config):
         """
         scores = " ".join(f"val_{metric}" for metric in self.dataset.objective.metrics)
         found = {
-            "compile_seconds": ": of the first step",
+            "compile_seconds": ": of the step, for all shapes of batches",
+            "shapes": ": how many these are, counted again in each session",
             "seconds": "step: of training, until the end of each step",
             "loss": "step: of the batch, before the step",
             "eval_seconds": "eval_step: of training, until each validation",

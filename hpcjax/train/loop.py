@@ -1,11 +1,12 @@
 """The training loop: one for every system, one device or many."""
 
 import collections
+import contextlib
 import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -36,6 +37,8 @@ from hpcjax.train.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
+MOST_SHAPES = 12
+
 
 def fit(
     task: Task,
@@ -61,7 +64,8 @@ def fit(
       mesh: devices; its data axes must divide `config.batch_size`.
       recorder: receives `{"step", "seconds", metric: value}` per step, and
         `{"step", "seconds", "val_" + metric: value}` per validation. `seconds` is
-        training time without validation, checkpoints and compilation.
+        training time without validation, checkpoints and compilation. A step is
+        compiled for each shape of a batch, of which `shapes` tells.
         If it is a `DurableRecorder`, its records are made durable with each checkpoint,
         and a run goes on only with the records that its checkpoint was saved with.
       checkpoints: where to save; None saves nothing.
@@ -71,8 +75,8 @@ def fit(
         that hangs.
 
     Raises:
-      ConfigError: the batch cannot be divided, or the checkpoint is of a later step
-        than `config.steps`.
+      ConfigError: the batch cannot be divided, batches have more than 12 shapes, or
+        the checkpoint is of a later step than `config.steps`.
       DataFormatError: no checkpoint has the records with which it was saved.
       Diverged: `config.max_skipped` consecutive steps gave non-finite numbers.
       Preempted: `stop` gave a signal; Interrupted for SIGINT.
@@ -85,7 +89,7 @@ def fit(
     around, stream = task.method.around, local_batches(task, config, seed)
     guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
     request, numbers = StopRequest(stop, mesh, task), range(start + 1, config.steps + 1)
-    step: Any = None
+    steps = Steps(task, mesh, request, watch, recorder)
     pending: collections.deque[tuple[int, Any]] = collections.deque()
 
     def emit(keep: int) -> None:
@@ -101,10 +105,10 @@ def fit(
 
     with open_reader(task, stream, config.steps).iterate(start=start) as iterator:
         for number, batch in watch.time_waiting(iterator, numbers):
+            step, seconds = steps.find(state, batch, number)
             if number == start + 1:
-                step, seconds = compile_step(task, mesh, state, request.place(batch))
                 state = begin(around, state, stream, checkpoints)
-                recorder.write({"step": start, **watch.start(seconds)})
+                recorder.write({"step": start, "shapes": 1, **watch.start(seconds)})
             with watch.waiting():
                 state, entering = around.enter(state, batch, number)
             state, metrics = step(state, request.place(entering))
@@ -206,6 +210,53 @@ def begin(
             checkpoints.wait()
         around.least(int(state.step))
     return around.start(state, stream)
+
+
+class Steps:
+    """The compiled steps of a run, one for each shape of its batches."""
+
+    def __init__(
+        self,
+        task: Task,
+        mesh: Mesh,
+        request: StopRequest,
+        watch: Stopwatch,
+        recorder: Recorder,
+    ) -> None:
+        self._task, self._mesh, self._request = task, mesh, request
+        self._watch, self._recorder = watch, recorder
+        self._made: dict[Hashable, Callable[..., Any]] = {}
+
+    def find(
+        self, state: TrainState, batch: Any, number: int
+    ) -> tuple[Callable[..., Any], float]:
+        """Returns the step for a batch, and the seconds that compiling it took.
+
+        It records those of all steps but the first.
+
+        Raises:
+          ConfigError: the batch is of one shape too many.
+        """
+        shape = trees.shapes(batch)
+        if shape in self._made:
+            return self._made[shape], 0.0
+        if len(self._made) == MOST_SHAPES:
+            raise ConfigError(
+                f"batches may have {MOST_SHAPES} shapes in a run, for each of which a "
+                f"step is compiled: batch {number} has one more; pad to the rungs of a "
+                "ladder, graphs.Ladder, and of dataset=sampled_graph begin it higher, "
+                "by dataset.spare"
+            )
+        first = not self._made
+        pause = contextlib.nullcontext() if first else self._watch.pause("compile")
+        with pause:
+            placed = self._request.place(batch)
+            step, seconds = compile_step(self._task, self._mesh, state, placed)
+        self._made[shape] = step
+        if not first:
+            told = {"step": number - 1, "shapes": 1, **self._watch.take_spent()}
+            self._recorder.write(told)
+        return step, seconds
 
 
 def compile_step(

@@ -43,7 +43,9 @@ class Stopwatch:
         return self._seconds + time.perf_counter() - self._started
 
     @contextlib.contextmanager
-    def pause(self, what: Literal["validation", "checkpoint"]) -> Iterator[None]:
+    def pause(
+        self, what: Literal["validation", "checkpoint", "compile"]
+    ) -> Iterator[None]:
         """Returns a context whose duration counts as `what` and not as training."""
         self._seconds, self._started = self.read(), None
         began = time.perf_counter()
@@ -91,9 +93,11 @@ class Stopwatch:
     def take_spent(self) -> dict[str, float]:
         """Returns the seconds since the last call that were not spent on computing.
 
-        Names are `spent_init_seconds`, `spent_data_seconds`, and the same for
-        `validation` and `checkpoint`, as far as there was any. Training time less that
-        of waiting for data is the time of computing.
+        Names are `spent_init_seconds`, `spent_data_seconds`, the same for `validation`
+        and `checkpoint`, and `compile_seconds`, as far as there was any. Training time
+        less that of waiting for data is the time of computing.
         """
         others, self._others = self._others, collections.defaultdict(float)
-        return {f"spent_{name}_seconds": seconds for name, seconds in others.items()}
+        names = {name: f"spent_{name}_seconds" for name in others}
+        names |= {"compile": "compile_seconds"}
+        return {names[what]: seconds for what, seconds in others.items()}

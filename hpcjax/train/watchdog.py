@@ -34,7 +34,7 @@ _CHECKPOINT = 1800.0
 _PATIENCE = 20
 _EARLY, _FIRST = 10, 30
 
-Expected = Literal["step", "validation", "checkpoint"]
+Expected = Literal["step", "validation", "checkpoint", "compile"]
 
 
 @final
@@ -49,9 +49,9 @@ class Watchdog:
         median, and 30 times for the first one, which compiles.
       count: number of processes; files of others are from an earlier attempt.
 
-    A checkpoint, and what comes before the first step, may take half an hour, or 30
-    times `least` if that is more. Time in which this process is stopped, as by Ctrl-Z,
-    does not count.
+    A checkpoint, compiling for another shape of batches, and what comes before the
+    first step, may take half an hour, or 30 times `least` if that is more. Time in
+    which this process is stopped, as by Ctrl-Z, does not count.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Watchdog:
         self._path.write_text(f"{place}\n")
 
     def expect(self, what: Expected) -> None:
-        """Is places that steps, a validation or a checkpoint come next."""
+        """Is told what comes next."""
         self._end_duration()
         self._began, self._expected = None, what
 
@@ -112,7 +112,7 @@ class Watchdog:
     def limit(self) -> float:
         """Returns the seconds that the current step or batch may take."""
         times = self._times[self._expected]
-        if self._expected == "checkpoint":
+        if self._expected in ("checkpoint", "compile"):
             return max(_CHECKPOINT, _FIRST * self._least)
         if len(times) < _KNOWN:
             return (_EARLY if times else _FIRST) * self._least

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from hpcjax import graphs, models
+from hpcjax.data.block_source import BlockMaker
 
 BUILDERS = {"dense": graphs.dense_blocks, "layerwise": graphs.layerwise_blocks}
 
@@ -19,34 +20,6 @@ def make_graph(seed, vertices=60, edges=240, **features):
     ends[:, :20] = ends[:, 20:40]
     ends[1, 40:50] = ends[0, 40:50]
     return graphs.make_graph(*ends, vertices, **features)
-
-
-def complete(blocks, graph):
-    """The blocks with one row, with all that a layer takes."""
-    rows, edges = blocks.vertices, blocks.edge_ids
-    real, own = rows >= 0, edges >= 0
-    loops = np.bincount(
-        graph.receivers[graph.senders == graph.receivers], minlength=graph.vertices
-    )
-    degrees = np.bincount(graph.receivers, minlength=graph.vertices)
-    weights = np.zeros(len(edges), np.float32)
-    for layer in range(len(blocks.edge_offsets) - 1):
-        part = slice(*blocks.edge_offsets[layer : layer + 2])
-        listed = np.bincount(blocks.receivers[part][own[part]], minlength=len(rows))
-        at = blocks.receivers[part]
-        weights[part] = degrees[rows[at]] / np.maximum(listed[at], 1) * own[part]
-    features = None
-    if graph.edge_features is not None:
-        features = np.where(own[:, None], graph.edge_features[edges], 0)
-    found = dataclasses.replace(
-        blocks,
-        weights=weights,
-        degrees=np.where(real, degrees[rows], 0).astype(np.float32),
-        loops=np.where(real, loops[rows], 0).astype(np.float32),
-        features=np.where(real[:, None], graph.features[rows], 0),
-        edge_features=features,
-    )
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
 
 
 def test_lists_are_the_graph_and_back():
@@ -114,9 +87,8 @@ def test_rows_and_lists_of_dense_are_what_they_should_be(hops):
             loops=np.zeros(len(rows)),
         ).part(layer)
         own = rows[blocks.hop_offsets[layer] :]
-        seen = {
-            (own[u], own[v]) for u, v in zip(part.graph.senders, part.graph.receivers)
-        }
+        ends = zip(part.graph.senders, part.graph.receivers, strict=True)
+        seen = {(own[u], own[v]) for u, v in ends}
         asked = set(own[len(own) - part.targets :])
         assert {v for _, v in seen} <= asked
         assert asked - {v for _, v in seen} == {
@@ -161,12 +133,11 @@ def test_whole_neighbourhoods_are_the_whole_graph(builder, layer, loops, hops):
     graph = make_graph(3, **features)
     csr, targets = graphs.Csr.of(graph), np.array([58, 4, 0, 17, 30])
     blocks = BUILDERS[builder](csr, (-1,) * hops, targets, graphs.Draw(0))
-    rows = np.diff(blocks.hop_offsets) + [0, *np.arange(1, hops + 1)]
-    edges = np.diff(blocks.edge_offsets) + np.arange(hops) * 7
-    blocks = complete(graphs.pad_blocks(blocks, rows, edges), graph)
+    maker = BlockMaker(graph, csr, np.zeros(60), 6)
+    blocks = maker.batch([blocks], maker.sizes(blocks) + 7)["x"]
     how = {"graph": graph, "layer": layer, "depth": hops, "hidden": 4, "heads": 2}
     how |= {"self_loops": loops, "dropout": 0.0, "penalty": 0.1}
-    whole, part = models.gnn((), 3, **how), models.gnn((hops, 5), 3, **how)
+    whole, part = models.gnn((), 3, **how), models.gnn((hops, 6), 3, **how)
     params, state = whole.init(jax.random.key(0))
 
     @jax.jit
@@ -175,5 +146,22 @@ def test_whole_neighbourhoods_are_the_whole_graph(builder, layer, loops, hops):
         return one, part.apply(params, state, blocks, train=True)
 
     (wanted, kept), (found, also) = both(params, state)
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[0, :5], wanted, rtol=1e-5, atol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, kept, also)
+
+
+@pytest.mark.acceptance("gnn-models", 7)
+def test_a_ladder_has_few_rungs():
+    """200 batches, vertices over a factor of 16 and 2 to 8 edges for each."""
+    rng = np.random.default_rng(0)
+    vertices = 1000 * 16 ** rng.random(200)
+    sizes = np.stack([vertices, vertices * rng.uniform(2, 8, 200)], 1).astype(int)
+    ladder = graphs.Ladder(np.array([1000, 4000]))
+    rungs = [ladder.rung(each) for each in sizes]
+    assert len(set(rungs)) <= 12
+    for each, rung in zip(sizes, rungs, strict=True):
+        assert (each <= ladder.sizes(rung)).all()
+        assert rung == 0 or (each > ladder.sizes(rung - 1)).any()
+    np.testing.assert_allclose(
+        ladder.sizes(5), np.array([1000, 4000]) * 2**2.5, rtol=1e-3
+    )

@@ -27,8 +27,10 @@ from hpcjax.core import (
     keys,
 )
 from hpcjax.core.method import Around
+from hpcjax.core.objective import Numbers
 from hpcjax.runs import results
 from hpcjax.runs.metrics import Metrics
+from hpcjax.train import loop
 from hpcjax.train import watchdog as watchdogs
 from hpcjax.train.loop import check_batch
 from tests.train import test_step, tiny
@@ -467,7 +469,7 @@ def test_the_time_of_a_run_is_accounted_for(tmp_path):
     told = [r for r in records if any(name.startswith("spent_") for name in r)]
     # As soon as it is known: before the first step, after validations, after saves.
     assert [r["step"] for r in told] == [0, 5, 5, 10, 10, 12, 12]
-    assert set(told[0]) == {"step", "compile_seconds", "spent_init_seconds"}
+    assert set(told[0]) == {"step", "shapes", "compile_seconds", "spent_init_seconds"}
     assert told[0]["spent_init_seconds"] > told[0]["compile_seconds"]
     split = results.time_split(results.history(records, "measured"))
     assert all(seconds > 0 for what, seconds in split.items() if what != "lost")
@@ -568,3 +570,49 @@ def test_a_host_acts_around_steps_pauses_before_a_state_is_kept_and_goes_on(tmp_
     kernel = plain.model.init(keys.derive(jax.random.key(0), "init"))[0]["dense"]
     found = state.params["dense"]["kernel"] - kernel["kernel"]
     np.testing.assert_allclose(found, 18, rtol=1e-5)
+
+
+class Shapes(tiny.Points):
+    """Draws batches of several shapes in turn, and holds out one of another."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.shapes = count
+
+    def sample(self, number, batch_size, seed, shard):
+        rows = (number * batch_size + np.arange(batch_size)) % len(self)
+        shape = number % self.shapes + 1
+        x = np.repeat(self.inputs[rows][:, None], shape, 1)
+        return {"x": x, "y": np.repeat(self.labels[rows][:, None], shape, 1)}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_step_is_compiled_for_each_of_few_shapes(monkeypatch, fits):
+    """Equal examples two or three times over train as they do once."""
+    monkeypatch.setattr(loop, "MOST_SHAPES", 3 if fits else 2)
+    states = []
+    for count in (3, 1):
+        objective = dataclasses.replace(tiny.OBJECTIVE, outputs=Numbers(rank=2))
+        held_out = Stacked(count=12)
+        dataset = tiny.dataset()._replace(train=Shapes(count), validation=held_out)
+        task = train.supervised(tiny.linear(), optax.sgd(0.1), dataset, objective)
+        if count == 3 and not fits:
+            with pytest.raises(ConfigError, match="batches may have 2 shapes in a run"):
+                fit(task, steps=6)
+            return
+        state, records = fit(task, steps=6)
+        assert [r["step"] for r in records if "shapes" in r] == [*range(count)]
+        assert all(r["compile_seconds"] > 0 for r in records if "shapes" in r)
+        states.append(jax.device_get(state.params))
+    jax.tree.map(
+        lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6),
+        *states,
+    )
+
+
+class Stacked(tiny.Points):
+    """Examples five times over."""
+
+    def gather(self, indices):
+        found = super().gather(indices)
+        return {name: np.repeat(each[:, None], 5, 1) for name, each in found.items()}

@@ -80,8 +80,12 @@ class Records(list):
         return self[-1].get("seconds", 0.0) if self else 0.0
 
     def values(self) -> list[dict[str, Any]]:
-        """Returns the records without what a clock wrote."""
+        """Returns the records without what tells of a session."""
         return [
-            {k: v for k, v in record.items() if not k.endswith("seconds")}
+            {
+                k: v
+                for k, v in record.items()
+                if k != "shapes" and not k.endswith("seconds")
+            }
             for record in self
         ]
