@@ -159,12 +159,20 @@ class _Gnn(nnx.Module):
         params = getattr(self, f"layer_{index}").params()
         layer, (graph, weights, degrees, targets) = self.config.layer, part
         if layer == "gat":
-            own = {"combine": "concat" if index < self.count - 1 else "mean"}
-            own |= {"dropout": rate, "key": key, "weights": weights}
-            return graphs.gat(graph, h, params, targets=targets, **own)
+            return graphs.gat(
+                graph,
+                h,
+                params,
+                combine="concat" if index < self.count - 1 else "mean",
+                dropout=rate,
+                key=key,
+                weights=weights,
+                targets=targets,
+            )
         if layer == "gcn":
-            own = {"weights": weights, "degrees": degrees}
-            return graphs.gcn(graph, h, params, targets=targets, **own)
+            return graphs.gcn(
+                graph, h, params, weights=weights, degrees=degrees, targets=targets
+            )
         if layer == "gin":
             return graphs.gin(graph, h, params, weights=weights, targets=targets)
         if layer == "sage":

@@ -10,7 +10,7 @@ from tests import guides
 
 def test_the_guides_code_runs():
     rng = np.random.default_rng(0)
-    block, of_database = guides.blocks("docs/graphs.md")
+    block, sampled, of_database = guides.blocks("docs/graphs.md")
     given = {
         "senders": rng.integers(0, 34, 80),
         "receivers": rng.integers(0, 34, 80),
@@ -29,6 +29,8 @@ def test_the_guides_code_runs():
     guides.run_block(block, "docs/graphs.md", given)
     assert given["attended"].shape == (34, 3)
     assert given["received"].shape == (34, 8)
+    guides.run_block(sampled, "docs/graphs.md", given)
+    np.testing.assert_array_equal(given["blocks"].vertices[-2:], [3, 5])
     names: dict[str, Any] = {}
     guides.run_block(of_database, "docs/graphs.md", names)
     assert names["encoded"].names[0] == "label:Country"
