@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import xarray as xr
 
-from hpcjax.runs import reduce
-from hpcjax.runs.pictures import Dots
+from hpcjax.runs import packing, reduce, results
+from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, grid, on_cpu, on_gpu
 from hpcjax.runs.targets import time_to_target, time_to_targets
 
@@ -32,7 +32,19 @@ _FIRST_LOOK = {
 def _to_three_percent(rows: reduce.Rows) -> xr.Dataset:
     # One validation of 359 digits moves by a percent from step to step.
     table = time_to_target(rows, "sgd", metric="val_error", target=0.03, smooth=3)
-    return table.assign(n=table["steps_by_seed"].notnull().sum("seed"))
+    found = table["steps_by_seed"].notnull().sum("seed")
+    return table.assign(n=found, **_curves(rows))
+
+
+def _curves(rows: reduce.Rows) -> dict[str, xr.DataArray]:
+    """Returns medians over seeds of the errors that are compared, with quartiles."""
+    errors = [results.smoothed(row["val_error"], 3) for row in rows.values()]
+    held = xr.concat(errors, xr.DataArray(list(rows), dims="row", name="row"))
+    parts = held.isel(eval_step=slice(2, None)).quantile([0.5, 0.25, 0.75], "seed")
+    return {
+        f"error{end}": packing.pack(part.drop_vars("quantile"))
+        for end, part in zip(("", "_low", "_high"), parts, strict=True)
+    }
 
 
 def _first_look(name: str, **overrides: str) -> Runs:
@@ -58,8 +70,16 @@ QUICKSTART = Table(
         "schedule for SGD, Shampoo and Jorge: a first look. Errors are means of three "
         "validations. Against a tuned SGD: jorge/steps."
     ),
+    picture=Lines(
+        "eval_step",
+        "error",
+        bound=0.03,
+        log=True,
+        log_x=False,
+        label="validation error (share)",
+        x_label="optimizer steps",
+    ),
     # Times of so few steps are those of the machine's other work: they are not shown.
-    picture=Dots("steps"),
     columns={
         "best": "best validation error",
         "steps": "steps to 3 % error",

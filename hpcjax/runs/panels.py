@@ -114,14 +114,17 @@ def draw_bound(
       The bound, if there is one.
     """
     verdict = next((v for v in result.verdicts if v.name == picture.bound), None)
-    if verdict is None:
+    value, said, holds = picture.bound, f"{picture.bound}", True
+    if verdict is not None:
+        claim = result.table.tier(result.tier).claims[verdict.name]
+        value = next(b for b in (claim.at_most, claim.at_least) if b is not None)
+        said, holds = verdict.bound, verdict.holds
+    if isinstance(value, str):
         return []
-    claim = result.table.tier(result.tier).claims[picture.bound]
-    value = float(next(b for b in (claim.at_most, claim.at_least) if b is not None))
-    look = {"color": "#000000" if verdict.holds else FAILED}
+    said += "\nFAILS" * (not holds)
+    look = {"color": "#000000" if holds else FAILED}
     line = {**look, "linewidth": 0.9, "linestyle": (0, (4, 2)), "zorder": 1}
     words = {**look, "fontsize": SMALL}
-    said = verdict.bound if verdict.holds else f"{verdict.bound}\nFAILS"
     if up:
         axes.axvline(value, **line)
         place = {"transform": axes.get_xaxis_transform(), "ha": "center"}

@@ -37,7 +37,7 @@ class Picture:
     Attributes:
       rows: texts; only rows whose names contain one of them are drawn.
       about: the same of the rows in colour, in place of those of the claims.
-      bound: a claim whose bound is a line on the axis of the first column.
+      bound: a claim whose bound is a line on the axis of the first column; or a number.
       label: of the axis of values; default the columns' headings.
       log: whether this axis is logarithmic; by default it is found.
     """
@@ -46,7 +46,7 @@ class Picture:
 
     rows: Names = dataclasses.field(default=(), kw_only=True)
     about: Names = dataclasses.field(default=(), kw_only=True)
-    bound: str = dataclasses.field(default="", kw_only=True)
+    bound: str | float = dataclasses.field(default="", kw_only=True)
     label: str = dataclasses.field(default="", kw_only=True)
     log: bool | None = dataclasses.field(default=None, kw_only=True)
 
@@ -204,7 +204,8 @@ def check_names(
         return
     if columns is not None:
         _require("columns", picture.names(), columns)
-    _require("claims", filter(None, [picture.bound]), claims)
+    if isinstance(picture.bound, str):
+        _require("claims", filter(None, [picture.bound]), claims)
 
 
 def check(picture: Drawn | None, table: xr.Dataset) -> None:
