@@ -79,7 +79,11 @@ def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
     # For any network there is a size of a peer that is as small, and a larger one.
     ratios = {"ratio": ("point", [4.0, 3.0, 2.0, 1.0]), "natural": ("point", [1.0] * 4)}
-    return runs.outline(dict.fromkeys(FIGURES, "point") | ratios, point=4)
+    month = {"month": "point latitude longitude", "truth": "latitude longitude"}
+    return runs.outline(
+        dict.fromkeys(FIGURES, "point") | ratios | month,
+        **{"point": 4, "latitude": 3, "longitude": 4},
+    )
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -88,7 +92,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     Returns:
       `[point]`, for each size: `bytes` that decoding needs, all of them; `ratio` of the
       field's float32 over these; `wrmse`, `wmae`, `largest`, of errors in K; `seconds`
-      to compress; `natural`, see `Coded`.
+      to compress; `natural`, see `Coded`; and `month`, that of the warmest tropics, as
+      it is decoded. `truth` is that month itself.
     """
     from hpcjax.compress import fields
 
@@ -96,14 +101,21 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
         field = data.make_waves(24, 12, cfg.seed)
     else:
         field = data.read_sst_anomaly(ctx.data_root)
-    values, found = field.to_numpy(), []
+    values, found, months = field.to_numpy(), [], []
+    tropics = np.abs(field["latitude"].to_numpy()) < 10
+    at = np.argmax(values[:, tropics].mean((1, 2)))
     for coded in CODECS[cfg.codec](cfg, field, ctx):
-        errors = fields.score(coded.decode(), values, field["latitude"].to_numpy())
+        decoded = coded.decode()
+        errors = fields.score(decoded, values, field["latitude"].to_numpy())
         ratio = 4 * values.size / coded.size
         found.append((coded.size, ratio, *errors, coded.seconds, coded.natural))
+        months.append(decoded[at])
     columns = np.array(found, float).T
+    globe = ("latitude", "longitude")
     return runs.measured(
         {n: ("point", c) for n, c in zip(FIGURES, columns, strict=True)}
+        | {"month": (("point", *globe), months), "truth": (globe, values[at])},
+        coords={name: field[name].values for name in globe},
     )
 
 

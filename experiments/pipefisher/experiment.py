@@ -16,6 +16,8 @@ FIGURES = (
     *("utilization", "filled", "period", "ratio", "overhead", "unplaced"),
     *("t_pipe", "t_step", "memory"),
 )
+# What a table's timeline calls bars; all others are K-FAC's.
+KINDS = {"F": "forward", "B": "backward", "W": "backward", "prec": "preconditioning"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,8 @@ def kfac_costs(cfg: Config) -> "cost.KfacCosts":
 
 def outline(cfg: Config) -> "runs.Outline":
     """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(FIGURES, ""))
+    columns = {**dict.fromkeys(FIGURES, ""), "bars": "kind device bar edge"}
+    return runs.outline(columns, kind=4, device=cfg.stages, bar=9, edge=2)
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -121,8 +124,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     from hpcjax.runs import curves, spans_and_fields
 
     filled = simulate(cfg)
-    pipe, found = filled.timeline, figures(cfg, filled)
-    bars = filled.bars(cost.preconditioning(pipe.schedule, kfac_costs(cfg)))
+    pipe, found, bars = filled.timeline, figures(cfg, filled), bars_of(cfg, filled)
     rows = {
         f"{cfg.schedule}: {found['utilization'].item():.1%} busy": pipe.bars(),
         f"with K-FAC: {found['filled'].item():.1%} busy": bars,
@@ -134,14 +136,27 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     return found
 
 
+def bars_of(cfg: Config, filled: "cost.FilledSchedule") -> "tuple[cost.Bar, ...]":
+    """Returns what the devices do in a refresh."""
+    schedule = filled.timeline.schedule
+    return filled.bars(cost.preconditioning(schedule, kfac_costs(cfg)))
+
+
 def figures(cfg: Config, filled: "cost.FilledSchedule") -> "runs.Dataset":
     """Returns what is read off a refresh.
 
     Returns:
       Shares of time that are computed without and with filling, the period, `ratio` of
-      K-FAC's work to a step's idle time, times in ms, memory in MB.
+      K-FAC's work to a step's idle time, times in ms, memory in MB; `bars` as of
+      `packing.lay_out`, in ms.
     """
+    from hpcjax.runs import packing
+
     pipe = filled.timeline
+    bars = [
+        bar._replace(kind=KINDS.get(bar.kind.removesuffix(" up"), "K-FAC"))
+        for bar in bars_of(cfg, filled)
+    ]
     prec = max(cost.preconditioning(pipe.schedule, kfac_costs(cfg)))
     added = sum(filled.added) / filled.period
     return runs.simulated(
@@ -155,6 +170,7 @@ def figures(cfg: Config, filled: "cost.FilledSchedule") -> "runs.Dataset":
             "t_pipe": float(pipe.makespan),
             "t_step": float(pipe.makespan + added + prec),
             "memory": max(memory(cfg, filled)),
+            "bars": packing.lay_out({"": bars}).isel(row=0, drop=True),
         },
     )
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
-from hpcjax.runs import reduce
-from hpcjax.runs.pictures import Bars, Dots, Lines
+from hpcjax.runs import packing, reduce
+from hpcjax.runs.pictures import Dots, Lines, Timeline
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 from hpcjax.runs.targets import first_at_most
 
@@ -58,6 +58,12 @@ def equal_cells(table: xr.Dataset) -> float:
     )
 
 
+def numbers(rows: reduce.Rows) -> xr.Dataset:
+    """Returns all but the timelines, with a row for each run."""
+    dims = ("kind", "device", "bar", "edge")
+    return reduce.by_run({name: row.drop_dims(dims) for name, row in rows.items()})
+
+
 BUBBLE_FILL = Table(
     id="pipefisher/bubble-fill",
     title="K-FAC's work of a refresh over a step's idle time, one block a stage",
@@ -73,7 +79,7 @@ BUBBLE_FILL = Table(
         "ratio": "K-FAC / idle",
         "overhead": "preconditioning / step",
     },
-    reduce=reduce.by_run,
+    reduce=numbers,
     tiers=by_model(
         minutes=0.2,
         runs=grid(
@@ -127,6 +133,21 @@ def _late(table: xr.Dataset) -> float:
     return float(late.where(own["unplaced"] == 0, np.inf).max(skipna=False))
 
 
+_TIMELINES = ("base one_f_one_b",)
+
+
+def filled(rows: reduce.Rows) -> xr.Dataset:
+    """Returns `numbers`, and the timelines that are drawn."""
+    bars = {
+        name: reduce.first(row)["bars"]
+        for name, row in rows.items()
+        if name.startswith(_TIMELINES)
+    }
+    held = xr.concat(bars.values(), xr.Variable("row", list(bars)), join="outer")
+    drawn = packing.pack(held.reindex(row=list(rows)))
+    return numbers(rows).assign(bars=drawn)
+
+
 FILL = Table(
     id="pipefisher/fill",
     title="How full K-FAC makes a pipeline's bubbles, three blocks a stage",
@@ -141,9 +162,7 @@ FILL = Table(
         "the authors' code. zero_bubble_h1: half of a backward pass taken for its "
         "weights' part; no claim."
     ),
-    picture=Bars(
-        ("utilization", "filled"), bound="utilization", label="busy share of the time"
-    ),
+    picture=Timeline("bars", rows=_TIMELINES, label="ms"),
     columns={
         "utilization": "busy without K-FAC",
         "filled": "busy with K-FAC",
@@ -153,7 +172,7 @@ FILL = Table(
         "unplaced": "unplaced",
         "memory": "MB",
     },
-    reduce=reduce.by_run,
+    reduce=filled,
     tiers=by_model(
         minutes=0.2,
         runs={**_SPLIT, **_WHOLE},

@@ -77,6 +77,7 @@ def draw_map(
 ) -> "Figure":
     """Draws a field for each row, and their errors below."""
     held = table[picture.column].transpose("row", picture.y, picture.x)
+    held = held.sortby([picture.y, picture.x])
     rows = held["row"].values.tolist()
     others = [row for row in rows if picture.truth and row != picture.truth]
     down = 2 if others else 1
