@@ -219,7 +219,8 @@ def name_picture(record: table_records.Record) -> str:
 
 def show_picture(place: str, result: TableResult) -> str:
     """Returns the Markdown of a picture, with what it shows in words."""
-    return f"![{re.sub(r'[][]', '', pictures.describe(result))}]({place})"
+    said = re.sub(r"[][]", "", pictures.describe(result))
+    return f"![{said}]({place})\n\n{result.table.shows}"
 
 
 def write_gallery() -> None:
@@ -240,12 +241,13 @@ def show_thumbnail(record: table_records.Record) -> str:
     verdict = f"{held} of {len(result.verdicts)} claims hold"
     place = f"../papers/{name_picture(record)}"
     page = f"../papers/{record.table.id.split('/')[0]}/"
-    said, title = (
-        html.escape(s) for s in (pictures.describe(result), record.table.title)
+    said, title, shows = map(
+        html.escape,
+        (pictures.describe(result), record.table.title, record.table.shows),
     )
     return (
         f'<a href="{page}"><img src="{place}" alt="{said}" loading="lazy">'
-        f"<span><b>{record.table.id}</b>: {title}: {verdict}</span></a>"
+        f"<span><b>{record.table.id}</b>: {title}: {verdict}. {shows}</span></a>"
     )
 
 

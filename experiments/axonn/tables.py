@@ -83,6 +83,11 @@ TRAINING = Table(
         "distance": "distance from one device",
     },
     reduce=training,
+    shows=(
+        "A small language model was trained on one device, and by eight in pipelines. "
+        "The pipelines' losses should lie on the single device's; summed gradients, "
+        "the control, leave it."
+    ),
     picture=Lines("step", "losses", label="loss", about=PIPES, log_x=False),
     tiers=on_cpu(
         minutes=5.0,
@@ -172,6 +177,10 @@ SCHEDULED = Table(
         "makespan": "makespan / formula",
         "late": "with latency",
     },
+    shows=(
+        "A pipeline of four stages was compiled with two orders of its work. GPipe's "
+        "memory should grow with the micro-batches, 1F1B's should not."
+    ),
     picture=Lines("m={}", "temporaries", rows=(GPIPE, F1B1), x_label="micro-batches m"),
     tiers=on_cpu(
         minutes=3.0,

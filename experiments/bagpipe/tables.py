@@ -60,6 +60,11 @@ LOOKAHEAD = Table(
         "trainer's. evict first: rows leave before the last batch has updated them; no "
         "extension: rows are not kept for the batch that they are fetched for."
     ),
+    shows=(
+        "A table of embeddings was put behind a slow link, with different caches "
+        "before it. Further left is faster: compare caches that look ahead with those "
+        "that fetch what they miss."
+    ),
     picture=Dots("ms", rows=("table", "cache", "hot", "LRU", "ahead")),
     columns={
         "ms": ("ms a step", _time_step),

@@ -65,6 +65,11 @@ def _quality(row: xr.Dataset) -> reduce.Cells:
 
 QUALITY = Table(
     id="chai/quality",
+    shows=(
+        "Attention heads of a language model were put together in clusters, or left "
+        "out. Towards the lower left is better: fewer bytes, less perplexity; random "
+        "clusters are the control."
+    ),
     picture=Scatter("kept", "perplexity", by=", ", front=("least", "least"), log=True),
     title="SmolLM2-135M with clusters of heads, or fewer heads, in its last 15 layers",
     paper="ICML 2024, abstract: at most 3.2 points of accuracy lost on five tasks",
@@ -174,6 +179,11 @@ MEMORY = Table(
         "cross_group has slots for min(k, 3) keys; used: what is saved if only the "
         "slots counted that random clusters read."
     ),
+    shows=(
+        "Keys of clustered heads were left out of a model's cache, by the published "
+        "lists. Each dot is what that saved; the filled ones should be the published "
+        "shares."
+    ),
     picture=Dots("saved", label="of the dense keys and values saved"),
     columns={
         "bytes": "bytes",
@@ -228,6 +238,10 @@ ELBOW = Table(
         "the least k whose error is at most 5 %; knee: the k farthest below the chord. "
         "Python: the threshold's k on 32 files of Python's library. 9 heads a layer. "
         "The authors calibrate LLaMA and OPT on C4."
+    ),
+    shows=(
+        "The heads of each layer were put into 2, 4 and 6 clusters. The error should "
+        "fall from the first layers to the last: later heads are more alike."
     ),
     picture=Lines(
         "layer {}", ("error_2", "error_4", "error_6"), label="error of the clusters"
@@ -351,6 +365,10 @@ LATENCY = Table(
         "bfloat16. k = H: as many clusters as heads, the negative control."
     ),
     benchmark=True,
+    shows=(
+        "A language model read prompts of growing length with all heads, and with "
+        "clusters of heads. Below the dashed line the first word is a tenth sooner."
+    ),
     picture=Lines(
         "{} tokens",
         "ratio_first",

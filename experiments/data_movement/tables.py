@@ -55,6 +55,10 @@ MOVEMENT = Table(
         "softmax and its dropout are one operator of the unfused list; apart: two. "
         "masks drawn again: dropout masks are made from a counter where they are used."
     ),
+    shows=(
+        "Words that a transformer layer reads and writes were counted, operator by "
+        "operator and fused. The shorter bars are the fused layer's."
+    ),
     picture=Bars("total", by=", ", label="words moved, forward and backward, Mi"),
     columns={
         "forward": "forward",
@@ -103,6 +107,10 @@ OPERATORS = Table(
         "Names behind fused are the paper's kernels. Operations of what is no "
         "contraction: one for each addition, product, comparison or function."
     ),
+    shows=(
+        "Every operator of a transformer layer is a point, by its operations and by "
+        "how many of them fall on a word. Those below the line are bound by memory."
+    ),
     picture=Scatter(
         "operator_flops", "intensity", labels=False, by=", ", bound="bound by memory"
     ),
@@ -139,6 +147,11 @@ LAYOUTS = Table(
         "operand to transpose costs 5 % and that strided tensors move at half the "
         "bandwidth are assumptions. fp_first and bp_first: shortest paths through one "
         "pass, then the other with what is bound; inf: nothing fits what was bound."
+    ),
+    shows=(
+        "Memory layouts of a layer's tensors were chosen for all kernels at once. Near "
+        "1 the choice costs hardly more than each kernel's own best; what misses the "
+        "bound is at the edge."
     ),
     picture=Dots("over_fastest", bound="close"),
     columns={
@@ -178,6 +191,10 @@ COMPILED = Table(
         "of `ir.fusion_groups`. xla: its own analysis of the program compiled for this "
         "CPU, whose fusions may read a tensor more than once. Operations are over "
         "those of the contractions in the paper's list."
+    ),
+    shows=(
+        "The same layer was counted as primitives, fused by the rules, and as XLA "
+        "compiles it. Shorter is fewer words; XLA's is no claim."
     ),
     picture=Bars("words"),
     columns={

@@ -66,6 +66,10 @@ THROUGHPUT = Table(
         "the measured time of a synchronous round."
     ),
     benchmark=True,
+    shows=(
+        "Eight processes trained together while some of them came late. Right of the "
+        "line a step is twice as fast as when all wait for the last one."
+    ),
     picture=Dots("faster", by=", ", bound="solo", log=True),
     columns={
         "seconds": "seconds",
@@ -143,6 +147,10 @@ SLEEPER = Table(
         "majority's round waits where the one who sleeps was drawn to start it."
     ),
     benchmark=True,
+    shows=(
+        "Three processes trained on while a fourth slept. At 1 they lose no speed; "
+        "those that wait for it are far left."
+    ),
     picture=Dots("left", bound="solo", label="speed left while one sleeps"),
     columns={
         "awake_seconds": "all awake, seconds",
@@ -189,6 +197,11 @@ LATENCY = Table(
         "for longer than the skew."
     ),
     benchmark=True,
+    shows=(
+        "Eight processes that arrive one after another exchanged messages. Lower is "
+        "sooner: a solo round waits for nobody, a majority for about half, sync for "
+        "all."
+    ),
     picture=Lines(
         "{}",
         ("sync", "majority", "solo"),
@@ -257,6 +270,11 @@ HYPERPLANE = Table(
         "only, and parameters are averaged every 48 steps."
     ),
     benchmark=True,
+    shows=(
+        "A linear model was learnt by eight processes, of which one was always late. "
+        "Towards the lower left is better: sooner at the target, with no more loss "
+        "than the line."
+    ),
     picture=Scatter("sooner", "over", by=", ", bound="loss"),
     columns={
         "loss": "final loss",
@@ -311,6 +329,10 @@ SCALING = Table(
         "Simulated. Steps of 20 ms, log-normal by 0.1; gradients of 1 MB; 0.08 ms for "
         "a message and 0.3 s/GB, as between two processes of one machine. Medians of "
         "20 runs."
+    ),
+    shows=(
+        "An event model played steps with one late process, on up to 1,024. The higher "
+        "a line, the more it gains over waiting for all; the dashed one is claimed."
     ),
     picture=Lines("P={}", "faster", bound="solo", x_label="processes"),
     columns={"seconds": "seconds", "faster": "faster than sync", "fresh": "fresh"},

@@ -85,6 +85,11 @@ BASELINES = Table(
         "[90 % interval]; networks are narrower than the paper's. SSR: predicted "
         "deviation over the mean's RMSE."
     ),
+    shows=(
+        "Ensemble forecasts of temperature were corrected by regression and by "
+        "networks. Further left is better: left of the line the error is less than 98 "
+        "% of the raw ensemble's."
+    ),
     picture=Dots(
         "crps_part",
         rows=("raw", "EMOS", "MLP", "LeNet", "Net, 5", "Net, 10", "Transformer"),
@@ -147,6 +152,11 @@ RAIN = Table(
         "Real: sums of 3 days, reforecasts of 11 members (crch's RainIbk), √mm; fit to "
         "2000 to 2009 by CRPS, 1,347 days of test. Means of three starts, drawn around "
         "the raw ensemble, [least, most]."
+    ),
+    shows=(
+        "Forecasts of rain at Innsbruck were corrected by EMOS, a regression. Further "
+        "left is better: EMOS should lie left of the climate, and the climate left of "
+        "the raw forecasts."
     ),
     picture=Dots("crps", sort=True),
     columns={"crps": "CRPS, √mm"},

@@ -95,6 +95,11 @@ QUALITY = Table(
         "scale for 64 inputs instead of all. Last columns: tr(ΔᵀHΔ) of RTN over "
         "GPTQ's, over all 42 matrices and seeds."
     ),
+    shows=(
+        "A language model's first blocks were rounded to a few bits. Lower is better: "
+        "GPTQ's perplexity should stay nearer to full precision's than plain "
+        "rounding's, RTN's."
+    ),
     picture=Lines(
         "{} bits", "perplexity", rows=("fp32", "RTN", "GPTQ"), x_label="bits a weight"
     ),
@@ -170,6 +175,10 @@ SOLVER = Table(
         "given Hessians."
     ),
     benchmark=True,
+    shows=(
+        "GPTQ's rounding was timed in PyTorch and here, on the same cores. Left of the "
+        "line it takes half of PyTorch's time."
+    ),
     picture=Dots("ratio", by=", ", bound="block", label="time / PyTorch's"),
     columns={
         "milliseconds": "ms",

@@ -96,6 +96,11 @@ NETWORKS = Table(
         "Dragonfly, as recalled. price: dollars for a unit of that bandwidth of an "
         "accelerator, over the Hx2Mesh's."
     ),
+    shows=(
+        "Networks of accelerators were priced, and their bandwidth from all to all was "
+        "computed. Towards the upper left is better; the joined ones have no better "
+        "one."
+    ),
     picture=Scatter("dollars", "alltoall", labels=True, front=("least", "most")),
     columns={
         "dollars": "dollars",
@@ -185,6 +190,11 @@ ALLOCATION = Table(
         "and columns, as on a torus. worst: 1st percentile when sorted. step: a "
         "heuristic's least gain over the one before; final: that of contiguous."
     ),
+    shows=(
+        "Jobs were placed on a mesh of boards, of which some have failed. Longer is "
+        "better: sorting and free choice of boards against greedy and neighbouring "
+        "ones."
+    ),
     picture=Bars(("greedy", "+ sort", "contiguous"), label="boards in use, %"),
     columns={
         **{name: name for name in HEURISTICS},
@@ -244,6 +254,11 @@ EXCHANGES = Table(
         "without encoding: bytes at the network's share of 6.4 Tb/s, around rings or "
         "to all, and 80 ns for each link that a message takes. ms x M$: milliseconds "
         "times the network's price in millions. torus / Hx2: of the bytes alone."
+    ),
+    shows=(
+        "Exchanges of gradients were simulated on three networks. Shorter is faster: "
+        "Hx2Mesh beside the fat tree for dense ones, beside the torus for messages to "
+        "all."
     ),
     picture=Bars(("hx2mesh", "fat_tree", "torus"), label="ms of an exchange"),
     columns={

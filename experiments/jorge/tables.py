@@ -70,6 +70,11 @@ QUICKSTART = Table(
         "schedule for SGD, Shampoo and Jorge: a first look. Errors are means of three "
         "validations. Against a tuned SGD: jorge/steps."
     ),
+    shows=(
+        "A small network learnt handwritten digits with four optimizers, twelve times "
+        "each. Look where each curve, a median with quartiles, crosses 3 % error: "
+        "further left is fewer steps."
+    ),
     picture=Lines(
         "eval_step",
         "error",
@@ -175,6 +180,11 @@ STEPS = Table(
         "are 30 or 40; the target is the median of the five SGD runs' least. At first "
         "it was the worst: on the phantoms an SGD run fails, and set it."
     ),
+    shows=(
+        "Three tasks were trained with a tuned SGD, and with Jorge by settings derived "
+        "from it. Left of 1 fewer steps than SGD's reach its loss; an arrow or "
+        "'missed' never did."
+    ),
     picture=Dots("ratio", by="/", label="steps to the target / SGD's"),
     columns={**COLUMNS, "target": "target loss"},
     reduce=_to_sgds_best,
@@ -221,6 +231,10 @@ STEP_COST = Table(
         "256, bfloat16 products. Ratios of the same round, to SGD and to the eigh root."
     ),
     benchmark=True,
+    shows=(
+        "Single steps and preconditioners were timed beside SGD's. Further left is "
+        "faster: compare Jorge with both Shampoos."
+    ),
     picture=Dots("ratio", log=True, label="time of a step / SGD's"),
     columns={"milliseconds": "ms", "ratio": "ratio"},
     reduce=_costs,
@@ -271,6 +285,10 @@ ABLATION = Table(
     caption=(
         "digits, ResNet-8, 300 steps, rate 0.1, three seeds; target: the median of the "
         "least losses of SGD with the same rate and schedule."
+    ),
+    shows=(
+        "Parts of Jorge were changed or left out, one at a time. Further left reaches "
+        "SGD's loss in fewer steps; 'missed' never does."
     ),
     picture=Dots("ratio", label="steps to the target / SGD's"),
     columns=COLUMNS,

@@ -137,6 +137,10 @@ MEMORY = Table(
         "`compute` and `memory` say what columns are balanced by. ResNet-50 on 64 "
         "V100 in the paper: 4762 MB with SGD, 5396 to 6608 MB with K-FAC."
     ),
+    shows=(
+        "K-FAC's inverses were kept by a part of eight devices, or by all. The memory "
+        "of a device should grow in a line with that share."
+    ),
     picture=Lines(
         " {}",
         "overhead",
@@ -206,6 +210,11 @@ BYTES = Table(
         "All-reduces: operand on each device. Broadcasts: over all devices together. "
         "Last columns: of the four, each over its formula."
     ),
+    shows=(
+        "What a step of K-FAC sends was counted in the compiled program. Each kind of "
+        "message follows its formula; more memory is fewer broadcasts of results and "
+        "more of decompositions."
+    ),
     picture=Bars(
         ("reduced", "broadcast", "factors_reduced", "decomposition_broadcast"),
         label="kB",
@@ -251,6 +260,10 @@ STEP_COST = Table(
         "bfloat16 products. Stages: what they add to a step, and that over SGD's step."
     ),
     benchmark=True,
+    shows=(
+        "The parts of a K-FAC step were timed beside SGD's step. Left of the line "
+        "K-FAC at its usual intervals costs at most a quarter more."
+    ),
     picture=Dots("ratio", bound="step", log=True, label="time / SGD's step"),
     columns={"milliseconds": "ms", "ratio": "ratio"},
     reduce=_step_cost,

@@ -30,6 +30,10 @@ MACHINE_CODE = Table(
         "no times: those come from a GPU, in gptq/kernel, chai/decode and "
         "oktopk/selection."
     ),
+    shows=(
+        "GPU kernels were compiled for Hopper without a GPU, and their instructions "
+        "counted. Left of the line two weights are handled at once."
+    ),
     picture=Dots(
         "instructions", rows=("row", "tile"), bound="two values at once", log=True
     ),

@@ -51,6 +51,10 @@ PRODUCTS = Table(
         "values and gathered rows, over those of L8-R8. Padding: vectors over those "
         "that are real, the pattern that has most."
     ),
+    shows=(
+        "Sparse integer matrices of several widths were multiplied. Shorter is fewer "
+        "bytes: L4-R4 should read half of L8-R8's."
+    ),
     picture=Bars("bytes", label="bytes read / L8-R8's", bound="bytes"),
     columns={
         "wrong": "wrong",
@@ -103,6 +107,10 @@ MACHINE_CODE = Table(
         "swapped: tiles times gathered rows in int8, as the formula has it. "
         "Instructions are no times."
     ),
+    shows=(
+        "Sparse kernels were compiled for Hopper without a GPU. Bars are the registers "
+        "a thread takes; the filled kernel is claimed to use the tensor cores."
+    ),
     picture=Bars("registers", label="registers a thread"),
     columns={
         "wgmma": "kinds of wgmma",
@@ -153,6 +161,11 @@ ATTENTION = Table(
         "values in y, without training. Test accuracy in percent, mean and range over "
         "seeds. published scales: fixed units of 1/36 and 1/32, and truncation. no "
         "attention: trained with its output zero; logistic regression: of the pixels."
+    ),
+    shows=(
+        "A network with sparse attention read digits pixel by pixel, in floats and in "
+        "few bits. Few bits should lie on the floats' dot; no attention at all is the "
+        "control."
     ),
     picture=Dots("accuracy"),
     columns={"accuracy": "accuracy, %"},

@@ -37,6 +37,10 @@ LOADING = Table(
         "both cores' time; above 0.8 times would be the processor's. own memory only: "
         "by frequency, but nobody asks for what another process keeps."
     ),
+    shows=(
+        "Training data were read from a slow storage by different plans. Further left "
+        "loses less time waiting for input."
+    ),
     picture=Dots("lost"),
     columns={
         "seconds": "s",
@@ -122,6 +126,11 @@ POLICIES = Table(
         "touch: the clairvoyant policy by who keeps what; auto: by the one that is "
         "simulated to be the fastest. A data store keeps everything after epoch 1, and "
         "needs room for that. slower: over the best policy's seconds."
+    ),
+    shows=(
+        "Plans of reading were simulated for memory of several sizes. At 1 is the best "
+        "plan: the planner's own choice, auto, should stay left of the line "
+        "everywhere."
     ),
     picture=Dots(
         "slower",

@@ -8,7 +8,7 @@ import xarray as xr
 from experiments.sparsity.comparison import compare
 from hpcjax.optim import sparsify
 from hpcjax.runs import reduce
-from hpcjax.runs.pictures import Bars, Dots, Lines
+from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.reduce import Cells, Number, above, cell
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 
@@ -47,9 +47,11 @@ COLLAPSE = Table(
         "synflow: 100 rounds. A layer empties: the largest density at which one has no "
         "weight; 0: none has, down to a weight for each layer."
     ),
-    picture=Bars(
-        ("layer_0", "layer_1", "layer_2"), label="weights left, log", log=True
+    shows=(
+        "A perceptron was pruned to 0.5 % by different scores. A dot far left in any "
+        "panel is a layer that is cut off."
     ),
+    picture=Dots(("layer_0", "layer_1", "layer_2"), log=True),
     columns={
         "layer_0": "first layer",
         "layer_1": "second",
@@ -105,6 +107,10 @@ ONE_SHOT = Table(
         "on other initial weights. Means of five seeds, [least, most]; 359 held-out "
         "images, of which one is 0.28 points."
     ),
+    shows=(
+        "A trained network was pruned at once, or started again with its mask. On the "
+        "left lower loss is better, on the right higher accuracy."
+    ),
     picture=Dots(("loss", "accuracy")),
     columns={
         "sparsity": "sparsity, %",
@@ -155,6 +161,10 @@ SUPPORT = Table(
         "student as of the teacher; 3,000 steps of SGD, rate 0.1, on 64 new examples; "
         "masks change every 50 steps until three quarters of them. Means of three "
         "seeds, [least, most]. error: of all weights, over the teacher's norm."
+    ),
+    shows=(
+        "A sparse student looked for the weights of its teacher. Right of the line it "
+        "finds nearly all: growth by gradients should, at random should not."
     ),
     picture=Dots("found", bound="RigL"),
     columns={
@@ -228,6 +238,10 @@ def _dense(seeds: tuple[int, ...] = FEW, **overrides: str) -> Runs:
 
 DIGITS = Table(
     id="sparsity/digits",
+    shows=(
+        "A network was pruned to four levels by different rules. Above zero a rule is "
+        "better than masks that never change."
+    ),
     picture=Lines(
         "{} %",
         "over_static",
@@ -352,6 +366,10 @@ METHODS_FAR = Table(
         "Means of three seeds, [least, most]; differences by seed, in points. "
         "operations: of training, over dense ones, by formula; nothing is faster here. "
         "359 held-out images, of which one is 0.28 points."
+    ),
+    shows=(
+        "A perceptron on digits kept a fiftieth of its weights, by different rules. "
+        "Further right is better: compare RigL, SET and masks that stay."
     ),
     picture=Dots("accuracy", sort=True),
     columns={

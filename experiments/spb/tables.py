@@ -71,6 +71,11 @@ QUALITY = Table(
         "hide it from the ResNet. random freezing: whole backward "
         "passes, then blocks left out at random."
     ),
+    shows=(
+        "Eight workers left out parts of their backward passes. Further left is less "
+        "work: error should not rise as points move there; a wrong divisor is the "
+        "control."
+    ),
     picture=Scatter("share", "error", labels=True),
     columns={
         "error": "error, points",
@@ -139,6 +144,10 @@ RESOURCES = Table(
         "channels, 64 images of 16x16. Bytes by formula: rings among contributors, "
         "trees to the others; spb/processes counts them."
     ),
+    shows=(
+        "Workers did backward passes of different length, called roles. What was "
+        "counted in compiled programs should lie on what is derived."
+    ),
     picture=Lines(
         "role {}", ("flops", "exact"), label="backward FLOPs / all", x_label="role"
     ),
@@ -193,6 +202,10 @@ PROCESSES = Table(
         "process 3 all of the backward pass. Bytes are counted by the transport. All "
         "processes end with the same parameters, bit for bit. Nothing is timed: a step "
         "takes as long as its longest role, so one job alone gains no time."
+    ),
+    shows=(
+        "Four processes ran programs of their own, with shorter and longer backward "
+        "passes. The bars are their memory, which grows with the length."
     ),
     picture=Bars("memory", by=", "),
     columns={
@@ -268,6 +281,11 @@ CLUSTER = Table(
         "turning; derived: that by formula. gang_srtf knows how long jobs take; las "
         "and jigsaw with k = 1 do the same. pair: seconds of two jobs on two GPUs, to "
         "be computed by hand."
+    ),
+    shows=(
+        "A scheduler of single training steps was simulated on 64 and 512 GPUs. Right "
+        "of the line it saves a tenth of the GPU time; whole backward passes save "
+        "none."
     ),
     picture=Bars("saved", by=", ", bound="saved", label="GPU time saved, %"),
     columns={
@@ -361,6 +379,11 @@ TOGETHER = Table(
         "a run alone with other roles."
     ),
     benchmark=True,
+    shows=(
+        "Two trainings shared two processes, step by step. Further right is faster "
+        "than with whole backward passes; without interleaving nothing should be "
+        "gained."
+    ),
     picture=Dots("faster", label="times as fast as whole passes"),
     columns={
         "rate": "iterations/s",

@@ -96,6 +96,10 @@ MODEL = Table(
         "is not counted."
     ),
     benchmark=True,
+    shows=(
+        "Speculative decoding was timed with many drafts and foretold from its parts. "
+        "On the diagonal the two agree."
+    ),
     picture=Scatter("foretold", "measured", labels=False),
     columns=_MODEL_COLUMNS,
     reduce=_foretold,
@@ -193,6 +197,10 @@ DEPTH_WIDTH = Table(
         "words, line of 0.8 M parameters; gpu: bfloat16, 32 000 words, 200 M."
     ),
     benchmark=True,
+    shows=(
+        "Draft models of many depths and widths were timed, and a formula fitted. On "
+        "the diagonal it is right."
+    ),
     picture=Scatter("estimate", "milliseconds", labels=False),
     columns={"milliseconds": "ms", "estimate": "fitted, ms", "ratio": "ratio"},
     reduce=_latencies,

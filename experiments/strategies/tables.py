@@ -62,6 +62,10 @@ ZERO = Table(
         "new is known to be finite, as the loop does. summed: stage 3, gradients "
         "summed, not averaged."
     ),
+    shows=(
+        "A language model was spread over eight devices by ZeRO's stages. State and "
+        "memory should shrink from stage to stage, what is sent grow only at the last."
+    ),
     picture=Bars(
         ("state", "temporaries", "sent"),
         rows=("parallel", "zero", "annotated"),

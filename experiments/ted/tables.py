@@ -58,6 +58,10 @@ COMMUNICATION = Table(
         "steps from one device's. slopes scattered: those of gathered tokens are "
         "summed over devices with equal tokens, as a plain all-gather does."
     ),
+    shows=(
+        "A block with experts was compiled with tensor parallelism, and what it sends "
+        "was counted. Dropping tokens that others have, DTD, should halve the bytes."
+    ),
     picture=Bars("all_to_all"),
     columns={
         "all_to_all": ("all-to-all, bytes", _in_block("operands", expert="all-to-all")),
@@ -140,6 +144,10 @@ MEMORY = Table(
         "formula: `cost.ted_memory`; experts gathered: that, if each device had all "
         "experts. halves: X=2, T=2."
     ),
+    shows=(
+        "The largest model in 4 GiB a device was looked for. Longer is larger: tensor "
+        "parallelism of T=4 should carry about three times the base."
+    ),
     picture=Bars("larger", bound="four"),
     columns={
         "depth": "blocks",
@@ -191,6 +199,10 @@ PLAN = Table(
         "them, and over the paper's formula for a base of so many parameters, or for "
         "one whose experts each device has; GiB of T=1 over these, by which a base may "
         "be larger. Nothing is measured."
+    ),
+    shows=(
+        "The arrays of a 6.7 billion parameter base with experts were planned on many "
+        "devices. Longer is larger: T=8 should pass the line."
     ),
     picture=Bars("larger", bound="larger"),
     columns={

@@ -82,6 +82,10 @@ GRIDS = Table(
         "pair of layers, 64 to 192 to 64 features, 32 rows; Tensor3D's words over "
         "theirs, on the best and the worst grid of as many devices."
     ),
+    shows=(
+        "A language model was spread over grids of devices, and what each sends was "
+        "counted. Further left sends less: the filled grid is the planner's choice."
+    ),
     picture=Dots("words", rows=("1x1x",), log=True),
     columns={
         "words": ("words", lambda run: run["sent"].sum() / 4),
@@ -160,6 +164,10 @@ OVERLAP = Table(
         "The floor at 0.5 is the link, which is never idle. in turn: a piece begins "
         "when the one before is summed."
     ),
+    shows=(
+        "A batch was cut in two pieces, so that one computes while the other sends. "
+        "Shorter leaves less sending exposed, from slow links to fast ones."
+    ),
     picture=Bars(
         ("at_0.5", "at_0.75", "at_1", "at_1.5", "at_2"), label="exposed / one piece's"
     ),
@@ -209,6 +217,10 @@ WEAK_SCALING = Table(
         "tokens, devices of 40 GB, 16 bytes of each parameter. Words that a device "
         "sends in a step by the cost model, on the best grid of each kind that fits: "
         "one row (Megatron), rows and columns, and depth too. Nothing is measured."
+    ),
+    shows=(
+        "The planner chose grids for larger and larger models. Left of the line a "
+        "device sends at most 0.7 of Megatron's words."
     ),
     picture=Dots(
         "part",

@@ -217,8 +217,7 @@ def _bars(
         _name_missing(axes, at, values)
     bound = draw_bound(axes, picture, result, up=True)
     shown = [*ends] if picture.stacked else [table[name].values for name in names]
-    log = picture.log or False if picture.stacked else picture.log
-    set_scale(axes.xaxis, [*shown, bound], log)
+    set_scale(axes.xaxis, [*shown, bound], False)
     axes.set_xlabel(label_of(picture, names[0], result) if each == 1 else picture.label)
     _name_rows(axes, table, places)
     return figure

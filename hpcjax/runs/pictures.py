@@ -104,11 +104,20 @@ class Bars(Picture):
       columns: one or several, told apart by colour and hatching.
       stacked: whether they are put behind one another.
       by: as in `Dots`.
+
+    Raises:
+      ConfigError: the axis is to be logarithmic: bars would have no lengths.
     """
 
     columns: Names
     stacked: bool = False
     by: str = ""
+
+    def __post_init__(self) -> None:
+        if self.log:
+            raise ConfigError(
+                "bars begin at zero, which a logarithmic axis lacks: Dots do not"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,12 +288,7 @@ def describe(result: "TableResult") -> str:
         drawn = " and ".join(heading(name, table.columns) for name in picture.names())
         against = picture.x_label or picture.x if isinstance(picture, Lines) else ""
         behind = f" against {against.format('n')}" if against else ""
-        dataset = pick(picture, result.dataset)
-        names = [str(row) for row in dataset["row"].values] if "row" in dataset else []
-        more = [f"and {len(names) - 12} more"] if len(names) > 12 else []
-        rows = ", ".join(names[:12] + more)
-        kind = type(picture).__name__.lower()
-        parts.append(f"{kind} of {picture.label or drawn}{behind}: {rows}")
+        parts.append(f"{type(picture).__name__} of {picture.label or drawn}{behind}")
     for v in result.verdicts:
         word = "holds" if v.holds else "FAILS"
         parts.append(f"{word}: {v.relation}: {v.ours:.4g}, bound {v.bound}")

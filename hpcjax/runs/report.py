@@ -204,7 +204,7 @@ class _Page:
             "held": sum(verdict.holds for verdict in result.verdicts),
             "claims": len(result.verdicts),
             "picture": _picture(result),
-            "said": pictures.describe(result),
+            "shows": table.shows,
             "figures": self.figures(
                 result.rows, table.id, [run["id"] for run in reported]
             ),

@@ -97,7 +97,8 @@ def _save_picture(result: Any, path: pathlib.Path) -> None:
     if figure is None:
         raise ConfigError(f"{result.table.id} has no numbers that can be drawn")
     curves.save(figure, path, [run["id"] for run in result.runs])
-    show.console().print(f"{path}: {pictures.describe(result)}", soft_wrap=True)
+    said = f"{pictures.describe(result)} {result.table.shows}".rstrip()
+    show.console().print(f"{path}: {said}", soft_wrap=True)
 
 
 def rejudge(ids: Ids = (), *, tier: Tier = None, root: Root = HERE) -> int:

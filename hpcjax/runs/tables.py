@@ -209,8 +209,10 @@ class Table:
         `<column>_high` are intervals. By default `reduce.of_columns`.
       benchmark: the runs measure time, so `hpcjax bench` repeats them.
       caption: what readers must know about stand-in data and units.
-      picture: what its picture shows, see `pictures`; or a function of the assembled
+      picture: how its picture is drawn, see `pictures`; or a function of the assembled
         dataset that draws it.
+      shows: for a stranger to it: a sentence on what was done, and one on what to look
+        at.
     """
 
     id: str
@@ -225,6 +227,7 @@ class Table:
     benchmark: bool = False
     caption: str = ""
     picture: pictures.Drawn | None = None
+    shows: str = ""
 
     def __post_init__(self) -> None:
         both = {

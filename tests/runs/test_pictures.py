@@ -166,6 +166,19 @@ def test_bars_side_by_side_and_stacked_from_zero():
     assert [bar.get_x() for bar in axes.patches] == [0, 0, 1]
 
 
+def test_bars_have_no_logarithmic_axis():
+    with pytest.raises(ConfigError, match="bars begin at zero"):
+        Bars("best", log=True)
+    (axes,) = draw(table_of("ab", best=[1.0, 1e6]), Bars("best")).axes
+    assert axes.get_xscale() == "linear"
+
+
+def test_a_number_is_a_bound():
+    (axes,) = draw(table_of("ab", best=[1.0, 2.0]), Dots("best", bound=0.5)).axes
+    assert [text.get_text() for text in axes.texts] == ["0.5"]
+    assert axes.get_lines()[0].get_xdata()[0] == 0.5
+
+
 def test_points_with_names_and_the_best_of_them_joined():
     found = table_of("abcd", best=[1.0, 2.0, 3.0, 2.0], steps=[1.0, 3.0, 4.0, 2.0])
     picture = Scatter("best", "steps", front=("least", "most"))
@@ -361,8 +374,8 @@ def test_a_picture_in_words(judged):
     found, claims = judged
     said = pictures.describe(result_of(found, Dots("best"), claims=claims))
     assert said == (
-        "A title. dots of best loss: ours, sgd, another. holds: ours is less: 1, bound "
-        "≤ 1.5. FAILS: ours is least: 1, bound ≤ 0.5."
+        "A title. Dots of best loss. holds: ours is less: 1, bound ≤ 1.5. FAILS: ours "
+        "is least: 1, bound ≤ 0.5."
     )
 
 
@@ -431,7 +444,8 @@ def fault_of(records):
 
 
 def test_every_committed_table_says_what_its_picture_is():
-    assert [record.table.id for record in RECORDS if not record.table.picture] == []
+    tables = [record.table for record in RECORDS]
+    assert [table.id for table in tables if not (table.picture and table.shows)] == []
 
 
 def test_pictures_of_committed_tables_can_be_read():
