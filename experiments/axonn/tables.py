@@ -53,7 +53,8 @@ def training(rows: reduce.Rows) -> xr.Dataset:
         {"row": list(curves), "step": runs[ONE]["number"].values},
         ("row", "step"),
     )
-    return reduce.from_cells(cells).assign(losses=packing.pack(losses))
+    held = losses.reindex(row=list(cells))  # of DATA nothing is held
+    return reduce.from_cells(cells).assign(losses=packing.pack(held))
 
 
 TRAINING = Table(
@@ -88,7 +89,14 @@ TRAINING = Table(
         "The pipelines' losses should lie on the single device's; summed gradients, "
         "the control, leave it."
     ),
-    picture=Lines("step", "losses", label="loss", about=PIPES, log_x=False),
+    picture=Lines(
+        "step",
+        "losses",
+        rows=(ONE, *PIPES, PEER, SUMMED),
+        label="loss",
+        about=PIPES,
+        log_x=False,
+    ),
     tiers=on_cpu(
         minutes=5.0,
         devices=8,

@@ -312,6 +312,8 @@ def _line(
         for value in each.y[np.isfinite(each.y)]:
             axes.axhline(value, **(look | {"marker": "", "linewidth": 1}))
         return
+    if not np.isfinite(each.y).any():
+        return
     x = [texts.get(at, at) for at in each.x]
     if len(x) <= 20:
         look["markevery"] = 1

@@ -75,8 +75,16 @@ def pack(values: xr.DataArray) -> xr.DataArray:
 
 
 def is_packed(column: xr.DataArray) -> bool:
-    """Returns whether a column holds steps; see `pack`."""
-    return column.dtype == np.uint16 and "scale" in column.attrs
+    """Returns whether a column holds steps; see `pack`.
+
+    Raises:
+      ConfigError: it did, but rows have been joined to it, which lack it.
+    """
+    if "scale" in column.attrs and column.dtype != np.uint16:
+        raise ConfigError(
+            f"all rows of {column.name} must be there before it is packed"
+        )
+    return "scale" in column.attrs
 
 
 def unpack(table: xr.Dataset) -> xr.Dataset:

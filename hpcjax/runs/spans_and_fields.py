@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from hpcjax.runs.tables import TableResult
 
+# Share of a field's values, at either end, that colours do not tell apart.
+_REST = 0.005
+
 
 def draw_timeline(
     picture: kinds.Timeline, table: xr.Dataset, _: Mapping, __: "TableResult"
@@ -82,16 +85,16 @@ def draw_map(
     others = [row for row in rows if picture.truth and row != picture.truth]
     down = 2 if others else 1
     shape = held.sizes[picture.y] / held.sizes[picture.x]
-    height = AROUND + down * (0.4 + shape * WIDTH / len(rows))
+    height = AROUND / 2 + down * (0.8 + shape * WIDTH / len(rows))
     figure, panels = open_figure(height, len(rows), down)
-    ends = {"vmin": float(np.nanmin(held)), "vmax": float(np.nanmax(held))}
     fields = {row: held.sel(row=row) for row in rows}
-    image = _fields(panels[0], fields, {**ends, "cmap": "viridis"})
-    label = label_of(picture, picture.column, result)
-    figure.colorbar(image, ax=panels[0], shrink=0.9).set_label(label, fontsize=SMALL)
+    low, high = np.nanquantile(held, (_REST, 1 - _REST))
+    look = {"vmin": low, "vmax": high, "cmap": "viridis"}
+    image = _fields(panels[0], fields, look)
+    _tell_scale(image, panels[0], label_of(picture, picture.column, result))
     if others:
         errors = {row: fields[row] - fields[picture.truth] for row in others}
-        most = max(float(np.nanmax(np.abs(each))) for each in errors.values())
+        most = np.nanquantile([abs(each) for each in errors.values()], 1 - _REST)
         look = {"vmin": -most, "vmax": most, "cmap": "RdBu_r"}
         left = [
             axes for axes, row in zip(panels[1], rows, strict=True) if row in others
@@ -100,11 +103,20 @@ def draw_map(
         image = _fields(left, named, look)
         for axes, each in zip(left, errors.values(), strict=True):
             _outline(axes, each.values, most / 2)
-        bar = figure.colorbar(image, ax=panels[1], shrink=0.9)
-        bar.set_label("difference, less: dashed", fontsize=SMALL)
+        _tell_scale(
+            image, panels[1], "difference; lines: half of the ends, dashed: less"
+        )
         for axes, row in zip(panels[1], rows, strict=True):
             axes.set_visible(row in others)
     return figure
+
+
+def _tell_scale(image: Any, panels: Any, label: str) -> None:
+    """Draws what colours stand for below panels; few values lie beyond its ends."""
+    options = {"location": "bottom", "shrink": 0.7, "aspect": 50, "extend": "both"}
+    bar = image.figure.colorbar(image, ax=panels, **options)
+    bar.set_label(label, fontsize=SMALL)
+    bar.ax.tick_params(labelsize=SMALL)
 
 
 def _outline(axes: "Axes", field: np.ndarray, most: float) -> None:
