@@ -151,7 +151,9 @@ def month(rows: reduce.Rows) -> xr.Dataset:
     goal = float(runs[_MAIN]["ratio"][0])
     points = {name: _best(run, goal) for name, run in runs.items()}
     truth = runs[_MAIN]["truth"]
-    weights = np.cos(np.deg2rad(truth["latitude"]))
+    weights = xr.DataArray(
+        np.cos(np.deg2rad(truth["latitude"].values)), dims="latitude"
+    )
     cells, fields = {}, {"truth": truth}
     for name, point in points.items():
         if point is not None:

@@ -33,7 +33,7 @@ def _to_three_percent(rows: reduce.Rows) -> xr.Dataset:
     # One validation of 359 digits moves by a percent from step to step.
     table = time_to_target(rows, "sgd", metric="val_error", target=0.03, smooth=3)
     found = table["steps_by_seed"].notnull().sum("seed")
-    return table.assign(n=found, **_curves(rows))
+    return table.assign({"n": found, **_curves(rows)})
 
 
 def _curves(rows: reduce.Rows) -> dict[str, xr.DataArray]:
