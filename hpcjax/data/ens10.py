@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from hpcjax.core import checks, files
-from hpcjax.core.config import AtLeast, Config, FileName, Share, Size
+from hpcjax.core.config import (
+    AtLeast,
+    Config,
+    Count,
+    FileName,
+    NotNegative,
+    Share,
+    Size,
+)
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.core.objective import Objective
 from hpcjax.data import catalog
@@ -28,6 +36,21 @@ class MembersConfig(Config):
 
     Attributes:
       members: the first so many are used.
+      leads: further ones whose fields are inputs, in hours.
+      levels: whose fields are inputs, the target's or all.
+      control: whether the first member's own fields are inputs.
+      analysis: whether the truth when forecasts start is.
+      standardise: inputs by mean and deviation over dates at a point, or over an area.
+      window: points of the area's side.
+      years: whether statistics of an area are those of a year, averaged ("paper"), or
+        of all dates.
+      smoothing: of what an area's statistics say, a Gaussian's deviation in points.
+      learn: the truth, or the spread of all members, or both.
+      of: whose deviation is learnt: of all members, or of those that are no inputs.
+      structure: if not zero, spread is learnt by 16 % mean distance and 84 % of one
+        minus MS-SSIM of this range, in the target's unit, not by squared error. The
+        paper's is 4.3.
+      roll: whether training dates are turned about the axis, or also mirrored.
       holdout: what is held out: dates to choose by, or those that decide in the end.
       weights: of latitudes in losses and scores; ENS-10's tables have none.
       shuffled: whether training forecasts get the truths of other dates, a control.
@@ -36,9 +59,35 @@ class MembersConfig(Config):
     objective: ClassVar[Objective] = POSTPROCESSING
 
     members: Annotated[int, AtLeast(2)] = 10
+    leads: tuple[Count, ...] = ()
+    levels: Literal["target", "all"] = "target"
+    control: bool = False
+    analysis: bool = False
+    standardise: Literal["point", "area"] = "point"
+    window: Size = 7
+    years: Literal["paper", "pooled"] = "paper"
+    smoothing: NotNegative = 10.0
+    learn: Literal["truth", "spread", "both"] = "truth"
+    of: Literal["all", "others"] = "all"
+    structure: NotNegative = 0.0
+    roll: Literal["none", "turn", "mirror"] = "none"
     holdout: Literal["validation", "test"] = "validation"
     weights: Literal["none", "cos", "cell_area"] = "none"
     shuffled: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "window must be odd, to have a middle"
+        checks.require(self.window % 2 == 1, rule, window=self.window)
+        good = self.learn == "spread" or not self.structure
+        checks.require(
+            good,
+            "structure must be zero but for learn=spread",
+            **{
+                "learn": self.learn,
+                "structure": self.structure,
+            },
+        )
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Opens the forecasts; dates are read when a batch needs them.
@@ -50,13 +99,7 @@ class MembersConfig(Config):
         """
         from hpcjax.data.postprocessing import make_dataset
 
-        return make_dataset(
-            self.open(root),
-            members=self.members,
-            holdout=self.holdout,
-            weights=self.weights,
-            shuffled=self.shuffled,
-        )
+        return make_dataset(self.open(root), self)
 
     def open(self, root: pathlib.Path) -> "Forecasts":
         """Returns forecasts and truth."""
@@ -90,7 +133,7 @@ class Ens10Config(MembersConfig):
 
     def open(self, root: pathlib.Path) -> "Forecasts":
         """Opens the store."""
-        from hpcjax.data import postprocessing, weather
+        from hpcjax.data import forecast_inputs, postprocessing, weather
 
         if self.name in catalog.CATALOG:
             store = catalog.locate(self.name, root)[STORE]
@@ -107,7 +150,8 @@ class Ens10Config(MembersConfig):
             valid = forecast["time"].to_numpy() + lead
             years = self.validation_years, self.test_years
             parts = postprocessing.split_by_year(valid, *years)
-        return postprocessing.Forecasts(members, true, parts)
+        found = forecast_inputs.find_blocks(forecast, truth, members, lead, self)
+        return postprocessing.Forecasts(members, true, parts, *found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +180,7 @@ class WeatherFileConfig(MembersConfig):
 
     def open(self, root: pathlib.Path) -> "Forecasts":
         """Opens both files; relative paths are below `root`, or as they are."""
-        from hpcjax.data import postprocessing, weather
+        from hpcjax.data import forecast_inputs, postprocessing, weather
 
         for key in ("path", "truth"):
             if not getattr(self, key):
@@ -150,7 +194,8 @@ class WeatherFileConfig(MembersConfig):
         if len(times) < 2:
             raise DataFormatError(f"{self.path}: expected two dates or more, found one")
         parts = postprocessing.split_in_time(times, lead, self.validation)
-        return postprocessing.Forecasts(members, true, parts)
+        found = forecast_inputs.find_blocks(forecast, truth, members, lead, self)
+        return postprocessing.Forecasts(members, true, parts, *found)
 
 
 def _find(root: pathlib.Path, path: str) -> pathlib.Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from hpcjax.core.config import AtLeast, Count
+from hpcjax.core.config import AtLeast, Count, NotNegative, Positive, Several
 from hpcjax.data.ens10 import MembersConfig
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ FORCING, COUPLING, RATIO = 20.0, 1.0, 10.0  # F, h, and b = c
 # Five days are a unit of time, of which a step is this part.
 STEP, DAY = 1 / 400, 80
 SPIN_UP = 50  # days
-SHARE = 0.003  # of the difference of two days, by which initial states differ
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,11 @@ class Lorenz96Config(MembersConfig):
       validation: number of dates for validation, and as many for test; a month apart
         from other parts.
       lead_days: how long forecasts are.
+      simulated: members that are made; None for those that are used. What more there
+        are can be learnt as the spread.
+      contrast: by how much the truth's forcing differs from place to place, so that
+        forecasts, which know of none, have biases of places.
+      share: of the difference of two days, by which initial states differ.
       draw_seed: of the truth and the members; it is not the seed of the run.
     """
 
@@ -47,22 +51,44 @@ class Lorenz96Config(MembersConfig):
     train: Annotated[int, AtLeast(4)] = 100
     validation: Annotated[int, AtLeast(1)] = 25
     lead_days: Annotated[int, AtLeast(1)] = 3
+    simulated: Several | None = None
+    contrast: NotNegative = 0.0
+    share: Positive = 0.003
     draw_seed: Count = 0
 
     def open(self, root: pathlib.Path) -> "Forecasts":
         """Simulates truth and forecasts; `root` is not used."""
-        from hpcjax.data import postprocessing
+        from hpcjax.data import forecast_inputs, postprocessing
+        from hpcjax.metrics.fields import find_truth
 
         del root
         sizes = self.train, self.validation, self.validation
-        made = simulate(sizes, self.lead_days, self.members, self.draw_seed)
-        parts = postprocessing.split_by_part(made[0], "Lorenz-96")
-        return postprocessing.Forecasts(made[0], made[1]["x"], parts)
+        simulated = self.simulated or self.members
+        forecast, truth = simulate(
+            sizes,
+            self.lead_days,
+            simulated,
+            self.draw_seed,
+            contrast=self.contrast,
+            share=self.share,
+        )
+        lead = np.timedelta64(self.lead_days, "D")
+        members = forecast.sel(lead_time=lead, drop=True)
+        found = forecast_inputs.find_blocks(forecast, truth, members, lead, self)
+        true = find_truth(truth["x"], members["time"].to_numpy(), lead)
+        parts = postprocessing.split_by_part(forecast, "Lorenz-96")
+        return postprocessing.Forecasts(members, true, parts, *found)
 
 
 @functools.lru_cache(maxsize=2)
 def simulate(
-    sizes: tuple[int, int, int], lead_days: int, members: int, seed: int
+    sizes: tuple[int, int, int],
+    lead_days: int,
+    members: int,
+    seed: int,
+    *,
+    contrast: float = 0.0,
+    share: float = 0.003,
 ) -> "tuple[xr.Dataset, xr.Dataset]":
     """Returns forecasts and truth, of a variable x at one latitude.
 
@@ -71,9 +97,12 @@ def simulate(
       lead_days: for which forecasts are valid, after their start.
       members: of each forecast.
       seed: of the truth.
+      contrast: of its forcing, F = 20 + contrast (sin 2πk/36 + ½ at every ninth k).
+      share: of the difference of two days, by which initial states differ.
 
     Returns:
-      Forecasts [number, time, latitude, longitude], and the truth without number.
+      Forecasts [number, time, lead_time, latitude, longitude], of all days up to
+      `lead_days`, and the truth without number.
     """
     import jax
     import xarray as xr
@@ -84,21 +113,24 @@ def simulate(
     starts = number_states(dict(zip(parts, sizes, strict=True)))
     numbers = np.concatenate(list(starts.values()))
     days = EVERY * int(numbers[-1]) + lead_days + 1
-    large, pull = jax.device_get(_run_truth(days, seed))
+    large, pull = jax.device_get(_run_truth(days, seed, contrast))
     closure = np.polyfit(large.ravel(), pull.ravel(), 4)
     states = large[::EVERY]
     pairs = np.stack([draw_pairs(at, starts["train"], members) for at in numbers], 1)
-    spread = SHARE * (states[pairs[..., 0]] - states[pairs[..., 1]])
+    spread = share * (states[pairs[..., 0]] - states[pairs[..., 1]])
     forecast = _run_forecasts(states[numbers] + spread, closure, lead_days)
+    leads = np.arange(lead_days + 1)
     coords = {
         **label_dates(starts),
         "number": np.arange(1, members + 1),
+        "lead_time": leads.astype("timedelta64[D]").astype("timedelta64[ns]"),
         "latitude": [0.0],
         "longitude": 360 / LARGE * np.arange(LARGE),
     }
-    dims = ("number", "time", "latitude", "longitude")
-    x = np.asarray(forecast)[:, :, None]
-    true = {"x": (dims[1:], large[EVERY * numbers + lead_days][:, None])}
+    dims = ("number", "time", "lead_time", "latitude", "longitude")
+    x = np.moveaxis(np.asarray(forecast), 0, 2)[:, :, :, None]
+    valid = EVERY * numbers[:, None] + leads
+    true = {"x": (dims[1:], large[valid][:, :, None])}
     kept = {name: each for name, each in coords.items() if name != "number"}
     return xr.Dataset({"x": (dims, x)}, coords), xr.Dataset(true, kept)
 
@@ -118,12 +150,12 @@ def _advance(slope: Any, state: Any) -> Any:
     return move(mean, 1.0)
 
 
-def _advect(x: "jax.Array") -> "jax.Array":
+def _advect(x: "jax.Array", forcing: Any = FORCING) -> "jax.Array":
     """Returns X_{k−1} (X_{k+1} − X_{k−2}) − X_k + F along the last axis."""
     import jax.numpy as jnp
 
     before, after = jnp.roll(x, 1, -1), jnp.roll(x, -1, -1)
-    return before * (after - jnp.roll(x, 2, -1)) - x + FORCING
+    return before * (after - jnp.roll(x, 2, -1)) - x + forcing
 
 
 def _small_pull(y: "jax.Array") -> "jax.Array":
@@ -131,7 +163,13 @@ def _small_pull(y: "jax.Array") -> "jax.Array":
     return -COUPLING * y.reshape(LARGE, SMALL).sum(-1)
 
 
-def _two_scales(state: Any) -> Any:
+def _force(contrast: float) -> np.ndarray:
+    """Returns the truth's forcing at each place."""
+    k = np.arange(LARGE)
+    return FORCING + contrast * (np.sin(2 * np.pi * k / LARGE) + 0.5 * (k % 9 == 0))
+
+
+def _two_scales(forcing: Any, state: Any) -> Any:
     """Returns dX/dt and dY/dt; Lorenz, Predictability, 1996, eqs. 3.2 and 3.3."""
     import jax.numpy as jnp
 
@@ -139,17 +177,19 @@ def _two_scales(state: Any) -> Any:
     next_one, next_two = jnp.roll(y, -1), jnp.roll(y, -2)
     inner = RATIO * next_one * (jnp.roll(y, 1) - next_two) - y
     outer = COUPLING / RATIO * jnp.repeat(x, SMALL)
-    return _advect(x) + _small_pull(y), RATIO * (inner + outer)
+    return _advect(x, forcing) + _small_pull(y), RATIO * (inner + outer)
 
 
-def _run_truth(days: int, seed: int) -> Any:
+def _run_truth(days: int, seed: int, contrast: float) -> Any:
     """Returns X [days, K] and what the small scale adds to its slope, likewise."""
     import jax
 
     from hpcjax.core.keys import derive
 
+    slope = functools.partial(_two_scales, np.float32(_force(contrast)))
+
     def run_day(state: Any, _: Any) -> Any:
-        step = functools.partial(_advance, _two_scales)
+        step = functools.partial(_advance, slope)
         moved = jax.lax.fori_loop(0, DAY, lambda _, each: step(each), state)
         return moved, (state[0], _small_pull(state[1]))
 
@@ -167,7 +207,7 @@ def _run_truth(days: int, seed: int) -> Any:
 
 
 def _run_forecasts(x: np.ndarray, closure: np.ndarray, days: int) -> "jax.Array":
-    """Returns X after so many days, of many forecasts [..., K]."""
+    """Returns X at the start and after each day, [day, ..., K]."""
     import jax
     import jax.numpy as jnp
 
@@ -176,9 +216,12 @@ def _run_forecasts(x: np.ndarray, closure: np.ndarray, days: int) -> "jax.Array"
     def slope(x: jax.Array) -> jax.Array:
         return _advect(x) + jnp.polyval(factors, x)
 
+    def run_day(x: jax.Array, _: Any) -> Any:
+        step = functools.partial(_advance, slope)
+        return jax.lax.fori_loop(0, DAY, lambda _, each: step(each), x), x
+
     @jax.jit
     def run(x: jax.Array) -> jax.Array:
-        step = functools.partial(_advance, slope)
-        return jax.lax.fori_loop(0, DAY * days, lambda _, each: step(each), x)
+        return jax.lax.scan(run_day, x, length=days + 1)[1]
 
     return run(jnp.asarray(x))

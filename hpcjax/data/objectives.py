@@ -74,7 +74,10 @@ POSTPROCESSING = Objective(
     outputs={"mean": FIELD, "std": FIELD},
     score="hpcjax.metrics.totals:gaussian_totals",
     # Of √(variance / square) 1 is best.
-    metrics={"loss": "low", "eecrps": "low", "square": "low", "variance": "neither"},
+    metrics={
+        **{"loss": "low", "eecrps": "low", "square": "low", "variance": "neither"},
+        **{"spread": "low"},
+    },
 )
 FIELDS = Objective(
     name="fields",

@@ -2,17 +2,27 @@
 
 import math
 import warnings
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
 from hpcjax.core.errors import DataFormatError
+from hpcjax.data.forecast_inputs import (
+    Block,
+    Sums,
+    describe_dates,
+    name_statistics,
+    roll,
+    summarise,
+)
 from hpcjax.data.objectives import POSTPROCESSING
 from hpcjax.data.source import Batch, Dataset, check_indices
 
-Holdout = Literal["validation", "test"]
+if TYPE_CHECKING:
+    from hpcjax.data.ens10 import MembersConfig
+
 WeightKind = Literal["none", "cos", "cell_area"]
 # All dates are kept in memory if they are less than this many bytes.
 _KEPT = 2 << 30
@@ -29,11 +39,15 @@ class Forecasts(NamedTuple):
       members: variables [number, time, latitude, longitude], the target first.
       truth: the target [time, latitude, longitude].
       parts: of each time, "train", "validation", "test" or "" for none.
+      blocks: fields that are inputs; none for those of the members.
+      axes: how many leads and levels the blocks are of.
     """
 
     members: xr.Dataset
     truth: xr.DataArray
     parts: np.ndarray
+    blocks: tuple[Block, ...] = ()
+    axes: tuple[int, int] = (1, 1)
 
 
 class Statistics(NamedTuple):
@@ -42,13 +56,15 @@ class Statistics(NamedTuple):
     Attributes:
       level: mean of each variable, over members, points and dates.
       unit: its standard deviation likewise: the standard unit.
-      mean: of each input over dates, in standard units [latitude, longitude, 2 V].
+      blocks: level and unit of each block of inputs.
+      mean: of each input over dates, in standard units [latitude, longitude, C].
       std: likewise.
       climate: quantiles of the target's members [latitude, longitude, 21].
     """
 
     level: np.ndarray
     unit: np.ndarray
+    blocks: list[tuple[np.ndarray, np.ndarray]]
     mean: np.ndarray
     std: np.ndarray
     climate: np.ndarray
@@ -106,53 +122,51 @@ def split_in_time(times: np.ndarray, lead: np.timedelta64, share: float) -> np.n
     )
 
 
-def make_dataset(
-    forecasts: Forecasts,
-    *,
-    members: int,
-    holdout: Holdout = "validation",
-    weights: WeightKind = "none",
-    shuffled: bool = False,
-) -> Dataset:
+def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
     """Returns dates as examples, standardised by those for training.
 
     Args:
       forecasts: and their truth.
-      members: how many of the first members are used; all statistics are of these.
-      holdout: the part that is held out.
-      weights: of latitudes in scores.
-      shuffled: whether training forecasts get the truths of other dates, a control.
+      cfg: which members are used, of which all statistics are, and how.
 
     Raises:
-      DataFormatError: fewer members, no date for training or to hold out, or nothing
+      DataFormatError: too few members, no date for training or to hold out, or nothing
         that is not NaN.
     """
     have = forecasts.members.sizes["number"]
-    if members > have:
-        raise DataFormatError(f"expected {members} members, found {have}")
-    chosen = forecasts.members.isel(number=slice(members))
+    if cfg.members > have:
+        raise DataFormatError(f"expected {cfg.members} members, found {have}")
+    if cfg.learn != "truth" and cfg.of == "others" and have - cfg.members < 2:
+        raise DataFormatError(
+            f"of='others' needs two members more than members={cfg.members}: "
+            f"found {have}"
+        )
     parts = {
-        each: np.nonzero(forecasts.parts == each)[0] for each in ("train", holdout)
+        each: np.nonzero(forecasts.parts == each)[0] for each in ("train", cfg.holdout)
     }
     for part, dates in parts.items():
         if not dates.size:
             raise DataFormatError(f"no date is for {part}")
-    reader = _Reader(forecasts._replace(members=chosen))
+    reader = _Reader(forecasts, cfg)
     statistics = fit(reader, parts["train"])
-    latitude = chosen["latitude"].to_numpy()
-    area = _area(latitude, chosen.sizes["longitude"], weights)
     truths = parts["train"]
-    if shuffled:
+    if cfg.shuffled:
         truths = np.random.Generator(np.random.Philox(0)).permutation(truths)
-    made = {"train": (parts["train"], truths), holdout: (parts[holdout],) * 2}
-    coordinates = place(latitude, chosen["longitude"].to_numpy())
-    sources = [
-        DateSource(reader, statistics, area, coordinates, *made[part])
-        for part in ("train", holdout)
-    ]
-    first = sources[0].gather(np.zeros(1, int))["x"]
+    train, held_out = (
+        DateSource(reader, statistics, *dates)
+        for dates in ((parts["train"], truths), (parts[cfg.holdout],) * 2)
+    )
+    first = train.gather(np.zeros(1, int))["x"]
     inputs: Any = {name: each.shape[1:] for name, each in first.items()}
-    return Dataset(sources[0], sources[1], inputs, 2, POSTPROCESSING)
+    made = Dataset(train, held_out, inputs, 2, POSTPROCESSING, axes=forecasts.axes)
+    if cfg.roll == "none":
+        return made
+    turned = roll(
+        train.channels,
+        [str(name) for name in reader.members],
+        mirror=cfg.roll == "mirror",
+    )
+    return made._replace(augment=turned)
 
 
 def _area(latitude: np.ndarray, columns: int, kind: WeightKind) -> np.ndarray:
@@ -176,33 +190,58 @@ def place(
 class _Reader:
     """Dates by number; all are read at once if they are small."""
 
-    def __init__(self, forecasts: Forecasts) -> None:
+    def __init__(self, forecasts: Forecasts, cfg: "MembersConfig") -> None:
         dims = ("time", "latitude", "longitude")
-        self.members = forecasts.members.transpose(*dims, "number")
+        self.cfg = cfg
+        everyone = forecasts.members.transpose(*dims, "number")
+        self.members = everyone.isel(number=slice(cfg.members))
+        chosen = {"all": slice(None), "others": slice(cfg.members, None)}[cfg.of]
+        self.learnt = (
+            self.members if cfg.learn == "truth" else everyone.isel(number=chosen)
+        )[[next(iter(everyone))]]
         self.truth = forecasts.truth.transpose(*dims)
-        one = math.prod(self.members.sizes.values()) * len(self.members.data_vars)
-        self.small = 4 * one < _KEPT
+        self.blocks = [
+            block._replace(
+                members=block.members.isel(number=slice(cfg.members)).transpose(
+                    *dims, "number"
+                ),
+                start=None if block.start is None else block.start.transpose(*dims),
+            )
+            for block in forecasts.blocks or (Block(forecasts.members),)
+        ]
+        held = self.members.nbytes * (1 + len(self.blocks))
+        self.small = held < _KEPT
         if self.small:
-            self.members, self.truth = self.members.load(), self.truth.load()
+            for each in (self.members, self.learnt, self.truth):
+                each.load()
+            for block in self.blocks:
+                block.members.load()
 
-    def read(self, dates: Int[np.ndarray, " dates"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns members [date, latitude, longitude, number, variable] and truth."""
-        chosen = self.members.isel(time=dates)
-        members = np.stack([each.to_numpy() for each in chosen.values()], axis=-1)
-        return members, self.truth.isel(time=dates).to_numpy()
+    def read(self, fields: Any, dates: np.ndarray) -> np.ndarray:
+        """Returns [date, latitude, longitude, (number,) variable] in float64."""
+        chosen = fields.isel(time=dates)
+        stacked = np.stack([each.to_numpy() for each in chosen.values()], axis=-1)
+        return stacked.astype(np.float64)
+
+    def summarise(self, dates: np.ndarray, blocks: Any) -> np.ndarray:
+        """Returns inputs in standard units, [date, latitude, longitude, channels]."""
+        found = []
+        for block, (level, unit) in zip(self.blocks, blocks, strict=True):
+            members = (self.read(block.members, dates) - level) / unit
+            start = block.start
+            if start is not None:
+                start = (self.read(start, dates) - level) / unit
+            found.append(summarise(members, start, self.cfg.control))
+        return np.concatenate(found, axis=-1)
 
 
 def fit(reader: _Reader, dates: Int[np.ndarray, " dates"]) -> Statistics:
     """Returns the statistics of some dates, read in pieces."""
     count = min(_CLIMATE_DATES, len(dates))
     some = dates[np.linspace(0, len(dates) - 1, count, dtype=int)]
-    drawn = reader.read(some)[0].astype(np.float64)
-    level = np.nanmean(drawn, axis=(0, 1, 2, 3))
-    unit = np.nanstd(drawn, axis=(0, 1, 2, 3))
-    if not np.all(unit > 0):
-        pairs = zip(reader.members, unit, strict=True)
-        names = ", ".join(str(name) for name, each in pairs if not each > 0)
-        raise DataFormatError(f"{names} do not vary, or are NaN everywhere")
+    drawn = reader.read(reader.members, some)
+    level, unit = _scale(drawn, reader)
+    blocks = [_scale(reader.read(each.members, some), reader) for each in reader.blocks]
     target = (drawn[..., 0] - level[0]) / unit[0]
     # [dates, latitude, longitude, members] → [latitude, longitude, dates · members]
     pooled = np.moveaxis(target, 0, -2).reshape(*target.shape[1:3], -1)
@@ -211,39 +250,64 @@ def fit(reader: _Reader, dates: Int[np.ndarray, " dates"]) -> Statistics:
         warnings.filterwarnings("ignore", "All-NaN slice")
         climate = np.nanquantile(pooled, np.linspace(0, 1, 21), axis=-1)
     climate = np.moveaxis(climate, 0, -1)
-    total = squares = count = np.zeros((*target.shape[1:3], 2 * len(level)))
+    groups = [dates]
+    if reader.cfg.standardise == "area" and reader.cfg.years == "paper":
+        years = reader.members["time"].dt.year.to_numpy()[dates]
+        groups = [dates[years == year] for year in np.unique(years)]
+    sums = [_add_dates(reader, group, blocks) for group in groups]
+    stacked = Sums(*(np.stack(each) for each in zip(*sums, strict=True)))
+    mean, std = describe_dates(stacked, reader.cfg)
+    return Statistics(level, unit, blocks, mean, std, climate.astype(np.float32))
+
+
+def _scale(drawn: np.ndarray, reader: _Reader) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and deviation of each variable."""
+    level = np.nanmean(drawn, axis=(0, 1, 2, 3))
+    unit = np.nanstd(drawn, axis=(0, 1, 2, 3))
+    if not np.all(unit > 0):
+        pairs = zip(reader.members, unit, strict=True)
+        names = ", ".join(str(name) for name, each in pairs if not each > 0)
+        raise DataFormatError(f"{names} do not vary, or are NaN everywhere")
+    return level, unit
+
+
+def _add_dates(reader: _Reader, dates: np.ndarray, blocks: Any) -> Sums:
+    total, squares, count = 0.0, 0.0, 0
     for piece in np.array_split(dates, math.ceil(len(dates) / _CLIMATE_DATES)):
-        inputs = _summarise((reader.read(piece)[0] - level) / unit)
+        inputs = reader.summarise(piece, blocks)
         count = count + np.isfinite(inputs).sum(0)
         inputs = np.nan_to_num(inputs, nan=0.0)
         total, squares = total + inputs.sum(0), squares + (inputs**2).sum(0)
-    count = np.maximum(count, 1)
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return Statistics(level, unit, mean, std, climate.astype(np.float32))
-
-
-def _summarise(members: np.ndarray) -> np.ndarray:
-    """Returns mean and deviation of M of each variable, [..., 2 V]."""
-    both = np.stack([members.mean(axis=-2), members.std(axis=-2)], axis=-1)
-    return both.reshape(*both.shape[:-2], -1)
+    return Sums(*map(np.asarray, (total, squares, count)))
 
 
 class DateSource:
-    """Dates that are standardised when gathered, or at once if they are small."""
+    """Dates that are standardised when gathered, or at once if they are small.
+
+    Attributes:
+      channels: names of the fields' channels, but for the three of the place.
+    """
 
     def __init__(
         self,
         reader: _Reader,
         statistics: Statistics,
-        area: np.ndarray,
-        coordinates: np.ndarray,
         dates: np.ndarray,
         truths: np.ndarray,
     ) -> None:
         self.reader, self.statistics = reader, statistics
-        self.area, self.coordinates = area, coordinates
+        latitude, longitude = (
+            reader.truth[each].to_numpy() for each in ("latitude", "longitude")
+        )
+        self.area = _area(latitude, longitude.size, reader.cfg.weights)
+        self.coordinates = place(latitude, longitude)
         self.dates, self.truths = dates, truths
+        self.channels = [
+            f"{block.name} {statistic} {name}".strip()
+            for block in reader.blocks
+            for name in block.members
+            for statistic in name_statistics(reader.cfg)
+        ]
         self.kept = self._standardise(np.arange(len(self))) if reader.small else None
 
     def __len__(self) -> int:
@@ -253,8 +317,9 @@ class DateSource:
         """Returns dates in standard units; float32.
 
         "x" are `members` [batch, latitude, longitude, number, variable], the target
-        the first variable, and `fields` [batch, latitude, longitude, 2 V + 3]: the
-        standardised mean and deviation of each variable, and where the point is. The
+        the first variable, and `fields` [batch, latitude, longitude, C + 3]: the
+        standardised mean and deviation of each variable, and what else is asked for,
+        lead by lead and level by level (`channels`), and where the point is. The
         rest is what `metrics.gaussian_totals` scores by.
         """
         check_indices(indices, len(self))
@@ -266,19 +331,22 @@ class DateSource:
         return {"x": x, **batch}
 
     def _standardise(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        fitted = self.statistics
-        members, _ = self.reader.read(self.dates[indices])
-        _, truth = self.reader.read(self.truths[indices])
-        members = (members.astype(np.float64) - fitted.level) / fitted.unit
-        y = (truth.astype(np.float64) - fitted.level[0]) / fitted.unit[0]
-        fields = (_summarise(members) - fitted.mean) / (fitted.std + _EPS)
+        fitted, reader, dates = self.statistics, self.reader, self.dates[indices]
+        truths = self.truths[indices]
+        members = (reader.read(reader.members, dates) - fitted.level) / fitted.unit
+        truth = reader.truth.isel(time=truths).to_numpy().astype(np.float64)
+        y = (truth - fitted.level[0]) / fitted.unit[0]
+        learnt = reader.read(reader.learnt, truths)[..., 0] / fitted.unit[0]
+        spread = learnt.std(-1)
+        inputs = reader.summarise(dates, fitted.blocks)
+        fields = (inputs - fitted.mean) / (fitted.std + _EPS)
         valid = np.isfinite(y) & np.isfinite(members).all((-2, -1))
-        valid &= np.isfinite(fitted.climate).all(-1)
+        valid &= np.isfinite(fitted.climate).all(-1) & np.isfinite(spread)
         if not valid.any((1, 2)).all():
             raise DataFormatError("a date has no point that is not NaN")
         # What is NaN, such as the sea's temperature on land, is zero and not scored.
-        full = [np.nan_to_num(each, nan=0.0) for each in (members, fields, y)]
-        members, fields, y = (each.astype(np.float32) for each in full)
+        full = [np.nan_to_num(each, nan=0.0) for each in (members, fields, y, spread)]
+        members, fields, y, spread = (each.astype(np.float32) for each in full)
         places = np.broadcast_to(self.coordinates, (*y.shape, 3))
         return {
             "members": members,
@@ -287,7 +355,17 @@ class DateSource:
             "area": self.area * valid,
             "efi": _find_extremes(members[..., 0], np.nan_to_num(fitted.climate)),
             "scale": np.full(len(y), fitted.unit[0], np.float32),
+            "spread": spread,
+            **_say_loss(reader.cfg, len(y)),
         }
+
+
+def _say_loss(cfg: "MembersConfig", count: int) -> dict[str, np.ndarray]:
+    """Returns the weights of CRPS and the spread's error, or the range of MS-SSIM."""
+    if cfg.structure:
+        return {"structure": np.full(count, cfg.structure, np.float32)}
+    asked = {"truth": (1, 0), "spread": (0, 1), "both": (1, 1)}[cfg.learn]
+    return {"asked": np.tile(np.float32(asked), (count, 1))}
 
 
 def _find_extremes(members: np.ndarray, climate: np.ndarray) -> np.ndarray:

@@ -81,6 +81,8 @@ class Dataset(NamedTuple):
         made with; None for examples that are whole by themselves.
       tables: rows of the tables of categories that examples have numbers of, one table
         after the other, which the model is made with; None for other data.
+      axes: how many leads and levels the channels of forecasts are of, for models that
+        ask; None for other data.
     """
 
     train: Source  # or a Sampler, which only the training loop asks for batches
@@ -92,11 +94,12 @@ class Dataset(NamedTuple):
     augment: Augment | None = None
     graph: Any = None
     tables: tuple[int, ...] | None = None
+    axes: tuple[int, int] | None = None
 
     @property
     def given(self) -> dict[str, Any]:
         """What a model is made with besides shapes, by the names of its arguments."""
-        found = {"graph": self.graph, "tables": self.tables}
+        found = {"graph": self.graph, "tables": self.tables, "axes": self.axes}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -20,10 +20,13 @@ from .forecast import rank_histogram as rank_histogram
 from .forecast import rmse as rmse
 from .forecast import spread as spread
 from .forecast import spread_skill_ratio as spread_skill_ratio
-from .forecast import ssim as ssim
 from .means import weighted_mean as weighted_mean
 from .means import weighted_sums as weighted_sums
 from .segmentation import dice as dice
+from .spreads import spread_factor as spread_factor
+from .spreads import spread_floor as spread_floor
+from .structure import ms_ssim as ms_ssim
+from .structure import ssim as ssim
 from .totals import click_totals as click_totals
 from .totals import field_totals as field_totals
 from .totals import gaussian_totals as gaussian_totals

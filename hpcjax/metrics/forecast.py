@@ -4,7 +4,6 @@ Fields are `[..., latitude, longitude]`. Weights are broadcast against them, suc
 `latitude_weights(...)[:, None]`; where a weight is zero a value may be NaN.
 """
 
-import functools
 import math
 from typing import Literal
 
@@ -380,67 +379,3 @@ def pit_histogram(
     place = jax.scipy.special.ndtr((observed - mean) / std)
     part = jnp.clip((place * bins).astype(jnp.int32), 0, bins - 1)
     return _count(part, ~jnp.isnan(place), bins)
-
-
-def ssim(
-    first: Float[Array, "*batch height width"],
-    second: Float[Array, "*batch height width"],
-    *,
-    data_range: float,
-    window: int = 11,
-    sigma: float = 1.5,
-) -> Float[Array, "*batch"]:
-    """Returns the mean structural similarity of pairs of fields, 1 if they are equal.
-
-    (2 μ₁μ₂ + c₁)(2 σ₁₂ + c₂) / ((μ₁² + μ₂² + c₁)(σ₁² + σ₂² + c₂)), of means, variances
-    and covariance under a Gaussian window that lies within the field, c₁ = (0.01 L)²
-    and c₂ = (0.03 L)².
-
-    Args:
-      first: `[..., height, width]`.
-      second: likewise.
-      data_range: L, from the least to the largest possible value.
-      window: taps of the window, along both sides.
-      sigma: its standard deviation.
-
-    Raises:
-      ValueError: a field smaller than the window.
-
-    References:
-      Wang, Bovik, Sheikh, Simoncelli, IEEE Trans. Image Processing 13, 2004.
-
-    Examples:
-      >>> field = jnp.arange(16.0).reshape(4, 4)
-      >>> float(ssim(field, field, data_range=15.0, window=3))
-      1.0
-    """
-    checks.require_same_shape(first=first, second=second)
-    first, second = widen(first, second)
-    if min(first.shape[-2:]) < window:
-        raise ValueError(
-            f"fields must have at least window={window} points on both sides: got "
-            f"{first.shape[-2:]}"
-        )
-    taps = np.exp(-0.5 * ((np.arange(window) - (window - 1) / 2) / sigma) ** 2)
-    taps = jnp.asarray(taps / taps.sum(), first.dtype)
-
-    def blur(field: jax.Array) -> jax.Array:
-        for axis in (-2, -1):
-            size = field.shape[axis] - window + 1
-            parts = [
-                tap * jax.lax.slice_in_dim(field, at, at + size, axis=axis)
-                for at, tap in enumerate(taps)
-            ]
-            field = functools.reduce(jnp.add, parts)
-        return field
-
-    # About the first field's mean, since squares of large offsets would cancel.
-    level = jnp.mean(first, axis=(-2, -1), keepdims=True)
-    x, y = first - level, second - level
-    mean_x, mean_y = blur(x), blur(y)
-    var_x, var_y = blur(x * x) - mean_x**2, blur(y * y) - mean_y**2
-    both = blur(x * y) - mean_x * mean_y
-    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
-    mean_x, mean_y = mean_x + level, mean_y + level
-    light = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
-    return jnp.mean(light * (2 * both + c2) / (var_x + var_y + c2), axis=(-2, -1))

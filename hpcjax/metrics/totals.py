@@ -13,6 +13,7 @@ from hpcjax.metrics.classification import token_cross_entropy
 from hpcjax.metrics.crps import crps_gaussian
 from hpcjax.metrics.means import weighted_mean
 from hpcjax.metrics.segmentation import dice
+from hpcjax.metrics.structure import ms_ssim
 
 
 def label_totals(
@@ -164,31 +165,60 @@ def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
     Args:
       outputs: `mean` and `std` [batch, latitude, longitude], in the target's standard
         unit.
-      batch: observations `"y"` likewise; `"area"`, weights of points, which are zero
-        where nothing is observed; `"efi"`, the forecast's index of extremes; `"scale"`
-        [batch], the standard unit in the target's own; and, in validation, `"weight"`
-        [batch].
+      batch: observations `"y"` likewise; `"spread"`, deviations of members; `"area"`,
+        weights of points, which are zero where nothing is observed; `"efi"`, the
+        forecast's index of extremes; `"scale"` [batch], the standard unit in the
+        target's own; and, in validation, `"weight"` [batch]. Of what the loss is, one
+        of these says: `"asked"` [batch, 2], weights of the CRPS and of the squared
+        error of the spread, or `"structure"` [batch], the range of the spread's
+        MS-SSIM in the target's own unit.
 
     Returns:
       Sums over dates of weighted means over points, in the target's own unit: `"loss"`,
-      the CRPS; `"eecrps"`, |EFI| times that; `"square"`, the mean's squared error; and
-      `"variance"`, the predicted one. The count is the number of dates.
+      as asked, or 0.16 |error| + 0.84 (1 − MS-SSIM) of the spread; `"eecrps"`, |EFI|
+      times the CRPS; `"square"`, the mean's squared error; `"variance"`, the predicted
+      one; and `"spread"`, the squared error of the predicted deviation. The count is
+      the number of dates.
     """
     area, scale = batch["area"], batch["scale"]
     weight = batch.get("weight", jnp.ones(scale.shape, jnp.float32))
-    crps = crps_gaussian(outputs.mean, outputs.std, batch["y"])
+    # A network that learns the spread alone may put out one below zero.
+    std = jnp.maximum(outputs.std, 1e-6)
+    crps = crps_gaussian(outputs.mean, std, batch["y"])
+    apart = outputs.std - batch["spread"]
     points = {
-        "loss": crps,
+        "crps": crps,
         "eecrps": jnp.abs(batch["efi"]) * crps,
+        "distance": jnp.abs(apart),
         "square": (outputs.mean - batch["y"]) ** 2,
         "variance": outputs.std**2,
+        "spread": apart**2,
     }
-    sums = {}
+    dates = {}
     for name, values in points.items():
-        dates = weighted_mean(values.astype(jnp.float32), area, (-2, -1))
-        unit = scale if name in ("loss", "eecrps") else scale**2
-        sums[name] = jnp.sum(weight * unit * dates)
+        found = weighted_mean(values.astype(jnp.float32), area, (-2, -1))
+        power = 2 if name in ("square", "variance", "spread") else 1
+        dates[name] = scale**power * found
+    crps, distance = dates.pop("crps"), dates.pop("distance")
+    if "structure" in batch:
+        # What is not scored is as it should be.
+        std = jnp.where(area > 0, outputs.std, batch["spread"])
+        share = batch["structure"] / scale
+        fields = [each / share[:, None, None] for each in (std, batch["spread"])]
+        alike = ms_ssim(*fields, data_range=1.0, **_scales(area.shape[1:]))
+        dates["loss"] = 0.16 * distance + 0.84 * (1 - alike)
+    else:
+        first, second = batch["asked"].T
+        dates["loss"] = first * crps + second * dates["spread"]
+    sums = {name: jnp.sum(weight * each) for name, each in dates.items()}
     return Totals(sums, jnp.sum(weight))
+
+
+def _scales(sides: tuple[int, ...]) -> dict[str, Any]:
+    """Returns the paper's scales where there is room, else three of five taps."""
+    if min(sides) >= 161:
+        return {}
+    return {"scales": 3, "window": 5, "sigma": 1.0}
 
 
 def field_totals(

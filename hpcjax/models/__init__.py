@@ -22,6 +22,8 @@ PARTS = {
         "point_mlp": "PointMlpConfig",
         "field_cnn": "FieldCnnConfig",
         "field_unet": "FieldUNetConfig",
+        "unet3d": "UNet3dConfig",
+        "conv_lstm": "ConvLstmConfig",
         "member_attention": "MemberAttentionConfig",
     }
 }

@@ -25,6 +25,8 @@ from ._resnet import resnet as resnet
 from ._spatial import cnn as cnn
 from ._spatial import locally_connected as locally_connected
 from ._spatial import smoe as smoe
+from ._spread_nets import conv_lstm as conv_lstm
+from ._spread_nets import unet3d as unet3d
 from ._unet import unet as unet
 from ._vgg import vgg as vgg
 from .bert_config import BertConfig as BertConfig
@@ -53,12 +55,14 @@ from .modules import statistic as statistic
 from .parts import Parts as Parts
 from .parts import causal_lm_parts as causal_lm_parts
 from .parts import unrolled_causal_lm as unrolled_causal_lm
+from .postprocess_config import ConvLstmConfig as ConvLstmConfig
 from .postprocess_config import EmosConfig as EmosConfig
 from .postprocess_config import FieldCnnConfig as FieldCnnConfig
 from .postprocess_config import FieldUNetConfig as FieldUNetConfig
 from .postprocess_config import MemberAttentionConfig as MemberAttentionConfig
 from .postprocess_config import PointMlpConfig as PointMlpConfig
 from .postprocess_config import RawConfig as RawConfig
+from .postprocess_config import UNet3dConfig as UNet3dConfig
 from .resnet_config import ResNetConfig as ResNetConfig
 from .scan import scan_blocks as scan_blocks
 from .scan import scan_with_memory as scan_with_memory

@@ -1,6 +1,7 @@
 """The base class of models' configs; importing this module imports no JAX."""
 
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from hpcjax.core.config import Config
@@ -33,7 +34,9 @@ class ModelConfig(Config):
           inputs: shape of one "x"; a mapping of shapes if it has several arrays.
           outputs: number of classes, or of words: the last axis of what is put out.
           policy: dtypes; None for float32.
-          **given: what the data set has for models that take it, such as its `graph`.
+          **given: what the data set has, such as its `graph`, for models that take it.
         """
         runtime = {} if policy is None else {"policy": policy}
-        return super().make(inputs, outputs, **runtime, **given)
+        known = inspect.signature(self.find_factory()).parameters
+        taken = {name: each for name, each in given.items() if name in known}
+        return super().make(inputs, outputs, **runtime, **taken)

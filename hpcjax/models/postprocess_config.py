@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from hpcjax.core.config import NotNegative, Size
+from hpcjax.core.config import Count, NotNegative, Size, Within
 from hpcjax.core.objective import Objective
 from hpcjax.models.model_config import ModelConfig
 
@@ -111,3 +111,49 @@ class MemberAttentionConfig(PostprocessConfig):
     width: Size = 64
     blocks: Size = 1
     padding: Literal["periodic", "zero"] = "periodic"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UNet3dConfig(PostprocessConfig):
+    """A U-Net of levels that predicts the spread alone, see `models.unet3d`.
+
+    Attributes:
+      base: half of the channels of the first level; others are multiples.
+      poolings: halvings of latitudes and longitudes.
+      padding: of longitudes; the paper's is "zero".
+      positive: what keeps the spread above zero; the paper's is "none".
+      crop: whether rows and columns that do not divide stay as they are.
+      remat: whether activations are computed again for gradients.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._spread_nets:unet3d"
+    smoke: ClassVar[Mapping[str, str]] = {"base": "1", "poolings": "1", "crop": "true"}
+
+    base: Size = 32
+    poolings: Annotated[int, Within("[1, 5]")] = 5
+    padding: Literal["periodic", "zero"] = "periodic"
+    positive: Literal["softplus", "none"] = "softplus"
+    crop: bool = False
+    remat: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvLstmConfig(PostprocessConfig):
+    """A convolutional LSTM of leads, for the spread alone; see `models.conv_lstm`.
+
+    Attributes:
+      width: channels.
+      poolings: halvings before the leads are joined.
+      padding: of longitudes.
+      crop: whether rows and columns that do not divide stay as they are.
+      remat: whether activations are computed again for gradients.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._spread_nets:conv_lstm"
+    smoke: ClassVar[Mapping[str, str]] = {"width": "2", "poolings": "0"}
+
+    width: Size = 64
+    poolings: Count = 1
+    padding: Literal["periodic", "zero"] = "periodic"
+    crop: bool = False
+    remat: bool = False

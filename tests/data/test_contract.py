@@ -65,14 +65,14 @@ def check_dates(dataset):
     shapes = dataset.inputs
     for source in (dataset.train, dataset.validation):
         batch = source.gather(np.arange(2))
-        assert set(batch) == {"x", "y", "area", "efi", "scale"}
+        assert set(batch) == {"x", "y", "area", "efi", "scale", "spread", "asked"}
         for value in trees.flatten(batch).values():
             assert value.dtype == np.float32
             assert np.isfinite(value).all()
         got = {name: each.shape for name, each in batch["x"].items()}
         assert got == {name: (2, *shape) for name, shape in shapes.items()}
         grid = shapes["fields"][:2]
-        for name in ("y", "area", "efi"):
+        for name in ("y", "area", "efi", "spread"):
             assert batch[name].shape == (2, *grid)
         assert batch["scale"].shape == (2,)
         assert (np.abs(batch["efi"]) <= 1).all()

@@ -25,13 +25,17 @@ def forecasts(change=None):
     return postprocessing.Forecasts(members, truth, parts)
 
 
+def make(forecasts, **fields):
+    return postprocessing.make_dataset(forecasts, ens10.MembersConfig(**fields))
+
+
 def gather(made, part="train"):
     source = made.train if part == "train" else made.validation
     return trees.flatten(source.gather(np.arange(len(source))))
 
 
 def test_examples_are_standardised_members_and_truth():
-    made = postprocessing.make_dataset(forecasts(), members=10)
+    made = make(forecasts(), members=10)
     batch = gather(made)
     given = forecasts()
     t = given.members["t"].to_numpy()[:, :8].astype(np.float64)
@@ -62,7 +66,7 @@ def test_examples_are_standardised_members_and_truth():
 @pytest.mark.acceptance("ens10", 10)
 def test_extremes_are_by_the_training_members():
     given = forecasts()
-    made = postprocessing.make_dataset(given, members=10, holdout="test")
+    made = make(given, members=10, holdout="test")
     found = gather(made, "test")["efi"]
     t = given.members["t"].to_numpy().astype(np.float64)
     climate = np.quantile(t[:, :8].reshape(-1, 6, 8), np.linspace(0, 1, 21), axis=0)
@@ -86,8 +90,8 @@ def test_training_batches_know_nothing_of_other_dates():
         valid = truth["time"] >= start + np.timedelta64(3, "D")
         return forecast, truth.where(~valid, -9999.0)
 
-    usual = gather(postprocessing.make_dataset(forecasts(), members=10))
-    spoilt = gather(postprocessing.make_dataset(forecasts(spoil), members=10))
+    usual = gather(make(forecasts(), members=10))
+    spoilt = gather(make(forecasts(spoil), members=10))
     for name, values in usual.items():
         np.testing.assert_array_equal(values, spoilt[name])
 
@@ -117,13 +121,10 @@ def test_five_members_hold_nothing_of_the_others():
     def spoil(forecast, truth):
         return forecast.where(forecast["number"] <= 2, 1e9), truth
 
-    made = [
-        gather(postprocessing.make_dataset(forecasts(change), members=2))
-        for change in (None, spoil)
-    ]
+    made = [gather(make(forecasts(change), members=2)) for change in (None, spoil)]
     for name, values in made[0].items():
         np.testing.assert_array_equal(values, made[1][name])
-    more = gather(postprocessing.make_dataset(forecasts(), members=10))
+    more = gather(make(forecasts(), members=10))
     assert not np.allclose(more["x/fields"], made[0]["x/fields"], atol=0.01)
 
 
@@ -152,7 +153,7 @@ def test_what_is_nan_is_no_part_of_the_score():
         land[{"latitude": 2, "longitude": 3}] = True
         return forecast, truth.assign(t=truth["t"].where(~land))
 
-    made = postprocessing.make_dataset(forecasts(spoil), members=10, weights="cos")
+    made = make(forecasts(spoil), members=10, weights="cos")
     batch = gather(made)
     assert (batch["area"][:, 2, 3] == 0).all()
     assert (batch["area"] > 0).sum() == 8 * 47
@@ -162,7 +163,7 @@ def test_what_is_nan_is_no_part_of_the_score():
         return forecast, truth.assign(t=truth["t"] * np.nan)
 
     with pytest.raises(DataFormatError, match="no point that is not NaN"):
-        postprocessing.make_dataset(forecasts(lose), members=10)
+        make(forecasts(lose), members=10)
 
 
 def test_a_point_without_a_climate_is_not_scored():
@@ -172,7 +173,7 @@ def test_a_point_without_a_climate_is_not_scored():
         where = forecast["time"].isin(train) & (forecast["latitude"] == 75.0)
         return forecast.assign(t=forecast["t"].where(~where)), truth
 
-    made = postprocessing.make_dataset(forecasts(lose), members=10)
+    made = make(forecasts(lose), members=10)
     batch = gather(made, "validation")
     row = list(forecasts().truth["latitude"].to_numpy()).index(75.0)
     scored = np.arange(batch["area"].shape[1]) != row
@@ -186,8 +187,8 @@ def test_one_lost_date_spoils_no_other():
         forecast["t"][2, 3, :, :, 0, 0] = np.nan
         return forecast, truth
 
-    usual = gather(postprocessing.make_dataset(forecasts(), members=10))
-    batch = gather(postprocessing.make_dataset(forecasts(lose), members=10))
+    usual = gather(make(forecasts(), members=10))
+    batch = gather(make(forecasts(lose), members=10))
     lost = np.zeros(8, bool)
     lost[3] = True
     np.testing.assert_array_equal(batch["area"][:, 0, 0], ~lost)
@@ -221,7 +222,7 @@ def test_what_is_no_forecast_is_no_input():
 
 
 def test_the_score_is_in_the_targets_own_unit():
-    made = postprocessing.make_dataset(forecasts(), members=10, weights="cell_area")
+    made = make(forecasts(), members=10, weights="cell_area")
     batch = made.train.gather(np.arange(8))
 
     class Raw:
@@ -248,8 +249,7 @@ def test_the_score_is_in_the_targets_own_unit():
 
 def test_the_control_pairs_forecasts_with_other_truths():
     usual, shuffled = (
-        gather(postprocessing.make_dataset(forecasts(), members=10, shuffled=each))
-        for each in (False, True)
+        gather(make(forecasts(), members=10, shuffled=each)) for each in (False, True)
     )
     np.testing.assert_array_equal(usual["x/members"], shuffled["x/members"])
     assert not np.allclose(usual["y"], shuffled["y"])

@@ -13,12 +13,14 @@ from hpcjax.models.dlrm_config import DlrmConfig
 from hpcjax.models.gnn_config import GnnConfig
 from hpcjax.models.mlp_config import MlpConfig
 from hpcjax.models.postprocess_config import (
+    ConvLstmConfig,
     EmosConfig,
     FieldCnnConfig,
     FieldUNetConfig,
     MemberAttentionConfig,
     PointMlpConfig,
     RawConfig,
+    UNet3dConfig,
 )
 from hpcjax.models.resnet_config import ResNetConfig
 from hpcjax.models.spatial_config import (
@@ -60,6 +62,11 @@ def _members(config: Any) -> Entry:
     return Entry(config, {"members": (5, 8, 3, 2), "fields": (5, 8, 7)}, 2)
 
 
+def _levels(config: Any) -> Entry:
+    shapes = {"members": (4, 8, 3, 2), "fields": (4, 8, 15)}
+    return Entry(config, shapes, 2, given={"axes": (2, 2)})
+
+
 def _vertices(layer: str, **fields: Any) -> Entry:
     rng = np.random.default_rng(0)
     graph = graphs.make_graph(
@@ -84,6 +91,8 @@ REGISTRY: dict[str, Entry] = {
     "field_cnn": _members(FieldCnnConfig(width=2)),
     "field_unet": _members(FieldUNetConfig(width=2)),
     "member_attention": _members(MemberAttentionConfig(width=2)),
+    "unet3d": _levels(UNet3dConfig(base=2, poolings=1)),
+    "conv_lstm": _levels(ConvLstmConfig(width=2, remat=True)),
     "dlrm": Entry(
         DlrmConfig(width=4, bottom=(5,), top=(6,)),
         {"dense": (3,), "ids": (2,)},

@@ -31,6 +31,8 @@ FACTORIES = {
     "field_cnn": models.FieldCnnConfig,
     "field_unet": models.FieldUNetConfig,
     "member_attention": models.MemberAttentionConfig,
+    "unet3d": models.UNet3dConfig,
+    "conv_lstm": models.ConvLstmConfig,
     "cnn": models.CnnConfig,
     "locally_connected": models.LocallyConnectedConfig,
     "smoe": models.SmoeConfig,
@@ -61,7 +63,7 @@ def test_config_fields_equal_the_factory(name):
     arguments = {
         key: value.default
         for key, value in signature.items()
-        if key not in ("inputs", "outputs", "policy")
+        if key not in ("inputs", "outputs", "policy", "axes")
     }
     fields = {
         field.name: field.default for field in dataclasses.fields(FACTORIES[name])
