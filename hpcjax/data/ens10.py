@@ -46,7 +46,7 @@ class MembersConfig(Config):
         of all dates.
       smoothing: of what an area's statistics say, a Gaussian's deviation in points.
       learn: the truth, or the spread of all members, or both.
-      of: whose deviation is learnt: of all members, or of those that are no inputs.
+      target_members: whose deviation is learnt: of all, or of those that are no inputs.
       structure: if not zero, spread is learnt by 16 % mean distance and 84 % of one
         minus MS-SSIM of this range, in the target's unit, not by squared error. The
         paper's is 4.3.
@@ -68,7 +68,7 @@ class MembersConfig(Config):
     years: Literal["paper", "pooled"] = "paper"
     smoothing: NotNegative = 10.0
     learn: Literal["truth", "spread", "both"] = "truth"
-    of: Literal["all", "others"] = "all"
+    target_members: Literal["all", "others"] = "all"
     structure: NotNegative = 0.0
     roll: Literal["none", "turn", "mirror"] = "none"
     holdout: Literal["validation", "test"] = "validation"

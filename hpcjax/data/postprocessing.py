@@ -136,9 +136,10 @@ def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
     have = forecasts.members.sizes["number"]
     if cfg.members > have:
         raise DataFormatError(f"expected {cfg.members} members, found {have}")
-    if cfg.learn != "truth" and cfg.of == "others" and have - cfg.members < 2:
+    others = cfg.learn != "truth" and cfg.target_members == "others"
+    if others and have - cfg.members < 2:
         raise DataFormatError(
-            f"of='others' needs two members more than members={cfg.members}: "
+            f"target_members='others' needs two more than members={cfg.members}: "
             f"found {have}"
         )
     parts = {
@@ -195,7 +196,9 @@ class _Reader:
         self.cfg = cfg
         everyone = forecasts.members.transpose(*dims, "number")
         self.members = everyone.isel(number=slice(cfg.members))
-        chosen = {"all": slice(None), "others": slice(cfg.members, None)}[cfg.of]
+        chosen = {"all": slice(None), "others": slice(cfg.members, None)}[
+            cfg.target_members
+        ]
         self.learnt = (
             self.members if cfg.learn == "truth" else everyone.isel(number=chosen)
         )[[next(iter(everyone))]]
@@ -365,7 +368,7 @@ def _say_loss(cfg: "MembersConfig", count: int) -> dict[str, np.ndarray]:
     if cfg.structure:
         return {"structure": np.full(count, cfg.structure, np.float32)}
     asked = {"truth": (1, 0), "spread": (0, 1), "both": (1, 1)}[cfg.learn]
-    return {"asked": np.tile(np.float32(asked), (count, 1))}
+    return {"asked": np.tile(np.array(asked, np.float32), (count, 1))}
 
 
 def _find_extremes(members: np.ndarray, climate: np.ndarray) -> np.ndarray:

@@ -88,9 +88,8 @@ def ms_ssim(
     """
     rule = f"scales must be from 1 to {len(_WEIGHTS)}"
     checks.require(1 <= scales <= len(_WEIGHTS), rule, scales=scales)
-    # Sides are halved and rounded down before each further scale.
-    sides, smallest = first.shape[-2:], 2 ** (scales - 1) * window
-    least = smallest if scales == 1 else 2 ** (scales - 1) * (window - 1) + 1
+    # Sides are halved and rounded up before each further scale.
+    sides, least = first.shape[-2:], 2 ** (scales - 1) * (window - 1) + 1
     checks.require(
         min(sides) >= least,
         f"MS-SSIM of {scales} scales and {window} taps needs {least} points a side; "

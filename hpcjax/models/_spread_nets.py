@@ -136,7 +136,7 @@ class _UNet3d(nnx.Module):
         self.padding, self.positive, self.remat = padding, positive, remat
         down = [inputs, *(base * each for each in _DOWN[:poolings])]
         up = [base * each for each in _UP[: poolings - 1]]
-        sizes = {"down_0": (inputs, down[1], down[1])}
+        sizes: dict[str, tuple[int, ...]] = {"down_0": (inputs, down[1], down[1])}
         for at in range(1, poolings):
             sizes[f"down_{at}"] = (down[at], down[at + 1])
         below = down[-1]
