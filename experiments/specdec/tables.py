@@ -61,7 +61,8 @@ _MODEL_COLUMNS = {
 @reduce.Number
 def _share_within(table: xr.Dataset) -> float:
     own = table.isel(row=table["ahead"].values > 0)
-    return float((abs(own["foretold"] / own["measured"] - 1) <= WITHIN).mean())
+    apart = abs(own["foretold"] / own["measured"] - 1).values
+    return float(np.mean(np.where(np.isnan(apart), np.nan, apart <= WITHIN)))
 
 
 # A model that overlooks how many tokens are drafted.

@@ -108,6 +108,8 @@ class Decoder(NamedTuple):
       dtype: of keys and values.
       crowded: whether tokens compete for places in experts of limited capacity, so
         that the logits of one sequence depend on the others in its batch.
+      again: regexes of the parameters that the backward pass gathers again where they
+        are cut, or whose layer's output or moments it sums again.
     """
 
     depth: int
@@ -118,6 +120,7 @@ class Decoder(NamedTuple):
     context: int | None
     dtype: str
     crowded: bool = False
+    again: tuple[str, ...] = ()
 
 
 class Cut(NamedTuple):

@@ -16,7 +16,13 @@ from hpcjax.core.patterns import matches_any
 from hpcjax.core.shards import axes_of_spec
 from hpcjax.sharding.cuts import count_parts, cut_further
 from hpcjax.sharding.mesh import DEPTH_AXIS
-from hpcjax.sharding.tensor3d import Grid, MatrixLayer, cut_matrices, list_matrices
+from hpcjax.sharding.tensor3d import (
+    COL_AXIS,
+    Grid,
+    MatrixLayer,
+    cut_matrices,
+    list_matrices,
+)
 
 Scheme = Literal["tensor3d", "megatron", "optimus2d", "colossal3d"]
 # Weights, gradients and two moments in float32.
@@ -69,8 +75,9 @@ def comm_volume(
     which biases and what is in no stack are gathered once; and besides its matrices'
     sums, its head's included, m words or so of each token: the look-up sums m H / G_r
     over columns, and the loss 4 m; each of a norm's moments is summed over rows, and so
-    is its slope. A few words are left out, such as those of metrics; and the sums of
-    forward passes that `remat="full"` or "dots" take again, "collectives" does not.
+    is its slope. Where `remat` computes blocks again all of a forward pass is sent once
+    more, but for what "collectives" keeps. A few words are left out, such as those of
+    metrics.
 
     Args:
       layers: the matrices, or a language model, with "tensor3d".
@@ -129,51 +136,53 @@ def _operands(layer: MatrixLayer, rows: float, *, cube: bool) -> float:
 
 
 class _Described(NamedTuple):
-    """A language model: its matrices, its parameters' shapes, and how often they sum.
+    """A language model: its matrices and its parameters' shapes.
 
     Attributes:
       model: itself.
       layers: its matrices.
       shapes: of its parameters.
       stacked: regexes of its stacks.
-      moments: that norms take of a token.
     """
 
     model: Model
     layers: tuple[MatrixLayer, ...]
     shapes: Any
     stacked: tuple[str, ...]
-    moments: int
 
 
 def _describe(model: Model) -> _Described:
     layers = list_matrices(model)
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = trees.flatten(shapes)
-    moments = sum(
-        (1 + (path.replace("scale", "bias") in leaves)) * math.prod(leaf.shape[:-1])
-        for path, leaf in leaves.items()
-        if path.endswith("norm/scale")
-    )
     deep = (layer.path for layer in model.layers if layer.options["depth"])
     stacked = {f"^{re.escape(path.partition('/')[0])}/" for path in deep}
-    return _Described(model, layers, shapes, tuple(stacked), moments)
+    return _Described(model, layers, shapes, tuple(stacked))
 
 
 def _count_model(told: _Described, rows: int, grid: Grid) -> dict[str, float]:
     """Returns the words of a whole language model; see `comm_volume`."""
     sizes, own = grid._asdict(), rows / (grid.data * grid.depth)
     held = cut_matrices(told.model, told.shapes, grid)
+    leaves = trees.flatten(told.shapes)
     found = comm_volume(told.layers, rows, grid)
     found |= {"data": 0.0, "depth": 0.0}
-    found["row"] += 4 * _share(grid.row) * own * told.moments
-    width = trees.flatten(told.shapes)["embed/table"].shape[-1]
+    width = leaves["embed/table"].shape[-1]
     found["col"] += 2 * _share(grid.col) * own * (width / grid.row + 4)
     further = cut_further(told.shapes, held, sizes, DEPTH_AXIS, told.stacked)
-    for path, leaf in trees.flatten(told.shapes).items():
+    repeated = told.model.decoder.again if told.model.decoder else ()
+    for path, leaf in leaves.items():
         part = leaf.size / count_parts(held.get(path, PartitionSpec()), sizes)
         parted = DEPTH_AXIS in axes_of_spec(further.get(path, PartitionSpec()))
-        again = matches_any(told.stacked, path) and not path.endswith("bias")
+        more, kind = matches_any(repeated, path), path.rpartition("/")[2]
+        if kind == "scale":
+            moments = 1 + (path.replace("scale", "bias") in leaves)
+            sums = (4 + 2 * more) * moments * math.prod(leaf.shape[:-1])
+            found["row"] += sums * _share(grid.row) * own
+        elif kind == "kernel" and more:
+            over, cut = ("row", "col")[:: -1 if held[path][-2] == COL_AXIS else 1]
+            outputs = leaf.size / leaf.shape[-2] / sizes[cut]
+            found[over] += 2 * _share(sizes[over]) * own * outputs
+        again = matches_any(told.stacked, path) and (more or kind != "bias")
         found["depth"] += (2 + (parted and again)) * _share(grid.depth) * part
         found["data"] += 2 * _share(grid.data) * part / (grid.depth if parted else 1)
     return found

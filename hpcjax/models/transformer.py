@@ -262,12 +262,22 @@ def causal_lm(
         context=inputs[0] if config.options.has_table else None,
         dtype=policy.compute,
         crowded=experts is not None and experts.capacity_factor is not None,
+        again=_compute_again(config),
     )
     return from_nnx(
         lambda: CausalLm(inputs[0], outputs, config, policy),
         decoder=decoder,
         cut=functools.partial(_cut, inputs[0], outputs, config, policy),
     )
+
+
+def _compute_again(config: CausalLmConfig) -> tuple[str, ...]:
+    """Returns `Decoder.again`: what is added last to a block is not needed."""
+    if config.remat == "none":
+        return ()
+    last = "mlp/down" if config.options.norm_position == "pre" else "mlp_norm/bias"
+    kept = config.remat == "collectives"
+    return (f"^blocks/(?!{last})" + ".*norm/bias$" * kept,)
 
 
 def cut_causal_lm(

@@ -106,13 +106,17 @@ EIGHT, SIXTEEN, THIRTY_TWO = (
 
 
 @functools.cache
-def lm(vocabulary, tied=True):
+def lm(vocabulary, tied=True, remat="none"):
     options = dataclasses.replace(models.GPT2, tied_head=tied)
-    return dataclasses.replace(LM, options=options).make((CONTEXT,), vocabulary)
+    own = dataclasses.replace(LM, options=options, remat=remat)
+    return own.make((CONTEXT,), vocabulary)
 
 
-def all_words(grid, vocabulary, tied=True):
-    """Two blocks, their norms, a look-up, a head and a loss, written out."""
+def all_words(grid, vocabulary, tied=True, again=False):
+    """Two blocks, their norms, a look-up, a head and a loss, written out.
+
+    Again: what blocks sum and gather forwards, but for the last layer's output.
+    """
     data, depth, row, col = grid
     share = [(devices - 1) / devices for devices in grid]
     own, blocks, norms, width = TOKENS / data / depth, 2, 5, 64
@@ -120,32 +124,37 @@ def all_words(grid, vocabulary, tied=True):
     along_col = own * (blocks * 4 * width + 2 * width) / row + 4 * own
     matrices = blocks * 12 * width**2 / row / col
     scales, biases = blocks * 2 * width / row, blocks * (7 / col + 4 / row) * width
+    if again:
+        along_row += own * blocks * 7 * width / col + 2 * own * (norms - 1)
+        along_col += own * blocks * width / row
     tables = (2 - tied) * vocabulary * width / row / col + CONTEXT * width / row
     rest = biases + tables + 2 * width / row
     gathered = 3 * (matrices + scales) + 2 * rest
+    gathered += again * (biases - blocks * width / row)
     gradients = 2 * (matrices + scales + rest) / depth
     words = gradients, gathered, 2 * along_row, 2 * along_col
     return [part * each for part, each in zip(share, words, strict=True)]
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("vocabulary", [512, 4096, 65536])
-def test_a_models_best_grid_is_the_least_of_all(vocabulary, tied):
+def test_a_models_best_grid_is_the_least_of_all(vocabulary, tied, remat):
     for every in (EIGHT, SIXTEEN, THIRTY_TWO):
-        devices = math.prod(every[0])
-        found = cost.best_grid(lm(vocabulary, tied), TOKENS, devices, topk=99)
+        devices, model = math.prod(every[0]), lm(vocabulary, tied, remat)
+        found = cost.best_grid(model, TOKENS, devices, topk=99)
         assert {each.grid for each in found} == set(every)
         for grid, words in found:
-            wanted = all_words(grid, vocabulary, tied)
+            wanted = all_words(grid, vocabulary, tied, remat == "full")
             assert list(words.values()) == pytest.approx(wanted, rel=1e-12)
         assert found[0].total == min(each.total for each in found)
 
 
-def count_asked(grid, vocabulary, tied):
+def count_asked(grid, model, vocabulary):
     """Words of a device in what JAX asks for, by axis; loops have two turns."""
     parallel = Tensor3dConfig(row=grid.row, col=grid.col, depth=grid.depth)
     own = data.noise_tokens(TOKENS // CONTEXT, CONTEXT, vocabulary)
-    model, sizes = lm(vocabulary, tied), {"steps": 1, "devices": 8}
+    sizes = {"steps": 1, "devices": 8}
     method = train.compose(
         model,
         own,
@@ -170,10 +179,10 @@ def count_asked(grid, vocabulary, tied):
     return found
 
 
-def check_asked(grid, vocabulary, tied):
+def check_asked(grid, model, vocabulary):
     """Compares what is asked for with the formula; returns it in all."""
-    asked = count_asked(grid, vocabulary, tied)
-    words = cost.comm_volume(lm(vocabulary, tied), TOKENS, grid)
+    asked = count_asked(grid, model, vocabulary)
+    words = cost.comm_volume(model, TOKENS, grid)
     # Metrics, and whether arrays are finite, along axes of which only one may be long.
     longer = {axis: asked[axis] - words[axis] for axis in words}
     assert 0 <= min(longer.values()) <= sum(longer.values()) + asked["several"] < 120
@@ -181,15 +190,26 @@ def check_asked(grid, vocabulary, tied):
 
 
 def test_a_models_words_are_those_that_jax_asks_for():
-    check_asked(Grid(1, 2, 2, 2), 2048, tied=True)
+    check_asked(Grid(1, 2, 2, 2), lm(2048, remat="full"), 2048)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [models.LLAMA, models.GPT2])
+@pytest.mark.parametrize("remat", ["dots", "offload", "collectives"])
+def test_so_they_are_of_other_blocks_computed_again(options, remat):
+    for place in ("pre", "post"):
+        own = dataclasses.replace(options, norm_position=place)
+        model = dataclasses.replace(LM, options=own, remat=remat)
+        check_asked(Grid(1, 2, 2, 2), model.make((CONTEXT,), 512), 512)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("vocabulary", [512, 65536])
 def test_the_best_grid_is_the_least_that_jax_asks_for(vocabulary, tied):
-    found = {grid: check_asked(grid, vocabulary, tied) for grid in EIGHT}
-    (best,) = cost.best_grid(lm(vocabulary, tied), TOKENS, 8, topk=1)
+    model = lm(vocabulary, tied)
+    found = {grid: check_asked(grid, model, vocabulary) for grid in EIGHT}
+    (best,) = cost.best_grid(model, TOKENS, 8, topk=1)
     assert found[best.grid] == min(found.values())
 
 

@@ -1,5 +1,7 @@
 """Committed results of tables: what they claim follows from what they hold."""
 
+import dataclasses
+import itertools
 import json
 import math
 
@@ -64,10 +66,32 @@ def test_negative_controls_fail_their_claims(table_id, tier):
                 assert not verdict.holds, verdict
 
 
+def lose(table, column, rows):
+    """The table without some of a column's cells."""
+    held = table[column].values.astype(float)
+    held[rows] = math.nan
+    return table.assign({column: (table[column].dims, held)})
+
+
+def count(tier, claim, table):
+    """The number of one claim."""
+    own = {claim: dataclasses.replace(tier.claims[claim], controls=())}
+    (verdict,) = judge(dataclasses.replace(tier, claims=own, trivial=None), table)
+    return verdict.ours
+
+
 @pytest.mark.parametrize(
     ("table_id", "tier", "claim", "column", "row"),
     [
+        ("chai/elbow", "cpu", "late", "error_4", 0),
         ("eager/latency", "cpu", "solo", "solo", 0),
+        ("gradcomp/utility", "model", "winners", "wins", 2),
+        ("gradcomp/validation", "cpu", "crossover", "foretold", 3),
+        ("polythrottle/savings", "cpu", "jointly", "joint", 2),
+        ("spb/resources", "cpu", "monotone", "memory", 5),
+        ("specdec/depth-width", "cpu", "line", "line", 1),
+        ("specdec/model", "cpu", "foretold", "measured", 0),
+        ("specdec/model", "cpu", "chosen", "measured", 2),
         ("gptq/quality", "cpu", "act_order", "perplexity", 13),
         ("pipefisher/fill", "model", "period", "ratio", 0),
         ("samo/layouts", "model", "transmission first", "collective", 5),
@@ -79,15 +103,31 @@ def test_negative_controls_fail_their_claims(table_id, tier):
 def test_no_claim_passes_over_a_cell_that_is_missing(
     table_id, tier, claim, column, row
 ):
-    """Python's `max`, and xarray's, may look at the others alone."""
+    """Python's `max`, and xarray's, may look at the others alone, and `<` is false."""
     found = read_record(TABLES[table_id], tier, REPOSITORY)
-    table = table_records.to_dataset(found)
-    held = table[column].values.copy()
-    held[row] = math.nan
-    without = table.assign({column: (table[column].dims, held)})
-    ours = TABLES[table_id].tier(tier).claims[claim].ours
-    assert not math.isnan(ours(table))
-    assert math.isnan(ours(without))
+    table, defined = table_records.to_dataset(found), TABLES[table_id].tier(tier)
+    assert not math.isnan(count(defined, claim, table))
+    assert math.isnan(count(defined, claim, lose(table, column, row)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("table_id", "tier"), RECORDS)
+def test_no_claim_holds_that_reads_a_cell_that_is_missing(table_id, tier):
+    """A claim reads a cell if another number in its place makes another one of it."""
+    found = read_record(TABLES[table_id], tier, REPOSITORY)
+    table, defined = table_records.to_dataset(found), TABLES[table_id].tier(tier)
+    columns = [n for n, c in table.items() if c.dtype.kind in "fib" and c.ndim == 1]
+    for claim, told in defined.claims.items():
+        ours = count(defined, claim, table)
+        for column, row in itertools.product(columns, range(table.sizes["row"])):
+            without = lose(table, column, row)
+            if math.isnan(table[column].values[row]):
+                continue
+            if not told.holds(count(defined, claim, without)):
+                continue
+            for other in (-1e9, 0.5, 1e9):
+                filled = table.assign({column: without[column].fillna(other)})
+                assert count(defined, claim, filled) == ours, (claim, column, row)
 
 
 TUNED = [
