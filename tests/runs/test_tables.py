@@ -4,6 +4,7 @@ import html
 import io
 import math
 
+import numpy as np
 import pytest
 import rich.console
 import xarray as xr
@@ -195,6 +196,23 @@ def test_a_claim_on_a_missing_cell_fails():
     result = table_of(values(ratio=[1.0, 2.0]), {"c": claim})
     assert not result.passed
     assert math.isnan(result.verdicts[0].ours)
+
+
+@pytest.mark.parametrize(
+    ("read", "ours"),
+    [
+        (np.nanmax, math.nan),
+        (lambda ratio: (ratio > 1.0).sum(), math.nan),
+        (lambda ratio: (ratio == 2.0).sum(), math.nan),  # as in choosing rows
+        (lambda ratio: ratio[:2].sum(), 3.0),
+    ],
+)
+def test_a_claim_that_reads_a_missing_cell_has_no_number(read, ours):
+    claim = Claim(relation="r", ours=lambda t: read(t["ratio"].values), at_most=9.0)
+    table = xr.Dataset({"ratio": ("row", [1.0, 2.0, math.nan])}, {"row": [*"abc"]})
+    (verdict,) = table_of(table, {"c": claim}).verdicts
+    assert verdict.ours == pytest.approx(ours, nan_ok=True)
+    assert verdict.holds == (not math.isnan(ours))
 
 
 def test_tuning_seeds_are_not_reported():
