@@ -50,7 +50,13 @@ import pytest
 from jax._src.interpreters import mlir
 
 from hpcjax.core.compile_cache import keep_compiled
-from tests import cpu_report, failures_at_once, type_check, without_triton
+from tests import (
+    cheap_key_checks,
+    cpu_report,
+    failures_at_once,
+    type_check,
+    without_triton,
+)
 
 # Tracing leaves many objects that stay: looking through them again and again took a
 # tenth of the time.
@@ -91,6 +97,7 @@ if folder := jax.config.values["jax_compilation_cache_dir"]:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 jax.config.update("jax_debug_key_reuse", True)
+cheap_key_checks.install()
 jax.config.update("jax_numpy_rank_promotion", "allow")
 
 
