@@ -198,15 +198,21 @@ def _merge(flow: Dataflow, name: str, parts: list[Operator]) -> Operator:
     written = dict.fromkeys(t for part in parts for t in part.outputs)
     read = dict.fromkeys(t for part in parts for t in part.inputs)
     statistical = any(part.kind == "statistical" for part in parts)
+    inputs = tuple(t for t in read if t not in written)
+    outputs = tuple(
+        t for t in written if t in flow.outputs or flow.consumers(t) - names
+    )
+    # What parts read of one tensor is at hand: the kernel reads the most that one does.
+    moved = [part.volume_of(flow.tensors) for part in parts]
+    volumes = (max(own.get(t, 0) for own in moved) for t in (*inputs, *outputs))
     return Operator(
         name=name,
         kind="statistical" if statistical else "elementwise",
-        inputs=tuple(t for t in read if t not in written),
-        outputs=tuple(
-            t for t in written if t in flow.outputs or flow.consumers(t) - names
-        ),
+        inputs=inputs,
+        outputs=outputs,
         flops=sum(part.flops for part in parts),
         space=parts[0].space,
         reduced=max(part.reduced for part in parts),
         times=parts[0].times,
+        volumes=tuple(volumes) if any(part.volumes for part in parts) else (),
     )

@@ -60,6 +60,8 @@ class Operator(NamedTuple):
       reduced: the axes of `space` that it sums over, or takes the largest of.
       einsum: what a contraction computes, of its first two inputs.
       times: executions in a run of the program.
+      volumes: words that it moves of each input, then of each output; empty if it moves
+        whole tensors.
     """
 
     name: str
@@ -71,6 +73,13 @@ class Operator(NamedTuple):
     reduced: tuple[Any, ...] = ()
     einsum: str = ""
     times: int = 1
+    volumes: tuple[int, ...] = ()
+
+    def volume_of(self, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+        """Returns the words that it moves of each tensor."""
+        names = (*self.inputs, *self.outputs)
+        words = self.volumes or [tensors[name].words for name in names]
+        return dict(zip(names, words, strict=True))
 
 
 class Moved(NamedTuple):
@@ -157,10 +166,12 @@ class Dataflow:
         if each.kind not in COUNTED:
             return Moved()
 
+        volumes = each.volume_of(self.tensors)
+
         def words(names: Iterable[str]) -> int:
-            tensors = [self.tensors[name] for name in set(names)]
-            kept = [t for t in tensors if masks == "stored" or not t.mask]
-            return each.times * sum(tensor.words for tensor in kept)
+            drawn = masks != "stored"
+            kept = {n for n in names if not (drawn and self.tensors[n].mask)}
+            return each.times * sum(volumes[name] for name in kept)
 
         return Moved(each.times * each.flops, words(each.inputs), words(each.outputs))
 

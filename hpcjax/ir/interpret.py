@@ -1,0 +1,221 @@
+"""Runs graphs element by element in numpy: what a graph means, and what it must not do.
+
+It shares nothing with what lowers graphs, so that it can judge it.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from hpcjax.core import checks as values_checks
+from hpcjax.core.errors import ConfigError
+from hpcjax.ir.affine import Range, Values
+from hpcjax.ir.checks import check
+from hpcjax.ir.sdfg import REDUCERS, SDFG, Code, Map, Memlet, Nested, Node
+
+Order = Literal["forward", "reverse", "drawn"]
+_NUMPY = {**vars(np), "__builtins__": {}}
+_compiled = functools.lru_cache(2**10)(lambda code: compile(code, "<tasklet>", "exec"))
+_Log = dict[tuple[str, tuple[int, ...]], dict[str, set[int]]]
+
+
+def interpret(
+    graph: SDFG,
+    inputs: Mapping[str, Any],
+    symbols: Values | None = None,
+    *,
+    order: Order = "forward",
+    seed: int = 0,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns the containers that are not transient after a run.
+
+    Args:
+      graph: the program.
+      inputs: arrays by container; others begin as NaN, or 0 if they have none.
+      symbols: their values.
+      order: in which the iterations of every map run.
+      seed: of a drawn order.
+      functions: of library nodes, by their code: arrays of the inputs' subsets to a
+        tuple of the outputs'.
+
+    Raises:
+      ConfigError: the graph is not valid, an input has another shape, a symbol has no
+        value, or two iterations of a map touch an element that one writes, without a
+        resolution of conflicts.
+
+    Examples:
+      >>> from hpcjax.ir import Builder
+      >>> program = Builder("double")
+      >>> program.array("x", 3)
+      >>> with program.map(i="0:3"):
+      ...     program.tasklet("b = 2 * a", a="x[i]", b="x[i]")
+      >>> interpret(program.build(), {"x": [1, 2, 3]})["x"].tolist()
+      [2.0, 4.0, 6.0]
+    """
+    values_checks.require_choice("order", order, ("forward", "reverse", "drawn"))
+    bound = graph.bind(symbols or {})
+    if bound.symbols:
+        raise ConfigError(f"symbols without values: {', '.join(bound.symbols)}")
+    check(bound)
+    data = {}
+    for name, each in bound.arrays.items():
+        shape = tuple(size.constant for size in each.shape)
+        data[name] = _unset(shape, each.dtype)
+        if name in inputs:
+            given = np.asarray(inputs[name])
+            if given.shape != shape:
+                raise ConfigError(f"{name!r} has shape {shape}: got {given.shape}")
+            data[name][...] = given
+    run = _Run(order, np.random.default_rng(seed), functions or {})
+    run.graph(bound, data, {})
+    return {n: a for n, a in data.items() if not bound.arrays[n].transient}
+
+
+def _unset(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.full(shape, np.nan if np.dtype(dtype).kind in "fc" else 0, dtype)
+
+
+class _Run:
+    """The state of an interpretation: an order, and who touched what."""
+
+    def __init__(
+        self,
+        order: Order,
+        rng: np.random.Generator,
+        functions: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self.order, self.rng, self.functions = order, rng, functions
+        # Of each open map: its log, the iteration, and the containers of an iteration.
+        self.open: list[list[Any]] = []
+
+    def graph(self, graph: SDFG, data: dict[str, np.ndarray], values: Values) -> None:
+        """Runs all nodes, one after the other."""
+        for state in graph.states:
+            for node in state.nodes:
+                self.node(node, data, values)
+
+    def node(self, node: Node, data: dict[str, np.ndarray], values: Values) -> None:
+        """Runs a node with the values of the parameters around it."""
+        if isinstance(node, Map):
+            self.map(node, data, values)
+        elif isinstance(node, Code):
+            self.code(node, data, values)
+        else:
+            self.nested(node, data, values)
+
+    def nested(self, node: Nested, data: dict[str, np.ndarray], values: Values) -> None:
+        """Runs a graph several times, with containers of its own."""
+        symbols = {name: own.at(values) for name, own in node.symbols}
+        names = dict(node.arguments)
+        for turn in range(node.times):
+            symbols |= {node.counter: turn} if node.counter else {}
+            inner = {
+                name: data[names[name]]
+                if name in names
+                else _unset(tuple(size.at(symbols) for size in each.shape), each.dtype)
+                for name, each in node.graph.arrays.items()
+            }
+            self.graph(node.graph, inner, symbols)
+
+    def map(self, node: Map, data: dict[str, np.ndarray], values: Values) -> None:
+        """Runs all iterations in the order that was asked for."""
+        iterations = list(_iterations(node.ranges, values))
+        if self.order == "reverse":
+            iterations.reverse()
+        elif self.order == "drawn":
+            iterations = [iterations[k] for k in self.rng.permutation(len(iterations))]
+        log: _Log = {}
+        self.open.append([log, 0, node.private])
+        for place, own in enumerate(iterations):
+            self.open[-1][1] = place
+            for name in node.private:
+                data[name] = _unset(data[name].shape, data[name].dtype)
+            for inner in node.body:
+                self.node(inner, data, own)
+        self.open.pop()
+        _judge(node.id, log)
+
+    def code(self, node: Code, data: dict[str, np.ndarray], values: Values) -> None:
+        """Reads, computes, and writes or resolves."""
+        read = {name: self.read(memlet, data, values) for name, memlet in node.inputs}
+        made = self.compute(node, read, values)
+        for name, memlet in node.outputs:
+            place = self.touch(memlet, memlet.wcr or "write", values, data)
+            value = np.reshape(made[name], [len(own) for own in place])
+            array, at = data[memlet.data], np.ix_(*place)
+            array[at] = (
+                getattr(np, memlet.wcr)(array[at], value) if memlet.wcr else value
+            )
+
+    def compute(
+        self, node: Code, read: dict[str, Any], values: Values
+    ) -> Mapping[str, Any]:
+        """Returns the outputs of a node by name."""
+        if node.kind == "tasklet":
+            scope: dict[str, Any] = {**values, **{n: a.item() for n, a in read.items()}}
+            with np.errstate(all="ignore"):
+                exec(_compiled(node.code), _NUMPY, scope)
+            return scope
+        arrays = list(read.values())
+        if node.kind == "reduce":
+            reducer = getattr(np, node.code).reduce
+            results = (reducer(*arrays, axis=node.axes, initial=REDUCERS[node.code]),)
+        elif node.kind == "copy":
+            results = tuple(arrays)
+        elif node.code in self.functions:
+            results = self.functions[node.code](*arrays)
+        elif "->" in node.code:
+            results = (np.einsum(node.code, *arrays),)
+        else:
+            raise ConfigError(f"{node.id}: no function {node.code!r} was given")
+        return dict(zip((name for name, _ in node.outputs), results, strict=True))
+
+    def read(self, memlet: Memlet, data: dict[str, np.ndarray], values: Values) -> Any:
+        """Returns a copy of the elements of a subset."""
+        place = self.touch(memlet, "read", values, data)
+        return data[memlet.data][np.ix_(*place)].copy()
+
+    def touch(
+        self, memlet: Memlet, how: str, values: Values, data: dict[str, np.ndarray]
+    ) -> list[range]:
+        """Notes an access in the logs of all maps around, and returns its indices."""
+        place = [own.at(values) for own in memlet.subset]
+        logs = []
+        for log, iteration, private in reversed(self.open):
+            if memlet.data in private:
+                break
+            logs.append((log, iteration))
+        if logs:
+            for element in itertools.product(*place):
+                for log, iteration in logs:
+                    ways = log.setdefault((memlet.data, element), {})
+                    ways.setdefault(how, set()).add(iteration)
+        return place
+
+
+def _iterations(
+    ranges: tuple[tuple[str, Range], ...], values: Values
+) -> Iterator[Values]:
+    """Yields the values of parameters and of those around."""
+    if not ranges:
+        yield values
+        return
+    (name, own), *others = ranges
+    for value in own.at(values):
+        yield from _iterations(tuple(others), {**values, name: value})
+
+
+def _judge(name: str, log: _Log) -> None:
+    """Raises for an element that iterations touch in ways that depend on their order."""
+    for (data, element), ways in log.items():
+        alone = len(ways) == 1 and "write" not in ways
+        iterations = set().union(*ways.values())
+        if not alone and len(iterations) > 1:
+            raise ConfigError(
+                f"race in {name}: iterations {sorted(iterations)[:2]} of it {sorted(ways)} "
+                f"element {data}[{', '.join(map(str, element))}]"
+            )
