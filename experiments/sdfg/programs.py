@@ -47,11 +47,11 @@ class _Drawn:
 
     def ranges(self) -> dict[str, str]:
         """Returns ranges of as many parameters as there are axes."""
-        names = ("i", "j")[: self.rank]
-        return {
-            name: f"{self.pick(0, 0, 0, 1)}:{self.pick(1, 3, 4, 4, 4)}:{self.pick(1, 1, 2)}"
-            for name in names
-        }
+        made = {}
+        for name in ("i", "j")[: self.rank]:
+            start, stop = self.pick(0, 0, 0, 1), self.pick(1, 3, 4, 4, 4)
+            made[name] = f"{start}:{stop}:{self.pick(1, 1, 2)}"
+        return made
 
     def index(self, names: list[str]) -> str:
         """Returns an index of each axis by a parameter of its own."""
@@ -93,7 +93,9 @@ class _Drawn:
         if self.rng.random() < 0.2:
             self.statement([two], one)
         same = self.rng.random() < 0.85
-        second = dict(zip("pq", ranges.values(), strict=False)) if same else self.ranges()
+        second = self.ranges()
+        if same:
+            second = dict(zip(["p", "q"], ranges.values(), strict=False))
         if same and self.rng.random() < 0.9:
             for old, new in zip("ij", "pq", strict=True):
                 shared = shared.replace(old, new)
@@ -146,9 +148,8 @@ class _Drawn:
         """Adds a map in a map."""
         inner = str(self.pick("0:4", "1:4:2", "0:k + 1"))
         self.program.array("N", 4, 4)
-        with self.program.map(k="0:4"):
-            with self.program.map(m=inner):
-                self.program.tasklet("c = a + 1", a="N[k, m]", c="N[k, m]")
+        with self.program.map(k="0:4"), self.program.map(m=inner):
+            self.program.tasklet("c = a + 1", a="N[k, m]", c="N[k, m]")
 
     def nested(self) -> None:
         """Adds a graph in the graph, most of which run once."""

@@ -4,11 +4,11 @@ import ast
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple, TypeAlias
 
 from hpcjax.core.errors import ConfigError
 
-Index = Union[int, str, "Affine"]
+Index: TypeAlias = "int | str | Affine"
 Values = Mapping[str, int]
 
 
@@ -43,6 +43,8 @@ class Affine:
 
     def __add__(self, other: Index) -> "Affine":
         other = Affine.of(other)
+        if not other.terms:
+            return Affine(self.terms, self.constant + other.constant)
         sums = dict(self.terms)
         for name, factor in other.terms:
             sums[name] = sums.get(name, 0) + factor
@@ -83,6 +85,8 @@ class Affine:
 
     def put(self, values: Mapping[str, Index]) -> "Affine":
         """Returns it with expressions in the place of names."""
+        if not any(name in values for name, _ in self.terms):
+            return self
         made = Affine((), self.constant)
         for name, n in self.terms:
             made += Affine.of(values.get(name, Affine(((name, 1),)))) * n
@@ -125,13 +129,17 @@ class Range(NamedTuple):
 
     def at(self, values: Values) -> range:
         """Returns its integers."""
+        first = self.start.at(values)
+        if self.ends == (self.start,):
+            return range(first, first + 1)
         last = min(end.at(values) for end in self.ends)
-        return range(self.start.at(values), last + 1, self.step)
+        return range(first, last + 1, self.step)
 
     @classmethod
     def of(cls, text: str) -> "Range":
         """Reads an index or a slice, whose end is exclusive as in Python."""
-        return read_subset(f"_[{text}]")[1][0]
+        (_, subset) = read_subset(f"_[{text}]")
+        return subset[0] if subset else point(text)
 
 
 Ranges = Sequence[tuple[str, Range]]
@@ -175,7 +183,7 @@ def _read_range(node: ast.expr) -> Range:
     step = _read(node.step).number if node.step else 1
     if not node.lower or not node.upper or step is None or step < 1:
         raise ConfigError(
-            f"a range must have a start, an end and a step >= 1: got {ast.unparse(node)}"
+            f"a range needs a start, an end, a step >= 1: got {ast.unparse(node)}"
         )
     return Range(_read(node.lower), (_read(node.upper) - 1,), step)
 
@@ -189,16 +197,14 @@ def _read(node: ast.expr) -> Affine:
             return Affine(((name, 1),))
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             return _read(inner) * -1
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _read(left) + _read(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _read(left) - _read(right)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            return _read(left) + _read(right) * (1 if isinstance(op, ast.Add) else -1)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            one, other = _read(left), _read(right)
-            if one.number is not None:
-                return other * one.number
-            if other.number is not None:
-                return one * other.number
+            parts = sorted(
+                (_read(left), _read(right)), key=lambda part: len(part.terms)
+            )
+            if parts[0].number is not None:
+                return parts[1] * parts[0].constant
     raise ConfigError(f"an index must be affine: got {ast.unparse(node)!r}")
 
 

@@ -84,11 +84,11 @@ class Builder:
         self._add("reduce", op, {"a": source}, {"b": target}, axes)
 
     def copy(self, source: str, target: str) -> None:
-        """Adds a copy of a subset into one of equal shape, without axes of one index."""
+        """Adds a copy of a subset into one of as many elements."""
         self._add("copy", "", {"a": source}, {"b": target})
 
     def library(self, code: str, sources: Sequence[str], *targets: str) -> None:
-        """Adds an einsum, or a function that whoever runs the graph has by this name."""
+        """Adds an einsum, or a function of a name that `interpret` is given."""
         inputs = {f"a{place}": text for place, text in enumerate(sources)}
         self._add("library", code, inputs, {f"b{n}": t for n, t in enumerate(targets)})
 

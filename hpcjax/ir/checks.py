@@ -8,8 +8,13 @@ import numpy as np
 from hpcjax.core.errors import ConfigError
 from hpcjax.ir import affine
 from hpcjax.ir.overlap import countable, meeting
-from hpcjax.ir.propagate import least, propagate
+from hpcjax.ir.propagation import least, propagate
 from hpcjax.ir.sdfg import REDUCERS, SDFG, Access, Code, Map, Nested, Node, accesses
+
+_SYNTAX = (
+    *(ast.Module, ast.Assign, ast.Name, ast.expr_context, ast.Constant, ast.Call),
+    *(ast.BinOp, ast.operator, ast.Compare, ast.cmpop, ast.UnaryOp, ast.USub),
+)
 
 
 def check(graph: SDFG, ranges: affine.Ranges = ()) -> None:
@@ -67,7 +72,8 @@ def _check_defined(where: str, names: Collection[str], known: Collection[str]) -
 
 def _check_nested(graph: SDFG, node: Nested, known: Collection[str]) -> None:
     runs = affine.Range.of(f"0:{node.times}")
-    check(node.graph, ((node.counter, runs),) if node.counter else ())
+    counted = [(node.counter, runs)] if node.counter else []
+    check(node.graph.put(dict(node.symbols)), counted)
     inner, given = node.graph.arrays, dict(node.arguments)
     values = dict(node.symbols)
     wanted = {name for name, each in inner.items() if not each.transient}
@@ -116,6 +122,10 @@ def _check_code(graph: SDFG, node: Code, known: Collection[str]) -> None:
         read = {name for name, _ in node.inputs}
         written = {name for name, _ in node.outputs}
         tree = ast.parse(node.code)
+        if not all(isinstance(line, ast.Assign) for line in tree.body) or not all(
+            isinstance(each, _SYNTAX) for each in ast.walk(tree)
+        ):
+            raise ConfigError(f"{node.id}: must be assignments of calls: {node.code!r}")
         names = {
             n.id
             for n in ast.walk(tree)

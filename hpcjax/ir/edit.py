@@ -137,10 +137,10 @@ def free_params(node: Node, taken: Collection[str]) -> Node:
     if not isinstance(node, Map):
         return node
     names = {name: fresh(name, taken) for name in node.params}
-    made = put(node, names) if names != dict.fromkeys(names) else node
-    ranges = tuple((names[name], own) for name, own in made.ranges)
-    inner = tuple(free_params(each, {*taken, *names.values()}) for each in made.body)
-    return dataclasses.replace(made, ranges=ranges, body=inner)
+    ranges = tuple((names[name], own.put(names)) for name, own in node.ranges)
+    inner = {*taken, *names.values()}
+    body = tuple(free_params(put(each, names), inner) for each in node.body)
+    return dataclasses.replace(node, ranges=ranges, body=body)
 
 
 def connectors(node: Node) -> set[str]:
@@ -154,7 +154,7 @@ def connectors(node: Node) -> set[str]:
 def uncovered(
     reads: Sequence[Access], writes: Sequence[Access], params: Sequence[str]
 ) -> Meeting | None:
-    """Returns an element that an iteration reads and did not write; None if there is none.
+    """Returns an element that an iteration reads and did not write, if there is one.
 
     Args:
       reads: edges of one container in a map.
@@ -188,7 +188,7 @@ def touched(
 
 
 def _within(read: Access, write: Access) -> bool:
-    """Whether bounds tell that one edge's elements are the other's, in each iteration."""
+    """Whether bounds tell that one edge is in the other in each iteration."""
     return read.ranges[: len(write.ranges)] == write.ranges and all(
         one == other
         or (

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hpcjax.ir import affine
-from hpcjax.ir.propagate import box, least
+from hpcjax.ir.propagation import box, least
 from hpcjax.ir.sdfg import Access
 
 MOST = 4096
@@ -118,6 +118,7 @@ def _residue(index: affine.Affine, ranges: affine.Ranges) -> int:
     """Returns what all differences of an index's values are multiples of."""
     step = 0
     for name, own in reversed(ranges):
-        step = math.gcd(step, index.factor(name) * own.step)
+        if own.ends != (own.start,):
+            step = math.gcd(step, index.factor(name) * own.step)
         index = index.put({name: own.start})
     return step

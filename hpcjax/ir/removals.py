@@ -1,7 +1,7 @@
 """Rules that remove containers, reductions and nested graphs; and histories."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from hpcjax.ir.edit import (
     uncovered,
 )
 from hpcjax.ir.overlap import countable
-from hpcjax.ir.propagate import propagate
+from hpcjax.ir.propagation import propagate
 from hpcjax.ir.rules import MapFusion, MapInterchange, MapTiling
 from hpcjax.ir.sdfg import (
     REDUCERS,
@@ -36,7 +36,6 @@ from hpcjax.ir.sdfg import (
     Node,
     State,
     accesses,
-    put,
     rename,
     rewrite,
 )
@@ -85,7 +84,7 @@ class RedundantArray:
         arrays = [graph.arrays[each.data] for each in (source, target)]
         if source.data == target.data:
             raise CannotApply(self, "self copy", source)
-        whole = all(m.subset == a.whole for m, a in zip((source, target), arrays))
+        whole = source.subset == target.subset == arrays[0].whole
         if not whole or target.wcr or arrays[0][:2] != arrays[1][:2]:
             raise CannotApply(
                 self, "shape", f"{source} and {target} must be whole, alike"
@@ -192,20 +191,19 @@ class DeadDataflow:
         arrays = {name: a for name, a in graph.arrays.items() if name != self.data}
         return dataclasses.replace(graph, states=states, arrays=arrays)
 
-    def _live(self, nodes: Sequence[Node]) -> Iterable[Node]:
+    def _live(self, nodes: Sequence[Node]) -> Iterator[Node]:
         for node in nodes:
             if isinstance(node, Map):
                 private = tuple(name for name in node.private if name != self.data)
                 body = tuple(self._live(node.body))
-                node = dataclasses.replace(node, body=body, private=private)
-                if not body:
-                    continue
+                if body:
+                    yield dataclasses.replace(node, body=body, private=private)
             elif isinstance(node, Code):
                 left = tuple(e for e in node.outputs if e[1].data != self.data)
-                if not left and node.outputs:
-                    continue
-                node = dataclasses.replace(node, outputs=left)
-            yield node
+                if left:
+                    yield dataclasses.replace(node, outputs=left)
+            else:
+                yield node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +234,7 @@ class MapReduceFusion:
         ]
 
     def check(self, graph: SDFG) -> None:
-        """Raises CannotApply unless the map writes each element that is reduced once."""
+        """Raises CannotApply unless the map writes all that is reduced once."""
         one, other = find(graph, self.map), find(graph, self.reduce)
         if (
             not isinstance(one.node, Map)
@@ -278,7 +276,7 @@ class MapReduceFusion:
     def apply(self, graph: SDFG) -> SDFG:
         """Returns the graph with the result initialised in a state before."""
         one, other = find(graph, self.map), find(graph, self.reduce)
-        source, target = other.node.inputs[0][1], other.node.outputs[0][1]
+        source = other.node.inputs[0][1]
 
         def resolve(memlet: Memlet) -> Memlet:
             same = memlet.data == source.data
@@ -381,13 +379,12 @@ class InlineNested:
     def apply(self, graph: SDFG) -> SDFG:
         """Returns the graph with the nested states between two parts of its state."""
         found = find(graph, self.nested)
-        inner, values = found.node.graph, dict(found.node.symbols)
+        inner = found.node.graph.put(dict(found.node.symbols))
         arrays, names = dict(graph.arrays), dict(found.node.arguments)
         for name, each in inner.arrays.items():
             if name not in names:
                 names[name] = fresh(name, {*arrays, *graph.symbols})
-                shape = tuple(size.put(values) for size in each.shape)
-                arrays[names[name]] = each._replace(shape=shape)
+                arrays[names[name]] = each
         taken = {*graph.symbols, *arrays}
         ids: list[str] = []
 
@@ -397,10 +394,13 @@ class InlineNested:
             if isinstance(node, Map):
                 body = tuple(number(each) for each in node.body)
                 node = dataclasses.replace(node, body=body)
-            return rename(put(free_params(node, taken), values), names)
+            return node
+
+        def place(node: Node) -> Node:
+            return rename(free_params(number(node), taken), names)
 
         states = [
-            State(f"{found.node.id}.{name}", tuple(number(node) for node in nodes))
+            State(f"{found.node.id}.{name}", tuple(place(node) for node in nodes))
             for name, nodes in inner.states
         ]
         state = graph.states[found.state]
@@ -441,10 +441,10 @@ def replay(history: Iterable[Sequence[Any]], graph: SDFG) -> SDFG:
     """
     for name, fields in history:
         if name == "graph":
-            if fields["digest"] != graph.digest():
+            if fields["digest"] != graph.digest:
                 raise ConfigError(
                     f"the history began with graph {fields['digest']}, and "
-                    f"{graph.name!r} is {graph.digest()}"
+                    f"{graph.name!r} is {graph.digest}"
                 )
             continue
         if name not in RULES:

@@ -21,8 +21,8 @@ from hpcjax.ir.edit import (
     data_of,
     depend,
     find,
-    fresh,
     free_params,
+    fresh,
     new_id,
     only_in,
     outer,
@@ -64,13 +64,13 @@ class MapFusion:
         ]
 
     def check(self, graph: SDFG) -> None:
-        """Raises CannotApply unless each iteration of the second needs its own alone."""
-        self._second(graph, find(graph, self.first), find(graph, self.second))
+        """Raises CannotApply unless each iteration needs its own of the first alone."""
+        self._second(find(graph, self.first), find(graph, self.second))
 
     def apply(self, graph: SDFG) -> SDFG:
         """Returns the graph with one map, which has the id of the first."""
         one, other = find(graph, self.first), find(graph, self.second)
-        second = self._second(graph, one, other)
+        second = self._second(one, other)
         first, arrays, private = one.node, dict(graph.arrays), []
         for data in sorted(data_of(first, writes=True) & data_of(second, writes=False)):
             alone = arrays[data].transient and only_in(
@@ -95,7 +95,7 @@ class MapFusion:
         made = replace_all(graph, one, (*nodes, *other.beside[other.place + 1 :]))
         return dataclasses.replace(made, arrays=arrays)
 
-    def _second(self, graph: SDFG, one: Found, other: Found) -> Map:
+    def _second(self, one: Found, other: Found) -> Map:
         """Returns the second map with the parameters of the first."""
         maps = isinstance(one.node, Map) and isinstance(other.node, Map)
         if not maps or one.beside is not other.beside or one.place >= other.place:
@@ -156,7 +156,7 @@ def _later(node: Node, others: Sequence[Node]) -> list[Node]:
 
 
 def _renamed(first: Map, second: Map) -> Iterator[Map]:
-    """Yields the second map with the parameters of the first, where ranges are equal."""
+    """Yields the second map with parameters of the first, where ranges are equal."""
     if len(first.ranges) != len(second.ranges):
         return
     body = tuple(free_params(each, first.params) for each in second.body)

@@ -7,10 +7,11 @@ a map are parallel. A graph does not change: rules return new ones.
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Union
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.ir import affine
@@ -140,7 +141,7 @@ class Nested:
     symbols: tuple[tuple[str, Affine], ...] = ()
 
 
-Node = Union[Code, Map, Nested]
+Node: TypeAlias = "Code | Map | Nested"
 
 
 class State(NamedTuple):
@@ -196,7 +197,7 @@ class SDFG:
           CannotApply: the result might differ; says which element forbids it.
         """
         rule.check(self)
-        first = () if self.history else (("graph", {"digest": self.digest()}),)
+        first = () if self.history else (("graph", {"digest": self.digest}),)
         done = (*first, (type(rule).__name__, dataclasses.asdict(rule)))
         made = rule.apply(self)
         return dataclasses.replace(made, history=self.history + done)
@@ -206,8 +207,9 @@ class SDFG:
         fields = dataclasses.asdict(dataclasses.replace(self, history=()))
         return json.dumps(fields, sort_keys=True)
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Returns a short text that differs between graphs."""
+        """A short text that differs between graphs."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def bind(self, symbols: Values) -> "SDFG":
@@ -222,16 +224,28 @@ class SDFG:
                 raise ConfigError(f"graph {self.name!r} has no symbol {name!r}{hint}")
             if value < 1:
                 raise ConfigError(f"symbols are positive: got {name}={value}")
+        return self.put(symbols)
+
+    def put(self, values: Mapping[str, Index]) -> "SDFG":
+        """Returns the graph with expressions in the place of symbols."""
+        if not values:
+            return self
         arrays = {
-            name: each._replace(shape=tuple(size.put(symbols) for size in each.shape))
+            name: each._replace(shape=tuple(size.put(values) for size in each.shape))
             for name, each in self.arrays.items()
         }
         states = tuple(
-            State(name, tuple(put(node, symbols) for node in nodes))
+            State(name, tuple(put(node, values) for node in nodes))
             for name, nodes in self.states
         )
-        left = tuple(name for name in self.symbols if name not in symbols)
-        return dataclasses.replace(self, arrays=arrays, states=states, symbols=left)
+        new = {
+            name: None
+            for value in values.values()
+            for name in sorted(Affine.of(value).names)
+        }
+        left = tuple(name for name in self.symbols if name not in values)
+        symbols = tuple(dict.fromkeys((*left, *new)))
+        return dataclasses.replace(self, arrays=arrays, states=states, symbols=symbols)
 
     def nodes(self) -> Iterator[tuple[int, Node]]:
         """Yields top-level nodes, each with the place of its state."""

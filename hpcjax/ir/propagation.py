@@ -56,7 +56,7 @@ _INDEX = Affine((("", 1),))
 
 @functools.lru_cache(maxsize=2**14)
 def box(index: Affine, ranges: Ranges) -> tuple[Range, Affine, bool]:
-    """Returns an index's range, its value in the first iteration, and if all is exact."""
+    """Returns an index's range, its value at first, and whether the range is exact."""
     low, base, highs = index, index, (index,)
     step, exact, aligned = 0, True, True
     for place in range(len(ranges) - 1, -1, -1):
@@ -132,10 +132,11 @@ def _around(parts: Sequence[Range], whole: Range) -> Range:
     first = parts[0]
     if len({*parts}) == 1:
         return first
-    starts = [(each.start - first.start).number for each in parts]
-    ends = [(end - first.ends[0]).number for each in parts for end in each.ends]
-    if None in starts or None in ends or len(ends) > len(parts):
+    starts = [each.start - first.start for each in parts]
+    ends = [end - first.ends[0] for each in parts for end in each.ends]
+    if any(gap.terms for gap in (*starts, *ends)) or len(ends) > len(parts):
         return whole
+    gaps = [gap.constant for gap in starts]
     steps = (each.step for each in parts if each.ends != (each.start,))
-    last = first.ends[0] + max(ends)
-    return Range(first.start + min(starts), (last,), math.gcd(*starts, *steps) or 1)
+    last = first.ends[0] + max(gap.constant for gap in ends)
+    return Range(first.start + min(gaps), (last,), math.gcd(*gaps, *steps) or 1)
