@@ -14,9 +14,18 @@ from hpcjax.core.errors import ConfigError
 
 ORDERS = ("forward", "reverse", "drawn")
 CONTROLS = {
-    "MapFusion, aliases allowed": ("MapFusion", {"aliases": False}),
-    "MapTiling, not cut": ("MapTiling", {"cut": False}),
-    "MapReduceFusion, not initialised": ("MapReduceFusion", {"initialises": False}),
+    "fusion, aliases allowed": ("MapFusion", {"aliases": False}),
+    "tiling, not cut": ("MapTiling", {"cut": False}),
+    "reduction, not initialised": ("MapReduceFusion", {"initialises": False}),
+}
+# Figures of why rules were refused.
+CAUSES = {
+    "alias": "alias",
+    "cover": "cover",
+    "ranges": "ranges",
+    "between": "nothing between",
+    "path": "path",
+    "resolution": "conflict resolution",
 }
 NAMES = (
     *("MapFusion", "MapReduceFusion", "MapTiling", "MapInterchange"),
@@ -40,7 +49,10 @@ class Config(config.Config):
             for name, what in {
                 "applied": "times that a rule was applied",
                 "refused": "times that it was refused",
-                "alias": "times that it was refused for another container's elements",
+                **{
+                    name: f"of these, for its condition {c!r}"
+                    for name, c in CAUSES.items()
+                },
                 "checks": "results that were compared, in three orders",
                 "wrong": "of these, that differ or are not valid",
                 "wrong_share": "percent of the checks",
@@ -133,7 +145,7 @@ def run(cfg: Config) -> "runs.Figures":
     return {
         "applied": applied,
         "refused": [row.total() - row["applied"] - row["wrong"] for row in rows],
-        "alias": [row["alias"] for row in rows],
+        **{name: [row[cause] for row in rows] for name, cause in CAUSES.items()},
         "checks": checks,
         "wrong": wrong,
         "wrong_share": [

@@ -8,7 +8,7 @@ or depends on others with a step, nor is cut by a minimum against its direction.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcjax.ir.affine import Affine, Range, Ranges
@@ -102,7 +102,7 @@ def least(index: Affine) -> float:
     return index.constant + sum(n for _, n in index.terms)
 
 
-def edges(node: Node, arrays: dict[str, Array]) -> list[Edge]:
+def edges(node: Node, arrays: Mapping[str, Array]) -> list[Edge]:
     """Returns what moves in and out of a node, an edge for each container and way."""
     found: dict[tuple[str, bool], list[Reach]] = {}
     for each in accesses(node):

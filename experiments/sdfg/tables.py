@@ -1,0 +1,106 @@
+"""Tables of graphs that are rewritten: no rule changes a result; what tiles load."""
+
+from experiments.sdfg.rules import CAUSES, CONTROLS, NAMES
+from hpcjax.runs.pictures import Bars, Lines
+from hpcjax.runs.reduce import cell, least, most, over
+from hpcjax.runs.tables import Claim, Runs, Table, on_cpu
+
+PAPER = "Ben-Nun et al., SC 2019"
+_RULES = tuple(name for name in NAMES if name not in CONTROLS)
+_FUSION, _TILING, _REDUCTION = CONTROLS
+
+
+def _wrong(row: str, rule: str) -> Claim:
+    return cell("wrong", row).at_least(30, f"wrong checks: {row}").fails({row: rule})
+
+
+RULES = Table(
+    id="sdfg/rules",
+    title="Rules on drawn programs: applied, refused, wrong",
+    paper=(
+        f"{PAPER}, the list of transformations; that they keep what a program computes "
+        "is stated there, and not measured"
+    ),
+    caption=(
+        "500 drawn programs: three arrays that maps share, later reads, steps, empty "
+        "ranges, negative coefficients, reductions, nests, nested graphs. Each match of "
+        "each rule is interpreted in three orders. Refused: by the first condition that "
+        "failed. The last three rows lack a condition."
+    ),
+    picture=Bars("applied", label="times applied"),
+    columns={
+        "applied": "applied",
+        "refused": "refused",
+        **{name: f"for: {cause}" for name, cause in CAUSES.items()},
+        "checks": "checks",
+        "wrong": "wrong",
+        "wrong_share": "wrong, %",
+    },
+    along="rule",
+    tiers=on_cpu(
+        minutes=4.0,
+        runs={"all": Runs(config="sdfg/rules")},
+        claims={
+            "wrong": most("wrong", *_RULES)
+            .at_most(0, "wrong checks of any rule")
+            .fails(
+                {"MapFusion": _FUSION},
+                {"MapTiling": _TILING},
+                {"MapReduceFusion": _REDUCTION},
+            ),
+            "applied": least("applied", *_RULES)
+            .at_least(30, "applications of the rule that applies least")
+            .fails(columns={"applied": "wrong"}),
+            "alias": cell("alias", "MapFusion")
+            .at_least(30, "fusions refused for aliases")
+            .fails({"MapFusion": _FUSION}),
+            "aliases": cell("wrong_share", _FUSION)
+            .at_least(10, "percent of checks wrong if aliases are allowed")
+            .fails({_FUSION: "MapFusion"}),
+            "cut": _wrong(_TILING, "MapTiling"),
+            "initialised": _wrong(_REDUCTION, "MapReduceFusion"),
+        },
+    ),
+)
+
+TILING = Table(
+    id="sdfg/tiling",
+    title="Elements that tiles of a matrix product load",
+    paper=(
+        f"{PAPER}, §6: a matrix product is brought to 98.6 % of MKL by a chain of "
+        "transformations, as recalled; here the chain's elements are counted"
+    ),
+    caption=(
+        "Product of 64 x 64 matrices, tiled by MapTiling, MapInterchange, MapTiling in "
+        "tiles of T. Elements of the subsets at the tiles' borders, which a local copy "
+        "would load, and of C also store. By hand: 2N³/T + 2N². if whole: by a "
+        "propagation that takes all of a matrix for a tile. Products of 16 x 16 are "
+        "interpreted at every step."
+    ),
+    picture=Lines(x="T={}", y=("loaded", "formula")),
+    columns={
+        "loaded": "loaded",
+        "formula": "by hand",
+        "whole": "if whole",
+        "off": ("off", lambda run: abs(run["loaded"] - run["formula"])),
+        "off_whole": ("off if whole", lambda run: abs(run["whole"] - run["formula"])),
+        "apart": "largest difference",
+    },
+    along="tile",
+    named="T={}".format,
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={"all": Runs(config="sdfg/tiling")},
+        claims={
+            "formula": most("off")
+            .at_most(0, "elements between the count and the formula")
+            .fails(columns={"off": "off_whole"}),
+            "equal": most("apart")
+            .at_most(0, "between the products of any step and numpy's")
+            .fails(columns={"apart": "off_whole"}),
+            "monotone": over("loaded", "T=16", "T=8")
+            .at_most(0.6, "elements of tiles of 16 over those of tiles of 8")
+            .fails({"T=16": "T=8"}),
+        },
+    ),
+)
