@@ -22,9 +22,9 @@ RULES = Table(
         "is stated there, and not measured"
     ),
     caption=(
-        "500 drawn programs: three arrays that maps share, later reads, steps, empty "
-        "ranges, negative coefficients, reductions, nests, nested graphs. Each match of "
-        "each rule is interpreted in three orders. Refused: by the first condition that "
+        "500 drawn programs: arrays that maps share, later reads, steps, empty ranges, "
+        "negative coefficients, reductions, nests, nested graphs. Each match of each "
+        "rule is interpreted in three orders. Refused: by the first condition that "
         "failed. The last three rows lack a condition."
     ),
     picture=Bars("applied", label="times applied"),
