@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from hpcjax import optim
 from hpcjax.core.errors import ConfigError
 from hpcjax.cost import Cluster, Job, cluster, simulate_cluster
 from hpcjax.cost._cluster_gpus import Gpus
@@ -131,6 +132,13 @@ def test_an_iteration_has_all_workers_and_waits_for_the_one_before(runs, key):
             assert min(s.start - s.switching for s in own) >= joined - 1e-9
             joined = max(s.end for s in own) + job.sync
         assert run.completion[job.name] == pytest.approx(joined)
+
+
+def test_roles_are_those_of_training():
+    job = Job(name="a", forward=1, backward=2, k=3, replicas=2, iterations=4)
+    for step in range(job.iterations):
+        mine = tuple(job.role(worker, step) for worker in range(job.workers))
+        assert mine == optim.roles(job.workers, job.k, step)
 
 
 def test_every_worker_has_each_role_once_in_k_iterations(runs):
