@@ -41,7 +41,7 @@ class CommunityGraphConfig(Config):
     vertices: Several = 10_000
     degree: Annotated[float, Above(0)] = 25.0
     classes: Several = 10
-    homophily: Annotated[float, Within("[0, 1]")] = 0.6
+    homophily: Annotated[float, Within("[0, 1]")] = 0.7
     noise: NotNegative = 0.55
     draw_seed: Seed = 0
     holdout: Literal["validation", "test"] = "validation"

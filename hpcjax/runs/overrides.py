@@ -90,9 +90,12 @@ def _walk(cls: type, tree: Mapping[str, Any], prefix: str = "") -> Iterator[Key]
 
 
 def _absent(
-    cls: type, tree: Mapping[str, Any], prefix: str = ""
+    cls: type, tree: Mapping[str, Any], prefix: str = "", above: tuple[type, ...] = ()
 ) -> Iterator[tuple[Key, str]]:
-    """Yields keys of members that are not chosen, with the choice that has them."""
+    """Yields keys of members that are not chosen, with the choice that has them.
+
+    A member may have a field of its own kind: those `above` are not looked into again.
+    """
     for name, hint in values.fields(cls).items():
         path, (_, below) = prefix + name, _member(hint, tree.get(name))
         for member, config_class in values.members(hint).items():
@@ -102,7 +105,8 @@ def _absent(
                 yield from (
                     (key, choice) for key in _walk(config_class, inner, path + ".")
                 )
-            yield from _absent(config_class, inner, path + ".")
+            if config_class not in above:
+                yield from _absent(config_class, inner, path + ".", (*above, cls))
 
 
 def _member(hint: Any, held: Any) -> tuple[str, type | None]:
