@@ -1,14 +1,17 @@
-"""Tables of graph networks on Cora, and of sums over edges."""
+"""Tables of graph networks on Cora, sums over edges, and sampled neighbourhoods."""
 
+import numpy as np
 import xarray as xr
 
 from hpcjax.runs import reduce
-from hpcjax.runs.pictures import Dots
-from hpcjax.runs.reduce import Cells, above, cell
+from hpcjax.runs.pictures import Dots, Lines
+from hpcjax.runs.reduce import Cells, above, cell, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 _SEEDS = (0, 1, 2, 3, 4)
 _RECALLED = {"gcn": 81.5, "gat": 83.0, "sgc": 81.0}
+_BLOCK = 256  # targets of a step of configs/graphs/minibatches.py
+_TEN, _ONE, _WHOLE = "10 + 10 neighbours", "1 + 1", "whole graph"
 _REGRESSION, _REWIRED = "regression of S²X", "gcn, rewired"
 
 
@@ -36,6 +39,47 @@ def spread(rows: reduce.Rows) -> xr.Dataset:
     return table.assign(
         distance=("row", run["distance"].sel(candidate=table["row"].values).values)
     )
+
+
+def sampled(rows: reduce.Rows) -> xr.Dataset:
+    """Returns edges and seconds of both samplers by depth and batch."""
+    run = reduce.single(rows)
+    found = {}
+    for layers in run["layers"].values:
+        for batch in run["batch"].values:
+            own = run.sel(layers=layers, batch=batch)
+            edges = own["edges"].mean("repetition")
+            seconds = own["seconds"].median("repetition")
+            dense, other = (edges.sel(sampler=s) for s in ("dense", "layerwise"))
+            times = [seconds.sel(sampler=s) for s in ("dense", "layerwise")]
+            found[f"{layers} layers, batch {batch}"] = {
+                "dense": dense,
+                "layerwise": other,
+                "ratio": other / dense,
+                "milliseconds": 1e3 * times[0],
+                "slower": times[1] / times[0],
+                "rate": batch / times[0],
+            }
+    return reduce.from_cells(found)
+
+
+def minibatches(rows: reduce.Rows) -> xr.Dataset:
+    """Returns accuracy and time of a step, and memory where a program was read."""
+    found = {}
+    for name, row in rows.items():
+        run = reduce.first(row)
+        if "val_error" not in run:
+            continue
+        took = float(np.median(np.diff(run["seconds"].values)))
+        found[name] = {
+            **_accuracy(row),
+            "milliseconds": 1e3 * took,
+            "rate": _BLOCK / took,
+            "shapes": run.get("shapes", np.nan),
+        }
+        if program := rows.get(f"{name}, program"):
+            found[name]["megabytes"] = reduce.first(program)["temporaries"] / 1e6
+    return reduce.from_cells(found)
 
 
 def _runs(name: str) -> Runs:
@@ -142,6 +186,97 @@ SPREAD = Table(
             "exact": cell("distance", "segments")
             .at_most(1e-6, "segments' distance from float64")
             .fails({"segments": "cumulative sums"}),
+        },
+    ),
+)
+
+
+def _edges(layers: int, batch: int) -> str:
+    return f"{layers} layers, batch {batch}"
+
+
+SAMPLED = Table(
+    id="graphs/sampled",
+    title="Edges sampled for a batch: layer-wise over DENSE",
+    paper="Waleffe et al., MariusGNN, EuroSys 2023: a vertex is sampled once",
+    caption=(
+        "WordNet, 117,659 sets of synonyms and 570,696 directed edges, pointers in "
+        "both directions, at most 20 neighbours of a vertex. Mean edges of five "
+        "batches of random targets, the same for both samplers, median times. "
+        "Layer-wise: each layer samples all that it computes anew, as loaders commonly "
+        "do. rate: targets a second of DENSE, sampling alone, in one thread."
+    ),
+    picture=Lines(
+        "batch {}", ("dense", "layerwise"), log=True, label="edges", x_label="targets"
+    ),
+    columns={
+        "dense": "edges, DENSE",
+        "layerwise": "edges, layer-wise",
+        "ratio": "over DENSE's edges",
+        "milliseconds": "DENSE, ms",
+        "slower": "over DENSE's time",
+        "rate": "targets/s",
+    },
+    reduce=sampled,
+    tiers=on_cpu(
+        minutes=2.0,
+        runs={"WordNet": Runs(config="graphs/sampled")},
+        claims={
+            f"fewer edges, {batch} targets": cell("ratio", _edges(3, batch))
+            .at_least(bound, f"edges of three layers over DENSE's, {batch} targets")
+            .fails({_edges(3, batch): _edges(1, batch)})
+            for batch, bound in ((1000, 1.28), (5000, 1.40))
+        }
+        | {
+            "the deeper the more": above("ratio", _edges(3, 1000), _edges(2, 1000))
+            .at_least(0.05, "that ratio of three layers above that of two")
+            .fails({_edges(3, 1000): _edges(2, 1000)})
+        },
+    ),
+)
+
+
+MINIBATCHES = Table(
+    id="graphs/minibatches",
+    title="GraphSAGE on sampled neighbourhoods and on the whole graph",
+    paper="no paper's table",
+    caption=(
+        "A drawn graph, 10,000 vertices of ten classes with a long tail of degrees, 25 "
+        "in the mean; two layers, width 64, 120 steps of 256 targets, accuracy on the "
+        "test part with neighbourhoods of as many neighbours. Features alone: a "
+        "network that sees no edge. ms: median of a step, sampling in a thread "
+        "beside it. Megabytes: the compiled step's temporaries."
+    ),
+    picture=Dots(("accuracy", "milliseconds"), bound="as the whole graph"),
+    columns={
+        "accuracy": "test accuracy, %",
+        "milliseconds": "step, ms",
+        "rate": "targets/s",
+        "megabytes": "temporaries, MB",
+        "shapes": "shapes compiled",
+    },
+    reduce=minibatches,
+    tiers=on_cpu(
+        minutes=4.0,
+        runs={
+            _TEN: Runs(config="graphs/minibatches:dense"),
+            f"{_TEN}, layer-wise": Runs(config="graphs/minibatches:layerwise"),
+            _ONE: Runs(config="graphs/minibatches:single"),
+            _WHOLE: Runs(config="graphs/minibatches:whole"),
+            "features alone": Runs(config="graphs/minibatches:alone"),
+            f"{_TEN}, program": Runs(config="graphs/memory"),
+            f"{_WHOLE}, program": Runs(config="graphs/memory:whole"),
+        },
+        claims={
+            "as the whole graph": above("accuracy", _WHOLE, _TEN)
+            .at_most(1.0, "points of the whole graph above sampled neighbourhoods")
+            .fails({_TEN: _ONE}),
+            "in less time": over("milliseconds", _TEN, _WHOLE)
+            .at_most(0.5, "a step's time over that of the whole graph")
+            .fails({_TEN: _WHOLE}),
+            "few programs": cell("shapes", _TEN).at_most(
+                12, "shapes that are compiled in a run"
+            ),
         },
     ),
 )

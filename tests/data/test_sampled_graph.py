@@ -9,6 +9,8 @@ from hpcjax import data, graphs, models, train
 from hpcjax.core.errors import ConfigError
 from hpcjax.data.block_source import BlockMaker
 from hpcjax.data.record_source import as_records
+from hpcjax.runs import overrides
+from hpcjax.runs.training import TrainingConfig
 from tests.train import tiny
 
 SOURCE = data.CommunityGraphConfig(vertices=120, degree=6.0, classes=3)
@@ -118,11 +120,33 @@ def test_what_cannot_be_sampled_is_refused(fields, words):
     [
         ({"depth": 3}, "got 2 fanouts, model.depth=3"),
         ({"layer": "sgc"}, "allowed are model.layer=gcn, sage, gat, mlp, and gin"),
+        ({"layer": "gin"}, "got gin with features of edges"),
     ],
 )
-def test_what_cannot_be_computed_of_blocks_is_refused(loaded, fields, words):
+def test_what_cannot_be_computed_of_blocks_is_refused(fields, words):
+    ones = np.ones((2, 3), np.float32)
+    graph = graphs.make_graph([0, 1], [1, 0], 2, features=ones, edge_features=ones)
     with pytest.raises(ConfigError, match=words):
-        models.gnn(loaded.inputs, 3, graph=loaded.graph, **fields)
+        models.gnn((2, 16), 3, graph=graph, **fields)
+
+
+def test_weighted_sums_are_unbiased(loaded):
+    """Means of 400 draws, within five standard errors of the sum over all."""
+    graph, labels = loaded.graph, loaded.train._maker.labels
+    csr, every = graphs.Csr.of(graph), np.arange(graph.vertices)
+    maker, values = BlockMaker(graph, csr, labels, graph.vertices), every + 1.0
+    sums = []
+    for position in range(400):
+        blocks = graphs.dense_blocks(csr, (3,), every, graphs.Draw(0, 0, position))
+        x = maker.batch([blocks], maker.sizes(blocks))["x"]
+        sent = x.weights[0] * np.append(values, 0)[x.senders[0] - 1]
+        rows = np.append(every, -1)
+        assert x.hop_offsets[1] == 1  # a row that pads, then all vertices
+        sums.append(np.bincount(x.receivers[0], sent, len(rows) + 1)[1:-1])
+    exact = np.bincount(graph.receivers, values[graph.senders], graph.vertices)
+    error = np.std(sums, 0) / 20
+    assert (abs(np.mean(sums, 0) - exact) <= 5 * error + 1e-3).all()
+    assert error.max() > 1
 
 
 def test_nobody_can_say_what_a_sampler_will_read(loaded):
@@ -154,3 +178,11 @@ def test_devices_have_blocks_of_their_own_and_each_shape_is_compiled_once():
     jax.tree.map(
         lambda one, two: np.testing.assert_allclose(one, two, rtol=0, atol=1e-6), *found
     )
+
+
+def test_a_misspelled_key_is_told_though_a_part_has_one_of_its_own_kind():
+    with pytest.raises(ConfigError, match=r"unknown key 'dataset\.source\.vertexes'"):
+        overrides.parse(
+            TrainingConfig(dataset=CONFIG, model=models.GnnConfig()),
+            {"dataset.source.vertexes": "3"},
+        )
