@@ -27,7 +27,7 @@ class Config(config.Config):
       seed: of the values.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {"size": "8", "checked": "4", "tiles": "2,4"}
+    smoke: ClassVar[Mapping[str, str]] = {"size": "8", "checked": "4", "tiles": "[2,4]"}
 
     size: config.Size = 64
     checked: config.Size = 16
