@@ -268,9 +268,13 @@ def _config_files(root: pathlib.Path) -> dict[str, pathlib.Path]:
         f"{file.parent.name}/{file.stem}": file
         for part in activate(root)
         for file in part.glob("configs/*/*.py")
-        if file.stem.isidentifier() and not file.stem.startswith("_")
+        if _is_config(file)
     }
     return dict(sorted(configs_by_name.items()))
+
+
+def _is_config(file: pathlib.Path) -> bool:
+    return file.stem.isidentifier() and not file.stem.startswith("_")
 
 
 def _try_entry(name: str, file: pathlib.Path) -> ConfigEntry:
@@ -416,8 +420,10 @@ def find(name: str, root: pathlib.Path) -> tuple[ConfigEntry, str]:
     parts = plain.split("/")
     for part in [*parts, variant] if colon else parts:
         check_name(part, "config name")
-    files = _config_files(root)
-    if plain not in files:
+    paths = [part / "configs" / f"{plain}.py" for part in activate(root)]
+    found = [path for path in paths if path.is_file() and _is_config(path)]
+    if not found or len(parts) != 2:
+        files = _config_files(root)
         inside_paper = [key for key in files if key.startswith(f"{plain}/")]
         if inside_paper:
             raise ConfigError(
@@ -428,7 +434,7 @@ def find(name: str, root: pathlib.Path) -> tuple[ConfigEntry, str]:
         own = [key for key in files if key.startswith(f"{parts[0]}/")]
         near = near or nearest(plain, own or files)
         raise ConfigError(f"unknown config {plain!r}{near}")
-    file = files[plain]
+    (file,) = found
     inside(file.parents[1], file.parent.name, file.name)
     entry = _entry(plain, file)
     variant = variant if colon else entry.base
