@@ -2,6 +2,7 @@
 
 import functools
 import inspect as python_inspect
+import random
 
 import hypothesis
 import jax
@@ -117,10 +118,26 @@ TAKES_ALL = {"add_weight_decay", "all_reduce_mean", "clip_global_norm"}
 TAKES_ALL |= {"contributor_mean", "freeze_at_random", "scale_blocks"}
 
 
+# Each check holds quickly for a factory's plain form and one, drawn, of its variants.
+VARIANTS = [
+    [name for name in sorted(REGISTRY) if name.startswith(f"{factory}_")]
+    for factory in ("jorge", "shampoo", "sgd")
+]
+
+
+def marks(check, name):
+    others = [
+        each
+        for group in VARIANTS
+        for each in {*group} - {random.Random(check).choice(group)}
+    ]
+    return [pytest.mark.slow] if name in others else []
+
+
 @pytest.mark.parametrize(
     ("check", "name"),
     [
-        (check, name)
+        pytest.param(check, name, marks=marks(check, name))
         for name in sorted(REGISTRY)
         for check in OTHER_CHECKS
         if not (check == "refuses_types" and name in TAKES_ALL)
@@ -194,7 +211,13 @@ def test_updates_are_finite_for_hard_gradients(name):
 
 
 @pytest.mark.faults(12)
-@every_transform
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=marks("gradients that vanish", name))
+        for name in sorted(REGISTRY)
+    ],
+)
 @hypothesis.settings(max_examples=8)
 @hypothesis.given(st.lists(st.sets(st.integers(0, 4), min_size=1), max_size=4))
 def test_gradients_that_vanish_in_any_leaves_and_steps_do_no_harm(name, vanished):
