@@ -38,7 +38,7 @@ RULES = Table(
     },
     along="rule",
     tiers=on_cpu(
-        minutes=4.0,
+        minutes=3.0,
         runs={"all": Runs(config="sdfg/rules")},
         claims={
             "wrong": most("wrong", *_RULES)

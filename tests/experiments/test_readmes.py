@@ -300,6 +300,15 @@ def test_axonn():
     assert min(activations, key=activations.get) == 8
 
 
+def test_sdfg():
+    names = run("sdfg")
+    words = (
+        each.dataflow({"n": 8}).total().words
+        for each in (names["graph"], names["tiled"])
+    )
+    assert tuple(words) == (30, 18)
+
+
 def test_omen():
     result = run("omen")["result"]
     assert result.converged
@@ -312,5 +321,5 @@ def test_every_block_of_a_readme_is_run_here():
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
     tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
-    tested += "polythrottle smoe bagpipe fields axonn"
+    tested += "polythrottle smoe bagpipe fields axonn sdfg"
     assert papers == set(tested.split())
