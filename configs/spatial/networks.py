@@ -1,6 +1,6 @@
 """Networks on images in blocks, on eight simulated devices; 1 min a run of 2 cores.
 
-A U-Net on phantoms, and `resnet`, ResNet-18 on digits of 32x32, with the whole batch's
+A U-Net on phantoms, and `resnet`, ResNet-18 on noise of 32x32, with the whole batch's
 statistics. `annotated` is the U-Net as the compiler cuts it.
 Expect: parameters within 1e-5 of one device's after 4 steps (`hpcjax table
 spatial/halos`).
@@ -9,7 +9,8 @@ spatial/halos`).
 import dataclasses
 
 from experiments.spatial.networks import Config
-from hpcjax.data import DigitsConfig, PhantomsConfig
+from experiments.spatial.noise import NoiseConfig
+from hpcjax.data import PhantomsConfig
 from hpcjax.models import ResNetConfig, UNetConfig
 from hpcjax.optim import SgdConfig
 from hpcjax.sharding import SpatialConfig
@@ -27,9 +28,10 @@ base = Config(
 annotated = dataclasses.replace(base, annotated=True)
 resnet = dataclasses.replace(
     base,
-    dataset=DigitsConfig(scale=4, limit=64),
+    dataset=NoiseConfig(),
     model=ResNetConfig(depth=18, width=8, sync_axis="data"),
     optimizer=SgdConfig(lr=0.005, momentum=0.9),
+    train=TrainConfig(batch_size=32, steps=4),
 )
 smoke = {
     "model.width": "2",

@@ -83,7 +83,7 @@ HALOS = Table(
     caption=(
         "Convolutions of a cube of 16 points a side, padded by half a kernel, in 8, 4 "
         "x 2 and 2 x 2 x 2 blocks; and steps of a U-Net on phantoms and of ResNet-18 "
-        "on digits of 32 x 32, of 2 groups of 4 devices. bytes: of permutations, over "
+        "on noise of 32 x 32, of 2 groups of 4 devices. bytes: of permutations, over "
         "(lo + hi) * area * channels * 4, of the forward pass of a convolution, and of "
         "both passes of a network. permutes: of both passes. gathers: ResNet's blocks "
         "do not divide its last stage, before which they are gathered. distance: of "
