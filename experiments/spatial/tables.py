@@ -28,7 +28,7 @@ def _windows(name: str, blocks: tuple[int, ...], **more: str) -> Runs:
 
 def _network(name: str, height: str, width: str) -> Runs:
     cut = {"parallel.height": height, "parallel.width": width}
-    return Runs(config=f"spatial/networks{name}", overrides=cut)
+    return Runs(config=f"spatial/{name}", overrides=cut)
 
 
 def _ratio(sent: Any, rule: Any) -> float:
@@ -108,12 +108,15 @@ HALOS = Table(
             CORNERLESS: _windows(
                 ":cornerless", LAYOUTS[CUBE], kernels="[5]", strides="[1]"
             ),
-            **{f"{UNET}, {name}": _network("", *cut) for name, cut in IMAGES.items()},
             **{
-                f"{RESNET}, {name}": _network(":resnet", *cut)
+                f"{UNET}, {name}": _network("networks", *cut)
                 for name, cut in IMAGES.items()
             },
-            PEER: _network(":annotated", *IMAGES["4"]),
+            **{
+                f"{RESNET}, {name}": _network("resnet", *cut)
+                for name, cut in IMAGES.items()
+            },
+            PEER: _network("networks:annotated", *IMAGES["4"]),
         },
         claims={
             "bytes": abs(reduce.of("bytes", *WINDOWS, *NETWORKS) - 1)

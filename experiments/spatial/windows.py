@@ -28,14 +28,18 @@ class Config(Base):
       seed: of numbers.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {"side": "4", "kernels": "[3]"}
+    smoke: ClassVar[Mapping[str, str]] = {
+        "side": "4",
+        "kernels": "[3]",
+        "parallel.depth": "1",
+    }
     figures: ClassVar[Mapping[str, str]] = {
         "sent": "kernel stride: bytes of permutations of the forward pass",
         "rule": "kernel stride: analytical: bytes of halos",
         "permutes": "kernel stride pass: how many",
         "distance": "kernel stride: of outputs and slopes from one device's, relative",
         "origin": "y x: device from which a point of the first block with its halos "
-        "came, -1 past the end, in a plane of height and width",
+        "came, in a plane: -1 past the end, NaN where no point is",
     }
 
     parallel: SpatialConfig = SpatialConfig(depth=8)

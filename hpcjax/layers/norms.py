@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from hpcjax.core import shards
-from hpcjax.core.varying import Axes
+from hpcjax.core.varying import Axes, vary
 
 
 def layer_norm(
@@ -122,7 +122,9 @@ class RunningStatistics(NamedTuple):
 
 
 def batch_statistics(
-    x: Float[Array, "*batch channels"], axis_name: Axes | None = None
+    x: Float[Array, "*batch channels"],
+    axis_name: Axes | None = None,
+    where: Bool[Array, "..."] | None = None,
 ) -> RunningStatistics:
     """Returns the mean and biased variance of each channel over all other axes.
 
@@ -131,17 +133,26 @@ def batch_statistics(
       axis_name: mesh axes over which the batch, or the space of examples, is split, to
         get the statistics of the whole (devices must hold equally much); None: this
         device's part.
+      where: broadcast to `[..., 1]`, what counts, such as points that are not past the
+        end of what is cut; None for all. Devices may hold differently much of it.
     """
     wide = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))
-    mean = jnp.mean(wide, axis=axes)
-    if axis_name is not None:
-        mean = lax.pmean(mean, axis_name)
+    share = None
+    if where is not None:
+        where = jnp.broadcast_to(where, (*x.shape[:-1], 1))
+        share = jnp.mean(where, dtype=jnp.float32)
+        share = lax.pmean(vary(share, axis_name), axis_name) if axis_name else share
+
+    def mean(values: jax.Array) -> jax.Array:
+        kept = values if where is None else jnp.where(where, values, 0)
+        found = jnp.mean(kept, axis=axes)
+        found = found if axis_name is None else lax.pmean(found, axis_name)
+        return found if share is None else found / share
+
     # Two passes: E[x²] − E[x]² loses all digits where the mean is large.
-    variance = jnp.mean(jnp.square(wide - mean), axis=axes)
-    if axis_name is not None:
-        variance = lax.pmean(variance, axis_name)
-    return RunningStatistics(mean, variance)
+    centre = mean(wide)
+    return RunningStatistics(centre, mean(jnp.square(wide - centre)))
 
 
 def batch_norm(
@@ -154,6 +165,7 @@ def batch_norm(
     momentum: float = 0.9,
     eps: float = 1e-5,
     axis_name: Axes | None = None,
+    where: Bool[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "*batch channels"], RunningStatistics]:
     """Normalises each channel by the batch's statistics, or by the running ones.
 
@@ -169,12 +181,13 @@ def batch_norm(
       momentum: weight of the old running statistics.
       eps: added to the variance.
       axis_name: mesh axes to take the batch's statistics over, see `batch_statistics`.
+      where: what counts for them, likewise.
 
     Returns:
       The normalised x and the new running statistics. Without `axis_name` these differ
       from device to device inside `shard_map`: average them.
     """
-    used = batch_statistics(x, axis_name) if train else running
+    used = batch_statistics(x, axis_name, where) if train else running
     if train:
         # The batch's statistics have a gradient in y; the running ones have none.
         running = RunningStatistics(

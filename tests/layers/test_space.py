@@ -203,6 +203,49 @@ def test_statistics_do_not_depend_on_how_samples_are_cut():
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.acceptance("spatial-conv", 1)
+@pytest.mark.parametrize(
+    ("rows", "height", "width"),
+    [
+        (1, 4, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((1, 2, 2), (2, 2, 2), (4, 1, 2), (1, 1, 8), (1, 8, 1))
+        ),
+    ],
+)
+def test_what_is_past_the_end_counts_for_nothing(rows, height, width):
+    """A convolution of 30 rows, the batch's statistics, and a mean square."""
+    x = RNG.normal(size=(4, 30, 16, 2)).astype("f4")
+    w, ones = RNG.normal(size=(3, 3, 2, 2)).astype("f4"), jnp.ones(2)
+    running = layers.RunningStatistics(0 * ones, ones)
+
+    def loss(x, w, space=(), axes=()):
+        y = layers.conv(x, w, space=space, sizes=(30, 16) if space else None)
+        inside = jnp.ones((1, y.shape[1], 1, 1), bool)
+        inside = halo.mask_past_end(inside, 30, space[0], 1, False) if space else inside
+        options = {"train": True, "axis_name": axes or None, "where": inside}
+        y, _ = layers.batch_norm(jnp.tanh(y), ones, ones, running, **options)
+        total = jnp.sum(jnp.where(inside, jnp.sin(y) ** 2, 0))
+        return (lax.psum(total, axes) if axes else total) / (4 * 30 * 16)
+
+    axes, space = ("data", H, W), (H, W)
+    mapped = jax.shard_map(
+        lambda x, w: loss(x, w, space, axes),
+        mesh=sharding.make_mesh({"data": rows, H: height, W: width}),
+        in_specs=(P(*axes), P()),
+        out_specs=P(),
+    )
+    far = fill_up(x, (-(-30 // height) * height, 16), 99)
+    ours = jax.jit(jax.value_and_grad(mapped, (0, 1)))(far, w)
+    theirs = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, w)
+    assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=1e-5)
+    for found, wanted in zip(ours[1], theirs[1], strict=True):
+        ends = [(0, a - b) for a, b in zip(found.shape, wanted.shape, strict=True)]
+        apart = np.abs(found - np.pad(wanted, ends)).max()
+        assert apart <= 1e-5 * np.abs(wanted).max()
+
+
 def compile_conv(mesh_shape, space, kernel, stride):
     """The program of a convolution, and the bytes of a block's halos by the rule."""
     mesh, half, dims = sharding.make_mesh(mesh_shape), kernel // 2, len(space)
