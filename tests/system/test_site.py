@@ -194,6 +194,17 @@ def test_pictures_of_the_readme_are_drawn_of_records(build, monkeypatch, tmp_pat
             assert new.size == old.size
 
 
+def test_pictures_are_read_in_the_dark(settings):
+    """The theme's dark scheme is there, and the rule that turns pictures names it."""
+    schemes = [each["scheme"] for each in settings["theme"]["palette"]]
+    assert schemes[0] == "default"
+    style = (REPOSITORY / "docs" / settings["extra_css"][0]).read_text()
+    (dark,) = re.findall(
+        r'\[data-md-color-scheme="(\w+)"\][^{]* img \{[^}]*invert', style
+    )
+    assert dark in schemes[1:]
+
+
 def test_every_public_name_is_listed_once(build):
     rooms = build.write_rooms()
     assert {"optim", "optim.kfac", "runs"} <= set(rooms)
