@@ -148,7 +148,7 @@ def figures(cfg: Config, filled: "cost.FilledSchedule") -> "runs.Dataset":
     Returns:
       Shares of time that are computed without and with filling, the period, `ratio` of
       K-FAC's work to a step's idle time, times in ms, memory in MB; `bars` as of
-      `packing.lay_out`, in ms.
+      `packing.timeline`, in ms.
     """
     from hpcjax.runs import packing
 
@@ -170,7 +170,7 @@ def figures(cfg: Config, filled: "cost.FilledSchedule") -> "runs.Dataset":
             "t_pipe": float(pipe.makespan),
             "t_step": float(pipe.makespan + added + prec),
             "memory": max(memory(cfg, filled)),
-            "bars": packing.lay_out({"": bars}).isel(row=0, drop=True),
+            "bars": packing.timeline({"": bars}).isel(row=0, drop=True),
         },
     )
 

@@ -105,7 +105,7 @@ def _arrange(
 ) -> tuple[xr.Dataset, np.ndarray]:
     """Returns a table's rows in the order of a picture, and where each one stands."""
     rows = table["row"].values.tolist()
-    groups = [kinds.group(str(row), picture.by, table)[0] for row in rows]
+    groups = [kinds.group(str(row), picture.by)[0] for row in rows]
     known = list(dict.fromkeys(groups))
     order = sorted(range(len(rows)), key=lambda n: known.index(groups[n]))
     if isinstance(picture, kinds.Dots) and picture.sort:
@@ -178,14 +178,20 @@ def _interval(
 ) -> None:
     """Draws an interval; what has no end gets an arrow, what is not finite a word."""
     if not np.isfinite(value):
-        inside = {"transform": axes.get_yaxis_transform(), "va": "center"}
-        axes.text(0.99, place, word_of(value), ha="right", fontsize=SMALL, **inside)
+        _name_missing(axes, place, value, x=0.99, ha="right")
         return
     edge = axes.get_xlim()[1]
     if low < high:
         axes.plot([low, min(high, edge)], [place, place], color=colour, linewidth=2)
     if high > edge:
         axes.plot([edge], [place], ">", color=colour, clip_on=False)
+
+
+def _name_missing(
+    axes: "Axes", place: float, value: float, x: float, **at: Any
+) -> None:
+    inside = {"transform": axes.get_yaxis_transform(), "va": "center", **at}
+    axes.text(x, place, word_of(value), fontsize=SMALL, **inside)
 
 
 def _bars(
@@ -214,7 +220,8 @@ def _bars(
             axes.hlines(at, *bars, color="#000000", linewidth=1)
         if picture.stacked:
             ends += [np.minimum(known, 0), np.maximum(known, 0)]
-        _name_missing(axes, at, values)
+        for m in np.flatnonzero(~np.isfinite(values)):
+            _name_missing(axes, at[m], values[m], x=0.01)
     bound = draw_bound(axes, picture, result, up=True)
     shown = [*ends] if picture.stacked else [table[name].values for name in names]
     set_scale(axes.xaxis, [*shown, bound], False)
@@ -233,45 +240,25 @@ def _bar_look(place: int, role: kinds.Role, count: int) -> dict[str, Any]:
     return look
 
 
-def _name_missing(axes: "Axes", at: np.ndarray, values: np.ndarray) -> None:
-    for place, value in zip(at, values, strict=True):
-        if not np.isfinite(value):
-            inside = {"transform": axes.get_yaxis_transform(), "va": "center"}
-            axes.text(0.01, place, word_of(value), fontsize=SMALL - 1, **inside)
-
-
 def _lines(
     picture: kinds.Lines, table: xr.Dataset, roles: Mapping, result: "TableResult"
 ) -> "Figure":
     figure, panels = open_figure(3.0)
     axes = panels[0, 0]
     series = list(kinds.find_series(picture, table, roles, result))
-    numbers = [x for each in series for x in each.x if isinstance(x, int | float)]
-    texts = _place_texts(series)
+    numbers = [x for each in series for x in each.x if x is not None]
     for place, each in enumerate(series):
-        _line(axes, each, place, texts)
+        _line(axes, each, place)
     bound = draw_bound(axes, picture, result, up=False)
     shown = [bound, *([*each.y, *each.low] for each in series)]
     set_scale(axes.yaxis, shown, picture.log)
     tell_missing(axes, [said for each in series for said in _missing_of(each)])
-    if texts:
-        named = [plain(x if isinstance(x, str) else f"{x:g}") for x in texts]
-        axes.set_xticks(range(len(texts)), named, fontsize=SMALL)
-    else:
-        set_scale(axes.xaxis, [numbers], picture.log_x, 8)
-        if len({*numbers}) < 9:
-            _tick_at(axes, sorted({*numbers}))
+    set_scale(axes.xaxis, [numbers], picture.log_x, 8)
+    if len({*numbers}) < 9:
+        _tick_at(axes, sorted({*numbers}))
     axes.set_ylabel(label_of(picture, picture.names()[0], result))
-    axes.set_xlabel(picture.x_label or _name_axis(picture.x, result))
+    axes.set_xlabel(plain(picture.x_label or picture.x.strip("{} =,/_")))
     return figure
-
-
-def _place_texts(series: Sequence[kinds.Series]) -> dict[Any, int]:
-    """Returns the places of all `x` side by side, if one is a text: numbers first."""
-    found = dict.fromkeys(x for each in series for x in each.x if x is not None)
-    texts = [x for x in found if isinstance(x, str)]
-    numbers = sorted(x for x in found if not isinstance(x, str)) if texts else []
-    return {x: place for place, x in enumerate([*numbers, *texts])}
 
 
 def _missing_of(each: kinds.Series) -> list[str]:
@@ -295,14 +282,7 @@ def _tick_at(axes: "Axes", places: Sequence[float]) -> None:
     axes.minorticks_off()
 
 
-def _name_axis(x: str, result: "TableResult") -> str:
-    name = x.replace("{}", "").strip(" =,/_")
-    return plain(name if "{}" in x else kinds.heading(x, result.table.columns))
-
-
-def _line(
-    axes: "Axes", each: kinds.Series, place: int, texts: Mapping[Any, int]
-) -> None:
+def _line(axes: "Axes", each: kinds.Series, place: int) -> None:
     look: dict[str, Any] = {**curves.style(place), "label": each.name}
     if each.role == "other":
         look["color"] = OTHER
@@ -314,14 +294,12 @@ def _line(
         return
     if not np.isfinite(each.y).any():
         return
-    x = [texts.get(at, at) for at in each.x]
-    if len(x) <= 20:
+    if len(each.x) <= 20:
         look["markevery"] = 1
-    axes.plot(x, np.where(np.isfinite(each.y), each.y, np.nan), **look)
+    axes.plot(each.x, np.where(np.isfinite(each.y), each.y, np.nan), **look)
     if (each.low < each.high).any():
-        axes.fill_between(
-            x, each.low, each.high, color=look["color"], alpha=0.15, linewidth=0
-        )
+        band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+        axes.fill_between(each.x, each.low, each.high, **band)
 
 
 def _scatter(
@@ -330,7 +308,7 @@ def _scatter(
     figure, panels = open_figure(3.6)
     axes, rows = panels[0, 0], table["row"].values.tolist()
     points = np.stack([table[n].values.astype(float) for n in picture.names()], 1)
-    named = [kinds.group(str(row), picture.by, table) for row in rows]
+    named = [kinds.group(str(row), picture.by) for row in rows]
     groups = list(dict.fromkeys(each for each, _ in named))
     for row, point, (within, _) in zip(rows, points, named, strict=True):
         place = groups.index(within)
@@ -370,9 +348,15 @@ def _label_points(
     Returns:
       Those that find no place.
     """
+    from matplotlib import transforms
+
     figure.draw_without_rendering()
     at = axes.transData.transform(points)
-    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in at if np.isfinite((x, y)).all()]
+    taken = [
+        transforms.Bbox([(x - 4, y - 4), (x + 4, y + 4)])
+        for x, y in at
+        if np.isfinite((x, y)).all()
+    ]
     inside, bare = axes.get_window_extent(), []
     for name, point in zip(names, points, strict=True):
         if not np.isfinite(point).all():
@@ -381,9 +365,10 @@ def _label_points(
         text = axes.annotate(words, tuple(point), (0, 0), textcoords="offset points")
         for x, y, ha, va in _BESIDE:
             text.set(ha=ha, va=va, fontsize=SMALL, position=(x, y))
-            box = text.get_window_extent().padded(1).extents
-            if _fits(box, inside.extents) and not any(_meet(box, b) for b in taken):
-                taken.append(tuple(box))
+            box = text.get_window_extent().padded(1)
+            within = (box.min >= inside.min).all() and (box.max <= inside.max).all()
+            if within and not box.count_overlaps(taken):
+                taken.append(box)
                 if max(abs(x), abs(y)) > 5:
                     _lead(axes, tuple(point), (x, y))
                 break
@@ -398,24 +383,6 @@ def _lead(axes: "Axes", point: tuple[Any, ...], offset: tuple[int, int]) -> None
     arrow = {"arrowstyle": "-", "linewidth": 0.5, "color": OTHER, "shrinkB": 2}
     options: dict[str, Any] = {"textcoords": "offset points", "arrowprops": arrow}
     axes.annotate("", point, xytext=offset, **options)
-
-
-def _fits(box: Sequence[float], around: Sequence[float]) -> bool:
-    return bool(
-        box[0] >= around[0]
-        and box[1] >= around[1]
-        and box[2] <= around[2]
-        and box[3] <= around[3]
-    )
-
-
-def _meet(box: Sequence[float], other: Sequence[float]) -> bool:
-    return bool(
-        box[0] < other[2]
-        and other[0] < box[2]
-        and box[1] < other[3]
-        and other[1] < box[3]
-    )
 
 
 _DRAWERS: Mapping[type, Any] = {

@@ -14,7 +14,7 @@ _GAP, _STEPS = 65535, 65534
 
 
 def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
-    """Returns timelines as a column that a record holds; see `pictures.Timeline`.
+    """Returns timelines as a column, to be packed; see `pictures.Timeline`.
 
     Args:
       rows: bars as of `cost.Bar`, by row.
@@ -22,11 +22,6 @@ def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
     Raises:
       ConfigError: no row, or one without bars.
     """
-    return pack(lay_out(rows))
-
-
-def lay_out(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
-    """Returns what `timeline` does, as numbers and not as steps."""
     held = {row: list(bars) for row, bars in rows.items()}
     if not held or not all(held.values()):
         counts = {row: len(bars) for row, bars in held.items()}

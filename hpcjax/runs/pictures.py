@@ -66,7 +66,7 @@ class Dots(Picture):
 
     Attributes:
       columns: one or several.
-      by: a column, or what stands in the rows' names behind their group.
+      by: what stands in the rows' names behind their group.
       sort: whether the rows of a group are in the order of the first column.
     """
 
@@ -81,8 +81,8 @@ class Lines(Picture):
 
     Attributes:
       x: where a row stands: a text with `{}` in the place of a number of its name, as
-        `"P={}"`, of which the rest is the line's name; a column; or a dimension of `y`.
-        Rows that lack the text are lines across.
+        `"P={}"`, of which the rest is the line's name; or a dimension of `y`. Rows that
+        lack the text are lines across.
       y: one column or several.
       log_x: whether the axis of `x` is logarithmic; by default it is found.
       x_label: default what stands around the number.
@@ -228,9 +228,11 @@ def check(picture: Drawn | None, table: xr.Dataset) -> None:
         return
     _require("columns", picture.names(), map(str, table))
     if isinstance(picture, Lines) and "{}" not in picture.x:
-        known = [str(name) for name in table.variables if name != "row"]
-        _require("columns or dimensions", [picture.x], known)
+        _require("dimensions", [picture.x], set(map(str, table.dims)) - {"row"})
     rows = [str(row) for row in table["row"].values] if "row" in table.dims else []
+    numbered = isinstance(picture, Lines) and "{}" in picture.x
+    if numbered and not any(split(row, picture.x)[0] for row in rows):
+        raise ConfigError(f"no row has a number as {picture.x!r} says: got {rows}")
     for texts in (picture.rows, picture.about):
         if texts and not any(_has(row, texts) for row in rows):
             _require("rows", _tuple(texts), rows)
@@ -239,8 +241,8 @@ def check(picture: Drawn | None, table: xr.Dataset) -> None:
     for name in picture.names():
         column = table[name]
         wanted, there = picture.dims(), tuple(map(str, column.dims))
-        if isinstance(picture, Lines) and picture.x in there:
-            wanted = (*wanted, picture.x) if "row" in there else (picture.x,)
+        if isinstance(picture, Lines) and "{}" not in picture.x:
+            wanted = (*wanted, picture.x)
         if {*wanted} != {*there}:
             raise ConfigError(
                 f"the picture draws columns of dimensions {wanted}: {name} has {there}"
@@ -331,13 +333,14 @@ def find_roles(picture: Picture, tier: "Tier", rows: Iterable[Any]) -> dict[Any,
 
 
 def split(name: str, template: str) -> tuple[str | None, str]:
-    """Returns what a name has in the place of `{}`, and the rest of the name.
+    """Returns the number that a name has for `{}`, and the rest of the name.
 
     Examples:
       >>> split("P=8, sync", "P={}"), split("sync", "P={}")
       (('8', 'sync'), (None, 'sync'))
     """
-    pattern = re.escape(template).replace(r"\{\}", r"([^,\s]+)")
+    number = r"(\d+(?:[./]\d+)?(?:e[+-]?\d+)?)(?![\w.])"
+    pattern = re.escape(template).replace(r"\{\}", number)
     found = re.search(pattern, name)
     if found is None:
         return None, name
@@ -346,18 +349,8 @@ def split(name: str, template: str) -> tuple[str | None, str]:
     return found[1], re.sub(r"[,\s]*\0", "", rest).strip()
 
 
-def number(text: Any) -> Any:
-    """Returns the number that a text stands for, such as `1/8`; others unchanged."""
-    try:
-        return float(fractions.Fraction(str(text)))
-    except (ValueError, ZeroDivisionError):
-        return text
-
-
-def group(row: str, by: str, table: xr.Dataset) -> tuple[str, str]:
+def group(row: str, by: str) -> tuple[str, str]:
     """Returns the group of a row, and the row's name in it."""
-    if by in table:
-        return str(table[by].sel(row=row).item()), row
     before, between, behind = row.partition(by) if by else ("", "", row)
     return (before, behind) if between else ("", row)
 
@@ -367,42 +360,26 @@ def find_series(
 ) -> Iterator[Series]:
     """Yields the lines of a picture; one without an `x` is to be drawn across."""
     for column in picture.names():
+        rest = heading(column, result.table.columns) if len(picture.names()) > 1 else ""
         ends = [table.get(f"{column}_{end}", table[column]) for end in ("low", "high")]
-        values = xr.concat(
-            [table[column], *ends], dim="end", coords="minimal", compat="override"
-        )
-        rest = heading(column, result.table.columns)
-        several = len(picture.names()) > 1
-        if picture.x in values.dims:
-            rows = values["row"].values if "row" in values.dims else [""]
-            for row in rows:
-                line = values.sel(row=row) if "row" in values.dims else values
-                points = line.transpose("end", picture.x).values
-                name = ", ".join(filter(None, [str(row), rest if several else ""]))
-                role = roles.get(row, "about")
-                yield Series(name, role, values[picture.x].values.tolist(), *points)
-            continue
-        lines: dict[tuple[str, bool], list[Any]] = {}
+        lines: dict[tuple[str, bool], list[tuple[Any, Role, np.ndarray]]] = {}
         for row in table["row"].values.tolist():
-            at, name = _place(picture.x, row, table)
-            if several:
-                name = f"{name}, {rest}" if name else rest
-            lines.setdefault((name, at is None), []).append((at, row))
+            points = np.stack([each.sel(row=row) for each in (table[column], *ends)])
+            if picture.x in table.dims:
+                x = table[picture.x].values.tolist()
+                name = ", ".join(filter(None, [row, rest]))
+                yield Series(name, roles[row], x, *points)
+                continue
+            at, name = split(str(row), picture.x)
+            name = ", ".join(filter(None, [name, rest]))
+            place = None if at is None else float(fractions.Fraction(at))
+            lines.setdefault((name, at is None), []).append((place, roles[row], points))
         for (name, _), members in lines.items():
-            members.sort(key=lambda each: (isinstance(each[0], str), each[0] or 0))
-            found = {roles[row] for _, row in members}
+            members.sort(key=lambda each: each[0] or 0)
+            x, found, points = zip(*members, strict=True)
             order: tuple[Role, ...] = ("about", "control", "other")
             role = next(each for each in order if each in found)
-            points = values.sel(row=[row for _, row in members]).values
-            yield Series(name, role, [at for at, _ in members], *points)
-
-
-def _place(x: str, row: Any, table: xr.Dataset) -> tuple[Any, str]:
-    """Returns where a row stands, and the name of its line."""
-    if "{}" in x:
-        at, name = split(str(row), x)
-        return (None if at is None else number(at)), name
-    return table[x].sel(row=row).item(), ""
+            yield Series(name, role, x, *np.stack(points, 1))
 
 
 def find_front(points: np.ndarray, good: Sequence[str]) -> np.ndarray:

@@ -46,7 +46,7 @@ def draw_timelines(rows: Mapping[str, Iterable[Any]], *, unit: str = "ms") -> "F
     Raises:
       ConfigError: no panel, or one without bars.
     """
-    figure = _draw_spans(packing.lay_out(rows), f"time ({unit})")
+    figure = _draw_spans(packing.timeline(rows), f"time ({unit})")
     curves.add_legend(figure)
     return figure
 

@@ -127,6 +127,9 @@ def test_a_table_that_says_nothing_shows_what_has_intervals(table):
 
 def test_lines_by_a_number_of_the_rows_names():
     rows = ["P=64, ours", "P=8, ours", "P=8, theirs", "serial"]
+    for name in ("P=many", "P=8th"):
+        assert pictures.split(name, "P={}") == (None, name)
+    assert pictures.split("P=1/8", "P={}") == ("1/8", "")
     found = table_of(rows, best=[4.0, 2.0, 1.0, 3.0], best_low=[3.0, 1.0, 1.0, 3.0])
     found["best_high"] = found["best"] + 1
     (axes,) = draw(found, Lines("P={}", "best")).axes
@@ -190,7 +193,8 @@ def test_points_with_names_and_the_best_of_them_joined():
 
 def test_a_timeline_as_it_is_held():
     bars = [cost.Bar(0, 0, 2, "F"), cost.Bar(0, 2, 3, "F"), cost.Bar(1, 3, 7, "B")]
-    found = packing.timeline({"one": bars, "two": bars[:1]}).to_dataset(name="bars")
+    held = packing.timeline({"one": bars, "two": bars[:1]})
+    found = packing.pack(held).to_dataset(name="bars")
     figure = draw(found, Timeline("bars"), {})
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["one", "two"]
     work, late = figure.axes[0].collections
@@ -270,13 +274,6 @@ def test_names_that_find_no_place_are_told():
     named = {text.get_text() for text in axes.texts if text.get_text()}
     unnamed = told.count("unnamed") + int(told.split()[-2])
     assert len(named) + unnamed == 26
-
-
-def test_numbers_and_texts_stand_side_by_side():
-    found = table_of(["bits=full", "bits=8", "bits=4"], best=[3.0, 2.0, 1.0])
-    (axes,) = draw(found, Lines("bits={}", "best")).axes
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["4", "8", "full"]
-    assert axes.get_lines()[0].get_xydata().tolist() == [[0, 1], [1, 2], [2, 3]]
 
 
 def test_many_failures_and_long_names_leave_room(judged):
@@ -366,7 +363,8 @@ def test_a_bound_and_a_claim_that_fails_are_seen(judged, bound, word):
     said = figure.get_suptitle()
     assert said == "1 of 2 claims FAIL:\nours is least: 1, bound ≤ 0.5"
     del claims["least"]
-    figure = draw(found, Lines("best", "best", bound="less"), claims=claims)
+    found = found.assign_coords(row=["ours", "sgd", "P=2"])
+    figure = draw(found, Lines("P={}", "best", bound="less"), claims=claims)
     assert figure.get_suptitle() == "the claim holds"
     assert figure.axes[0].texts[0].get_text() == "≤ 1.5"
 
@@ -396,9 +394,10 @@ def test_a_function_draws_what_kinds_cannot(judged):
     ("picture", "words"),
     [
         (Dots("lost"), r"columns \['lost'\]: there are \['best'\]"),
-        (Lines("depth", "best"), r"columns or dimensions \['depth'\]: there are"),
+        (Lines("depth", "best"), r"dimensions \['depth'\]: there are"),
         (Map("best"), r"dimensions \('row', 'y', 'x'\): best has \('row',\)"),
-        (Lines("row", "best"), r"columns or dimensions \['row'\]: there are"),
+        (Lines("P={}", "best"), r"no row has a number as 'P=\{\}' says: got \['ours'"),
+        (Lines("row", "best"), r"dimensions \['row'\]: there are"),
         (Dots("best", rows="sgb"), r"rows \['sgb'\]: there are \['ours', 'sgd'"),
         (Dots("best", about="sgb"), r"rows \['sgb'\]: there are"),
     ],
