@@ -338,7 +338,8 @@ def _fill(graph: SDFG, reduce: Code) -> Node:
     """Returns a node that writes what changes no reduction."""
     ((_, target),) = reduce.outputs
     value = REDUCERS[reduce.code]
-    names = [fresh(f"i{n}", graph.symbols) for n in range(len(target.subset))]
+    taken = {*graph.symbols, *graph.arrays}
+    names = [fresh(f"i{n}", taken) for n in range(len(target.subset))]
     subset = tuple(point(name) for name in names)
     code = Code(
         new_id(graph, "tasklet"),
