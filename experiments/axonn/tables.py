@@ -1,14 +1,16 @@
 """Tables of AxoNN's static half: pipelines in the loop, what they learn and hold."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import packing, reduce
 from hpcjax.runs.pictures import Lines
 from hpcjax.runs.reduce import cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 ONE, DEEP, WIDE = "one device", "4 stages x 2 data", "2 stages x 2 tensor x 2 data"
 PEER, SUMMED, TAKEN = "accumulated", "summed", ", SGD"
@@ -25,8 +27,10 @@ def _train(name: str, **overrides: str) -> Runs:
     return Runs(config=f"axonn/training{name}", overrides=overrides)
 
 
-def training(rows: reduce.Rows) -> xr.Dataset:
+def training(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each way, of the step that is read and the steps taken."""
+    import xarray as xr
+
     runs = {name: reduce.first(row) for name, row in rows.items()}
     wanted = runs[ONE]["losses"].values
     cells: dict[str, dict[str, Any]] = {}

@@ -1,7 +1,8 @@
 """The table of Bagpipe: what look-ahead fetches, keeps and waits for."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import xarray as xr
 
 from experiments.bagpipe import lookahead
 from experiments.bagpipe.streams import ORDERS
@@ -9,6 +10,9 @@ from hpcjax.runs.claims import Trivial
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import cell, differs, most, over
 from hpcjax.runs.tables import Runs, Table, on_cpu, variants
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 OURS, WHOLE = "look-ahead 16", "whole table"
 NONE, HOT, LRU = "no cache", "static hot", "LRU"
@@ -18,7 +22,7 @@ PLANNED, FIRST, SHORTER = (f"integers, {order}" for order in ORDERS)
 SLOW, DISTANT = "3 MB/s: ", "100 ms: "
 
 
-def _time_step(run: xr.Dataset) -> xr.DataArray:
+def _time_step(run: "xr.Dataset") -> "xr.DataArray":
     """Returns the milliseconds of a step and of the wait for its rows."""
     return 1e3 * (run["waited"] + np.maximum(run["computed"], lookahead.Config.pace))
 

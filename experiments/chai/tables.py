@@ -1,14 +1,17 @@
 """CHAI's tables: quality and bytes by clusters, the elbow, and time on a GPU."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from experiments.chai.decode import CLUSTERED, OWN
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots, Lines, Scatter
 from hpcjax.runs.tables import Claim, Runs, Table, on_cpu, on_gpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SEEDS = (0, 1, 2)
 DRAWS = (0, 1, 2, 3, 4)
@@ -46,7 +49,7 @@ def _runs() -> dict[str, Runs]:
 
 
 @reduce.by_row
-def _quality(row: xr.Dataset) -> reduce.Cells:
+def _quality(row: "xr.Dataset") -> reduce.Cells:
     """Returns perplexities and accuracies, means over the seeds, and what is kept."""
     run = reduce.first(row)
     late = row["loss"].sel(place=slice(LONGEST + 1, None)).mean("place")
@@ -144,7 +147,7 @@ def _caches() -> dict[str, Runs]:
     return found
 
 
-def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _memory(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns bytes and the shares that are saved of them."""
     run = reduce.by_run(rows)
     return run[["bytes", "formula", "share"]].assign(
@@ -212,7 +215,7 @@ MEMORY = Table(
 _COUNTS = (2, 4, 6)
 
 
-def _elbow(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _elbow(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns a row for each layer."""
     run, other = (reduce.first(rows[text]) for text in ("kjv", "python"))
     columns = {f"error_{k}": run["error"].sel(count=k, drop=True) for k in _COUNTS}
@@ -222,7 +225,7 @@ def _elbow(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 @reduce.Number
-def _later_half(table: xr.Dataset) -> float:
+def _later_half(table: "xr.Dataset") -> float:
     """Returns the mean error of the later half of the layers over the earlier's."""
     half, error = table.sizes["row"] // 2, table["error_4"]
     return float(error[-half:].mean() / error[:half].mean())
@@ -272,8 +275,10 @@ ELBOW = Table(
 BANDWIDTH, REACHED = 4.3e12, 0.5
 
 
-def _decode(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _decode(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns times, and each, were it no slower than `REACHED`, over clusters'."""
+    import xarray as xr
+
     run = reduce.single(rows)
     median = run["seconds"].median("repetition")
     own = run["seconds"].sel(candidate=CLUSTERED, drop=True)
@@ -322,8 +327,10 @@ DECODE = Table(
 )
 
 
-def _latency(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _latency(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Puts a row for each length of prompt and method; times over all heads'."""
+    import xarray as xr
+
     seconds = reduce.single(rows)["seconds"]
     parts = {}
     for length in seconds["prompt"].values:

@@ -1,10 +1,13 @@
 """Tables of what an encoder layer moves, by counting, and of its layouts."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots, Scatter
 from hpcjax.runs.tables import Claim, Runs, Table, by_model, grid
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "Ivanov et al., MLSys 2021"
 _LISTS = {name: {"softmax": name} for name in ("joint", "apart")}
@@ -15,7 +18,7 @@ _KERNELS = {
 }
 
 
-def _movement(rows: reduce.Rows) -> xr.Dataset:
+def _movement(rows: reduce.Rows) -> "xr.Dataset":
     """Returns Mi words, and percent saved of the same list's without fusion."""
     cells = {}
     for name, row in rows.items():
@@ -80,7 +83,7 @@ MOVEMENT = Table(
 )
 
 
-def _operators(rows: reduce.Rows) -> xr.Dataset:
+def _operators(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each operator of a list."""
     runs = {name: reduce.first(row) for name, row in rows.items()}
     parts = {

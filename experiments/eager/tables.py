@@ -1,9 +1,9 @@
 """eager-SGD's tables: throughput, latency of a round, loss under imbalance."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from experiments.eager.scaling import MODES
 from hpcjax.runs import reduce
@@ -11,6 +11,9 @@ from hpcjax.runs.pictures import Dots, Lines, Scatter
 from hpcjax.runs.reduce import Cells, above, cell, interval, of, over
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 from hpcjax.runs.targets import first_at_most
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "eager-SGD, PPoPP 2020"
 DELAYS = {
@@ -29,7 +32,7 @@ DELAYS = {
 
 
 @reduce.along("mode")
-def throughput(row: xr.Dataset, mode: str) -> Cells:
+def throughput(row: "xr.Dataset", mode: str) -> Cells:
     """Returns medians over repetitions; speed-ups over the sync of the same turn."""
     run = reduce.first(row)
     own, sync = run.sel(mode=mode), run.sel(mode="sync")
@@ -119,7 +122,7 @@ THROUGHPUT = Table(
 )
 
 
-def sleeper(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def sleeper(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns the medians of the others' seconds, and what is left of their speed."""
 
     def figures(mode: str) -> dict[str, float]:
@@ -170,8 +173,10 @@ SLEEPER = Table(
 )
 
 
-def latency(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def latency(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns a row for each size."""
+    import xarray as xr
+
     run = reduce.single(rows)
     columns = {"ping": 1e3 * run["ping"]}
     for mode in MODES:
@@ -234,7 +239,7 @@ LATENCY = Table(
 
 
 @reduce.along("mode")
-def hyperplane(run: xr.Dataset, mode: str) -> Cells:
+def hyperplane(run: "xr.Dataset", mode: str) -> Cells:
     """Compares, seed by seed, every mode with the sync of the same run."""
     own, sync = run.sel(mode=mode), run.sel(mode="sync")
     target = 2 * sync["loss"].isel(step=-1)
@@ -251,7 +256,7 @@ def hyperplane(run: xr.Dataset, mode: str) -> Cells:
     }
 
 
-def _seconds_at(seconds: xr.DataArray, steps: xr.DataArray) -> xr.DataArray:
+def _seconds_at(seconds: "xr.DataArray", steps: "xr.DataArray") -> "xr.DataArray":
     """Returns when a step was reached, inf for none."""
     reached = np.isfinite(steps)
     place = steps.where(reached, 0).astype(int)
@@ -306,7 +311,7 @@ HYPERPLANE = Table(
 
 
 @reduce.along("mode")
-def scaling(row: xr.Dataset, mode: str) -> Cells:
+def scaling(row: "xr.Dataset", mode: str) -> Cells:
     """Returns medians over runs of the model."""
     run = reduce.first(row)
     own, sync = run.sel(mode=mode), run.sel(mode="sync")

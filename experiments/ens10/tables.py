@@ -1,13 +1,15 @@
 """Tables of post-processing: baselines on simulated forecasts, EMOS of real rain."""
 
 import math
-
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import Cells, above, cell, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "ENS-10, NeurIPS 2022"
 ROWS = {
@@ -18,7 +20,7 @@ ROWS = {
 SEEDS = (0, 1, 2)
 
 
-def _cells(run: xr.Dataset, members: int, *, raw: bool) -> Cells:
+def _cells(run: "xr.Dataset", members: int, *, raw: bool) -> Cells:
     """Returns the scores of the last validation, over seeds."""
     last = run.isel(eval_step=-1)
     ratio = (last["val_variance"] / last["val_square"]) ** 0.5
@@ -32,7 +34,7 @@ def _cells(run: xr.Dataset, members: int, *, raw: bool) -> Cells:
     }
 
 
-def baselines(rows: reduce.Rows) -> xr.Dataset:
+def baselines(rows: reduce.Rows) -> "xr.Dataset":
     """Returns CRPS and EECRPS, medians over seeds, and what part of raw they are."""
     cells = {
         name: _cells(run, 5 if name.endswith("5 members") else 10, raw="raw" in name)
@@ -138,7 +140,7 @@ BASELINES = Table(
 
 
 @reduce.by_row
-def rain(run: xr.Dataset) -> Cells:
+def rain(run: "xr.Dataset") -> Cells:
     """Returns the CRPS of test days, over seeds."""
     last = run.isel(eval_step=-1)
     return reduce.extent(last["val_loss"], "crps")

@@ -1,12 +1,16 @@
 """Tables of compressed fields: errors of networks and others, by ratio; a month."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import packing, reduce
 from hpcjax.runs.claims import Claim, Trivial
 from hpcjax.runs.pictures import Map, Scatter
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 # A size counts for a ratio if it is at most two hundredths larger.
 _NEAR = 0.98
@@ -18,21 +22,21 @@ _TRIVIAL = ("DCT",)
 _FIGURES = ("bytes", "ratio", "wrmse", "wmae", "largest", "seconds")
 
 
-def _best(points: xr.Dataset, ratio: float) -> xr.Dataset | None:
+def _best(points: "xr.Dataset", ratio: float) -> "xr.Dataset | None":
     """Returns the point of the least error that is as small; None if there is none."""
     ratios, errors = points["ratio"].values, points["wrmse"].values
     at = np.argmin(np.where(ratios >= _NEAR * ratio, errors, np.inf))
     return points.isel(point=at) if ratios[at] >= _NEAR * ratio else None
 
 
-def _next(points: xr.Dataset, ratio: float) -> xr.Dataset | None:
+def _next(points: "xr.Dataset", ratio: float) -> "xr.Dataset | None":
     """Returns the point of the largest ratio that is too large; None if none is."""
     ratios = points["ratio"].values
     at = np.argmax(np.where(ratios < _NEAR * ratio, ratios, -np.inf))
     return points.isel(point=at) if ratios[at] < _NEAR * ratio else None
 
 
-def sizes(rows: reduce.Rows) -> xr.Dataset:
+def sizes(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each network, and peers at the ratio of the main one.
 
     Networks are medians over their seeds.

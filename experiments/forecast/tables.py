@@ -1,11 +1,14 @@
 """The table of the scores themselves."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import Cells, cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _SCORES = {
     "CRPS, Gaussian": {"score": "gaussian"},
@@ -22,7 +25,7 @@ _TEXTBOOK = "spread, in one pass"
 
 
 @reduce.by_row
-def scores(run: xr.Dataset) -> Cells:
+def scores(run: "xr.Dataset") -> Cells:
     """Returns a score's distance and ratio."""
     only = reduce.first(run)
     return {name: only[name] for name in ("distance", "ratio", "ratio_high")}

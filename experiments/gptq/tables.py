@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from experiments.gptq import decode_time
 from experiments.gptq.kernel_time import BASELINES
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, on_cpu, on_gpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SEEDS = (0, 1, 2)
 BITS = (4, 3, 2)
@@ -46,7 +49,7 @@ def _baseline(row: str) -> str:
     return f"{bits}, RTN, g64" if method.endswith("g64") else f"{bits}, RTN"
 
 
-def _quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _quality(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns perplexities, means over the seeds, and what GPTQ makes of them."""
     mean = {name: float(row["perplexity"].mean()) for name, row in rows.items()}
     whole = mean["fp32"]
@@ -75,7 +78,7 @@ def _log_gap(row: str) -> reduce.Number:
 
 
 @reduce.Number
-def _act_order(table: xr.Dataset) -> float:
+def _act_order(table: "xr.Dataset") -> float:
     """Returns the largest perplexity with act-order over that without."""
     pairs = [reduce.over("perplexity", f"{row}, act-order", row) for row in JUDGED]
     return float(np.max([pair(table) for pair in pairs]))
@@ -143,7 +146,7 @@ QUALITY = Table(
 )
 
 
-def _solver(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _solver(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns the times of each stage over PyTorch's, and the largest loss ratio."""
     run = reduce.single(rows)
     stages = {
@@ -204,8 +207,10 @@ SOLVER = Table(
 BANDWIDTH, REACHED = 4.3e12, 0.7
 
 
-def _kernel(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _kernel(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns times, and the faster bfloat16 product's over each."""
+    import xarray as xr
+
     run = reduce.single(rows)
     median = run["seconds"].median("repetition")
     dense = [name for name in BASELINES if name in median["candidate"].values]
@@ -270,8 +275,10 @@ KERNEL = Table(
 )
 
 
-def _decode(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _decode(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns tokens a second, and the seconds of bfloat16 over each."""
+    import xarray as xr
+
     run = reduce.single(rows)
     seconds = run["seconds"]
     ratio = seconds.sel(candidate=decode_time.BASELINE, drop=True) / seconds

@@ -3,9 +3,9 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from experiments.gradcomp import validation
 from experiments.gradcomp.utility import ALWAYS, PAYS
@@ -14,6 +14,9 @@ from hpcjax.runs.pictures import Bars, Dots, Lines, Scatter
 from hpcjax.runs.reduce import of
 from hpcjax.runs.tables import Runs, Table, Tier, by_model, on_cpu
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 PAPER = "Agarwal et al., On the Utility of Gradient Compression, MLSys 2022"
 MODELLED = (
     "Analytical: alpha and bandwidth of a ring; passes and encoding were measured on "
@@ -21,8 +24,10 @@ MODELLED = (
 )
 
 
-def by_bandwidth(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def by_bandwidth(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns, for each bandwidth, in how many setups compression pays."""
+    import xarray as xr
+
     run = reduce.single(rows)
     counted = run.isel(setup=run["counted"].values.astype(bool))
     wins = counted["speedup"] > 1
@@ -45,11 +50,11 @@ def by_bandwidth(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return table.rename(gbit_per_s="row").assign_coords(row=labels)
 
 
-def _of(wins: xr.DataArray, run: xr.Dataset, label: str) -> xr.DataArray:
+def _of(wins: "xr.DataArray", run: "xr.Dataset", label: str) -> "xr.DataArray":
     return wins.isel(setup=run["method"].values == label).sum("setup")
 
 
-def _others(wins: xr.DataArray, run: xr.Dataset) -> xr.DataArray:
+def _others(wins: "xr.DataArray", run: "xr.Dataset") -> "xr.DataArray":
     """Counts winners that are neither PowerSGD nor signSGD."""
     named = [
         str(label).startswith(("PowerSGD", "sign")) for label in run["method"].values
@@ -58,14 +63,14 @@ def _others(wins: xr.DataArray, run: xr.Dataset) -> xr.DataArray:
 
 
 @reduce.Number
-def _gained(table: xr.Dataset) -> float:
+def _gained(table: "xr.Dataset") -> float:
     """Returns the most that faster compute adds to a share; if it takes, the most."""
     gains = (table["faster"] - table["share"]).values
     return float(gains.max() if gains.min() >= 0 else gains.min())
 
 
 @reduce.Number
-def _at_the_top(table: xr.Dataset) -> float:
+def _at_the_top(table: "xr.Dataset") -> float:
     """Counts the others at the highest bandwidth at which anything pays."""
     some = np.flatnonzero(table["wins"].values)
     return float(table["others"].values[some[-1]]) if len(some) else 0.0
@@ -124,7 +129,7 @@ UTILITY = Table(
 )
 
 
-def by_method(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def by_method(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns, for each method, where it ceases to pay and what changes that."""
     run = reduce.single(rows)
     first = run["speedup"].isel(gbit_per_s=0)
@@ -149,7 +154,7 @@ def by_method(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return reduce.from_cells(found)
 
 
-def _gained_by_batch(run: xr.Dataset, sign: int) -> float:
+def _gained_by_batch(run: "xr.Dataset", sign: int) -> float:
     """Returns the most a speed-up above 1 rises to the next batch, or falls."""
     gains = run["speedup"].isel(gbit_per_s=0, compute_speed=0).values
     most = -np.inf
@@ -202,7 +207,7 @@ SWEEPS = Table(
 )
 
 
-def ratios(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def ratios(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns the compression that hides an all-reduce, by link, model and batch."""
     run = reduce.single(rows)
     found = {}
@@ -244,15 +249,17 @@ RATIOS = Table(
 )
 
 
-def encoding(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def encoding(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns milliseconds by method, for ResNet-50 and the most workers."""
+    import xarray as xr
+
     run = reduce.single(rows).sel(model="resnet50").isel(processes=-1)
     table = xr.Dataset({"milliseconds": 1e3 * run["encode_decode"]})
     return table.rename(method="row")
 
 
 @reduce.Number
-def _slowest(table: xr.Dataset) -> float:
+def _slowest(table: "xr.Dataset") -> float:
     """Returns the least time of exact Top-k over the longest of all others."""
     times = table["milliseconds"]
     exact = [str(label).startswith("Top-k") for label in times["row"].values]
@@ -260,7 +267,7 @@ def _slowest(table: xr.Dataset) -> float:
 
 
 @reduce.Number
-def _ranks(table: xr.Dataset) -> float:
+def _ranks(table: "xr.Dataset") -> float:
     times = table["milliseconds"].sel(row=[f"PowerSGD r={r}" for r in (4, 8, 16)])
     return float((times.values[1:] / times.values[:-1]).min())
 
@@ -296,7 +303,7 @@ ENCODING = Table(
 )
 
 
-def overlapped(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def overlapped(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns medians of milliseconds, and the share of communication that is seen."""
     run = reduce.single(rows)
     found = {}
@@ -345,7 +352,7 @@ OVERLAP = Table(
 )
 
 
-def validated(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def validated(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns measured and predicted milliseconds, a row for each setup and method."""
     run = reduce.single(rows)
     table = 1e3 * run[["measured", "predicted"]]
@@ -356,7 +363,7 @@ def validated(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return table.stack(row=("processes", "mbit_per_s", "method")).pipe(_named)
 
 
-def _named(table: xr.Dataset) -> xr.Dataset:
+def _named(table: "xr.Dataset") -> "xr.Dataset":
     labels = [f"{p} x {mbit:g} Mbit/s, {m}" for p, mbit, m in table["row"].values]
     parts = {
         name: ("row", table[name].values)
@@ -366,7 +373,7 @@ def _named(table: xr.Dataset) -> xr.Dataset:
     return plain.assign(parts).assign_coords(row=labels)
 
 
-def crossings(table: xr.Dataset, column: str) -> dict[tuple[int, str], float]:
+def crossings(table: "xr.Dataset", column: str) -> dict[tuple[int, str], float]:
     """Returns the Mbit/s at which each method ceases to pay.
 
     Between two links, along a line in logarithms of speed-up and bandwidth; the fastest
@@ -388,7 +395,7 @@ def crossings(table: xr.Dataset, column: str) -> dict[tuple[int, str], float]:
 
 
 @reduce.Number
-def _crossing_error(table: xr.Dataset) -> float:
+def _crossing_error(table: "xr.Dataset") -> float:
     """Returns the largest ratio of measured and modelled crossovers, or its inverse.
 
     Of a crossover that only one of both sees, the ratio to the last link is the least

@@ -1,12 +1,16 @@
 """Tables of graph networks on Cora, sums over edges, and sampled neighbourhoods."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.reduce import Cells, above, cell, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _SEEDS = (0, 1, 2, 3, 4)
 _RECALLED = {"gcn": 81.5, "gat": 83.0, "sgc": 81.0}
@@ -15,14 +19,14 @@ _TEN, _ONE, _WHOLE = "10 + 10 neighbours", "1 + 1", "whole graph"
 _REGRESSION, _REWIRED = "regression of S²X", "gcn, rewired"
 
 
-def _accuracy(run: xr.Dataset) -> Cells:
+def _accuracy(run: "xr.Dataset") -> Cells:
     """Returns the accuracy in percent at the end, mean and range over seeds."""
     wrong = run["val_error"]
     last = wrong.isel(eval_step=-1) if "eval_step" in wrong.dims else wrong
     return reduce.extent(100 * (1 - last), "accuracy")
 
 
-def cora(rows: reduce.Rows) -> xr.Dataset:
+def cora(rows: reduce.Rows) -> "xr.Dataset":
     """Returns accuracies beside those that are recalled of the papers."""
     return reduce.from_cells(
         {
@@ -32,7 +36,7 @@ def cora(rows: reduce.Rows) -> xr.Dataset:
     )
 
 
-def spread(rows: reduce.Rows) -> xr.Dataset:
+def spread(rows: reduce.Rows) -> "xr.Dataset":
     """Returns times, ratios and distances of the candidates."""
     run = reduce.single(rows)
     table = reduce.ratios(run["seconds"], "BCOO")

@@ -1,15 +1,16 @@
 """Tables of HammingMesh: networks and prices, allocation, and exchanges on networks."""
 
 from collections.abc import Callable
-from typing import Any
-
-import xarray as xr
+from typing import TYPE_CHECKING, Any
 
 from experiments.hammingmesh.allocation import HEURISTICS
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Scatter
 from hpcjax.runs.reduce import cell, least, most, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _NAMES = {
     "fat_tree": "fat tree",
@@ -48,24 +49,24 @@ def _name(network: str) -> str:
     return f"{_NAMES[short]}, {'1k' if short == network else '16k'}"
 
 
-def _recalled(run: xr.Dataset) -> float:
+def _recalled(run: "xr.Dataset") -> float:
     return _RECALLED[_name(run["network"].item())]
 
 
-def _apart(figure: str) -> Callable[[xr.Dataset], Any]:
+def _apart(figure: str) -> Callable[["xr.Dataset"], Any]:
     """Makes a cell: millions, rounded as the paper prints them, from the recalled."""
 
-    def cell(run: xr.Dataset) -> float:
+    def cell(run: "xr.Dataset") -> float:
         recalled = _recalled(run)
         return abs(round(float(run[figure]) / 1e6, int(recalled < 100)) - recalled)
 
     return cell
 
 
-def _price(share: str) -> Callable[[xr.Dataset, reduce.Rows], Any]:
+def _price(share: str) -> Callable[["xr.Dataset", reduce.Rows], Any]:
     """Makes a cell: dollars for a unit of bandwidth, over the Hx2Mesh's of its size."""
 
-    def cell(run: xr.Dataset, rows: reduce.Rows) -> Any:
+    def cell(run: "xr.Dataset", rows: reduce.Rows) -> Any:
         size = "_16k" if run["network"].item().endswith("_16k") else ""
         base = rows[f"hx2mesh{size}"]
         price = run["dollars"] / run["endpoints"]
@@ -146,7 +147,7 @@ NETWORKS = Table(
 )
 
 
-def allocation(rows: reduce.Rows) -> xr.Dataset:
+def allocation(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each grid and number of faults, means over draws."""
     cells: dict[str, reduce.Cells] = {}
     for name, row in rows.items():
@@ -222,7 +223,7 @@ ALLOCATION = Table(
 )
 
 
-def exchanges(rows: reduce.Rows) -> xr.Dataset:
+def exchanges(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each model and method, milliseconds on each network."""
     run = reduce.single(rows)
     cells: dict[str, reduce.Cells] = {}

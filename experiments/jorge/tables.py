@@ -1,13 +1,15 @@
 """Jorge's tables: steps to SGD's target, cost of a step, ablation, quickstart."""
 
 from collections.abc import Mapping
-
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import packing, reduce, results
 from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, grid, on_cpu, on_gpu
 from hpcjax.runs.targets import time_to_target, time_to_targets
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = (
     "arXiv 2310.12298: time to target and maximum accuracy of SGD, Shampoo and Jorge"
@@ -29,7 +31,7 @@ _FIRST_LOOK = {
 }
 
 
-def _to_three_percent(rows: reduce.Rows) -> xr.Dataset:
+def _to_three_percent(rows: reduce.Rows) -> "xr.Dataset":
     # One validation of 359 digits moves by a percent from step to step.
     table = time_to_target(rows, "sgd", metric="val_error", target=0.03, smooth=3)
     found = table["steps_by_seed"].notnull().sum("seed")
@@ -153,7 +155,7 @@ def _against_tuned_sgd(task: str, rates: tuple[str, ...]) -> dict[str, Runs]:
 def _tasks_won(name: str, bound: str) -> Claim:
     rows = [f"{task}/{name}" for task in _RATES]
 
-    def won(table: xr.Dataset) -> float:
+    def won(table: "xr.Dataset") -> float:
         return float((table["ratio"].sel(row=rows) <= 0.85).sum())
 
     claim = reduce.Number(won).at_least(
@@ -162,7 +164,7 @@ def _tasks_won(name: str, bound: str) -> Claim:
     return claim.fails({f"{task}/{name}": f"{task}/sgd" for task in _RATES})
 
 
-def _to_sgds_best(rows: reduce.Rows) -> xr.Dataset:
+def _to_sgds_best(rows: reduce.Rows) -> "xr.Dataset":
     return time_to_targets(rows, dict.fromkeys(_RATES, "sgd"), smooth=_SMOOTH)
 
 
@@ -203,8 +205,10 @@ STEPS = Table(
 )
 
 
-def _costs(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _costs(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Ratios of steps to SGD's, and of single preconditioners to the eigh root's."""
+    import xarray as xr
+
     run = reduce.single(rows)
     factors = reduce.stack(
         {"factor": reduce.ratios(run["factor"], "eigh")}, between=": "
@@ -274,7 +278,7 @@ _ABLATED = {
 }
 
 
-def _to_sgd(rows: reduce.Rows) -> xr.Dataset:
+def _to_sgd(rows: reduce.Rows) -> "xr.Dataset":
     return time_to_target(rows, "sgd")
 
 

@@ -1,11 +1,13 @@
 """The table that compares our K-FAC with kfac-jax."""
 
 from collections.abc import Mapping
-
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.tables import Claim, Table, grid, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _RUNS = grid(
     "kaisa/kfac_jax:{0}",
@@ -15,8 +17,10 @@ _RUNS = grid(
 )
 
 
-def _table(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _table(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns differences, and our step's time over kfac-jax's, a row for each run."""
+    import xarray as xr
+
     made = []
     for row in map(reduce.first, rows.values()):
         timed = reduce.ratios(row["seconds"], "kfac-jax")

@@ -1,15 +1,18 @@
 """KAISA's tables: steps to the tuned baseline's loss, memory and bytes by the knob."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from experiments.kaisa import peer_tables
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, Tier, grid, on_cpu
 from hpcjax.runs.targets import time_to_targets
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 KFAC_JAX = peer_tables.KFAC_JAX
 SEEDS = (0, 1, 2, 3, 4)
@@ -46,7 +49,7 @@ def _task(task: str, names: tuple[str, ...], rates: tuple[str, ...]) -> dict[str
     }
 
 
-def _steps(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _steps(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Compares the rows of each task with that task's tuned baseline."""
     tasks = [row.partition("/")[0] for row in rows]
     baselines = {task: BASELINES[task] for task in tasks}
@@ -108,7 +111,7 @@ def _sharing(*costs: str) -> dict[str, Runs]:
     return grid("kaisa/sharing", balanced, shares, between=" ")
 
 
-def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _memory(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     table = reduce.by_run(rows)
     kept = table[["factors", "decompositions"]] / 1e6
     overhead = (table["factors"] + table["decompositions"]) / 1e6
@@ -116,7 +119,7 @@ def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 @reduce.Number
-def _linear(table: xr.Dataset) -> float:
+def _linear(table: "xr.Dataset") -> float:
     """Returns R² of the overhead against the fraction, balanced by memory."""
     rows = [f"memory {name}" for name in FRACTIONS]
     y = table["overhead"].sel(row=rows).values
@@ -177,7 +180,9 @@ MEMORY = Table(
 _PARTS = ("reduced", "broadcast", "decomposition_broadcast", "factors_reduced")
 
 
-def _bytes(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _bytes(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
+    import xarray as xr
+
     table = reduce.by_run(rows)
     found = xr.concat([table[part] for part in _PARTS], dim="part")
     formula = xr.concat([table[f"{part}_formula"] for part in _PARTS], dim="part")
@@ -190,7 +195,7 @@ def _bytes(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 @reduce.Number
-def _off(table: xr.Dataset) -> float:
+def _off(table: "xr.Dataset") -> float:
     """Returns the largest relative difference of bytes from their formula."""
     found, formula = (
         np.stack([table[f"{part}{end}"].values for part in _PARTS])
@@ -246,7 +251,7 @@ BYTES = Table(
 _STEP = "a step at intervals of 10 and 100 costs at most 1.25 of SGD's"
 
 
-def _step_cost(rows: reduce.Rows) -> xr.Dataset:
+def _step_cost(rows: reduce.Rows) -> "xr.Dataset":
     return reduce.ratios(reduce.single(rows)["seconds"], "sgd")
 
 

@@ -1,15 +1,17 @@
 """Language models' tables: how fast they write and learn."""
 
 from collections.abc import Mapping
-
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.tables import Runs, Table, on_cpu, on_gpu
 
+if TYPE_CHECKING:
+    import xarray as xr
 
-def _decoding(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+
+def _decoding(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Puts a row for each batch and implementation."""
     parts = {}
     for batch, row in rows.items():
@@ -67,7 +69,7 @@ DECODING = Table(
 )
 
 
-def _compiling(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _compiling(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Puts a row for each depth and program; times also over the least depth's."""
     run = reduce.single(rows)
     least = run["seconds"].isel(depth=0, drop=True)
@@ -115,7 +117,7 @@ COMPILING = Table(
 )
 
 
-def _room(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _room(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Puts a row for each attention and room; times over the least room's."""
     run = reduce.single(rows)
     table = reduce.ratios(run["seconds"], "blocks, 64")
@@ -168,7 +170,7 @@ ROOM = Table(
 DATA_SHEET = 989e12
 
 
-def _training(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _training(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Puts a row for the step and each attention, and the profile's shares behind."""
     run = reduce.single(rows)
     seconds = run["seconds"].median("repetition").to_series().to_dict()

@@ -1,13 +1,16 @@
 """What the training loop costs."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
+if TYPE_CHECKING:
+    import xarray as xr
 
-def _overhead(rows: reduce.Rows) -> xr.Dataset:
+
+def _overhead(rows: reduce.Rows) -> "xr.Dataset":
     return reduce.ratios(reduce.single(rows)["seconds"], "bare")
 
 
@@ -41,7 +44,9 @@ OVERHEAD = Table(
 )
 
 
-def _safety(rows: reduce.Rows) -> xr.Dataset:
+def _safety(rows: reduce.Rows) -> "xr.Dataset":
+    import xarray as xr
+
     run = reduce.single(rows)
     baselines = {"check": "unchecked", "save": "steps"}
     tables = [reduce.ratios(run[name], base) for name, base in baselines.items()]

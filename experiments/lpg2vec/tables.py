@@ -1,6 +1,6 @@
 """Tables of LPG2vec: what labels and properties tell, and stores that keep them."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from experiments.lpg2vec.store import ALTERED, COUNTS, SECONDS, STORES
 from hpcjax.runs import reduce
@@ -8,6 +8,9 @@ from hpcjax.runs.claims import Trivial
 from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import above, cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 # The reference's report, tables 6.1 and 6.2, of its own split and stopping.
 _REPORT = {
@@ -32,7 +35,7 @@ INFORMATION = ("random", "degrees", "labels", "properties", "edges")
 _MISSING = float("nan")
 
 
-def fincen(rows: reduce.Rows) -> xr.Dataset:
+def fincen(rows: reduce.Rows) -> "xr.Dataset":
     """Returns accuracies with their range over seeds, beside the reference's."""
     cells = {}
     for name, run in rows.items():
@@ -140,8 +143,10 @@ FINCEN = Table(
 )
 
 
-def store(rows: reduce.Rows) -> xr.Dataset:
+def store(rows: reduce.Rows) -> "xr.Dataset":
     """Returns the figures of each store, and the bytes of features beside them."""
+    import xarray as xr
+
     run = reduce.single(rows)
     counts = run[list(COUNTS)].rename(kept="row")
     # What is altered is in a store already.

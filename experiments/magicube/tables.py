@@ -1,6 +1,6 @@
 """Tables of Magicube: exact products, machine code, and attention in few bits."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from experiments.magicube.attention import MODES, NO_ATTENTION, PUBLISHED, TRIVIAL
 from experiments.magicube.products import PAIRS
@@ -11,6 +11,9 @@ from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import above, cell, most
 from hpcjax.runs.tables import Runs, Table, grid, on_cpu, on_gpu
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 _KINDS = {
     "random": {"kind": "random"},
     "magnitude": {"kind": "magnitude"},
@@ -19,8 +22,10 @@ _KINDS = {
 _ZEROS = {f"{share} % zeros": {"zeros": f"0.{share}"} for share in ("50", "90", "98")}
 
 
-def products(rows: reduce.Rows) -> xr.Dataset:
+def products(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each pair of precisions, over all patterns."""
+    import xarray as xr
+
     joined = xr.concat([reduce.first(row) for row in rows.values()], dim="pattern")
     whole = joined["bytes"].sum("pattern")
     cells = {}
@@ -135,7 +140,7 @@ MACHINE_CODE = Table(
 )
 
 
-def attention(rows: reduce.Rows) -> xr.Dataset:
+def attention(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each mode, mean and range over seeds."""
     (run,) = rows.values()
     return reduce.from_cells(
@@ -186,8 +191,10 @@ ATTENTION = Table(
 )
 
 
-def spmm(rows: reduce.Rows) -> xr.Dataset:
+def spmm(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each product."""
+    import xarray as xr
+
     run = reduce.single(rows)
     seconds = run["seconds"]
     ratio = seconds.sel(candidate=DENSE, drop=True) / seconds

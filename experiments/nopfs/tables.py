@@ -1,18 +1,21 @@
 """Tables of NoPFS: real reading from a slow storage, and policies simulated."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs.claims import Trivial
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import differs, least, most, over
 from hpcjax.runs.tables import Table, on_cpu, variants
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 NAIVE, AHEAD, OWN = "naive", "read ahead", "own memory only"
 PLANNED, OURS = "planned", "frequency"
 SLOW, FIRST = "8 MB/s, planned", "8 MB/s, first touch"
 
 
-def _name_kept(run: xr.Dataset) -> str:
+def _name_kept(run: "xr.Dataset") -> str:
     """Returns the placement of a run; nothing if it keeps nothing."""
     kept = run["placement"].values[run["keeps"].values > 0]
     return str(kept[0]) if len(kept) else ""

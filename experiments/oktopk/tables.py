@@ -1,15 +1,18 @@
 """Ok-Topk's tables: words, balance, accuracy, throughput on a slow link, selection."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from experiments.oktopk.volume import Config
 from hpcjax.core import parts
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots, Lines
 from hpcjax.runs.tables import Claim, Runs, Table, grid, on_cpu, on_gpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "PPoPP 2022 (arXiv 2201.07598)"
 SEEDS = (0, 1, 2)
@@ -22,12 +25,12 @@ ALL = "all entries"
 _GIVEN = np.broadcast_to(np.float32(0), Config().numbers)
 
 
-def _volume(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _volume(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns words a member sends: by formula, of real entries, and of buffers."""
     return reduce.from_cells({name: _words(name, run) for name, run in rows.items()})
 
 
-def _words(row: str, run: xr.Dataset) -> reduce.Cells:
+def _words(row: str, run: "xr.Dataset") -> reduce.Cells:
     name, _, members = row.partition(", P=")
     p, part = int(members), "ok_topk" if name == ALL else name
     exchange = parts.classes("exchange")[part](density=DENSITY).make()
@@ -127,7 +130,7 @@ CUTS = ("even", "mean", "pooled")
 
 
 @reduce.by_row
-def _balance(run: xr.Dataset) -> reduce.Cells:
+def _balance(run: "xr.Dataset") -> reduce.Cells:
     """Returns the most that a member gets in a step over what all get on average."""
     counts = run[["summed", "received"]]
     worst = (counts.max("member") / counts.mean("member")).max()
@@ -177,7 +180,7 @@ METHODS = ("dense", "top_k", "gtopk", "gaussian_k", "ok_topk")
 WARM_UP = 96  # 64 dense steps and one period of exact thresholds
 
 
-def _accuracy(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _accuracy(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns accuracies by seed, and how far selections are from k after warm-up."""
     final = {row: 100 * (1 - run["val_error"][..., -1]) for row, run in rows.items()}
     # It selects exactly k, once it is not dense any more.
@@ -205,14 +208,14 @@ def _rows(config: str, seeds: tuple[int, ...]) -> dict[str, Runs]:
     return {**grid(config + ":{0}", METHODS, seeds=seeds), FORGETS: forgets}
 
 
-def _off(counts: xr.DataArray, k: float) -> float:
+def _off(counts: "xr.DataArray", k: float) -> float:
     """Returns the mean of |count - k| / k after warm-up."""
     late = counts.where(counts["step"] > WARM_UP, drop=True)
     return float(abs(late / k - 1).mean())
 
 
 @reduce.Number
-def _most_off(table: xr.Dataset) -> float:
+def _most_off(table: "xr.Dataset") -> float:
     """Returns how far Ok-Topk's selections are from k, or what all keep is."""
     own = table.sel(row="ok_topk")
     return float(np.maximum(own["selected"], own["kept"]))
@@ -290,7 +293,7 @@ FASHION = _accuracy_table(
 )
 
 
-def _text(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _text(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns validation losses, means over seeds, and their ratio to dense."""
     final = {row: float(run["val_loss"][..., -1].mean()) for row, run in rows.items()}
     table = reduce.from_cells({row: {"loss": loss} for row, loss in final.items()})
@@ -325,8 +328,10 @@ TEXT = Table(
 )
 
 
-def _throughput(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _throughput(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns times of a step, over Ok-Topk's, and the words sent."""
+    import xarray as xr
+
     run = reduce.single(rows).rename(exchange="row")
     seconds = run["seconds"].mean("step")
     total = seconds.sel(phase="total", drop=True)
@@ -388,8 +393,10 @@ THROUGHPUT = Table(
 )
 
 
-def _selection(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _selection(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns times, and how many times as fast as `lax.top_k` each is."""
+    import xarray as xr
+
     made = {}
     for name, row in rows.items():
         seconds = reduce.first(row)["seconds"]

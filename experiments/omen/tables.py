@@ -1,14 +1,17 @@
 """Tables of OMEN: orders of a sum in time, what is conserved, and what is sent."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import cell, most, of, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "Ziogas et al., two papers of SC 2019"
 SEQUENTIAL, BATCHED, TILED = "eight loops", "batched loop", "tiled"
@@ -97,7 +100,7 @@ def _transport(name: str = "base") -> Runs:
     return Runs(config=f"omen/transport:{name}")
 
 
-def _find_worst(run: xr.Dataset) -> float:
+def _find_worst(run: "xr.Dataset") -> float:
     """Returns by how much a run's worst figure is above its bound."""
     worst = np.max([float(run[name]) / bound for name, bound in _BOUNDS.items()])
     # What has diverged has no number.
@@ -191,18 +194,18 @@ _PROGRAM = "program, "
 
 
 def _distance(
-    own: xr.DataArray, recalled: Mapping[str, tuple[float, ...]], at: int
+    own: "xr.DataArray", recalled: Mapping[str, tuple[float, ...]], at: int
 ) -> float:
     """Returns the larger difference of both schemes from what is recalled."""
     return max(abs(float(own.sel(scheme=s)) - recalled[s][at]) for s in recalled)
 
 
-def _side_by_side(own: xr.DataArray) -> dict[str, xr.DataArray]:
+def _side_by_side(own: "xr.DataArray") -> dict[str, "xr.DataArray"]:
     original, tiles = (own.sel(scheme=s) for s in ("original", "tiles"))
     return {"original": original, "tiles": tiles, "fewer": original / tiles}
 
 
-def volumes(rows: reduce.Rows) -> xr.Dataset:
+def volumes(rows: reduce.Rows) -> "xr.Dataset":
     """Returns rows of both scalings, of tiles of energies alone, and of programs."""
     run = reduce.single(rows)
     cells: dict[str, reduce.Cells] = {}

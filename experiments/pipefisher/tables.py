@@ -1,14 +1,17 @@
 """PipeFisher's tables: work against idle time, and how full bubbles become."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import packing, reduce
 from hpcjax.runs.pictures import Dots, Lines, Timeline
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
 from hpcjax.runs.targets import first_at_most
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SCHEDULES = ("gpipe", "one_f_one_b", "chimera")
 DEPTHS = (4, 8, 16)
@@ -44,7 +47,7 @@ _PRINTED = {"utilization": (100, 1), "ratio": (1, 2), "overhead": (100, 1)}
 
 
 @reduce.Number
-def equal_cells(table: xr.Dataset) -> float:
+def equal_cells(table: "xr.Dataset") -> float:
     """Counts the cells that equal `FIGURES` to their last digit."""
     return float(
         sum(
@@ -130,7 +133,7 @@ _BEYOND = abs(_of("t_step") / _of("t_pipe") - 1 - _of("overhead")).largest()
 
 
 @reduce.Number
-def _late(table: xr.Dataset) -> float:
+def _late(table: "xr.Dataset") -> float:
     """Returns steps of a refresh beyond ⌈ratio⌉, inf if tasks fit into no bubble."""
     own = table.sel(row=CLAIMED)
     late = own["period"] - np.ceil(own["ratio"])
@@ -201,7 +204,7 @@ FILL = Table(
 )
 
 
-def medians(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def medians(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns medians over the runs of both kinds, with their intervals."""
     run = reduce.single(rows)
     run = run.assign(milliseconds=1e3 * run["seconds"])
@@ -263,12 +266,12 @@ TWO_PROCESSES = Table(
 )
 
 
-def _smooth(row: xr.Dataset) -> xr.DataArray:
+def _smooth(row: "xr.Dataset") -> "xr.DataArray":
     """Returns the mean training loss of the last 5 % of steps up to each step."""
     return row["loss"].rolling(step=max(1, row.sizes["step"] // 20)).mean()
 
 
-def training(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def training(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Compares, seed by seed, when training comes to where LAMB's ends.
 
     Returns:
@@ -276,6 +279,8 @@ def training(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
       LAMB's, and `time` to it, simulated and over LAMB's whole run; and by seed
       `steps_by_seed`.
     """
+    import xarray as xr
+
     losses = {name: _smooth(row) for name, row in rows.items()}
     target = losses["lamb"].isel(step=-1)
     whole = losses["lamb"].sizes["step"]
@@ -294,7 +299,7 @@ def training(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 @reduce.Number
-def _stale(table: xr.Dataset) -> float:
+def _stale(table: "xr.Dataset") -> float:
     steps = table["steps_by_seed"]
     return float((steps.sel(row="pipefisher") / steps.sel(row="fresh")).median())
 

@@ -1,13 +1,17 @@
 """Tables of PolyThrottle: convergence, savings, honesty, and energy by batch."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import xarray as xr
 
 from experiments.polythrottle.convergence import NEAR
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import above, cell, least, most, of, over
 from hpcjax.runs.tables import Runs, Table, on_cpu, on_gpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _PAPER = "Yan, Wang, Venkataraman, arXiv 2310.19991"
 _NAMES = {
@@ -21,7 +25,7 @@ _SCALED = "constrained search, scaled"
 _DEVICES = ("tx2", "orin")
 
 
-def convergence(rows: reduce.Rows) -> xr.Dataset:
+def convergence(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each strategy over all cases of both devices."""
     found = {name: reduce.first(row) for name, row in rows.items()}
     cells: dict[str, reduce.Cells] = {}
@@ -33,7 +37,7 @@ def convergence(rows: reduce.Rows) -> xr.Dataset:
     return reduce.from_cells(cells)
 
 
-def _describe(runs: list[xr.Dataset], strategy: str) -> reduce.Cells:
+def _describe(runs: list["xr.Dataset"], strategy: str) -> reduce.Cells:
     own = [run.sel(strategy=strategy) for run in runs]
 
     def join(column: str) -> np.ndarray:
@@ -120,7 +124,7 @@ CONVERGENCE = Table(
 )
 
 
-def savings(rows: reduce.Rows) -> xr.Dataset:
+def savings(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each network on each device."""
     cells: dict[str, reduce.Cells] = {}
     for device, row in rows.items():
@@ -202,7 +206,7 @@ SAVINGS = Table(
 )
 
 
-def honesty(rows: reduce.Rows) -> xr.Dataset:
+def honesty(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for all choices, and one for each half of the traces."""
     runs = [reduce.first(row) for row in rows.values()]
     kept = {
@@ -277,7 +281,7 @@ HONESTY = Table(
 )
 
 
-def batch(rows: reduce.Rows) -> xr.Dataset:
+def batch(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each batch, and its energy over that of one query."""
     cells: dict[str, reduce.Cells] = {}
     for name, row in rows.items():

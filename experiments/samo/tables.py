@@ -1,15 +1,18 @@
 """SAMO's tables: what is held and sent, losses, and layouts of large machines."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.claims import Trivial
 from hpcjax.runs.pictures import Bars, Lines
 from hpcjax.runs.reduce import of
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "Singh and Bhatele, IPDPS 2023"
 SPARSITIES = ("0.0", "0.25", "0.5", "0.8", "0.9", "0.95")
@@ -18,7 +21,7 @@ DENSE, LEAST = "dense", "int32, p = 0.0"
 COMPRESSED = tuple(f"{form}, p = {p}" for form in FORMS for p in SPARSITIES)
 
 
-def _memory(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _memory(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns MiB, and shares of the dense state's bytes."""
     table = reduce.by_run(rows)
     dense = table.sel(row=DENSE)
@@ -99,7 +102,7 @@ MEMORY = Table(
 )
 
 
-def _peak(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _peak(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns bytes a weight, and the share of the dense step's."""
     table = reduce.by_run(rows)
     return table.assign(share=table["peak"] / table["peak"].sel(row=DENSE))
@@ -145,7 +148,7 @@ PEAK = Table(
 
 
 @reduce.along("form")
-def _quality(row: xr.Dataset, form: str) -> reduce.Cells:
+def _quality(row: "xr.Dataset", form: str) -> reduce.Cells:
     """Returns the validation loss of a form, and the distance of its losses."""
     own, masked = row.sel(form=form), row.sel(form="masked")
     apart = abs(own["loss"] - masked["loss"]).max(skipna=False)
@@ -228,7 +231,7 @@ _SMALL, _LARGE, _WHOLE = "2.7B, G = 128", "2.7B, G = 512", "2.7B, G = 512, dense
 _PERCENT = ("speedup", "transmission", "bubble", "collective", "gather")
 
 
-def _layouts(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _layouts(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns percents of a dense step, and of the devices' peak."""
     table = reduce.by_run(rows)
     percents = [*_PERCENT, "dense_peak", "samo_peak"]
@@ -241,7 +244,7 @@ def _layout(model: str, devices: int, variant: str = "samo") -> Runs:
 
 
 @reduce.Number
-def _growth(table: xr.Dataset) -> float:
+def _growth(table: "xr.Dataset") -> float:
     """Returns the least growth of the speed-up from one number of devices to the next.
 
     In points, of all models.
@@ -258,7 +261,7 @@ def _saved(column: str, row: str) -> reduce.Number:
 
 
 @reduce.Number
-def _transmission_first(table: xr.Dataset) -> float:
+def _transmission_first(table: "xr.Dataset") -> float:
     """Returns what is saved of transmission over the larger of the other savings."""
     small = table.sel(row=_SMALL)
     others = np.minimum(small["bubble"], small["collective"])

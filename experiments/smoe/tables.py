@@ -1,14 +1,16 @@
 """Spatial Mixture-of-Experts' table: heat on a plate of three materials."""
 
 import functools
-
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.claims import Claim, Trivial
 from hpcjax.runs.pictures import Bars
 from hpcjax.runs.reduce import Cells, cell, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SEEDS = (0, 1, 2, 3, 4)
 MATERIALS = ("slow", "middle", "fast")
@@ -20,14 +22,14 @@ _TRIVIAL = _STILL, _STENCIL = "persistence", "one stencil"
 _NETWORK = ("agreement", "filter_error", "parameters", "kept")
 
 
-def _of_network(figure: str, run: xr.Dataset) -> xr.DataArray:
+def _of_network(figure: str, run: "xr.Dataset") -> "xr.DataArray":
     """Returns a figure of a network, which other forecasts lack."""
     if run["forecast"].item() != "trained":
         raise KeyError(figure)
     return run[figure]
 
 
-def _of_material(number: int, run: xr.Dataset) -> xr.DataArray:
+def _of_material(number: int, run: "xr.Dataset") -> "xr.DataArray":
     return run["close_by_material"].isel(material=number)
 
 
@@ -37,7 +39,7 @@ def _name(row: str) -> str:
     return network if forecast == "trained" else forecast
 
 
-def _medians(seeds: xr.DataArray, column: str) -> Cells:
+def _medians(seeds: "xr.DataArray", column: str) -> Cells:
     """Returns the median over seeds, of all points with the least and largest."""
     spread = reduce.extent(seeds, column) if column == "close" else {}
     return spread | {column: float(seeds.median())}

@@ -1,18 +1,21 @@
 """How pruned networks compare: what a weight brings, and pairs of methods by seed."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.optim import sparsify
 from hpcjax.runs import reduce
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 # Methods that others are compared with, at the same sparsity.
 BASES = {"static": "over_static", "SET": "over_set", "one shot": "over_one_shot"}
 
 
-def compare(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def compare(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns the table of runs of `experiments.sparsity.digits`.
 
     Rows are called "method, sparsity"; one without a sparsity is alone. Accuracies and
@@ -59,7 +62,7 @@ def _below_one(accuracy: float, images: int = 359) -> float:
 
 
 def _find_slack(
-    rows: Mapping[str, xr.Dataset], row: str, dense: float
+    rows: Mapping[str, "xr.Dataset"], row: str, dense: float
 ) -> dict[str, float]:
     """Returns the largest compressions of a row's method that lose little."""
     method = row.partition(", ")[0]
@@ -74,7 +77,7 @@ def _find_slack(
     }
 
 
-def _differences(rows: Mapping[str, xr.Dataset], row: str) -> dict[str, float]:
+def _differences(rows: Mapping[str, "xr.Dataset"], row: str) -> dict[str, float]:
     """Returns mean differences from the bases, seed by seed, and their chances."""
     _, comma, level = row.partition(", ")
     found = {}

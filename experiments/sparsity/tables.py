@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from experiments.sparsity.comparison import compare
 from hpcjax.optim import sparsify
@@ -11,6 +10,9 @@ from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.reduce import Cells, Number, above, cell
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "Sparsity in Deep Learning, JMLR 2021"
 SCORES = (
@@ -20,7 +22,7 @@ SCORES = (
 
 
 @reduce.by_row
-def collapse(run: xr.Dataset) -> Cells:
+def collapse(run: "xr.Dataset") -> Cells:
     """Returns what the thinnest layer keeps, and when one is empty."""
     kept = run["kept"]
     means = {f"layer_{at}": kept.isel(layer=at).mean() for at in range(3)}
@@ -75,7 +77,7 @@ COLLAPSE = Table(
 )
 
 
-def one_shot(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def one_shot(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns means over seeds, and in how many of them magnitude is beaten."""
     (run,) = rows.values()
     cells = {}
@@ -140,7 +142,7 @@ ONE_SHOT = Table(
 
 
 @reduce.by_row
-def support(run: xr.Dataset) -> Cells:
+def support(run: "xr.Dataset") -> Cells:
     """Returns means over seeds."""
     return {
         **reduce.extent(100 * run["found"], "found"),
@@ -335,7 +337,7 @@ def _perceptron(variant: str, level: int | None = None) -> Runs:
     return Runs(config=config, overrides=overrides, seeds=FEW)
 
 
-def far_from_dense(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def far_from_dense(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns `compare`'s table, with errors and operations over dense ones."""
     table = compare(rows)
     pairs = zip(table["row"].values, table["sparsity"].values, strict=True)

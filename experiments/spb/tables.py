@@ -1,14 +1,17 @@
 """SPB's tables: quality; what a role computes, keeps and sends; jobs side by side."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots, Lines, Scatter
 from hpcjax.runs.reduce import of
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = (
     "arXiv 2111.10672: little loss of quality [abstract]; its tables are not known, "
@@ -18,14 +21,14 @@ FULL, QUARTERS, WRONG = "full", "k = 4", "k = 4, wrong divisor"
 SEEDS = (0, 1, 2)
 
 
-def _last(row: xr.Dataset, steps: int | None = None) -> xr.DataArray:
+def _last(row: "xr.Dataset", steps: int | None = None) -> "xr.DataArray":
     """Returns the mean training loss of the 5 % of steps up to one of them."""
     loss = row["loss"].isel(step=slice(0, steps))
     window = max(1, row.sizes["step"] // 20)
     return loss.isel(step=slice(-window, None)).mean("step")
 
 
-def quality(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def quality(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns by row means over seeds, with the range; "plain" rows among themselves.
 
     Returns:
@@ -108,7 +111,7 @@ QUALITY = Table(
 )
 
 
-def by_role(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def by_role(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns a row for each network and role; memory in MiB, bytes in KiB."""
     runs = {f"{name}, role": reduce.first(row) for name, row in rows.items()}
     table = reduce.stack(runs, "role", between=" ")
@@ -124,7 +127,7 @@ _WHOLE = {f"chain, role {role}": "chain, role 4" for role in (1, 2, 3)}
 
 
 @reduce.Number
-def _not_growing(table: xr.Dataset) -> float:
+def _not_growing(table: "xr.Dataset") -> float:
     """Returns how many roles need no more memory than the next shorter one."""
     names = ("chain", "cnn")
     steps = [np.diff(reduce.rows_of(table, name)["memory"].values) for name in names]
@@ -182,7 +185,7 @@ RESOURCES = Table(
 )
 
 
-def by_process(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def by_process(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns a row for each mode and process; MFLOP, MiB and KiB."""
     runs = {f"{name}, process": reduce.first(row) for name, row in rows.items()}
     table = reduce.stack(runs, "process", between=" ")
@@ -232,7 +235,7 @@ PROCESSES = Table(
 
 
 @reduce.along("policy")
-def by_policy(row: xr.Dataset, policy: str) -> reduce.Cells:
+def by_policy(row: "xr.Dataset", policy: str) -> reduce.Cells:
     """Returns means over seeds; `saved` and `takes` are those of the same jobs."""
     own, gang = (row.sel(policy=name) for name in (policy, "gang_fifo"))
     used = own["busy"] + own["switching"]
@@ -340,7 +343,7 @@ CLUSTER = Table(
 
 
 @reduce.along("order")
-def by_order(row: xr.Dataset, order: str) -> reduce.Cells:
+def by_order(row: "xr.Dataset", order: str) -> reduce.Cells:
     """Returns medians over repetitions; speed-ups are over the same turn's whole."""
     run = reduce.first(row)
     own, whole = (run.sel(order=name) for name in (order, "whole backward"))

@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from experiments.specdec import throughput
 from hpcjax import cost
@@ -12,11 +12,14 @@ from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Scatter
 from hpcjax.runs.tables import Runs, Table, Tier, on_cpu, on_gpu
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 PAPER = "arXiv 2402.01528"
 WITHIN = 0.15
 
 
-def _foretold(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _foretold(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """A row for each draft, sampling and γ, and for plain decoding, γ = 0."""
     run = reduce.single(rows)
     found: dict[str, dict[str, float]] = {}
@@ -59,7 +62,7 @@ _MODEL_COLUMNS = {
 
 
 @reduce.Number
-def _share_within(table: xr.Dataset) -> float:
+def _share_within(table: "xr.Dataset") -> float:
     own = table.isel(row=table["ahead"].values > 0)
     apart = abs(own["foretold"] / own["measured"] - 1).values
     return float(np.mean(np.where(np.isnan(apart), np.nan, apart <= WITHIN)))
@@ -75,7 +78,7 @@ _ONE_AHEAD = {
 
 
 @reduce.Number
-def _chosen(table: xr.Dataset) -> float:
+def _chosen(table: "xr.Dataset") -> float:
     """The rate of what the model chooses over the best one's; the worse sampling."""
     found = []
     for greedy in (True, False):
@@ -119,7 +122,7 @@ MODEL = Table(
 )
 
 
-def _latencies(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _latencies(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     run = reduce.single(rows)
     seconds = run["seconds"].median("repetition")
     sizes = run[["depth", "width", "line", "layer_bytes", "head_bytes"]]
@@ -140,7 +143,7 @@ def _latencies(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return table.rename(point="row").assign_coords(row=names)
 
 
-def _fit(table: xr.Dataset) -> cost.DraftLatency:
+def _fit(table: "xr.Dataset") -> cost.DraftLatency:
     """Fits the grid alone."""
     dim = table["depth"].dims[0]
     grid = table.isel({dim: ~table["line"].values.astype(bool)})
@@ -164,7 +167,7 @@ def _line(column: str) -> reduce.Number:
 
 
 @reduce.Number
-def _line_error(table: xr.Dataset) -> float:
+def _line_error(table: "xr.Dataset") -> float:
     """Returns the fit's largest relative error at equally many parameters."""
     line, fitted = table.isel(row=table["line"].values.astype(bool)), _fit(table)
     bytes_ = line["depth"] * line["layer_bytes"] + line["head_bytes"]
@@ -216,7 +219,7 @@ DEPTH_WIDTH = Table(
 )
 
 
-def _speedups(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _speedups(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     run = reduce.single(rows)
     plain = 1e3 * float(run["plain"].median("repetition"))
     found = {"plain": {"plain": plain, "tokens": 1.0, "foretold": 1.0, "measured": 1.0}}

@@ -1,14 +1,17 @@
 """Shapeshifter Networks' tables: error by budget, groups and upsampling."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.claims import Trivial
 from hpcjax.runs.pictures import Dots, Scatter
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = (
     "ICLR 2022 and its preprint: accuracy by budget, down to 1 % of the parameters "
@@ -45,13 +48,13 @@ def _like(budget: str, key: str, value: str) -> Runs:
     )
 
 
-def _errors(run: xr.Dataset) -> xr.DataArray:
+def _errors(run: "xr.Dataset") -> "xr.DataArray":
     return 100 * run["val_error"].isel(eval_step=-1).drop_vars(
         "eval_step", errors="ignore"
     )
 
 
-def _by_budget(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _by_budget(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns errors in points, and how far they are from others, paired by seed."""
     errors = {row: _errors(run) for row, run in rows.items()}
     cells = {}
@@ -78,7 +81,7 @@ def _lower_bound(differences: np.ndarray) -> float:
 
 
 @reduce.Number
-def _gain(table: xr.Dataset) -> float:
+def _gain(table: "xr.Dataset") -> float:
     """Returns the sure gain at the better budget, unless the other loses a point."""
     own = table.sel(row=list(NARROW))
     if float(own["gained"].min()) < -1:
@@ -86,7 +89,7 @@ def _gain(table: xr.Dataset) -> float:
     return float(own["surely_gained"].max())
 
 
-def _digits(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _digits(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns accuracies, and points gained on other rows, paired by seed."""
     cells: dict[str, reduce.Cells] = {}
     for row, run in rows.items():
@@ -103,7 +106,7 @@ def _digits(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return reduce.from_cells(cells)
 
 
-def _gains(row: str, rows: Mapping[str, xr.Dataset]) -> reduce.Cells:
+def _gains(row: str, rows: Mapping[str, "xr.Dataset"]) -> reduce.Cells:
     """Returns points gained on the trivial row of as many weights, if there is one."""
     share = row.removeprefix("narrow, ").partition(",")[0]
     trivial = rows.get(f"narrow, {share}", rows.get(f"{share}, drawn"))

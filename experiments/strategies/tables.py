@@ -1,13 +1,15 @@
 """Tables of parallel strategies: one model, spread over devices in different ways."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 DP, ZERO1, ZERO2, ZERO3 = WAYS = ("data parallel", "zero 1", "zero 2", "zero 3")
 PEER, BROKEN, TAKEN = "annotated", "summed", ", SGD"
@@ -28,7 +30,7 @@ def _zero(way: str, stage: str) -> dict[str, Runs]:
     return _both(way, **{"parallel": "zero", "parallel.stage": stage})
 
 
-def zero(rows: reduce.Rows) -> xr.Dataset:
+def zero(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each way, of both its runs."""
     cells: dict[str, dict[str, Any]] = {}
     for name, row in rows.items():

@@ -1,11 +1,14 @@
 """Tables of DeepSpeed-TED: what is sent, what fits, and what would fit."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars
 from hpcjax.runs.reduce import cell
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PLAIN, DTD, CAC, BOTH = "plain", "DTD", "CAC", "DTD and CAC"
 WIDE, WIDE_PLAIN, BROKEN = "T=4, DTD and CAC", "T=4, CAC", "slopes scattered"
@@ -25,7 +28,7 @@ def _in_block(figure: str, **kinds: str) -> reduce.Cell:
     )
 
 
-def _over_formula(run: xr.Dataset) -> xr.DataArray:
+def _over_formula(run: "xr.Dataset") -> "xr.DataArray":
     """Returns words over the formula's, without the router's means over the batch."""
     tokens = run["block"].sel(axis="expert", kind="all-to-all")
     return (run["block"].sel(axis="col").sum() + tokens) / 4 / run["formula"]

@@ -2,14 +2,17 @@
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots
 from hpcjax.runs.reduce import cell
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _OPTIMUS, _COLOSSAL = "Optimus, 2x2", "Colossal-AI 3D, 2x2x2"
 _MARKED, _BROKEN = "x marked by each", "norms of own features"
@@ -52,7 +55,7 @@ _FLAT, _TWO = map(_name, _GRIDS_8)
 _OURS = [f"{words} words" for words in VOCABULARIES]
 
 
-def _count_excess(table: xr.Dataset) -> float:
+def _count_excess(table: "xr.Dataset") -> float:
     """Returns the most that a chosen grid sends, over the least of all grids."""
     found = []
     for words in VOCABULARIES:
@@ -144,7 +147,7 @@ def _at(ratio: str) -> reduce.Cell:
 def _distance(row: str, paper: tuple[float, ...]) -> reduce.Number:
     """Reads how far a row is from the figures, at the most."""
 
-    def read(table: xr.Dataset) -> float:
+    def read(table: "xr.Dataset") -> float:
         ours = [float(table[f"at_{ratio}"].sel(row=row)) for ratio in RATIOS]
         return float(np.abs(np.subtract(ours, paper)).max())
 

@@ -1,13 +1,15 @@
 """WAGMA-SGD's tables: throughput, drift of replicas, accuracy, many processes."""
 
 from collections.abc import Mapping
-
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots, Lines, Scatter
 from hpcjax.runs.reduce import Cells, above, cell, interval, least, over
 from hpcjax.runs.tables import Runs, Table, by_model, grid, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 PAPER = "WAGMA-SGD, TPDS 2021"
 DELAYS = {
@@ -17,14 +19,14 @@ DELAYS = {
 }
 
 
-def _speed(run: xr.Dataset, algorithm: str) -> dict[str, float]:
+def _speed(run: "xr.Dataset", algorithm: str) -> dict[str, float]:
     """Returns medians over repetitions; speed-ups over the same turn's allreduce."""
     own, base = (run["total"].sel(algorithm=name) for name in (algorithm, "allreduce"))
     return {"seconds": float(own.median()), **interval(base / own, "faster")}
 
 
 @reduce.along("algorithm")
-def throughput(row: xr.Dataset, algorithm: str) -> Cells:
+def throughput(row: "xr.Dataset", algorithm: str) -> Cells:
     """Returns a row for each delay and algorithm."""
     run = reduce.first(row)
     total = run["total"]
@@ -103,7 +105,7 @@ VARIANTS = {
 
 
 @reduce.by_row
-def drift(run: xr.Dataset) -> Cells:
+def drift(run: "xr.Dataset") -> Cells:
     """Returns medians over seeds."""
     half = run.sizes["step"] // 2
     return {
@@ -165,7 +167,7 @@ NEVER = "never averaged"
 TRAINED = ("allreduce", "local_sgd", "dpsgd", "sgp", "eager", "wagma")
 
 
-def accuracy(rows: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def accuracy(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns means over seeds, and the points below allreduce seed by seed."""
     base = rows["allreduce"]["accuracy"]
     return reduce.from_cells(
@@ -231,7 +233,7 @@ SIZES = {8: 4, 64: 8, 1024: 32}
 
 
 @reduce.along("algorithm")
-def scaling(row: xr.Dataset, algorithm: str) -> Cells:
+def scaling(row: "xr.Dataset", algorithm: str) -> Cells:
     """Returns medians over runs of the model."""
     run = reduce.first(row)
     words = float(run["words"].sel(algorithm=algorithm))

@@ -3,12 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class Control:
             map(str, dict.fromkeys([*self.rows.values(), *self.columns.values()]))
         )
 
-    def apply(self, table: xr.Dataset) -> xr.Dataset:
+    def apply(self, table: "xr.Dataset") -> "xr.Dataset":
         """Returns the table with the cells of others; KeyError if it lacks them."""
         table = table.assign({to: table[name] for to, name in self.columns.items()})
         if not self.rows:
@@ -55,7 +57,7 @@ class Claim:
     """
 
     relation: str
-    ours: Callable[[xr.Dataset], float]
+    ours: Callable[["xr.Dataset"], float]
     at_most: float | None = None
     at_least: float | None = None
     controls: tuple[Control, ...] = ()
@@ -118,12 +120,12 @@ class Trivial:
     largest: bool = False
     peers: tuple[str, ...] = ()
 
-    def find_strongest(self, table: xr.Dataset) -> str | None:
+    def find_strongest(self, table: "xr.Dataset") -> str | None:
         """Returns the best of the trivial rows; None if the table lacks one's cell."""
         cells = self._lower_is_better(table, self.rows)
         return None if np.isnan(cells).any() else self.rows[int(np.argmin(cells))]
 
-    def find_unlearned(self, table: xr.Dataset) -> tuple[str, ...]:
+    def find_unlearned(self, table: "xr.Dataset") -> tuple[str, ...]:
         """Returns the peers that are not known to be as good as any trivial row."""
         least = np.min(self._lower_is_better(table, self.rows))
         cells = self._lower_is_better(table, self.peers)
@@ -133,7 +135,9 @@ class Trivial:
             if not cell <= least
         )
 
-    def _lower_is_better(self, table: xr.Dataset, rows: tuple[str, ...]) -> np.ndarray:
+    def _lower_is_better(
+        self, table: "xr.Dataset", rows: tuple[str, ...]
+    ) -> np.ndarray:
         if self.by not in table:  # as in a record of older code
             return np.full(len(rows), np.nan)
         cells = table[self.by].reindex(row=list(rows)).values.astype(float)

@@ -127,7 +127,8 @@ def show_(
       root: folder with further configs.
     """
     paper, slash, _ = config.partition("/")
-    tables = discover.find_tables(root, paper) if paper.isidentifier() and slash else {}
+    known = paper.isidentifier() and slash and ":" not in config
+    tables = discover.find_tables(root, paper) if known else {}
     if config in tables and not overrides:
         return _show_table(tables[config], root)
     try:

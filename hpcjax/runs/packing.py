@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 # What a packed column has for missing values, and steps of its largest.
 _GAP, _STEPS = 65535, 65534
 
 
-def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
+def timeline(rows: Mapping[str, Iterable[Any]]) -> "xr.DataArray":
     """Returns timelines as a column, to be packed; see `pictures.Timeline`.
 
     Args:
@@ -22,6 +24,8 @@ def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
     Raises:
       ConfigError: no row, or one without bars.
     """
+    import xarray as xr
+
     held = {row: list(bars) for row, bars in rows.items()}
     if not held or not all(held.values()):
         counts = {row: len(bars) for row, bars in held.items()}
@@ -47,7 +51,7 @@ def timeline(rows: Mapping[str, Iterable[Any]]) -> xr.DataArray:
     return xr.DataArray(filled, {**labels, "bar": range(most)}, dims)
 
 
-def pack(values: xr.DataArray) -> xr.DataArray:
+def pack(values: "xr.DataArray") -> "xr.DataArray":
     """Returns numbers in 65,535 steps from the least to the largest, NaN as missing.
 
     A record holds such a column in few bytes; see `unpack`.
@@ -69,7 +73,7 @@ def pack(values: xr.DataArray) -> xr.DataArray:
     return values.copy(data=whole).assign_attrs(scale=scale, offset=low)
 
 
-def is_packed(column: xr.DataArray) -> bool:
+def is_packed(column: "xr.DataArray") -> bool:
     """Returns whether a column holds steps; see `pack`.
 
     Raises:
@@ -82,7 +86,7 @@ def is_packed(column: xr.DataArray) -> bool:
     return "scale" in column.attrs
 
 
-def unpack(table: xr.Dataset) -> xr.Dataset:
+def unpack(table: "xr.Dataset") -> "xr.Dataset":
     """Returns a table with the numbers of its packed columns."""
     packed = {n: v for n, v in table.data_vars.items() if is_packed(v)}
     return table.assign(

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import xarray as xr
     from matplotlib.figure import Figure
 
     from hpcjax.runs.tables import TableResult, Tier
@@ -183,7 +183,7 @@ class Map(Picture):
         return "row", self.y, self.x
 
 
-Drawn = Picture | Callable[[xr.Dataset], "Figure"]
+Drawn = Picture | Callable[["xr.Dataset"], "Figure"]
 
 
 def _tuple(names: Names) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ def check_names(
         _require("claims", filter(None, [picture.bound]), claims)
 
 
-def check(picture: Drawn | None, table: xr.Dataset) -> None:
+def check(picture: Drawn | None, table: "xr.Dataset") -> None:
     """Checks that a table has what its picture draws.
 
     Raises:
@@ -302,7 +302,7 @@ def heading(name: str, columns: Mapping[str, str]) -> str:
     return columns.get(name, name.replace("_", " "))
 
 
-def pick(picture: Picture, table: xr.Dataset) -> xr.Dataset:
+def pick(picture: Picture, table: "xr.Dataset") -> "xr.Dataset":
     """Returns the rows of a table that are drawn."""
     if not picture.rows or "row" not in table.dims:
         return table
@@ -356,7 +356,10 @@ def group(row: str, by: str) -> tuple[str, str]:
 
 
 def find_series(
-    picture: Lines, table: xr.Dataset, roles: Mapping[Any, Role], result: "TableResult"
+    picture: Lines,
+    table: "xr.Dataset",
+    roles: Mapping[Any, Role],
+    result: "TableResult",
 ) -> Iterator[Series]:
     """Yields the lines of a picture; one without an `x` is to be drawn across."""
     for column in picture.names():

@@ -13,29 +13,31 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from hpcjax import perf
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.perf.intervals import bootstrap_median, median
 from hpcjax.runs.claims import Claim
 
-Rows = Mapping[str, xr.Dataset]
-Cells = Mapping[str, float | xr.DataArray]  # a number for each column
+if TYPE_CHECKING:
+    import xarray as xr
+
+Rows = Mapping[str, "xr.Dataset"]
+Cells = Mapping[str, "float | xr.DataArray"]  # a number for each column
 Cell = Callable[..., Any]  # cell(run), or cell(run, rows)
-Over = Callable[[xr.DataArray, str], Cells]  # a column's cells of all seeds
-Reduce = Callable[[Rows], xr.Dataset]
+Over = Callable[["xr.DataArray", str], Cells]  # a column's cells of all seeds
+Reduce = Callable[[Rows], "xr.Dataset"]
 
 
-def first(row: xr.Dataset) -> xr.Dataset:
+def first(row: "xr.Dataset") -> "xr.Dataset":
     """Returns the run of a row's first seed."""
     return row.isel(seed=0, drop=True)
 
 
-def single(rows: Rows) -> xr.Dataset:
+def single(rows: Rows) -> "xr.Dataset":
     """Returns the only run of a table.
 
     Raises:
@@ -46,13 +48,15 @@ def single(rows: Rows) -> xr.Dataset:
     return first(*rows.values())
 
 
-def from_cells(found: Mapping[str, Cells]) -> xr.Dataset:
+def from_cells(found: Mapping[str, Cells]) -> "xr.Dataset":
     """Returns a table of `{row: {column: value}}`, NaN where a row lacks a column.
 
     Examples:
       >>> from_cells({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}})["y"].values.tolist()
       [2.0, nan]
     """
+    import xarray as xr
+
     columns = dict.fromkeys(column for cells in found.values() for column in cells)
     return xr.Dataset(
         {
@@ -69,14 +73,14 @@ def from_cells(found: Mapping[str, Cells]) -> xr.Dataset:
     )
 
 
-def by_row(cells: Callable[[xr.Dataset], Cells]) -> Reduce:
+def by_row(cells: Callable[["xr.Dataset"], Cells]) -> Reduce:
     """Makes a `reduce` of a function, as its decorator: a row's cells of its run.
 
     The run keeps its dimension `seed`.
     """
 
     @functools.wraps(cells)
-    def reduce(rows: Rows) -> xr.Dataset:
+    def reduce(rows: Rows) -> "xr.Dataset":
         return from_cells({name: cells(row) for name, row in rows.items()})
 
     return reduce
@@ -112,7 +116,7 @@ def _tabulate(
     named: Callable[[str], str],
     over: Over | None,
     rows: Rows,
-) -> xr.Dataset:
+) -> "xr.Dataset":
     """Returns the table of columns' cells; see `of_columns`."""
     seeds = range(max(row.sizes["seed"] for row in rows.values()) if over else 1)
     found, *others = (_of_seed(cells, dim, named, rows, seed) for seed in seeds)
@@ -155,6 +159,8 @@ def _of_seed(
 
 def _join(seeds: list[dict[str, Any]], over: Over) -> Cells:
     """Returns a row's cells of those of each seed."""
+    import xarray as xr
+
     joined: dict[str, Any] = {}
     for column in seeds[0]:
         values = [float(own[column]) for own in seeds if column in own]
@@ -162,7 +168,7 @@ def _join(seeds: list[dict[str, Any]], over: Over) -> Cells:
     return joined
 
 
-def _split(runs: Rows, dim: str) -> Iterator[tuple[str, xr.Dataset]]:
+def _split(runs: Rows, dim: str) -> Iterator[tuple[str, "xr.Dataset"]]:
     """Yields runs, and of those with this dimension a part for each label."""
     for name, run in runs.items():
         if dim not in run.dims:
@@ -173,7 +179,7 @@ def _split(runs: Rows, dim: str) -> Iterator[tuple[str, xr.Dataset]]:
             yield (f"{name}, {label}" if len(runs) > 1 else label), part
 
 
-def _compute(cell: Cell, run: xr.Dataset, rows: Rows) -> Any:
+def _compute(cell: Cell, run: "xr.Dataset", rows: Rows) -> Any:
     """Returns what a cell is; None if there is none."""
     try:
         return cell(*(run, rows)[: len(inspect.signature(cell).parameters)])
@@ -186,7 +192,7 @@ def figure(name: str) -> Cell:
     return functools.partial(_read, name)
 
 
-def _read(name: str, run: xr.Dataset) -> xr.DataArray:
+def _read(name: str, run: "xr.Dataset") -> "xr.DataArray":
     return run[name]
 
 
@@ -195,11 +201,11 @@ def differs(name: str, row: str) -> Cell:
     return functools.partial(_differ, name, row)
 
 
-def _differ(name: str, row: str, run: xr.Dataset, rows: Rows) -> float:
+def _differ(name: str, row: str, run: "xr.Dataset", rows: Rows) -> float:
     return float(run[name] != rows[row][name])
 
 
-def along(dim: str) -> Callable[[Callable[[xr.Dataset, Any], Cells]], Reduce]:
+def along(dim: str) -> Callable[[Callable[["xr.Dataset", Any], Cells]], Reduce]:
     """Makes a `reduce` with a row for each run and each label of its dimension `dim`.
 
     A decorator of what makes a row's cells of a run, which keeps its dimension `seed`,
@@ -209,9 +215,9 @@ def along(dim: str) -> Callable[[Callable[[xr.Dataset, Any], Cells]], Reduce]:
       dim: a dimension of the runs, such as the algorithms that each of them measures.
     """
 
-    def decorate(cells: Callable[[xr.Dataset, Any], Cells]) -> Reduce:
+    def decorate(cells: Callable[["xr.Dataset", Any], Cells]) -> Reduce:
         @functools.wraps(cells)
-        def reduce(rows: Rows) -> xr.Dataset:
+        def reduce(rows: Rows) -> "xr.Dataset":
             return from_cells(
                 {
                     f"{name}, {label}": cells(row, label)
@@ -225,15 +231,17 @@ def along(dim: str) -> Callable[[Callable[[xr.Dataset, Any], Cells]], Reduce]:
     return decorate
 
 
-def by_run(rows: Rows) -> xr.Dataset:
+def by_run(rows: Rows) -> "xr.Dataset":
     """Returns the variables of the runs of the first seeds, with a row for each run."""
+    import xarray as xr
+
     runs = [first(row) for row in rows.values()]
     return xr.concat(runs, dim="row").assign_coords(row=list(rows))
 
 
 def stack(
-    parts: Mapping[str, xr.Dataset], dim: str = "row", between: str = ", "
-) -> xr.Dataset:
+    parts: Mapping[str, "xr.Dataset"], dim: str = "row", between: str = ", "
+) -> "xr.Dataset":
     """Puts tables, or runs of one seed, below one another.
 
     Args:
@@ -242,6 +250,8 @@ def stack(
         dimensions, and a scalar of a part is repeated in each of its rows.
       between: separates the name of a part from a label.
     """
+    import xarray as xr
+
     named = [
         part.rename({dim: "row"}).assign_coords(
             row=[f"{name}{between}{label}" for label in part[dim].values]
@@ -251,7 +261,7 @@ def stack(
     return xr.concat(named, dim="row", data_vars="all")
 
 
-def interval(values: xr.DataArray, column: str) -> dict[str, float]:
+def interval(values: "xr.DataArray", column: str) -> dict[str, float]:
     """Returns the median as a column of that name, and its 95 % bootstrap interval."""
     sample = values.values
     low, high = bootstrap_median(sample)
@@ -262,7 +272,7 @@ def interval(values: xr.DataArray, column: str) -> dict[str, float]:
     }
 
 
-def extent(values: xr.DataArray, column: str) -> dict[str, float]:
+def extent(values: "xr.DataArray", column: str) -> dict[str, float]:
     """Returns the mean as a column of that name, with least and largest as interval."""
     return {
         column: float(values.mean()),
@@ -271,7 +281,7 @@ def extent(values: xr.DataArray, column: str) -> dict[str, float]:
     }
 
 
-def ratios(seconds: xr.DataArray, baseline: str) -> xr.Dataset:
+def ratios(seconds: "xr.DataArray", baseline: str) -> "xr.Dataset":
     """Returns times and their ratios to a baseline's of the same round.
 
     Args:
@@ -303,9 +313,9 @@ class Number:
       (4.0, '≤ 5', 2.0)
     """
 
-    read: Callable[[xr.Dataset], Any]
+    read: Callable[["xr.Dataset"], Any]
 
-    def __call__(self, table: xr.Dataset) -> float:
+    def __call__(self, table: "xr.Dataset") -> float:
         """Returns the number of a table."""
         return float(self.read(table))
 
@@ -352,7 +362,7 @@ class Number:
     def _and(
         self, other: "Number | float | np.ndarray", operation: Callable[[Any, Any], Any]
     ) -> "Number":
-        def read(table: xr.Dataset) -> Any:
+        def read(table: "xr.Dataset") -> Any:
             right = other.read(table) if isinstance(other, Number) else other
             return operation(self.read(table), right)
 
@@ -389,7 +399,7 @@ def most(column: str, *among: str) -> Number:
     return of(column, *among).largest()
 
 
-def rows_of(table: xr.Dataset, *among: str) -> xr.Dataset:
+def rows_of(table: "xr.Dataset", *among: str) -> "xr.Dataset":
     """Returns the rows whose names contain one of the texts; all rows without texts."""
     names = table["row"].values.tolist()
     chosen = [any(text in str(name) for text in among or ("",)) for name in names]

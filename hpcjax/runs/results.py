@@ -5,15 +5,17 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.core.errors import DataFormatError
 from hpcjax.core.files import replacing
 from hpcjax.runs import outlines
 from hpcjax.train.recorder import training_seconds
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _TIMES = re.compile(r"(compile|lost|spent_[a-z]+)_seconds")
 _SPENT = {
@@ -24,9 +26,16 @@ _SPENT = {
     "compile": "compile_seconds",
     "lost": "lost_seconds",
 }
-# What an experiment returns, so that it need not import xarray before it runs.
-Dataset = xr.Dataset
 SOURCES = ("measured", "simulated", "analytical")
+
+
+def __getattr__(name: str) -> Any:
+    """Returns `Dataset`, what an experiment returns, which is imported late."""
+    if name != "Dataset":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import xarray as xr
+
+    return xr.Dataset
 
 
 def measured(figures: Any, **options: Any) -> Any:
@@ -62,10 +71,12 @@ def analytical(figures: Any, **options: Any) -> Any:
 def _of_source(source: str, figures: Any, **options: Any) -> Any:
     if callable(figures):
         return outlines.declaring(source, figures)
+    import xarray as xr
+
     return xr.Dataset(figures, **options).assign_attrs(source=source)
 
 
-def history(records: Iterable[Mapping[str, Any]], source: str | None) -> xr.Dataset:
+def history(records: Iterable[Mapping[str, Any]], source: str | None) -> "xr.Dataset":
     """Returns a run's records as a dataset.
 
     Args:
@@ -82,6 +93,8 @@ def history(records: Iterable[Mapping[str, Any]], source: str | None) -> xr.Data
       `spent_<what>_seconds`, and `lost_seconds`, the time of steps that were taken
       again. `shapes` are those of batches, for each of which a step was compiled.
     """
+    import xarray as xr
+
     records = list(records)
     rows: list[Mapping[str, Any]] = []
     validations: list[Mapping[str, Any]] = []
@@ -105,7 +118,9 @@ def history(records: Iterable[Mapping[str, Any]], source: str | None) -> xr.Data
 
 def _columns(
     records: list[Mapping[str, Any]], dim: str, renamed: Mapping[str, str]
-) -> xr.Dataset:
+) -> "xr.Dataset":
+    import xarray as xr
+
     names = list(dict.fromkeys(name for record in records for name in record))
     columns = {
         renamed.get(name, name): (dim, [record.get(name, np.nan) for record in records])
@@ -116,7 +131,7 @@ def _columns(
     return xr.Dataset(columns, coords={dim: steps})
 
 
-def time_split(dataset: xr.Dataset) -> dict[str, float]:
+def time_split(dataset: "xr.Dataset") -> dict[str, float]:
     """Returns how the time of a run was spent, in seconds, without overlap.
 
     Args:
@@ -144,7 +159,7 @@ def time_split(dataset: xr.Dataset) -> dict[str, float]:
     return split
 
 
-def least(values: xr.DataArray) -> float:
+def least(values: "xr.DataArray") -> float:
     """Returns the least finite value, infinity where there is none.
 
     Examples:
@@ -155,7 +170,9 @@ def least(values: xr.DataArray) -> float:
     return float(np.min(column[np.isfinite(column)], initial=np.inf))
 
 
-def smoothed(values: xr.DataArray, count: int, dim: str = "eval_step") -> xr.DataArray:
+def smoothed(
+    values: "xr.DataArray", count: int, dim: str = "eval_step"
+) -> "xr.DataArray":
     """Returns means of the last so many values at each place; NaN at the first ones.
 
     Examples:
@@ -178,7 +195,7 @@ def goodput(split: Mapping[str, float]) -> float:
 
 
 def write(
-    dataset: xr.Dataset, path: pathlib.Path, provenance: Mapping[str, Any]
+    dataset: "xr.Dataset", path: pathlib.Path, provenance: Mapping[str, Any]
 ) -> None:
     """Writes a result as netCDF, completely or not at all.
 
@@ -202,12 +219,14 @@ def write(
         stamped.to_netcdf(temporary, engine="h5netcdf")
 
 
-def read(path: pathlib.Path) -> xr.Dataset:
+def read(path: pathlib.Path) -> "xr.Dataset":
     """Reads a result written by `write`.
 
     Raises:
       DataFormatError: the file is damaged or not netCDF.
     """
+    import xarray as xr
+
     try:
         return xr.load_dataset(path, engine="h5netcdf")
     except FileNotFoundError:
@@ -218,7 +237,7 @@ def read(path: pathlib.Path) -> xr.Dataset:
         ) from error
 
 
-def digest(dataset: xr.Dataset) -> str:
+def digest(dataset: "xr.Dataset") -> str:
     """Returns 16 hex digits that results with the same bits in all numbers share.
 
     Variables whose names end in `seconds` are left out: no two runs take as long.
@@ -236,8 +255,10 @@ def digest(dataset: xr.Dataset) -> str:
     return found.hexdigest()[:16]
 
 
-def over_seeds(datasets: Mapping[int, xr.Dataset]) -> xr.Dataset:
+def over_seeds(datasets: Mapping[int, "xr.Dataset"]) -> "xr.Dataset":
     """Joins the results of the same config under several seeds along `seed`."""
+    import xarray as xr
+
     joined = xr.concat(
         list(datasets.values()),
         dim="seed",

@@ -10,13 +10,14 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
-
-import xarray as xr
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import pictures, reduce
 from hpcjax.runs.claims import Claim, Control, Trivial
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 TierName = Literal["cpu", "gpu", "model"]
 
@@ -223,7 +224,7 @@ class Table:
     along: str = ""
     named: Callable[[str], str] = str
     over: reduce.Over | None = None
-    reduce: Callable[[Mapping[str, xr.Dataset]], xr.Dataset] = None  # type: ignore
+    reduce: Callable[[Mapping[str, "xr.Dataset"]], "xr.Dataset"] = None  # type: ignore
     benchmark: bool = False
     caption: str = ""
     picture: pictures.Drawn | None = None
@@ -307,7 +308,7 @@ class Verdict:
     unlearned: tuple[str, ...] = ()
 
 
-def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
+def judge(tier: Tier, dataset: "xr.Dataset") -> tuple[Verdict, ...]:
     """Computes all claims and their negative controls.
 
     A number that lacks a cell is NaN. A claim does not hold if one of its controls
@@ -339,7 +340,7 @@ def judge(tier: Tier, dataset: xr.Dataset) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
-def find_claimed(tier: Tier, dataset: xr.Dataset) -> set[str]:
+def find_claimed(tier: Tier, dataset: "xr.Dataset") -> set[str]:
     """Returns the columns without which a claim has another number, or none.
 
     A bound of an interval stands for its column.
@@ -353,7 +354,9 @@ def find_claimed(tier: Tier, dataset: xr.Dataset) -> set[str]:
     }
 
 
-def _compute(claim: Claim, table: xr.Dataset, control: Control | None = None) -> float:
+def _compute(
+    claim: Claim, table: "xr.Dataset", control: Control | None = None
+) -> float:
     """Returns a claim's number; NaN if it is another one with other missing cells."""
     try:
         table = control.apply(table) if control else table
@@ -386,12 +389,12 @@ class TableResult:
 
     table: Table
     tier: str
-    dataset: xr.Dataset
+    dataset: "xr.Dataset"
     verdicts: tuple[Verdict, ...]
     runs: tuple[Mapping[str, Any], ...]
     tuned: Mapping[str, Mapping[str, str]]
     at_edge: Mapping[str, Mapping[str, str]]
-    rows: Mapping[str, xr.Dataset]
+    rows: Mapping[str, "xr.Dataset"]
     differences: tuple[str, ...] | None = None
     recorded: str | None = None
 

@@ -16,23 +16,25 @@ often one looks: `smooth` of them are averaged first.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from hpcjax.core.errors import Diverged
 from hpcjax.perf.intervals import bootstrap_median, median
 from hpcjax.runs import results
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 
 def time_to_target(
-    rows: Mapping[str, xr.Dataset],
+    rows: Mapping[str, "xr.Dataset"],
     baseline: str,
     metric: str = "val_loss",
     target: float | None = None,
     smooth: int = 1,
-) -> xr.Dataset:
+) -> "xr.Dataset":
     """Compares methods by the number of steps to a target.
 
     Args:
@@ -53,6 +55,8 @@ def time_to_target(
     Raises:
       Diverged: no seed of the baseline has a finite value of the metric.
     """
+    import xarray as xr
+
     scored = {name: _fill_missing(row, metric, smooth) for name, row in rows.items()}
     best = scored[baseline][metric].min("eval_step").values
     if not np.isfinite(best).any():
@@ -73,8 +77,8 @@ def time_to_target(
 
 
 def time_to_targets(
-    rows: Mapping[str, xr.Dataset], baselines: Mapping[str, str], **options: Any
-) -> xr.Dataset:
+    rows: Mapping[str, "xr.Dataset"], baselines: Mapping[str, str], **options: Any
+) -> "xr.Dataset":
     """Compares the methods of each of several tasks with that task's baseline.
 
     Args:
@@ -85,6 +89,8 @@ def time_to_targets(
     Returns:
       What `time_to_target` says of each task, joined; `target` too has dimension `row`.
     """
+    import xarray as xr
+
     compared = []
     for task, baseline in baselines.items():
         own = {name: row for name, row in rows.items() if name.startswith(f"{task}/")}
@@ -93,8 +99,10 @@ def time_to_targets(
     return xr.concat(compared, dim="row", join="outer")
 
 
-def _fill_missing(row: xr.Dataset, metric: str, smooth: int) -> xr.Dataset:
+def _fill_missing(row: "xr.Dataset", metric: str, smooth: int) -> "xr.Dataset":
     """Returns a row with the smoothed metric, infinite where it has no value."""
+    import xarray as xr
+
     # None of its runs came to a validation.
     if metric not in row:
         nothing = xr.full_like(row["seed"], np.inf, float).expand_dims(eval_step=[0])
@@ -105,8 +113,10 @@ def _fill_missing(row: xr.Dataset, metric: str, smooth: int) -> xr.Dataset:
 
 
 def _row(
-    row: xr.Dataset, steps: xr.DataArray, base: xr.DataArray, metric: str
-) -> xr.Dataset:
+    row: "xr.Dataset", steps: "xr.DataArray", base: "xr.DataArray", metric: str
+) -> "xr.Dataset":
+    import xarray as xr
+
     ratio = steps.values / base.sel(seed=steps["seed"]).values
     best = row[metric].min("eval_step")
     seconds = row["eval_seconds"].where(row["eval_step"] == steps).max("eval_step")
@@ -123,8 +133,8 @@ def _row(
 
 
 def first_at_most(
-    values: xr.DataArray, target: float | xr.DataArray, dim: str
-) -> xr.DataArray:
+    values: "xr.DataArray", target: "float | xr.DataArray", dim: str
+) -> "xr.DataArray":
     """Returns the first coordinate along `dim` where `values <= target`, else inf."""
     reached = values <= target
     first = values[dim].where(reached).min(dim)

@@ -19,7 +19,7 @@ WATCHED = """
 import sys
 from hpcjax.runs.cli import main
 code = main()
-heavy = {"jax", "jaxlib", "flax", "optax", "orbax"} & set(sys.modules)
+heavy = {"jax", "flax", "optax", "orbax", "pandas", "xarray"} & set(sys.modules)
 print("imported:", *sorted(heavy), file=sys.stderr)
 sys.exit(code)
 """
@@ -68,7 +68,7 @@ def finish(process):
         (["data", "list"], 0, "digits"),
     ],
 )
-def test_what_needs_no_jax_does_not_import_it(args, status, part):
+def test_what_needs_neither_jax_nor_xarray_does_not_import_them(args, status, part):
     code, out, err = finish(command(*args, code=WATCHED))
     assert code == status, err
     assert part in out + err
