@@ -196,7 +196,7 @@ def describe_record(record: table_records.Record) -> list[str]:
         *("", tabulate(render.values(result))),
         *draw_record(record, result),
         *("", tabulate(render.verdicts(result.verdicts)), ""),
-        *(f"**The paper**: {cite(table.paper)}.", ""),
+        *(f"**The paper**: {table.paper}.", ""),
         *(f"**Ours**: {ours} {table.caption}", ""),
     ]
 
@@ -254,26 +254,6 @@ def show_thumbnail(record: table_records.Record) -> str:
 def tabulate(frame: pd.DataFrame) -> str:
     """Returns a frame as HTML without the class of pandas: the theme's are for none."""
     return render.html(frame).replace(' class="dataframe"', "")
-
-
-def cite(paper: str) -> str:
-    """Returns what a table says of its paper, without figures that have no source.
-
-    A figure that is recalled is one of somebody's memory: only the paper's name is left
-    then, and what has a source of its own, `[abstract]`.
-
-    Examples:
-      >>> cite("A, 2020, B: in 42 % [recalled], in 50 % of the time [abstract]")
-      'A, 2020, B: in 50 % of the time [abstract]'
-    """
-    if "recalled" not in paper:
-        return paper
-    name = re.split(r"[:;]|,? \(?recalled", paper)[0]
-    marked = re.findall(r"([^:\[\]]+)\[(\w+)\]", paper)
-    kept = [
-        f"{said.strip(' ,;')} [{mark}]" for said, mark in marked if mark != "recalled"
-    ]
-    return f"{name}: {'; '.join(kept)}" if kept else name
 
 
 def write_rooms() -> list[str]:

@@ -45,6 +45,12 @@ class Config(config.Config):
         "inner": "2",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of one attention",
+        "bytes": "candidate: of keys and values that it has to read",
+        "error": ": largest difference from float32 in plain operations",
+        "mixed": ": the same with the scores of other clusters",
+    }
 
     batch: config.Size = 16
     tokens: config.Size = 8192
@@ -66,30 +72,16 @@ class Config(config.Config):
                 f"heads={self.heads}"
             )
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "seconds": "candidate repetition",
-            "bytes": "candidate",
-            "error": "",
-            "mixed": "",
-        },
-        candidate=(CLUSTERED, OWN, *cfg.dense),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": (CLUSTERED, OWN, *self.dense),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times attention in turns in one process.
-
-    Returns:
-      `seconds` [candidate, repetition] of one attention; `bytes` [candidate] of keys
-      and values that it has to read; `error`, the largest difference of the clusters'
-      result to that of float32 in plain operations, for the first request, and `mixed`
-      the same if each head took the scores of another cluster.
-    """
+    """Times attention in turns in one process."""
     given = problem(cfg)
     measured = perf.compare(
         candidates(cfg, given), CLUSTERED, repetitions=cfg.repetitions, warmup=2

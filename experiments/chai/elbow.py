@@ -26,6 +26,10 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"model": "random", "texts": "3", "time": "8"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "error": "layer count: of k-means, over one cluster's; 0 where heads are equal",
+        "threshold knee": "layer: clusters by each rule",
+    }
 
     model: str = "smollm2"
     corpus: str = "kjv"
@@ -34,24 +38,14 @@ class Config(config.Config):
     tau: config.Decay = 0.05
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    # As many as SmolLM2 has, whose heads are 9; counts in a result begin at 1.
-    return runs.outline(
-        {"error": "layer count", "threshold": "layer", "knee": "layer"},
-        layer=30,
-        count=10,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        # As many as SmolLM2 has, whose heads are 9; counts in a result begin at 1.
+        return {"layer": 30, "count": 10}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Clusters every text's maps for every k, and writes the plan `plan.json`.
-
-    Returns:
-      `error` [layer, count], of k-means with so many clusters over that with one, 0
-      where heads are equal; `threshold` and `knee` [layer], the k by each rule.
-    """
+    """Clusters every text's maps for every k, and writes the plan `plan.json`."""
     import jax
     import jax.numpy as jnp
 

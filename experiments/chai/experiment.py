@@ -138,15 +138,24 @@ class Config(config.Config):
         falling = tuple(1 - lost * (number + 1) for number in range(others))
         return (1.0,) * self.dense_layers + falling
 
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """What is found; accuracy and normalized only if asked for."""
+        found = {
+            "loss": "place: mean -log p of the passages' tokens behind the window",
+            "perplexity": ": of all of them",
+            "share": ": of clusters in heads",
+            "bytes formula": ": bytes of a passage's keys and values, and by formula",
+            "dense native": ": bytes of all heads, and of those native to the model",
+            "read": ": bytes that the last token must read, by formula",
+        }
+        if self.questions:
+            found["accuracy normalized"] = ": see `inference.ChoiceAccuracy`"
+        return found
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    figures = ["perplexity", "share", "bytes", "formula", "read", "dense", "native"]
-    asked = ["accuracy", "normalized"] if cfg.questions else []
-    return runs.outline(
-        {"loss": "place", **dict.fromkeys(figures + asked, "")},
-        place=range(cfg.window + 1, cfg.time),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"place": range(self.window + 1, self.time)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -162,7 +171,7 @@ def measure(
     """Foretells the passages and answers the questions.
 
     Returns:
-      `loss` [place], mean −log p of the passages' tokens at each place behind the
+      `loss` [place], mean -log p of the passages' tokens at each place behind the
       window; `perplexity` of all of them; `accuracy` and `normalized`, see
       `inference.ChoiceAccuracy`, unless no questions are asked; `share`, Σk / (layers ·
       heads); bytes of a passage's keys and values: `bytes` as they were in memory,

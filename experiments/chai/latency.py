@@ -44,6 +44,9 @@ class Config(config.Config):
         "answer": "2",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "prompt what candidate repetition: with finding clusters",
+    }
 
     model: CausalLmConfig = CausalLmConfig(depth=2, width=512, heads=16, options=LLAMA)
     vocabulary: config.Several = 1024
@@ -76,25 +79,18 @@ class Config(config.Config):
         others = self.model.depth - dense
         return inference.ChaiPlan((heads,) * dense + (clusters,) * others)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "prompt what candidate repetition"},
-        prompt=cfg.prompts,
-        what=(FIRST, ALL),
-        candidate=("all heads", "clusters", "k = H"),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "prompt": self.prompts,
+            "what": (FIRST, ALL),
+            "candidate": ("all heads", "clusters", "k = H"),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Writes one token, and all, by each method, in turns for each length of prompt.
-
-    Returns:
-      `seconds` [prompt, what, candidate, repetition]; candidates are all heads,
-      clusters, and as many clusters as heads, with all that finding clusters costs.
-    """
+    """Writes one token, and all, by each method, in turns for each length of prompt."""
     import jax
     import xarray as xr
 

@@ -26,6 +26,13 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"tokens": "6", "window": "2"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "bytes formula": ": of the cache, in memory and by formula",
+        "dense": ": bytes of all heads, in mode expand repeated",
+        "native": ": bytes that the model has without clusters",
+        "share": ": of clusters in heads",
+        "used": ": share of the bytes that is read",
+    }
 
     heads: int = 32
     kv_heads: int = 32
@@ -67,20 +74,8 @@ class Config(config.Config):
         )
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    figures = ("bytes", "formula", "dense", "native", "share", "used")
-    return runs.outline(dict.fromkeys(figures, ""))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Compacts a cache of zeros, as the inference does, and counts its bytes.
-
-    Returns:
-      `bytes` as they are in memory, `formula`, and those `dense` of all heads, in mode
-      "expand" repeated; `native`, those the model has without clusters; `share`,
-      Σk / (layers · heads); `used`, the share of `bytes` that these memberships read.
-    """
+    """Compacts a cache of zeros, as the inference does, and counts its bytes."""
     import jax
     import jax.numpy as jnp
 

@@ -24,6 +24,11 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"length": "8", "width": "16"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "words": ": read and written, in Mi",
+        "flops": ": operations over those of the list's contractions",
+        "transposes": ": instructions that only change a layout",
+    }
 
     count: Literal["primitives", "fused", "xla"] = "primitives"
     batch: config.Size = 2
@@ -33,18 +38,8 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(("words", "flops", "transposes"), ""))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Counts a forward and backward pass in float32.
-
-    Returns:
-      `words` read and written, in Mi; `flops`, operations over those of the list's
-      contractions; `transposes`, instructions that only change a layout.
-    """
+    """Counts a forward and backward pass in float32."""
     import jax
 
     sizes = ir.encoder_sizes(

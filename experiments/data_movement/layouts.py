@@ -12,8 +12,6 @@ from hpcjax.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-FIGURES = ("seconds", "over_fastest", "gap", "worst")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(config.Config):
@@ -29,6 +27,12 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"passes": "forward"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": ": of all kernels; infinite if no layouts are left for some",
+        "over_fastest": ": over the sum of each one's fastest time",
+        "gap": ": to the bound that was proved; infinite without one",
+        "worst": ": the most that a kernel takes over its fastest time",
+    }
 
     method: Literal["exact", "fp_first", "bp_first"] = "exact"
     passes: Literal["forward", "both"] = "both"
@@ -37,20 +41,8 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(FIGURES, ""))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Selects layouts.
-
-    Returns:
-      `seconds` of all kernels, infinity if what was bound first leaves no layouts for
-      the rest; `over_fastest`, over the sum of each one's fastest time; `gap` to the
-      bound that was proved, infinity without one; `worst`, the most that a kernel takes
-      over its fastest time.
-    """
+    """Selects layouts."""
     backward = cfg.passes == "both"
     times = cost.layout_times(movement.layer(cfg.layer, backward=backward), cfg.device)
     tensors = {name for rows in times.values() for name in rows[0].layouts}
@@ -66,7 +58,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
             found = ir.select_by_paths(times, same, parts=order)
     except ConfigError as error:
         log.warning("%s", error)
-        return runs.analytical(dict.fromkeys(FIGURES, float("inf")))
+        return runs.analytical(dict.fromkeys(cfg.figures, float("inf")))
     ratios = [
         chosen.seconds / min(row.seconds for row in times[name])
         for name, chosen in found.configurations.items()

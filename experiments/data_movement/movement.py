@@ -27,6 +27,13 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"batch": "1", "length": "4", "width": "16"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "forward total": ": Mi words",
+        "words": "kind: Mi words of a class of operators",
+        "flops": "kind: share in percent",
+        "operator_flops": "operator: Gi operations",
+        "read written": "operator: Mi words",
+    }
 
     softmax: Literal["joint", "apart"] = "joint"
     kernels: Literal["none", "paper"] = "none"
@@ -43,6 +50,11 @@ class Config(config.Config):
         return ir.encoder_sizes(
             batch=self.batch, length=self.length, heads=self.heads, width=self.width
         )
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        kinds, rows = moving(self, layer(self))
+        return {"kind": list(kinds), "operator": list(rows)}
 
 
 def layer(cfg: Config, *, backward: bool = True) -> "ir.Dataflow":
@@ -61,28 +73,8 @@ def moving(cfg: Config, flow: "ir.Dataflow") -> "tuple[dict[str, ir.Moved], ...]
     )
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    kinds, rows = moving(cfg, layer(cfg))
-    return runs.outline(
-        {
-            **dict.fromkeys(("forward", "total"), ""),
-            **dict.fromkeys(("words", "flops"), "kind"),
-            **dict.fromkeys(("operator_flops", "read", "written"), "operator"),
-        },
-        kind=list(kinds),
-        operator=list(rows),
-    )
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Counts operations and words.
-
-    Returns:
-      In Mi words (2²⁰) `forward` and `total`, and of each class of operators `words`;
-      `flops`, its share in percent; for each operator `operator_flops` in Gi, `read`
-      and `written` in Mi.
-    """
+    """Counts operations and words."""
     flow = layer(cfg)
     kinds, rows = moving(cfg, flow)
     every = sum(moved.flops for moved in kinds.values())

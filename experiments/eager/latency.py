@@ -30,6 +30,11 @@ class Config(config.Config):
         "bytes": "[64,4096]",
         "rounds": "3",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "latency": "mode bytes: seconds from arrival to result",
+        "fresh": "mode bytes: contributions of the round's own step",
+        "ping": "bytes: seconds of one message",
+    }
 
     processes: config.Several = 8
     bytes: tuple[int, ...] = (64, 1024, 16_384, 262_144, 4_194_304)
@@ -42,23 +47,13 @@ class Config(config.Config):
         super().__post_init__()
         checks.require_count(4, bytes=min(self.bytes, default=0))
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"latency": "mode bytes", "fresh": "mode bytes", "ping": "bytes"},
-        mode=MODES,
-        bytes=cfg.bytes,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"mode": MODES, "bytes": self.bytes}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Measures from each worker's arrival to its result, the mean over all.
-
-    Returns:
-      Seconds `latency`, and `fresh`, contributions of the round's own step, [mode,
-      bytes]; `ping`, seconds of one message [bytes].
-    """
+    """Measures from each worker's arrival to its result, the mean over all."""
     told = runs.in_processes(work, cfg, cfg.processes, patience=cfg.patience)
     return runs.measured(
         {

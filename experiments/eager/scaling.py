@@ -32,6 +32,10 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"processes": "4", "steps": "5", "runs": "2"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "total": "mode repetition: seconds",
+        "fresh": "mode repetition: contributions of a round",
+    }
 
     processes: config.Several = 64
     steps: config.Size = 200
@@ -45,22 +49,13 @@ class Config(config.Config):
     runs: config.Size = 20
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        dict.fromkeys(("total", "fresh"), "mode repetition"),
-        mode=MODES,
-        repetition=range(cfg.runs),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"mode": MODES, "repetition": range(self.runs)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Follows the clocks of all workers.
-
-    Returns:
-      `total` seconds and `fresh` contributions of a round, [mode, repetition].
-    """
+    """Follows the clocks of all workers."""
     compute = draw(cfg)
     message = hostcomm.MessageCost(cfg.alpha, cfg.beta)
     seconds = cost.round_seconds(message, cfg.numbers, cfg.processes)

@@ -46,6 +46,13 @@ class Config:
         "repetitions": "2",
         "calibration": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "total mean others": "repetition mode: seconds until the last ends",
+        "fresh contributors": "repetition mode: of a round",
+        "staleness": "repetition mode: the largest",
+        "foretold": "mode: total seconds by the event model",
+        "round ping pong": ": seconds of a round, a small and a large message",
+    }
 
     processes: int = 8
     steps: int = 25
@@ -70,32 +77,13 @@ class Config:
         checks.require_finite(0.0, base=self.base, delay=self.delay, asleep=self.asleep)
         checks.require_positive(patience=self.patience)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    of_run = ("total", "mean", "others", "fresh", "staleness", "contributors")
-    return runs.outline(
-        {
-            **dict.fromkeys(of_run, "repetition mode"),
-            "foretold": "mode",
-            **dict.fromkeys(("round", "ping", "pong"), ""),
-        },
-        repetition=range(cfg.repetitions),
-        mode=MODES,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"repetition": range(self.repetitions), "mode": MODES}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Measures all modes in turns, with the same delays.
-
-    Returns:
-      Seconds `total`, until the last process has ended its steps, `mean`, until they
-      have on average, and `others`, until all but the last have; `fresh` and
-      `contributors` of a round, and the largest `staleness`, [repetition, mode];
-      `foretold`, the total by the event model [mode];
-      `round`, seconds of a synchronous round, `ping` of a small message and `pong` of
-      one as large as a gradient.
-    """
+    """Measures all modes in turns, with the same delays."""
     from hpcjax import cost
 
     del ctx

@@ -44,6 +44,12 @@ class Config:
         "base": "0.001",
         "lr": "0.05",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "loss": "mode step: the expected one on new points, mean over the workers",
+        "seconds": "mode step: at which they were there",
+        "total": "mode: seconds until the last worker has ended its steps",
+        "staleness": "mode: standard deviation of how late gradients were summed",
+    }
 
     task: Hyperplane = Hyperplane()
     processes: int = 8
@@ -73,28 +79,13 @@ class Config:
         """Steps of each mode."""
         return self.epochs * self.task.points // self.task.batch
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            **dict.fromkeys(("loss", "seconds"), "mode step"),
-            **dict.fromkeys(("total", "staleness"), "mode"),
-        },
-        mode=MODES,
-        step=range(cfg.steps + 1),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"mode": MODES, "step": range(self.steps + 1)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Trains with each mode, with the same data and delays.
-
-    Returns:
-      `loss`, the expected one on new points, mean over the workers, at each step's
-      begin and at the end, and `seconds` at which they were there, [mode, step];
-      `total`, seconds until the last worker has ended its steps; `staleness`, standard
-      deviation of how late gradients were summed, [mode].
-    """
+    """Trains with each mode, with the same data and delays."""
     del ctx
     told = runs.in_processes(work, cfg, cfg.processes, patience=cfg.patience)
     loss, seconds = (

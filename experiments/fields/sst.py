@@ -41,6 +41,15 @@ class Config(config.Config):
         "network.width": "4",
         "network.depth": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "bytes": "point: that decoding needs, all of them",
+        "ratio": "point: of the field's float32 over these",
+        "wrmse wmae largest": "point: of errors in K",
+        "seconds": "point: to compress",
+        "month": "point latitude longitude: that of the warmest tropics, decoded",
+        "truth": "latitude longitude: that month",
+        "natural": "point: whether the size is the codec's own choice",
+    }
 
     codec: Literal["network", "sz3", "dct", "eof"] = "network"
     network: CoordNetConfig = CoordNetConfig(
@@ -57,6 +66,14 @@ class Config(config.Config):
     bounds: config.Several = 60
     field: Literal["sst-anomaly", "waves"] = "sst-anomaly"
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"point": 4, "latitude": 3, "longitude": 4}
+
+    def typical(self) -> Mapping[str, list[float]]:
+        """Returns sizes of a peer that are as small as any network, and larger ones."""
+        return {"ratio": [4.0, 3.0, 2.0, 1.0], "natural": [1.0] * 4}
 
 
 class Coded(NamedTuple):
@@ -75,26 +92,8 @@ class Coded(NamedTuple):
     natural: bool = True
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    # For any network there is a size of a peer that is as small, and a larger one.
-    ratios = {"ratio": ("point", [4.0, 3.0, 2.0, 1.0]), "natural": ("point", [1.0] * 4)}
-    month = {"month": "point latitude longitude", "truth": "latitude longitude"}
-    return runs.outline(
-        dict.fromkeys(FIGURES, "point") | ratios | month,
-        **{"point": 4, "latitude": 3, "longitude": 4},
-    )
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Compresses the field, at several sizes but for a network.
-
-    Returns:
-      `[point]`, for each size: `bytes` that decoding needs, all of them; `ratio` of the
-      field's float32 over these; `wrmse`, `wmae`, `largest`, of errors in K; `seconds`
-      to compress; `natural`, see `Coded`; and `month`, that of the warmest tropics, as
-      it is decoded. `truth` is that month itself.
-    """
+    """Compresses the field, at several sizes but for a network."""
     from hpcjax.compress import fields
 
     if cfg.field == "waves":

@@ -44,6 +44,10 @@ class Config(config.Config):
         "tokens": "4",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of a token behind the first",
+        "bytes": "candidate: of the parameters that it has to read",
+    }
 
     model: CausalLmConfig = CausalLmConfig(
         depth=32, width=4096, heads=32, mlp_width=11008, options=LLAMA
@@ -57,23 +61,16 @@ class Config(config.Config):
     repetitions: config.Several = 20
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "candidate repetition", "bytes": "candidate"},
-        candidate=(BASELINE, *(f"{bits} bits" for bits in cfg.bits)),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": (BASELINE, *(f"{bits} bits" for bits in self.bits)),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Writes with each, in turns.
-
-    Returns:
-      `seconds` [candidate, repetition] of a token behind the first, which comes with
-      the prompt; `bytes` [candidate] of the parameters that it has to read.
-    """
+    """Writes with each, in turns."""
     import jax
     import xarray as xr
 

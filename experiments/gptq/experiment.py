@@ -68,6 +68,21 @@ class Config(config.Config):
         packed = self.method in ("rtn", "gptq")
         checks.require(not (packed and self.grid.ternary), rule, method=self.method)
 
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """What is found; objective and rounded only if asked for."""
+        found = {
+            "perplexity loss": ": on the evaluation's text; loss is its logarithm",
+        }
+        if self.method == "gptq":
+            found["objective rounded"] = "matrix: tr(ΔᵀHΔ) of GPTQ and of rounding"
+        return found
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        # As many as a block of SmolLM2 has; which, the model says.
+        return {"matrix": 7} if self.method == "gptq" else {}
+
 
 class Texts(NamedTuple):
     """Tokens: `[sequences, time]` for the calibration, `[tokens]` to evaluate."""
@@ -76,23 +91,8 @@ class Texts(NamedTuple):
     evaluation: np.ndarray
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    columns = dict.fromkeys(("perplexity", "loss"), "")
-    if cfg.method != "gptq":
-        return runs.outline(columns)
-    # As many as a block of SmolLM2 has; which, the model says.
-    errors = dict.fromkeys(("objective", "rounded"), "matrix")
-    return runs.outline(columns | errors, matrix=7)
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Quantizes, and evaluates the whole model.
-
-    Returns:
-      `perplexity` and its logarithm `loss` on the evaluation's text; with GPTQ also
-      `objective` and `rounded` [matrix], the errors tr(ΔᵀHΔ) of GPTQ and of rounding.
-    """
+    """Quantizes, and evaluates the whole model."""
     model = load(cfg, ctx.data_root)
     texts = read_texts(cfg, ctx.data_root)
     params, reports = compressed(cfg, model, texts.calibration, ctx)

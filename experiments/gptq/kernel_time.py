@@ -40,6 +40,12 @@ class Config(config.Config):
         "repetitions": "2",
         "implementation": "reference",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of one product, and of one copy",
+        "bytes": "candidate: that it has to read, of a copy also to write",
+        "error": "bits: largest of 64 outputs against float64, over ‖w‖‖x‖",
+        "mixed": "bits: the same against another matrix' product",
+    }
 
     inputs: config.Size = 12288
     outputs: config.Size = 49152
@@ -60,31 +66,17 @@ class Config(config.Config):
         good = 0 < len(self.bits) == len(set(self.bits))
         checks.require(good, rule, bits=self.bits)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "seconds": "candidate repetition",
-            "bytes": "candidate",
-            "error": "bits",
-            "mixed": "bits",
-        },
-        candidate=(*BASELINES, *(f"{bits} bits" for bits in cfg.bits), "copy"),
-        repetition=range(cfg.repetitions),
-        bits=cfg.bits,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": (*BASELINES, *(f"{bits} bits" for bits in self.bits), "copy"),
+            "repetition": range(self.repetitions),
+            "bits": self.bits,
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times products in turns in one process, beside a copy of the dense matrix.
-
-    Returns:
-      `seconds` [candidate, repetition] of one product, and of one `copy`; `bytes`
-      [candidate] that it has to read, of a copy also to write; and `error` [bits], the
-      largest of 64 outputs against float64, relative to ‖w‖‖x‖, and `mixed` [bits],
-      the same against another matrix' product.
-    """
+    """Times products in turns in one process, beside a copy of the dense matrix."""
     import jax
     import xarray as xr
 

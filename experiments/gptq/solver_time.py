@@ -38,6 +38,11 @@ class Config(config.Config):
         "time": "8",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "stage candidate repetition: of the block, or of its matrices alone",
+        "loss": "path: our objective over theirs",
+        "rounded": "path: that of rounding to the nearest over theirs",
+    }
 
     width: int = 576
     heads: int = 9
@@ -67,30 +72,18 @@ class Config(config.Config):
             options=LLAMA,
         )
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "seconds": "stage candidate repetition",
-            **dict.fromkeys(("loss", "rounded"), "path"),
-        },
-        stage=("block", "matrices"),
-        candidate=("torch", "hpcjax"),
-        repetition=range(cfg.repetitions),
-        path=7,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "stage": ("block", "matrices"),
+            "candidate": ("torch", "hpcjax"),
+            "repetition": range(self.repetitions),
+            "path": 7,
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Quantizes the same block on both sides, then times both in turns.
-
-    Returns:
-      `seconds` [stage, candidate, repetition]: of the whole block (`block`: Hessians,
-      matrices, and the pass that feeds the next one) and of its `matrices` alone, with
-      Hessians given; `loss` [path], our objective over theirs, and `rounded` [path],
-      that of rounding to the nearest over theirs.
-    """
+    """Quantizes the same block on both sides, then times both in turns."""
     import jax
     import xarray as xr
 

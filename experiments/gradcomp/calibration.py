@@ -37,6 +37,10 @@ class Config(config.Config):
         "processes": "[2]",
         "repetitions": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "forward backward": "model batch: seconds",
+        "encode_decode": "model method processes: seconds",
+    }
 
     models: tuple[str, ...] = ("resnet50", "resnet101", "bert_base")
     batches: tuple[config.Size, ...] = (16, 32, 64)
@@ -52,29 +56,19 @@ class Config(config.Config):
         for label in self.methods:
             checks.require_choice("methods", label, tuple(CONFIGS))
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            **dict.fromkeys(("forward", "backward"), "model batch"),
-            "encode_decode": "model method processes",
-        },
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
         # A table of rows becomes arrays whose labels are sorted.
-        model=sorted(cfg.models),
-        batch=sorted(cfg.batches),
-        method=sorted(cfg.methods),
-        processes=sorted(cfg.processes),
-    )
+        return {
+            "model": sorted(self.models),
+            "batch": sorted(self.batches),
+            "method": sorted(self.methods),
+            "processes": sorted(self.processes),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Measures, and leaves the calibration as `calibration.json` in the run's folder.
-
-    Returns:
-      Seconds `forward` and `backward` [model, batch], and `encode_decode` [model,
-      method, processes].
-    """
+    """Measures; leaves the calibration as `calibration.json` in the run's folder."""
     from hpcjax.core import provenance
 
     (alone,) = hostcomm.connected(1)

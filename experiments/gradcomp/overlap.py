@@ -22,6 +22,14 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"rounds": "1"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "computing": "round: seconds without sending",
+        "sending": "round: seconds without computing",
+        "both": "round: seconds, at a time",
+        "afterwards": "round: seconds, one after the other",
+        "rate": ": bytes/s of a link",
+        "backward": ": seconds of the backward pass",
+    }
 
     # Long passes, so that links are slow and pieces of messages take milliseconds: a
     # thread that sends is woken late while all cores compute.
@@ -31,24 +39,13 @@ class Config(config.Config):
     rounds: config.Size = 5
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    of_round = ("computing", "sending", "both", "afterwards")
-    return runs.outline(
-        dict.fromkeys(of_round, "round") | {"rate": "", "backward": ""},
-        round=range(cfg.rounds),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"round": range(self.rounds)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Measures a backward pass, makes links as slow as that, and measures steps.
-
-    Returns:
-      Seconds [round]: `computing` without sending, `sending` without computing, `both`
-      at a time, and one `afterwards`;
-      `rate`, bytes/s of a link; `backward`, seconds of the backward pass.
-    """
+    """Measures a backward pass, makes links as slow as that, and measures steps."""
     from experiments.gradcomp import ranks
 
     found, *_ = runs.in_processes(ranks.passes, cfg, cfg.processes)

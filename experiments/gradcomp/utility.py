@@ -54,6 +54,15 @@ class Config(config.Config):
         "gbit_per_s": "[1.0,10.0]",
         "compute_speed": "[1.0,4.0]",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "speedup": "setup gbit_per_s compute_speed: over sending all",
+        "required_ratio": "setup gbit_per_s: of compression",
+        "pays_below": "setup: Gbit/s; 0 if it pays nowhere, `ALWAYS` if everywhere",
+        "share": "gbit_per_s: of those counted that pay",
+        "threshold": ": Gbit/s from which on fewer than 3 % pay",
+        "model batch processes method": "setup: what it is",
+        "counted": "setup: whether it is, as all but fp16 are",
+    }
 
     calibration: str = "cpu"
     any_device: bool = True
@@ -69,6 +78,18 @@ class Config(config.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.require_choice("network", self.network, ("none", *cost.NETWORKS))
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "setup": range(len(describe_setups(self)["model"])),
+            "gbit_per_s": self.gbit_per_s,
+            "compute_speed": self.compute_speed,
+        }
+
+    def typical(self) -> Mapping[str, Any]:
+        """Returns what the table wants more of than that it is positive."""
+        return describe_setups(self)
 
 
 class Setup(NamedTuple):
@@ -89,39 +110,8 @@ class Setup(NamedTuple):
         )
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    from experiments.gradcomp.methods import HALF
-
-    rows, workers, labels = zip(*combinations(calibration(cfg)), strict=True)
-    known = {
-        "model": [row.model for row in rows],
-        "batch": [row.batch for row in rows],
-        "processes": workers,
-        "method": labels,
-        "counted": [label != HALF.label for label in labels],
-    }
-    return runs.outline(
-        {
-            "speedup": "setup gbit_per_s compute_speed",
-            "required_ratio": "setup gbit_per_s",
-            "pays_below": "setup",
-            "share": "gbit_per_s",
-            "threshold": "",
-            **{name: ("setup", list(values)) for name, values in known.items()},
-        },
-        setup=range(len(rows)),
-        gbit_per_s=cfg.gbit_per_s,
-        compute_speed=cfg.compute_speed,
-    )
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Predicts every setup; leaves all of them as `utility.csv` in the run's folder.
-
-    Returns:
-      What `figures` does.
-    """
+    """Predicts every setup; leaves all of them as `utility.csv` in the run's folder."""
     from hpcjax.core import files
 
     made = list(setups(cfg))
@@ -147,6 +137,20 @@ def setups(cfg: Config) -> Iterator[Setup]:
         )
         timed = known.add_encode_time(METHODS[label], row.model, processes)
         yield Setup(row.model, timed, work, system)
+
+
+def describe_setups(cfg: Config) -> dict[str, list[Any]]:
+    """Returns what each setup is, as `Config.figures` says it."""
+    from experiments.gradcomp.methods import HALF
+
+    rows, workers, labels = zip(*combinations(calibration(cfg)), strict=True)
+    return {
+        "model": [row.model for row in rows],
+        "batch": [row.batch for row in rows],
+        "processes": list(workers),
+        "method": list(labels),
+        "counted": [label != HALF.label for label in labels],
+    }
 
 
 def combinations(

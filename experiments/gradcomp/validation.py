@@ -31,6 +31,13 @@ class Config(config.Config):
         "mbit_per_s": "[400.0]",
         "repetitions": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "measured predicted": "processes mbit_per_s method: seconds of a step",
+        "encode_decode": "processes mbit_per_s method: seconds",
+        "alpha bytes_per_s": "processes mbit_per_s: of the links, measured apart",
+        "forward backward": "processes mbit_per_s: seconds, measured apart",
+        "slowdown": "processes mbit_per_s: of computing while sending",
+    }
 
     chain: ChainConfig = ChainConfig(rows=512)
     processes: tuple[config.Several, ...] = (2, 4)
@@ -46,28 +53,17 @@ class Config(config.Config):
     repetitions: config.Size = 3
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            **dict.fromkeys(COLUMNS, "processes mbit_per_s method"),
-            **dict.fromkeys(APART, "processes mbit_per_s"),
-        },
-        processes=cfg.processes,
-        mbit_per_s=cfg.mbit_per_s,
-        method=cfg.methods,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "processes": self.processes,
+            "mbit_per_s": self.mbit_per_s,
+            "method": self.methods,
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Calibrates and measures every setup, each in processes of its own.
-
-    Returns:
-      Seconds of a step `measured` and `predicted`, and `encode_decode`, [processes,
-      mbit_per_s, method]; `alpha`, `bytes_per_s`, `forward`, `backward` and `slowdown`
-      [processes, mbit_per_s], as they were measured apart.
-    """
+    """Calibrates and measures every setup, each in processes of its own."""
     import xarray as xr
 
     from experiments.gradcomp import ranks

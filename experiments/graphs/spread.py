@@ -25,6 +25,10 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"vertices": "50", "repetitions": "2"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of a sum over edges",
+        "distance": "candidate: of a sum from the same in float64, over the largest",
+    }
 
     vertices: config.Size = 60_000
     edges: config.Size = 300_000
@@ -32,23 +36,13 @@ class Config(config.Config):
     repetitions: config.Size = 20
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "candidate repetition", "distance": "candidate"},
-        candidate=NAMES,
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"candidate": NAMES, "repetition": range(self.repetitions)}
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Times candidates in turns.
-
-    Returns:
-      `seconds` [candidate, repetition], and `distance` [candidate] of a sum from the
-      same in float64, the largest, over the largest sum.
-    """
+    """Times candidates in turns."""
     import jax
 
     del ctx

@@ -83,19 +83,22 @@ NETWORKS = Table(
         "Hoefler et al., SC 2022, table II: a HammingMesh has the bandwidth that "
         "training needs at a fraction of a fat tree's price"
     ),
+    recalled={
+        "HyperX, 1k": "91.6 % to all",
+        "torus, 1k": "2.0 %",
+        "Dragonfly, 1k": "62.9 %",
+    },
     caption=(
         "About 1,000 and 16,000 accelerators with 16 links of 400 Gb/s each. Dollars "
-        "of switches and cables; recalled: the paper's, apart: of "
-        "dollars rounded as these; off by graph: dollars by "
-        "which counting the graph's cables and switches differs; if unshared: "
-        "a switch a line. Diameter in links, those of endpoints included; "
-        "the paper counts 3 between a Dragonfly's routers. Shares of the injection "
-        "bandwidth at which the first link is full, with messages split over all "
-        "shortest paths: to all others, around two disjoint Hamiltonian cycles, and "
-        "around one ring in the order of numbers. The paper's packets do not split, "
-        "and it has 91.6 for HyperX, 2.0 for the small torus and 62.9 for the "
-        "Dragonfly, as recalled. price: dollars for a unit of that bandwidth of an "
-        "accelerator, over the Hx2Mesh's."
+        "of switches and cables; recalled: the paper's, apart: of dollars rounded as "
+        "these; off by graph: dollars by which counting the graph's cables and "
+        "switches differs; if unshared: a switch a line. Diameter in links, those of "
+        "endpoints included; the paper counts 3 between a Dragonfly's routers. Shares "
+        "of the injection bandwidth at which the first link is full, with messages "
+        "split over all shortest paths: to all others, around two disjoint Hamiltonian "
+        "cycles, and around one ring in the order of numbers. The paper's packets do "
+        "not split. price: dollars for a unit of that bandwidth of an accelerator, "
+        "over the Hx2Mesh's."
     ),
     shows=(
         "Networks of accelerators were priced, and their bandwidth from all to all was "

@@ -32,10 +32,23 @@ class Config(StepConfig):
         "factor": "8",
         "methods": "[jorge]",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "step": "row repetition: seconds",
+        "factor": "method repetition: seconds of a preconditioner",
+    }
 
     update_every: int = 50
     factor: int = 1024
     methods: tuple[str, ...] = ("jorge", "shampoo-eigh", "shampoo-newton")
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        fresh = (row for name in self.methods for row in (name, f"{name}, k = 1"))
+        return {
+            "row": ("sgd", "adamw", *fresh),
+            "method": ("jorge", "eigh", "newton"),
+            "repetition": range(self.repetitions),
+        }
 
 
 def optimizers(methods: tuple[str, ...]) -> dict[str, Any]:
@@ -58,23 +71,8 @@ def optimizers(methods: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    fresh = (row for name in cfg.methods for row in (name, f"{name}, k = 1"))
-    return runs.outline(
-        {"step": "row repetition", "factor": "method repetition"},
-        row=("sgd", "adamw", *fresh),
-        method=("jorge", "eigh", "newton"),
-        repetition=range(cfg.repetitions),
-    )
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times steps and single preconditioners, interleaved, in this process.
-
-    Returns:
-      `step` [row, repetition] and `factor` [method, repetition], seconds.
-    """
+    """Times steps and single preconditioners, interleaved, in this process."""
     steps = {
         name: cfg.step(optimizer, ctx.mesh.size)
         for name, optimizer in optimizers(cfg.methods).items()

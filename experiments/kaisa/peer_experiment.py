@@ -74,6 +74,10 @@ class Config(config.Config):
         "inv_update_steps": "2",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "difference": "quantity: relative, the largest of all layers",
+        "seconds": "candidate repetition: of a step",
+    }
 
     problem: Literal["mlp", "conv"] = "mlp"
     widths: tuple[int, ...] = (256, 128)
@@ -131,16 +135,21 @@ class Config(config.Config):
             "inv_update_steps": self.inv_update_steps,
         }
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    quantities = ("gradient", "preconditioned", "a", "g", "change", "raw", "one_more")
-    return runs.outline(
-        {"difference": "quantity", "seconds": "candidate repetition"},
-        quantity=quantities,
-        candidate=("kfac-jax", "hpcjax", "hpcjax, checked"),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "quantity": (
+                "gradient",
+                "preconditioned",
+                "a",
+                "g",
+                "change",
+                "raw",
+                "one_more",
+            ),
+            "candidate": ("kfac-jax", "hpcjax", "hpcjax, checked"),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -148,11 +157,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
 
     A block of the peer's steps is timed from here, so that a message and its answer are
     in it: a millisecond among hundreds.
-
-    Returns:
-      `difference` [quantity], relative, the largest of all layers; and `seconds` per
-      step [candidate, repetition]: of ours also with the loop's check for finite
-      numbers, which kfac-jax does not make.
     """
     import jax
     import xarray as xr

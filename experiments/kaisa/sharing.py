@@ -32,6 +32,14 @@ class Config(config.Config):
         "compiled.width": "2",
         "devices": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "factors decompositions": ": bytes of a device",
+        "imbalance": ": the longest column over the mean one",
+        "reduced broadcast": ": bytes of a device's collectives",
+        "decomposition_broadcast factors_reduced": ": bytes of the same at other steps",
+        "reduced_formula broadcast_formula": ": what the formulas say",
+        "decomposition_broadcast_formula factors_reduced_formula": ": what they say",
+    }
 
     model: ResNetConfig = ResNetConfig(depth=50)
     inputs: tuple[int, int, int] = (224, 224, 3)
@@ -43,21 +51,8 @@ class Config(config.Config):
     seed: int = 0
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    kept = ("factors", "decompositions", "imbalance")
-    moved = ("reduced", "broadcast", "decomposition_broadcast", "factors_reduced")
-    foretold = (f"{name}_formula" for name in moved)
-    return runs.outline(dict.fromkeys((*kept, *moved, *foretold), ""))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Reads shards and a compiled step in a process with simulated devices.
-
-    Returns:
-      Bytes per device of factors and decompositions, the longest column over the mean
-      one, and bytes of collectives beside what the formulas say.
-    """
+    """Reads shards and a compiled step in a process with simulated devices."""
     (found,) = runs.in_processes(work, cfg, 1, devices=cfg.devices)
     return runs.simulated(found)
 

@@ -16,6 +16,8 @@ from hpcjax.runs.training import StepConfig
 
 NEVER = 2**30
 
+STAGES = ("precondition", "factors", "decompositions")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(StepConfig):
@@ -33,29 +35,24 @@ class Config(StepConfig):
         "compute": "bfloat16",
         "precision": "default",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "row repetition: of a step, or of a stage's share of it",
+    }
 
     precision: Literal["default", "high", "highest"] = "highest"
     factor_update_steps: int = 10
     inv_update_steps: int = 100
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    stages = ("precondition", "factors", "decompositions")
-    return runs.outline(
-        {"seconds": "row repetition"},
-        row=("sgd", "kfac", "kfac, all at every step", *stages),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "row": (*("sgd", "kfac", "kfac, all at every step"), *STAGES),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times the steps, interleaved, in this process.
-
-    Returns:
-      `seconds` [row, repetition]: SGD, K-FAC at its intervals and at intervals of 1,
-      and the three stages' shares of the former.
-    """
+    """Times the steps, interleaved, in this process."""
     base = SgdConfig(lr=1e-3)
 
     def kfac(factors: int, decompositions: int) -> KfacConfig:

@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     import jax
 
 Kernel = Literal["one_row", "several_rows", "plain_row", "attention", "selection"]
-FIGURES = (
-    "instructions",
-    "loads",
-    "conversions",
-    "products",
-    "saturating",
-    "registers",
-    "spilled",
-    "loaded",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +32,14 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"size": "512", "counted": "128"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "instructions loads": ": of the inner loop, a thread, for each number",
+        "conversions": ": from or to integers",
+        "products saturating": ": kinds of tensor-core products, and saturating ones",
+        "registers": ": of a thread",
+        "spilled": ": bytes",
+        "loaded": ": elements read over those there are, the most of large operands",
+    }
 
     kernel: Kernel = "one_row"
     bits: Literal[2, 3, 4, 8] = 4
@@ -74,21 +72,8 @@ class Case(NamedTuple):
     values: Callable[[Mapping[str, int]], int]
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(FIGURES, ""))
-
-
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Compiles the kernel for Hopper, and interprets it.
-
-    Returns:
-      Of the inner loop, or of all code without one: `instructions` and `loads` from
-      global memory of a thread, for each number that it handles. Of all code:
-      `conversions` from or to integers, and how many kinds of tensor-core `products`
-      and of `saturating` ones there are; `registers`, and bytes `spilled`. `loaded`:
-      elements read over the elements there are, the most of all large operands.
-    """
+    """Compiles the kernel for Hopper, and interprets it."""
     import jax
 
     del ctx

@@ -33,6 +33,10 @@ class Config(config.Config):
         "depths": "[1,2]",
         "repetitions": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "depth program: of tracing and compiling, without a cache",
+        "instructions": "depth program: of the optimized program",
+    }
 
     model: CausalLmConfig = CausalLmConfig(width=64, heads=4)
     depths: tuple[config.Size, ...] = (4, 48)
@@ -41,23 +45,16 @@ class Config(config.Config):
     repetitions: config.Size = 3
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        dict.fromkeys(("seconds", "instructions"), "depth program"),
-        depth=cfg.depths,
-        program=("gradient", "token", "token, layer by layer"),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "depth": self.depths,
+            "program": ("gradient", "token", "token, layer by layer"),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Compiles a gradient and a decoding step, as a scan and layer by layer.
-
-    Returns:
-      `seconds` [depth, program] of tracing and compiling, the least of the repetitions,
-      without any cache; `instructions` [depth, program] of the optimized program.
-    """
+    """Compiles a gradient and a decoding step, as a scan and layer by layer."""
     seconds, instructions = [], []
     for depth in cfg.depths:
         for function, arguments in _programs(cfg, depth).values():

@@ -38,6 +38,11 @@ class Config(config.Config):
         "tokens": "4",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of a whole text",
+        "differing": ": tokens of the peer's texts that are not ours",
+        "tokens": ": of a text",
+    }
 
     model: str = "smollm2"
     batch: config.Size = 1
@@ -48,23 +53,20 @@ class Config(config.Config):
     one_core: bool = False
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "candidate repetition", "differing": "", "tokens": ""},
-        candidate=("scanned", "unrolled", *(["transformers"] if cfg.peer else [])),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": (
+                "scanned",
+                "unrolled",
+                *(["transformers"] if self.peer else []),
+            ),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Writes with both, in turns.
-
-    Returns:
-      `seconds` [candidate, repetition] of a whole text: scanned and unrolled layers,
-      and the peer; `differing`, tokens of the peer's texts that are not ours.
-    """
+    """Writes with both, in turns."""
     given = [str(ctx.data_root)]
     if cfg.one_core:
         cores = hostcomm.free_cores(1)

@@ -13,8 +13,6 @@ from hpcjax.core import checks, config
 from hpcjax.core.errors import ConfigError
 from hpcjax.inference import Continuation, Sampler
 
-FIGURES = ("tokens_per_second", "first_seconds", "compile_seconds")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(config.Config):
@@ -38,6 +36,12 @@ class Config(config.Config):
         "max_new_tokens": "4",
         "prompt": "ab",
         "chat": "false",
+    }
+    figures: ClassVar[Mapping[str, str]] = {
+        "text tokens": "sample: what was written, and its length",
+        "tokens_per_second": ": of all samples together, with reading the prompt",
+        "first_seconds": ": to the first token of each",
+        "compile_seconds": ": before",
     }
 
     model: str = "smollm2"
@@ -80,26 +84,13 @@ class Config(config.Config):
         most = self.max_new_tokens if room is None else min(room, self.max_new_tokens)
         return Continuation(max_new_tokens=most, sampler=self.sampler, end=end)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            **dict.fromkeys(("text", "tokens"), "sample"),
-            **dict.fromkeys(FIGURES, ""),
-        },
-        sample=range(cfg.samples),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"sample": range(self.samples)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Compiles, continues the text, and says how fast.
-
-    Returns:
-      `text` and `tokens` [sample], how many were made; `tokens_per_second`, of all
-      samples together, the prompt's reading included; `first_seconds` to the first
-      token of each; `compile_seconds`.
-    """
+    """Compiles, continues the text, and says how fast."""
     import jax
 
     speaking = inference.load_language_model(cfg.model, ctx.data_root)

@@ -33,6 +33,11 @@ class Config(config.Config):
         "prompt": "32",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of a token",
+        "temporaries": "candidate: bytes of a step over those of its cache",
+        "prompt": "candidate: bytes of temporaries with which the prompt is read",
+    }
 
     model: str = "smollm2"
     batch: config.Size = 4
@@ -42,27 +47,18 @@ class Config(config.Config):
     repetitions: config.Several = 20
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "seconds": "candidate repetition",
-            **dict.fromkeys(("temporaries", "prompt"), "candidate"),
-        },
-        candidate=[f"{name}, {room}" for name in attentions() for room in cfg.rooms],
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": [
+                f"{name}, {room}" for name in attentions() for room in self.rooms
+            ],
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Reads the same token again and again, with each attention and each room.
-
-    Returns:
-      `seconds` [candidate, repetition] of a token; `temporaries` [candidate], of a
-      step's bytes over those of its cache; `prompt` [candidate], bytes of temporaries
-      with which the long prompt is read.
-    """
+    """Reads the same token again and again, with each attention and each room."""
     loaded = inference.load_language_model(cfg.model, ctx.data_root).pretrained
     speaker = inference.LanguageModel(model=loaded.model, params=loaded.params)
     candidates, temporaries, prompts = {}, [], []

@@ -11,7 +11,6 @@ from hpcjax.runs import training
 
 FOLDER = "model"
 task = training.task
-outline = training.outline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,13 @@ class Config(config.Config):
         "implementations": "[xla]",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of a step, a short one, a product, attention",
+        "share": "operation: of a profiled step's time, until 90 % are covered",
+        "tokens": ": of a step",
+        "flops short_flops": ": of a step and a short one, by formula",
+        "peak": ": operations of the product",
+    }
 
     model: CausalLmConfig = CausalLmConfig(depth=24, width=1024, heads=16)
     context: config.Size = 1024
@@ -62,32 +69,18 @@ class Config(config.Config):
     repetitions: config.Several = 20
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    attentions = (f"attention, {name}" for name in cfg.implementations)
-    return runs.outline(
-        {
-            "seconds": "candidate repetition",
-            "share": "operation",
-            **dict.fromkeys(("tokens", "flops", "short_flops", "peak"), ""),
-        },
-        candidate=("step", "short step", "product", *attentions),
-        repetition=range(cfg.repetitions),
-        operation=2,  # as many as cover enough of the profile
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        attentions = (f"attention, {name}" for name in self.implementations)
+        return {
+            "candidate": ("step", "short step", "product", *attentions),
+            "repetition": range(self.repetitions),
+            "operation": 2,  # as many as cover enough of the profile
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times a training step, a product of matrices and attention, in turns.
-
-    Returns:
-      `seconds` [candidate, repetition] of "step", a "short step" of one sequence of an
-      eighth, "product" and "attention, ..."; the step's `tokens` and, by formula,
-      `flops`, the short one's `short_flops`; `peak`, the product's operations; and
-      `share` [operation], of a profiled step the time of each kind of operation, until
-      90 % are covered.
-    """
+    """Times a training step, a product of matrices and attention, in turns."""
     step = training_step(cfg, ctx.mesh.size)
     few = dataclasses.replace(cfg, batch=1, context=max(1, cfg.context // 8))
     thunks = {

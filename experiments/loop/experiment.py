@@ -29,6 +29,9 @@ class Config(StepConfig):
         "larger": "2",
         "steps": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of a step, after the first",
+    }
 
     steps: int = 10
     larger: Size = 8
@@ -45,14 +48,12 @@ class Config(StepConfig):
             eval_every=self.steps + 1,
         )
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "candidate repetition"},
-        candidate=("bare", "loop", "bare, larger batch"),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": ("bare", "loop", "bare, larger batch"),
+            "repetition": range(self.repetitions),
+        }
 
 
 class Marks(NullRecorder):
@@ -72,9 +73,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
 
     The loop's figure is that of its own records from the first to the last step, so
     that neither compiling nor the final validation is in it.
-
-    Returns:
-      `seconds` [candidate, repetition].
     """
     optimizer = SgdConfig(lr=0.01)
     task = cfg.task(optimizer, devices=ctx.mesh.size, batches=4)

@@ -28,20 +28,22 @@ class Config(StepConfig):
         "larger": "2",
         "after": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "check": "step repetition: seconds",
+        "save": "loop repetition: seconds of a step if one in `every` is saved",
+    }
 
     every: int = 100
     after: int = 3
     larger: Size = 8
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"check": "step repetition", "save": "loop repetition"},
-        step=("unchecked", "checked", "unchecked, larger batch", "check alone"),
-        loop=("steps", "saving"),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "step": ("unchecked", "checked", "unchecked, larger batch", "check alone"),
+            "loop": ("steps", "saving"),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -49,10 +51,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
 
     The check is also timed alone: it is so short against a step that the difference of
     two steps nearly drowns in their noise.
-
-    Returns:
-      `check` and `save`, seconds [candidate, repetition]; of `save` the seconds are
-      those of a step when one in `every` is followed by a save.
     """
     import tempfile
 

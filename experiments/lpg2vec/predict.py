@@ -42,6 +42,11 @@ class Config(config.Config):
         "model.heads": "2",
         "dataset.information": "degrees",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "accuracy": ": share of held-out vertices whose class is right",
+        "present": ": the same of those that have the property",
+        "features": ": of a vertex",
+    }
 
     dataset: PropertyGraphConfig = PropertyGraphConfig(holdout="test")
     model: GnnConfig = GnnConfig(
@@ -63,18 +68,8 @@ class Config(config.Config):
         core.checks.require(good, rule, write=self.write, target=self.dataset.target)
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(("accuracy", "present", "features"), ""))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Trains, predicts all vertices, and writes the predictions if that is asked for.
-
-    Returns:
-      `accuracy`, the share of held-out vertices whose class is right; that of those
-      that have the property, `present`; and the `features` of a vertex.
-    """
+    """Trains, predicts all vertices, and writes predictions if that is asked for."""
     graph = cfg.dataset.read(ctx.data_root)
     _check_writing(cfg, graph)
     target = cfg.dataset.classify(graph)

@@ -37,29 +37,27 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"dataset.buckets": "16"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "load read encode write": "store: seconds",
+        "cells": "kept: cells of tables that differ from those saved",
+        "predictions": "kept: that differ from those written",
+        "bytes": ": of features, over those of their dense matrix",
+        "dense": ": bytes of the dense matrix",
+        "features": ": of a vertex",
+    }
 
     dataset: PropertyGraphConfig = PropertyGraphConfig(
         source="wordnet", target="lexicographer", buckets=2048
     )
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    dims = {**dict.fromkeys(SECONDS, "store"), **dict.fromkeys(COUNTS, "kept")}
-    sizes = dict.fromkeys(("bytes", "dense", "features"), "")
-    return runs.outline({**dims, **sizes}, store=STORES, kept=(*STORES, ALTERED))
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"store": STORES, "kept": (*STORES, ALTERED)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Saves the graph in each store, reads, encodes, and writes predictions back.
-
-    Returns:
-      By `store`, seconds of `load`, `read`, `encode` and `write`. By what they `kept`,
-      `cells` of tables that differ from those saved, and `predictions` that differ from
-      those written. `bytes` of features over those of their dense matrix, which `dense`
-      is of the matrix itself; and `features` of a vertex.
-    """
+    """Saves the graph in each store, reads, encodes, and writes predictions back."""
     from hpcjax.graphs import lpg
 
     graph = cfg.dataset.read(ctx.data_root)

@@ -44,6 +44,9 @@ class Config(config.Config):
         "model.depth": "1",
         "limit": "4",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "accuracy": "mode: in percent on held-out digits",
+    }
 
     model: CausalLmConfig = CausalLmConfig(
         width=64, heads=2, depth=2, options=TransformerOptions(init_scale=0.125)
@@ -55,19 +58,15 @@ class Config(config.Config):
     limit: config.Size | None = None
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline({"accuracy": "mode"}, mode=[*MODES, *TRIVIAL])
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"mode": [*MODES, *TRIVIAL]}
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """Trains a dense and a sparse network, and evaluates the latter in few bits.
 
     Beside them a network without attention, and a logistic regression of the pixels.
-
-    Returns:
-      `accuracy` [mode] in percent on the digits that are held out.
     """
     del ctx
     digits = data.DigitsConfig().load()

@@ -12,8 +12,6 @@ from hpcjax import kernels, perf, runs
 from hpcjax.core import config
 from hpcjax.core.errors import ConfigError
 
-FIGURES = ("wgmma", "saturating", "registers", "spilled", "shared")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(config.Config):
@@ -29,6 +27,11 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"outputs": "64"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "wgmma saturating": ": kinds of products",
+        "registers": ": of a thread",
+        "spilled shared": ": bytes spilled, and of shared memory",
+    }
 
     kernel: Literal["spmm", "sddmm", "plain"] = "spmm"
     pair: tuple[int, int] = (8, 8)
@@ -44,18 +47,8 @@ class Config(config.Config):
             )
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(FIGURES, ""))
-
-
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Compiles the kernel for Hopper.
-
-    Returns:
-      How many kinds of `wgmma` and of `saturating` products there are; `registers` of a
-      thread, bytes `spilled`, and `shared` memory of a program in bytes.
-    """
+    """Compiles the kernel for Hopper."""
     del ctx
     compile_ = {"spmm": _spmm, "sddmm": _sddmm, "plain": _plain}[cfg.kernel]
     (code,) = compile_(cfg)

@@ -30,6 +30,12 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"rows": "4", "columns": "40"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "wrong": "pair: entries that differ from the product in 64 bits modulo 2³²",
+        "saturated": "pair: that would if sums stopped at the ends of 32 bits",
+        "bytes": "pair: of indices, values and gathered rows",
+        "padding": ": vectors that are padding, over others",
+    }
 
     rows: config.Size = 32
     columns: config.Size = 600
@@ -39,24 +45,13 @@ class Config(config.Config):
     outputs: config.Size = 64
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    columns = ("wrong", "saturated", "bytes")
-    return runs.outline(
-        {**dict.fromkeys(columns, "pair"), "padding": ""}, pair=list(NAMES)
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"pair": list(NAMES)}
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Multiplies in all pairs.
-
-    Returns:
-      Of each pair: `wrong`, entries that differ from the product in 64 bits modulo
-      2³²; `saturated`, entries that would if sums stopped at the ends of 32 bits; and
-      `bytes` of indices, values and gathered rows. `padding`: vectors that are padding,
-      over those that are not.
-    """
+    """Multiplies in all pairs."""
     del ctx
     rng = np.random.default_rng(cfg.seed)
     mask = _pattern(cfg, rng)

@@ -36,6 +36,10 @@ class Config(config.Config):
         "repetitions": "2",
         "implementation": "reference",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of one product",
+        "wrong": "pair: entries that differ from those of 64 bits modulo 2³²",
+    }
 
     size: config.Size = 2048
     zeros: config.Share = 0.9
@@ -46,24 +50,17 @@ class Config(config.Config):
     implementation: Literal["triton", "reference"] = "triton"
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "candidate repetition", "wrong": "pair"},
-        candidate=(DENSE, BCOO, BCSR, *OWN),
-        repetition=range(cfg.repetitions),
-        pair=OWN,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": (DENSE, BCOO, BCSR, *OWN),
+            "repetition": range(self.repetitions),
+            "pair": OWN,
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times products in turns in one process.
-
-    Returns:
-      `seconds` [candidate, repetition] of one product; `wrong` [pair], entries of
-      integer products that differ from those of 64 bits modulo 2³².
-    """
+    """Times products in turns in one process."""
     del ctx
     rng = np.random.default_rng(cfg.seed)
     mask = rng.random((cfg.size // cfg.vector, cfg.size)) > cfg.zeros

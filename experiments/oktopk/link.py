@@ -47,6 +47,10 @@ class Config(config.Config):
         "warm_up": "1",
         "steps": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "exchange phase step: of the slowest process; NaN beyond its steps",
+        "words": "exchange step: sent by the process that sends most; NaN likewise",
+    }
 
     processes: config.Several = 4
     numbers: config.Several = 4_000_000
@@ -75,26 +79,17 @@ class Config(config.Config):
             "ok_topk": (ok_topk, self.warm_up, self.steps),
         }
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "exchange phase step", "words": "exchange step"},
-        exchange=list(cfg.exchanges()),
-        phase=PHASES,
-        step=range(max(cfg.steps, cfg.dense_steps)),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "exchange": list(self.exchanges()),
+            "phase": PHASES,
+            "step": range(max(self.steps, self.dense_steps)),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times the exchanges, one after the other in the same processes.
-
-    Returns:
-      `seconds` [exchange, phase, step], of the slowest process: the whole of a step,
-      from the gradient to the update, and how much of it was waiting for messages; and
-      `words` [exchange, step], sent by the process that sends most. NaN where an
-      exchange has fewer steps.
-    """
+    """Times the exchanges, one after the other in the same processes."""
     rate = cfg.bits_per_second / 8
     link = hostcomm.Link(rate=rate, latency=cfg.latency) if rate else None
     told = runs.in_processes(work, cfg, cfg.processes, link=link, patience=cfg.patience)

@@ -20,29 +20,26 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"numbers": "5000", "repetitions": "2"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "candidate repetition: of a selection, or of a copy",
+        "numbers": ": there are",
+    }
 
     numbers: config.Size = 14_728_266
     density: config.Fraction = 0.02
     repetitions: config.Size = 20
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"seconds": "candidate repetition", "numbers": ""},
-        candidate=("lax.top_k", "exact", "threshold", "copy"),
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "candidate": ("lax.top_k", "exact", "threshold", "copy"),
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times selections in turns in one process.
-
-    Returns:
-      `seconds` [candidate, repetition]: of `lax.top_k`; of the k-th magnitude by counts
-      and what reaches it; of what reaches a known one; and of a copy. `numbers`, n.
-    """
+    """Times selections in turns in one process."""
     import jax
     import jax.numpy as jnp
 

@@ -55,25 +55,24 @@ class Config(config.Config):
     compiled: bool = False
     seed: config.Seed = 0
 
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """What is found; wire only if asked for."""
+        found = {
+            "sent received": "step member: words",
+            "selected kept summed": "step member: entries; those summed are for others",
+        }
+        if self.compiled:
+            found["wire"] = ": words that a compiled program of P devices sends at most"
+        return found
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    counts = dict.fromkeys(COUNTS, "step member")
-    return runs.outline(
-        counts | ({"wire": ""} if cfg.compiled else {}),
-        step=range(cfg.steps),
-        member=range(cfg.members),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"step": range(self.steps), "member": range(self.members)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Averages random vectors of members that are a mapped axis of one program.
-
-    Returns:
-      `sent` and `received` words, `selected` and `kept` entries, and those `summed` for
-      others, [step, member]; and if asked for `wire`, what a program compiled for P
-      devices sends at most.
-    """
+    """Averages random vectors of members that are a mapped axis of one program."""
     import jax
     import jax.numpy as jnp
 

@@ -12,10 +12,6 @@ from hpcjax.core.errors import ConfigError
 
 PROFILE = pathlib.Path(__file__).parent / "p100.csv"
 WIDTHS = {"base": 768, "large": 1024}
-FIGURES = (
-    *("utilization", "filled", "period", "ratio", "overhead", "unplaced"),
-    *("t_pipe", "t_step", "memory"),
-)
 # What a table's timeline calls bars; all others are K-FAC's.
 KINDS = {"F": "forward", "B": "backward", "W": "backward", "prec": "preconditioning"}
 
@@ -43,6 +39,16 @@ class Config(config.Config):
         "micro_batch": "8",
         "blocks": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "utilization filled": ": share of time computed, without and with K-FAC",
+        "period": ": steps between refreshes",
+        "ratio": ": of K-FAC's work to the idle time of a step",
+        "overhead": ": of preconditioning, over a step's passes",
+        "unplaced": ": tasks that found no room",
+        "t_pipe t_step": ": ms of the passes, and of a step",
+        "memory": ": MB of the device that holds most",
+        "bars": "kind device bar edge: ms, as of `packing.lay_out`",
+    }
 
     schedule: Literal[
         "gpipe", "one_f_one_b", "interleaved", "chimera", "zero_bubble_h1"
@@ -58,6 +64,10 @@ class Config(config.Config):
     panel: float | None = 0.25
     margin: float = 0.05
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"kind": 4, "device": self.stages, "bar": 9, "edge": 2}
 
 
 def profile(cfg: Config) -> dict[str, float]:
@@ -108,18 +118,8 @@ def kfac_costs(cfg: Config) -> "cost.KfacCosts":
     )
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    columns = {**dict.fromkeys(FIGURES, ""), "bars": "kind device bar edge"}
-    return runs.outline(columns, kind=4, device=cfg.stages, bar=9, edge=2)
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Simulates; leaves the refresh as `timeline.png` and, for Perfetto, as JSON.
-
-    Returns:
-      What `figures` does.
-    """
+    """Simulates; leaves the refresh as `timeline.png` and, for Perfetto, as JSON."""
     from hpcjax.core.files import write_json
     from hpcjax.runs import curves, spans_and_fields
 

@@ -56,6 +56,14 @@ class Config(config.Config):
         "runs": "2",
         "repetitions": "3",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "utilization": "row run: of the processes",
+        "seconds": "row run: of a step, median",
+        "cpu": "row run: CPU seconds of a process in a second, the larger one",
+        "units": "row run: K-FAC's tasks of a refresh",
+        "period": ": steps of a refresh",
+        "planned": ": the utilization of the simulation",
+    }
 
     width: config.Size = 256
     layers: config.Size = 8
@@ -71,6 +79,10 @@ class Config(config.Config):
     repetitions: config.Size = 9
     patience: config.Positive = 60.0
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"row": MODES, "run": self.runs}
 
 
 def initial(cfg: Config) -> list[np.ndarray]:
@@ -91,25 +103,12 @@ def batch(cfg: Config) -> tuple[np.ndarray, np.ndarray]:
     return inputs, np.tanh(rng.standard_normal(shape, np.float32))
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    columns = dict.fromkeys(("utilization", "seconds", "cpu", "units"), "row run")
-    return runs.outline(
-        {**columns, "period": "", "planned": ""}, row=MODES, run=cfg.runs
-    )
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Measures ops, assigns K-FAC's work to the bubbles, then runs both kinds in turns.
 
     What the processes did is compared with the schedule, gradients and inverses with
     numpy's; a difference is an error. Leaves the last step's or refresh's measured
     timelines as `timeline.png`.
-
-    Returns:
-      `utilization`, `seconds` of a step (median) and `cpu`, CPU seconds of a process in
-      a second, the larger one, [row, run]; `units`, K-FAC's tasks of a refresh [row];
-      `period` and `planned`, the utilization of the simulation.
 
     Raises:
       ConfigError: fewer than two cores.

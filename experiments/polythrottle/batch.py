@@ -33,6 +33,11 @@ class Config(config.Config):
         "seconds": "0.02",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "joules": "batch repetition: a query with all that flows",
+        "idle_watts": "batch repetition: just before",
+        "p95": "batch repetition: seconds of a batch",
+    }
 
     model: Literal["resnet8", "resnet50", "resnet101", "bert_base"] = "resnet50"
     batches: tuple[config.Size, ...] = (1, 2, 4, 8, 16, 32)
@@ -41,6 +46,10 @@ class Config(config.Config):
     seconds: config.Positive = 2.0
     repetitions: config.Size = 5
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"batch": self.batches, "repetition": self.repetitions}
 
 
 class Assumed:
@@ -54,23 +63,8 @@ class Assumed:
         return self._watts * (time.perf_counter() - self._start)
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    dims = "batch repetition"
-    return runs.outline(
-        {"joules": dims, "idle_watts": dims, "p95": dims},
-        batch=cfg.batches,
-        repetition=cfg.repetitions,
-    )
-
-
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Measures every batch.
-
-    Returns:
-      `joules` a query with all that flows, `idle_watts` just before, and `p95` of a
-      batch in seconds, each [batch, repetition].
-    """
+    """Measures every batch."""
     del ctx
     assumed = cfg.counter == "assumed"
     counter = Assumed(cfg.watts) if assumed else perf.open_counter(cfg.counter)

@@ -39,6 +39,13 @@ class Config(config.Config):
         "budget": "7",
         "batches": "[1,2]",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "excess": "strategy model slack draw: true energy over that of the grid's best",
+        "feasible": "strategy model slack draw: whether latency is within it",
+        "breaking": "strategy model slack draw: trials measured beyond it",
+        "best": "strategy model slack draw trial: excess so far; infinity is 10",
+        "map": "model gpu_mhz mem_mhz: joules of a query",
+    }
 
     device: cost.DevicePower
     models: tuple[Network, ...] = (
@@ -50,6 +57,18 @@ class Config(config.Config):
     batches: tuple[config.Size, ...] = (1, 2, 4, 8, 16, 32)
     scaled: bool = False
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "strategy": STRATEGIES,
+            "model": self.models,
+            "slack": self.slacks,
+            "draw": range(self.draws),
+            "trial": range(1, self.budget + 1),
+            "gpu_mhz": self.device.gpu_mhz,
+            "mem_mhz": self.device.mem_mhz,
+        }
 
 
 class Case(NamedTuple):
@@ -70,33 +89,8 @@ class Case(NamedTuple):
     seed: int
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    dims = "strategy model slack draw"
-    figures = {"excess": dims, "feasible": dims, "breaking": dims}
-    best = {"best": f"{dims} trial", "map": "model gpu_mhz mem_mhz"}
-    return runs.outline(
-        figures | best,
-        strategy=STRATEGIES,
-        model=cfg.models,
-        slack=cfg.slacks,
-        draw=range(cfg.draws),
-        trial=range(1, cfg.budget + 1),
-        gpu_mhz=cfg.device.gpu_mhz,
-        mem_mhz=cfg.device.mem_mhz,
-    )
-
-
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Searches every case by every strategy.
-
-    Returns:
-      Of the best point measured within the objective: `excess` of its true energy over
-      that of the grid's best, `feasible`, whether its true latency is within 3 % of the
-      objective, and `breaking`, trials measured beyond it, [strategy, model, slack,
-      draw]; `best`, the excess of the best point after each trial; and `map`, joules of
-      one query at all GPU and memory clocks. Infinities are written as 10.
-    """
+    """Searches every case by every strategy."""
     dims = "strategy", "model", "slack", "draw"
     shape = (*map(len, (STRATEGIES, cfg.models, cfg.slacks)), cfg.draws)
     columns = {name: np.empty(shape) for name in ("excess", "feasible", "breaking")}

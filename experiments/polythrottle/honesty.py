@@ -43,6 +43,13 @@ class Config(config.Config):
         "budget": "6",
         "length": "20.0",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "guarded": "choice: whether fresh queries kept the objective there",
+        "unguarded": "choice: the same at the best measured one",
+        "admitted always_admitted": "half: training steps, and if all are admitted",
+        "p95 always_p95": "half: over the objective",
+        "left_out": ": relative error of the fit",
+    }
 
     device: cost.DevicePower
     models: tuple[Network, ...] = (
@@ -65,27 +72,13 @@ class Config(config.Config):
         times = {"length": self.length, "interval": self.interval}
         checks.require(self.length >= 2 * self.interval, rule, **times)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    kept = {"guarded": "choice", "unguarded": "choice"}
-    trace = dict.fromkeys(("admitted", "p95", "always_admitted", "always_p95"), "half")
-    return runs.outline(
-        kept | trace | {"left_out": ""},
-        choice=range(cfg.choices),
-        half=("early", "late"),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"choice": range(self.choices), "half": ("early", "late")}
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Tunes and measures afresh; then serves the trace.
-
-    Returns:
-      `guarded`, whether 200 fresh queries kept the objective at the point that was
-      chosen, and `unguarded`, at the best measured one, [choice]; of the halves of the
-      trace `admitted` training steps and `p95` over the objective, with the same of a
-      trace that admits all; `left_out`, the fit's relative error.
-    """
+    """Tunes and measures afresh; then serves the trace."""
     rows = []
     for choice in range(cfg.choices):
         rows.append(choose_twice(cfg, choice))

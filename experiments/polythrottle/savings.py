@@ -30,6 +30,13 @@ class Config(config.Config):
         "models": "[efficientnet_b0]",
         "batches": "[1,2]",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "fixed": "model batch: percent of energy saved over the greatest clocks",
+        "gpu_place mem_place": "model batch: best clock, of 0 to 1",
+        "race": "model batch: gpu_place if nothing but the GPU took power",
+        "joint": "model: percent saved over one query, with the best batch",
+        "joint_batch": "model: that batch",
+    }
 
     device: cost.DevicePower
     models: tuple[Network, ...] = (
@@ -45,24 +52,13 @@ class Config(config.Config):
         good = tuple(sorted({1, *self.batches})) == self.batches
         checks.require(good, rule, batches=self.batches)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    fixed = dict.fromkeys(("fixed", "gpu_place", "mem_place", "race"), "model batch")
-    joint = dict.fromkeys(("joint", "joint_batch"), "model")
-    return runs.outline(fixed | joint, model=cfg.models, batch=cfg.batches)
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"model": self.models, "batch": self.batches}
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Looks through all clocks.
-
-    Returns:
-      Percent of energy saved over the greatest clocks: `fixed` at each batch, and
-      `joint`, over one query, with the best batch `joint_batch`; places of the best
-      clocks between the least, 0, and the greatest, 1, without an objective:
-      `gpu_place`, `mem_place` [model, batch], and `race`, the GPU's if nothing but the
-      GPU took power.
-    """
+    """Looks through all clocks."""
     del ctx
     shape = len(cfg.models), len(cfg.batches)
     columns = {n: np.empty(shape) for n in ("fixed", "gpu_place", "mem_place", "race")}

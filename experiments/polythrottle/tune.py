@@ -42,6 +42,14 @@ class Config(config.Config):
         "queries": "8",
         "batches": "[1,2]",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "joules": ": a query at the chosen point, measured once more",
+        "p95 objective": ": seconds",
+        "default": ": joules at the greatest clocks",
+        "saving": ": over the default",
+        "feasible": ": whether the objective is kept",
+        "trial_joules trial_p95 trial_batch": "trial: of each trial",
+    }
 
     device: cost.DevicePower
     model: Network = "bert_base"
@@ -65,23 +73,13 @@ class Config(config.Config):
         if self.counter != "none":  # of the others there are only formulas
             checks.require_choice("model", self.model, tuple(PUBLISHED))
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    scalars = ("joules", "p95", "objective", "default", "saving", "feasible")
-    trial = dict.fromkeys(("trial_joules", "trial_p95", "trial_batch"), "trial")
-    return runs.outline(dict.fromkeys(scalars, "") | trial, trial=cfg.budget)
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"trial": self.budget}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Tunes, and says what was chosen.
-
-    Returns:
-      Of the chosen point, measured once more: `joules` a query, `p95` and `objective`
-      in seconds, whether it is `feasible`; `default`, joules at the greatest clocks,
-      and `saving` over it; its clocks and batch in the attributes; joules, p95 and
-      batch of each trial. Without a feasible point the attribute `failed` says so.
-    """
+    """Tunes, and says what was chosen."""
     with open_device(cfg) as device:
         greatest = device.measure(device.start, cfg.queries)
         given = cfg.objective_ms

@@ -50,6 +50,12 @@ class Config(config.Config):
     smoke: ClassVar[Mapping[str, str]] = {
         "devices": "64",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "dense_stages samo_stages": ": of the pipeline",
+        "dense_peak samo_peak": ": share of 125 TFLOP/s",
+        "speedup": ": how much faster the compressed step is, less one",
+        "transmission bubble collective gather": ": change in seconds of a dense step",
+    }
 
     model: Literal["1.3B", "2.7B", "6.7B", "13B"] = "2.7B"
     devices: config.Size = 128
@@ -65,24 +71,8 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    names = (
-        *("dense_stages", "samo_stages", "dense_peak", "samo_peak", "speedup"),
-        *CHANGES,
-    )
-    return runs.outline(dict.fromkeys(names, ""))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Plans dense and compressed training.
-
-    Returns:
-      `dense_stages` and `samo_stages`; `dense_peak` and `samo_peak`, shares of 125
-      TFLOP/s; and in seconds of a dense step: `speedup`, how much faster the compressed
-      step is, less one, and the changes of its `transmission`, `bubble`, `collective`
-      and `gather`.
-    """
+    """Plans dense and compressed training."""
     size = SIZES[cfg.model]
     link = MessageCost.of_rate(cfg.node_bytes_per_s / cfg.node_devices)
     forward = 2 * size.params * cfg.context / cfg.flops

@@ -34,6 +34,12 @@ class Config(config.Config):
         "model.heads": "2",
         "context": "4",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "held formula": ": bytes of live arrays between steps, and by formula",
+        "paper": ": bytes that the paper counts in all",
+        "gradients": ": bytes of a step",
+        "sent": ": bytes, operands of its all-reduces in float32",
+    }
 
     form: Form = "int32"
     sparsity: float = 0.9
@@ -48,20 +54,8 @@ class Config(config.Config):
         config.Within("[0, 1)")("sparsity", self.sparsity)
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    names = ("held", "formula", "paper", "gradients", "sent")
-    return runs.outline(dict.fromkeys(names, ""))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Makes the state of mixed precision with Adam, its gradients and its program.
-
-    Returns:
-      Bytes: `held` by live arrays between steps, `formula` for them, and what the
-      `paper` counts in all; `gradients` of a step, and `sent`, the operands of its
-      all-reduces, where all numbers are float32: XLA sums 16-bit ones so on a CPU.
-    """
+    """Makes the state of mixed precision with Adam, its gradients and its program."""
     import jax
     import optax
 

@@ -25,6 +25,9 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"depth": "2", "width": "64"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "peak": ": bytes for each element, of arguments, results and temporaries",
+    }
 
     form: Literal["dense", "int32", "bitmap", "after"] = "int32"
     sparsity: config.Share = 0.9
@@ -34,18 +37,8 @@ class Config(config.Config):
     seed: config.Seed = 0
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline({"peak": ""})
-
-
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Compiles a step of Adam in float32, which donates its state.
-
-    Returns:
-      `peak`: bytes for each element of the matrices, of arguments, results and
-      temporary arrays together.
-    """
+    """Compiles a step of Adam in float32, which donates its state."""
     del ctx
     program = _compile_dense(cfg) if cfg.form == "dense" else _compile_sparse(cfg)
     elements = cfg.depth * cfg.width**2

@@ -46,6 +46,12 @@ class Config(config.Config):
         "model.heads": "2",
         "model.depth": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "loss": "form step: of the batch",
+        "val_loss": "form: at the end",
+        "drawn": ": masks until they settled",
+        "kept": ": share of the values that the ticket keeps",
+    }
 
     dataset: CharTextConfig = CharTextConfig(context=64)
     model: CausalLmConfig = CausalLmConfig(depth=2, width=64, heads=4)
@@ -61,14 +67,9 @@ class Config(config.Config):
     batch_size: config.Size = 16
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"loss": "form step", "val_loss": "form", "drawn": "", "kept": ""},
-        form=FORMS,
-        step=range(1, cfg.steps + 1),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"form": FORMS, "step": range(1, self.steps + 1)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -78,10 +79,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     values are multiplied by the mask; "samo", compressed; "random", compressed with a
     mask of as many values of each parameter at random places; and "unwritten", whose
     optimizer runs and whose weights are never made anew, a mistake to be seen.
-
-    Returns:
-      By form: `loss` of every step, and `val_loss` at the end; `drawn`, the masks until
-      they settled, and `kept`, the share of values that the ticket keeps.
     """
     import jax
     import jax.numpy as jnp

@@ -65,10 +65,12 @@ def _error_over_ours(row: str, relation: str) -> Claim:
 HEAT = Table(
     id="smoe/heat",
     title="Heat on a plate of three materials: the next field",
-    paper=(
-        "NeurIPS 2022, heat diffusion: SMoE reaches about 100 %, a CNN fails where "
-        "heat is slow, locally connected layers are between [recalled]"
-    ),
+    paper="NeurIPS 2022, heat diffusion",
+    recalled={
+        "SMoE": "about 100 %",
+        "CNN": "fails where heat is slow",
+        "locally connected": "between",
+    },
     caption=(
         "The paper's plate and draws, on 32x32 cells and the first 20 steps of each "
         "run: 50 runs train, 20 tune, 20 test; 2,000 steps of 8, of the CNNs, which "

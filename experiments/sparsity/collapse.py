@@ -52,20 +52,23 @@ class Config(config.Config):
         """How many weights the network has."""
         return sum(a * b for a, b in itertools.pairwise(self.widths))
 
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """What is found; empties only if asked for."""
+        found = {
+            "kept": "layer: weights",
+        }
+        if self.search:
+            found["empties"] = ": largest percentage that leaves a layer none"
+        return found
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    searched = {"empties": ""} if cfg.search else {}
-    return runs.outline({"kept": "layer", **searched}, layer=list(_shapes(cfg)))
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"layer": list(_shapes(self))}
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Prunes a network with He's initialisation; nothing is trained.
-
-    Returns:
-      `kept` by `layer`, and `empties`, the largest share of the weights, in percent,
-      that leaves a layer none; 0 where there is none down to a weight for each layer.
-    """
+    """Prunes a network with He's initialisation; nothing is trained."""
     del ctx
     params, score = _network(cfg), _score(cfg)
     kept = _prune(cfg, score, params, count_kept(cfg.weights, 1 - cfg.density))

@@ -1,6 +1,7 @@
 """Training on digits, and how much of the network is left at its end."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from hpcjax import core, runs
@@ -14,22 +15,23 @@ task = training.task
 class Config(training.TrainingConfig):
     """A training run whose masks are counted, too; see `TrainingConfig`."""
 
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """The figures of a history, and what is counted at its end."""
+        return {
+            **super().figures,
+            "accuracy": ": on held-out images, a share",
+            "kept size": ": parameters that are not zero, and all",
+            "sparsity": ": of those that may be pruned",
+        }
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    # Below one, and more than are kept.
-    shares = {"accuracy": ("", 0.9), "sparsity": ("", 0.9)}
-    return training.outline(cfg, kept=("", 900), size=("", 1000), **shares)
+    def typical(self) -> Mapping[str, float]:
+        """Returns shares below one, and fewer that are kept than there are."""
+        return {"accuracy": 0.9, "sparsity": 0.9, "kept": 900, "size": 1000}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Trains; nothing is timed.
-
-    Returns:
-      The history; `accuracy` on held-out images, a share; `kept`, how many parameters
-      are not zero, and `size`, how many there are; `sparsity` of those that may be
-      pruned.
-    """
+    """Trains; nothing is timed."""
     import jax
 
     history = training.run(cfg, ctx)

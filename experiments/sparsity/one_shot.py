@@ -52,6 +52,11 @@ class Config(config.Config):
         "exclude": "[]",
         "dataset.limit": "16",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "loss": "variant: of all training images",
+        "val_loss accuracy": "variant: of those held out; accuracy in percent",
+        "kept": "variant: share of the weights that may be pruned",
+    }
 
     dataset: DigitsConfig = DigitsConfig()
     model: ResNetConfig | MlpConfig = ResNetConfig(depth=8, width=8)
@@ -68,10 +73,9 @@ class Config(config.Config):
     batch_size: config.Size = 128
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(FIGURES, "variant"), variant=VARIANTS)
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"variant": VARIANTS}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
@@ -82,10 +86,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     matrix, the rest adapted, and which are not trained again; "woodfisher, damped" with
     more damping; "untrained", the ticket with its initial weights; "rewound", the same
     trained; and "drawn again", its masks on other initial weights, trained.
-
-    Returns:
-      By `variant`: `loss` of all training images, `val_loss` and `accuracy` in percent
-      of those held out, and `kept`, the share of the weights that may be pruned.
     """
     lab = _Lab(cfg, cfg.dataset.load(ctx.data_root))
     found = dict(lab.compare())

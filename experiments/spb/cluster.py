@@ -53,6 +53,14 @@ class Config(config.Config):
         "jobs": "6",
         "iterations": "[2,6]",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "busy switching held": "policy: GPU-hours",
+        "makespan": "policy: hours",
+        "mean late": "policy: hours from arrival to end; the 95th percentile",
+        "slowdown": "policy: the mean",
+        "pair": "policy: seconds of two jobs of 10 iterations on two GPUs",
+        "derived bound": ": share of computing that roles save, and of infinitely many",
+    }
 
     gpus: config.Size = 64
     memory: config.Positive = 16e9
@@ -78,12 +86,9 @@ class Config(config.Config):
         good = 1 <= low <= high
         checks.require(good, "iterations must rise from 1", iterations=self.iterations)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    del cfg
-    columns = dict.fromkeys(FIGURES, "policy")
-    return runs.outline({**columns, "derived": "", "bound": ""}, policy=list(ROWS))
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"policy": list(ROWS)}
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
@@ -91,13 +96,6 @@ def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
 
     Leaves as `timeline.png` the pair of jobs that can be computed by hand, and as
     `shares.png` what GPUs do.
-
-    Returns:
-      By policy: GPU-hours `busy`, `switching` and `held`; hours of the `makespan`, and
-      from arrival to completion in the `mean` and of the 95th percentile, `late`; mean
-      `slowdown`; and `pair`, seconds of two jobs of 10 iterations, f = 1 and b = 2, on
-      two GPUs. Shares of computing that roles save: `derived` of these jobs, and the
-      `bound` of infinitely many roles.
     """
     gpus, jobs = cluster_of(cfg), {k: jobs_of(cfg, k) for k in (1, cfg.k)}
     made, pair = {}, {}

@@ -37,6 +37,12 @@ class Config(config.Config):
         "rows": "2",
         "steps": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "flops": "process: of its program",
+        "memory": "process: bytes of temporaries, the largest of its programs",
+        "sent": "process: bytes of arrays in a step",
+        "loss": "process: of its last step",
+    }
 
     k: config.Size = 4
     layers: config.Size = 2
@@ -48,18 +54,13 @@ class Config(config.Config):
     mode: Literal["zeros", "contributors"] = "contributors"
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(dict.fromkeys(FIGURES, "process"), process=range(cfg.k))
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"process": range(self.k)}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains in processes, which may share cores: nothing is timed.
-
-    Returns:
-      By process: `flops` of its program, `memory`, bytes of its temporaries, the
-      largest of its programs, and `sent`, bytes of arrays that it has sent in a step.
 
     Raises:
       HpcjaxError: the processes have not all come to the same parameters.

@@ -30,6 +30,11 @@ class Config(config.Config):
         "size": "4",
         "rows": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "flops exact": "role: of backward over role k's; by counting products",
+        "memory": "role: bytes of temporaries",
+        "sent sent_zeros": "role: bytes, with contributor averages and with zeros",
+    }
 
     network: Literal["chain", "cnn"] = "chain"
     k: config.Size = 4
@@ -38,6 +43,10 @@ class Config(config.Config):
     size: config.Size = 16
     rows: config.Size = 128
     seed: config.Seed = 0
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"role": range(1, self.k + 1)}
 
 
 def network(cfg: Config) -> tuple[Callable[..., Any], dict[str, Any], Any]:
@@ -78,20 +87,8 @@ def network(cfg: Config) -> tuple[Callable[..., Any], dict[str, Any], Any]:
     return loss, params, jax.ShapeDtypeStruct((cfg.rows, *image, cfg.width), "float32")
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    names = ("flops", "exact", "memory", "sent", "sent_zeros")
-    return runs.outline(dict.fromkeys(names, "role"), role=range(1, cfg.k + 1))
-
-
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Compiles the program of every role.
-
-    Returns:
-      By role: `flops`, its backward pass over that of role k; `exact`, what that is by
-      counting products; `memory`, bytes of temporaries; `sent`, bytes that its worker
-      sends with contributor averages, and `sent_zeros`, with zeros.
-    """
+    """Compiles the program of every role."""
     import jax
 
     loss, params, x = network(cfg)

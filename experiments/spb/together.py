@@ -42,6 +42,14 @@ class Config(config.Config):
         "timings": "1",
         "pinned": "false",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds idle": "order repetition: until all is done, and share",
+        "apart others": "order: largest difference from the run alone",
+        "foretold": "order: seconds by the simulator",
+        "forward backward": "job: seconds",
+        "ideal": ": speed-up of iterations that never wait",
+        "iterations": ": of both runs together",
+    }
 
     first: TrainingConfig = TrainingConfig()
     second: TrainingConfig = TrainingConfig()
@@ -78,35 +86,23 @@ class Config(config.Config):
         rows = own.train.batch_size
         checks.require(rows % self.workers == 0, rule, batch_size=rows)
 
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"order": ROWS, "repetition": self.repetitions, "job": JOBS}
+
+    def typical(self) -> Mapping[str, Any]:
+        """Returns what the table wants more of than that it is positive."""
+        return {"ideal": 1.2}
+
 
 def _name(part: Any) -> str:
     return parts.name_of(type(part)) or type(part).__name__
-
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    columns = dict.fromkeys(("seconds", "idle"), "order repetition")
-    columns |= dict.fromkeys(("apart", "others", "foretold"), "order")
-    columns |= dict.fromkeys(("forward", "backward"), "job")
-    return runs.outline(
-        {**columns, "ideal": ("", 1.2), "iterations": ""},
-        order=ROWS,
-        repetition=cfg.repetitions,
-        job=JOBS,
-    )
 
 
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """Times the roles, then does the tasks of both runs in each order, in turns.
 
     Leaves the last measured timelines as `timeline.png`.
-
-    Returns:
-      `seconds` until all iterations are done, and the `idle` share of the processes
-      [order, repetition]; `apart`, the largest difference of a parameter from the run
-      trained alone with the same roles, and `others` with other roles; `foretold`,
-      seconds by the simulator [order]; `forward` and `backward` seconds [job]; `ideal`,
-      the speed-up of iterations that never wait; `iterations` of both runs together.
 
     Raises:
       ConfigError: fewer cores than workers; more blocks than a model has layers.

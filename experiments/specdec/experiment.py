@@ -34,6 +34,12 @@ class Config(config.Config):
         "length": "4",
         "tokens": "4",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "loss": "step: of the draft's training",
+        "accepted": "sampling place: share of the iterations that came there",
+        "emitted": "sampling: tokens an iteration",
+        "parameters": "part: of the draft",
+    }
 
     draft: DraftConfig = DraftConfig()
     ahead: config.Size = 6
@@ -42,31 +48,18 @@ class Config(config.Config):
     tokens: config.Size = 48
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "loss": "step",
-            "accepted": "sampling place",
-            "emitted": "sampling",
-            "parameters": "part",
-        },
-        step=cfg.draft.steps,
-        sampling=tuple(TEMPERATURES),
-        place=range(1, cfg.ahead + 1),
-        part=PARTS,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "step": self.draft.steps,
+            "sampling": tuple(TEMPERATURES),
+            "place": range(1, self.ahead + 1),
+            "part": PARTS,
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Makes the draft, or reads it, and lets it draft.
-
-    Returns:
-      `loss` [step] of its training; `accepted` [sampling, place], of the iterations
-      that came to a place the share that accepted there; `emitted` [sampling], tokens
-      an iteration; `parameters` [part] of the draft.
-    """
+    """Makes the draft, or reads it, and lets it draft."""
     from hpcjax.core import trees
 
     target = inference.load_language_model(cfg.draft.target, ctx.data_root).pretrained

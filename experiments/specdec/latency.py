@@ -42,6 +42,12 @@ class Config(config.Config):
         "repetitions": "2",
         "inner": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "seconds": "point repetition: of a step of a draft",
+        "depth width": "point: of the draft",
+        "line": "point: whether it is of the line, not of the grid",
+        "layer_bytes head_bytes": "point: of weights",
+    }
 
     depths: tuple[int, ...] = (2, 4, 8, 16)
     widths: tuple[int, ...] = (64, 128, 256)
@@ -89,32 +95,18 @@ class Config(config.Config):
             options=LLAMA,
         )
 
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"point": range(len(self.points())), "repetition": self.repetitions}
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    depth, width, line = (list(each) for each in zip(*cfg.points(), strict=True))
-    return runs.outline(
-        {
-            "seconds": "point repetition",
-            "depth": ("point", depth),
-            "width": ("point", width),
-            "line": ("point", line),
-            "layer_bytes": "point",
-            "head_bytes": "point",
-        },
-        point=range(len(depth)),
-        repetition=cfg.repetitions,
-    )
+    def typical(self) -> Mapping[str, Any]:
+        """Returns what the table wants more of than that it is positive."""
+        depth, width, line = map(list, zip(*self.points(), strict=True))
+        return {"depth": depth, "width": width, "line": line}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times one step of each draft, interleaved, in this process.
-
-    Returns:
-      Of each `point`, first those of the grid and then those of the line: `depth`,
-      `width`, `line`, bytes `layer_bytes` and `head_bytes`, and `seconds` [point,
-      repetition].
-    """
+    """Times one step of each draft, interleaved, in this process."""
     import jax
 
     from experiments.specdec import timing

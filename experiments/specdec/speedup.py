@@ -48,6 +48,15 @@ class Config(config.Config):
         "repetitions": "2",
         "inner": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "ahead": "rate: tokens that are drafted",
+        "foretold": "rate: speed-up over plain decoding",
+        "measured": "rate repetition: the same, in one round",
+        "tokens": "rate: of an iteration",
+        "plain": "repetition: seconds a token",
+        "step other": ": seconds, of the draft and else",
+        "verify": "pass: seconds",
+    }
 
     target: CausalLmConfig = CausalLmConfig(
         depth=32, width=4096, heads=32, mlp_width=11008, options=LLAMA
@@ -69,32 +78,13 @@ class Config(config.Config):
         """How many tokens are verified at once, as far as it is timed."""
         return sorted({*range(1, self.most + 2, 2), self.most + 1})
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            **dict.fromkeys(("ahead", "foretold", "tokens"), "rate"),
-            "measured": "rate repetition",
-            "plain": "repetition",
-            "step": "",
-            "verify": "pass",
-            "other": "",
-        },
-        rate=cfg.rates,
-        repetition=cfg.repetitions,
-        **{"pass": cfg.passes},
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"rate": self.rates, "repetition": self.repetitions, "pass": self.passes}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times parts first, chooses γ by them, then times whole runs; all in this process.
-
-    Returns:
-      Of each `rate`: `ahead`, γ; `foretold` and `measured` [rate, repetition], speed-up
-      over plain decoding in the same round; `tokens` an iteration. And seconds: `plain`
-      [repetition] a token, `step` of the draft, `verify` [pass], `other`.
-    """
+    """Times parts first, chooses γ by them, then times whole runs in this process."""
     import jax
 
     target, draft = models(cfg)

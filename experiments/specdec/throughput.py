@@ -41,6 +41,15 @@ class Config(config.Config):
         "repetitions": "2",
         "inner": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "measured": "draft sampling ahead: tokens a second behind the prompts",
+        "tokens": "draft sampling ahead: of an iteration",
+        "expected": "draft sampling ahead: the same by the acceptance on other prompts",
+        "step": "draft sampling: seconds of a draft",
+        "verify": "pass: seconds",
+        "other": "sampling ahead: seconds",
+        "plain": "sampling: tokens a second without a draft",
+    }
 
     first: DraftConfig = DraftConfig(layers=2)
     second: DraftConfig = DraftConfig(layers=4)
@@ -67,33 +76,18 @@ class Config(config.Config):
         """How many tokens are verified at once."""
         return sorted({1, *(ahead + 1 for ahead in self.aheads)})
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            **dict.fromkeys(("measured", "tokens", "expected"), "draft sampling ahead"),
-            "step": "draft sampling",
-            "verify": "pass",
-            "other": "sampling ahead",
-            "plain": "sampling",
-        },
-        draft=tuple(cfg.drafts),
-        sampling=tuple(TEMPERATURES),
-        ahead=cfg.aheads,
-        **{"pass": cfg.passes},
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "draft": tuple(self.drafts),
+            "sampling": tuple(TEMPERATURES),
+            "ahead": self.aheads,
+            "pass": self.passes,
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Times whole runs and parts, interleaved, in this process.
-
-    Returns:
-      Seconds of parts: `step` [draft, sampling] of a draft, `verify` [pass], `other`
-      [sampling, ahead]; and for each [draft, sampling, ahead] `measured`, tokens a
-      second behind the prompts; `tokens`, those of an iteration; and `expected`, the
-      same by the acceptance on other prompts. `plain` [sampling] is without a draft.
-    """
+    """Times whole runs and parts, interleaved, in this process."""
     from experiments.specdec import timing
 
     names, aheads = list(cfg.drafts), list(cfg.aheads)

@@ -37,6 +37,12 @@ class Config(config.Config):
         "batch_size": "4",
         "model.width": "12",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "accuracy": ": in percent on held-out digits",
+        "weights others": ": of kernels, or the numbers that make them; all others",
+        "mflop": ": of a digit's forward pass, made weights included",
+        "groups": ": with a store of their own",
+    }
 
     model: ResNetConfig = ResNetConfig(depth=8, width=16)
     sharing: SharingConfig | None = None
@@ -59,20 +65,8 @@ class Config(config.Config):
         checks.require(good, rule, learned=self.learned, frozen=self.frozen)
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    names = ("accuracy", "weights", "others", "mflop", "groups")
-    return runs.outline(dict.fromkeys(names, ""))
-
-
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Trains, and says how much of the network there is.
-
-    Returns:
-      `accuracy` in percent on held-out digits; `weights` of kernels, or the numbers
-      that make them; `others`, all other parameters; `mflop` of a digit's forward pass,
-      made weights included; `groups` with a store of their own.
-    """
+    """Trains, and says how much of the network there is."""
     del ctx
 
     digits = data.DigitsConfig().load()

@@ -1,6 +1,7 @@
 """Training by workers, some of them late, and what each one's own model is worth."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,18 @@ task = training.task
 class Config(training.TrainingConfig):
     """A training run whose workers are judged apart, too; see `TrainingConfig`."""
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return training.outline(cfg, accuracy="", alone="")
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """The figures of a history, and what is counted at its end."""
+        return {
+            **super().figures,
+            "accuracy": ": on held-out images, of the mean of all models, in percent",
+            "alone": ": mean of the models' own accuracies",
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Trains; nothing is timed.
-
-    Returns:
-      The history, `accuracy` on held-out images of the mean of all models, and `alone`,
-      the mean of the models' own accuracies.
-    """
+    """Trains; nothing is timed."""
     history = training.run(cfg, ctx)
     accuracy = 100 * (1 - history["val_error"].isel(eval_step=-1, drop=True))
     alone = 100 * _alone(cfg, ctx)

@@ -39,6 +39,14 @@ class Config(config.Config):
         "dims": "2",
         "tau": "3",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "variance": "step: over workers, mean over dimensions, at its begin",
+        "error": "step: mean squared distance of the workers' mean from the goals'",
+        "partial": ": mean variance after the last partial rounds",
+        "late": ": share of models that were",
+        "staleness": ": the largest",
+        "total": ": seconds, simulated",
+    }
 
     workers: int = 8
     group_size: int = 4
@@ -58,25 +66,13 @@ class Config(config.Config):
         super().__post_init__()
         require_sizes(self.group_size, workers=self.workers)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    scalars = dict.fromkeys(("partial", "late", "staleness", "total"), "")
-    return runs.outline(
-        {"variance": "step", "error": "step", **scalars}, step=cfg.steps
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"step": self.steps}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Replays what the event model foretells, with every worker on one device.
-
-    Returns:
-      `variance` over workers, a mean over dimensions, and `error`, the mean squared
-      distance of the workers' mean from that of the goals, at each step's begin
-      [step]; `partial`, the mean variance after the partial rounds among the last tau
-      (without tau: 10); `late`, the share of models that were late; `staleness`, the
-      largest; `total` seconds, simulated.
-    """
+    """Replays what the event model foretells, with every worker on one device."""
     models, goals, trace, total = _train(cfg)
     variance = models.var(0).mean(-1)
     error = ((models.mean(0) - goals.mean(0)) ** 2).mean(-1)

@@ -32,6 +32,10 @@ class Config(scaling.Config):
         "steps": "5",
         "runs": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "total": "algorithm repetition: seconds",
+        "words": "algorithm: sent in a step",
+    }
 
     group_size: int = 8
     tau: config.Size = 10
@@ -41,22 +45,13 @@ class Config(scaling.Config):
         super().__post_init__()
         require_sizes(self.group_size, processes=self.processes)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {"total": "algorithm repetition", "words": "algorithm"},
-        algorithm=METHODS,
-        repetition=cfg.runs,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"algorithm": METHODS, "repetition": self.runs}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Follows the clocks of all workers.
-
-    Returns:
-      `total` seconds [algorithm, repetition], and `words` sent in a step [algorithm].
-    """
+    """Follows the clocks of all workers."""
     compute, message = scaling.draw(cfg), hostcomm.MessageCost(cfg.alpha, cfg.beta)
     found = [_one(cfg, method, compute, message) for method in METHODS]
     return runs.simulated(

@@ -50,6 +50,12 @@ class Config:
         "numbers": "100",
         "repetitions": "1",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "total": "repetition algorithm: seconds until the last process has ended",
+        "late": "repetition: share of WAGMA's models that were",
+        "staleness": "repetition: the largest",
+        "copy": ": seconds to copy the model from the device and back",
+    }
 
     processes: int = 8
     group_size: int = 4
@@ -80,30 +86,13 @@ class Config:
         checks.require_finite(0.0, base=self.base, delay=self.delay)
         checks.require_positive(patience=self.patience)
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    return runs.outline(
-        {
-            "total": "repetition algorithm",
-            "late": "repetition",
-            "staleness": "repetition",
-            "copy": "",
-        },
-        repetition=cfg.repetitions,
-        algorithm=cfg.methods,
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"repetition": self.repetitions, "algorithm": self.methods}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Measures all methods in turns, with the same delays.
-
-    Returns:
-      Seconds `total`, until the last process has ended [repetition, algorithm]; of
-      WAGMA's runs `late`, the share of models that were, and the largest
-      `staleness`, [repetition]; `copy`, seconds to copy the model from the device and
-      back.
-    """
+    """Measures all methods in turns, with the same delays."""
     del ctx
     sleeps = cfg.base + hostcomm.inject_delays(
         cfg.pattern, cfg.steps, cfg.processes, delay=cfg.delay, seed=cfg.seed

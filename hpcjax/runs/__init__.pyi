@@ -24,8 +24,6 @@ from .execute import load_result as load_result
 from .execute import run as run
 from .outlines import Figures as Figures
 from .outlines import Labels as Labels
-from .outlines import Outline as Outline
-from .outlines import outline as outline
 from .overrides import keys as keys
 from .overrides import parse as parse
 from .plan import Plan as Plan

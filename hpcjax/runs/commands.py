@@ -3,12 +3,10 @@
 Nothing here imports JAX before a config has been read and checked.
 """
 
-import inspect
 import pathlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import RenderableType
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.runs import directory, discover, show
@@ -32,7 +30,7 @@ from hpcjax.runs.overrides import pairs
 from hpcjax.train.writers import WriterName
 
 if TYPE_CHECKING:
-    from hpcjax.runs import execute
+    pass
 
 _NO_VALUE = 8  # exit status of a sweep without any
 _FAILED = 1  # of a run that did not reach what it is for, and of a failed claim
@@ -117,7 +115,9 @@ def run(
     output = show.console()
     if result.leads:
         if loaded.steps is None:
-            output.print(_describe(result, loaded.config))
+            from hpcjax.runs import render
+
+            output.print(render.render_figures(result.dataset))
             rest = f'All values: hpcjax.runs.load_result("{result.id}")'
             output.print(rest, soft_wrap=True)
         text = f"run        {result.id}\ndirectory  {result.directory}"
@@ -126,15 +126,6 @@ def run(
     if failed := result.dataset.attrs.get("failed", ""):
         output.print(f"failed     {failed}")
     return _FAILED if failed else 0
-
-
-def _describe(result: "execute.RunResult", config: Any) -> RenderableType:
-    """Returns what a run found, with what its experiment says that it returns."""
-    from hpcjax.runs import render
-
-    said = inspect.getdoc(discover.experiment(config).run) or ""
-    section = said.partition("Returns:\n")[2].partition("\n\n")[0]
-    return render.render_figures(result.dataset, " ".join(section.split()))
 
 
 def _dry_run(

@@ -31,7 +31,6 @@ from hpcjax.runs import config as configs
 from hpcjax.runs import overrides as override
 
 if TYPE_CHECKING:
-    from hpcjax.runs.outlines import Outline
     from hpcjax.runs.tables import Table
 
 PACKAGES = ("experiments", "configs")
@@ -345,25 +344,6 @@ def experiment(config: Any) -> types.ModuleType:
             f"{cls.__module__} must define run(cfg, ctx) beside {cls.__qualname__}"
         )
     return module
-
-
-def outline_of(config: Any) -> "Outline":
-    """Returns the form of a config's result, as its experiment says it.
-
-    Raises:
-      ConfigError: it declares no `figures`, and its module has no `outline(cfg)`.
-    """
-    from hpcjax.runs import outlines
-
-    module = experiment(config)
-    if callable(getattr(module, "outline", None)):
-        return module.outline(config)
-    if not getattr(config, "figures", None):
-        raise ConfigError(
-            f"{type(config).__qualname__} must declare `figures`, or {module.__name__} "
-            "define outline(cfg) beside run(cfg, ctx)"
-        )
-    return outlines.of_config(config)
 
 
 def experiment_folder(paper: str, root: pathlib.Path) -> pathlib.Path:

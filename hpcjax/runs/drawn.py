@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from hpcjax.core.errors import ConfigError, HpcjaxError, nearest
-from hpcjax.runs import discover
+from hpcjax.runs import discover, outlines
 from hpcjax.runs.tables import Table
 
 
@@ -64,7 +64,7 @@ def try_table(table: Table, tier: str, root: pathlib.Path) -> xr.Dataset | None:
     for name, runs in table.tier(tier).runs.items():
         config = discover.load(runs.config, runs.overrides, root).config
         try:
-            columns, given = discover.outline_of(config)
+            columns, given = outlines.of_config(config)
         except HpcjaxError:
             return None
         labels = {d: range(n) if isinstance(n, int) else n for d, n in given.items()}

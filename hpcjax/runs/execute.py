@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcjax.core import compat, compile_cache, provenance
 from hpcjax.core.errors import ConfigError, Diverged, Preempted, ProcessLost
-from hpcjax.runs import code, directory, discover, results
+from hpcjax.runs import code, directory, discover, outlines, results
 from hpcjax.runs import config as configs
 from hpcjax.runs import tags as tagging
 from hpcjax.runs.progress import Progress
@@ -258,7 +258,8 @@ def _execute(
             title = how.place + loaded.title
             with Progress(title, loaded.steps, quiet=how.quiet) as progress:
                 context = make_context(how, folder, progress, signals)
-                dataset = loaded.experiment.run(loaded.config, context)
+                found = loaded.experiment.run(loaded.config, context)
+                dataset = outlines.explain(loaded.config, found)
             _tell_versions(folder, origin)
             folder.write_result(dataset, origin)
         except Preempted as error:

@@ -9,7 +9,7 @@ on a small run.
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ Figures = Mapping[str, Any]
 
 
 class Outline(NamedTuple):
-    """The form of a result; made by `outline`.
+    """The form of a result.
 
     Attributes:
       columns: `{figure: dimensions}`, separated by spaces, none for a scalar. Or
@@ -55,32 +55,6 @@ class Outline(NamedTuple):
         return found
 
 
-def outline(columns: Mapping[str, Any], **labels: Collection[Any] | int) -> Outline:
-    """Returns the form of a result; see `Outline`.
-
-    An experiment whose config declares no `figures` says it in `outline(cfg)` beside
-    `run(cfg, ctx)`.
-
-    Raises:
-      ConfigError: a dimension without labels, or labels of no dimension.
-
-    Examples:
-      >>> outline({"seconds": "mode repetition"}, mode=("a", "b"), repetition=3).labels
-      {'mode': ('a', 'b'), 'repetition': 3}
-    """
-    dims = set(_dimensions(columns.values()))
-    if dims != set(labels):
-        raise ConfigError(
-            f"labels must be given of {sorted(dims)}: got those of {sorted(labels)}"
-        )
-    return Outline(columns, labels)
-
-
-def _dimensions(columns: Iterable[Any]) -> Iterable[str]:
-    for given in columns:
-        yield from (given if isinstance(given, str) else given[0]).split()
-
-
 class Figure(NamedTuple):
     """A figure that is declared: its dimensions, separated by spaces, and its meaning.
 
@@ -106,19 +80,39 @@ def declared(figures: Mapping[str, str]) -> dict[str, Figure]:
     }
 
 
-def of_config(cfg: Any, **more: Any) -> Outline:
+def of_config(cfg: Any) -> Outline:
     """Returns the form that a config declares by its `figures` and `labels()`.
 
     Args:
-      cfg: the config; without `labels` its figures are scalars.
-      **more: further figures, as `outline` takes them.
+      cfg: the config; without `labels` its figures are scalars. Where a table wants
+        more of values that are drawn than that they are positive, `typical()` returns
+        them, `{figure: values}`.
 
     Raises:
-      ConfigError: as `outline`.
+      ConfigError: it declares no figures, a dimension without labels, or labels of no
+        dimension.
     """
-    columns = {name: figure.dims for name, figure in declared(cfg.figures).items()}
+    figures = getattr(cfg, "figures", None)
+    if not figures:
+        raise ConfigError(f"{type(cfg).__qualname__} must declare `figures`")
+    columns: dict[str, Any] = {n: said.dims for n, said in declared(figures).items()}
     labels = cfg.labels() if hasattr(cfg, "labels") else {}
-    return outline(columns | more, **labels)
+    dims = {dim for each in columns.values() for dim in each.split()}
+    if dims != set(labels):
+        raise ConfigError(
+            f"labels must be given of {sorted(dims)}: got those of {sorted(labels)}"
+        )
+    if hasattr(cfg, "typical"):
+        columns |= {name: (columns[name], it) for name, it in cfg.typical().items()}
+    return Outline(columns, labels)
+
+
+def explain(cfg: Any, dataset: "xr.Dataset") -> "xr.Dataset":
+    """Returns a result whose figures say what they mean, as their `long_name`."""
+    for name, figure in declared(getattr(cfg, "figures", {})).items():
+        if figure.meaning and name in dataset:
+            dataset[name].attrs.setdefault("long_name", figure.meaning)
+    return dataset
 
 
 def declaring(source: str, run: Callable[..., Figures]) -> "Callable[..., xr.Dataset]":
@@ -130,9 +124,9 @@ def declaring(source: str, run: Callable[..., Figures]) -> "Callable[..., xr.Dat
         returns `{figure: values}`.
 
     Returns:
-      A function whose dataset has the dimensions, labels and meanings (`long_name`)
-      that the config declares. It raises ConfigError for a figure that is not declared,
-      for one that is missing, and for values of another shape.
+      A function whose dataset has the dimensions and labels that the config declares.
+      It raises ConfigError for a figure that is not declared, for one that is missing,
+      and for values of another shape.
     """
     arguments = len(inspect.signature(run).parameters)
 
@@ -158,14 +152,14 @@ def _assemble(cfg: Any, values: Figures, source: str) -> "xr.Dataset":
         d: each if isinstance(each, int) else len(each) for d, each in labels.items()
     }
     found = {}
-    for name, (dims, meaning) in figures.items():
+    for name, (dims, _) in figures.items():
         array, wanted = np.asarray(values[name]), dims.split()
         if array.shape != tuple(sizes[dim] for dim in wanted):
             raise ConfigError(
                 f"{name} is of { ({dim: sizes[dim] for dim in wanted}) }: "
                 f"got values of shape {array.shape}"
             )
-        found[name] = wanted, array, {"long_name": meaning} if meaning else {}
+        found[name] = wanted, array
     named = {
         dim: list(each) for dim, each in labels.items() if not isinstance(each, int)
     }

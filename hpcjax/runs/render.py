@@ -13,6 +13,7 @@ from hpcjax.runs.frames import Frame
 from hpcjax.runs.table_records import Record, describe_origin, to_result
 from hpcjax.runs.tables import TableResult, Verdict, find_claimed
 
+RECALLED = "paper (recalled)"
 _FIRST = 6  # values of a figure that are printed of a run
 Format = Literal["rich", "md", "csv", "html", "latex"]
 # Characters that pandas does not escape: signs that TeX fonts lack, and a bracket,
@@ -74,6 +75,8 @@ def values(result: TableResult) -> pd.DataFrame:
             ", ".join(f"{key}={text}" for key, text in edges.get(row, {}).items())
             for row in frame["row"]
         ]
+    if "row" in frame and table.recalled:
+        shown[RECALLED] = [table.recalled.get(row, "") for row in frame["row"]]
     sources = result.sources
     if "row" in frame and "source" not in frame and len({*sources.values()}) > 1:
         shown["source"] = [sources.get(row, result.source) for row in frame["row"]]
@@ -146,13 +149,8 @@ def render_record(record: Record) -> RenderableType:
     return Group(Text(f"{record.table.title}\n"), *_list_parts(result), Text(made))
 
 
-def render_figures(dataset: xr.Dataset, said: str = "") -> RenderableType:
-    """Returns what a run found: its figures, what they mean, and some values.
-
-    Args:
-      dataset: its result.
-      said: what the figures mean, where not each of them says it.
-    """
+def render_figures(dataset: xr.Dataset) -> RenderableType:
+    """Returns what a run found: its figures, what they mean, and some values."""
     rows, groups = [], {}
     for name, figure in dataset.data_vars.items():
         meaning = str(figure.attrs.get("long_name", ""))
@@ -161,9 +159,6 @@ def render_figures(dataset: xr.Dataset, said: str = "") -> RenderableType:
         groups.setdefault(figure.dims, []).append(name)
     columns = ("figure", "value", "what")
     parts: list[RenderableType] = [Frame("", columns, rows, whole=columns[:2])]
-    if not any(meaning for _, _, meaning in rows):
-        bare = [row[:2] for row in rows]
-        parts = [Frame("", columns[:2], bare, whole=columns[:2]), Text(f"{said}\n")]
     for dims, names in groups.items():
         if dims:
             values = dataset[names].to_dataframe(dim_order=dims).reset_index()

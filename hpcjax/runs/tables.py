@@ -197,6 +197,8 @@ class Table:
       id: `<paper>/<name>`; the folder's name comes first.
       title: one line.
       paper: where it is in the paper, and what is known of its figures.
+      recalled: figures of the paper that somebody remembers, by row: no source says
+        them.
       tiers: by name.
       columns: those shown, in order, `{name: heading}`, or `{name: (heading, cell)}`,
         where `cell(run)` or `cell(run, rows)` computes it; by default it is the figure
@@ -221,6 +223,7 @@ class Table:
     paper: str
     tiers: Mapping[TierName, Tier]
     columns: Mapping[str, Any]
+    recalled: Mapping[str, str] = dataclasses.field(default_factory=dict)
     along: str = ""
     named: Callable[[str], str] = str
     over: reduce.Over | None = None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hpcjax.hostcomm import Transport
     from hpcjax.runs.context import Context
-    from hpcjax.runs.outlines import Labels, Outline
+    from hpcjax.runs.outlines import Labels
 
 log = logging.getLogger(__name__)
 
@@ -393,13 +393,6 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
     source = "simulated" if played else "measured"
     history = ctx.train(composed, cfg.train, seed=cfg.seed, source=source)
     return history.assign(composed.method.facts)
-
-
-def outline(cfg: TrainingConfig, **more: Any) -> "Outline":
-    """Returns the form of a history and, as `runs.outline` takes it, what is added."""
-    from hpcjax.runs import outlines
-
-    return outlines.of_config(cfg, **more)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

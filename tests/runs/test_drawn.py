@@ -1,16 +1,14 @@
 """A name that is misspelled in a table of one's own is told, with the nearest."""
 
 import pytest
-from rich.console import Console
 
-from hpcjax import runs
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs import build, cli, render
+from hpcjax.runs import build, cli
 from tests.runs import roots
 
-OUTLINE = """
-def outline(cfg):
-    return runs.outline({"answer": "step"}, step=cfg.steps)
+DECLARED = """
+Config.figures = {"answer": "step: of all"}
+Config.labels = lambda self: {"step": self.steps}
 """
 TYPOS = {
     "t.answer": ("t.anwser", "claim 'enough' of mine/holds: there is no 'anwser'"),
@@ -29,7 +27,7 @@ def test_a_misspelled_name_is_told(tmp_path, right, says):
     tables.write_text(tables.read_text().replace(right, wrong))
     if says:
         path = root / "experiments/mine/experiment.py"
-        path.write_text(path.read_text() + OUTLINE)
+        path.write_text(path.read_text() + DECLARED)
     with pytest.raises(ConfigError) as error:
         build.build_table("mine/holds", root=root, tier="cpu", progress=False)
     assert str(error.value).startswith(told)
@@ -37,25 +35,10 @@ def test_a_misspelled_name_is_told(tmp_path, right, says):
     assert (root / "runs").exists() == (not says)
 
 
-def test_what_a_run_returns_stands_where_its_figures_say_nothing(capsys):
-    console = Console(width=60)
-    bare = runs.measured({"answer": 42.0, "loss": ("step", [1.0])})
-    console.print(render.render_figures(bare, "`answer`: the question's."))
-    text = capsys.readouterr().out
-    assert "what" not in text.split()
-    assert "`answer`: the question's." in text
-    bare["answer"].attrs["long_name"] = "of all"
-    console.print(render.render_figures(bare, "unused"))
-    text = capsys.readouterr().out
-    assert "of all" in text
-    assert "unused" not in text
-
-
-def test_the_run_of_an_experiment_tells_what_it_returns(tmp_path, capsys):
+@pytest.mark.parametrize("says", [True, False])
+def test_a_run_tells_what_its_figures_mean(tmp_path, capsys, says):
     root = roots.make_running(tmp_path)
     path = root / "experiments/mine/experiment.py"
-    doc = '    """Runs.\n\n    Returns:\n      The answer,\n      once.\n    """\n'
-    head = "def run(cfg, ctx):\n"
-    path.write_text(path.read_text().replace(head, head + doc))
+    path.write_text(path.read_text() + DECLARED * says)
     assert cli.main(["run", "mine/first", "--root", str(root)]) == 0
-    assert "\nThe answer, once.\n" in capsys.readouterr().out
+    assert ("of all" in capsys.readouterr().out) == says

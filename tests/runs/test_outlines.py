@@ -45,7 +45,7 @@ def run(cfg: Waves) -> "runs.Figures":
 
 
 def test_values_get_dimensions_labels_meanings_and_source():
-    made = run(Waves(), None)
+    made = outlines.explain(Waves(), run(Waves(), None))
     assert made["height"].sel(place="bay", time=1) == 3
     assert made["height"].dims == ("place", "time")
     assert made["height"].attrs["long_name"] == "above the mean"
@@ -58,7 +58,8 @@ def test_values_get_dimensions_labels_meanings_and_source():
 
 
 def test_meanings_are_kept_by_the_file_and_over_seeds(tmp_path):
-    results.write(run(Waves()), tmp_path / "r.nc", {})
+    made = outlines.explain(Waves(), run(Waves()))
+    results.write(made, tmp_path / "r.nc", {})
     back = results.over_seeds(dict.fromkeys((0, 1), results.read(tmp_path / "r.nc")))
     assert back["rows"].attrs["long_name"] == "of a batch"
     assert back["rows"].values.tolist() == [5, 5]
@@ -91,11 +92,11 @@ def test_what_is_not_as_declared_is_refused(changed, told):
 
 
 def test_the_outline_is_what_the_config_declares():
-    form = discover.outline_of(Waves(times=4))
+    form = outlines.of_config(Waves(times=4))
     assert form.columns["height"] == "place time"
     assert form.columns["rows"] == form.columns["unique"] == ""
     assert form.differences(run(Waves())) == ["time is [0, 1], not [0, 1, 2, 3]"]
-    assert discover.outline_of(Waves()).differences(run(Waves())) == []
+    assert outlines.of_config(Waves()).differences(run(Waves())) == []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,14 +106,14 @@ class Unlabelled(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Silent(Config):
-    """It declares nothing, and this module has no `outline`."""
+    """It declares nothing."""
 
 
 def test_what_cannot_be_outlined_is_told():
     with pytest.raises(ConfigError, match=r"labels must be given of \['place'\]"):
-        discover.outline_of(Unlabelled())
-    with pytest.raises(ConfigError, match=r"Silent must declare `figures`, or .*"):
-        discover.outline_of(Silent())
+        outlines.of_config(Unlabelled())
+    with pytest.raises(ConfigError, match=r"Silent must declare `figures`"):
+        outlines.of_config(Silent())
 
 
 def test_a_training_has_the_figures_of_its_parts_and_data_set():

@@ -13,7 +13,7 @@ from hpcjax.core import ConfigError
 from hpcjax.data import CharTextConfig
 from hpcjax.models import CausalLmConfig, ExpertsConfig, MlpConfig, TransformerOptions
 from hpcjax.optim import SgdConfig
-from hpcjax.runs import code, discover, outlines, plan, program
+from hpcjax.runs import code, outlines, plan, program
 from hpcjax.runs.program import ProgramConfig
 from hpcjax.sharding import ZeroConfig
 from hpcjax.train.config import TrainConfig
@@ -151,7 +151,7 @@ def test_rows_have_the_figures_that_were_asked_for():
     plain |= {"block"}
     assert set(outlines.declared(MLP.figures)) == plain
     every = dataclasses.replace(SMALL, memory=1)
-    assert set(discover.outline_of(every).columns) == plain | {
+    assert set(outlines.of_config(every).columns) == plain | {
         *("depth", "losses", "loss", "distance", "apart")
     }
 

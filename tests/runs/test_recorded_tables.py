@@ -33,6 +33,7 @@ def test_a_committed_table_is_printed_without_a_broken_cell(record, monkeypatch)
     Console(file=file, width=100).print(render.render_record(record))
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 100
+    assert {*record.table.recalled} <= {*record.content["labels"].get("row", ())}
     whole = [*values.to_numpy().ravel(), *verdicts["ours (bound)"]]
     broken = {cell for cell in whole if not any(str(cell) in line for line in lines)}
     turned = any(line.startswith("Rows are columns here") for line in lines)
@@ -61,6 +62,14 @@ def test_what_there_is_not_names_the_nearest_once(asked, told, capsys):
     assert told in error
     assert error.count("networks'") <= 1
     assert "kaisa" not in error
+
+
+def test_what_is_recalled_of_a_paper_is_a_column_of_its_own():
+    (record,) = (it for it in RECORDS if it.table.id == "eager/throughput")
+    shown = render.values(table_records.to_result(record)).set_index("row")
+    said = shown["paper (recalled)"]
+    assert said["one 300 ms, solo"] == "1.75"
+    assert set(said.drop(list(record.table.recalled))) == {""}
 
 
 def test_columns_that_claims_are_about_come_first():

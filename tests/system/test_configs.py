@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 from hpcjax.core import ConfigError, DataMissing, UnsupportedOp
-from hpcjax.runs import cli, config, directory, discover, execute, plan, results
+from hpcjax.runs import (
+    cli,
+    config,
+    directory,
+    discover,
+    execute,
+    outlines,
+    plan,
+    results,
+)
 from hpcjax.runs import overrides as override
 from hpcjax.runs.table_records import record_path
 from tests.data import writers
@@ -148,7 +157,7 @@ def test_a_small_run_ends_well(name, root):
     result = results.read(folder.path / "result.nc")
     check_figures(result, folder)
     loaded = discover.load(name, small(name), REPOSITORY)
-    assert discover.outline_of(loaded.config).differences(result) == []
+    assert outlines.of_config(loaded.config).differences(result) == []
     check_origin(folder, name)
 
 

@@ -236,18 +236,3 @@ def test_a_record_is_shown_with_its_cells_and_verdicts(build):
         assert not shown.get("class")
     assert "measured, by `hpcjax table jorge/quickstart` on 2026-" in text
     assert result.table.caption in text
-
-
-@pytest.mark.parametrize(
-    ("said", "printed"),
-    [
-        ("A, 2020: twice [abstract]", "A, 2020: twice [abstract]"),
-        ("A, 2020: 1.5 times [recalled]", "A, 2020"),
-        ("A, 2020: 29.93 s in place of 965.45 (recalled)", "A, 2020"),
-        ("A, 2020, table 2; recalled: raw 0.719 K", "A, 2020, table 2"),
-        ("A, 2020, table 2, recalled: 60 times", "A, 2020, table 2"),
-        ("A: 42 % [recalled], 50 % [abstract]", "A: 50 % [abstract]"),
-    ],
-)
-def test_figures_without_a_source_are_not_printed(build, said, printed):
-    assert build.cite(said) == printed
