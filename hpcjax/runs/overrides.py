@@ -21,6 +21,10 @@ from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import values
 
 _CLOSE = 0.5
+_UNIT = re.compile(
+    r"(seconds|hours|days|joules|watts|bytes( per second)?"
+    r"|[mnµ]s|[KMGT]i?B(/s)?|[KMGT]bit/s|[KMG]Hz|K|dB)\b"
+)
 _PART = 0.85  # of a key's last word: a whole key that is as like comes first
 
 
@@ -48,6 +52,12 @@ class Key:
     def type(self) -> str:
         """The field's type in words."""
         return describe(self.hint)
+
+    @property
+    def unit(self) -> str:
+        """The unit with which the help begins; "" for others."""
+        found = _UNIT.match(self.help)
+        return found[0] if found else ""
 
     def __str__(self) -> str:
         held = (

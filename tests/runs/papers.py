@@ -27,7 +27,7 @@ class Config:
 
     Attributes:
       lr: least loss at 0.1.
-      wd: added to the loss.
+      wd: K, added to the loss.
       speed: of the fall.
       ends: how the run ends.
       fragile: seed under which it diverges.

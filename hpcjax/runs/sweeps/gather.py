@@ -1,5 +1,6 @@
 """The results of a sweep as one labelled dataset."""
 
+import contextlib
 import pathlib
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
@@ -8,11 +9,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from hpcjax.core.errors import HpcjaxError
-from hpcjax.runs import directory, execute, results
+from hpcjax.core.errors import ConfigError, HpcjaxError
+from hpcjax.runs import directory, discover, execute, overrides, results
 from hpcjax.runs.sweeps.axes import Constraint, Value
 from hpcjax.runs.sweeps.study import Study
-from hpcjax.runs.sweeps.sweep import Trial
+from hpcjax.runs.sweeps.sweep import Sweep, Trial
 
 
 def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
@@ -29,8 +30,9 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
       `waiting`), `run` and `error` as text; with a constraint `feasible`, 1 where the
       trial keeps it; and all variables of the runs' results. Attributes are `source`,
       the least real of the runs'; `config`, `by`, `axes`, the swept keys separated by
-      spaces, `logarithmic`, those that were given so, and `subject_to`, the constraint
-      or nothing.
+      spaces, `logarithmic`, those that were given so, `units`, `key=unit` of those
+      whose help begins with one, a line each, and `subject_to`, the constraint or
+      nothing.
     """
     trials, sweep = study.trials(), study.sweep
     cells = xr.Dataset(
@@ -57,6 +59,7 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
             "logarithmic": " ".join(
                 axis.key for axis in sweep.axes if axis.logarithmic
             ),
+            "units": _units(sweep, root),
             "subject_to": str(sweep.subject_to or ""),
         },
     )
@@ -78,6 +81,16 @@ def gather(study: Study, root: pathlib.Path) -> xr.Dataset:
     coordinates = xr.Coordinates.from_pandas_multiindex(index, "trial")
     cells = bare.assign_coords(coordinates).unstack("trial")
     return cells.assign_coords({axis.key: _column(axis.values) for axis in sweep.axes})
+
+
+def _units(sweep: Sweep, root: pathlib.Path) -> str:
+    first = {axis.key: axis.ends[0] for axis in sweep.axes}
+    with contextlib.suppress(ConfigError):  # of a sweep whose config is gone
+        loaded = discover.load(sweep.config, {**sweep.overrides, **first}, root)
+        known = overrides.keys(loaded.config)
+        units = {key: known[key].unit for key in first}
+        return "\n".join(f"{key}={unit}" for key, unit in units.items() if unit)
+    return ""
 
 
 def _histories(

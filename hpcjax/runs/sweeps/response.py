@@ -107,7 +107,8 @@ def draw(dataset: xr.Dataset) -> "Figure":
     A point is the median over seeds, its bar their range. With several keys a line is
     the median of the points over the others. Points of which a seed has no finite value
     are marked at the upper edge. An axis is logarithmic if it was given so, or its
-    listed values are positive and span a factor of 10, as those of `value` may.
+    listed values are positive and span a factor of 10, as those of `value` may. Its key
+    has the unit that the field's help begins with.
 
     Args:
       dataset: what `gather` returned.
@@ -140,6 +141,11 @@ def draw(dataset: xr.Dataset) -> "Figure":
         bar.set_label(f"{said}, median over seeds" if seeds else said)
         if isinstance(bar.norm, LogNorm):
             _name_ticks(bar.ax.yaxis, points["median"])
+    lines = dataset.attrs.get("units", "").splitlines()
+    units = dict(line.split("=") for line in lines)
+    for axis in (axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)):
+        if unit := units.get(axis.get_label_text()):
+            axis.set_label_text(f"{axis.get_label_text()} ({unit})", parse_math=False)
     curves.add_legend(figure)
     return figure
 

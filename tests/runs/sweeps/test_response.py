@@ -39,6 +39,13 @@ def test_seeds_are_repetitions_of_a_point():
     assert [text.get_text() for text in panel.get_xticklabels()] == ["0.01", "0.1", "1"]
 
 
+def test_a_swept_key_has_its_unit_on_every_axis():
+    figure = sweeps.draw(dataset("lr", "wd", units="wd=MB/s"))
+    named = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+    assert [name for name, _ in named[:2]] == ["lr", "wd (MB/s)"]
+    assert named[2] == ("wd (MB/s)", "lr")
+
+
 def test_two_keys_have_a_panel_each_and_a_map_with_a_name():
     grid = dataset("lr", "optimizer", "seed", by="seconds")
     grid["value"][2, 1] = np.nan

@@ -35,6 +35,7 @@ def test_a_grid_is_a_dataset_with_the_axes_as_dimensions(root):
     result = run(sweep_of(), root)
     dataset = result.dataset
     assert dict(dataset["value"].sizes) == {"lr": 3, "wd": 2}
+    assert dataset.attrs["units"] == "wd=K"  # with it the field's help begins
     for lr in (0.01, 0.1, 1.0):
         for wd in (0.25, 0.5):
             cell = dataset.sel(lr=lr, wd=wd)
