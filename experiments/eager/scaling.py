@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from hpcjax import cost, hostcomm, runs
 from hpcjax.core import config
 from hpcjax.hostcomm.imbalance import Pattern
+
+if TYPE_CHECKING:
+    from hpcjax.runs.outlines import Labels
 
 MODES = ("sync", "majority", "solo")
 
@@ -49,7 +52,7 @@ class Config(config.Config):
     runs: config.Size = 20
     seed: config.Seed = 0
 
-    def labels(self) -> "runs.Labels":
+    def labels(self) -> "Labels":
         """Returns those of the figures' dimensions."""
         return {"mode": MODES, "repetition": range(self.runs)}
 

@@ -86,7 +86,7 @@ NETWORKS = Table(
     recalled={
         "HyperX, 1k": "91.6 % to all",
         "torus, 1k": "2.0 %",
-        "Dragonfly, 1k": "62.9 %",
+        "Dragonfly, 16k": "62.9 %",
     },
     caption=(
         "About 1,000 and 16,000 accelerators with 16 links of 400 Gb/s each. Dollars "

@@ -18,6 +18,7 @@ from hpcjax.core.errors import HpcjaxError
 
 if TYPE_CHECKING:
     from hpcjax.perf.host_pipeline import Row
+    from hpcjax.runs.outlines import Labels
 
 STAGES = 2
 MODES = ("without", "filled")
@@ -80,7 +81,7 @@ class Config(config.Config):
     patience: config.Positive = 60.0
     seed: config.Seed = 0
 
-    def labels(self) -> "runs.Labels":
+    def labels(self) -> "Labels":
         """Returns those of the figures' dimensions."""
         return {"row": MODES, "run": self.runs}
 
