@@ -149,8 +149,10 @@ SST = Table(
 )
 
 
-def month(rows: reduce.Rows) -> xr.Dataset:
+def month(rows: reduce.Rows) -> "xr.Dataset":
     """Returns one month as each row gives it back at the network's ratio."""
+    import xarray as xr
+
     runs = {name: reduce.first(row) for name, row in rows.items()}
     goal = float(runs[_MAIN]["ratio"][0])
     points = {name: _best(run, goal) for name, run in runs.items()}

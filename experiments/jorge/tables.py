@@ -38,8 +38,10 @@ def _to_three_percent(rows: reduce.Rows) -> "xr.Dataset":
     return table.assign({"n": found, **_curves(rows)})
 
 
-def _curves(rows: reduce.Rows) -> dict[str, xr.DataArray]:
+def _curves(rows: reduce.Rows) -> "dict[str, xr.DataArray]":
     """Returns medians over seeds of the errors that are compared, with quartiles."""
+    import xarray as xr
+
     errors = [results.smoothed(row["val_error"], 3) for row in rows.values()]
     held = xr.concat(errors, xr.DataArray(list(rows), dims="row", name="row"))
     parts = held.isel(eval_step=slice(2, None)).quantile([0.5, 0.25, 0.75], "seed")

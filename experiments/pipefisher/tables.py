@@ -61,7 +61,7 @@ def equal_cells(table: "xr.Dataset") -> float:
     )
 
 
-def numbers(rows: reduce.Rows) -> xr.Dataset:
+def numbers(rows: reduce.Rows) -> "xr.Dataset":
     """Returns all but the timelines, with a row for each run."""
     dims = ("kind", "device", "bar", "edge")
     return reduce.by_run({name: row.drop_dims(dims) for name, row in rows.items()})
@@ -143,8 +143,10 @@ def _late(table: "xr.Dataset") -> float:
 _TIMELINES = ("base one_f_one_b",)
 
 
-def filled(rows: reduce.Rows) -> xr.Dataset:
+def filled(rows: reduce.Rows) -> "xr.Dataset":
     """Returns `numbers`, and the timelines that are drawn."""
+    import xarray as xr
+
     bars = {
         name: reduce.first(row)["bars"]
         for name, row in rows.items()
