@@ -28,6 +28,12 @@ class Config(config.Config):
     """
 
     smoke: ClassVar[Mapping[str, str]] = {"size": "8", "checked": "4", "tiles": "[2,4]"}
+    figures: ClassVar[Mapping[str, str]] = {
+        "loaded": "tile: words, by what the program says",
+        "whole": "tile: words if whole matrices were loaded",
+        "formula": "tile: 2N³/T + 2N² words",
+        "apart": "tile: largest difference of a stage's product from numpy's",
+    }
 
     size: config.Size = 64
     checked: config.Size = 16
@@ -39,6 +45,10 @@ class Config(config.Config):
         for tile in self.tiles:
             good = self.size % tile == self.checked % tile == 0
             checks.require(good, "tiles must divide size and checked", tile=tile)
+
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {"tile": list(self.tiles)}
 
 
 def product(size: int) -> "ir.SDFG":
@@ -87,19 +97,8 @@ def loaded(graph: "ir.SDFG", *, whole: bool = False) -> int:
     return words
 
 
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    figures = dict.fromkeys(("loaded", "whole", "formula", "apart"), "tile")
-    return runs.outline(figures, tile=list(cfg.tiles))
-
-
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
-    """Tiles, counts and compares; leaves `graphs.png`, the first and the last graph.
-
-    Returns:
-      By tile: words `loaded`, and if whole matrices were; by the `formula`
-      2N³/T + 2N²; and by how much any stage's product is `apart` from numpy's.
-    """
+    """Tiles, counts and compares; leaves `graphs.png`, the first and the last graph."""
     rows = [stages(cfg.size, tile) for tile in cfg.tiles]
     if ctx is not None:
         from hpcjax.runs import curves
