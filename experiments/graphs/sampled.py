@@ -34,6 +34,10 @@ class Config(config.Config):
         "batches": "[5]",
         "repetitions": "2",
     }
+    figures: ClassVar[Mapping[str, str]] = {
+        "edges": "sampler layers batch repetition: that are listed",
+        "seconds": "sampler layers batch repetition: to sample",
+    }
 
     source: Annotated[Any, Part("dataset")] = PropertyGraphConfig(
         source="wordnet", target="lexicographer", information="labels"
@@ -44,25 +48,18 @@ class Config(config.Config):
     repetitions: config.Size = 5
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    dims = "sampler layers batch repetition"
-    return runs.outline(
-        {"edges": dims, "seconds": dims},
-        sampler=SAMPLERS,
-        layers=cfg.hops,
-        batch=cfg.batches,
-        repetition=range(cfg.repetitions),
-    )
+    def labels(self) -> "runs.Labels":
+        """Returns those of the figures' dimensions."""
+        return {
+            "sampler": SAMPLERS,
+            "layers": self.hops,
+            "batch": self.batches,
+            "repetition": range(self.repetitions),
+        }
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
-    """Samples the same targets with both samplers, in turns.
-
-    Returns:
-      `edges` that are listed and `seconds` [sampler, layers, batch, repetition].
-    """
+    """Samples the same targets with both samplers, in turns."""
     from hpcjax import graphs
 
     csr = graphs.Csr.of(cfg.source.load(ctx.data_root).graph)

@@ -45,7 +45,7 @@ def spread(rows: reduce.Rows) -> "xr.Dataset":
     )
 
 
-def sampled(rows: reduce.Rows) -> xr.Dataset:
+def sampled(rows: reduce.Rows) -> "xr.Dataset":
     """Returns edges and seconds of both samplers by depth and batch."""
     run = reduce.single(rows)
     found = {}
@@ -67,7 +67,7 @@ def sampled(rows: reduce.Rows) -> xr.Dataset:
     return reduce.from_cells(found)
 
 
-def minibatches(rows: reduce.Rows) -> xr.Dataset:
+def minibatches(rows: reduce.Rows) -> "xr.Dataset":
     """Returns accuracy and time of a step, and memory where a program was read."""
     found = {}
     for name, row in rows.items():
