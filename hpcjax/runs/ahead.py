@@ -55,19 +55,6 @@ def make_runs(
     Each process keeps to its share of the cores, so that they do not wait for one
     another. A signal to stop is passed on to the runs that are being made, and no other
     is begun.
-
-    Args:
-      wanted: runs of different configs.
-      parallel: number of processes.
-      root: folder that holds `runs/`.
-      devices: of each run.
-      fresh: make them although there are such runs.
-      cores: of each process; default an equal share of all.
-      quiet: no progress line.
-
-    Raises:
-      Preempted: a signal asked to stop.
-      WorkerLost: a process died.
     """
     if not wanted:
         return

@@ -39,13 +39,6 @@ def check_kernels(seconds: float) -> str:
 
     That they passed is kept beside them: kernels and tests that are still the same are
     not tested again on the same kind of device.
-
-    Args:
-      seconds: after which they are given up.
-
-    Raises:
-      ConfigError: there is no checkout, and so no tests.
-      KernelsWrong: a test failed, or none ran in time.
     """
     source = discover.checkout()
     if source is None or not (source / "tests").is_dir():
@@ -94,12 +87,6 @@ def write_archive(
 
     From a machine that is given back one file is easily fetched; unpacked in a checkout
     it puts each record where it belongs.
-
-    Args:
-      archive: the file, which is replaced.
-      tables: those with a record are taken.
-      tier: of the records.
-      root: folder with further experiments.
     """
     paths = [table_records.record_path(table, tier, root) for table in tables]
     source = discover.checkout()
@@ -148,14 +135,6 @@ def make_within(
     Each record is written as its table ends. Called again, it goes on with what is
     missing. A table that fails does not keep the others from being made, but a signal,
     a full disk and code that changes meanwhile do.
-
-    Args:
-      minutes: to be spent.
-      tables: in order; one that would take longer than what is left is passed over.
-      tier: of all.
-      root: folder that holds `runs/` and further experiments.
-      clock: seconds.
-      **options: of `build_table`.
 
     Yields:
       Table, its result or None, and why there is none.

@@ -121,12 +121,7 @@ def build_table(
 
 
 def read_run(run: directory.RunDirectory) -> xr.Dataset:
-    """Returns a run's result; if it diverged, its history until then.
-
-    Raises:
-      ConfigError: the run has not ended.
-      DataFormatError: its files cannot be read.
-    """
+    """Returns a run's result; if it diverged, its history until then."""
     if run.status == "diverged":
         return results.history(run.records(), None)
     return execute.read_result(run)

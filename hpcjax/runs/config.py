@@ -166,9 +166,6 @@ def check_resumable(old: Any, new: Any) -> None:
 
     The attribute `resumable` of the config's class lists the keys that may change, with
     all below them.
-
-    Raises:
-      ConfigError: any other key differs; lists old and new values.
     """
     if type(old) is not type(new):
         raise ConfigError(

@@ -68,16 +68,6 @@ def confirm_table(
     Each run gets as many cores as it had, for with another number sums are added in
     another order. If all are equal, the record is written with today's digests beside
     the old ones.
-
-    Args:
-      table_id: `<paper>/<table>`.
-      root: folder that holds `runs/`; default the working directory.
-      tier: of the record.
-
-    Raises:
-      ConfigError: there is no record, or none that can be confirmed: of times, of runs
-        that have no digest of a result, of another reduction, or of other runs than the
-        table asks for.
     """
     root = root or pathlib.Path.cwd()
     tables = discover.find_tables(root)
@@ -151,12 +141,7 @@ def require_confirmable(record: Record) -> None:
 def draw_sample(
     runs: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, str]]
 ) -> list[int]:
-    """Returns the places of the runs to repeat: one of each row and pair of codes.
-
-    Args:
-      runs: of a record.
-      now: the digests of each today.
-    """
+    """Returns the places of the runs to repeat: one of each row and pair of codes."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, (run, today) in enumerate(zip(runs, now, strict=True)):
         tuning = bool(run.get("tuning"))

@@ -212,13 +212,7 @@ def encode(
 
 
 def inline(figure: "Figure", name: str, said: str = "") -> str:
-    """Returns a figure as SVG for a page, in the page's text colour.
-
-    Args:
-      figure: drawn in black on white.
-      name: a different one for each figure of a page, so that ids in them differ.
-      said: what it shows in words, for who cannot see it.
-    """
+    """Returns a figure as SVG for a page, in the page's text colour."""
     import matplotlib as mpl
 
     buffer = io.StringIO()

@@ -118,12 +118,7 @@ class Loaded:
 
 
 def search_path(root: pathlib.Path) -> tuple[pathlib.Path, ...]:
-    """Returns the folders that may hold `experiments/` and `configs/`.
-
-    Raises:
-      ConfigError: the folder is a checkout other than that of the code that runs, a
-        paper lies in two of them, or a part is a regular package.
-    """
+    """Returns the folders that may hold `experiments/` and `configs/`."""
     folders = [root.resolve()]
     source = checkout()
     if source is not None:
@@ -347,11 +342,7 @@ def experiment(config: Any) -> types.ModuleType:
 
 
 def experiment_folder(paper: str, root: pathlib.Path) -> pathlib.Path:
-    """Returns the folder `experiments/<paper>`.
-
-    Raises:
-      ConfigError: there is none.
-    """
+    """Returns the folder `experiments/<paper>`."""
     folders = {
         folder.name: folder
         for part in search_path(root)

@@ -208,15 +208,6 @@ def ensure(
 
     An existing run of the same code is used again, an interrupted one is resumed, and
     only if there is neither a new one is started.
-
-    Args:
-      name: `paper/config[:variant]`.
-      overrides: values as on the command line.
-      root: folder that holds `runs/`; default the working directory.
-      devices: of the data axis.
-      fresh: start a new run in any case.
-      quiet: no progress line.
-      place: of the run among others, which stands before its name in that line.
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
@@ -371,11 +362,7 @@ def load_result(run_id: str, *, root: pathlib.Path | None = None) -> Any:
 
 
 def read_result(folder: directory.RunDirectory) -> "xr.Dataset":
-    """Returns the result of a run's experiment.
-
-    Raises:
-      ConfigError: the run has not finished.
-    """
+    """Returns the result of a run's experiment."""
     path = folder.path / "result.nc"
     if not path.exists():
         raise ConfigError(f"run {folder.id} has no result: it is {folder.standing}")

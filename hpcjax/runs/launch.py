@@ -151,11 +151,7 @@ class _Crew:
             )
 
     def watch(self, signals: StopSignals) -> None:
-        """Starts all processes and waits for their end; passes a signal on to them.
-
-        Raises:
-          HpcjaxError: a process has failed; see `_cause`.
-        """
+        """Starts all processes and waits for their end; passes a signal on to them."""
         told, stopped = False, ""
         try:
             for index in range(len(self._environments)):

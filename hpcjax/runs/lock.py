@@ -97,9 +97,6 @@ def _started(pid: int) -> str | float:
     """Returns when a process started: on Linux the boot's id and the ticks since then.
 
     These do not depend on the clock. On other systems it is seconds since 1970.
-
-    Raises:
-      psutil.NoSuchProcess: there is no process with this number.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -151,12 +148,7 @@ def _take_over(path: pathlib.Path) -> None:
 
 
 def _is_alive(owner: Mapping[str, Any], sign: pathlib.Path) -> bool:
-    """Returns whether a process is alive.
-
-    Args:
-      owner: the result of `me` in that process.
-      sign: a file that it keeps touching, by which other hosts can tell.
-    """
+    """Returns whether a process is alive."""
     if owner.get("host") != socket.gethostname():
         return _age(sign) < _SILENCE
     try:

@@ -45,11 +45,7 @@ class Metrics:
         self._checked: float = math.inf
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Appends one record.
-
-        Raises:
-          DiskFull: it could not be written; earlier records stay readable.
-        """
+        """Appends one record."""
         line = _line(record)
         with files.disk_errors(self.path):
             if not self._whole:
@@ -63,11 +59,7 @@ class Metrics:
             self._whole = True
 
     def mark(self) -> dict[str, Any]:
-        """Returns the size and a checksum of the file, which is safe on the disk then.
-
-        Raises:
-          DiskFull: it could not be written.
-        """
+        """Returns size and checksum of the file, which is safe on the disk then."""
         with files.disk_errors(self.path), self.path.open("ab") as file:
             os.fsync(file.fileno())
         content = self.path.read_bytes()
@@ -97,11 +89,7 @@ class Metrics:
         )
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns all complete records, without a last line that a kill truncated.
-
-        Raises:
-          DataFormatError: a line is not a record; names file and line.
-        """
+        """Returns all complete records, without a last line that a kill truncated."""
         return [record for _, record in self._records()]
 
     def read_newest(self) -> list[dict[str, Any]]:

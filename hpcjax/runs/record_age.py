@@ -42,12 +42,7 @@ class Age(NamedTuple):
 
 
 def find_age(record: Record, root: pathlib.Path) -> Age:
-    """Compares a record's digests with those of the configs and the code as they are.
-
-    Args:
-      record: the committed result.
-      root: folder with further configs.
-    """
+    """Compares a record's digests with those of today's configs and code."""
     reduced = code.age(
         record.content.get("code"), code.of_reduction(record.table.reduce)
     )
@@ -103,11 +98,7 @@ def _key(
 
 
 def digests_now(run: Mapping[str, Any], root: pathlib.Path) -> dict[str, str]:
-    """Returns the digests of config and code that a record's run would have today.
-
-    Raises:
-      ConfigError: there is no such config any more.
-    """
+    """Returns the digests of config and code that a record's run would have today."""
     config = discover.load(run["config"], run["overrides"], root).config
     return {"config_digest": configs.digest(config), "code": code.of_run(config)}
 

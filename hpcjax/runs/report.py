@@ -225,11 +225,7 @@ class _Page:
         }
 
     def sweep(self, name: str) -> dict[str, Any]:
-        """Returns the section on a sweep.
-
-        Raises:
-          ConfigError: trials are waiting or running.
-        """
+        """Returns the section on a sweep."""
         from hpcjax.runs import sweeps
 
         study = sweeps.open_study(name, self.root)

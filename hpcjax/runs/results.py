@@ -134,9 +134,6 @@ def _columns(
 def time_split(dataset: "xr.Dataset") -> dict[str, float]:
     """Returns how the time of a run was spent, in seconds, without overlap.
 
-    Args:
-      dataset: what `history` returned.
-
     Returns:
       `compute` (training without waiting for data), `data`, `validation`, `checkpoint`,
       `init` (without compiling), `compile` and `lost` (steps that were taken again), as

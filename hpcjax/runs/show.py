@@ -93,11 +93,7 @@ def _base_first(entry: ConfigEntry) -> list[str]:
 
 
 def list_parts(kind: str | None = None) -> RenderableType:
-    """Returns a line for each part, or each of a kind: its name, summary and class.
-
-    Raises:
-      ConfigError: there is no such kind.
-    """
+    """Returns a line for each part, or each of a kind: its name, summary and class."""
     if kind not in (None, *parts.KINDS):
         raise ConfigError(f"unknown kind {kind!r}{nearest(str(kind), parts.KINDS)}")
     rows = [

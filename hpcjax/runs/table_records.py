@@ -282,11 +282,7 @@ def _words(claim: Mapping[str, Any] | None) -> str:
 
 
 def require_comparable(record: Record) -> None:
-    """Checks that a committed table can be compared with one that is made here.
-
-    Raises:
-      ConfigError: it is a benchmark, measured on another kind of machine.
-    """
+    """Checks that a committed table can be compared with one that is made here."""
     if not record.table.benchmark:
         return
     gpu = record.tier == "gpu"

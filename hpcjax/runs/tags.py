@@ -21,12 +21,7 @@ def read_tags(folder: pathlib.Path) -> tuple[str, ...]:
 
 
 def add_tags(folder: pathlib.Path, tags: Iterable[str]) -> None:
-    """Adds tags to those that the run in `folder` has.
-
-    Raises:
-      ConfigError: a tag that is not one safe word.
-      DiskFull: there is no room for them.
-    """
+    """Adds tags to those that the run in `folder` has."""
     new = [*tags]
     check_tags(new)
     if new:

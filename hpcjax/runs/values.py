@@ -157,11 +157,7 @@ def _split(text: Any, path: str) -> Any:
 
 
 def _read_word(text: str, options: list[Any]) -> Any:
-    """Returns the value of a word for the first of some types that accepts it.
-
-    Raises:
-      LookupError: none does.
-    """
+    """Returns the value of a word for the first of some types that accepts it."""
     # bool and None before str, so that `true` and `none` are not read as strings.
     for option in sorted(options, key=lambda each: each not in _WORDS):
         known = _WORDS.get(option) or {str(each): each for each in choices(option)}
@@ -239,14 +235,7 @@ def _build(cls: Any, tree: dict[str, Any], path: str) -> Any:
 
 
 def _convert(value: Any, hint: Any, path: str, each: Callable[..., Any]) -> Any:
-    """Returns a value that is not a config; a tuple as a list.
-
-    Args:
-      value: is converted to the first member of the hint that it fits.
-      hint: the type of its field.
-      path: of its field, for errors.
-      each: converts an element of a tuple.
-    """
+    """Returns a value that is not a config; a tuple as a list."""
     for option in alternatives(hint):
         candidate = words.number(value) if option is float else value
         if dataclasses.is_dataclass(option) or not fits(candidate, option):

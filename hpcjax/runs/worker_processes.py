@@ -32,17 +32,10 @@ def train_in_processes(
     the run between checkpoints. All save after the same step, and go on from the newest
     step that all of them have. A run that is stopped loses what came after that.
 
-    Args:
-      cfg: the run.
-      ctx: where it is.
-      task: a function of a module, which each process calls: `task(cfg, data_root,
-        devices, transport)` returns a worker's task.
-
     Returns:
       The history, means over the workers; `worker_seconds`, when each had ended its
       last step, [worker]; and of late workers mean, standard deviation and maximum of
       `staleness`, by how many rounds what they gave was old.
-
     """
     folder = ctx.directory.path.absolute()
     with ctx.follow():
@@ -170,9 +163,6 @@ def join_parts(folders: "Sequence[pathlib.Path]") -> "list[Trace]":
     """Returns the traces of all workers, of one part of their run after the other.
 
     What was kept of parts that were not ended, or were done again, is left out.
-
-    Args:
-      folders: of the workers, by rank.
     """
     numbers = [int(path.stem.split("-")[1]) for path in folders[0].glob("trace-*.npz")]
     parts, number = [], min(numbers, default=0)

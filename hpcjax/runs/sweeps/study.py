@@ -129,11 +129,7 @@ class Study:
         return self.folder / "trials" / f"{cell:04}"
 
     def _read_all(self) -> dict[int, Trial]:
-        """Returns the trials that have been taken, by number, in order.
-
-        Raises:
-          DataFormatError: a file is damaged; names it.
-        """
+        """Returns the trials that have been taken, by number, in order."""
         paths = self.folder.glob("trials/*/trial.json")
         cells = sorted(int(path.parent.name) for path in paths)
         return {cell: self._read(cell) for cell in cells}

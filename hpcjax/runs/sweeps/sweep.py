@@ -169,12 +169,7 @@ def find(
 
 
 def read_sweep(name: str, root: pathlib.Path) -> Sweep:
-    """Returns an existing sweep.
-
-    Raises:
-      ConfigError: there is none of that name; names the nearest.
-      DataFormatError: its `sweep.json` cannot be read.
-    """
+    """Returns an existing sweep."""
     path = files.inside(root, "sweeps", name) / "sweep.json"
     if not path.exists():
         known = [found.parent.name for found in (root / "sweeps").glob("*/sweep.json")]
@@ -186,12 +181,7 @@ def read_sweep(name: str, root: pathlib.Path) -> Sweep:
 
 
 def write_sweep(name: str, sweep: Sweep, root: pathlib.Path) -> None:
-    """Writes `sweep.json`, unless there is one of another sweep.
-
-    Raises:
-      ConfigError: one of that name is there and is another sweep; more trials of the
-        same are allowed.
-    """
+    """Writes `sweep.json`, unless there is one of another sweep."""
     folder = files.inside(root, "sweeps", name)
     files.make_folder(folder)
     with filelock.FileLock(folder / LOCK):

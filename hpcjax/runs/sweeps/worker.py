@@ -93,11 +93,7 @@ def attempt(sweep: Sweep, trial: Trial, root: pathlib.Path) -> Trial:
 
 
 def judge_run(run: directory.RunDirectory, by: str) -> float:
-    """Returns the least finite value of a variable of a run's result.
-
-    Raises:
-      HpcjaxError: the result has no such variable, or no finite value of it.
-    """
+    """Returns the least finite value of a variable of a run's result."""
     dataset = execute.read_result(run)
     if by not in dataset:
         raise HpcjaxError(f"the result has no {by!r}: it has {[*dataset]}")
@@ -112,12 +108,7 @@ class NoConstraint(ConfigError):
 
 
 def read_constraint(run: directory.RunDirectory, constraint: Constraint) -> float:
-    """Returns a scalar of a run's result, or the last value of a column.
-
-    Raises:
-      NoConstraint: the result has no such variable, or of more dimensions.
-      HpcjaxError: it is not finite.
-    """
+    """Returns a scalar of a run's result, or the last value of a column."""
     dataset, name = execute.read_result(run), constraint.name
     if name not in dataset or dataset[name].ndim > 1:
         flat = [str(each) for each in dataset if dataset[each].ndim < 2]
