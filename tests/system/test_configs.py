@@ -1,5 +1,6 @@
 """Every config and variant that is in the repository: runs small, is described."""
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -29,11 +30,6 @@ from tests.data import writers
 REPOSITORY = pathlib.Path(__file__).parents[2]
 ENTRIES = discover.find_configs(REPOSITORY)
 VARIANTS = [f"{entry.name}:{name}" for entry in ENTRIES for name in entry.variants]
-TRAINING = [
-    name
-    for name in VARIANTS
-    if hasattr(discover.load(name, {}, REPOSITORY).experiment, "task")
-]
 
 
 def entry_of(name):
@@ -44,13 +40,20 @@ def small(name):
     return entry_of(name).small(name.partition(":")[2])
 
 
+@functools.cache
+def load(name, tiny=False):
+    return discover.load(name, small(name) if tiny else {}, REPOSITORY)
+
+
+TRAINING = [name for name in VARIANTS if hasattr(load(name).experiment, "task")]
+
 smoke = pytest.mark.smoke
 # Variants that the smoke override makes equal to another of their config run once.
 SMALL = {
-    (entry.name, config.digest(tiny.config)): f"{entry.name}:{name}"
+    (entry.name, config.digest(load(name, tiny=True).config)): name
     for entry in ENTRIES
-    for name in sorted(entry.variants, key=lambda name: name == entry.base)
-    for tiny in [discover.load(f"{entry.name}:{name}", entry.small(name), REPOSITORY)]
+    for variant in sorted(entry.variants, key=lambda name: name == entry.base)
+    for name in [f"{entry.name}:{variant}"]
 }
 
 
@@ -80,9 +83,7 @@ RUNS = [
 # for one of each kind of data.
 BASES = [name for name in TRAINING if entry_of(name).base == name.partition(":")[2]]
 PLANS = {
-    discover.load(name, {}, REPOSITORY).config.dataset.objective.name: name
-    for name in BASES
-    if name in QUICK
+    load(name).config.dataset.objective.name: name for name in BASES if name in QUICK
 }
 
 
@@ -103,15 +104,14 @@ def test_a_config_says_what_it_is_and_what_to_expect(entry):
     assert "\nExpect: " in entry.doc
     assert entry.variants[entry.base]
     for name in entry.variants:
-        overrides = entry.small(name)
-        tiny = discover.load(f"{entry.name}:{name}", overrides, REPOSITORY).config
+        tiny = load(f"{entry.name}:{name}", tiny=True).config
         assert config.diff(entry.variants[name], tiny)
 
 
 @smoke
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_config_survives_json_and_is_spelled_by_overrides(name):
-    loaded = discover.load(name, {}, REPOSITORY)
+    loaded = load(name)
     data = json.loads(json.dumps(config.to_json(loaded.config)))
     assert config.from_json(data) == loaded.config
     changes = config.changes(loaded.base, loaded.config)
@@ -156,7 +156,7 @@ def test_a_small_run_ends_well(name, root):
     assert folder.status == "done"
     result = results.read(folder.path / "result.nc")
     check_figures(result, folder)
-    loaded = discover.load(name, small(name), REPOSITORY)
+    loaded = load(name, tiny=True)
     assert outlines.of_config(loaded.config).differences(result) == []
     check_origin(folder, name)
 
@@ -179,7 +179,7 @@ def check_origin(folder, name):
     origin = json.loads((folder.path / "provenance.json").read_text())
     stamped = results.read(folder.path / "result.nc").attrs["provenance"]
     assert json.loads(stamped) == origin
-    loaded = discover.load(name, small(name), REPOSITORY)
+    loaded = load(name, tiny=True)
     assert origin["config_digest"] == config.digest(loaded.config)
     assert config.digest_json(folder.read_config()) == origin["config_digest"]
     assert origin["seed"] == loaded.config.seed
@@ -204,7 +204,7 @@ def test_a_small_plan_has_figures(name, root):
 
 @pytest.mark.parametrize("name", [mark(name) for name in TRAINING])
 def test_the_full_model_and_optimizer_can_be_built(name, root):
-    loaded = discover.load(name, {}, REPOSITORY)
+    loaded = load(name)
     if "dataset.corpora" in config.flatten(loaded.config):
         # The vocabulary is of a few texts: to learn it from all takes 15 seconds.
         loaded = discover.load(name, {"dataset.limit": "20"}, REPOSITORY)
