@@ -1,13 +1,15 @@
 """The table of samples that are cut in space: what is sent, and what is learned."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
-from hpcjax.runs import reduce
+from hpcjax.runs import packing, reduce
 from hpcjax.runs.pictures import Map
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SIDES = "depth", "height", "width"
 LAYOUTS = {"8": (8, 1, 1), "4 x 2": (4, 2, 1), "2 x 2 x 2": (2, 2, 2)}
@@ -36,8 +38,10 @@ def _ratio(sent: Any, rule: Any) -> float:
     return float(sent / rule) if rule else 1.0 if sent == 0 else np.inf
 
 
-def halos(rows: reduce.Rows) -> xr.Dataset:
+def halos(rows: reduce.Rows) -> "xr.Dataset":
     """Returns a row for each window and layout, and for each network."""
+    import xarray as xr
+
     cells: dict[str, dict[str, Any]] = {}
     planes = {}
     for name, row in rows.items():
@@ -70,7 +74,7 @@ def halos(rows: reduce.Rows) -> xr.Dataset:
         ("row", "y", "x"),
     )
     table = reduce.from_cells(cells)
-    return table.assign(origin=own.reindex(row=table["row"]))
+    return table.assign(origin=packing.pack(own.reindex(row=table["row"])))
 
 
 HALOS = Table(
