@@ -24,7 +24,7 @@ def circle(rows: reduce.Rows) -> xr.Dataset:
     for name, run in rows.items():
         if "rmse" in run:
             for method in run["method"].values.tolist():
-                value = run["rmse"].sel(method=method).isel(seed=0)
+                value = run["rmse"].sel({"method": method}).isel(seed=0)
                 cells[f"{method}, {name}"] = {"rmse": value}
         else:
             last = run["val_spread"].isel(eval_step=-1) ** 0.5
@@ -63,7 +63,8 @@ CIRCLE = Table(
     ),
     caption=(
         "Lorenz's two-scale model of 1996 with places, 300 dates of training, 100 of "
-        "test, two days ahead; RMSE of the deviation of all twenty members. Network: medians of three seeds [95 % interval]. "
+        "test, two days ahead; RMSE of the deviation of all twenty members. The "
+        "network: median of three seeds [95 % interval]; steps and rate by seed 0. "
         "Blends are fitted by least squares: 1, the raw spread, the climate of each "
         "point, and the raw spread around it. floor: of Gaussian members of known "
         "deviations."
