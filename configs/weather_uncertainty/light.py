@@ -1,7 +1,8 @@
 """The spread of ten members on the globe, learnt from five; minutes a run.
 
 Temperature at 850 hPa after 48 hours, of both levels. It needs `hpcjax data fetch
-ens10-light`, a simulation of 20 minutes. Expect: no table has it yet.
+ens10-light`, a simulation of 20 minutes.
+Expect: an RMSE (the root of `val_spread`) near 0.2 K; no table has it yet.
 """
 
 import dataclasses
