@@ -27,16 +27,14 @@ class Config(config.Config):
       seed: is not used.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {}
+    figures: ClassVar[Mapping[str, str]] = {"rmse": "method: of the spread"}
 
     dataset: DatasetPart = Lorenz96Config(members=5, simulated=20, learn="spread")
     seed: config.Seed = 0
 
-
-def outline(cfg: Config) -> "runs.Outline":
-    """Returns the form of a result."""
-    del cfg
-    return runs.outline({"rmse": "method"}, method=METHODS)
+    def labels(self) -> "runs.Labels":
+        """Returns the methods."""
+        return {"method": METHODS}
 
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
