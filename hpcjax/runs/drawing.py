@@ -190,8 +190,8 @@ def _interval(
 def _name_missing(
     axes: "Axes", place: float, value: float, x: float, **at: Any
 ) -> None:
-    inside = {"transform": axes.get_yaxis_transform(), "va": "center", **at}
-    axes.text(x, place, word_of(value), fontsize=SMALL, **inside)
+    inside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), **at}
+    axes.text(x, place, word_of(value), fontsize=SMALL, va="center", **inside)
 
 
 def _bars(
@@ -366,7 +366,7 @@ def _label_points(
         for x, y, ha, va in _BESIDE:
             text.set(ha=ha, va=va, fontsize=SMALL, position=(x, y))
             box = text.get_window_extent().padded(1)
-            within = (box.min >= inside.min).all() and (box.max <= inside.max).all()
+            within = np.all(box.min >= inside.min) and np.all(box.max <= inside.max)
             if within and not box.count_overlaps(taken):
                 taken.append(box)
                 if max(abs(x), abs(y)) > 5:

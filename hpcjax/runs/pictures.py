@@ -230,9 +230,9 @@ def check(picture: Drawn | None, table: "xr.Dataset") -> None:
     if isinstance(picture, Lines) and "{}" not in picture.x:
         _require("dimensions", [picture.x], set(map(str, table.dims)) - {"row"})
     rows = [str(row) for row in table["row"].values] if "row" in table.dims else []
-    numbered = isinstance(picture, Lines) and "{}" in picture.x
-    if numbered and not any(split(row, picture.x)[0] for row in rows):
-        raise ConfigError(f"no row has a number as {picture.x!r} says: got {rows}")
+    x = picture.x if isinstance(picture, Lines) else ""
+    if "{}" in x and not any(split(row, x)[0] for row in rows):
+        raise ConfigError(f"no row has a number as {x!r} says: got {rows}")
     for texts in (picture.rows, picture.about):
         if texts and not any(_has(row, texts) for row in rows):
             _require("rows", _tuple(texts), rows)
