@@ -77,6 +77,10 @@ TILING = Table(
         "propagation that takes all of a matrix for a tile. Products of 16 x 16 are "
         "interpreted at every step."
     ),
+    shows=(
+        "A matrix product was cut into tiles, and what they load was counted. Larger "
+        "tiles should load less, and the count should lie on the formula."
+    ),
     picture=Lines(x="T={}", y=("loaded", "formula")),
     columns={
         "loaded": "loaded",
