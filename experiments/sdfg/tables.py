@@ -27,6 +27,10 @@ RULES = Table(
         "rule is interpreted in three orders. Refused: by the first condition that "
         "failed. The last three rows lack a condition."
     ),
+    shows=(
+        "Rules that change programs were tried on many drawn ones. The bars are how often "
+        "each rule applied; what it made was checked against the program before."
+    ),
     picture=Bars("applied", label="times applied"),
     columns={
         "applied": "applied",

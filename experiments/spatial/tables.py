@@ -103,6 +103,10 @@ HALOS = Table(
         "distance": "distance from one device",
     },
     reduce=halos,
+    shows=(
+        "Samples were cut in space over eight devices, which exchange their borders. "
+        "Colours are the devices from which a window's cells came: look at the borders."
+    ),
     picture=Map("origin", rows=("K5 s1, 2 x 2 x 2",), label="device"),
     tiers=on_cpu(
         minutes=5.0,
