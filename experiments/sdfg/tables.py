@@ -28,7 +28,7 @@ RULES = Table(
         "failed. The last three rows lack a condition."
     ),
     shows=(
-        "Rules that change programs were tried on many drawn ones. The bars are how often "
+        "Rules that change programs were tried on drawn ones. Bars are how often "
         "each rule applied; what it made was checked against the program before."
     ),
     picture=Bars("applied", label="times applied"),
