@@ -69,6 +69,10 @@ CIRCLE = Table(
         "point, and the raw spread around it. floor: of Gaussian members of known "
         "deviations."
     ),
+    shows=(
+        "The spread of twenty forecasts was foretold from five of them, on a circle. "
+        "Further left errs less: a network against the blend and the raw spread."
+    ),
     picture=Dots("part", rows=("5 members",), bound="blend", sort=True),
     columns={"rmse": "RMSE of the spread", "part": "% of raw"},
     reduce=circle,
