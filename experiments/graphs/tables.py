@@ -286,9 +286,9 @@ MINIBATCHES = Table(
             "in less time": over("milliseconds", _TEN, _WHOLE)
             .at_most(0.5, "a step's time over that of the whole graph")
             .fails({_TEN: _WHOLE}),
-            "few programs": cell("shapes", _TEN).at_most(
-                12, "shapes that are compiled in a run"
-            ),
+            "in less memory": over("megabytes", _TEN, _WHOLE)
+            .at_most(0.5, "a step's temporaries over those of the whole graph")
+            .fails({_TEN: _WHOLE}),
         },
     ),
 )
