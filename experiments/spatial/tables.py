@@ -105,9 +105,12 @@ HALOS = Table(
     reduce=halos,
     shows=(
         "Samples were cut in space over eight devices, which exchange their borders. "
-        "Colours are the devices from which a window's cells came: look at the borders."
+        "Colours are the devices whose cells the first block sees: its own, 0, the "
+        "borders of neighbours, and -1 outside the cube, which is zeros."
     ),
-    picture=Map("origin", rows=("K5 s1, 2 x 2 x 2",), label="device"),
+    picture=Map(
+        "origin", rows=tuple(f"K5 s1, {name}" for name in LAYOUTS), label="device"
+    ),
     tiers=on_cpu(
         minutes=5.0,
         devices=8,
