@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import pictures, reduce
 from hpcjax.runs.claims import Claim, Control, Trivial
@@ -344,7 +346,7 @@ def judge(tier: Tier, dataset: "xr.Dataset") -> tuple[Verdict, ...]:
 
 
 def find_claimed(tier: Tier, dataset: "xr.Dataset") -> set[str]:
-    """Returns the columns without which a claim has another number, or none.
+    """Returns the columns without which a claim has another number, or loses it.
 
     A bound of an interval stands for its column.
     """
@@ -353,7 +355,11 @@ def find_claimed(tier: Tier, dataset: "xr.Dataset") -> set[str]:
         re.sub("_(low|high)$", "", name)
         for name in map(str, dataset.data_vars)
         for without in [dataset.drop_vars(name)]
-        if any(_compute(claim, without) != ours for claim, ours in numbers)
+        if any(
+            _compute(claim, without) != ours
+            for claim, ours in numbers
+            if not math.isnan(ours)
+        )
     }
 
 
@@ -365,11 +371,22 @@ def _compute(
         table = control.apply(table) if control else table
         found = float(claim.ours(table))
         lacking = table[[name for name, each in table.items() if each.isnull().any()]]
-        others = (lacking.min(), lacking.max(), -1e30, 1e30) if lacking else ()
-        filled = (table.assign(lacking.fillna(each)) for each in others)
+        filled = (table.assign(lacking.fillna(each)) for each in _find_others(lacking))
         return found if all(claim.ours(each) == found for each in filled) else math.nan
     except Exception:  # of any kind, as a cell is missing
         return math.nan
+
+
+def _find_others(lacking: "xr.Dataset") -> "list[xr.Dataset]":
+    """Returns what may be in missing cells: bounds, and beyond these no two alike."""
+    order = itertools.count(1)
+    ranks = lacking.map(
+        lambda each: each.copy(
+            data=np.reshape([next(order) for _ in range(each.size)], each.shape)
+        )
+    )
+    beyond = [1e30 * ranks, -1e30 * ranks, 1e30 / ranks, -1e30 / ranks]
+    return [lacking.min(), lacking.max(), *beyond] if lacking else []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

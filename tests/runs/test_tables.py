@@ -13,7 +13,15 @@ from hpcjax.core import ConfigError
 from hpcjax.runs import render, table_records
 from hpcjax.runs.claims import Control, Trivial
 from hpcjax.runs.reduce import Number, cell, least
-from hpcjax.runs.tables import Claim, Runs, Table, TableResult, Tier, judge
+from hpcjax.runs.tables import (
+    Claim,
+    Runs,
+    Table,
+    TableResult,
+    Tier,
+    find_claimed,
+    judge,
+)
 
 
 def values(**cells):
@@ -213,6 +221,37 @@ def test_a_claim_that_reads_a_missing_cell_has_no_number(read, ours):
     (verdict,) = table_of(table, {"c": claim}).verdicts
     assert verdict.ours == pytest.approx(ours, nan_ok=True)
     assert verdict.holds == (not math.isnan(ours))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: t["ours"][1] > t["ours"][2],
+        lambda t: t["ours"][2] > t["ours"][1],
+        lambda t: (t["ours"] > t["theirs"]).sum(),
+        lambda t: (t["theirs"] > t["ours"]).sum(),
+        lambda t: ((t["theirs"] > t["ours"]) & (t["ours"] < 0)).sum(),
+        lambda t: ((t["ours"] > t["theirs"]) & (t["theirs"] > 0)).sum(),
+    ],
+)
+def test_a_claim_that_compares_missing_cells_has_no_number(read):
+    cells = {name: ("row", [2.0, math.nan, math.nan]) for name in ("ours", "theirs")}
+    claim = Claim(relation="r", ours=read, at_most=0.0)
+    (verdict,) = table_of(xr.Dataset(cells, {"row": [*"abc"]}), {"c": claim}).verdicts
+    assert math.isnan(verdict.ours)
+
+
+def test_a_claim_without_a_number_is_about_no_column():
+    claims = {
+        name: Claim(relation="r", ours=ours, at_most=9.0)
+        for name, ours in {
+            "read": lambda t: t["ratio"].sum(),
+            "missing": lambda t: t["absent"].sum(),
+        }.items()
+    }
+    tier = Tier(runs={}, claims=claims, minutes=1.0)
+    table = values(ratio=[1.0, 2.0], other=[1.0, 2.0])
+    assert find_claimed(tier, table) == {"ratio"}
 
 
 def test_tuning_seeds_are_not_reported():
