@@ -1,11 +1,13 @@
 """Blocks as examples of the training loop."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
 import pytest
 
-from hpcjax import data, graphs, models, train
+from hpcjax import data, graphs, metrics, models, train
 from hpcjax.core.errors import ConfigError
 from hpcjax.data.block_source import BlockMaker
 from hpcjax.data.record_source import as_records
@@ -74,6 +76,24 @@ def test_validation_has_one_shape_and_fixed_draws(loaded):
     ).load()
     x = every.validation.gather(np.arange(2))["x"]
     assert set(np.unique(x.weights)) == {0, 1}  # every list is whole
+
+
+def test_validation_of_whole_neighbourhoods_scores_what_the_whole_graph_does():
+    """Its last block is not full, and its last batch has a block too few."""
+    config = dataclasses.replace(CONFIG, block=9, evaluate="all")
+    totals, shared = [], None
+    for dataset in (SOURCE.load(), config.load()):
+        how = {"layer": "sage", "hidden": 4}
+        model = models.gnn(dataset.inputs, 3, graph=dataset.graph, **how)
+        params, state = shared = shared or model.init(jax.random.key(0))
+        found = 0.0
+        for batch in data.evaluation_batches(dataset.validation, 2):
+            logits, _ = model.apply(params, state, batch["x"], train=False)
+            told = metrics.label_totals(logits, batch)
+            found += np.array([told.sums["loss"], told.sums["error"], told.count])
+        totals.append(found)
+    assert totals[0][2] == 24
+    np.testing.assert_allclose(*totals, rtol=1e-5)
 
 
 def test_sparse_features_travel_as_entries():
