@@ -9,7 +9,7 @@ import pytest
 
 from hpcjax import data, graphs, metrics, models, train
 from hpcjax.core.errors import ConfigError
-from hpcjax.data.block_source import BlockMaker
+from hpcjax.data.block_source import BlockMaker, BlockSampler
 from hpcjax.data.record_source import as_records
 from hpcjax.runs import overrides
 from hpcjax.runs.training import TrainingConfig
@@ -42,6 +42,12 @@ def test_an_epoch_has_each_vertex_once_in_a_new_order(loaded):
     np.testing.assert_array_equal(
         batch["y"][batch["scored"] > 0], loaded.train._maker.labels[orders[0]]
     )
+
+
+def test_a_block_is_drawn_for_its_seed_its_epoch_and_its_place(loaded):
+    own = loaded.train
+    sampler = BlockSampler(own._maker, lambda _, draw: draw, own._vertices, 0.0)
+    assert sampler.make(4 * 2 + 3, 5) == graphs.Draw(5, 2, 3)
 
 
 def test_shards_have_the_blocks_of_the_whole_batch(loaded):

@@ -98,10 +98,11 @@ def test_rows_and_lists_of_dense_are_what_they_should_be(hops):
 
 @pytest.mark.acceptance("marius", 3)
 def test_dense_samples_each_vertex_once_and_layers_more_often():
-    csr, asked = graphs.Csr.of(make_graph(2)), []
+    csr, asked, hops = graphs.Csr.of(make_graph(2)), [], []
 
     def sample(csr, vertices, fanout, draw):
         asked.append(vertices)
+        hops.append(draw.hop)
         return graphs.sample_neighbours(csr, vertices, fanout, draw)
 
     counts = {}
@@ -110,6 +111,7 @@ def test_dense_samples_each_vertex_once_and_layers_more_often():
         build(csr, (3, 3, 3), np.arange(8), graphs.Draw(0), sample=sample)
         counts[name] = np.unique(np.concatenate(asked), return_counts=True)[1].max()
     assert counts == {"dense": 1, "layerwise": 3}
+    assert hops == [0, 1, 2] * 2
 
 
 @pytest.mark.acceptance("marius", 1)
