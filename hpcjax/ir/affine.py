@@ -38,7 +38,7 @@ class Affine:
         if isinstance(index, Affine):
             return index
         if isinstance(index, str):
-            return _read(ast.parse(index.strip(), mode="eval").body)
+            return _read(_parse(index, "an index must be affine"))
         return cls((), int(index))
 
     def __add__(self, other: Index) -> "Affine":
@@ -162,19 +162,22 @@ def read_subset(text: str) -> tuple[str, tuple[Range, ...] | None]:
       >>> name, [str(each) for each in subset]
       ('A', ['2*i + 1', '0:n:2'])
     """
-    try:
-        body = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise ConfigError(
-            f"a subset must be like 'A[i, 0:n:2]': got {text!r}"
-        ) from None
+    wanted = "a subset must be like 'A[i, 0:n:2]'"
+    body = _parse(text, wanted)
     if isinstance(body, ast.Name):
         return body.id, None
     if not isinstance(body, ast.Subscript) or not isinstance(body.value, ast.Name):
-        raise ConfigError(f"a subset must be like 'A[i, 0:n:2]': got {text!r}")
+        raise ConfigError(f"{wanted}: got {text!r}")
     part = body.slice
     parts = part.elts if isinstance(part, ast.Tuple) else [part]
     return body.value.id, tuple(_read_range(each) for each in parts)
+
+
+def _parse(text: str, wanted: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ConfigError(f"{wanted}: got {text!r}") from None
 
 
 def _read_range(node: ast.expr) -> Range:

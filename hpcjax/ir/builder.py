@@ -1,6 +1,5 @@
 """Makes graphs of data movement, node by node, of texts as in Python."""
 
-import ast
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.ir import affine, checks
 from hpcjax.ir.affine import Affine, Index, Range
-from hpcjax.ir.sdfg import SDFG, Array, Code, Map, Memlet, Nested, Node, State
+from hpcjax.ir.sdfg import SDFG, Array, Code, Map, Memlet, Nested, Node, State, assigned
 
 
 class Builder:
@@ -69,12 +68,7 @@ class Builder:
           wcr: what resolves conflicts of all outputs.
           **memlets: subsets by the names in `code`.
         """
-        tree = ast.walk(ast.parse(code))
-        made = {
-            node.id
-            for node in tree
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        made = assigned(code)
         read = {name: text for name, text in memlets.items() if name not in made}
         written = {name: text for name, text in memlets.items() if name in made}
         self._add("tasklet", code, read, written, wcr=wcr)

@@ -1,6 +1,8 @@
 """What a valid graph fulfils; errors name state and edge."""
 
 import ast
+import itertools
+import math
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -9,11 +11,23 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.ir import affine
 from hpcjax.ir.overlap import countable, meeting
 from hpcjax.ir.propagation import least, propagate
-from hpcjax.ir.sdfg import REDUCERS, SDFG, Access, Code, Map, Nested, Node, accesses
+from hpcjax.ir.sdfg import (
+    REDUCERS,
+    SDFG,
+    Access,
+    Code,
+    Map,
+    Nested,
+    Node,
+    accesses,
+    parse,
+)
 
 _SYNTAX = (
     *(ast.Module, ast.Assign, ast.Name, ast.expr_context, ast.Constant, ast.Call),
-    *(ast.BinOp, ast.operator, ast.Compare, ast.cmpop, ast.UnaryOp, ast.USub),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow),
+    *(ast.Compare, ast.Lt, ast.LtE, ast.Eq, ast.Gt, ast.GtE, ast.NotEq),
+    *(ast.UnaryOp, ast.USub),
 )
 
 
@@ -30,6 +44,13 @@ def check(graph: SDFG, ranges: affine.Ranges = ()) -> None:
       ranges: of symbols that do not take all positive values, such as a counter.
     """
     seen: set[str] = set()
+    for name, each in graph.arrays.items():
+        try:
+            np.dtype(each.dtype)
+        except TypeError:
+            raise ConfigError(f"{name}: no dtype {each.dtype!r}") from None
+        for size in each.shape:
+            _check_defined(f"container {name}", size.names, graph.symbols)
     for place, node in graph.nodes():
         where = f"graph {graph.name!r}, {graph.states[place].name}"
         try:
@@ -37,7 +58,7 @@ def check(graph: SDFG, ranges: affine.Ranges = ()) -> None:
             for each in accesses(node):
                 _check_access(graph, each._replace(ranges=(*ranges, *each.ranges)))
             for inner, around in _maps(node):
-                _check_races(inner, around)
+                _check_races(inner, (*ranges, *around))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
@@ -71,6 +92,8 @@ def _check_defined(where: str, names: Collection[str], known: Collection[str]) -
 
 
 def _check_nested(graph: SDFG, node: Nested, known: Collection[str]) -> None:
+    if node.times < 0:
+        raise ConfigError(f"{node.id}: times must be at least 0: got {node.times}")
     runs = affine.Range.of(f"0:{node.times}")
     counted = [(node.counter, runs)] if node.counter else []
     check(node.graph.put(dict(node.symbols)), counted)
@@ -119,30 +142,83 @@ def _check_code(graph: SDFG, node: Code, known: Collection[str]) -> None:
             f"{node.id}: must reduce by one of {[*REDUCERS]}: {node.code}"
         )
     if node.kind == "tasklet":
-        read = {name for name, _ in node.inputs}
-        written = {name for name, _ in node.outputs}
-        tree = ast.parse(node.code)
-        if not all(isinstance(line, ast.Assign) for line in tree.body) or not all(
-            isinstance(each, _SYNTAX) for each in ast.walk(tree)
-        ):
-            raise ConfigError(f"{node.id}: must be assignments of calls: {node.code!r}")
-        names = {
-            n.id
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-        }
-        calls = {
-            n.func.id
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
-        }
-        for name in sorted(name for name in calls if not hasattr(np, name)):
+        _check_tasklet(node, known)
+    else:
+        _check_shapes(node)
+
+
+def _check_tasklet(node: Code, known: Collection[str]) -> None:
+    tree = parse(node.code)
+    parts = [*ast.walk(tree)]
+    lines = [line for line in tree.body if isinstance(line, ast.Assign)]
+    if (
+        len(lines) < len(tree.body)
+        or not all(isinstance(each, _SYNTAX) for each in parts)
+        or any(len(each.ops) > 1 for each in parts if isinstance(each, ast.Compare))
+        or any(isinstance(getattr(each, "value", None), str) for each in parts)
+    ):
+        raise ConfigError(f"{node.id}: must be assignments of calls: {node.code!r}")
+    called = [each.func for each in parts if isinstance(each, ast.Call)]
+    for name in map(ast.unparse, called):
+        if name in known or not callable(getattr(np, name, None)):
             raise ConfigError(f"{node.id}: numpy and jnp have no function {name!r}")
-        made = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - names
-        used = names - calls - made - {"inf", "nan", "pi"}
-        _check_defined(node.id, used, read | written | set(known))
-        for name in sorted((read | written) & set(known)):
-            raise ConfigError(f"{node.id}: {name!r} is a parameter, and no edge's name")
+    here = {*known, *(name for name, _ in node.inputs)}
+    for line in lines:
+        names = {n.id for n in ast.walk(line.value) if isinstance(n, ast.Name)}
+        names -= {*map(ast.unparse, called), "inf", "nan", "pi"}
+        _check_defined(node.id, names, sorted(here))
+        here |= {ast.unparse(target) for target in line.targets}
+    edges = {name for name, _ in (*node.inputs, *node.outputs)}
+    _check_defined(node.id, edges, sorted(here))
+    for name in sorted((edges | (here - {*known})) & {*known}):
+        raise ConfigError(f"{node.id}: {name!r} is a parameter, and no edge's name")
+
+
+def _check_shapes(node: Code) -> None:
+    """Compares what a node makes with where it goes, if sizes are numbers."""
+    shapes = [
+        tuple(_length(own) for own in memlet.subset)
+        for _, memlet in (*node.inputs, *node.outputs)
+    ]
+    if node.kind == "library" and "->" not in node.code:
+        return
+    made, wanted = _made(node, shapes[: len(node.inputs)]), shapes[-1]
+    if any(-1 in shape for shape in shapes):
+        return
+    if node.kind == "copy":
+        same = math.prod(made) == math.prod(wanted)
+    else:
+        same = [n for n in made if n != 1] == [n for n in wanted if n != 1]
+    if not same:
+        target = node.outputs[0][1]
+        raise ConfigError(f"{node.id}: {target} must be of shape {made}: is {wanted}")
+
+
+def _length(own: affine.Range) -> int:
+    """Returns the number of integers in a range, -1 if it depends on names."""
+    gap = (own.ends[0] - own.start).number
+    known = gap is not None and len(own.ends) == 1
+    return max(gap // own.step + 1, 0) if gap is not None and known else -1
+
+
+def _made(node: Code, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the shape of what a copy, a reduction or an einsum makes."""
+    if node.kind == "copy":
+        return shapes[0]
+    if node.kind == "reduce":
+        rank = len(shapes[0])
+        left = [axis for axis in range(rank) if not {axis, axis - rank} & {*node.axes}]
+        if len(left) + len(node.axes) != rank:
+            raise ConfigError(f"{node.id}: axes {node.axes} are not {rank} axes' own")
+        return tuple(shapes[0][axis] for axis in left)
+    letters, _, kept = node.code.partition("->")
+    operands, sizes = letters.split(","), dict[str, int]()
+    good = [*map(len, operands)] == [*map(len, shapes)] and {*kept} <= {*letters}
+    for letter, n in zip("".join(operands), itertools.chain(*shapes), strict=False):
+        good &= sizes.setdefault(letter, n) in (n, -1) or n == -1
+    if not good:
+        raise ConfigError(f"{node.id}: {node.code!r} is not for shapes {shapes}")
+    return tuple(sizes[letter] for letter in kept)
 
 
 def _check_access(graph: SDFG, access: Access) -> None:

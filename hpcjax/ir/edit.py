@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 from hpcjax.core.errors import ConfigError, HpcjaxError, nearest
 from hpcjax.ir.affine import elements, iterate
 from hpcjax.ir.overlap import Meeting, countable
-from hpcjax.ir.sdfg import SDFG, Access, Map, Nested, Node, accesses, codes, put
+from hpcjax.ir.sdfg import (
+    SDFG,
+    Access,
+    Map,
+    Nested,
+    Node,
+    accesses,
+    assigned,
+    codes,
+    put,
+)
 
 
 class CannotApply(HpcjaxError, ValueError):
@@ -125,6 +135,12 @@ def fresh(name: str, taken: Collection[str]) -> str:
     return name
 
 
+def names_of(graph: SDFG) -> set[str]:
+    """Returns the names of symbols, containers and parameters."""
+    params = (n for each in walk(graph) for n in getattr(each.node, "params", ()))
+    return {*graph.symbols, *graph.arrays, *params}
+
+
 def new_id(graph: SDFG, kind: str, also: Collection[str] = ()) -> str:
     """Returns an id that no node has."""
     taken = {each.node.id for each in walk(graph)} | {*also}
@@ -136,7 +152,8 @@ def free_params(node: Node, taken: Collection[str]) -> Node:
     """Returns a node whose maps' parameters have other names than those taken."""
     if not isinstance(node, Map):
         return node
-    names = {name: fresh(name, taken) for name in node.params}
+    edges = connectors(node)
+    names = {name: fresh(name, {*taken, *edges}) for name in node.params}
     ranges = tuple((names[name], own.put(names)) for name, own in node.ranges)
     inner = {*taken, *names.values()}
     body = tuple(free_params(put(each, names), inner) for each in node.body)
@@ -144,11 +161,12 @@ def free_params(node: Node, taken: Collection[str]) -> Node:
 
 
 def connectors(node: Node) -> set[str]:
-    """Returns the names of edges in the code of a node."""
-    found = (
-        name for code, _ in codes(node) for name, _ in (*code.inputs, *code.outputs)
-    )
-    return set(found)
+    """Returns the names of edges and values in the code of a node."""
+    found = set()
+    for code, _ in codes(node):
+        found |= {name for name, _ in (*code.inputs, *code.outputs)}
+        found |= assigned(code.code) if code.kind == "tasklet" else set()
+    return found
 
 
 def uncovered(

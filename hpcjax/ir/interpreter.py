@@ -4,18 +4,18 @@ It shares nothing with what lowers graphs, so that it can judge it.
 """
 
 import ast
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from hpcjax.core import checks as values_checks
-from hpcjax.core.errors import ConfigError
-from hpcjax.ir.affine import Range, Values
+from hpcjax.core.errors import ConfigError, nearest
+from hpcjax.ir.affine import Values, iterate
 from hpcjax.ir.checks import check
-from hpcjax.ir.sdfg import REDUCERS, SDFG, Code, Map, Memlet, Nested, Node
+from hpcjax.ir.sdfg import REDUCERS, SDFG, Code, Map, Memlet, Nested, Node, parse
 
 Order = Literal["forward", "reverse", "drawn"]
 _OPERATORS: Mapping[type, str] = {
@@ -24,7 +24,6 @@ _OPERATORS: Mapping[type, str] = {
     **{ast.USub: "negative", ast.Lt: "less", ast.LtE: "less_equal", ast.Eq: "equal"},
     **{ast.Gt: "greater", ast.GtE: "greater_equal", ast.NotEq: "not_equal"},
 }
-_parse = functools.lru_cache(2**10)(ast.parse)
 _Log = dict[tuple[str, tuple[int, ...]], dict[str, set[int]]]
 
 
@@ -70,6 +69,10 @@ def interpret(
         raise ConfigError(f"symbols without values: {', '.join(bound.symbols)}")
     if not valid:
         check(bound)
+    for name in inputs:
+        if name not in bound.arrays:
+            hint = nearest(name, bound.arrays)
+            raise ConfigError(f"there is no container {name!r}{hint}")
     data = {}
     for name, each in bound.arrays.items():
         shape = tuple(size.constant for size in each.shape)
@@ -132,7 +135,7 @@ class _Run:
 
     def map(self, node: Map, data: dict[str, np.ndarray], values: Values) -> None:
         """Runs all iterations in the order that was asked for."""
-        iterations = list(_iterations(node.ranges, values))
+        iterations = list(iterate(node.ranges, values))
         if self.order == "reverse":
             iterations.reverse()
         elif self.order == "drawn":
@@ -151,11 +154,19 @@ class _Run:
     def code(self, node: Code, data: dict[str, np.ndarray], values: Values) -> None:
         """Reads, computes, and writes or resolves."""
         read = {name: self.read(memlet, data, values) for name, memlet in node.inputs}
-        made = self.compute(node, read, values)
+        try:
+            made = self.compute(node, read, values)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{node.id}: {error}") from error
         for name, memlet in node.outputs:
             place = self.touch(memlet, memlet.wcr or "write", values)
             array, at = data[memlet.data], _at(place)
-            value = np.reshape(made[name], np.shape(array[at]))
+            shape = np.shape(array[at])
+            if np.size(made[name]) != math.prod(shape):
+                raise ConfigError(
+                    f"{node.id}: {memlet} has shape {shape}: got {np.shape(made[name])}"
+                )
+            value = np.reshape(made[name], shape)
             if memlet.wcr:
                 value = getattr(np, memlet.wcr)(array[at], value)
             array[at] = value
@@ -167,15 +178,18 @@ class _Run:
         if node.kind == "tasklet":
             scope: dict[str, Any] = {**values, **{n: a.item() for n, a in read.items()}}
             with np.errstate(all="ignore"):
-                for line in _parse(node.code).body:
+                for line in parse(node.code).body:
                     assert isinstance(line, ast.Assign)
                     for target in line.targets:
                         scope[ast.unparse(target)] = _evaluate(line.value, scope)
             return scope
         arrays = list(read.values())
         if node.kind == "reduce":
+            first = REDUCERS[node.code]
+            limited = np.isinf(first) and arrays[0].dtype.kind in "biu"
+            given = {} if limited else {"initial": first}
             reducer = getattr(np, node.code).reduce
-            results = (reducer(*arrays, axis=node.axes, initial=REDUCERS[node.code]),)
+            results = (reducer(*arrays, axis=node.axes, **given),)
         elif node.kind == "copy":
             results = tuple(arrays)
         elif node.code in self.functions:
@@ -183,7 +197,7 @@ class _Run:
         elif "->" in node.code:
             results = (np.einsum(node.code, *arrays),)
         else:
-            raise ConfigError(f"{node.id}: no function {node.code!r} was given")
+            raise ConfigError(f"no function {node.code!r} was given")
         return dict(zip((name for name, _ in node.outputs), results, strict=True))
 
     def read(self, memlet: Memlet, data: dict[str, np.ndarray], values: Values) -> Any:
@@ -232,18 +246,6 @@ def _at(place: list[range]) -> tuple[Any, ...]:
     """Returns what selects a product of indices, the quicker way if it is one."""
     points = tuple(own[0] for own in place if len(own) == 1)
     return points if len(points) == len(place) else np.ix_(*place)
-
-
-def _iterations(
-    ranges: tuple[tuple[str, Range], ...], values: Values
-) -> Iterator[Values]:
-    """Yields the values of parameters and of those around."""
-    if not ranges:
-        yield values
-        return
-    (name, own), *others = ranges
-    for value in own.at(values):
-        yield from _iterations(tuple(others), {**values, name: value})
 
 
 def _judge(name: str, log: _Log) -> None:

@@ -15,6 +15,7 @@ from hpcjax.ir.edit import (
     find,
     free_params,
     fresh,
+    names_of,
     new_id,
     only_in,
     passed,
@@ -255,8 +256,10 @@ class MapReduceFusion:
             raise CannotApply(self, "conflict resolution")
         if _touching(one.beside[: other.place], target.data):
             raise CannotApply(self, "in use", f"{target.data} is used before")
-        kind = np.dtype(graph.arrays[target.data].dtype).kind
-        if other.node.code in ("maximum", "minimum") and kind != "f":
+        dtypes = [np.dtype(graph.arrays[e.data].dtype) for e in (source, target)]
+        if dtypes[0] != dtypes[1]:
+            raise CannotApply(self, "dtype", f"{source} is not of {target.data}'s")
+        if other.node.code in ("maximum", "minimum") and dtypes[1].kind != "f":
             raise CannotApply(self, "identity", f"{target.data} has no infinity")
         for each in writes:
             _resolved(self, other.node, each.memlet)
@@ -384,7 +387,7 @@ class InlineNested:
         arrays, names = dict(graph.arrays), dict(found.node.arguments)
         for name, each in inner.arrays.items():
             if name not in names:
-                names[name] = fresh(name, {*arrays, *graph.symbols})
+                names[name] = fresh(name, {*arrays, *names_of(graph)})
                 arrays[names[name]] = each
         taken = {*graph.symbols, *arrays}
         ids: list[str] = []
@@ -437,20 +440,25 @@ def replay(history: Iterable[Sequence[Any]], graph: SDFG) -> SDFG:
       graph: the first.
 
     Raises:
-      ConfigError: the history is of another graph, or names a rule that there is not.
+      ConfigError: the history is of another graph, or names a rule or a field that
+        there is not.
       CannotApply: a rule cannot be applied.
     """
-    for name, fields in history:
-        if name == "graph":
-            if fields["digest"] != graph.digest:
+    for place, (name, fields) in enumerate(history):
+        if place == 0:
+            first = fields.get("digest") if name == "graph" else None
+            if first != graph.digest:
                 raise ConfigError(
-                    f"the history began with graph {fields['digest']}, and "
-                    f"{graph.name!r} is {graph.digest}"
+                    f"the history began with graph {first}, and {graph.name!r} is "
+                    f"{graph.digest}"
                 )
             continue
         if name not in RULES:
             raise ConfigError(f"there is no rule {name!r}{nearest(name, RULES)}")
         given = {key: _tuples(value) for key, value in fields.items()}
+        wanted = sorted(each.name for each in dataclasses.fields(RULES[name]))
+        if sorted(given) != wanted:
+            raise ConfigError(f"{name} has fields {wanted}: got {sorted(given)}")
         graph = graph.apply(RULES[name](**given))
     return graph
 

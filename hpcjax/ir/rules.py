@@ -23,6 +23,7 @@ from hpcjax.ir.edit import (
     find,
     free_params,
     fresh,
+    names_of,
     new_id,
     only_in,
     outer,
@@ -248,8 +249,7 @@ class MapTiling:
     def apply(self, graph: SDFG) -> SDFG:
         """Returns the graph with the map in another one, over tiles."""
         found, sizes = find(graph, self.map), dict(self.sizes)
-        taken = {*graph.symbols, *graph.arrays, *connectors(found.node)}
-        taken |= {n for each in walk(graph) for n in getattr(each.node, "params", ())}
+        taken = names_of(graph) | connectors(found.node)
         tiles, inner = [], []
         for name, own in found.node.ranges:
             if name not in sizes:

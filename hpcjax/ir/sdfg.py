@@ -204,7 +204,9 @@ class SDFG:
 
     def to_json(self) -> str:
         """Returns all but the history as text, the same in every process."""
-        fields = dataclasses.asdict(dataclasses.replace(self, history=()))
+        fields = dataclasses.asdict(
+            self, dict_factory=lambda own: {k: v for k, v in own if k != "history"}
+        )
         return json.dumps(fields, sort_keys=True)
 
     @functools.cached_property
@@ -352,6 +354,21 @@ class _Flow:
         )
 
 
+@functools.lru_cache(2**10)
+def parse(code: str) -> ast.Module:
+    """Returns the tree of a tasklet's code."""
+    try:
+        return ast.parse(code)
+    except SyntaxError:
+        raise ConfigError(f"code must be assignments of calls: got {code!r}") from None
+
+
+def assigned(code: str) -> set[str]:
+    """Returns the names that a tasklet's code assigns to."""
+    names = (n for n in ast.walk(parse(code)) if isinstance(n, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
+
 def codes(node: Node, ranges: Ranges = ()) -> Iterator[tuple[Code, Ranges]]:
     """Yields what computes in a node, with the parameters around it."""
     if isinstance(node, Code):
@@ -464,5 +481,7 @@ def _flops(code: Code, ranges: Ranges, values: Values) -> int:
         }
         return 2 * affine.count(ranges, tuple(sizes.values()), values)
     counted = ast.BinOp | ast.Call | ast.Compare
-    each = sum(isinstance(n, counted) for n in ast.walk(ast.parse(code.code)))
-    return each * affine.count(ranges, (), values) if code.kind == "tasklet" else 0
+    if code.kind != "tasklet":
+        return 0
+    each = sum(isinstance(n, counted) for n in ast.walk(parse(code.code)))
+    return each * affine.count(ranges, (), values)

@@ -327,5 +327,47 @@ def test_histories_of_other_graphs_and_unknown_rules_are_refused():
     history = graph.apply(FUSION).history
     with pytest.raises(ConfigError, match="the history began with graph"):
         ir.replay(history, build("i=0:4 | B[i] = A[i]"))
-    with pytest.raises(ConfigError, match="did you mean 'MapFusion'"):
-        ir.replay([("MapFussion", {})], graph)
+    for steps, message in (
+        (history[1:], "the history began with graph None"),
+        ([history[0], ("MapFussion", {})], "did you mean 'MapFusion'"),
+        ([history[0], ("MapFusion", {"first": "map.1"})], "has fields"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ir.replay(steps, graph)
+
+
+def test_sums_of_integers_are_not_made_of_parts_of_them():
+    made = ir.Builder("test")
+    made.array("A", 4)
+    made.transient("T", 4, dtype="int64")
+    made.array("r")
+    with made.map(i="0:4"):
+        made.tasklet("c = a / 2", a="A[i]", c="T[i]")
+    made.reduce("add", "T", "r", 0)
+    graph = made.build()
+    assert ir.interpret(graph, {"A": np.ones(4)})["r"] == 0
+    with pytest.raises(ir.CannotApply, match="dtype"):
+        graph.apply(REDUCTION)
+
+
+def test_names_inside_are_not_taken_for_those_of_parameters():
+    made = ir.Builder("test")
+    for name, *shape in (("A", 4), ("M", 4, 4), ("W", 4, 4)):
+        made.array(name, *shape)
+    made.transient("T", 4)
+    with made.map(i="0:4"):
+        made.tasklet("c = a", a="A[i]", c="T[i]")
+    with made.map(p="0:4"):
+        with made.map(i="0:4"):
+            made.tasklet("c = i_ + i", i_="M[p, i]", c="W[p, i]")
+        made.tasklet("c = a", a="T[p]", c="A[p]")
+    graph = made.build()
+    assert_same(graph, graph.apply(FUSION))
+    inner = ir.Builder("inner")
+    inner.array("A", 4)
+    inner.transient("p", 4)
+    inner.copy("A", "p")
+    inner.copy("p", "A")
+    made.nested(inner.build(), A="A")
+    graph = made.build()
+    assert_same(graph, graph.apply(ir.InlineNested("nested.1")))

@@ -113,12 +113,59 @@ def test_library_nodes_reductions_and_given_functions():
         ([("0:6", "b = a", {"a": "A[i]", "b": "B[0]"})], r"written by two .*B\[0\]"),
         ([("0:5", "b = a", {"a": "B[i + 1]", "b": "B[i]"})], "read, written by two"),
         ([("0:6", "b = a", {"a": "A[i]", "b": "B[i]", "wcr": "sub"})], "wcr must be"),
+        ([("0:6", "b = b + a", {"a": "A[i]", "b": "B[i]"})], "undefined symbol 'b'"),
+        ([("0:6", "b = a & 1", {"a": "A[i]", "b": "B[i]"})], "assignments of calls"),
+        ([("0:6", "b = a <", {"a": "A[i]", "b": "B[i]"})], "assignments of calls"),
+        ([("0:6", "b = 'x'", {"b": "B[i]"})], "assignments of calls"),
+        ([("0:6", "b = pi(a)", {"a": "A[i]", "b": "B[i]"})], "no function 'pi'"),
         ([("0:6", "b = i", {"i": "A[i]", "b": "B[i]"})], "'i' is a parameter"),
     ],
 )
 def test_graphs_that_are_not_valid_are_told_by_state_and_edge(maps, message):
     with pytest.raises(ConfigError, match=message):
         program(*[(own, code, dict(edges)) for own, code, edges in maps]).build()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("reduce", ("add", "V", "B[0:3]", 0), r"B\[0:3\] must be of shape \(4,\)"),
+        ("reduce", ("add", "V", "B"), r"must be of shape \(3, 4\): is \(4,\)"),
+        ("reduce", ("add", "V", "B", 2), "axes"),
+        ("reduce", ("add", "V", "B", 0, -2), "axes"),
+        ("copy", ("V", "B"), r"must be of shape \(3, 4\)"),
+        ("library", ("ij,jk->i", ["V"], "B"), "is not for shapes"),
+        ("library", ("ij,ji->j", ["V", "V"], "B"), "is not for shapes"),
+        ("library", ("ij->i", ["V"], "B"), r"must be of shape \(3,\)"),
+    ],
+)
+def test_results_of_other_shapes_are_told_before_they_run(kind, given, message):
+    made = ir.Builder("test")
+    made.array("V", 3, 4)
+    made.array("B", 4)
+    getattr(made, kind)(*given)
+    with pytest.raises(ConfigError, match=rf"state.1: {kind}.1.*{message}"):
+        made.build()
+
+
+def test_integers_are_reduced_and_values_within_code_are_its_own():
+    made = ir.Builder("test")
+    made.array("V", 2, 2, dtype="int64")
+    made.array("B", 2, dtype="int64")
+    made.reduce("maximum", "V", "B", 0)
+    with made.map(i="0:2"):
+        made.tasklet("t = a + i; b = t * t", a="B[i]", b="B[i]")
+    found = ir.interpret(made.build(), {"V": [[1, 7], [3, 2]]})
+    assert found["B"].tolist() == [9, 64]
+
+
+def test_a_counter_begins_at_zero_where_races_are_sought():
+    made = ir.Builder("test", ("t",))
+    made.array("A", 8)
+    with made.map(i="0:2"):
+        made.tasklet("b = a", a="A[2*t + 1 - i]", b="A[i]")
+    with pytest.raises(ConfigError, match="read, written by two iterations"):
+        made.build(t="0:3")
 
 
 def test_other_wrong_graphs_and_values_are_named():
@@ -134,6 +181,15 @@ def test_other_wrong_graphs_and_values_are_named():
         graph.dataflow({"m": 1})
     with pytest.raises(ConfigError, match=r"'A' has shape \(6,\): got \(2,\)"):
         ir.interpret(graph, {"A": [1, 2]}, {"n": 1})
+    with pytest.raises(ConfigError, match="there is no container 'Z'"):
+        ir.interpret(program(COPY).build(), {"Z": 1})
+    with pytest.raises(ConfigError, match="an index must be affine"):
+        made.array("C", "2 *")
+    for given, message in (({"dtype": "floaty"}, "no dtype"), ({}, "symbol 'm'")):
+        wrong = ir.Builder("wrong")
+        wrong.array("A", "m", **given)
+        with pytest.raises(ConfigError, match=message):
+            wrong.build()
     inner = ir.Builder("inner", ("t",))
     inner.array("A", 6)
     with inner.map(i="0:t"):
