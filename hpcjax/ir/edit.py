@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hpcjax.core.errors import ConfigError, HpcjaxError, nearest
-from hpcjax.ir.affine import elements, iterate
-from hpcjax.ir.overlap import Meeting, countable
+from hpcjax.ir.overlap import Meeting, countable, touched
 from hpcjax.ir.sdfg import (
     SDFG,
     Access,
@@ -192,17 +191,6 @@ def uncovered(
             writer = (i for i, own in written.items() if element in own)
             return Meeting(left[0].memlet.data, element, next(writer, ()), iteration)
     return None
-
-
-def touched(
-    edges: Iterable[Access], params: Sequence[str]
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yields iterations, and the elements that they touch."""
-    for each in edges:
-        for values in iterate(each.ranges, {}):
-            iteration = tuple(values[name] for name in params)
-            for element in elements(each.memlet.subset, values):
-                yield iteration, element
 
 
 def _within(read: Access, write: Access) -> bool:

@@ -6,8 +6,8 @@ axis that both index alike. What this does not decide is never taken for apart.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from hpcjax.ir import affine
 from hpcjax.ir.propagation import box, least
@@ -53,14 +53,14 @@ def meeting(
         return None
     if not (countable(one) and countable(other)):
         return Meeting(one.memlet.data, _UNKNOWN)
-    seen: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
-    for iteration, key in _touched(one, own, around):
-        seen.setdefault(key, {})[iteration] = None
-    for iteration, key in _touched(other, own, around):
-        for before in seen.get(key, ()):
-            if before != iteration:
-                element = key[len(around) :]
-                return Meeting(one.memlet.data, element, before, iteration)
+    depth, names = len(around), [*around, *own]
+    seen: dict[tuple[Any, ...], dict[tuple[int, ...], None]] = {}
+    for place, element in touched([one], names):
+        seen.setdefault((place[:depth], element), {})[place[depth:]] = None
+    for place, element in touched([other], names):
+        for before in seen.get((place[:depth], element), ()):
+            if before != place[depth:]:
+                return Meeting(one.memlet.data, element, before, place[depth:])
     return None
 
 
@@ -75,15 +75,15 @@ def countable(access: Access) -> bool:
     return affine.count(access.ranges, access.memlet.subset) <= MOST
 
 
-def _touched(
-    access: Access, own: Sequence[str], around: Sequence[str]
+def touched(
+    edges: Iterable[Access], params: Sequence[str]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yields iterations, and elements behind the parameters around."""
-    for values in affine.iterate(access.ranges, {}):
-        iteration = tuple(values[name] for name in own)
-        outer = tuple(values[name] for name in around)
-        for element in affine.elements(access.memlet.subset, values):
-            yield iteration, outer + element
+    """Yields iterations, and the elements that they touch."""
+    for each in edges:
+        for values in affine.iterate(each.ranges, {}):
+            iteration = tuple(values[name] for name in params)
+            for element in affine.elements(each.memlet.subset, values):
+                yield iteration, element
 
 
 def _apart(

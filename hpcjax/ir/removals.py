@@ -20,10 +20,9 @@ from hpcjax.ir.edit import (
     only_in,
     passed,
     replace,
-    touched,
     uncovered,
 )
-from hpcjax.ir.overlap import countable
+from hpcjax.ir.overlap import countable, touched
 from hpcjax.ir.propagation import propagate
 from hpcjax.ir.rules import MapFusion, MapInterchange, MapTiling
 from hpcjax.ir.sdfg import (

@@ -178,21 +178,16 @@ def _part(first: Map, second: Map, data: str) -> tuple[Range, ...] | None:
     """Returns what an iteration writes of a container; None if it must stay whole."""
     ones = [each for each in outer(first) if each.memlet.data == data]
     others = [each for each in outer(second) if each.memlet.data == data]
-    written = {each.memlet.subset for each in ones}
-    direct = all(each.ranges == first.ranges for each in ones)
-    updates = any(
-        e.writes != first_map
-        for first_map, own in ((1, ones), (0, others))
-        for e in own
-    )
-    part = written.pop()
+    parts = {each.memlet.subset for each in ones}
+    part = parts.pop()
+    direct = all(each.writes and each.ranges == first.ranges for each in ones)
     plain = all(
         own.step == 1
         and len(own.ends) == 1
         and (own.ends[0] - own.start).number is not None
         for own in part
     )
-    if written or updates or not direct or not plain:
+    if parts or not direct or not plain or any(each.writes for each in others):
         return None
     bare = [each._replace(ranges=()) for each in (*others, ones[0])]
     return None if uncovered(bare[:-1], bare[-1:], ()) else part
