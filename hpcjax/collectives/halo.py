@@ -86,25 +86,25 @@ def exchange_halos(
     Args:
       x: this device's block, `[batch, ..., channels]`.
       widths: points before and after the block along each axis of space, on all
-        devices; a negative number leaves out points of its own.
+        devices; a negative number leaves out so many.
       axes: see `Space`; along None the block is the whole.
       boundary: what is past the ends: "zero" for `fill`, "periodic" for the other end.
       fill: such as −∞ for a maximum.
 
     Raises:
-      ConfigError: an unknown boundary, axes that are not there.
+      ConfigError: an unknown boundary, axes that are not there, less than no points.
     """
     checks.require_choice("boundary", boundary, ("zero", "periodic"))
     require_axes(tuple(axis for axis in axes if axis), "an exchange of halos")
     for dim, ((low, high), axis) in enumerate(zip(widths, axes, strict=True), 1):
-        size = x.shape[dim]
-        own = lax.slice_in_dim(x, max(0, -low), size - max(0, -high), axis=dim)
+        rule = "widths must leave points of a block"
+        checks.require(x.shape[dim] + low + high >= 0, rule, widths=(low, high))
         before = _pieces(x, low, dim, axis, 1, boundary, fill)
         after = _pieces(x, high, dim, axis, -1, boundary, fill)
         if before or after:
-            x = jnp.concatenate([*reversed(before), own, *after], axis=dim)
-        else:
-            x = own
+            x = jnp.concatenate([*reversed(before), x, *after], axis=dim)
+        end = x.shape[dim] - max(0, -high)
+        x = lax.slice_in_dim(x, max(0, -low), end, axis=dim)
     return x
 
 

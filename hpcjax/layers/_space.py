@@ -7,7 +7,8 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from hpcjax.collectives import halo
-from hpcjax.core import errors
+from hpcjax.core import checks, errors
+from hpcjax.core.varying import require_axes
 
 Padding = str | Sequence[tuple[int, int]]
 Sizes = tuple[int, ...] | None
@@ -45,6 +46,9 @@ def open_windows(
     if boundary == "zero" and not any(space):
         return x, padding, None
     space = space or (None,) * len(kernel)
+    rule = "space must name a mesh axis, or None, for each axis of the window"
+    checks.require(len(space) == len(kernel), rule, space=space, window=kernel)
+    require_axes(tuple(axis for axis in space if axis), "a window over blocks")
     sizes = sizes or _whole_sizes(x, space)
     padding = _pairs(padding, sizes, kernel, strides, dilation)
     each = zip(sizes, kernel, strides, padding, dilation, strict=True)

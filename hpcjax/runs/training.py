@@ -135,6 +135,10 @@ class TrainingConfig(Config):
 
     def _check_parallel(self) -> None:
         """Raises ConfigError if a device's part of a parameter is not enough."""
+        space = getattr(self.model, "space", ())
+        checks.require(
+            not space, "model.space is what parallel=spatial sets", space=space
+        )
         if hasattr(self.parallel, "cut_model"):
             self.parallel.cut_model(self.model, self.dataset.objective)
         if "parameters" not in _claims_of(self.parallel) or not getattr(

@@ -12,7 +12,6 @@ from hpcjax.core.method import (
     Backward,
     Method,
     Optimization,
-    Parallel,
     RunSeed,
     RunShape,
 )
@@ -71,6 +70,8 @@ def compose(  # noqa: PLR0913 - an argument for each part
     Raises:
       ConfigError: the parts do not fit each other, the devices or the model.
     """
+    if hasattr(parallel, "cut_model"):
+        _check_over_space(averaged, backward, optimizer)
     workers = 1
     if transport is not None:
         workers, devices = transport.size, devices * transport.size
@@ -107,9 +108,8 @@ def compose(  # noqa: PLR0913 - an argument for each part
         chosen = chosen._replace(gradients=own.gradients, facts=facts)
     spread = None if parallel is None else parallel.build(setup)
     cut = {} if spread is None else spread.batch
-    if spread is not None and cut:
-        given = {"averaging": averaged, "backward": backward, "optimizer": optimizer}
-        chosen = _over_space(chosen, spread, given)
+    if spread is not None and cut:  # of means over the axes of space, too
+        chosen = chosen._replace(axes=spread.axes, mesh_shape=spread.mesh_shape)
     if sparsity is not None:
         chosen = sparsity.build(chosen, setup)
     if state is not None:
@@ -133,14 +133,12 @@ def compose(  # noqa: PLR0913 - an argument for each part
     return averaged.build(chosen, mean, setup)
 
 
-def _over_space(
-    chosen: Optimization, spread: Parallel, given: dict[str, Any]
-) -> Optimization:
-    """Returns an optimization of means over the axes of space, too."""
+def _check_over_space(averaged: Any, backward: Any, optimizer: Any) -> None:
+    """Raises ConfigError if a part does not go on where examples are cut."""
     rule = "examples that are cut in space are of one model with plain gradients"
-    alone = given["averaging"] is None and given["backward"] is None
-    checks.require(alone and chosen.gradients is None, rule, **given)
-    return chosen._replace(axes=spread.axes, mesh_shape=spread.mesh_shape)
+    plain = "gradients" not in getattr(optimizer, "claims", ())
+    given = {"averaging": averaged, "backward": backward, "optimizer": optimizer}
+    checks.require(averaged is None and backward is None and plain, rule, **given)
 
 
 def _build_optimization(optimizer: Any, setup: RunShape) -> Optimization:

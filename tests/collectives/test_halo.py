@@ -59,6 +59,7 @@ def test_corners_and_far_blocks_arrive():
         ([(5, -1), (-1, 3), (3, 3)], "zero", 7.0),
         ([(1, 2), (2, 1), (1, 1)], "periodic", 0),
         ([(-2, 5), (7, 0), (4, 3)], "periodic", 0),
+        ([(-4, 6), (6, -4), (3, -2)], "zero", 7.0),
     ]
     cut = P(None, *sharding.SPACE_AXES)
 
@@ -70,7 +71,7 @@ def test_corners_and_far_blocks_arrive():
 
     # A mesh whose axes are in another order numbers its devices by that.
     mesh = sharding.make_mesh({"space_w": 2, "space_d": 2, "space_h": 2})
-    mapped = jax.shard_map(exchange, mesh=mesh, in_specs=cut, out_specs=[cut] * 5)
+    mapped = jax.shard_map(exchange, mesh=mesh, in_specs=cut, out_specs=[cut] * 6)
     for found, case in zip(jax.jit(mapped)(x), cases, strict=True):
         blocks = [
             each
@@ -88,5 +89,7 @@ def test_what_is_not_cut_is_padded_and_an_unknown_boundary_is_refused():
     assert around[0, :, 0].tolist() == [2, 0, 1, 2, 0, 1, 2, 0]
     with pytest.raises(ConfigError, match="boundary must be one of"):
         halo.exchange_halos(x, [(1, 1)], (None,), "zeros")
+    with pytest.raises(ConfigError, match="must leave points"):
+        halo.exchange_halos(x, [(0, -4)], (None,))
     with pytest.raises(ConfigError, match="call it inside"):
         halo.exchange_halos(x, [(1, 1)], ("space_d",))
