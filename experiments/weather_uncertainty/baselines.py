@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcjax import metrics, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 from hpcjax.data import Lorenz96Config
 from hpcjax.runs.training import DatasetPart
 
@@ -44,6 +44,9 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
       `rmse` [method], of the spread in the target's unit; of `floor`, what is left to
       one who knows every point's deviation, of Gaussian members.
     """
+    learn = getattr(cfg.dataset, "learn", None)
+    rule = "dataset must be of forecasts, with learn=spread or both"
+    checks.require(learn in ("spread", "both"), rule, learn=learn)
     made = cfg.dataset.load(ctx.data_root)
     train, test = (
         each.gather(np.arange(len(each))) for each in (made.train, made.validation)

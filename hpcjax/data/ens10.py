@@ -79,14 +79,16 @@ class MembersConfig(Config):
         super().__post_init__()
         rule = "window must be odd, to have a middle"
         checks.require(self.window % 2 == 1, rule, window=self.window)
-        good = self.learn == "spread" or not self.structure
         checks.require(
-            good,
+            self.learn == "spread" or not self.structure,
             "structure must be zero but for learn=spread",
-            **{
-                "learn": self.learn,
-                "structure": self.structure,
-            },
+            learn=self.learn,
+            structure=self.structure,
+        )
+        checks.require(
+            self.learn != "truth" or self.target_members == "all",
+            "target_members must be all but for learn=spread or both",
+            target_members=self.target_members,
         )
 
     def load(self, root: pathlib.Path) -> Dataset:

@@ -171,21 +171,38 @@ def _smooth(values: np.ndarray, sigma: float) -> np.ndarray:
     return ndimage.gaussian_filter1d(around, sigma, axis=0, mode="nearest")
 
 
+def check_globe(fields: xr.DataArray, *, mirror: bool) -> None:
+    """Raises DataFormatError for a grid that turning or mirroring does not keep."""
+    latitude, longitude = (
+        fields[each].to_numpy() for each in ("latitude", "longitude")
+    )
+    steps = np.diff(longitude, append=longitude[0] + 360)
+    if not np.allclose(steps, steps[0], atol=1e-2):
+        raise DataFormatError(
+            "roll needs longitudes all the way round: found "
+            f"{longitude[0]:g} to {longitude[-1]:g}"
+        )
+    if mirror and not np.allclose(latitude, -latitude[::-1], atol=1e-2):
+        raise DataFormatError(
+            "roll='mirror' needs latitudes alike in north and south: found "
+            f"{latitude[0]:g} to {latitude[-1]:g}"
+        )
+
+
 def roll(channels: list[str], variables: list[str], *, mirror: bool) -> Augment:
     """Returns an augmentation that turns dates about the globe's axis.
 
     Places stay where they are. Half of the dates are also mirrored at the equator, with
-    the other sign of v.
+    the other sign of v and v10.
 
     Args:
       channels: names of those of "fields" but for the place's.
-      variables: of "members".
+      variables: of "members", the target first.
       mirror: whether dates are mirrored.
     """
-    signs = {
-        "fields": _signs([*channels, *PLACE * ["place"]]),
-        "members": _signs([f"mean {name}" for name in variables]),
-    }
+    own = _signs([f"mean {name}" for name in variables])
+    fields = _signs([*channels, *PLACE * ["place"]])
+    signs = {"fields": fields, "members": own, "y": own[0]}
 
     def augment(batch: Batch, rng: np.random.Generator, _: Any) -> Batch:
         grid = batch["y"].shape
@@ -214,6 +231,6 @@ def roll(channels: list[str], variables: list[str], *, mirror: bool) -> Augment:
 
 
 def _signs(names: list[str]) -> np.ndarray:
-    """Returns −1 for v, but not for its deviation."""
-    turned = [n.split()[-1] == "v" and "deviation" not in n for n in names]
+    """Returns −1 for winds to the north, but not for their deviations."""
+    turned = [n.split()[-1] in ("v", "v10") and "deviation" not in n for n in names]
     return np.where(turned, -1, 1).astype(np.float32)

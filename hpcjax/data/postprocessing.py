@@ -12,6 +12,7 @@ from hpcjax.core.errors import DataFormatError
 from hpcjax.data.forecast_inputs import (
     Block,
     Sums,
+    check_globe,
     describe_dates,
     name_statistics,
     roll,
@@ -130,17 +131,17 @@ def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
       cfg: which members are used, of which all statistics are, and how.
 
     Raises:
-      DataFormatError: too few members, no date for training or to hold out, or nothing
-        that is not NaN.
+      DataFormatError: too few members, no date for training or to hold out, nothing
+        that is not NaN, or a grid that cannot be turned.
     """
     have = forecasts.members.sizes["number"]
     if cfg.members > have:
         raise DataFormatError(f"expected {cfg.members} members, found {have}")
-    others = cfg.learn != "truth" and cfg.target_members == "others"
-    if others and have - cfg.members < 2:
+    more = {"all": 1, "others": 2}[cfg.target_members]
+    if cfg.learn != "truth" and have - cfg.members < more:
         raise DataFormatError(
-            f"target_members='others' needs two more than members={cfg.members}: "
-            f"found {have}"
+            f"learn={cfg.learn!r} with target_members={cfg.target_members!r} needs "
+            f"{more} more than members={cfg.members}: found {have}"
         )
     parts = {
         each: np.nonzero(forecasts.parts == each)[0] for each in ("train", cfg.holdout)
@@ -162,6 +163,7 @@ def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
     made = Dataset(train, held_out, inputs, 2, POSTPROCESSING, axes=forecasts.axes)
     if cfg.roll == "none":
         return made
+    check_globe(reader.truth, mirror=cfg.roll == "mirror")
     turned = roll(
         train.channels,
         [str(name) for name in reader.members],

@@ -92,8 +92,8 @@ def ms_ssim(
     sides, least = first.shape[-2:], 2 ** (scales - 1) * (window - 1) + 1
     checks.require(
         min(sides) >= least,
-        f"MS-SSIM of {scales} scales and {window} taps needs {least} points a side; "
-        "three scales of five taps need 17",
+        f"MS-SSIM of {scales} scales and {window} taps needs {least} points a side"
+        + ("; three scales of five taps need 17" if least > 17 else ""),
         sides=sides,
     )
     weights = np.array(_WEIGHTS[:scales]) / sum(_WEIGHTS[:scales])

@@ -76,9 +76,10 @@ def test_inputs_hold_nothing_of_other_members_or_dates(standardise):
     usual, spoilt = (
         batch(load(each, **given, learn="spread")) for each in (None, spoil)
     )
-    for name in ("members", "fields"):
-        np.testing.assert_array_equal(usual["x"][name], spoilt["x"][name])
     assert not np.allclose(usual["spread"], spoilt["spread"])
+    usual, spoilt = ({**each, **each["x"]} for each in (usual, spoilt))
+    for name in ("members", "fields", "efi", "scale"):
+        np.testing.assert_array_equal(usual[name], spoilt[name])
 
 
 @pytest.mark.acceptance("weather-uncertainty", 6)
@@ -135,14 +136,14 @@ def test_a_deviation_of_nothing_is_raised_and_counted(caplog):
 
 
 def test_turned_dates_keep_their_places_and_v_its_sense():
-    names = ["24 h mean v", "24 h deviation v", "24 h mean t"]
+    names = ["24 h mean v", "24 h deviation v10", "24 h mean v10"]
     rng = np.random.default_rng(0)
     x = {
         "members": rng.normal(size=(9, 4, 5, 3, 2)).astype("f4"),
         "fields": rng.normal(size=(9, 4, 5, 6)).astype("f4"),
     }
     given = {"x": x, "y": x["fields"][..., 2], "scale": np.ones(9)}
-    turn = functools.partial(forecast_inputs.roll, names, ["t", "v"])
+    turn = functools.partial(forecast_inputs.roll, names, ["v10", "t"])
     draws = data.example_rng(1, 0).random((9, 4))
     found = turn(mirror=True)(given, data.example_rng(1, 0), None)
     assert set((draws[:, 1] < 0.5).tolist()) == {True, False}
@@ -150,7 +151,7 @@ def test_turned_dates_keep_their_places_and_v_its_sense():
         own = np.roll(x["fields"][at], -int(share * 5), axis=1)
         member = np.roll(x["members"][at], -int(share * 5), axis=1)
         if south < 0.5:
-            own, member = own[::-1] * [-1, 1, 1, 1, 1, 1], member[::-1] * [1, -1]
+            own, member = own[::-1] * [-1, 1, -1, 1, 1, 1], member[::-1] * [-1, 1]
         np.testing.assert_allclose(found["x"]["fields"][at, ..., :3], own[..., :3])
         np.testing.assert_allclose(found["x"]["members"][at], member)
         np.testing.assert_allclose(found["y"][at], own[..., 2])
@@ -214,8 +215,9 @@ def test_the_floor_is_lower_where_inputs_are_in_the_target():
         ({"leads": (24,)}, r"0, 72 hours: got 24"),
         (
             {"members": 9, "learn": "spread", "target_members": "others"},
-            "=9: found 10",
+            "needs 2 more than members=9: found 10",
         ),
+        ({"members": 10, "learn": "spread"}, "1 more than members=10: found 10"),
     ],
 )
 def test_what_the_forecasts_lack_is_named(fields, message):
@@ -230,13 +232,25 @@ def test_what_cannot_be_asked_is_refused():
     def no_z(forecast, truth):
         return forecast, truth.drop_vars("z")
 
+    def south(forecast, truth):
+        return forecast.isel(latitude=slice(4)), truth.isel(latitude=slice(4))
+
+    def east(forecast, truth):
+        return forecast.isel(longitude=slice(4)), truth.isel(longitude=slice(4))
+
     with pytest.raises(DataFormatError, match="two levels or more"):
         load(one_level, levels="all")
+    with pytest.raises(DataFormatError, match="alike in north and south: found 75"):
+        load(south, roll="mirror")
+    with pytest.raises(DataFormatError, match="all the way round: found 0 to 135"):
+        load(east, roll="turn")
     with pytest.raises(DataFormatError, match="the truth has no z"):
         load(no_z, analysis=True)
     with pytest.raises(ConfigError, match="window must be odd"):
         ens10.MembersConfig(window=4)
     with pytest.raises(ConfigError, match="structure must be zero but for"):
         ens10.MembersConfig(structure=4.3)
+    with pytest.raises(ConfigError, match="target_members must be all but for"):
+        ens10.MembersConfig(target_members="others")
     with pytest.raises(ConfigError, match="members must be an integer >= 2"):
         ens10.MembersConfig(members=1)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.weather_uncertainty import baselines
+from hpcjax.core.errors import ConfigError
+from hpcjax.data import Lorenz96Config
 
 
 def dates(count, seed, size=5):
@@ -20,7 +22,11 @@ def dates(count, seed, size=5):
     return {"x": {"members": members}, "spread": spread}, s
 
 
-@pytest.mark.acceptance("weather-uncertainty", 9)
+def test_a_spread_that_is_not_learnt_is_refused():
+    with pytest.raises(ConfigError, match="learn=spread or both"):
+        baselines.run(baselines.Config(dataset=Lorenz96Config()), None)
+
+
 def test_a_blend_with_neighbours_finds_what_made_the_spread():
     (train, _), (test, s) = dates(400, 0), dates(30, 1)
     found = baselines._predict(train, test, 3, 10)
