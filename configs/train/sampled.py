@@ -3,7 +3,7 @@
 `hpcjax run train/sampled dataset.source=property_graph dataset.fanouts=[10,10,10]
 model.depth=3`.
 Expect: 97 % of a drawn graph's validation part, from 61 % without its
-edges (`hpcjax table graphs/sampled`).
+edges; `hpcjax table graphs/minibatches` is of one that is easier.
 """
 
 from hpcjax.data import SampledGraphConfig
