@@ -259,7 +259,7 @@ MINIBATCHES = Table(
         "A graph network was trained on sampled neighbourhoods and on the whole graph. "
         "On the left further right is more accurate, on the right further left faster."
     ),
-    picture=Dots(("accuracy", "milliseconds"), bound="as the whole graph"),
+    picture=Dots(("accuracy", "milliseconds")),
     columns={
         "accuracy": "test accuracy, %",
         "milliseconds": "step, ms",

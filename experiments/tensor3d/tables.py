@@ -87,7 +87,8 @@ GRIDS = Table(
     ),
     shows=(
         "A language model was spread over grids of devices, and what each sends was "
-        "counted. Further left sends less: the filled grid is the planner's choice."
+        "counted. Further left sends less: the planner chooses the leftmost grid of "
+        "eight devices for each vocabulary."
     ),
     picture=Dots("words", rows=("1x1x",), log=True),
     columns={

@@ -71,9 +71,10 @@ CIRCLE = Table(
     ),
     shows=(
         "The spread of twenty forecasts was foretold from five of them, on a circle. "
-        "Further left errs less: a network against the blend and the raw spread."
+        "Further left errs less: the line is the raw spread, the network's peer the "
+        "blend."
     ),
-    picture=Dots("part", rows=("5 members",), bound="blend", sort=True),
+    picture=Dots("part", rows=("5 members",), bound=100, sort=True),
     columns={"rmse": "RMSE of the spread", "part": "% of raw"},
     reduce=circle,
     tiers=on_cpu(

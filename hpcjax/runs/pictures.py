@@ -6,6 +6,7 @@ the one of its runs. Nothing here imports matplotlib before something is drawn.
 
 import dataclasses
 import fractions
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
-    from hpcjax.runs.tables import TableResult, Tier
+    from hpcjax.runs.tables import TableResult, Tier, Verdict
 
 Names = str | tuple[str, ...]
 Role = Literal["about", "control", "other"]
@@ -269,17 +270,19 @@ def tell_verdicts(result: "TableResult") -> str:
         count = len(result.verdicts)
         return f"{count} of {count} claims hold" if count > 1 else "the claim holds"
     head = f"{len(failed)} of {len(result.verdicts)} claims FAIL"
-    claims = result.table.tier(result.tier).claims
-    kept = " (kept, but by a control too, or a peer has not learned)"
-    told = [
-        f"{v.relation}: {v.ours:.4g}, bound {v.bound}"
-        + kept * claims[v.name].holds(v.ours)
-        for v in failed
-    ]
     return "\n".join(
         textwrap.fill(line, _LETTERS, subsequent_indent="  ")
-        for line in (f"{head}:", *told)
+        for line in (f"{head}:", *(_tell(v, result) for v in failed))
     )
+
+
+def _tell(verdict: "Verdict", result: "TableResult") -> str:
+    """Returns a claim with its number, and why it fails if the number does not."""
+    claim = result.table.tier(result.tier).claims[verdict.name]
+    kept = " (kept, but by a control too, or a peer has not learned)"
+    found = "missing" if math.isnan(verdict.ours) else f"{verdict.ours:.4g}"
+    why = kept * (claim.holds(verdict.ours) and not verdict.holds)
+    return f"{verdict.relation}: {found}, bound {verdict.bound}{why}"
 
 
 def describe(result: "TableResult") -> str:
@@ -293,7 +296,7 @@ def describe(result: "TableResult") -> str:
         parts.append(f"{type(picture).__name__} of {picture.label or drawn}{behind}")
     for v in result.verdicts:
         word = "holds" if v.holds else "FAILS"
-        parts.append(f"{word}: {v.relation}: {v.ours:.4g}, bound {v.bound}")
+        parts.append(f"{word}: {_tell(v, result)}")
     return ". ".join(parts) + "."
 
 

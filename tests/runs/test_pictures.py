@@ -372,8 +372,9 @@ def test_a_bound_and_a_claim_that_fails_are_seen(judged, bound, word):
 def test_a_claim_whose_control_passes_says_so(judged):
     found, claims = judged
     both = {"less": claims["less"].fails({"ours": "ours"})}
-    said = draw(found, Dots("best"), claims=both).get_suptitle()
-    assert "1, bound ≤ 1.5 (kept, but by a control too" in said
+    result = result_of(found, Dots("best"), claims=both)
+    for said in (drawing.draw(result).get_suptitle(), pictures.describe(result)):
+        assert "1, bound ≤ 1.5 (kept, but by a control too" in said
 
 
 def test_a_picture_in_words(judged):

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 
 from hpcjax.runs import discover, table_records
@@ -54,16 +55,32 @@ def test_every_claim_has_a_negative_control(table_id):
 
 @pytest.mark.parametrize(("table_id", "tier"), RECORDS)
 def test_negative_controls_fail_their_claims(table_id, tier):
-    """A trivial row may pass, as what is true of it: the claim then fails."""
-    found, defined = read_record(TABLES[table_id], tier, REPOSITORY), TABLES[table_id]
-    defined = defined.tier(tier)
+    """A trivial row may pass, as what is true of it: the claim then fails.
+
+    And a bound is drawn along the axis of its claim's number.
+    """
+    table, defined = TABLES[table_id], TABLES[table_id].tier(tier)
+    dataset = table_records.to_dataset(read_record(table, tier, REPOSITORY))
     trivial = defined.trivial.rows if defined.trivial else ()
-    for verdict in judge(defined, table_records.to_dataset(found)):
+    for verdict in judge(defined, dataset):
+        if getattr(table.picture, "bound", None) == verdict.name:
+            assert is_drawn(verdict.ours, table, dataset), verdict
         for control, broken in zip(verdict.controls, verdict.broken, strict=True):
             assert not math.isnan(broken), verdict
             if defined.claims[verdict.name].holds(broken):
                 assert set(control.rows.values()) <= set(trivial), verdict
                 assert not verdict.holds, verdict
+
+
+def is_drawn(number, table, dataset):
+    """Whether a number is a cell of the columns, and their ends, in a picture."""
+    drawn = [
+        dataset[name + end].values.ravel()
+        for name in table.picture.names()
+        for end in ("", "_low", "_high")
+        if name + end in dataset
+    ]
+    return np.isclose(np.concatenate(drawn), number, rtol=1e-6).any()
 
 
 def lose(table, column, rows):
