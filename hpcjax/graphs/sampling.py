@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hpcjax.core import checks
 from hpcjax.graphs.blocks import Blocks
 from hpcjax.graphs.csr import Csr
 
@@ -73,7 +74,14 @@ def sample_neighbours(
       >>> found = sample_neighbours(csr, np.array([0]), 9, Draw(0))
       >>> len(found.neighbours), len(set(found.neighbours.tolist()))
       (9, 9)
+
+    Raises:
+      ConfigError: a fanout of 0 or below −1, a vertex that is not there.
     """
+    vertices = np.asarray(vertices)
+    rule = "a fanout must be positive, or -1 for all"
+    checks.require(fanout == -1 or fanout > 0, rule, fanout=fanout)
+    _check_vertices(csr, vertices)
     starts = np.asarray(csr.offsets[vertices])
     degrees = np.asarray(csr.offsets[vertices + 1]) - starts
     counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
@@ -86,6 +94,15 @@ def sample_neighbours(
         slots = offsets[cut] + np.arange(fanout)[:, None]
         places[slots] = starts[cut] + chosen
     return Csr(offsets, csr.neighbours[places], csr.edge_ids[places])
+
+
+def _check_vertices(csr: Csr, vertices: np.ndarray) -> None:
+    """Raises ConfigError unless all are integers and vertices of the graph."""
+    count = len(csr.offsets) - 1
+    rule = f"vertices must be integers in [0, {count})"
+    checks.require(vertices.dtype.kind in "iu" or not vertices.size, rule)
+    outside = vertices[(vertices < 0) | (vertices >= count)]
+    checks.require(not outside.size, rule, first=outside[:1].tolist())
 
 
 def _choose(
@@ -117,6 +134,10 @@ def _build(
     sample: Sample,
     reuse: bool,
 ) -> Blocks:
+    targets = np.asarray(targets)
+    _check_vertices(csr, targets)
+    once = len(np.unique(targets)) == len(targets)
+    checks.require(once, "targets must differ", targets=len(targets))
     position = np.zeros(len(csr.offsets) - 1, np.int32)  # of a vertex, from 1
     position[targets] = 1
     groups, lists = [targets], []

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from hpcjax import graphs, models
+from hpcjax.core.errors import ConfigError
 from hpcjax.data.block_source import BlockMaker
 
 BUILDERS = {"dense": graphs.dense_blocks, "layerwise": graphs.layerwise_blocks}
@@ -167,3 +168,20 @@ def test_a_ladder_has_few_rungs():
     np.testing.assert_allclose(
         ladder.sizes(5), np.array([1000, 4000]) * 2**2.5, rtol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("targets", "fanouts", "words"),
+    [
+        ([0, 1], (2, 0), "fanout"),
+        ([0, 1], (-2, 2), "fanout"),
+        ([0, -1], (2,), r"integers in \[0, 3\)"),
+        ([0, 3], (2,), r"integers in \[0, 3\)"),
+        ([0.5], (2,), "integers"),
+        ([1, 1], (2,), "differ"),
+    ],
+)
+def test_what_cannot_be_sampled_is_told(targets, fanouts, words):
+    csr = graphs.Csr.of(graphs.make_graph([0, 2, 1], [1, 0, 1], vertices=3))
+    with pytest.raises(ConfigError, match=words):
+        graphs.dense_blocks(csr, fanouts, targets, graphs.Draw(0))

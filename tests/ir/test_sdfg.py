@@ -106,7 +106,10 @@ def test_library_nodes_reductions_and_given_functions():
         ),
         ([("0:n", "b = a", {"a": "A[i]", "b": "B[i]"})], "undefined symbol 'n'"),
         ([("0:6", "b = a + k", {"a": "A[i]", "b": "B[i]"})], "undefined symbol 'k'"),
-        ([("0:6", "b = evil(a)", {"a": "A[i]", "b": "B[i]"})], "no function 'evil'"),
+        (
+            [("0:6", "b = evil(a)", {"a": "A[i]", "b": "B[i]"})],
+            "no elementwise function 'evil'",
+        ),
         ([("0:6", "b = a.real", {"a": "A[i]", "b": "B[i]"})], "assignments of calls"),
         ([("0:6", "b = a", {"a": "A[0:2]", "b": "B[i]"})], "must be one element"),
         ([("0:6", "b = a", {"a": "A[i, i]", "b": "B[i]"})], "each of 1 axes"),
@@ -117,7 +120,10 @@ def test_library_nodes_reductions_and_given_functions():
         ([("0:6", "b = a & 1", {"a": "A[i]", "b": "B[i]"})], "assignments of calls"),
         ([("0:6", "b = a <", {"a": "A[i]", "b": "B[i]"})], "assignments of calls"),
         ([("0:6", "b = 'x'", {"b": "B[i]"})], "assignments of calls"),
-        ([("0:6", "b = pi(a)", {"a": "A[i]", "b": "B[i]"})], "no function 'pi'"),
+        (
+            [("0:6", "b = pi(a)", {"a": "A[i]", "b": "B[i]"})],
+            "no elementwise function 'pi'",
+        ),
         ([("0:6", "b = i", {"i": "A[i]", "b": "B[i]"})], "'i' is a parameter"),
     ],
 )
