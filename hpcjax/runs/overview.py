@@ -22,7 +22,7 @@ _ROOMS = re.compile(r"\s+In ((?:`[\w.]+`(?:, )?)+)\.$")
 _LINK = re.compile(r"\]\((?![a-z]+:)([^)]*)\)")
 _LINKED = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _CAME_OUT = "## What came out\n"
-_LINE = 66  # characters
+_LINE = 50  # characters, of the column of a list 100 wide
 _ID = re.compile(r"""\bid=["']([\w-]+/[\w-]+)["']""")
 _MINUTES = re.compile(r"\bminutes=([\d.]+)")
 
