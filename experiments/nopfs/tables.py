@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 NAIVE, AHEAD, OWN = "naive", "read ahead", "own memory only"
 PLANNED, OURS = "planned", "frequency"
-SLOW, FIRST = "8 MB/s, planned", "8 MB/s, first touch"
+SLOW, FIRST = "6 MB/s, planned", "6 MB/s, first touch"
 
 
 def _name_kept(run: "xr.Dataset") -> str:
@@ -33,7 +33,7 @@ LOADING = Table(
         "epochs, from a storage of 40 MB/s and 5 ms a request for all together, "
         "and sleep as long as training at 20 MB/s each would take, after each batch of "
         "40 for one another. Each reads at most 64 files ahead, and has memory for a "
-        "fifth of all. 8 MB/s: of what leaves a process; links of others are as fast "
+        "fifth of all. 6 MB/s: of what leaves a process; links of others are as fast "
         "as the machine. planned: the simulator chooses who keeps what. "
         "lost: seconds of no training. reads: of the storage, over all "
         "reads. predicted: by `cost.simulate_input`. processor: share of "
