@@ -1,6 +1,6 @@
 """The spread of twenty members from a few: baselines and networks on a circle."""
 
-import xarray as xr
+from typing import TYPE_CHECKING
 
 from experiments.weather_uncertainty import baselines
 from experiments.weather_uncertainty.baselines import BLEND, FLOOR, RAW
@@ -8,6 +8,9 @@ from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import Cells, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SEEDS = (0, 1, 2)
 MEMBERS = {
@@ -18,7 +21,7 @@ MEMBERS = {
 CNN, OTHERS = "network", "network, spread of other dates"
 
 
-def circle(rows: reduce.Rows) -> xr.Dataset:
+def circle(rows: reduce.Rows) -> "xr.Dataset":
     """Returns the RMSE of each baseline, and of networks the median over seeds."""
     cells: dict[str, Cells] = {}
     for name, run in rows.items():
