@@ -47,7 +47,7 @@ class Config(config.Config):
         "unplaced": ": tasks that found no room",
         "t_pipe t_step": ": ms of the passes, and of a step",
         "memory": ": MB of the device that holds most",
-        "bars": "kind device bar edge: ms, as of `packing.timeline`",
+        "bars": "kind device bar edge: ms of `packing.timeline`, NaN where none is",
     }
 
     schedule: Literal[

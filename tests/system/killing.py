@@ -75,11 +75,15 @@ def last_step(root: pathlib.Path) -> int:
 
 
 def metrics(root: pathlib.Path) -> list[dict]:
-    """Returns the records of the only run as written, without times."""
+    """Returns the records of the only run as written, without facts of sessions."""
     lines = (run_folder(root) / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     plain = [
-        {name: value for name, value in record.items() if "seconds" not in name}
+        {
+            name: value
+            for name, value in record.items()
+            if "seconds" not in name and name != "shapes"
+        }
         for record in records
     ]
     return [record for record in plain if set(record) != {"step"}]
