@@ -170,7 +170,7 @@ def kept_by(folder):
         {
             name: value
             for name, value in json.loads(line).items()
-            if "seconds" not in name
+            if "seconds" not in name and name != "shapes"
         }
         for line in lines
     ]
