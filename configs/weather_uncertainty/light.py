@@ -28,3 +28,8 @@ structure = dataclasses.replace(
 field_unet = dataclasses.replace(unet3d, model=FieldUNetConfig(width=8))
 conv_lstm = dataclasses.replace(unet3d, model=ConvLstmConfig(width=8))
 base = unet3d
+smoke = {
+    "dataset.leads": "[0]",
+    "dataset.members": "3",
+    "dataset.structure": "0",
+}

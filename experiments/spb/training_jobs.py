@@ -25,6 +25,7 @@ from hpcjax.optim.partial_backward import stop_below
 from hpcjax.runs import training
 from hpcjax.runs.training import TrainingConfig
 from hpcjax.sharding.mesh import data_axes
+from hpcjax.train.step import scored_by
 
 
 class _Unread:
@@ -124,7 +125,7 @@ class TrainingJob:
         key = BatchKey(key=derive(state.key, "step", state.step), rows=places)
         model = self.task.model._replace(apply=apply)
         # Of a worker's own rows: these data sets give no example a weight.
-        share = train.step.scored_by(self.task, state, batch)
+        share = scored_by(self.task, state, batch)
         given = state.model_state, batch, key, state.step, axes, share
         one_pass = StepInput(model, self.task.objective, *given)
         found = optim.whole_backward(one_pass, state.params, None)

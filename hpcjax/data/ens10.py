@@ -125,7 +125,10 @@ class Ens10Config(MembersConfig):
       test_years: for deciding.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {"name": "ens10-tiny"}
+    smoke: ClassVar[Mapping[str, str]] = {
+        "name": "ens10-tiny",
+        "lead_hours": "72",
+    }
 
     name: FileName = "ens10-light"
     target: str = "t850"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from hpcjax.core import trees
-from hpcjax.core.keys import Key, derive
+from hpcjax.core.keys import Key, derive, whole_batch
 from hpcjax.core.model import LOSSES, Model
 from hpcjax.optim.sparsify._views import Viewed, no_penalty
 
@@ -56,7 +56,9 @@ def view_model(model: Model, viewed: Viewed) -> Model:
         taps: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
         trained = split(params, viewed)
-        noise = derive(key, _PENALTY) if train and key is not None else None
+        noise = None
+        if train and key is not None:
+            noise = derive(whole_batch(key), _PENALTY)
         seen, own = viewed.view(trained, noise), _without_penalty(state)
         outputs, new = model.apply(seen, own, x, train=train, key=key, taps=taps)
         return outputs, _with_penalty(new, trained, viewed) if train else state

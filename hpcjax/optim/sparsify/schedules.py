@@ -1,8 +1,9 @@
 """When masks change, and how sparse they then are; importing loads no JAX."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import ClassVar
 
 from hpcjax.core import checks
 from hpcjax.core.config import Config, Count, Size
@@ -16,6 +17,8 @@ class OneShot(Config):
     Attributes:
       step: the step that changes them.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"step": "0"}
 
     step: Count = 0
 
@@ -39,6 +42,8 @@ class Gradual(Config):
       updates: their number after the first, n.
       initial: sparsity of the first change, s₀.
     """
+
+    smoke: ClassVar[Mapping[str, str]] = {"begin": "0", "every": "1", "updates": "1"}
 
     begin: Count = 0
     every: Size = 100

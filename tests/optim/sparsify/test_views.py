@@ -7,6 +7,8 @@ import optax
 import pytest
 
 from hpcjax.core import ConfigError
+from hpcjax.core.keys import BatchKey
+from hpcjax.core.model import Model
 from hpcjax.core.structures import NM
 from hpcjax.optim import sparsify
 from hpcjax.optim.sparsify import Uniform
@@ -228,3 +230,24 @@ def test_values_out_of_range_are_refused_by_name(make, wrong):
     name = list(wrong)[-1]
     with pytest.raises(ConfigError, match=f"{name} must be"):
         make(optax.sgd(0.1), **wrong)
+
+
+@pytest.mark.parametrize("view", [sparsify.vardrop, sparsify.l0])
+def test_weights_bear_the_same_noise_however_rows_are_shared_out(view):
+    """Each row has a number of its own, which is for what is drawn by row alone."""
+
+    def apply(params, state, x, **_):
+        return x @ params["kernel"], state
+
+    viewed = view(optax.sgd(0.1), weight=0.1)
+    model = sparsify.view_model(Model(lambda key: (PARAMS, {}), apply), viewed)
+    params, state = model.init(jax.random.key(0))
+    key, rows = jax.random.key(1), [jnp.arange(2), jnp.arange(2, 4)]
+    keys = [key, *(BatchKey(key=key, rows=own) for own in rows)]
+    x = jnp.ones((2, 4))
+    whole, *parts = (
+        model.apply(params, state, x, train=True, key=own)[0] for own in keys
+    )
+    for part in parts:
+        np.testing.assert_array_equal(part, whole)
+    assert not np.allclose(whole, model.apply(params, state, x, train=False)[0])
