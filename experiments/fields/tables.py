@@ -6,7 +6,7 @@ import numpy as np
 
 from hpcjax.runs import packing, reduce
 from hpcjax.runs.claims import Claim, Trivial
-from hpcjax.runs.pictures import Map, Scatter
+from hpcjax.runs.pictures import Dots, Map
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ SST = Table(
         "hundredths. Networks are medians of three seeds. Seconds are of this machine."
     ),
     shows=(
-        "Sea-surface temperatures were compressed by networks and by others. Towards "
-        "the lower right is better: smaller files, less error; the joined ones are the "
-        "best of their size."
+        "Sea-surface temperatures were compressed by networks and by others, which are "
+        "in the order of their errors. Left is better in the first panel, right in the "
+        "second: compare errors where ratios are alike."
     ),
-    picture=Scatter("ratio", "wrmse", front=("most", "least"), log=True),
+    picture=Dots(("wrmse", "ratio"), sort=True, log=True),
     columns={
         "bytes": "bytes",
         "ratio": "ratio",

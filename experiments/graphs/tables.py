@@ -56,7 +56,7 @@ def sampled(rows: reduce.Rows) -> "xr.Dataset":
             seconds = own["seconds"].median("repetition")
             dense, other = (edges.sel(sampler=s) for s in ("dense", "layerwise"))
             times = [seconds.sel(sampler=s) for s in ("dense", "layerwise")]
-            found[f"{layers} layers, batch {batch}"] = {
+            found[_edges(layers, batch)] = {
                 "dense": dense,
                 "layerwise": other,
                 "ratio": other / dense,
@@ -196,7 +196,7 @@ SPREAD = Table(
 
 
 def _edges(layers: int, batch: int) -> str:
-    return f"{layers} layers, batch {batch}"
+    return f"{layers} layer{'s' * (layers > 1)}, batch {batch}"
 
 
 SAMPLED = Table(

@@ -31,7 +31,7 @@ RULES = Table(
         "Rules that change programs were tried on drawn ones. Bars are how often "
         "each rule applied; what it made was checked against the program before."
     ),
-    picture=Bars("applied", label="times applied"),
+    picture=Bars("applied", label="times applied", about=_RULES),
     columns={
         "applied": "applied",
         "refused": "refused",

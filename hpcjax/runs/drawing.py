@@ -13,6 +13,7 @@ from hpcjax.runs.curves import plain
 from hpcjax.runs.panels import (
     AROUND,
     GROUP,
+    LINE,
     OTHER,
     ROW,
     SMALL,
@@ -126,7 +127,7 @@ def _dots(
 ) -> "Figure":
     table, places = _arrange(picture, table)
     names = picture.names()
-    height = AROUND + ROW * (1 + places[-1])
+    height = AROUND + LINE * bool(picture.bound) + ROW * (1 + places[-1])
     figure, panels = open_figure(height, len(names), sharey=True)
     bound = draw_bound(panels[0, 0], picture, result, up=True)
     for name, axes in zip(names, panels[0], strict=True):

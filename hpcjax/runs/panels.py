@@ -139,8 +139,8 @@ def draw_bound(
 def look_of_part(place: int) -> dict[str, Any]:
     """Returns how a bar of the kind at a place is filled."""
     colour = curves.COLOURS[place % len(curves.COLOURS)]
-    face = "none" if place % 2 else colour
     hatch = HATCHES[place % len(HATCHES)]
+    face = "none" if hatch else colour  # on its own colour no hatching would be seen
     return {"facecolor": face, "edgecolor": colour, "hatch": hatch, "linewidth": 0.8}
 
 

@@ -320,13 +320,15 @@ def find_roles(picture: Picture, tier: "Tier", rows: Iterable[Any]) -> dict[Any,
     """Returns which rows claims are about, and which are their negative controls."""
     controls = [each.rows for c in tier.claims.values() for each in c.controls]
     about = {row for each in controls for row in each}
-    replaced = {row for each in controls for row in each.values()} - about
-    replaced |= set(tier.trivial.rows) if tier.trivial else set()
-    about -= replaced
+    replaced = {row for each in controls for row in each.values()}
+    trivial = set(tier.trivial.rows) if tier.trivial else set()
     names = list(rows)
     if picture.about:
         about = {row for row in names if _has(row, picture.about)}
-        replaced -= about
+        replaced = (replaced | trivial) - about
+    else:
+        replaced = (replaced - about) | trivial
+        about -= replaced
     if not about.intersection(names):
         about = set(names) - replaced
     return {

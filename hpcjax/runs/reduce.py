@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,8 @@ def single(rows: Rows) -> "xr.Dataset":
 def from_cells(found: Mapping[str, Cells]) -> "xr.Dataset":
     """Returns a table of `{row: {column: value}}`, NaN where a row lacks a column.
 
+    Of a column of texts such a row has the empty one.
+
     Examples:
       >>> from_cells({"a": {"x": 1.0, "y": 2.0}, "b": {"x": 3.0}})["y"].values.tolist()
       [2.0, nan]
@@ -58,19 +60,18 @@ def from_cells(found: Mapping[str, Cells]) -> "xr.Dataset":
     import xarray as xr
 
     columns = dict.fromkeys(column for cells in found.values() for column in cells)
+    held = {name: _fill(name, found.values()) for name in columns}
     return xr.Dataset(
-        {
-            column: (
-                "row",
-                [
-                    np.asarray(cells.get(column, np.nan)).item()
-                    for cells in found.values()
-                ],
-            )
-            for column in columns
-        },
+        {name: ("row", cells) for name, cells in held.items()},
         coords={"row": list(found)},
     )
+
+
+def _fill(column: str, rows: Iterable[Cells]) -> list[Any]:
+    """Returns a column's cells; NaN where a row lacks it, or "" among texts."""
+    cells = [np.asarray(row.get(column)).item() for row in rows]
+    missing = "" if any(isinstance(cell, str) for cell in cells) else np.nan
+    return [missing if cell is None else cell for cell in cells]
 
 
 def by_row(cells: Callable[["xr.Dataset"], Cells]) -> Reduce:

@@ -78,7 +78,9 @@ def look(handle):
     first = handle.patches[0] if hasattr(handle, "patches") else handle
     if isinstance(first, Patch) or not hasattr(first, "get_marker"):
         face = np.ravel(first.get_facecolor())
-        return first.get_hatch(), bool(face.size) and bool(face[-1] != 0)
+        filled = bool(face.size) and bool(face[-1] != 0)
+        seen = not filled or not np.allclose(face, np.ravel(first.get_edgecolor()))
+        return first.get_hatch() if seen else None, filled
     hollow = first.get_markerfacecolor() == "none"
     dashes = getattr(first, "_dash_pattern", None)  # `get_linestyle` has but four
     return first.get_linestyle(), dashes, str(first.get_marker()), hollow

@@ -15,6 +15,7 @@ from hpcjax.runs import (
     curves,
     drawing,
     packing,
+    panels,
     pictures,
     reduce,
     spans_and_fields,
@@ -347,6 +348,24 @@ def test_what_claims_are_about_is_told_from_controls_and_others(judged):
     assert [bar.get_facecolor()[-1] for bar in axes.patches] == [1, 0, 0]
     (axes,) = draw(found, Dots("best", about="another"), claims=claims).axes
     assert axes.get_lines()[2].get_color() == curves.COLOURS[0]
+
+
+def test_a_control_that_another_claim_is_about_is_one_where_the_picture_says_so():
+    """As a rule without a condition, of which a claim is that it is wrong."""
+    found = table_of(["rule", "broken"], best=[0.0, 9.0])
+    claims = {
+        "no": reduce.cell("best", "rule").at_most(0, "no").fails({"rule": "broken"}),
+        "some": reduce.cell("best", "broken").at_least(1, "").fails({"broken": "rule"}),
+    }
+    (axes,) = draw(found, Dots("best", about="rule"), claims=claims).axes
+    assert names_of(axes.figure) == ["in the claims", "negative control"]
+
+
+def test_what_hatching_tells_apart_can_be_seen():
+    """On a face of its own colour it cannot."""
+    looks = [panels.look_of_part(place) for place in range(len(panels.HATCHES))]
+    assert [look["facecolor"] == "none" for look in looks] == [False, *[True] * 6]
+    assert len({look["hatch"] for look in looks}) == len(looks)
 
 
 @pytest.mark.parametrize(("bound", "word"), [("less", "≤ 1.5"), ("least", "≤ 0.5")])

@@ -225,3 +225,10 @@ def test_columns_of_all_seeds_pair_runs_and_keep_what_some_lack():
     first = reduce.of_columns(cells)(runs)
     assert first["x"].values.tolist() == [1.0, 2.0]
     assert "x_low" not in first
+
+
+def test_a_row_without_a_text_has_the_empty_one():
+    """A missing number is NaN; of a missing text, "nan" would be a text."""
+    table = reduce.from_cells({"a": {"chosen": "2x4", "x": 1.0}, "b": {}})
+    assert table["chosen"].values.tolist() == ["2x4", ""]
+    assert np.isnan(table["x"].sel(row="b"))
