@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from hpcjax import optim, perf, runs
 from hpcjax.optim import AdamWConfig, JorgeConfig, SgdConfig, ShampooConfig
-from hpcjax.runs.training import StepConfig
+from hpcjax.runs.measured_step import StepConfig
 
 NEVER = 2**30
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from hpcjax import perf, runs
 from hpcjax.optim import SgdConfig
 from hpcjax.optim.kfac import KfacConfig
-from hpcjax.runs.training import StepConfig
+from hpcjax.runs.measured_step import StepConfig
 
 NEVER = 2**30
 

@@ -10,8 +10,8 @@ import numpy as np
 from hpcjax import perf, runs, sharding, train
 from hpcjax.core.config import Size
 from hpcjax.optim import SgdConfig
+from hpcjax.runs.measured_step import StepConfig
 from hpcjax.runs.metrics import NullRecorder
-from hpcjax.runs.training import StepConfig
 from hpcjax.train.config import TrainConfig
 
 

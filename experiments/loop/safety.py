@@ -10,7 +10,7 @@ import numpy as np
 from hpcjax import perf, runs, sharding, train
 from hpcjax.core.config import Size
 from hpcjax.optim import SgdConfig
-from hpcjax.runs.training import StepConfig
+from hpcjax.runs.measured_step import StepConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from hpcjax.core.errors import CheckpointCorrupt, DataFormatError
 from hpcjax.hostcomm import load_trace
 from hpcjax.runs import code, directory, discover, lock, results, tags
 from hpcjax.runs import config as configs
-from hpcjax.runs.directory import WORKERS
 from hpcjax.runs.frames import Frame
 from hpcjax.runs.metrics import Metrics
+from hpcjax.runs.run_directory import CHECKSUMS, WORKERS
 
 Verdict = Literal["ok", "note", "foreign", "bad"]
 _CHECKPOINTS = "checkpoints"
@@ -86,7 +86,7 @@ def _sealed(
     if _word(run) not in ("done", "diverged"):
         yield from findings
         return
-    part, changed = directory.CHECKSUMS, {}
+    part, changed = CHECKSUMS, {}
     try:
         changed = run.changed()
     except DataFormatError as error:
@@ -313,7 +313,7 @@ def _others(run: directory.RunDirectory, known: set[str]) -> Iterator[Finding]:
         name = path.name
         if name in known or (name in (_CHECKPOINTS, WORKERS) and path.is_dir()):
             continue
-        if name in (directory.CHECKSUMS, tags.NAME):
+        if name in (CHECKSUMS, tags.NAME):
             continue
         if name.startswith("log.") and path.suffix == ".txt":
             yield _look(name, lambda path=path: _lines(path))

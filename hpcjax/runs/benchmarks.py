@@ -20,7 +20,7 @@ from hpcjax.core.errors import (
     Preempted,
 )
 from hpcjax.core.files import read_object, replacing, write_json
-from hpcjax.runs import build, code, discover, record_age, table_records
+from hpcjax.runs import build, code, places, record_age, table_records
 from hpcjax.runs.tables import Table, TableResult
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def check_kernels(seconds: float) -> str:
     That they passed is kept beside them: kernels and tests that are still the same are
     not tested again on the same kind of device.
     """
-    source = discover.checkout()
+    source = places.checkout()
     if source is None or not (source / "tests").is_dir():
         raise ConfigError("the kernels' tests are in a checkout of the project only")
     wanted = {"code": _digest_kernels(source), "device": describe_device()}
@@ -89,7 +89,7 @@ def write_archive(
     it puts each record where it belongs.
     """
     paths = [table_records.record_path(table, tier, root) for table in tables]
-    source = discover.checkout()
+    source = places.checkout()
     paths += [source / KERNELS_PASSED] if source else []
     with replacing(archive) as temporary, zipfile.ZipFile(temporary, "w") as file:
         for path in filter(pathlib.Path.exists, paths):

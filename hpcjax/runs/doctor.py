@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hpcjax import kernels
-from hpcjax.runs import directory, discover
+from hpcjax.runs import directory, places
 from hpcjax.runs.frames import Frame
 
 Verdict = Literal["ok", "wrong", "missing"]
@@ -205,7 +205,7 @@ def _parts(need: Requirement) -> Iterator[str]:
 
 
 def _install(extra: str) -> str:
-    source = discover.checkout()
+    source = places.checkout()
     what = f"-e '{source}[{extra}]'" if source else f"'hpcjax[{extra}]'"
     return f"{sys.executable} -m pip install {what}"
 

@@ -14,6 +14,7 @@ from hpcjax.runs import code, directory, discover, outlines, results
 from hpcjax.runs import config as configs
 from hpcjax.runs import tags as tagging
 from hpcjax.runs.progress import Progress
+from hpcjax.runs.run_directory import Follower
 from hpcjax.runs.signals import StopSignals
 from hpcjax.train.writers import check_writers
 
@@ -179,7 +180,7 @@ def _run_jointly(
             place = sharding.broadcast("")
             if not place:
                 raise ProcessLost("process 0 could not begin the run, and says why")
-            folder: directory.RunDirectory = directory.Follower(pathlib.Path(place))
+            folder: directory.RunDirectory = Follower(pathlib.Path(place))
             how = dataclasses.replace(how, quiet=True, log=(), tags=())
         else:
             try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, DataFormatError
-from hpcjax.runs import discover
+from hpcjax.runs import places
 
 _HEADING = re.compile(r"# (?P<name>[^\n(]+?)(?: \((?P<venue>[^\n]*)\))?\n")
 _ROOMS = re.compile(r"\s+In ((?:`[\w.]+`(?:, )?)+)\.$")
@@ -67,12 +67,12 @@ class System(NamedTuple):
 
 def find_systems(root: pathlib.Path) -> list[System]:
     """Returns the systems below a root and the checkout, sorted by name."""
-    folders = discover.search_path(root)
+    folders = places.search_path(root)
     records = [*read_records(root)]
     return [
         _describe(name, folder, [each for each in records if _paper(each) == name])
         for name, folder in sorted(
-            (name, folder) for folder in folders for name in discover.papers(folder)
+            (name, folder) for folder in folders for name in places.papers(folder)
         )
     ]
 
@@ -130,7 +130,7 @@ def _first_line(file: pathlib.Path) -> str:
 
 def read_records(root: pathlib.Path) -> Iterator[dict[str, Any]]:
     """Yields what the readable records of tables hold, of a root and the checkout."""
-    for folder in discover.search_path(root):
+    for folder in places.search_path(root):
         for file in sorted(folder.glob("experiments/*/results/*.json")):
             with contextlib.suppress(DataFormatError):
                 record = files.read_object(file)

@@ -8,7 +8,15 @@ import zipfile
 import pytest
 
 from hpcjax.core import ConfigError
-from hpcjax.runs import benchmarks, cli, code, discover, table_commands, table_records
+from hpcjax.runs import (
+    benchmarks,
+    cli,
+    code,
+    discover,
+    places,
+    table_commands,
+    table_records,
+)
 from tests.runs import papers
 
 TIMED = """
@@ -106,7 +114,7 @@ def checkout(tmp_path, monkeypatch):
     """A checkout whose kernels have not been tested, and that forgets it afterwards."""
     source = tmp_path / "checkout"
     (source / "tests/kernels").mkdir(parents=True)
-    monkeypatch.setattr(discover, "checkout", lambda: source)
+    monkeypatch.setattr(places, "checkout", lambda: source)
     monkeypatch.setattr(benchmarks, "describe_device", lambda: "1 device")
     return source
 
@@ -138,7 +146,7 @@ def test_kernels_are_tested_before_times_are_taken(root, checkout, monkeypatch, 
     monkeypatch.setattr(benchmarks.subprocess, "run", late)
     with pytest.raises(benchmarks.KernelsWrong, match="more than 5 s"):
         benchmarks.check_kernels(5.0)
-    monkeypatch.setattr(discover, "checkout", lambda: None)
+    monkeypatch.setattr(places, "checkout", lambda: None)
     with pytest.raises(ConfigError, match="in a checkout"):
         benchmarks.check_kernels(5.0)
     assert table_commands.bench

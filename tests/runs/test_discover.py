@@ -11,7 +11,7 @@ import pytest
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.runs import config as configs
-from hpcjax.runs import discover
+from hpcjax.runs import discover, places
 from tests.runs import roots
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_one_paper_in_two_roots(tmp_path, monkeypatch):
 def test_the_same_folder_twice_is_one_root(tmp_path):
     linked = tmp_path / "linked"
     linked.symlink_to(REPOSITORY)
-    assert discover.search_path(linked) == discover.search_path(REPOSITORY)
+    assert places.search_path(linked) == places.search_path(REPOSITORY)
 
 
 def test_another_checkout_is_not_a_root_of_this_one(tmp_path):
@@ -176,14 +176,14 @@ def test_another_checkout_is_not_a_root_of_this_one(tmp_path):
     (other / "hpcjax/__init__.py").touch()
     (other / "pyproject.toml").touch()
     with pytest.raises(ConfigError, match="run `python -m hpcjax` in that folder"):
-        discover.search_path(other)
+        places.search_path(other)
 
 
 def installed(folder, monkeypatch):
     """Pretends that hpcjax is installed in `folder`, with a bundled paper."""
     home = folder / "site-packages" / "hpcjax"
     roots.make(home / "_bundled", "shipped")
-    monkeypatch.setattr(discover, "_HOME", home)
+    monkeypatch.setattr(places, "_HOME", home)
     return home
 
 
@@ -191,7 +191,7 @@ def test_an_installation_brings_its_bundle(tmp_path, monkeypatch):
     home = installed(tmp_path, monkeypatch)
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert discover.search_path(empty) == (home / "_bundled",)
+    assert places.search_path(empty) == (home / "_bundled",)
     mine = roots.make(tmp_path / "mine")
     names = [entry.name for entry in discover.find_configs(mine)]
     assert names == ["mine/first", "shipped/first"]
@@ -205,7 +205,7 @@ def test_a_checkout_as_root_replaces_the_bundle(tmp_path, monkeypatch):
     checkout = roots.make(tmp_path / "checkout", "shipped")
     roots.write(checkout, "pyproject.toml", "")
     roots.write(checkout, "hpcjax/__init__.py", "")
-    assert discover.search_path(checkout) == (checkout,)
+    assert places.search_path(checkout) == (checkout,)
     assert [e.name for e in discover.find_configs(checkout)] == ["shipped/first"]
 
 

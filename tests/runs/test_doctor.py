@@ -90,7 +90,7 @@ def test_a_missing_extra_says_what_it_costs(monkeypatch):
 
 
 def test_an_installation_is_told_the_plain_command(monkeypatch):
-    monkeypatch.setattr(doctor.discover, "checkout", lambda: None)
+    monkeypatch.setattr(doctor.places, "checkout", lambda: None)
     assert doctor._install("gpu").endswith("-m pip install 'hpcjax[gpu]'")
 
 
