@@ -32,6 +32,7 @@ PARTS = {
     "backward": {
         "partial": "PartialBackwardConfig",
         "random_freezing": "RandomFreezingConfig",
+        "pipedream": "PipedreamConfig",
     },
     "state": {"sparse": "SparseStateConfig"},
     "sparsity": {

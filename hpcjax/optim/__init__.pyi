@@ -60,7 +60,13 @@ from .partial_backward import partial_value_and_grad as partial_value_and_grad
 from .partial_backward import roles as roles
 from .partial_backward import scale_blocks as scale_blocks
 from .partial_config import PartialBackwardConfig as PartialBackwardConfig
+from .partial_config import PipedreamConfig as PipedreamConfig
 from .partial_config import RandomFreezingConfig as RandomFreezingConfig
+from .pipedream import WeightVersions as WeightVersions
+from .pipedream import gradients_of_versions as gradients_of_versions
+from .pipedream import keep_versions as keep_versions
+from .pipedream import mix_versions as mix_versions
+from .pipedream import stage_delays as stage_delays
 from .preconditioning import Factors as Factors
 from .preconditioning import PreconditionedState as PreconditionedState
 from .preconditioning import factors_of as factors_of

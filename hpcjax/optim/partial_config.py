@@ -158,3 +158,53 @@ class RandomFreezingConfig(BlocksConfig):
             return optax.chain(link, optim.freeze_at_random(blocks, drawn))
 
         return Backward(mean, optim.gradients_of_roles(backward), {"share": 1.0})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipedreamConfig(Config):
+    """PipeDream's asynchronous pipeline: stages use weights that are some updates old.
+
+    Attributes:
+      stages: p, consecutive layers of equal cost; 1 is ordinary training.
+      versions: "stash" keeps for stage s the p − 1 − s weights before the newest;
+        "double" uses those of one update ago everywhere (PipeDream-2BW).
+      stacked: regexes of parameters that are stacks of layers, which stages cut; the
+        model's by default.
+    """
+
+    claims: ClassVar[tuple[str, ...]] = ("gradients", "mean")
+    figures: ClassVar[Mapping[str, str]] = {"held": ": older weights over the newest"}
+
+    stages: Size = 4
+    versions: Literal["stash", "double"] = "stash"
+    stacked: tuple[str, ...] = ()
+
+    def build(self, setup: "RunShape") -> "Backward":
+        """Returns the backward pass of a run, and the mean that keeps versions for it.
+
+        Raises:
+          ConfigError: the model has fewer layers than stages.
+        """
+        import math
+
+        import jax
+        import optax
+
+        from hpcjax import optim
+        from hpcjax.core import trees
+        from hpcjax.core.method import Backward
+
+        x = setup.batch["x"]
+        costs = setup.layer_flops(jax.tree.leaves(x)[0].shape[0])
+        delays = optim.stage_delays(
+            setup.model, x, self.stages, self.versions, costs, self.stacked
+        )
+        shapes = jax.eval_shape(setup.model.init, jax.random.key(0))[0]
+        sizes = {p: math.prod(leaf.shape) for p, leaf in trees.flatten(shapes).items()}
+        held = sum(sizes[p] * sum(own) / len(own) for p, own in delays.items())
+
+        def mean(axes: Any) -> optax.GradientTransformation:
+            return optax.chain(optim.all_reduce_mean(axes), optim.keep_versions(delays))
+
+        gradients = optim.gradients_of_versions(delays)
+        return Backward(mean, gradients, {"held": held / sum(sizes.values())})

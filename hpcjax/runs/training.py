@@ -299,7 +299,7 @@ def _compose(
         dataset,
         with_stacks(cfg.optimizer, stacks),
         exchange=with_stacks(cfg.exchange, stacks),
-        backward=cfg.backward,
+        backward=with_stacks(cfg.backward, stacks),
         averaged=cfg.averaging,
         state=with_stacks(cfg.state, stacks),
         sparsity=sparsity,

@@ -37,6 +37,7 @@ from hpcjax.optim.partial_backward import (
     contributor_mean,
     scale_blocks,
 )
+from hpcjax.optim.pipedream import keep_versions
 from hpcjax.optim.row_wise import scale_by_row_adagrad
 from hpcjax.optim.schedule_config import CosineConfig
 from hpcjax.optim.second_order import jorge, shampoo
@@ -103,6 +104,13 @@ REGISTRY = {
     "jorge_one_sided": partial(jorge, 0.05, update_every=1, max_dim=3, order=1),
     "jorge_symmetrized": partial(jorge, 0.05, update_every=2, symmetrize=True),
     "jorge_from_sgd": lambda: JorgeFromSgdConfig(lr=0.05, update_every=2).make(1000),
+    "keep_versions": partial(
+        keep_versions,
+        {
+            path: (2 if path.startswith("conv") else 0,)
+            for path in sum(_BLOCKS.paths, ())
+        },
+    ),
     "lamb": partial(lamb, 0.05),
     "lamb_stacked": partial(lamb, 0.05, clip_norm=1.0, stacked=("kernel|3",)),
     "prune": partial(
@@ -142,6 +150,7 @@ for _name, _part in parts.classes("optimizer").items():
 EXTRA_ARGS = {
     "contributor_mean": lambda: {"step": 0},
     "freeze_at_random": lambda: {"step": 0},
+    "keep_versions": dict,
     "scale_blocks": dict,
     "scale_by_kfac": _statistics,
     "scale_by_pipefisher": _statistics,
