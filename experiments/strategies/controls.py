@@ -1,8 +1,9 @@
-"""What breaks ZeRO, for negative controls."""
+"""What breaks a strategy, for negative controls."""
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 
 @contextlib.contextmanager
@@ -30,3 +31,17 @@ def summed() -> Iterator[None]:
         yield
     finally:
         shards.update_shards = right
+
+
+@contextlib.contextmanager
+def missing() -> Iterator[None]:
+    """No mean is taken: every device goes on with its own gradients, unnoticed."""
+    import optax
+
+    from hpcjax import core, optim
+
+    def alone(axes: Any) -> Any:
+        return optax.stateless(lambda grads, _: core.assume_equal(grads, axes))
+
+    with mock.patch.object(optim, "all_reduce_mean", alone):
+        yield

@@ -114,8 +114,8 @@ def test_optimizers_converge(name, kind, rates, steps):
 
 # Finiteness has a test of its own; these transforms take parameters of any type.
 OTHER_CHECKS = sorted(set(contract.CHECKS) - {"stays_finite"})
-TAKES_ALL = {"keep_versions", "add_weight_decay", "all_reduce_mean", "clip_global_norm"}
-TAKES_ALL |= {"contributor_mean", "freeze_at_random", "scale_blocks"}
+TAKES_ALL = {"add_weight_decay", "all_reduce_mean", "clip_global_norm"}
+TAKES_ALL |= {"contributor_mean", "freeze_at_random", "keep_versions", "scale_blocks"}
 
 
 # Each check holds quickly for a factory's plain form and one, drawn, of its variants.

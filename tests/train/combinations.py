@@ -32,6 +32,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "kfac": {"factor_update_steps": 1, "inv_update_steps": 1},
     "partial": {"k": 2, "cuts": (1,)},
     "random_freezing": {"k": 2, "cuts": (1,)},
+    "pipedream": {"stages": 2, "versions": "double"},
     "power_sgd": {"rank": 2},
     "wagma": {"tau": 2},
     "eager": {"mode": "sync"},
@@ -303,7 +304,7 @@ def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -
     chained = optax.with_extra_args_support(
         optax.chain(*_links(row, made["exchange"], model, own), tx)
     )
-    worker = _worker(row, chained)
+    worker, first = _worker(row, chained), params
 
     def step(held, opt, state, batch, number):
         held, opt = per_device.enter((held, opt))
@@ -334,13 +335,15 @@ def own_loop(row: Row, model: Any, own: data.Dataset, params: Any, state: Any) -
                 outputs, new = forward(params)
                 return loss(outputs, batch["y"])[0], new
 
-            grads, new = jax.grad(whole, has_aux=True)(params)
+            # Weights of one update ago are the first ones, in both steps.
+            at = first if row.backward == "pipedream" else params
+            grads, new = jax.grad(whole, has_aux=True)(at)
         if row.backward == "partial":
             # Of two roles the first has no gradient of the first block.
             role = (jax.lax.axis_index("data") + number) % 2 + 1
-            first = set(_blocks(model, own).paths[0])
+            lower = set(_blocks(model, own).paths[0])
             kept = {
-                path: jnp.where(role == 1, 0, leaf) if path in first else leaf
+                path: jnp.where(role == 1, 0, leaf) if path in lower else leaf
                 for path, leaf in trees.flatten(grads).items()
             }
             grads = trees.unflatten(grads, kept)

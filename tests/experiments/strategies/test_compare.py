@@ -1,0 +1,116 @@
+"""`strategies/compare`: the gate in small live runs, and the table's arithmetic."""
+
+import types
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments.strategies import tables
+from hpcjax import sharding
+from hpcjax.runs import discover, packing
+from hpcjax.runs.tables import judge
+from tests.conftest import REPOSITORY
+
+SMALL = {"model.width": "16", "dataset.context": "4", "taken": "20"}
+GATE = 1e-5  # of ||a - b|| / (||b|| + sqrt(size) / 10), for each parameter
+
+
+def take(name):
+    """What the row's run finds in small, of 20 steps."""
+    told = tables.COMPARE.tier("cpu").runs[name]
+    loaded = discover.load(told.config, {**told.overrides, **SMALL}, REPOSITORY)
+    context = types.SimpleNamespace(
+        mesh=sharding.data_mesh(8), data_root=REPOSITORY / ".cache/data"
+    )
+    return loaded.experiment.run(loaded.config, context)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tables.SAME)
+def test_what_is_synchronous_passes_the_gate(name):
+    found = take(name)
+    assert found["apart"] <= GATE
+    assert found["distance"] <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [tables.MISSING, tables.BROKEN])
+def test_what_is_broken_does_not(name):
+    assert take(name)["apart"] > 100 * GATE
+
+
+@pytest.mark.slow
+def test_one_stage_is_sgd_and_stale_weights_are_theirs_on_any_number_of_devices():
+    one, plain, late = (take(name) for name in (tables.SINGLE, tables.DP, tables.STASH))
+    assert np.array_equal(one["losses"], plain["losses"])
+    assert late["apart"] <= GATE  # from one device with the same stale weights
+    assert abs(late["losses"] / plain["losses"] - 1).max() > 1e-3
+
+
+def test_bubbles_are_those_of_the_schedules():
+    formula = 3 / (8 + 3)  # (p - 1) / (m + p - 1)
+    assert tables._bubble(tables.GPIPE) == pytest.approx(formula)
+    assert tables._bubble(tables.F1B1) == pytest.approx(formula)
+    assert tables._bubble(tables.ZB) < formula
+    assert tables._bubble(tables.THREE) == pytest.approx(1 / 9)
+    assert tables._bubble(tables.DP) == 0
+
+
+def made(losses, state=2.0, sent=1.75, temporaries=1.0):
+    steps = {"number": np.arange(1, 101)}
+    run = {
+        "state": state,
+        "psi": 1.0,
+        "temporaries": temporaries,
+        "sent": ("axis", [sent]),
+    }
+    if losses is not None:
+        run["losses"] = ("number", losses)
+    return xr.Dataset(run, steps if losses is not None else {}).expand_dims(seed=[0])
+
+
+def test_steps_to_the_target_and_divergence():
+    plain = 4 - np.arange(100) / 50
+    late = 4 - np.arange(100) / 100
+    gone = np.where(np.arange(100) < 50, plain, np.nan)
+    table = tables.compare(
+        {
+            tables.ONE: made(plain),
+            "same": made(plain),
+            "late": made(late),
+            "gone": made(gone),
+            "averages": made(None),
+        }
+    )
+    # Steps 51 to 60 have a mean of 4 - 54.5 / 50; half as fast it is out of reach.
+    steps = table["steps"].sel(row=["same", "late", "gone"]).values
+    np.testing.assert_array_equal(steps, [60, np.inf, np.inf])
+    assert float(table["apart"].sel(row="same")) == 0
+    assert np.isinf(table["loss"].sel(row="gone"))  # not missing: it diverged
+    assert np.isnan(table["steps"].sel(row="averages"))
+    assert table["sent"].sel(row="same") == 2
+    curves = packing.unpack(table)["losses"]
+    np.testing.assert_allclose(curves.sel(row="late"), late, rtol=1e-3)
+
+
+def test_claims_fail_for_what_they_are_about():
+    """A table in which all holds, and one in which a strategy is another."""
+    good = {name: made(np.ones(100)) for name in tables.COMPARE.tier("cpu").runs}
+    good |= {
+        tables.ZERO3: made(np.ones(100), 0.25, 2.625),
+        tables.F1B1: made(np.ones(100), temporaries=0.5),
+        tables.TENSOR_64: made(None, sent=3.5),
+        tables.STASH: made(np.full(100, 1.1)),
+        tables.MISSING: made(np.full(100, 1.1)),
+        tables.BROKEN: made(np.full(100, np.nan)),
+    }
+    verdicts = judge(tables.COMPARE.tier("cpu"), tables.compare(good))
+    assert {v.name: v.holds for v in verdicts} == dict.fromkeys(
+        tables.COMPARE.tier("cpu").claims, True
+    )
+    bad = judge(
+        tables.COMPARE.tier("cpu"),
+        tables.compare(good | {tables.ZB: made(np.full(100, 1 + 2e-5))}),
+    )
+    assert [v.name for v in bad if not v.holds] == ["equal"]
