@@ -169,18 +169,18 @@ def _compare(variant: str = "", **overrides: str) -> Runs:
     return Runs(config=f"strategies/compare{variant}", overrides=overrides)
 
 
-def _bubble(name: str) -> float:
-    """Returns the idle share of a schedule, where a backward pass is twice as long."""
+def _plan(name: str) -> dict[str, float]:
+    """Returns what a schedule idles and keeps; a backward pass is twice as long."""
     from hpcjax import cost, sharding
 
     told = STRATEGIES.get(name, {})
     if told.get("parallel") != "pipeline":
-        return 0.0
-    count = int(told["parallel.micro_batches"])
-    make = getattr(sharding, told["parallel.schedule"])
-    costs = cost.StageCosts(t_f=1.0, t_b=2.0)
-    plan = cost.simulate(make(int(told["parallel.stages"]), count), costs)
-    return 1 - 3 * count / plan.makespan
+        return {"bubble": 0.0}
+    stages, count = (int(told[f"parallel.{k}"]) for k in ("stages", "micro_batches"))
+    schedule = getattr(sharding, told["parallel.schedule"])(stages, count)
+    line = cost.simulate(schedule, cost.StageCosts(t_f=1.0, t_b=2.0))
+    held = sharding.tick_table(schedule).saved_buffers
+    return {"bubble": 1 - 3 * count / line.makespan, "held": held}
 
 
 def _learnt(losses: np.ndarray, wanted: np.ndarray) -> dict[str, Any]:
@@ -203,12 +203,12 @@ def compare(rows: reduce.Rows) -> "xr.Dataset":
     wanted = runs[ONE]["losses"].values
     cells: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
-        sent, psi, idle = float(run["sent"].sum()), float(run["psi"]), _bubble(name)
+        sent, psi = float(run["sent"].sum()), float(run["psi"])
         cells[name] = {
             "state": run["state"] / psi,
             "temporaries": run["temporaries"] / psi,
             "sent": sent / (SHARE * psi),
-            "bubble": idle,
+            **_plan(name),
         }
         if "losses" in run:
             cells[name] |= _learnt(run["losses"].values, wanted)
@@ -232,7 +232,8 @@ COMPARE = Table(
         "momentum at rate 0.1, on 8 simulated devices; pipelines have 4 stages and 8 "
         "micro-batches, PipeDream 4 stages. Of the compiled step, in units of the "
         "parameters' bytes Ψ: what a device holds between steps and besides, and sends "
-        "by rings, over 7/8. bubble: idle share of the schedule, simulated. apart: the "
+        "by rings, over 7/8. bubble, inputs held: of the schedule, simulated: its idle "
+        "share, and the most micro-batches that a stage has in flight. apart: the "
         "farthest loss of any step from one device's, relative; loss: mean of the last "
         "10; steps: until the mean of 10 is what one device has in steps 51 to 60, inf "
         "if never. PowerSGD, Ok-Topk (5 %), PipeDream and averages of models compute "
@@ -249,6 +250,7 @@ COMPARE = Table(
         "temporaries": "temporaries / Ψ",
         "sent": "sent / (7/8 Ψ)",
         "bubble": "bubble",
+        "held": "inputs held",
         "apart": "loss apart",
         "loss": "loss",
         "steps": "steps to target",
@@ -282,11 +284,8 @@ COMPARE = Table(
             "memory": over("state", ZERO3, DP)
             .at_most(0.15, "of data parallelism's state at stage 3")
             .fails({ZERO3: ZERO1}),
-            "sent": abs(over("sent", ZERO3, DP) - 1.5)
-            .at_most(0.0075, "of what stage 3 sends over data parallelism's, from 1.5")
-            .fails({ZERO3: ZERO1}),
-            "kept": over("temporaries", F1B1, GPIPE)
-            .at_most(0.95, "of GPipe's temporaries in 1F1B, 8 micro-batches")
+            "held": over("held", F1B1, GPIPE)
+            .at_most(0.5, "of GPipe's inputs in 1F1B, 8 micro-batches in 4 stages")
             .fails({F1B1: GPIPE}),
             "batch": (over("sent", TENSOR_64, TENSOR) - over("sent", DP_64, DP))
             .at_least(0.5, "how much more a double batch adds to tensor's bytes")

@@ -48,21 +48,22 @@ def test_one_stage_is_sgd_and_stale_weights_are_theirs_on_any_number_of_devices(
     assert abs(late["losses"] / plain["losses"] - 1).max() > 1e-3
 
 
-def test_bubbles_are_those_of_the_schedules():
-    formula = 3 / (8 + 3)  # (p - 1) / (m + p - 1)
-    assert tables._bubble(tables.GPIPE) == pytest.approx(formula)
-    assert tables._bubble(tables.F1B1) == pytest.approx(formula)
-    assert tables._bubble(tables.ZB) < formula
-    assert tables._bubble(tables.THREE) == pytest.approx(1 / 9)
-    assert tables._bubble(tables.DP) == 0
+def test_schedules_idle_and_keep_what_the_formulas_say():
+    plans = {name: tables._plan(name) for name in tables.SAME}
+    formula = pytest.approx(3 / (8 + 3))  # (p - 1) / (m + p - 1)
+    assert plans[tables.GPIPE] == {"bubble": formula, "held": 8}
+    assert plans[tables.F1B1] == {"bubble": formula, "held": 4}
+    assert plans[tables.ZB]["bubble"] < 3 / 11
+    assert plans[tables.THREE] == {"bubble": pytest.approx(1 / 9), "held": 2}
+    assert plans[tables.DP] == {"bubble": 0}
 
 
-def made(losses, state=2.0, sent=1.75, temporaries=1.0):
+def made(losses, state=2.0, sent=1.75):
     steps = {"number": np.arange(1, 101)}
     run = {
         "state": state,
         "psi": 1.0,
-        "temporaries": temporaries,
+        "temporaries": 1.0,
         "sent": ("axis", [sent]),
     }
     if losses is not None:
@@ -98,8 +99,7 @@ def test_claims_fail_for_what_they_are_about():
     """A table in which all holds, and one in which a strategy is another."""
     good = {name: made(np.ones(100)) for name in tables.COMPARE.tier("cpu").runs}
     good |= {
-        tables.ZERO3: made(np.ones(100), 0.25, 2.625),
-        tables.F1B1: made(np.ones(100), temporaries=0.5),
+        tables.ZERO3: made(np.ones(100), 0.25),
         tables.TENSOR_64: made(None, sent=3.5),
         tables.STASH: made(np.full(100, 1.1)),
         tables.MISSING: made(np.full(100, 1.1)),
