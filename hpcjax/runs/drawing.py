@@ -66,11 +66,14 @@ def draw(result: "TableResult") -> "Figure | None":
     if picture is None:
         return None
     kinds.check(picture, table)
-    figure = (
-        _draw_kind(picture, table, result)
-        if isinstance(picture, kinds.Picture)
-        else picture(table)
-    )
+    if isinstance(picture, kinds.Picture):
+        table = kinds.pick(picture, table)
+        rows = table["row"].values.tolist() if "row" in table.dims else []
+        roles = kinds.find_roles(picture, result.table.tier(result.tier), rows)
+        figure = _DRAWERS[type(picture)](picture, table, roles, result)
+        curves.add_legend(figure)
+    else:
+        figure = picture(table)
     tell_verdicts(figure, kinds.tell_verdicts(result), result.passed)
     return figure
 
@@ -86,19 +89,6 @@ def _default(table: xr.Dataset, columns: Iterable[str]) -> kinds.Dots | None:
     ]
     measured = [name for name in numbers if f"{name}_low" in table]
     return kinds.Dots(tuple(measured[:2] or numbers[:1])) if numbers else None
-
-
-def _draw_kind(
-    picture: kinds.Picture, table: xr.Dataset, result: "TableResult"
-) -> "Figure":
-    """Draws a table's cells as one of the kinds of pictures."""
-    table = kinds.pick(picture, table)
-    tier = result.table.tier(result.tier)
-    rows = table["row"].values.tolist() if "row" in table.dims else []
-    roles = kinds.find_roles(picture, tier, rows)
-    figure = _DRAWERS[type(picture)](picture, table, roles, result)
-    curves.add_legend(figure)
-    return figure
 
 
 def _arrange(
@@ -234,10 +224,9 @@ def _bars(
 def _bar_look(place: int, role: kinds.Role, count: int) -> dict[str, Any]:
     """Returns how a bar is drawn: those of one column by role, others by column."""
     look = look_of_part(place)
-    if count == 1 and role == "control":
-        look |= {"facecolor": "none", "hatch": "////"}
-    elif count == 1 and role == "other":
-        look |= {"facecolor": "none", "edgecolor": OTHER}
+    if count == 1 and role != "about":
+        hollow = {"hatch": "////"} if role == "control" else {"edgecolor": OTHER}
+        look |= {"facecolor": "none", **hollow}
     return look
 
 
@@ -265,10 +254,8 @@ def _lines(
 def _missing_of(each: kinds.Series) -> list[str]:
     """Returns in words what a line has no points of."""
     lost = each.y[~np.isfinite(each.y)]
-    words = list(dict.fromkeys(map(word_of, lost)))
-    counts = f"{len(lost)} of {len(each.y)}"
-    said = f"{each.name} {counts} {' or '.join(words)}"
-    return [said.strip()] if words else []
+    words = " or ".join(dict.fromkeys(map(word_of, lost)))
+    return [f"{each.name} {len(lost)} of {len(each.y)} {words}".strip()] * bool(words)
 
 
 def _tick_at(axes: "Axes", places: Sequence[float]) -> None:

@@ -96,6 +96,10 @@ class Lines(Picture):
     log_x: bool | None = None
     x_label: str = ""
 
+    def dims(self) -> tuple[str, ...]:
+        """Returns the dimensions that a column must have."""
+        return ("row",) if "{}" in self.x else ("row", self.x)
+
 
 @dataclasses.dataclass(frozen=True)
 class Bars(Picture):
@@ -228,30 +232,25 @@ def check(picture: Drawn | None, table: "xr.Dataset") -> None:
     if not isinstance(picture, Picture):
         return
     _require("columns", picture.names(), map(str, table))
+    rows = [str(row) for row in table["row"].values] if "row" in table.dims else []
     if isinstance(picture, Lines) and "{}" not in picture.x:
         _require("dimensions", [picture.x], set(map(str, table.dims)) - {"row"})
-    rows = [str(row) for row in table["row"].values] if "row" in table.dims else []
-    x = picture.x if isinstance(picture, Lines) else ""
-    if "{}" in x and not any(split(row, x)[0] for row in rows):
-        raise ConfigError(f"no row has a number as {x!r} says: got {rows}")
+    elif isinstance(picture, Lines) and not any(split(r, picture.x)[0] for r in rows):
+        raise ConfigError(f"no row has a number as {picture.x!r} says: got {rows}")
     for texts in (picture.rows, picture.about):
         if texts and not any(_has(row, texts) for row in rows):
             _require("rows", _tuple(texts), rows)
     if isinstance(picture, Map) and picture.truth:
         _require("rows", [picture.truth], map(str, pick(picture, table)["row"].values))
     for name in picture.names():
-        column = table[name]
-        wanted, there = picture.dims(), tuple(map(str, column.dims))
-        if isinstance(picture, Lines) and "{}" not in picture.x:
-            wanted = (*wanted, picture.x)
+        wanted, there = picture.dims(), tuple(map(str, table[name].dims))
         if {*wanted} != {*there}:
             raise ConfigError(
                 f"the picture draws columns of dimensions {wanted}: {name} has {there}"
             )
-        if column.dtype.kind not in "biuf":
-            raise ConfigError(
-                f"the picture draws numbers: {name} has {column.values.ravel()[:1]}"
-            )
+        if table[name].dtype.kind not in "biuf":
+            first = table[name].values.ravel()[:1]
+            raise ConfigError(f"the picture draws numbers: {name} has {first}")
 
 
 def _require(what: str, wanted: Iterable[str], there: Iterable[str]) -> None:
