@@ -4,4 +4,13 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-PARTS = {"sharing": {"stores": "SharingConfig"}}
+PARTS = {
+    "sharing": {"stores": "SharingConfig"},
+    "codec": {
+        "identity": "Identity",
+        "autoencoder": "Autoencoder",
+        "quantize": "Quantizer",
+        "topk": "TopK",
+        "randomk": "RandomK",
+    },
+}

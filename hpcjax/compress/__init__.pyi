@@ -1,5 +1,13 @@
 from . import fields as fields
 from . import sharing as sharing
+from .activations import Autoencoder as Autoencoder
+from .activations import Codec as Codec
+from .activations import Identity as Identity
+from .activations import Quantizer as Quantizer
+from .activations import RandomK as RandomK
+from .activations import TopK as TopK
+from .activations import equal_bytes as equal_bytes
+from .activations import equal_ratio as equal_ratio
 from .blocks import Compressed as Compressed
 from .blocks import LayerReport as LayerReport
 from .blocks import dequantize_params as dequantize_params

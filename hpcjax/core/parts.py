@@ -32,6 +32,7 @@ KINDS = (
     "sparsity",
     "sharing",
     "parallel",
+    "codec",
 )
 ROOMS = (
     *("data", "models", "optim", "compress", "collectives", "averaging", "sharding"),

@@ -5,6 +5,7 @@ in a state as in a checkpoint; a `PartitionSpec` says how it is cut. So any chec
 goes on under any other one. `PerDevice` is for what differs between devices.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -265,17 +266,28 @@ class Part:
       cuts: how the parameter is cut.
       once: whether devices with equal inputs share out what they send to others, see
         `layers.experts`.
+      codec: how what devices send to sum outputs is compressed, see `compress.Codec`;
+        None for not at all.
+      given: what the codec takes besides, such as its own parameters.
     """
 
     value: Any
     cuts: Cuts = static()
     once: bool = static(default=True)
+    codec: Any = static(default=None)
+    given: Any = None
 
     @property
     def T(self) -> "Part":  # noqa: N802 - as of arrays
         """The part of the transposed matrix."""
         turned = tuple((-3 - dim, axis) for dim, axis in self.cuts)
         return Part(value=self.value.T, cuts=turned)
+
+    def sum(self, y: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+        """Returns the sum of devices' products, as exactly as the codec sends them."""
+        if self.codec is None:
+            return lax.psum(y, axes)
+        return self.codec.sum(y, axes, self.given)
 
 
 def open_part(leaf: Any, *dims: int) -> tuple[Any, ...]:
@@ -321,17 +333,44 @@ class Shard(Deferred):
       cuts: how the parameter is cut, as far as it is gathered.
       again: whether the backward pass gathers it again, and does not keep it.
       kept: how the parameter is cut besides; what is gathered is a `Part` then.
+      codec: of that `Part`.
+      given: of that `Part`.
     """
 
     value: Any
     cuts: Cuts = static()
     again: bool = static(default=False)
     kept: Cuts = static(default=())
+    codec: Any = static(default=None)
+    given: Any = None
 
     def realize(self) -> Any:
         """Returns the parameter, or its `Part`; see `gather`."""
         whole = gather(self.value, self.cuts)
-        return Part(value=whole, cuts=self.kept) if self.kept else whole
+        own = {"cuts": self.kept, "codec": self.codec, "given": self.given}
+        return Part(value=whole, **own) if self.kept else whole
+
+
+def codec_start(tree: Any) -> int:
+    """Returns the first layer of a stack whose sums are compressed; 0 if all are."""
+    nodes = jax.tree.leaves(tree, is_leaf=_is_cut)
+    codecs = [node.codec for node in nodes if _is_cut(node) and node.codec is not None]
+    return max((codec.start for codec in codecs), default=0)
+
+
+def without_codecs(tree: Any) -> Any:
+    """Returns a tree whose parts are summed without codecs."""
+    return jax.tree.map(
+        lambda node: (
+            dataclasses.replace(node, codec=None, given=None) if _is_cut(node) else node
+        ),
+        tree,
+        is_leaf=_is_cut,
+    )
+
+
+def _is_cut(node: Any) -> bool:
+    return isinstance(node, Part | Shard)
 
 
 def gathering_policy(

@@ -30,7 +30,7 @@ def dense(
 
     Of a `core.shards.Part`, inside `shard_map`, x has this device's part of the inputs,
     or all of them; the product is summed over the mesh axes that cut the inputs, and y
-    is this device's part of the outputs. In the backward pass dx is summed over the
+    is this device's part of the outputs; a codec of the part compresses what is sent. In the backward pass dx is summed over the
     axes that cut the outputs, once for each use: see `share_inputs`.
 
     Args:
@@ -83,13 +83,14 @@ def multiply(
       compute: as for `dense`.
       output: as for `dense`.
     """
-    kernel, of_inputs, _ = shards.open_part(kernel, -2, -1)
+    part = kernel
+    kernel, of_inputs, _ = shards.open_part(part, -2, -1)
     if of_inputs:
         x = _take_inputs(x, kernel, of_inputs)
     x = vary_like(x, kernel)
     y = _precision.accumulate_float32(product, x, kernel, compute, *integers)
     if of_inputs:
-        y = jax.lax.psum(y, of_inputs)
+        y = part.sum(y, of_inputs)
     if bias is not None:
         y = y + bias.astype(y.dtype)
     y = y.astype(output or compute)

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from hpcjax.core import shards
 from hpcjax.core.deferred import realize
+from hpcjax.core.errors import ConfigError
 from hpcjax.models._from_nnx import flatten, observable_layers
 from hpcjax.models.decoding import KeysValues
 from hpcjax.models.modules import (
@@ -139,7 +140,7 @@ def scan_with_memory(
       The carry after the last block, and the new memory.
 
     Raises:
-      ConfigError: an unknown `remat`.
+      ConfigError: an unknown `remat`, or a memory where a codec starts within a stack.
       ValueError: the runs do not add up to the depth of the stack.
     """
     policy = choice("remat", remat, POLICIES)
@@ -167,9 +168,17 @@ def scan_with_memory(
     ends = list(itertools.accumulate(_depth(run) or depth for run in memory))
     if not ends or ends[-1] != depth:
         raise ValueError(f"the memory must be of {depth} blocks: got {ends[-1:]}")
+    # Layers without a codec are a run of their own: no branch hides a collective.
+    if (plain := shards.codec_start(states)) and jax.tree.leaves(memory):
+        raise ConfigError(
+            "decoding is not cut in two where codecs start: got a codec from layer "
+            f"{plain} on; decode without one"
+        )
+    memory, ends = (memory * 2, [plain, depth]) if plain else (memory, ends)
     outputs, start = [], 0
     for run, end in zip(memory, ends, strict=True):
         part = jax.tree.map(operator.itemgetter(slice(start, end)), tuple(states))
+        part = shards.without_codecs(part) if end <= plain else part
         x, values, remembered = _scan_run(advance, x, part, run, end - start)
         outputs.append((*values, remembered))
         start = end

@@ -42,6 +42,7 @@ StatePart = Annotated[Any, Part("state", optional=True)]
 SparsityPart = Annotated[Any, Part("sparsity", optional=True)]
 SharingPart = Annotated[Any, Part("sharing", optional=True)]
 ParallelPart = Annotated[Any, Part("parallel", optional=True)]
+CodecPart = Annotated[Any, Part("codec", optional=True)]
 
 # What at most one part of a run may do.
 CLAIMS = {
@@ -76,6 +77,7 @@ class TrainingConfig(Config):
       sparsity: which weights are pruned in training, and how; none for all weights.
       sharing: which layers share their weights; none if each has its own.
       parallel: how the devices share out the model; none if each has all of it.
+      codec: how what these devices send to sum activations is compressed; none for not.
       compute: precision of products, a dtype.
       param: dtype of parameters. In bfloat16 they take half the memory, and so do what
         devices exchange of them; updates are computed in float32 and then rounded, so
@@ -105,6 +107,7 @@ class TrainingConfig(Config):
     sparsity: SparsityPart = None
     sharing: SharingPart = None
     parallel: ParallelPart = None
+    codec: CodecPart = None
     compute: Literal["float32", "bfloat16"] = "float32"
     param: Literal["float32", "bfloat16"] = "float32"
     output: Literal["float32", "bfloat16"] = "float32"
@@ -115,6 +118,7 @@ class TrainingConfig(Config):
         super().__post_init__()
         self._check_claims()
         self._check_parallel()
+        self._check_codec()
         self._check_objective()
         self._check_processes()
 
@@ -149,6 +153,16 @@ class TrainingConfig(Config):
             f"optimizer={_name(self.optimizer)} works with whole matrices, of which "
             f"parallel={_name(self.parallel)} gives each device a part: choose another "
             "one, such as optimizer=sgd, adamw or lamb, or parallel=none"
+        )
+
+    def _check_codec(self) -> None:
+        """Raises ConfigError for a codec where devices sum no whole activations."""
+        if self.codec is None or getattr(self.parallel, "summed", 1) > 1:
+            return
+        raise ConfigError(
+            f"codec={_name(self.codec)} compresses what devices send to sum activations: "
+            "it goes with parallel=tensor3d, parallel.row=1 and parallel.col above 1, or "
+            f"with parallel=ted and parallel.tensor above 1: got {self.parallel!r}"
         )
 
     @property
@@ -294,6 +308,8 @@ def _compose(
     sparsity = with_stacks(cfg.sparsity, stacks)
     if hasattr(sparsity, "apply_to"):  # the network sees other weights than are trained
         model = sparsity.apply_to(model)
+    if cfg.codec is not None:
+        model = cfg.codec.apply_to(model)
     method = train.compose(
         model,
         dataset,

@@ -41,6 +41,7 @@ AXES: tuple[tuple[str, tuple[Meaning | None, ...]], ...] = (
     (r"attention/query/kernel", ("embed", "heads")),
     (r"attention/(key|value)/kernel", ("embed", "kv")),
     (r"attention/output/kernel", ("heads", "embed")),
+    (r"(attention/output|mlp/down)/(encoder|decoder)", (None, None)),
     (r"attention/query/bias", ("heads",)),
     (r"attention/(key|value)/bias", ("kv",)),
     (r"mlp/(up|gate)/kernel", ("embed", "ff")),

@@ -36,6 +36,11 @@ class TedConfig(Config):
     drop_duplicates: bool = True
     stacked: Patterns = ()
 
+    @property
+    def summed(self) -> int:
+        """How many devices sum their parts of whole activations; 1 for none."""
+        return self.tensor
+
     def build(self, setup: "RunShape") -> "Parallel":
         """Returns how the model of a run is spread.
 

@@ -34,6 +34,11 @@ class Tensor3dConfig(Config):
     zero: Literal[0, 1] = 0
     stacked: Patterns = ()
 
+    @property
+    def summed(self) -> int:
+        """How many devices sum their parts of whole activations; 1 for none."""
+        return self.col if self.row == 1 else 1
+
     def build(self, setup: "RunShape") -> "Parallel":
         """Returns how the model of a run is spread.
 

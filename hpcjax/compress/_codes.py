@@ -1,0 +1,250 @@
+"""What codecs of activations compute: codes, their sums over devices, their gradients.
+
+See `hpcjax.compress.activations`.
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+import re
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hpcjax.core import masks, shards, trees
+from hpcjax.core.deferred import realize
+from hpcjax.core.errors import ConfigError
+from hpcjax.core.keys import derive, whole_batch
+from hpcjax.core.model import Model
+from hpcjax.core.varying import vary
+
+if TYPE_CHECKING:
+    from hpcjax.compress.activations import Codec
+
+CODECS, _STEPS = "codecs", "codec_steps"
+LARGEST = float(jnp.finfo(jnp.float16).max)
+_SUMS = re.compile(r"(^|/)(attention/output|mlp/down)/kernel$")
+Code = tuple[jax.Array, jax.Array]
+
+
+def draw_autoencoder(
+    key: jax.Array, width: int, d: int, dtype: Any
+) -> dict[str, jax.Array]:
+    """Draws encoder [d, width] and decoder [width, d] by Xavier's rule."""
+    limit = math.sqrt(6 / (width + d))
+    shapes = {"encoder": (d, width), "decoder": (width, d)}
+    return {
+        name: jax.random.uniform(derive(key, name), shape, dtype, -limit, limit)
+        for name, shape in shapes.items()
+    }
+
+
+def project(y: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Returns y times the transposed matrix, accumulated in float32."""
+    return jnp.matmul(y, matrix.T, preferred_element_type=jnp.float32)
+
+
+def find_scales(y: Any) -> jax.Array:
+    """Returns each channel's largest magnitude, float32 [width]."""
+    return jnp.abs(jnp.asarray(y, jnp.float32)).reshape(-1, y.shape[-1]).max(0)
+
+
+def quantize(y: jax.Array, bits: int) -> Code:
+    """Returns packed integers and scales; what is not finite makes a scale so."""
+    scale = find_scales(y)
+    scale = jnp.where(jnp.isinf(scale), scale, jnp.minimum(scale, LARGEST))
+    scale = scale.astype(jnp.float16)
+    half = 2 ** (bits - 1)
+    by = y.astype(jnp.float32) / (scale.astype(jnp.float32) + 1e-6)
+    q = jnp.clip(jnp.round(by * half), -half, half - 1) + half
+    chunks = jnp.split(q.astype(jnp.uint8), 8 // bits, axis=-1)
+    return functools.reduce(lambda high, low: (high << bits) | low, chunks), scale
+
+
+def dequantize(packed: jax.Array, scale: jax.Array, bits: int) -> jax.Array:
+    """Returns what `quantize` has packed, float32."""
+    half, shifts = 2 ** (bits - 1), range(8 - bits, -1, -bits)
+    chunks = [(packed >> shift) & (2**bits - 1) for shift in shifts]
+    q = jnp.concatenate(chunks, axis=-1).astype(jnp.float32) - half
+    return q / half * scale.astype(jnp.float32)
+
+
+def choose_entries(y: jax.Array, k: int, key: jax.Array | None) -> Code:
+    """Returns k entries and their int32 indices: the largest, or drawn with a key.
+
+    By counts: to sort a layer's activations takes longer than the layer. NaN is sent.
+    """
+    flat = y.reshape(-1)
+    if key is None:
+        scores = jnp.where(jnp.isnan(flat), jnp.inf, jnp.abs(flat))
+    else:
+        scores = jax.random.uniform(key, flat.shape)
+    chosen = masks.keep_largest(scores, k)
+    indices = jnp.nonzero(chosen, size=k)[0].astype(jnp.int32)
+    return flat[indices], indices
+
+
+def scatter(values: jax.Array, indices: jax.Array, like: Any) -> jax.Array:
+    """Returns values at their indices of an array like `like`, and zeros."""
+    # Of their own type, so that inside `shard_map` both differ along the same axes.
+    zeros = jnp.zeros_like(values, shape=math.prod(like.shape))
+    return zeros.at[indices].set(values).reshape(like.shape).astype(like.dtype)
+
+
+def sum_codes(
+    codec: "Codec", axes: tuple[str, ...], y: jax.Array, given: Any
+) -> jax.Array:
+    """Returns what decodes from the sum of codes."""
+    return codec.decode(lax.psum(codec.encode(y, given), axes), y, given)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def gather_codes(
+    codec: "Codec", axes: tuple[str, ...], y: jax.Array, given: Any
+) -> jax.Array:
+    """Returns the sum of what decodes from the codes of all devices."""
+    return _gather_forward(codec, axes, y, given)[0]
+
+
+def _gather_forward(
+    codec: "Codec", axes: tuple[str, ...], y: jax.Array, given: Any
+) -> tuple[jax.Array, Any]:
+    own = given
+    if codec.draws:
+        own = {"key": jax.random.fold_in(given["key"], lax.axis_index(axes))}
+    code = codec.encode(y, own)
+    every = jax.tree.map(lambda leaf: _gather(leaf, axes), code)
+    like = jax.ShapeDtypeStruct(y.shape, y.dtype)
+    parts = jax.vmap(lambda one: codec.decode(one, like, given))(every)
+    return parts.sum(0), codec.keep(code)
+
+
+def _gather(leaf: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    # Typed as equal on all devices, or the step would be refused.
+    cuts = tuple((-1 - leaf.ndim, axis) for axis in axes)
+    return shards.gather_equal(leaf[None], cuts)
+
+
+def _gather_backward(
+    codec: "Codec", axes: tuple[str, ...], code: Any, slope: jax.Array
+) -> tuple[jax.Array, None]:
+    # The slope of the sum is equal on all devices, that of y is each one's own.
+    return codec.back(vary(slope, axes), code), None
+
+
+gather_codes.defvjp(_gather_forward, _gather_backward)
+
+
+def compress_sums(model: Model, codec: "Codec") -> Model:
+    """Returns the network with a codec; see `Codec.apply_to`."""
+    shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
+    kernels = {
+        path: leaf
+        for path, leaf in trees.flatten(shapes).items()
+        if _SUMS.search(path) and leaf.ndim == 3
+    }
+    depth = _check(kernels, codec)
+    start = depth // 2 if codec.start is None else codec.start
+    codec = dataclasses.replace(codec, start=start)
+
+    def draw(key: jax.Array, path: str) -> Any:
+        like, own = kernels[path], derive(key, f"{CODECS}/{path}")
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.arange(start, depth))
+        return jax.vmap(lambda one: codec.init(one, like.shape[-1], like.dtype))(keys)
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        params, state = model.init(key)
+        drawn = {path: draw(key, path) for path in kernels}
+        state = {**state, _STEPS: jnp.int32(0)} if codec.warmup else state
+        if not any(map(jax.tree.leaves, drawn.values())):
+            return params, state
+        learnt: dict[str, Any] = {}
+        for path, own in drawn.items():
+            learnt = _put(learnt, path.rpartition("/")[0], own)
+        return {**params, CODECS: learnt}, state
+
+    def give(params: Any, learnt: Any, key: Any) -> Any:
+        for path in kernels:
+            node = _at(params, path)
+            if isinstance(node, shards.Part | shards.Shard) and _sums(node):
+                own = _at(learnt, path.rpartition("/")[0]) if learnt else {}
+                given = jax.tree.map(
+                    lambda leaf: jnp.pad(leaf, ((start, 0), (0, 0), (0, 0))), own
+                )
+                if codec.draws:
+                    keys = derive(key, path), jnp.arange(depth)
+                    given = {"key": jax.vmap(jax.random.fold_in, (None, 0))(*keys)}
+                changed = dataclasses.replace(node, codec=codec, given=given)
+                params = _put(params, path, changed)
+        return params
+
+    def apply(
+        params: Any, state: Any, x: Any, *, train: bool, key: Any = None, **options: Any
+    ) -> tuple[Any, Any]:
+        plain, learnt = dict(params), realize(params.get(CODECS, {}))
+        plain.pop(CODECS, None)
+        state = dict(state)
+        steps = state.pop(_STEPS, None)
+        step_key = jax.random.key(0) if key is None else whole_batch(key)
+
+        def run(params: Any) -> tuple[Any, Any]:
+            return model.apply(params, state, x, train=train, key=key, **options)
+
+        if not train and getattr(codec, "skip_in_validation", False):
+            y, new = run(plain)
+        else:
+            coded = give(plain, learnt, step_key)
+            if steps is None or not train:
+                y, new = run(coded)
+            else:  # devices take one branch together, with all its collectives
+                y, new = lax.cond(
+                    steps < codec.warmup, lambda: run(plain), lambda: run(coded)
+                )
+        return y, new if steps is None else {**new, _STEPS: steps + int(train)}
+
+    return model._replace(init=init, apply=apply, cut=None)
+
+
+def _check(kernels: dict[str, Any], codec: "Codec") -> int:
+    """Returns the depth; raises ConfigError for a model that is not compressed."""
+    if not kernels:
+        raise ConfigError(
+            "a codec compresses the sums of attention/output and mlp/down in a stack "
+            "of layers, as those of model=causal_lm: got a model without"
+        )
+    for leaf in kernels.values():
+        codec.check_width(leaf.shape[-1])
+    depth = next(iter(kernels.values())).shape[0]
+    if (codec.start or 0) >= depth:
+        raise ConfigError(
+            f"codec.start must be a layer of the stack: got {codec.start}, {depth} "
+            "layers"
+        )
+    return depth
+
+
+def _sums(node: Any) -> bool:
+    """Says whether devices have parts of a kernel's inputs, and all of its outputs."""
+    kept = node.cuts if isinstance(node, shards.Part) else node.kept
+    inputs, outputs = (
+        [axis for at, axis in kept if at == dim and lax.axis_size(axis) > 1]
+        for dim in (-2, -1)
+    )
+    if inputs and outputs:
+        raise ConfigError(
+            "a codec takes whole activations: got a kernel whose outputs are cut over "
+            f"{', '.join(outputs)}, too: set parallel.row=1"
+        )
+    return bool(inputs)
+
+
+def _at(tree: Any, path: str) -> Any:
+    return functools.reduce(operator.getitem, path.split("/"), tree)
+
+
+def _put(tree: Any, path: str, leaf: Any) -> Any:
+    name, _, rest = path.partition("/")
+    return {**tree, name: _put(tree.get(name, {}), rest, leaf) if rest else leaf}

@@ -1,0 +1,242 @@
+"""Codecs of sums over two devices: what is sent, what is learnt, what is refused."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from hpcjax import layers, perf, sharding, train
+from hpcjax.compress import Autoencoder, Identity, Quantizer, RandomK, TopK
+from hpcjax.core import ConfigError, shards, trees
+from hpcjax.core.keys import BatchKey
+from hpcjax.data import CharTextConfig
+from hpcjax.models import CausalLmConfig
+from hpcjax.runs import training
+from hpcjax.runs.training import TrainingConfig
+from hpcjax.sharding import PipelineConfig, Tensor3dConfig
+from hpcjax.train.config import TrainConfig
+from tests.conftest import REPOSITORY
+
+SHAPE = 3, 4, 16
+CODECS = {
+    "none": None,
+    "all": Identity(),
+    "quantize": Quantizer(bits=4),
+    "masked": TopK(k=10, grad="masked"),
+    "learnt": Autoencoder(d=3),
+}
+CONFIG = TrainingConfig(
+    dataset=CharTextConfig(context=4),
+    model=CausalLmConfig(depth=3, width=16, heads=2),
+    parallel=Tensor3dConfig(col=2),
+    train=TrainConfig(batch_size=3, steps=2),
+)
+
+
+def mesh():
+    return sharding.make_mesh({"col": 2})
+
+
+def draw():
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(*SHAPE[:-1], 8)), rng.normal(size=(8, SHAPE[-1]))
+    given = CODECS["learnt"].init(jax.random.key(0), SHAPE[-1])
+    return tuple(np.float32(leaf) for leaf in (x, w)), given
+
+
+def by_codec(x, w, given):
+    """Each codec's sum of x w, with the part that a device has of both."""
+    found = {}
+    for name, codec in CODECS.items():
+        part = shards.Part(value=w, cuts=((-2, "col"),), codec=codec, given=given)
+        found[name] = layers.dense(x, part)
+    return found
+
+
+def on_devices(function, outputs):
+    given = P(None, None, "col"), P("col"), P()
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh(), in_specs=given, out_specs=outputs)
+    )
+
+
+def compressed(name, x, w):
+    """The sum of what two devices' parts decode to, each encoded by itself."""
+    codec, parts = CODECS[name], (x[..., :4] @ w[:4], x[..., 4:] @ w[4:])
+    return sum(codec.decode(codec.encode(y, {}), y, {}) for y in parts), parts
+
+
+@pytest.mark.acceptance("mpcompress", 1, 2, 5)
+def test_sums_send_codes_and_each_has_its_own_slope():
+    (x, w), given = draw()
+
+    def local(x, w, given):
+        def loss(x, w, given):
+            sums = by_codec(x, w, given)
+            return sum((y**2).sum() for y in sums.values()), sums
+
+        def slopes(name):
+            return jax.grad(
+                lambda *own: (by_codec(*own)[name] ** 2).sum(), argnums=(0, 2)
+            )(x, w, given)
+
+        return loss(x, w, given)[1], {name: slopes(name) for name in CODECS}
+
+    slope = P(None, None, "col"), P()
+    run = on_devices(local, (P(), dict.fromkeys(CODECS, slope)))
+    sums, slopes = run(x, w, given)
+    np.testing.assert_array_equal(sums["all"], sums["none"])
+    np.testing.assert_array_equal(slopes["all"][0], slopes["none"][0])
+    for name in ("quantize", "masked"):
+        wanted, parts = compressed(name, x, w)
+        np.testing.assert_allclose(sums[name], wanted, atol=1e-4)
+        back = 2 * np.asarray(wanted)
+        kept = [np.ones(SHAPE)] * 2
+        if name == "masked":
+            kept = [np.zeros(SHAPE), np.zeros(SHAPE)]
+            for mask, part in zip(kept, parts, strict=True):
+                mask.ravel()[np.argsort(-abs(part).ravel())[:10]] = 1
+        halves = [(back * m) @ w[at].T for m, at in zip(kept, HALVES, strict=True)]
+        np.testing.assert_allclose(
+            slopes[name][0], np.concatenate(halves, -1), rtol=1e-4, atol=1e-3
+        )
+
+    def alone(x, given):
+        y = (x @ w) @ given["encoder"].T @ given["decoder"].T
+        return (y**2).sum()
+
+    # The encoder's gradient is summed over devices, and the decoder's is not.
+    wanted = jax.grad(alone, argnums=(0, 1))(x, given)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3),
+        slopes["learnt"],
+        wanted,
+    )
+
+
+HALVES = slice(0, 4), slice(4, 8)
+
+
+def collectives(compiled):
+    """Returns {kind: bytes of operands of each, times it runs}."""
+    found = collections.defaultdict(list)
+    for each in perf.collectives(compiled):
+        found[each.kind] += [each.bytes] * each.times
+    return found
+
+
+@pytest.mark.acceptance("mpcompress", 5)
+def test_the_compiled_program_sends_the_bytes_that_codecs_say():
+    given = draw()[1]
+    own = {**CODECS, "random": RandomK(k=7)}
+    del own["none"]
+    (x, w), _ = draw()
+    for name, codec in own.items():
+
+        def local(x, w, given, codec=codec):
+            given = {"key": jax.random.key(0)} if codec.draws else given
+            return codec.sum(jnp.matmul(x, w), ("col",), given)
+
+        compiled = on_devices(local, P()).lower(x, w, given).compile()
+        sent = sum(
+            each.total * perf.sent_per_byte(each.kind, 2)
+            for each in perf.collectives(compiled)
+        )
+        assert sent == codec.wire_bytes(SHAPE, "float32"), name
+        if name == "quantize":
+            assert "u8[" in compiled.as_text()
+
+
+def apply(cfg, **options):
+    """Returns the model's loss-free forward pass on two devices, and its inputs."""
+    task = training.task(cfg, REPOSITORY, 2)
+    on = task.mesh(2)
+    shapes = train.state_shapes(task, on)
+    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, shapes.params)
+
+    def local(params, tokens):
+        key = jax.random.key(1)
+        key = BatchKey(key=key, rows=jnp.arange(3)) if options["train"] else None
+        state = {"codec_steps": jnp.int32(0)} if cfg.codec and cfg.codec.warmup else {}
+        y, _ = task.model.apply(params, state, tokens, key=key, **options)
+        return jax.lax.all_gather(y.values, "col")
+
+    tokens = jnp.ones((3, 4), jnp.int32)
+    run = jax.shard_map(
+        local, mesh=on, in_specs=(specs, P()), out_specs=P(), check_vma=True
+    )
+    return jax.jit(run), shapes.params, tokens
+
+
+def lower(codec, **options):
+    cfg = dataclasses.replace(CONFIG, codec=codec)
+    run, params, tokens = apply(cfg, **{"train": True, **options})
+    return run.lower(params, tokens)
+
+
+@pytest.mark.acceptance("mpcompress", 1)
+def test_a_codec_that_sends_all_changes_no_operation():
+    assert lower(Identity(start=0)).as_text() == lower(None).as_text()
+
+
+@pytest.mark.acceptance("mpcompress", 6)
+def test_layers_before_start_send_all():
+    wire = Quantizer(bits=8).wire_bytes(SHAPE, "float32")
+    found = collectives(lower(Quantizer(bits=8, start=2)).compile())
+    plain = collectives(lower(None).compile())
+    whole = 4 * np.prod(SHAPE)
+    gathered = sum(found["all-gather"]) - sum(plain["all-gather"])
+    assert gathered == 2 * wire
+    assert plain["all-reduce"].count(whole) - found["all-reduce"].count(whole) == 2
+
+
+def test_validation_sends_all_if_asked_to_and_warming_up_does():
+    plain = lower(None, train=False).as_text()
+    kept = Quantizer(bits=2, skip_in_validation=True)
+    assert lower(kept, train=False).as_text() == plain
+    assert "ui8" in lower(kept).as_text()
+    assert "case" in lower(Quantizer(bits=2, start=0, warmup=3)).as_text()
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("mpcompress", 2)
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Autoencoder(d=3),
+        Quantizer(bits=4, warmup=1),
+        TopK(k=9, grad="masked"),
+        RandomK(k=9, start=0),
+    ],
+)
+def test_runs_train_and_what_is_learnt_stays_equal_on_all_devices(codec):
+    task = training.task(dataclasses.replace(CONFIG, codec=codec), REPOSITORY, 2)
+    on = task.mesh(2)
+    state = train.init_state(task, 0, on)
+    first = jax.tree.map(np.asarray, state.params.get("codecs", {}))
+    batch = sharding.place_batch(task.dataset.train.gather(np.arange(3)), on)
+    step, losses = train.train_step(task, on, state), []
+    for _ in range(20):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    if codec.warmup:
+        assert int(state.model_state["codec_steps"]) == 20
+    for path, leaf in trees.flatten(state.params.get("codecs", {})).items():
+        a, b = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+        np.testing.assert_array_equal(a, b, err_msg=path)
+        assert (a != trees.flatten(first)[path]).any()
+
+
+@pytest.mark.acceptance("mpcompress", 10)
+@pytest.mark.parametrize(
+    "parallel",
+    [None, Tensor3dConfig(), Tensor3dConfig(row=2, col=2), PipelineConfig()],
+)
+def test_a_codec_without_sums_of_activations_is_refused_by_name(parallel):
+    with pytest.raises(ConfigError, match=r"codec=topk compresses .* parallel.col abo"):
+        dataclasses.replace(CONFIG, parallel=parallel, codec=TopK())
