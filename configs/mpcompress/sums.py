@@ -8,7 +8,14 @@ Expect: the bytes that codecs say of themselves (`hpcjax table mpcompress/bytes`
 import dataclasses
 
 from experiments.mpcompress.sums import Config
-from hpcjax.compress import Autoencoder, Quantizer, RandomK, TopK, equal_bytes
+from hpcjax.compress import (
+    Autoencoder,
+    Identity,
+    Quantizer,
+    RandomK,
+    TopK,
+    equal_bytes,
+)
 from hpcjax.data import CharTextConfig
 from hpcjax.models import CausalLmConfig
 from hpcjax.optim import SgdConfig
@@ -25,6 +32,7 @@ base = Config(
     codec=Quantizer(bits=8),
     train=TrainConfig(batch_size=SHAPE[0], steps=3),
 )
+whole = dataclasses.replace(base, codec=Identity())
 autoencoder = dataclasses.replace(base, codec=Autoencoder(d=SHAPE[2] // 20))
 topk, randomk = (
     dataclasses.replace(

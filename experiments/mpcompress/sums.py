@@ -30,7 +30,7 @@ class Config(program.ProgramConfig):
             **super().figures,
             "sums gathers": ": bytes that a device sends for the sums with a codec, "
             "read from the step, and those of them that are gathered",
-            "wire": ": what the codec says of them",
+            "wire whole": ": what the codec says of them, and one that sends all",
             "half": ": what the codec sends over what a sum of float16 does",
         }
 
@@ -63,5 +63,6 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
         "sums": sent.sum() - others - learnt,
         "gathers": by_kind[program.KINDS.index("all-gather")],
         "wire": every,
+        "whole": plain,
         "half": half[0] / half[1],
     }

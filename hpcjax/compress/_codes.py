@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def choose_entries(y: jax.Array, k: int, key: jax.Array | None) -> Code:
 
     By counts: to sort a layer's activations takes longer than the layer. NaN is sent.
     """
-    flat = y.reshape(-1)
+    flat = jnp.ravel(y)
     if key is None:
         scores = jnp.where(jnp.isnan(flat), jnp.inf, jnp.abs(flat))
     else:
@@ -148,64 +148,85 @@ def compress_sums(model: Model, codec: "Codec") -> Model:
     }
     depth = _check(kernels, codec)
     start = depth // 2 if codec.start is None else codec.start
-    codec = dataclasses.replace(codec, start=start)
+    made = _Compressed(model, dataclasses.replace(codec, start=start), kernels, depth)
+    return model._replace(init=made.init, apply=made.apply, cut=None)
 
-    def draw(key: jax.Array, path: str) -> Any:
-        like, own = kernels[path], derive(key, f"{CODECS}/{path}")
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.arange(start, depth))
-        return jax.vmap(lambda one: codec.init(one, like.shape[-1], like.dtype))(keys)
 
-    def init(key: jax.Array) -> tuple[Any, Any]:
-        params, state = model.init(key)
-        drawn = {path: draw(key, path) for path in kernels}
-        state = {**state, _STEPS: jnp.int32(0)} if codec.warmup else state
-        if not any(map(jax.tree.leaves, drawn.values())):
-            return params, state
+class _Compressed(NamedTuple):
+    """A network and the codec of its sums, which starts at a layer that it names."""
+
+    model: Model
+    codec: Any
+    kernels: dict[str, Any]
+    depth: int
+
+    def init(self, key: jax.Array) -> tuple[Any, Any]:
+        """Draws the network, and what the codec learns."""
+        params, state = self.model.init(key)
         learnt: dict[str, Any] = {}
-        for path, own in drawn.items():
-            learnt = _put(learnt, path.rpartition("/")[0], own)
-        return {**params, CODECS: learnt}, state
-
-    def give(params: Any, learnt: Any, key: Any) -> Any:
-        for path in kernels:
-            node = _at(params, path)
-            if isinstance(node, shards.Part | shards.Shard) and _sums(node):
-                own = _at(learnt, path.rpartition("/")[0]) if learnt else {}
-                given = jax.tree.map(
-                    lambda leaf: jnp.pad(leaf, ((start, 0), (0, 0), (0, 0))), own
-                )
-                if codec.draws:
-                    keys = derive(key, path), jnp.arange(depth)
-                    given = {"key": jax.vmap(jax.random.fold_in, (None, 0))(*keys)}
-                changed = dataclasses.replace(node, codec=codec, given=given)
-                params = _put(params, path, changed)
-        return params
+        for path in self.kernels:
+            if own := self._draw(key, path):
+                learnt = _put(learnt, path.rpartition("/")[0], own)
+        state = {**state, _STEPS: jnp.int32(0)} if self.codec.warmup else state
+        return ({**params, CODECS: learnt} if learnt else params), state
 
     def apply(
-        params: Any, state: Any, x: Any, *, train: bool, key: Any = None, **options: Any
+        self,
+        params: Any,
+        state: Any,
+        x: Any,
+        *,
+        train: bool,
+        key: Any = None,
+        **options: Any,
     ) -> tuple[Any, Any]:
-        plain, learnt = dict(params), realize(params.get(CODECS, {}))
-        plain.pop(CODECS, None)
-        state = dict(state)
-        steps = state.pop(_STEPS, None)
-        step_key = jax.random.key(0) if key is None else whole_batch(key)
+        """Computes outputs, in training of the first passes without the codec."""
+        own, codec = dict(state), self.codec
+        steps = own.pop(_STEPS, None)
+        plain = {name: leaf for name, leaf in params.items() if name != CODECS}
+        coded = plain
+        if train or not getattr(codec, "skip_in_validation", False):
+            coded = self._give(plain, realize(params.get(CODECS, {})), key)
 
         def run(params: Any) -> tuple[Any, Any]:
-            return model.apply(params, state, x, train=train, key=key, **options)
+            return self.model.apply(params, own, x, train=train, key=key, **options)
 
-        if not train and getattr(codec, "skip_in_validation", False):
-            y, new = run(plain)
-        else:
-            coded = give(plain, learnt, step_key)
-            if steps is None or not train:
-                y, new = run(coded)
-            else:  # devices take one branch together, with all its collectives
-                y, new = lax.cond(
-                    steps < codec.warmup, lambda: run(plain), lambda: run(coded)
-                )
-        return y, new if steps is None else {**new, _STEPS: steps + int(train)}
+        if steps is None or not train:
+            y, new = run(coded)
+            return y, new if steps is None else {**new, _STEPS: steps}
+        # All devices take one branch, with all its collectives.
+        y, new = lax.cond(steps < codec.warmup, lambda: run(plain), lambda: run(coded))
+        return y, {**new, _STEPS: steps + 1}
 
-    return model._replace(init=init, apply=apply, cut=None)
+    def _draw(self, key: jax.Array, path: str) -> dict[str, jax.Array]:
+        """Draws what the codec learns for one kind of sums, stacked from its start."""
+        like, own = self.kernels[path], derive(key, f"{CODECS}/{path}")
+        keys = _layer_keys(own, jnp.arange(self.codec.start, self.depth))
+        width, dtype = like.shape[-1], like.dtype
+        return jax.vmap(lambda one: self.codec.init(one, width, dtype))(keys)
+
+    def _give(self, params: Any, learnt: Any, key: Any) -> Any:
+        """Returns parameters whose cut kernels have the codec."""
+        key = jax.random.key(0) if key is None else whole_batch(key)
+        before = (self.codec.start, 0)  # layers, whose codecs are never used
+        for path in self.kernels:
+            node = _at(params, path)
+            if not (isinstance(node, shards.Part | shards.Shard) and _sums(node)):
+                continue
+            own = _at(learnt, path.rpartition("/")[0]) if learnt else {}
+            given = jax.tree.map(lambda leaf: jnp.pad(leaf, (before, *_NONE)), own)
+            if self.codec.draws:
+                given = {"key": _layer_keys(derive(key, path), jnp.arange(self.depth))}
+            coded = dataclasses.replace(node, codec=self.codec, given=given)
+            params = _put(params, path, coded)
+        return params
+
+
+_NONE = ((0, 0), (0, 0))
+
+
+def _layer_keys(key: jax.Array, layers: jax.Array) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, layers)
 
 
 def _check(kernels: dict[str, Any], codec: "Codec") -> int:

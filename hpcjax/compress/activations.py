@@ -394,8 +394,8 @@ def equal_ratio(codec: EntriesT, reference: Autoencoder, shape: Shape) -> Entrie
 def _with_k(codec: EntriesT, k: int, shape: Shape) -> EntriesT:
     if not 1 <= k <= math.prod(shape):
         raise ConfigError(
-            f"so many bytes are k={k} numbers: it must be 1 to {math.prod(shape)}, the "
-            "entries of the activations"
+            "k must be 1 to the entries of the activations: so many bytes are "
+            f"k={k}, entries={math.prod(shape)}"
         )
     return dataclasses.replace(codec, k=k)
 

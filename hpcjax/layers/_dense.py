@@ -30,8 +30,9 @@ def dense(
 
     Of a `core.shards.Part`, inside `shard_map`, x has this device's part of the inputs,
     or all of them; the product is summed over the mesh axes that cut the inputs, and y
-    is this device's part of the outputs; a codec of the part compresses what is sent. In the backward pass dx is summed over the
-    axes that cut the outputs, once for each use: see `share_inputs`.
+    is this device's part of the outputs. A codec of the part compresses what is sent.
+    In the backward pass dx is summed over the axes that cut the outputs, once for each
+    use: see `share_inputs`.
 
     Args:
       x: `[..., inputs]`.

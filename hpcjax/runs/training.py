@@ -160,9 +160,10 @@ class TrainingConfig(Config):
         if self.codec is None or getattr(self.parallel, "summed", 1) > 1:
             return
         raise ConfigError(
-            f"codec={_name(self.codec)} compresses what devices send to sum activations: "
-            "it goes with parallel=tensor3d, parallel.row=1 and parallel.col above 1, or "
-            f"with parallel=ted and parallel.tensor above 1: got {self.parallel!r}"
+            f"codec={_name(self.codec)} compresses what devices send to sum whole "
+            "activations: it goes with parallel=tensor3d, parallel.row=1 and "
+            "parallel.col above 1, or with parallel=ted and parallel.tensor above 1: "
+            f"got {self.parallel!r}"
         )
 
     @property

@@ -198,7 +198,7 @@ def test_bytes_are_those_of_the_worked_example():
         (lambda: RandomK(k=121).code_bytes(SHAPE, "int8"), "got k=121, entries=120"),
         (lambda: Identity(start=2).apply_to(lm()), "got 2, 2 layers"),
         (lambda: Identity().apply_to(MlpConfig().make((4,), 2)), "a model without"),
-        (lambda: compress.equal_ratio(TopK(), Autoencoder(d=9), SHAPE), "got k=135"),
+        (lambda: compress.equal_ratio(TopK(), Autoencoder(d=9), SHAPE), "are k=135"),
         (
             lambda: compress.equal_bytes(
                 TopK(), Identity(), SHAPE, "float32", devices=1
@@ -218,7 +218,9 @@ def test_what_does_not_fit_is_refused(act, message):
 
 
 def lm(**sizes):
-    return CausalLmConfig(**{"depth": 2, "width": 16, "heads": 4, **sizes}).make((4,), 9)
+    return CausalLmConfig(**{"depth": 2, "width": 16, "heads": 4, **sizes}).make(
+        (4,), 9
+    )
 
 
 def test_an_autoencoder_as_wide_as_the_activations_warns(caplog):

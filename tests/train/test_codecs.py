@@ -163,7 +163,7 @@ def apply(cfg, **options):
         key = BatchKey(key=key, rows=jnp.arange(3)) if options["train"] else None
         state = {"codec_steps": jnp.int32(0)} if cfg.codec and cfg.codec.warmup else {}
         y, _ = task.model.apply(params, state, tokens, key=key, **options)
-        return jax.lax.all_gather(y.values, "col")
+        return shards.gather_equal(y.values, ((-1, "col"),))
 
     tokens = jnp.ones((3, 4), jnp.int32)
     run = jax.shard_map(
