@@ -40,11 +40,11 @@ BYTES = Table(
     ),
     picture=Dots("part", label="bytes / those of an all-reduce of float32", log=True),
     columns={
-        "bytes": "sums",
+        "sums": "bytes",
         "ratio": ("codec", lambda run: run["sums"] / run["wire"]),
         "part": ("float32", lambda run: run["sums"] / run["whole"]),
         "gathered": ("gathered", lambda run: run["gathers"] / run["wire"]),
-        "half": "half",
+        "half": "float16",
     },
     tiers=on_cpu(
         minutes=6.0,

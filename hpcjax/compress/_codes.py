@@ -44,7 +44,8 @@ def draw_autoencoder(
 
 def project(y: jax.Array, matrix: jax.Array) -> jax.Array:
     """Returns y times the transposed matrix, accumulated in float32."""
-    return jnp.matmul(y, matrix.T, preferred_element_type=jnp.float32)
+    matrix = matrix.T.astype(y.dtype)
+    return jnp.matmul(y, matrix, preferred_element_type=jnp.float32)
 
 
 def find_scales(y: Any) -> jax.Array:
