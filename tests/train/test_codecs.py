@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from hpcjax import layers, perf, sharding, train
 from hpcjax.compress import Autoencoder, Identity, Quantizer, RandomK, TopK
-from hpcjax.core import ConfigError, shards, trees
+from hpcjax.core import ConfigError, compat, shards, trees
 from hpcjax.core.keys import BatchKey
 from hpcjax.data import CharTextConfig
 from hpcjax.models import CausalLmConfig
@@ -22,6 +22,8 @@ from hpcjax.train.config import TrainConfig
 from tests.conftest import REPOSITORY
 
 SHAPE = 3, 4, 16
+HALVES = slice(0, 4), slice(4, 8)  # of the inputs, on two devices
+QUICK = compat.quick_compilation("cpu")
 CODECS = {
     "none": None,
     "all": Identity(),
@@ -59,9 +61,8 @@ def by_codec(x, w, given):
 
 def on_devices(function, outputs):
     given = P(None, None, "col"), P("col"), P()
-    return jax.jit(
-        jax.shard_map(function, mesh=mesh(), in_specs=given, out_specs=outputs)
-    )
+    mapped = jax.shard_map(function, mesh=mesh(), in_specs=given, out_specs=outputs)
+    return jax.jit(mapped, compiler_options=QUICK)
 
 
 def compressed(name, x, w):
@@ -118,9 +119,6 @@ def test_sums_send_codes_and_each_has_its_own_slope():
     )
 
 
-HALVES = slice(0, 4), slice(4, 8)
-
-
 def collectives(compiled):
     """Returns {kind: bytes of operands of each, times it runs}."""
     found = collections.defaultdict(list)
@@ -166,10 +164,8 @@ def apply(cfg, **options):
         return shards.gather_equal(y.values, ((-1, "col"),))
 
     tokens = jnp.ones((3, 4), jnp.int32)
-    run = jax.shard_map(
-        local, mesh=on, in_specs=(specs, P()), out_specs=P(), check_vma=True
-    )
-    return jax.jit(run), shapes.params, tokens
+    run = jax.shard_map(local, mesh=on, in_specs=(specs, P()), out_specs=P())
+    return jax.jit(run, compiler_options=QUICK), shapes.params, tokens
 
 
 def lower(codec, **options):
