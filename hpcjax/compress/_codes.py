@@ -168,7 +168,8 @@ class _Compressed(NamedTuple):
         for path in self.kernels:
             if own := self._draw(key, path):
                 learnt = _put(learnt, path.rpartition("/")[0], own)
-        state = {**state, _STEPS: jnp.int32(0)} if self.codec.warmup else state
+        # Devices' states are averaged: a count is a float32, exact below 2²⁴.
+        state = {**state, _STEPS: jnp.float32(0)} if self.codec.warmup else state
         return ({**params, CODECS: learnt} if learnt else params), state
 
     def apply(
