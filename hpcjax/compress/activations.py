@@ -247,7 +247,8 @@ class Quantizer(Codec):
         from hpcjax.compress import _codes
 
         del given
-        return _codes.dequantize(*code, self.bits).astype(like.dtype)
+        packed, scale = code
+        return _codes.dequantize(packed, scale, self.bits).astype(like.dtype)
 
     def code_bytes(self, shape: Shape, dtype: Any) -> float:
         """Returns the size of packed integers and scales."""
@@ -279,7 +280,8 @@ class Entries(Codec):
         from hpcjax.compress import _codes
 
         del given
-        return _codes.scatter(*code, like)
+        values, indices = code
+        return _codes.scatter(values, indices, like)
 
     def keep(self, code: Any) -> Any:
         """Returns the indices, if the slope is masked by them."""

@@ -84,7 +84,7 @@ def multiply(
       compute: as for `dense`.
       output: as for `dense`.
     """
-    part = kernel
+    part: Any = kernel
     kernel, of_inputs, _ = shards.open_part(part, -2, -1)
     if of_inputs:
         x = _take_inputs(x, kernel, of_inputs)

@@ -159,7 +159,8 @@ def apply(cfg, **options):
     def local(params, tokens):
         key = jax.random.key(1)
         key = BatchKey(key=key, rows=jnp.arange(3)) if options["train"] else None
-        state = {"codec_steps": jnp.float32(0)} if cfg.codec and cfg.codec.warmup else {}
+        warm = cfg.codec is not None and cfg.codec.warmup
+        state = {"codec_steps": jnp.float32(0)} if warm else {}
         y, _ = task.model.apply(params, state, tokens, key=key, **options)
         return shards.gather_equal(y.values, ((-1, "col"),))
 
