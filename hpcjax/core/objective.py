@@ -42,6 +42,7 @@ class Objective:
       score: a pure function `(outputs, batch) -> Totals`, or "module:function", which
         is imported when it is first wanted, and JAX with it.
       metrics: the names of its sums, and what of each is better. One is "loss".
+      held_out: likewise, of further ones that it sums of held-out examples alone.
       classes: whether "y" are numbers of classes whose logits a model puts out, so that
         K-FAC may draw other ones.
     """
@@ -52,17 +53,19 @@ class Objective:
     score: "str | Callable[[Any, Batch], Totals]"
     metrics: Mapping[str, Better]
     classes: bool = False
+    held_out: Mapping[str, Better] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a record could not hold the metrics by their names."""
-        taken = [name for name in self.metrics if name in _TAKEN or _BAD.search(name)]
+        every = {**self.metrics, **self.held_out}
+        taken = [name for name in every if name in _TAKEN or _BAD.search(name)]
         if taken or "loss" not in self.metrics:
             raise ConfigError(
                 f"metrics of {self.name} must hold 'loss' and be words, none of "
                 f"{', '.join(_TAKEN)}, none that ends in seconds: got "
-                f"{', '.join(self.metrics)}"
+                f"{', '.join(every)}"
             )
-        unknown = set(self.metrics.values()) - set(BETTER)
+        unknown = set(every.values()) - set(BETTER)
         if unknown:
             raise ConfigError(
                 f"metrics of {self.name} must be better {' or '.join(BETTER)}: got "
@@ -78,9 +81,12 @@ class Objective:
         """
         self.check_outputs(outputs)
         totals = self.find_score()(outputs, batch)
-        if set(totals.sums) != set(self.metrics):
+        asked = {*self.metrics}
+        if set(totals.sums) not in (asked, asked | {*self.held_out}):
+            also = f", and of held-out ones {sorted(self.held_out)}"
             raise ConfigError(
-                f"the score of {self.name} must sum {sorted(self.metrics)}: got "
+                f"the score of {self.name} must sum {sorted(self.metrics)}"
+                f"{also if self.held_out else ''}: got "
                 f"{sorted(totals.sums)}"
             )
         return totals
@@ -115,9 +121,10 @@ class Objective:
 
     def require_low(self, by: str) -> None:
         """Raises ConfigError if of a metric, or its validation, less is not better."""
-        better = self.metrics.get(by.removeprefix("val_"), "low")
+        every = {**self.metrics, **self.held_out}
+        better = every.get(by.removeprefix("val_"), "low")
         if better != "low":
-            low = [name for name, each in self.metrics.items() if each == "low"]
+            low = [name for name, each in every.items() if each == "low"]
             raise ConfigError(
                 f"by must name what is better low: got by={by!r}, of which {better} "
                 f"is; allowed of {self.name}: {', '.join(low)}, and these with val_"

@@ -27,6 +27,7 @@ PARTS = {
         "property_graph": "PropertyGraphConfig",
         "community_graph": "CommunityGraphConfig",
         "sampled_graph": "SampledGraphConfig",
+        "links": "LinksConfig",
         "clicks": "ClicksConfig",
         "criteo": "CriteoConfig",
     },

@@ -24,6 +24,28 @@ _KERNEL = "./usr/share/doc/linux-doc-6.1/Documentation"
 _MINILM = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt")
 
 
+def _links(name: str, summary: str, size: int) -> Entry:
+    """Returns the entry of a knowledge graph that is in PyKEEN's wheel."""
+    files = tuple(f"{part}.txt" for part in ("train", "valid", "test"))
+    return Entry(
+        name=name,
+        summary=summary,
+        licence="MIT (package)",
+        size=size,
+        origin="PyPI wheel pykeen 1.11.1",
+        files=files,
+        package=Package(
+            manager="pip",
+            name="pykeen",
+            version="1.11.1",
+            sha256="b6cc0ab012fc6ba4f37b58fb7081a409a5c1f04cbbb0e0e9c2256e911757d4ba",
+            members={f"pykeen/datasets/{name}/{file}": file for file in files},
+            unpacked_limit=1_000_000,
+            wheel=True,
+        ),
+    )
+
+
 def _made(name: str, summary: str) -> Entry:
     """Returns the entry of what this project draws or simulates when it is loaded."""
     licence, origin = "that of this project", "made when it is loaded"
@@ -209,6 +231,17 @@ _ENTRIES = (
             unpacked_limit=25_000_000,
         ),
     ),
+    Entry(
+        name="wn18rr",
+        summary="WN18RR: 93 003 links of 40 943 synsets of WordNet, 11 relations",
+        licence="MIT (villmow/datasets_knowledge_embedding)",
+        size=0,
+        origin="train.txt, valid.txt and test.txt, of tabs,",
+        files=("train.txt", "valid.txt", "test.txt"),
+    ),
+    _links("nations", "1 992 links of 14 nations, 55 relations", 48_903),
+    _links("kinships", "10 686 links of 104 members of a tribe, 25 relations", 261_053),
+    _links("umls", "6 529 links of 135 terms of medicine, 46 relations", 325_944),
     Entry(
         name="wikitext-2",
         summary="WikiText-2 raw: articles of Wikipedia in three parts",

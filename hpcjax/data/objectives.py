@@ -87,3 +87,14 @@ FIELDS = Objective(
     # The loss of a forecast over `persistence` is what is left to be explained.
     metrics={"loss": "low", "close": "high", "persistence": "neither"},
 )
+LINKS = Objective(
+    name="links",
+    inputs={
+        "triples": Numbers(rank=2, tokens=True),
+        "negatives": Numbers(rank=2, tokens=True),
+    },
+    outputs=Numbers(rank=2),
+    score="hpcjax.metrics.ranking:link_totals",
+    metrics={"loss": "low"},
+    held_out={"mrr": "high", "hits10": "high"},
+)

@@ -17,6 +17,7 @@ PARTS = {
         "causal_lm": "CausalLmConfig",
         "gnn": "GnnConfig",
         "dlrm": "DlrmConfig",
+        "kge": "KgeConfig",
         "raw": "RawConfig",
         "emos": "EmosConfig",
         "point_mlp": "PointMlpConfig",

@@ -8,6 +8,8 @@ from ._describe import Description as Description
 from ._describe import ParameterRow as ParameterRow
 from ._describe import describe as describe
 from ._dlrm import dlrm as dlrm
+from ._kge import LinkScores as LinkScores
+from ._kge import kge as kge
 from ._field_unet import field_unet as field_unet
 from ._from_nnx import from_nnx as from_nnx
 from ._gnn import gnn as gnn
@@ -44,6 +46,7 @@ from .decoding import empty_cache as empty_cache
 from .decoding import write_heads as write_heads
 from .dlrm_config import DlrmConfig as DlrmConfig
 from .gnn_config import GnnConfig as GnnConfig
+from .kge_config import KgeConfig as KgeConfig
 from .mlp_config import MlpConfig as MlpConfig
 from .modules import BatchNorm as BatchNorm
 from .modules import Conv as Conv

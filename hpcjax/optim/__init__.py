@@ -9,6 +9,7 @@ PARTS = {
         "sgd": "SgdConfig",
         "adamw": "AdamWConfig",
         "lamb": "LambConfig",
+        "adagrad": "AdagradConfig",
         "row_adagrad": "RowAdagradConfig",
         "jorge": "JorgeConfig",
         "jorge_from_sgd": "JorgeFromSgdConfig",

@@ -18,6 +18,7 @@ from .exchange import ExchangeLinkState as ExchangeLinkState
 from .exchange import exchange_gradients as exchange_gradients
 from .first_order import adamw as adamw
 from .first_order import clip_global_norm as clip_global_norm
+from .first_order import adagrad as adagrad
 from .first_order import row_adagrad as row_adagrad
 from .first_order import scale_by_momentum as scale_by_momentum
 from .first_order import sgd as sgd
@@ -71,6 +72,7 @@ from .preconditioning import Factors as Factors
 from .preconditioning import PreconditionedState as PreconditionedState
 from .preconditioning import factors_of as factors_of
 from .row_wise import RowAdagradState as RowAdagradState
+from .row_wise import scale_by_adagrad as scale_by_adagrad
 from .row_wise import scale_by_row_adagrad as scale_by_row_adagrad
 from .schedule_config import ConstantConfig as ConstantConfig
 from .schedule_config import CosineConfig as CosineConfig

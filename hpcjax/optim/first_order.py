@@ -11,7 +11,7 @@ from hpcjax.optim import norms
 from hpcjax.optim.first_order_config import AdamWConfig, SgdConfig
 from hpcjax.optim.full_precision import in_full_precision
 from hpcjax.optim.optimizer_config import DECAY_ALL, DecayRules, OptimizerConfig
-from hpcjax.optim.row_wise import scale_by_row_adagrad
+from hpcjax.optim.row_wise import scale_by_adagrad, scale_by_row_adagrad
 from hpcjax.optim.weight_decay import add_weight_decay
 
 
@@ -173,6 +173,45 @@ def adamw(
     )
 
 
+def adagrad(
+    learning_rate: optax.ScalarOrSchedule,
+    eps: float = 1e-10,
+    by_row: bool = False,
+    weight_decay: ArrayLike = 0.0,
+    decay_rules: DecayRules = DECAY_ALL,
+    clip_norm: ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad, see `scale_by_adagrad`.
+
+    Args:
+      learning_rate: η, a number, a schedule or a traced scalar.
+      eps: ε.
+      by_row: whether a row has one number, see `scale_by_row_adagrad`.
+      weight_decay: λ, decoupled and multiplied by η.
+      decay_rules: which parameters decay, see `add_weight_decay`.
+      clip_norm: largest global norm of the raw gradient.
+
+    Raises:
+      ConfigError: a value out of its range.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> tx, params = adagrad(0.1), jnp.ones(2)
+      >>> updates, state = tx.update(jnp.array([5.0, 0.0]), tx.init(params), params)
+      >>> updates.round(3).tolist()
+      [-0.10000000149011612, -0.0]
+    """
+    checks.require_float32(lr=learning_rate)
+    return in_full_precision(
+        optax.chain(
+            clip_global_norm(clip_norm),
+            scale_by_row_adagrad(eps) if by_row else scale_by_adagrad(eps),
+            add_weight_decay(weight_decay, decay_rules),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )
+
+
 def row_adagrad(
     learning_rate: optax.ScalarOrSchedule,
     eps: float = 1e-8,
@@ -202,12 +241,4 @@ def row_adagrad(
       >>> updates[:, 0].round(3).tolist()
       [-0.10000000149011612, -0.0]
     """
-    checks.require_float32(lr=learning_rate)
-    return in_full_precision(
-        optax.chain(
-            clip_global_norm(clip_norm),
-            scale_by_row_adagrad(eps),
-            add_weight_decay(weight_decay, decay_rules),
-            optax.scale_by_learning_rate(learning_rate),
-        )
-    )
+    return adagrad(learning_rate, eps, True, weight_decay, decay_rules, clip_norm)

@@ -43,6 +43,22 @@ class AdamWConfig(OptimizerConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AdagradConfig(OptimizerConfig):
+    """Adagrad, as for embeddings of graphs.
+
+    Attributes:
+      eps: added to the square root of a sum.
+      by_row: whether each row of a parameter has one number.
+    """
+
+    factory: ClassVar[str] = "hpcjax.optim.first_order:adagrad"
+
+    lr: Float32 = 0.1
+    eps: NotNegative = 1e-10
+    by_row: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RowAdagradConfig(OptimizerConfig):
     """Adagrad with one number for each row of a parameter, as for large tables.
 

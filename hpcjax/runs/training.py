@@ -172,7 +172,8 @@ class TrainingConfig(Config):
 
         Parts say in `figures` what they add, the data set in its objective's metrics.
         """
-        scores = " ".join(f"val_{metric}" for metric in self.dataset.objective.metrics)
+        asked = self.dataset.objective
+        scores = " ".join(f"val_{name}" for name in (*asked.metrics, *asked.held_out))
         found = {
             "compile_seconds": ": of the step, for all shapes of batches",
             "shapes": ": how many these are, counted again in each session",

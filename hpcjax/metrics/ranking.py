@@ -1,0 +1,107 @@
+"""Ranks of right answers among all, and what is made of them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from hpcjax.core.method import Batch, Totals
+
+_SLICE = 2**22  # scores that are in memory at a time
+
+
+def rank_of(
+    scores: Float[Array, " candidates"], answer: Int[Array, ""], known: Int[Array, " k"]
+) -> Float[Array, ""]:
+    """Returns the filtered rank of an answer, from 1; of equal scores the mean rank.
+
+    1 + #{higher} + #{equal} / 2, over the candidates but the answer and what is known.
+
+    Args:
+      scores: of all candidates.
+      answer: number of the right one.
+      known: other right ones, which do not count; the answer and numbers of no
+        candidate may be among them.
+
+    Returns:
+      The rank; NaN if a score is NaN, or the answer's not finite.
+
+    Examples:
+      >>> float(rank_of(jnp.array([3.0, 1.0, 1.0, 2.0]), 1, jnp.array([0, 4])))
+      2.5
+    """
+    own = scores[answer]
+    others = _leave_out(scores, answer, known)
+    higher, equal = jnp.sum(others > own), jnp.sum(others == own)
+    good = jnp.isfinite(own) & ~jnp.any(jnp.isnan(scores))
+    return jnp.where(good, 1 + higher + equal / 2, jnp.nan)
+
+
+def _leave_out(scores: jax.Array, answer: jax.Array, known: jax.Array) -> jax.Array:
+    """Returns scores that are −∞ where they do not count."""
+    without = scores.at[known].set(-jnp.inf, mode="drop", wrap_negative_indices=False)
+    return without.at[answer].set(-jnp.inf)
+
+
+def link_totals(outputs: Any, batch: Batch) -> Totals:
+    """Sums over links the loss, and of those that are held out what their ranks are.
+
+    Args:
+      outputs: what scores links, `models.LinkScores`.
+      batch: "x" and "scored" of `data.LinksConfig`; of training links "hidden", where
+        they are asked for; of held-out ones "known", and in validation "weight".
+
+    Returns:
+      Sums of means over both directions, tails and heads: "loss", the cross-entropy
+      (nats) of the right one among its negatives; or among all entities but those that
+      are known, and then "mrr", one over its rank among these, and "hits10", whether
+      this is at most 10. The count is the number of links.
+    """
+    triples, weight = batch["x"]["triples"], batch["scored"]
+    if "weight" in batch:
+        weight = weight * batch["weight"][:, None]
+    answers = jnp.stack([triples[..., 2], triples[..., 0]], axis=1)
+    if "negatives" in batch["x"]:
+        links = {"loss": _negative_losses(outputs, batch, answers)}
+    else:
+        links = _rank(outputs, answers, jnp.swapaxes(batch["known"], 1, 2))
+    # What fills up may be of any value, but is not scored.
+    counted = jnp.broadcast_to(weight[:, None] > 0, answers.shape)
+    sums = {
+        name: jnp.sum(weight[:, None] * jnp.where(counted, each, 0)) / 2
+        for name, each in links.items()
+    }
+    return Totals(sums, jnp.sum(weight))
+
+
+def _negative_losses(outputs: Any, batch: Batch, answers: jax.Array) -> jax.Array:
+    """Returns cross-entropies among negatives, [batch, 2, edges]."""
+    right = outputs.score_answers()
+    wrong = outputs.score(outputs.queries, outputs.negatives)
+    hidden = batch["x"]["negatives"][:, :, None] == answers[..., None]
+    if "hidden" in batch:
+        hidden = hidden | batch["hidden"]
+    every = jnp.concatenate([right[..., None], jnp.where(hidden, -jnp.inf, wrong)], -1)
+    return jax.nn.logsumexp(every, axis=-1) - right
+
+
+def _rank(outputs: Any, answers: jax.Array, known: jax.Array) -> dict[str, jax.Array]:
+    """Returns losses, reciprocal ranks and hits among all rows, [batch, 2, edges]."""
+
+    def one(given: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        query, answer, others = given
+        # The answer's score is of the same product as the others': ties stay ties.
+        scores = outputs.score(query[None], outputs.table)[0]
+        kept = _leave_out(scores, answer, others)
+        loss = jnp.logaddexp(jax.nn.logsumexp(kept), scores[answer]) - scores[answer]
+        return rank_of(scores, answer, others), loss
+
+    shape = answers.shape
+    given = (outputs.queries, answers, known)
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), given)
+    slices = max(1, _SLICE // len(outputs.table))
+    ranks, losses = jax.lax.map(one, flat, batch_size=slices)
+    hits = jnp.where(jnp.isnan(ranks), jnp.nan, ranks <= 10)
+    found = {"loss": losses, "mrr": 1 / ranks, "hits10": hits}
+    return {name: each.reshape(shape) for name, each in found.items()}
