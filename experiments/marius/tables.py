@@ -37,7 +37,10 @@ def policies(rows: reduce.Rows) -> "xr.Dataset":
         found[name] = {
             **reduce.extent(own["bias"], "bias"),
             **reduce.extent(own["groups"], "groups"),
-            **{"reads": own["reads"].mean(), "over": (own["reads"] / base["reads"]).mean()},
+            **{
+                "reads": own["reads"].mean(),
+                "over": (own["reads"] / base["reads"]).mean(),
+            },
             **{"less": less.mean(), "least": less.min(), "wider": wider.min()},
         }
     return reduce.from_cells(found)
@@ -122,7 +125,7 @@ def _runs(variant: str) -> Runs:
 
 LINKS = Table(
     id="marius/links",
-    title="DistMult on WN18RR by the order of partitions: filtered MRR of the test part",
+    title="DistMult on WN18RR by the order of partitions: filtered test MRR",
     paper=f"{PAPER}, tables 4 and 7: from disk by COMET as in memory",
     caption=(
         "86,835 links of 40,943 synsets, width 64, batches of 1,024 links with 512 "

@@ -125,7 +125,9 @@ def _find_triples(source: str, root: pathlib.Path) -> dict[str, pathlib.Path]:
     else:
         folder = pathlib.Path(source)
         own = {
-            file: next((p for p in (folder / file, folder / f"{file}.gz") if p.exists()), None)
+            file: next(
+                (p for p in (folder / file, folder / f"{file}.gz") if p.exists()), None
+            )
             for file in files
         }
         lost = [file for file, path in own.items() if path is None]
@@ -356,7 +358,9 @@ class LinkSampler:
             )
             for row in rows
         ]
-        triples, scored, negatives = (np.stack(each) for each in zip(*made, strict=True))
+        triples, scored, negatives = (
+            np.stack(each) for each in zip(*made, strict=True)
+        )
         batch = {"x": {"triples": triples, "negatives": negatives}, "scored": scored}
         if self._config.filtered:
             batch["hidden"] = np.stack([self._known(t, n) for t, _, n in made])
@@ -391,7 +395,9 @@ class LinkSampler:
     def _keys(self) -> np.ndarray:
         return np.sort(self._key(*self._triples.T))
 
-    def _key(self, head: np.ndarray, relation: np.ndarray, tail: np.ndarray) -> np.ndarray:
+    def _key(
+        self, head: np.ndarray, relation: np.ndarray, tail: np.ndarray
+    ) -> np.ndarray:
         """Returns one number for each triple."""
         wide = np.int64(self._entities)
         return (head * np.int64(self._relations) + relation) * wide + tail

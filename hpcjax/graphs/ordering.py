@@ -122,9 +122,7 @@ def comet(
     """
     good = group >= 1 and partitions % max(group, 1) == capacity % max(group, 1) == 0
     rule = "group must divide partitions and capacity"
-    checks.require(
-        good, rule, group=group, partitions=partitions, capacity=capacity
-    )
+    checks.require(good, rule, group=group, partitions=partitions, capacity=capacity)
     rule = "two groups must be resident: capacity must be at least twice group"
     checks.require(capacity >= 2 * group, rule, capacity=capacity, group=group)
     groups = rng.permutation(partitions).reshape(-1, group)

@@ -22,13 +22,13 @@ from .forecast import spread as spread
 from .forecast import spread_skill_ratio as spread_skill_ratio
 from .means import weighted_mean as weighted_mean
 from .means import weighted_sums as weighted_sums
+from .ranking import link_totals as link_totals
+from .ranking import rank_of as rank_of
 from .segmentation import dice as dice
 from .spreads import spread_factor as spread_factor
 from .spreads import spread_floor as spread_floor
 from .structure import ms_ssim as ms_ssim
 from .structure import ssim as ssim
-from .ranking import link_totals as link_totals
-from .ranking import rank_of as rank_of
 from .totals import click_totals as click_totals
 from .totals import field_totals as field_totals
 from .totals import gaussian_totals as gaussian_totals

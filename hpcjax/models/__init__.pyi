@@ -8,11 +8,11 @@ from ._describe import Description as Description
 from ._describe import ParameterRow as ParameterRow
 from ._describe import describe as describe
 from ._dlrm import dlrm as dlrm
-from ._kge import LinkScores as LinkScores
-from ._kge import kge as kge
 from ._field_unet import field_unet as field_unet
 from ._from_nnx import from_nnx as from_nnx
 from ._gnn import gnn as gnn
+from ._kge import LinkScores as LinkScores
+from ._kge import kge as kge
 from ._member_attention import member_attention as member_attention
 from ._mlp import mlp as mlp
 from ._postprocess import Gaussian as Gaussian

@@ -89,7 +89,9 @@ class _Kge(nnx.Module):
         given = jnp.stack([heads, tails], axis=1)
         vectors = None
         if self.related:
-            both = [_look_up(each, relations) for each in (self.relations, self.inverses)]
+            both = [
+                _look_up(each, relations) for each in (self.relations, self.inverses)
+            ]
             vectors = jnp.stack(both, axis=1).astype(self.compute)
         # One look-up of all entities: its gradient is one sum over rows.
         width = given[0].size

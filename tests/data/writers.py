@@ -286,6 +286,20 @@ def write_criteo(root: pathlib.Path, examples: int = 64) -> None:
     (root / "criteo/train.txt.gz").write_bytes(gzip.compress(content.encode()))
 
 
+def write_links(root: pathlib.Path) -> None:
+    """Writes knowledge graphs, of 14 entities each, the training part gzipped."""
+    rng = np.random.default_rng(0)
+    for name in ("wn18rr", "nations", "kinships", "umls"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        drawn = np.unique(rng.integers([14, 5, 14], size=(300, 3)), axis=0)
+        lines = [f"n{head}\tr{kind}\tn{tail}\n" for head, kind, tail in drawn]
+        rng.shuffle(lines)
+        train = gzip.compress("".join(lines[50:]).encode())
+        (root / name / "train.txt.gz").write_bytes(train)
+        (root / name / "valid.txt").write_text("".join(lines[:20]))
+        (root / name / "test.txt").write_text("".join(lines[20:50]))
+
+
 def write_all(root: pathlib.Path, examples: int = 64) -> None:
     """Makes every data set of the catalogue present below `root`, in tiny form."""
     write_mnist(root, examples)
@@ -303,3 +317,4 @@ def write_all(root: pathlib.Path, examples: int = 64) -> None:
     write_forecasts(root)
     write_rain(root)
     write_criteo(root, examples)
+    write_links(root)

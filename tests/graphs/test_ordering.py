@@ -68,7 +68,7 @@ def test_the_same_of_up_to_24_partitions():
 
 
 @pytest.mark.acceptance("marius", 4)
-def test_an_order_of_all_partitions_has_one_state_and_sequential_has_the_training_ones():
+def test_all_partitions_are_one_state_and_sequential_has_the_training_ones():
     whole = graphs.beta(1, 1, rng())
     assert whole.states.tolist() == whole.buckets.tolist() == [[0]]
     orders = [graphs.sequential(9, 5, 2, rng(seed)) for seed in range(50)]

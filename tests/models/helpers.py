@@ -31,6 +31,17 @@ def output_shapes(entry, size):
     """What the model gives for a batch, a tree of shapes."""
     if isinstance(entry.config, models.DlrmConfig):
         return (size,)
+    if isinstance(entry.config, models.KgeConfig):
+        width = entry.config.width
+        (edges, _), (_, negatives) = entry.inputs.values()
+        ends = (size, 2, edges, width)
+        return models.LinkScores(
+            queries=ends,
+            answers=ends,
+            negatives=(size, 2, negatives, width),
+            table=(entry.outputs, width),
+            distance=entry.config.decoder == "transe",
+        )
     if isinstance(entry.inputs, Mapping):
         return models.Gaussian(*2 * [(size, *entry.inputs["fields"][:2])])
     if isinstance(entry.config, models.BertConfig):
@@ -48,6 +59,12 @@ def batch_of(entry, size, seed=0):
         ids = rng.integers(0, sum(entry.given["tables"]), (size, *entry.inputs["ids"]))
         x = {"dense": jnp.asarray(dense, "float32"), "ids": jnp.asarray(ids, "int32")}
         return x, {"y": jnp.asarray(rng.integers(0, 2, size))}
+    if isinstance(entry.config, models.KgeConfig):
+        x = {
+            name: jnp.asarray(rng.integers(0, 2, (size, *shape)), "int32")
+            for name, shape in entry.inputs.items()
+        }
+        return x, {"scored": jnp.ones((size, entry.inputs["triples"][0]))}
     if isinstance(entry.inputs, Mapping):
         x = {
             name: jnp.asarray(rng.normal(size=(size, *shape)), "float32")
@@ -94,6 +111,9 @@ def loss(model, params, state, x, labels, taps=None, train=True):
     logits, new = model.apply(params, state, x, train=train, taps=taps)
     if isinstance(logits, models.Gaussian):
         return jnp.mean(metrics.crps_gaussian(*logits, labels)), new
+    if isinstance(logits, models.LinkScores):
+        totals = metrics.link_totals(logits, {**labels, "x": x})
+        return totals.means()["loss"], new
     if isinstance(labels, dict):
         return metrics.click_totals(logits, labels).means()["loss"], new
     losses = jax.tree.leaves(jax.tree.map(metrics.cross_entropy, logits, labels))

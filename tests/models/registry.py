@@ -11,6 +11,7 @@ from hpcjax import graphs
 from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.dlrm_config import DlrmConfig
 from hpcjax.models.gnn_config import GnnConfig
+from hpcjax.models.kge_config import KgeConfig
 from hpcjax.models.mlp_config import MlpConfig
 from hpcjax.models.postprocess_config import (
     ConvLstmConfig,
@@ -76,6 +77,13 @@ def _vertices(layer: str, **fields: Any) -> Entry:
     return Entry(config, (), 3, "int32", {"graph": graph})
 
 
+def _links(decoder: Any) -> Entry:
+    shapes = {"triples": (3, 3), "negatives": (2, 5)}
+    return Entry(
+        KgeConfig(decoder=decoder, width=4), shapes, 9, given={"tables": (9, 2)}
+    )
+
+
 REGISTRY: dict[str, Entry] = {
     "gcn": _vertices("gcn", penalty=0.1),
     "sage": _vertices("sage", self_loops=None),
@@ -99,6 +107,10 @@ REGISTRY: dict[str, Entry] = {
         1,
         given={"tables": (5, 6)},
     ),
+    "distmult": _links("distmult"),
+    "complex": _links("complex"),
+    "transe": _links("transe"),
+    "dot": _links("dot"),
     "mlp": Entry(MlpConfig(widths=(7, 5)), (4, 3), 3),
     "linear": Entry(MlpConfig(widths=(), head_init="zeros"), (6,), 4),
     "resnet8": Entry(ResNetConfig(depth=8, width=2), (8, 8, 1), 3),

@@ -20,6 +20,7 @@ from hpcjax.optim._shampoo import scale_by_shampoo
 from hpcjax.optim.all_reduce import all_reduce_mean
 from hpcjax.optim.exchange import exchange_gradients
 from hpcjax.optim.first_order import (
+    adagrad,
     adamw,
     clip_global_norm,
     row_adagrad,
@@ -38,7 +39,7 @@ from hpcjax.optim.partial_backward import (
     scale_blocks,
 )
 from hpcjax.optim.pipedream import keep_versions
-from hpcjax.optim.row_wise import scale_by_row_adagrad
+from hpcjax.optim.row_wise import scale_by_adagrad, scale_by_row_adagrad
 from hpcjax.optim.schedule_config import CosineConfig
 from hpcjax.optim.second_order import jorge, shampoo
 from hpcjax.optim.shards import update_shards
@@ -119,12 +120,14 @@ REGISTRY = {
         distribution=sparsify.Uniform(sparsity=0.5),
         schedule=sparsify.OneShot(),
     ),
+    "adagrad": partial(adagrad, 0.05),
     "row_adagrad": partial(row_adagrad, 0.05),
     "scale_blocks": partial(scale_blocks, _BLOCKS, (0.5, 1.0)),
     "scale_by_jorge": partial(scale_by_jorge, update_every=2),
     "scale_by_kfac": partial(kfac.scale_by_kfac, _plan(), inv_update_steps=2),
     "scale_by_momentum": partial(scale_by_momentum),
     "scale_by_pipefisher": partial(kfac.scale_by_pipefisher, _plan(), _VISIBLE),
+    "scale_by_adagrad": partial(scale_by_adagrad),
     "scale_by_row_adagrad": partial(scale_by_row_adagrad),
     "scale_by_shampoo": partial(scale_by_shampoo, roots_every=2),
     "scale_by_trust_ratio": partial(scale_by_trust_ratio),

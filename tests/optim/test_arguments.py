@@ -36,6 +36,7 @@ FIELDS = {
     "scale_by_kfac": "damping",
     "causal_lm": "heads",
     "dlrm": "bottom",
+    "kge": "width",
     "gnn": "hidden",
 }
 # Their options are those of a function that is given to them.

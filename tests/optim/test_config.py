@@ -18,6 +18,7 @@ PAIRS = [
     (optim.SgdConfig, optim.sgd, None),
     (optim.AdamWConfig, optim.adamw, None),
     (optim.LambConfig, optim.lamb, None),
+    (optim.AdagradConfig, optim.adagrad, None),
     (optim.RowAdagradConfig, optim.row_adagrad, None),
     (optim.JorgeConfig, optim.jorge, optim.JorgeOptions),
     (optim.ShampooConfig, optim.shampoo, optim.ShampooOptions),

@@ -198,7 +198,10 @@ def test_sharding_of_state_is_kept(name):
     tree_assertions.assert_same_shardings(state, after)
 
 
-SQUARING = ("adamw", "lamb", "lamb_stacked", "row_adagrad", "scale_by_row_adagrad")
+SQUARING = (
+    *("adamw", "lamb", "lamb_stacked", "adagrad", "row_adagrad"),
+    *("scale_by_adagrad", "scale_by_row_adagrad"),
+)
 
 
 @pytest.mark.faults(12)

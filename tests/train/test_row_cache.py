@@ -216,14 +216,16 @@ def test_a_store_that_fails_is_told():
     cache.close()
 
 
-def test_row_adagrad_is_its_definition():
+@pytest.mark.parametrize("by_row", [True, False])
+def test_adagrad_is_its_definition(by_row):
     rng = np.random.default_rng(0)
     grads = rng.normal(size=(5, 3, 4)).astype(np.float32)
-    tx = optim.scale_by_row_adagrad(eps=1e-3)
+    tx = (optim.scale_by_row_adagrad if by_row else optim.scale_by_adagrad)(eps=1e-3)
     state = tx.init({"table": grads[0]})
-    total = np.zeros(3)
+    total = np.zeros((3, 1))
     for each in grads:
         update, state = tx.update({"table": each}, state)
-        total += np.square(each).mean(1)
-        expected = each / (np.sqrt(total)[:, None] + 1e-3)
+        square = np.square(each)
+        total = total + (square.mean(1, keepdims=True) if by_row else square)
+        expected = each / (np.sqrt(total) + 1e-3)
         np.testing.assert_allclose(update["table"], expected, rtol=1e-5)
