@@ -64,8 +64,8 @@ def read_triples(paths: Mapping[str, pathlib.Path]) -> Triples:
         for first in unseen[:1]:
             raise DataFormatError(
                 f"{paths[part]}: line {first + 1}: expected a relation that a training "
-                f"triple has, found {names[part][first, 1]!r}, and {len(unseen)} such "
-                "lines"
+                f"triple has, found {str(names[part][first, 1])!r}, and {len(unseen)} "
+                "such lines"
             )
         known = np.isin(names[part][:, ::2], names["train"][:, ::2])
         for first in np.flatnonzero(~known.all(1))[:1]:

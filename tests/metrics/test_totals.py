@@ -210,6 +210,13 @@ def test_a_score_sums_what_its_objective_names():
         core.ConfigError, match=r"points must sum \['loss'\]: got \['er"
     ):
         objective(batch["x"][:, :3], batch)
+    held = dataclasses.replace(objective, held_out={"error": "high"})
+    assert set(held(batch["x"][:, :3], batch).sums) == {"loss", "error"}
+    with pytest.raises(core.ConfigError, match="of which high is; allowed"):
+        held.require_low("val_error")
+    other = dataclasses.replace(objective, held_out={"mrr": "high"})
+    with pytest.raises(core.ConfigError, match=r"and of held-out ones \['mrr'\]: got"):
+        other(batch["x"][:, :3], batch)
 
 
 def test_what_is_minimised_must_be_better_low():

@@ -1,0 +1,51 @@
+"""Tables of orders: what they compute of runs, and what a run is of."""
+
+import numpy as np
+import pytest
+
+from configs.marius import links
+from experiments.marius import tables
+from hpcjax import graphs
+from hpcjax.data.links import LinkSampler, Triples
+from tests.experiments import rows
+
+VARIANTS = {name: name.replace(" ", "_") for name in tables.READS}
+
+
+@pytest.mark.parametrize("name", tables.READS)
+def test_runs_are_of_whole_epochs_and_read_what_the_order_says(name):
+    config = getattr(links, VARIANTS[name])
+    none = np.zeros((1, 3), np.int32)
+    train = np.broadcast_to(none, (86_835, 3))
+    sampler = LinkSampler(Triples(train, none, none, 40_943, 11), config.dataset)
+    assert config.train.steps == links.EPOCHS * len(sampler)
+    order = config.dataset.draw(0, 0)
+    swaps = 0 if name == "one fill" else graphs.count_swaps(order.states)
+    reads = (order.states.shape[1] + swaps) / len(order.buckets)
+    assert reads == tables.READS[name]
+
+
+def judge(beta, comet):
+    scores = {"memory": [0.38, 0.37, 0.39], "one fill": [0.02] * 3}
+    scores |= {"beta": beta, "comet": comet}
+    coords = {"eval_step": [1, 2], "step": [1, 2, 3]}
+    made = {}
+    for name in tables.READS:
+        run = rows.run(
+            coords, seeds=(0, 1, 2), val_hits10="eval_step", seconds="step", key=name
+        )
+        values = np.stack([np.zeros(3), scores[name]], 1)
+        made[name] = run.assign(val_mrr=(("seed", "eval_step"), values))
+    return rows.verdicts(tables.LINKS, tables.links(made))
+
+
+def test_comet_must_close_half_of_a_gap_that_is_one():
+    lost = np.array([0.02, 0.021, 0.019])
+    memory = np.array([0.38, 0.37, 0.39])
+    half = judge(memory - lost, memory - lost / 2)["closes the gap"]
+    assert half.ours == pytest.approx(0.5)
+    less = judge(memory - lost, memory - 0.7 * lost)["closes the gap"]
+    assert (less.ours, less.holds) == (pytest.approx(0.3), False)
+    noisy = memory - [0.05, -0.03, 0.001]
+    assert judge(noisy, noisy - 0.001)["closes the gap"].ours == 1
+    assert not judge(noisy, noisy - 0.01)["closes the gap"].holds
