@@ -10,10 +10,14 @@ from hpcjax import runs
 from hpcjax.core import config
 from hpcjax.data import LinksConfig
 
-_BETA = {"order": "beta", "partitions": 16, "capacity": 4}
+_BETA: dict[str, Any] = {"order": "beta", "partitions": 16, "capacity": 4}
 _COMET: dict[str, Any] = {"order": "comet"}
-_HALF = {"order": "comet", "capacity": 8, "group": 4}
-POLICIES = {"BETA": _BETA, "COMET": _COMET, "COMET, half the memory": _HALF}
+_HALF: dict[str, Any] = {"order": "comet", "capacity": 8, "group": 4}
+POLICIES: dict[str, dict[str, Any]] = {
+    "BETA": _BETA,
+    "COMET": _COMET,
+    "COMET, half the memory": _HALF,
+}
 FILE = ", sorted ids"  # in the place of random ones
 ROWS = (*POLICIES, f"BETA{FILE}", f"COMET{FILE}")
 

@@ -80,7 +80,8 @@ def read_triples(paths: Mapping[str, pathlib.Path]) -> Triples:
     ends = ends.reshape(-1, 2)
     numbers = np.stack([ends[:, 0], kinds.reshape(-1), ends[:, 1]], 1).astype(np.int32)
     cuts = np.cumsum([len(names[part]) for part in PARTS[:-1]])
-    return Triples(*np.split(numbers, cuts), len(entities), len(relations))
+    train, valid, test = np.split(numbers, cuts)
+    return Triples(train, valid, test, len(entities), len(relations))
 
 
 def _fields(path: pathlib.Path) -> Any:
@@ -217,11 +218,11 @@ class LinksConfig(Config):
         if not self.permuted:
             return found
         order = shuffle(found.entities, self.split_seed, 1).astype(np.int32)
-        parts = [
-            np.stack([order[part[:, 0]], part[:, 1], order[part[:, 2]]], 1)
-            for part in found[:3]
-        ]
-        return Triples(*parts, found.entities, found.relations)
+        moved: dict[str, Any] = {
+            part: np.stack([order[x[:, 0]], x[:, 1], order[x[:, 2]]], 1)
+            for part, x in zip(PARTS, found[:3], strict=True)
+        }
+        return found._replace(**moved)
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Returns the links.
@@ -232,7 +233,7 @@ class LinksConfig(Config):
           DataFormatError: a file of another form.
         """
         links = self.read(root)
-        train = LinkSampler(links, self)
+        train: Any = LinkSampler(links, self)
         given = {"negatives": self.negatives, "resident": train.fewest_resident}
         rule = "negatives must be at most the entities that are resident in each state"
         checks.require(self.negatives <= train.fewest_resident, rule, **given)
@@ -326,8 +327,8 @@ class LinkSampler:
         links = links[np.argsort(state, kind="stable")]
         counts = np.bincount(state, minlength=len(order.states))
         batches = share_batches(counts, size, total)
-        sums = (np.concatenate([[0], np.cumsum(each)]) for each in (counts, batches))
-        return _Epoch(links, *sums, order.states)
+        firsts, starts = (np.append(0, np.cumsum(x)) for x in (counts, batches))
+        return _Epoch(links, firsts, starts, order.states)
 
     def sample(
         self, number: int, batch_size: int, seed: int, shard: tuple[int, int]

@@ -10,7 +10,7 @@ from tests import guides
 
 def test_the_guides_code_runs():
     rng = np.random.default_rng(0)
-    block, sampled, of_database = guides.blocks("docs/graphs.md")
+    block, sampled, linked, of_database = guides.blocks("docs/graphs.md")
     given = {
         "senders": rng.integers(0, 34, 80),
         "receivers": rng.integers(0, 34, 80),
@@ -31,6 +31,8 @@ def test_the_guides_code_runs():
     assert given["received"].shape == (34, 8)
     guides.run_block(sampled, "docs/graphs.md", given)
     np.testing.assert_array_equal(given["blocks"].vertices[-2:], [3, 5])
+    guides.run_block(linked, "docs/graphs.md", given)
+    assert given["counts"].sum() == 2 * len(given["edges"])
     names: dict[str, Any] = {}
     guides.run_block(of_database, "docs/graphs.md", names)
     assert names["encoded"].names[0] == "label:Country"

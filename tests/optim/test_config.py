@@ -30,6 +30,7 @@ PAIRS = [
 ]
 MAKERS = [
     optim.SgdConfig,
+    optim.AdagradConfig,
     optim.AdamWConfig,
     optim.LambConfig,
     optim.RowAdagradConfig,
