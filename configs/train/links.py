@@ -13,7 +13,7 @@ from hpcjax.runs.training import TrainingConfig
 from hpcjax.train.config import TrainConfig
 
 base = TrainingConfig(
-    dataset=LinksConfig(source="wordnet"),
+    dataset=LinksConfig(source="wordnet", negatives=256),
     model=KgeConfig(),
     optimizer=AdagradConfig(),
     train=TrainConfig(steps=400, batch_size=2, eval_every=200, checkpoint_every=0),

@@ -287,11 +287,13 @@ def write_criteo(root: pathlib.Path, examples: int = 64) -> None:
 
 
 def write_links(root: pathlib.Path) -> None:
-    """Writes knowledge graphs, of 14 entities each, the training part gzipped."""
+    """Writes knowledge graphs, of 14 entities or 2,200, the training part gzipped."""
     rng = np.random.default_rng(0)
     for name in ("wn18rr", "nations", "kinships", "umls"):
         (root / name).mkdir(parents=True, exist_ok=True)
-        drawn = np.unique(rng.integers([14, 5, 14], size=(300, 3)), axis=0)
+        count, links = (2200, 2500) if name == "wn18rr" else (14, 300)
+        drawn = rng.integers([count, 5, count], size=(links, 3))
+        drawn = np.unique(drawn, axis=0)
         lines = [f"n{head}\tr{kind}\tn{tail}\n" for head, kind, tail in drawn]
         rng.shuffle(lines)
         train = gzip.compress("".join(lines[50:]).encode())
