@@ -39,7 +39,6 @@ from .input_config import ClairvoyantConfig as ClairvoyantConfig
 from .input_config import ReadAheadConfig as ReadAheadConfig
 from .input_config import Reader as Reader
 from .links import LinksConfig as LinksConfig
-from .links import Triples as Triples
 from .lookahead import BatchPlan as BatchPlan
 from .lookahead import Move as Move
 from .lookahead import check_capacity as check_capacity

@@ -3,14 +3,14 @@
 import functools
 import math
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcjax.data.access import shuffle
-from hpcjax.data.links import LinksConfig, Triples, rng_of
 from hpcjax.data.pipeline import check_number, shard_rows
 from hpcjax.data.source import Batch, check_indices
+from hpcjax.data.triples import Triples, rng_of
 
 
 def share_batches(counts: np.ndarray, size: int, total: int) -> np.ndarray:
@@ -49,9 +49,9 @@ class _Epoch(NamedTuple):
 
 
 class LinkSampler:
-    """Training links as examples, in the order of a config."""
+    """Training links as examples, in the order of a `LinksConfig`."""
 
-    def __init__(self, links: Triples, config: LinksConfig) -> None:
+    def __init__(self, links: Triples, config: Any) -> None:
         self._triples, self._relations = links.train, links.relations
         self._entities, self._config = links.entities, config
         first = config.draw(0, 0)

@@ -12,7 +12,7 @@ import pytest
 from hpcjax import data
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.data.link_source import LinkSampler
-from hpcjax.data.links import Triples
+from hpcjax.data.triples import Triples
 
 CUT = {"partitions": 8, "capacity": 4, "group": 2, "edges": 16, "negatives": 6}
 ORDERS = ("memory", "beta", "comet", "one_fill")

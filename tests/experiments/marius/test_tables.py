@@ -7,7 +7,7 @@ from configs.marius import links
 from experiments.marius import tables
 from hpcjax import graphs
 from hpcjax.data.link_source import LinkSampler
-from hpcjax.data.links import Triples
+from hpcjax.data.triples import Triples
 from tests.experiments import rows
 
 VARIANTS = {name: name.replace(" ", "_") for name in tables.READS}
