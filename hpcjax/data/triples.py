@@ -85,8 +85,8 @@ def _fields(path: pathlib.Path) -> Any:
 def wordnet_triples(root: pathlib.Path, seed: int) -> Triples:
     """Returns WordNet's pointers between sets of synonyms, or their words, as links.
 
-    Of two directions that tell the same one is left out, and antonyms and participles. 3,000 triples each are held
-    out, or a tenth of them.
+    Of two directions that tell the same one is left out, and so are antonyms and
+    participles. 3,000 triples each are held out, or a tenth of them.
 
     Raises:
       DataMissing: WordNet is not below `root`.
