@@ -28,6 +28,7 @@ PARTS = {
         "community_graph": "CommunityGraphConfig",
         "sampled_graph": "SampledGraphConfig",
         "links": "LinksConfig",
+        "programs": "ProgramsConfig",
         "clicks": "ClicksConfig",
         "criteo": "CriteoConfig",
     },

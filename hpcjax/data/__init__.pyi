@@ -61,6 +61,7 @@ from .pipeline import evaluation_batches as evaluation_batches
 from .placement import Plan as Plan
 from .placement import StorageClass as StorageClass
 from .placement import plan as plan
+from .programs import ProgramsConfig as ProgramsConfig
 from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
 from .record_source import RecordSource as RecordSource

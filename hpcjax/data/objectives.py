@@ -60,6 +60,24 @@ BLOCKS = Objective(
     metrics={"loss": "low", "error": "low"},
     classes=True,
 )
+PROGRAMS = Objective(
+    name="programs",
+    inputs={
+        name: Numbers(rank=1, tokens=True)
+        for name in (
+            *("texts", "selected"),
+            *("senders", "receivers", "flows", "positions"),
+        )
+    },
+    outputs=Numbers(rank=2),
+    score="hpcjax.metrics.totals:positive_totals",
+    # F1 of a whole set is 2 · true / (predicted + actual).
+    metrics={
+        **{"loss": "low", "true": "neither"},
+        **{"predicted": "neither", "actual": "neither"},
+    },
+    classes=True,
+)
 CLICKS = Objective(
     name="clicks",
     inputs={"dense": Numbers(rank=1), "ids": Numbers(rank=1, tokens=True)},

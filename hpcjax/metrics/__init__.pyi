@@ -34,4 +34,5 @@ from .totals import field_totals as field_totals
 from .totals import gaussian_totals as gaussian_totals
 from .totals import label_totals as label_totals
 from .totals import masked_language_totals as masked_language_totals
+from .totals import positive_totals as positive_totals
 from .totals import segmentation_totals as segmentation_totals

@@ -28,13 +28,7 @@ def label_totals(
       batch: int labels `"y"` [batch, *time], in validation `"weight"` [batch], and
         where some labels are not scored `"scored"` [batch, *time], 1 or 0.
     """
-    labels = batch["y"]
-    weight = jnp.asarray(batch.get("scored", jnp.ones(labels.shape)), jnp.float32)
-    if "weight" in batch:
-        # One weight for each example, broadcast over its labels. It is zero for the
-        # examples that pad the last batch.
-        rows = batch["weight"]
-        weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
+    labels, weight = batch["y"], _weigh(batch)
     if hasattr(logits, "scores"):
         losses, wrong = logits.scores(labels)
     elif hasattr(logits, "each"):
@@ -42,6 +36,47 @@ def label_totals(
     else:
         losses, wrong = _scores(logits, labels)
     sums = {"loss": jnp.sum(weight * losses), "error": jnp.sum(weight * wrong)}
+    return Totals(sums, jnp.sum(weight))
+
+
+def _weigh(batch: Batch) -> jax.Array:
+    """Returns the weight of each label, float32."""
+    labels = batch["y"]
+    weight = jnp.asarray(batch.get("scored", jnp.ones(labels.shape)), jnp.float32)
+    if "weight" in batch:
+        # One weight for each example, broadcast over its labels. It is zero for the
+        # examples that pad the last batch.
+        rows = batch["weight"]
+        weight = weight * rows.reshape(rows.shape + (1,) * (labels.ndim - 1))
+    return weight
+
+
+def positive_totals(
+    logits: Float[Array, "batch *places 2"], batch: Batch
+) -> Totals:
+    """Sums cross-entropy (nats) over labels, and counts the positive ones.
+
+    Of a whole set, F1 is 2 · true / (predicted + actual).
+
+    Args:
+      logits: unnormalised log-probabilities of no and yes.
+      batch: int labels `"y"` [batch, *places], 0 or 1; `"scored"` and `"weight"` as
+        for `label_totals`.
+
+    Returns:
+      Sums `"loss"`; `"true"`, labels 1 that are predicted so; `"predicted"`, all that
+      are; and `"actual"`, all labels 1. The count is the number of scored labels.
+    """
+    labels, weight = batch["y"], _weigh(batch)
+    losses, _ = _scores(logits, labels)
+    predicted = jnp.argmax(logits, axis=-1)
+    each = {
+        "loss": losses,
+        "true": predicted * labels,
+        "predicted": predicted,
+        "actual": labels,
+    }
+    sums = {name: jnp.sum(weight * values) for name, values in each.items()}
     return Totals(sums, jnp.sum(weight))
 
 

@@ -16,6 +16,7 @@ PARTS = {
         "bert": "BertConfig",
         "causal_lm": "CausalLmConfig",
         "gnn": "GnnConfig",
+        "ggnn": "GgnnConfig",
         "dlrm": "DlrmConfig",
         "kge": "KgeConfig",
         "raw": "RawConfig",

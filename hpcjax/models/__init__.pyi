@@ -10,6 +10,7 @@ from ._describe import describe as describe
 from ._dlrm import dlrm as dlrm
 from ._field_unet import field_unet as field_unet
 from ._from_nnx import from_nnx as from_nnx
+from ._ggnn import ggnn as ggnn
 from ._gnn import gnn as gnn
 from ._kge import LinkScores as LinkScores
 from ._kge import kge as kge
@@ -45,6 +46,7 @@ from .decoding import decoder_of as decoder_of
 from .decoding import empty_cache as empty_cache
 from .decoding import write_heads as write_heads
 from .dlrm_config import DlrmConfig as DlrmConfig
+from .ggnn_config import GgnnConfig as GgnnConfig
 from .gnn_config import GnnConfig as GnnConfig
 from .kge_config import KgeConfig as KgeConfig
 from .mlp_config import MlpConfig as MlpConfig

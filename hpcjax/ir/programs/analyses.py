@@ -5,6 +5,7 @@ analysis takes, by which examples are chosen.
 """
 
 import collections
+import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -160,24 +161,19 @@ def liveness(graph: ProgramGraph, root: int) -> Labels:
     live = _live_out(graph)
     known = [n for n in _instructions(graph) if live[n]]
     _require(graph, root, known, "an instruction after which a variable is live")
-    lists = [side[flow] for side in _sides(graph) for flow in (CONTROL, DATA)]
+    sides = (graph.following, graph.preceding)
+    lists = [side[flow] for side in sides for flow in (CONTROL, DATA)]
     levels = _levels(lists, root)
     return _label(graph, live[root], max(levels[each] for each in live[root]))
 
 
-def _sides(graph: ProgramGraph) -> tuple[tuple[list[list[int]], ...], ...]:
-    return graph.following, graph.preceding
-
-
+@functools.lru_cache(1)
 def _live_out(graph: ProgramGraph) -> dict[int, frozenset[int]]:
     """Returns what is live after each instruction."""
     after, before = graph.following[CONTROL], graph.preceding[CONTROL]
     own = _instructions(graph)
-    ends = {n for n in own if not after[n]}
-    leaves = set(ends)
-    for end in ends:
-        if not before[end]:
-            continue
+    leaves: set[int] = set()
+    for end in (n for n in own if not after[n]):
         leaves |= _levels([before], end).keys()
     uses, makes = {}, {}
     for n in own:
@@ -204,6 +200,7 @@ def _key(graph: ProgramGraph, vertex: int) -> tuple[Any, ...] | None:
     return (opcode, *operands) if operands else None
 
 
+@functools.lru_cache(1)
 def _expressions(graph: ProgramGraph) -> dict[int, list[int]]:
     """Returns the set of each instruction that is not alone in it."""
     sets = collections.defaultdict(list)

@@ -1,0 +1,273 @@
+"""Programs as examples: files of LLVM-IR, their graphs and labels, and unions."""
+
+import collections
+import hashlib
+import logging
+import pathlib
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcjax import graphs
+from hpcjax.core import files
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
+from hpcjax.data.source import Batch, subset
+from hpcjax.graphs import Graph
+from hpcjax.ir import programs
+from hpcjax.ir.programs import ProgramGraph
+
+if TYPE_CHECKING:
+    from hpcjax.data.programs import ProgramsConfig
+
+log = logging.getLogger(__name__)
+FOLDER = "programs"
+MOST_POSITIONS = 1024
+_POJ104 = pathlib.Path(__file__).parent / "files" / "poj104_ir.tar.bz2"
+_ENDS = ("flow", "position", "source", "target")
+_LEFT_OUT = {"no_control": programs.CONTROL, "no_data": programs.DATA}
+
+
+def read_texts(source: str) -> dict[str, bytes]:
+    """Returns files of LLVM-IR by name.
+
+    Args:
+      source: "poj104", or a folder.
+
+    Raises:
+      DataMissing: there is no such folder, or no `.ll` in it.
+      DataFormatError: the archive is damaged.
+    """
+    if source == "poj104":
+        return dict(_read_archive(_POJ104))
+    found = {path.name: path for path in sorted(pathlib.Path(source).glob("*.ll"))}
+    if not found:
+        raise DataMissing(f"there is no folder with files .ll at {source}")
+    return {name: path.read_bytes() for name, path in found.items()}
+
+
+def _read_archive(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+    try:
+        with tarfile.open(path, "r:bz2") as archive:
+            for member in archive:
+                if file := archive.extractfile(member):
+                    yield member.name, file.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataFormatError(f"{path}: expected a tar.bz2 archive: {error}") from error
+
+
+def read_graphs(
+    source: str, variables: Any, limit: int | None, root: pathlib.Path | None
+) -> list[ProgramGraph]:
+    """Returns the graphs of files, in the order of their names.
+
+    Those that LLVM cannot read are left out, which is told. Graphs are kept in
+    `<root>/programs/<digest>.npz`, with the digest of the files, of the code that makes
+    graphs and of llvmlite's version.
+
+    Args:
+      source: see `read_texts`.
+      variables: see `ir.programs.from_llvm_ir`.
+      limit: how many files; None for all.
+      root: of data; None to keep nothing.
+
+    Raises:
+      DataFormatError: LLVM reads no file, or what is kept is damaged.
+    """
+    every = sorted(read_texts(source).items())
+    texts = dict(every[index] for index in np.sort(subset(len(every), limit)))
+    if root is None:
+        return _make_graphs(texts, variables)
+    path = files.inside(root, FOLDER, f"{_digest(texts, variables)}.npz")
+    if not path.exists():
+        _save(path, _make_graphs(texts, variables))
+    return _open(path)
+
+
+def _digest(texts: dict[str, bytes], variables: str) -> str:
+    from hpcjax.ir.programs import graph, llvm
+
+    digest = hashlib.sha256(f"{variables} {llvm.version()}".encode())
+    for module in (graph, llvm):
+        digest.update(pathlib.Path(module.__file__).read_bytes())
+    for name, text in texts.items():
+        digest.update(f"\n{name} {len(text)}\n".encode())
+        digest.update(text)
+    return digest.hexdigest()[:32]
+
+
+def _make_graphs(texts: dict[str, bytes], variables: Any) -> list[ProgramGraph]:
+    found, refused = [], []
+    for name, text in texts.items():
+        try:
+            decoded = text.decode(errors="replace")
+            found.append(programs.from_llvm_ir(decoded, variables, name=name))
+        except DataFormatError as error:
+            refused.append(str(error))
+    if not found:
+        raise DataFormatError(f"LLVM can read none of {len(texts)} files: {refused[0]}")
+    if refused:
+        told = f"{len(refused)} of {len(texts)} files are left out"
+        log.warning("%s, the first being %s", told, refused[0])
+    return found
+
+
+def _save(path: pathlib.Path, made: list[ProgramGraph]) -> None:
+    words = programs.vocabulary(made)
+    arrays = {
+        "words": np.array(words),
+        "vertices": np.array([len(graph.texts) for graph in made]),
+        "edges": np.array([len(graph.flow) for graph in made]),
+        "texts": np.concatenate([graph.numbers(words) for graph in made]),
+    }
+    for name in ("kinds", "functions", *_ENDS):
+        arrays[name] = np.concatenate([getattr(graph, name) for graph in made])
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def _open(path: pathlib.Path) -> list[ProgramGraph]:
+    try:
+        with np.load(path) as kept:
+            arrays = {name: kept[name] for name in kept.files}
+        cuts = {size: np.cumsum(arrays[size])[:-1] for size in ("vertices", "edges")}
+        words = arrays["words"][arrays["texts"]].astype(object)
+        columns = {"texts": np.split(words, cuts["vertices"])}
+        for name in ("kinds", "functions", *_ENDS):
+            size = "edges" if name in _ENDS else "vertices"
+            columns[name] = np.split(arrays[name], cuts[size])
+        rows = zip(*columns.values(), strict=True)
+        fields = (dict(zip(columns, row, strict=True)) for row in rows)
+        return [ProgramGraph(**{**f, "texts": tuple(f["texts"])}) for f in fields]
+    except (ValueError, KeyError, IndexError, EOFError, OSError) as error:
+        raise DataFormatError(
+            f"{path}: damaged: {error}; delete it, and it is made again"
+        ) from error
+
+
+def make_examples(
+    config: "ProgramsConfig", made: Sequence[ProgramGraph]
+) -> tuple[list[Graph], list[np.ndarray], tuple[str, ...]]:
+    """Returns examples, the numbers of each part's, and the words of the first part.
+
+    An example is a graph whose vertices have three features, all integers: the number
+    of its text, whether it is the root, and its label.
+
+    Args:
+      config: of the data set.
+      made: graphs of files.
+    """
+    files_of = split_files(made, config.split_seed)
+    words = programs.vocabulary(made[file] for file in files_of[0])
+    examples: list[Graph] = []
+    parts, clamped = [], 0
+    for part in files_of:
+        first = len(examples)
+        for file in part:
+            rng = np.random.Generator(np.random.Philox(key=[config.split_seed, file]))
+            over = _add_examples(config, made[file], words, rng, examples)
+            clamped += over
+        parts.append(np.arange(first, len(examples)))
+    if clamped:
+        rule = f"are above {MOST_POSITIONS - 1}, which they are taken for"
+        log.warning("positions of %d edges %s", clamped, rule)
+    return examples, parts, words
+
+
+def split_files(made: Sequence[ProgramGraph], seed: int) -> list[list[int]]:
+    """Returns the numbers of graphs by part, 3 : 1 : 1; equal ones are in one part."""
+    equal = collections.defaultdict(list)
+    for number, graph in enumerate(made):
+        digest = hashlib.sha256(repr(graph.texts).encode())
+        for name in ("kinds", "functions", *_ENDS):
+            digest.update(getattr(graph, name).tobytes())
+        equal[digest.digest()].append(number)
+    groups = list(equal.values())
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(groups))
+    cuts = [round(0.6 * len(groups)), round(0.8 * len(groups))]
+    parts = np.split(order, cuts)
+    return [sorted(n for place in part for n in groups[place]) for part in parts]
+
+
+def _add_examples(
+    config: "ProgramsConfig",
+    graph: ProgramGraph,
+    words: tuple[str, ...],
+    rng: np.random.Generator,
+    examples: list[Graph],
+) -> int:
+    """Adds the examples of a graph; returns how many positions are too high."""
+    seen, kept = graph, np.arange(len(graph.texts))
+    if config.edges == "cdfg":
+        seen, kept = programs.cdfg(graph)
+    own = seen.flow != _LEFT_OUT.get(config.edges, -1)
+    numbers, over = seen.numbers(words), 0
+    for root in programs.draw_roots(graph, config.task, rng):
+        try:
+            labels = programs.ANALYSES[config.task](graph, root)
+        except ConfigError:  # its sets of dominators do not come to an end
+            continue
+        if labels.steps > config.steps:
+            continue
+        features = np.stack([numbers, kept == root, labels.values[kept]], axis=1)
+        positions = np.minimum(seen.position[own], MOST_POSITIONS - 1)
+        over = int(np.sum(seen.position[own] >= MOST_POSITIONS))
+        made = graphs.make_graph(
+            seen.source[own],
+            seen.target[own],
+            len(kept),
+            features=features,
+            edge_type=seen.flow[own],
+            edge_features=positions[:, None],
+        )
+        examples.append(made)
+    return over
+
+
+class UnionMaker:
+    """Makes batches of disjoint unions, each padded by vertices that stand alone.
+
+    Args:
+      block: graphs of a union; the last one of an epoch may have fewer.
+    """
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+
+    @staticmethod
+    def joining(examples: Sequence[Graph]) -> Callable[[np.ndarray, Any], Graph]:
+        """Returns the function of examples' numbers, and a draw, that joins them."""
+
+        def join(numbers: np.ndarray, draw: Any) -> Graph:
+            del draw  # nothing of it is drawn
+            return graphs.join_graphs(examples[number] for number in numbers)[0]
+
+        return join
+
+    def sizes(self, union: Graph) -> np.ndarray:
+        """Returns what a ladder holds: vertices, one of which pads, and edges."""
+        return np.array([union.vertices + 1, len(union.senders)])
+
+    def batch(self, unions: Sequence[Graph], sizes: np.ndarray) -> Batch:
+        """Returns "x", "y" and "scored", whose leading axis is that of unions.
+
+        Of "x" `texts` and `selected` are int32 [batch, vertices], the number of a text
+        and 1 at roots; `senders`, `receivers`, `flows` and `positions` int32 [batch,
+        edges]. "y" int32 and "scored" float32 are of vertices; 0 where these pad.
+
+        Args:
+          unions: of the batch.
+          sizes: that all are padded to, see `sizes`.
+        """
+        padded = [graphs.pad_graph(each, *sizes.tolist()) for each in unions]
+        vertices: Any = np.stack([each.features for each in padded]).astype(np.int32)
+        x = {"texts": vertices[..., 0], "selected": vertices[..., 1]}
+        for name in ("senders", "receivers"):
+            x[name] = np.stack([getattr(each, name) for each in padded])
+        x["flows"] = np.stack([each.edge_type for each in padded])
+        positions: Any = np.stack([each.edge_features for each in padded])
+        x["positions"] = positions[..., 0].astype(np.int32)
+        counts = np.array([each.vertices for each in unions])
+        scored = np.arange(sizes[0]) < counts[:, None]
+        return {"x": x, "y": vertices[..., 2], "scored": scored.astype(np.float32)}

@@ -1,0 +1,45 @@
+"""Config of gated graph networks; importing this module imports no JAX."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from hpcjax.core import checks
+from hpcjax.core.config import Size, Within
+from hpcjax.core.objective import Objective
+from hpcjax.models.model_config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GgnnConfig(ModelConfig):
+    """A gated graph network of programs, see `models.ggnn`.
+
+    Attributes:
+      width: of an embedding, even; states have two entries more, for the root.
+      steps: of message passing, which share their parameters.
+      gate: whether positions gate states before the linear map of messages, as the
+        paper says, or messages after it, as its released code does.
+      positions: whether there is a gate.
+      backward: whether messages go against edges too, with maps of their own.
+      dropout: share of states that are zero after each step of a training pass.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._ggnn:ggnn"
+    smoke: ClassVar[Mapping[str, str]] = {"width": "4", "steps": "2"}
+
+    width: Size = 32
+    steps: Size = 12
+    gate: Literal["pre", "post"] = "pre"
+    positions: bool = True
+    backward: bool = True
+    dropout: Annotated[float, Within("[0, 1)")] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.width % 2 == 0
+        checks.require(good, "width must be even, as waves are pairs", width=self.width)
+
+    @classmethod
+    def takes(cls, objective: Objective) -> bool:
+        """Says whether it is of the vertices of programs."""
+        return objective.name == "programs"
