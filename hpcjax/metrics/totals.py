@@ -51,9 +51,7 @@ def _weigh(batch: Batch) -> jax.Array:
     return weight
 
 
-def positive_totals(
-    logits: Float[Array, "batch *places 2"], batch: Batch
-) -> Totals:
+def positive_totals(logits: Float[Array, "batch *places 2"], batch: Batch) -> Totals:
     """Sums cross-entropy (nats) over labels, and counts the positive ones.
 
     Of a whole set, F1 is 2 · true / (predicted + actual).

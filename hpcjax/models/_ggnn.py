@@ -168,7 +168,7 @@ def _compute(
 
 def _embed(params: Params, texts: jax.Array, selected: jax.Array) -> jax.Array:
     """Returns the first states, [vertices, width + 2] float32."""
-    embedded = layers.embedding(texts, params["embedding"]).astype(jnp.float32)
+    embedded = layers.embedding(params["embedding"], texts).astype(jnp.float32)
     places = SELECTED * jax.nn.one_hot(selected, 2)
     return jnp.concatenate([embedded, places], axis=-1)
 

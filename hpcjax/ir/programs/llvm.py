@@ -82,8 +82,8 @@ def _parse(text: str, name: str) -> Any:
         return binding.parse_assembly(text)
     except RuntimeError as error:
         release = ".".join(map(str, binding.llvm_version_info))
-        told = " ".join(str(error).split())
-        raise DataFormatError(f"{name}: LLVM {release} cannot read it: {told}") from error
+        told = f"LLVM {release} cannot read it: {' '.join(str(error).split())}"
+        raise DataFormatError(f"{name}: {told}") from error
 
 
 class _Builder:

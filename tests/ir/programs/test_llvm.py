@@ -118,7 +118,7 @@ def test_networkx_reads_the_graph():
     for graph in (programs.from_llvm_ir(FIB), drawn()[0]):
         form = json.loads(graph.to_json())
         read = nx.node_link_graph(form, edges="links")
-        edges = [(d["flow"], d["position"], s, t) for s, t, d in read.edges(data=True)]
+        edges = [[d["flow"], d["position"], s, t] for s, t, d in read.edges(data=True)]
         columns = (graph.flow, graph.position, graph.source, graph.target)
         assert sorted(edges) == sorted(np.stack(columns, axis=1).tolist())
         texts = [read.nodes[number]["text"] for number in range(len(graph.texts))]
