@@ -5,6 +5,8 @@ import hashlib
 import logging
 import pathlib
 import tarfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 FOLDER = "programs"
 MOST_POSITIONS = 1024
 _POJ104 = pathlib.Path(__file__).parent / "files" / "poj104_ir.tar.bz2"
+# Of an archive of arrays.
+_DAMAGE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
 _ENDS = ("flow", "position", "source", "target")
 _LEFT_OUT = {"no_control": programs.CONTROL, "no_data": programs.DATA}
 
@@ -140,7 +144,7 @@ def _open(path: pathlib.Path) -> list[ProgramGraph]:
         rows = zip(*columns.values(), strict=True)
         fields = (dict(zip(columns, row, strict=True)) for row in rows)
         return [ProgramGraph(**{**f, "texts": tuple(f["texts"])}) for f in fields]
-    except (ValueError, KeyError, IndexError, EOFError, OSError) as error:
+    except (*_DAMAGE, KeyError, IndexError) as error:
         raise DataFormatError(
             f"{path}: damaged: {error}; delete it, and it is made again"
         ) from error

@@ -1,0 +1,161 @@
+"""Programs as examples: parts, labels, unions, and what is kept or refused."""
+
+import dataclasses
+import functools
+import logging
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from hpcjax import data, metrics, models, train
+from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
+from hpcjax.data import program_source
+from hpcjax.ir import programs
+from tests.ir.programs.modules import FIB
+from tests.train import tiny
+
+CONFIG = data.ProgramsConfig(
+    task="data_dependence", limit=20, block=4, steps=20, spare=1.0
+)
+
+
+@functools.cache
+def loaded():
+    return CONFIG.load()
+
+
+def test_a_union_has_the_labels_of_its_graphs_and_one_root_of_each():
+    own = loaded()
+    batch = own.train.sample(0, 2, 0, (0, 1))
+    x, y = batch["x"], batch["y"]
+    assert set(x) == set(own.objective.inputs)
+    assert all(each.dtype == np.int32 for each in [*x.values(), y])
+    assert (x["selected"].sum(1) == 4).all()
+    made = own.train.make(0, 0)
+    count = made.vertices
+    np.testing.assert_array_equal(batch["scored"][0], np.arange(y.shape[1]) < count)
+    np.testing.assert_array_equal(y[0, :count], made.features[:, 2])
+    assert not y[0, count:].any()
+    # What pads is an edge of the last vertex, which nothing else has.
+    pads = x["senders"][0, len(made.senders) :]
+    assert (pads == y.shape[1] - 1).all()
+    assert x["texts"].max() < own.tables[0]
+
+
+def test_an_example_is_what_the_analysis_says_of_its_root():
+    graph = programs.from_llvm_ir(FIB)
+    for edges, flow in (("no_data", 1), ("no_control", 0), ("cdfg", 2)):
+        config = dataclasses.replace(CONFIG, task="reachability", edges=edges)
+        examples, parts, words = program_source.make_examples(config, [graph] * 5)
+        assert [len(part) for part in parts] == [10, 0, 0]  # equal files, one part
+        for example in examples:
+            text, selected, labels = example.features.T
+            (root,) = np.flatnonzero(selected)
+            found = programs.reachability(graph, root)
+            kept = 13 if edges == "cdfg" else 27
+            np.testing.assert_array_equal(labels, found.values[:kept])
+            assert words[text[root]] == graph.texts[root]
+            assert flow not in example.edge_type
+
+
+def test_no_graph_is_in_two_parts_and_steps_are_bounded():
+    made = program_source.read_graphs("poj104", "ssa", 20, None)
+    parts = program_source.split_files(made, 0)
+    assert sorted(n for part in parts for n in part) == list(range(len(made)))
+    assert [len(part) for part in parts] == [12, 4, 4]
+    few = dataclasses.replace(CONFIG, steps=4)
+    numbers = [len(program_source.make_examples(c, made)[0]) for c in (few, CONFIG)]
+    assert 0 < numbers[0] < numbers[1]
+
+
+def test_graphs_are_made_once_and_damage_is_told(tmp_path, monkeypatch):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.ll").write_text(FIB)
+    root = tmp_path / "data"
+    read = functools.partial(program_source.read_graphs, str(folder), "ssa", None, root)
+    (first,) = read()
+    monkeypatch.setattr(programs, "from_llvm_ir", None)
+    (again,) = read()
+    assert again.texts == first.texts
+    for name in ("kinds", "functions", "flow", "position", "source", "target"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+        assert getattr(again, name).dtype == np.int32
+    (kept,) = root.rglob("*.npz")
+    kept.write_bytes(kept.read_bytes()[:-30])
+    with pytest.raises(DataFormatError, match=r"damaged: .* delete it"):
+        read()
+
+
+def test_what_llvm_cannot_read_is_left_out_and_told(tmp_path, caplog):
+    (tmp_path / "a.ll").write_text(FIB)
+    (tmp_path / "b.ll").write_text("define")
+    read = functools.partial(program_source.read_graphs, str(tmp_path), "ssa")
+    with caplog.at_level(logging.WARNING):
+        assert len(read(None, None)) == 1
+    assert "1 of 2 files are left out, the first being b.ll: LLVM" in caplog.text
+    (tmp_path / "a.ll").unlink()
+    with pytest.raises(DataFormatError, match=r"LLVM can read none of 1 files: b\.ll"):
+        read(None, None)
+
+
+def test_positions_that_are_too_high_are_told_once(caplog):
+    graph = programs.from_llvm_ir(FIB)
+    far = dataclasses.replace(graph, position=graph.position + 1023)
+    examples, _, _ = program_source.make_examples(
+        dataclasses.replace(CONFIG, task="reachability"), [far]
+    )
+    assert max(int(e.edge_features.max()) for e in examples) == 1023
+    assert caplog.text.count("are above 1023, which they are taken for") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"edges": "cdfg"}, ConfigError, "instructions alone"),
+        ({"block": 4000}, ConfigError, "as many examples to train on as block"),
+        ({"source": "/nowhere"}, DataMissing, "no folder with files .ll at /nowhere"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(fields, error, words):
+    with pytest.raises(error, match=words):
+        dataclasses.replace(CONFIG, limit=3, **fields).load()
+
+
+def test_f1_is_of_the_sums_of_parts():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 40, 2)).astype("f4")
+    y, scored = rng.integers(0, 2, (2, 3, 40))
+    batch = {"y": y, "scored": scored.astype("f4"), "weight": np.array([1.0, 0, 1])}
+    told = metrics.positive_totals(logits, batch)
+    kept = (scored > 0) & (np.arange(3) != 1)[:, None]
+    guessed = logits.argmax(-1)
+    assert told.count == kept.sum()
+    assert told.sums["true"] == (guessed * y)[kept].sum()
+    assert told.sums["predicted"] == guessed[kept].sum()
+    assert told.sums["actual"] == y[kept].sum()
+    wanted = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(
+        logits, y[..., None], -1
+    ).squeeze(-1)
+    np.testing.assert_allclose(told.sums["loss"], wanted[kept].sum(), rtol=1e-5)
+
+
+def test_devices_have_unions_of_their_own_and_the_mean_is_of_all_vertices():
+    """One device with two unions, or two with one each, which differ in size."""
+    dataset = loaded()
+    model = models.ggnn(dataset.inputs, 2, tables=dataset.tables, width=4, steps=2)
+    found = []
+    for devices in (1, 2):
+        task = train.supervised(model, optax.sgd(0.1), dataset)
+        settings = train.TrainConfig(steps=3, batch_size=2, eval_every=3)
+        records = tiny.Records()
+        state = train.fit(
+            task, settings, seed=0, mesh=task.mesh(devices), recorder=records
+        )
+        assert records[-1]["val_actual"] > 0
+        found.append(jax.device_get(state.params))
+    jax.tree.map(
+        lambda one, two: np.testing.assert_allclose(one, two, rtol=0, atol=1e-5), *found
+    )
