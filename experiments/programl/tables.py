@@ -39,7 +39,7 @@ def scores(true: float, predicted: float, actual: float) -> Cells:
 
 def dataflow(rows: reduce.Rows) -> "xr.Dataset":
     """Returns scores of the last validation, and what is known of texts."""
-    found = {}
+    found: dict[str, Cells] = {}
     for name, row in rows.items():
         run = reduce.first(row)
         if "known" in run:
@@ -73,7 +73,7 @@ DATAFLOW = Table(
         "opcodes: of instructions alone. ms: to make a file's graph."
     ),
     shows=(
-        "A graph network learnt compiler analyses from programs, with all relations and "
+        "A graph network learnt compiler analyses from programs, with all relations or "
         "without those that decide. Further right is better; 1 is a perfect answer."
     ),
     picture=Dots("f1"),

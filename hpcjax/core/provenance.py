@@ -43,6 +43,7 @@ OTHERS = {
     "jaxtyping": "jaxtyping",
     "kfac-jax": "kfac_jax",
     "ladybug": "ladybug",
+    "llvmlite": "llvmlite",
     "ml-dtypes": "ml_dtypes",
     "mpi4py": "mpi4py",
     "networkx": "networkx",

@@ -137,13 +137,13 @@ def _open(path: pathlib.Path) -> list[ProgramGraph]:
             arrays = {name: kept[name] for name in kept.files}
         cuts = {size: np.cumsum(arrays[size])[:-1] for size in ("vertices", "edges")}
         words = arrays["words"][arrays["texts"]].astype(object)
-        columns = {"texts": np.split(words, cuts["vertices"])}
+        texts = np.split(words, cuts["vertices"])
+        columns: dict[str, list[Any]] = {"texts": [tuple(each) for each in texts]}
         for name in ("kinds", "functions", *_ENDS):
             size = "edges" if name in _ENDS else "vertices"
             columns[name] = np.split(arrays[name], cuts[size])
         rows = zip(*columns.values(), strict=True)
-        fields = (dict(zip(columns, row, strict=True)) for row in rows)
-        return [ProgramGraph(**{**f, "texts": tuple(f["texts"])}) for f in fields]
+        return [ProgramGraph(**dict(zip(columns, row, strict=True))) for row in rows]
     except (*_DAMAGE, KeyError, IndexError) as error:
         raise DataFormatError(
             f"{path}: damaged: {error}; delete it, and it is made again"

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hpcjax.core import checks
 from hpcjax.core.config import Config, NotNegative, Seed, Size
@@ -81,10 +81,11 @@ class ProgramsConfig(Config):
         good = len(train) >= self.block and len(held_out) > 0
         found = {"block": self.block, "train": len(train), "held_out": len(held_out)}
         checks.require(good, rule, **found)
-        maker = UnionMaker(self.block)
+        maker: Any = UnionMaker(self.block)
         join = maker.joining(examples)
+        sampler: Any = BlockSampler(maker, join, train, self.spare)
         return Dataset(
-            train=BlockSampler(maker, join, train, self.spare),
+            train=sampler,
             validation=BlockSource(maker, join, held_out),
             inputs=(self.block,),
             outputs=2,

@@ -25,6 +25,7 @@ _COSTS = {
     "jax-cuda13-plugin": "JAX does not see an NVIDIA GPU",
     "jax-triton": "kernels run in their plain JAX, also on a GPU",
     "triton": "kernels run in their plain JAX, also on a GPU",
+    "llvmlite": "programs in LLVM-IR are refused",
     "mpi4py": "`hostcomm.MpiTransport` is refused",
     "mlflow-skinny": "`--log mlflow` is refused",
     "tensorboardX": "`--log tensorboard` is refused",

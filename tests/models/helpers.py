@@ -42,6 +42,8 @@ def output_shapes(entry, size):
             table=(entry.outputs, width),
             distance=entry.config.decoder == "transe",
         )
+    if isinstance(entry.config, models.GgnnConfig):
+        return (size, entry.inputs[0], entry.outputs)
     if isinstance(entry.inputs, Mapping):
         return models.Gaussian(*2 * [(size, *entry.inputs["fields"][:2])])
     if isinstance(entry.config, models.BertConfig):
@@ -65,6 +67,17 @@ def batch_of(entry, size, seed=0):
             for name, shape in entry.inputs.items()
         }
         return x, {"scored": jnp.ones((size, entry.inputs["triples"][0]))}
+    if isinstance(entry.config, models.GgnnConfig):
+        (vertices, edges), words = entry.inputs, entry.given["tables"][0]
+        bounds = {"texts": words, "selected": 2, "flows": 3, "positions": 4}
+        bounds |= {"senders": vertices, "receivers": vertices}
+        places = dict.fromkeys(("texts", "selected"), vertices)
+        x = {
+            name: rng.integers(0, below, (size, places.get(name, edges)))
+            for name, below in bounds.items()
+        }
+        x = {name: jnp.asarray(each, "int32") for name, each in x.items()}
+        return x, jnp.asarray(rng.integers(0, 2, (size, vertices)))
     if isinstance(entry.inputs, Mapping):
         x = {
             name: jnp.asarray(rng.normal(size=(size, *shape)), "float32")

@@ -10,6 +10,7 @@ import numpy as np
 from hpcjax import graphs
 from hpcjax.models.bert_config import BertConfig
 from hpcjax.models.dlrm_config import DlrmConfig
+from hpcjax.models.ggnn_config import GgnnConfig
 from hpcjax.models.gnn_config import GnnConfig
 from hpcjax.models.kge_config import KgeConfig
 from hpcjax.models.mlp_config import MlpConfig
@@ -82,6 +83,9 @@ def _links(decoder: Any) -> Entry:
     return Entry(
         KgeConfig(decoder=decoder, width=4), shapes, 9, given={"tables": (9, 2)}
     )
+def _programs(**fields: Any) -> Entry:
+    config = GgnnConfig(width=4, steps=2, **fields)
+    return Entry(config, (9, 14), 2, "int32", {"tables": (5,)})
 
 
 REGISTRY: dict[str, Entry] = {
@@ -91,6 +95,8 @@ REGISTRY: dict[str, Entry] = {
     "gin": _vertices("gin", depth=1),
     "sgc": _vertices("sgc", self_loops="plus_i"),
     "words": _vertices("mlp", depth=3),
+    "programs": _programs(gate="pre"),
+    "programs_post": _programs(gate="post", positions=False, backward=False),
     "raw": _members(RawConfig()),
     "emos": _members(EmosConfig()),
     "emos_points": _members(EmosConfig(variant="ens10", per_point=True, jitter=0.1)),
