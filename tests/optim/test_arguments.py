@@ -37,6 +37,7 @@ FIELDS = {
     "causal_lm": "heads",
     "dlrm": "bottom",
     "kge": "width",
+    "ggnn": "width",
     "gnn": "hidden",
 }
 # Their options are those of a function that is given to them.
