@@ -309,6 +309,20 @@ def test_sdfg():
     assert tuple(words) == (30, 18)
 
 
+def test_programl():
+    graph = run("programl")["graph"]
+    assert graph.texts == (
+        "[external]",
+        "add",
+        "mul",
+        "ret",
+        "i32",
+        "i32",
+        "i32",
+        "i32",
+    )
+
+
 def test_omen():
     result = run("omen")["result"]
     assert result.converged
@@ -321,5 +335,5 @@ def test_every_block_of_a_readme_is_run_here():
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
     tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
-    tested += "polythrottle smoe bagpipe fields axonn sdfg"
+    tested += "polythrottle smoe bagpipe fields axonn sdfg programl"
     assert papers == set(tested.split())
