@@ -236,10 +236,9 @@ def test_missing_data_names_file_command_and_licence(name, tmp_path):
 
 def test_every_config_and_entry_is_registered(tiny_root):
     used = {type(make()) for make in REGISTRY.values()}
-    # Its training part draws its batches itself: see test_sampled_graph.
-    used |= {data.SampledGraphConfig, data.LinksConfig}  # and test_links
-    # Their training parts draw batches themselves: test_sampled_graph, test_programs.
-    used |= {data.SampledGraphConfig, data.ProgramsConfig}
+    # Their training parts draw batches themselves: test_sampled_graph, test_links,
+    # test_programs.
+    used |= {data.SampledGraphConfig, data.LinksConfig, data.ProgramsConfig}
     every = parts.classes("dataset").values()  # those of papers have tests of their own
     assert used == {each for each in every if each.__module__.startswith("hpcjax.")}
     sets = {name for name, entry in catalog.CATALOG.items() if not entry.weights}

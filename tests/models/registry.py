@@ -83,6 +83,8 @@ def _links(decoder: Any) -> Entry:
     return Entry(
         KgeConfig(decoder=decoder, width=4), shapes, 9, given={"tables": (9, 2)}
     )
+
+
 def _programs(**fields: Any) -> Entry:
     config = GgnnConfig(width=4, steps=2, **fields)
     return Entry(config, (9, 14), 2, "int32", {"tables": (5,)})
