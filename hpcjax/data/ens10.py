@@ -45,7 +45,12 @@ class MembersConfig(Config):
       years: whether statistics of an area are those of a year, averaged ("paper"), or
         of all dates.
       smoothing: of what an area's statistics say, a Gaussian's deviation in points.
-      learn: the truth, or the spread of all members, or both.
+      learn: "truth" by CRPS; "spread", that of all members, or "both", the mean by the
+        truth, each by its squared error; "joint", CRPS of the spread around a mean that
+        a run before has learnt by "both" (`--resume ID --fork`).
+      folds: parts of the dates of "both" and "joint", each unknown to a further mean,
+        around which "joint" learns from its dates; 1 for none, the paper's.
+      fold_dates: dates on end of a part; then comes the next.
       target_members: whose deviation is learnt: of all, or of those that are no inputs.
       structure: if not zero, spread is learnt by 16 % mean distance and 84 % of one
         minus MS-SSIM of this range, in the target's unit, not by squared error. The
@@ -67,7 +72,9 @@ class MembersConfig(Config):
     window: Size = 7
     years: Literal["paper", "pooled"] = "paper"
     smoothing: NotNegative = 10.0
-    learn: Literal["truth", "spread", "both"] = "truth"
+    learn: Literal["truth", "spread", "both", "joint"] = "truth"
+    folds: Size = 4
+    fold_dates: Size = 25
     target_members: Literal["all", "others"] = "all"
     structure: NotNegative = 0.0
     roll: Literal["none", "turn", "mirror"] = "none"
@@ -86,10 +93,15 @@ class MembersConfig(Config):
             structure=self.structure,
         )
         checks.require(
-            self.learn != "truth" or self.target_members == "all",
+            self.learn in ("spread", "both") or self.target_members == "all",
             "target_members must be all but for learn=spread or both",
             target_members=self.target_members,
         )
+
+    @property
+    def goes_on(self) -> str:
+        """What a run before must have learnt; nothing if it is empty."""
+        return "the mean, by learn=both" if self.learn == "joint" else ""
 
     def load(self, root: pathlib.Path) -> Dataset:
         """Opens the forecasts; dates are read when a batch needs them.

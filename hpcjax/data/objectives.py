@@ -94,7 +94,7 @@ POSTPROCESSING = Objective(
     # Of √(variance / square) 1 is best.
     metrics={
         **{"loss": "low", "eecrps": "low", "square": "low", "variance": "neither"},
-        **{"spread": "low"},
+        **{"spread": "low", "crps": "low", "inside": "neither"},
     },
 )
 FIELDS = Objective(

@@ -138,7 +138,7 @@ def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
     if cfg.members > have:
         raise DataFormatError(f"expected {cfg.members} members, found {have}")
     more = {"all": 1, "others": 2}[cfg.target_members]
-    if cfg.learn != "truth" and have - cfg.members < more:
+    if cfg.learn in ("spread", "both") and have - cfg.members < more:
         raise DataFormatError(
             f"learn={cfg.learn!r} with target_members={cfg.target_members!r} needs "
             f"{more} more than members={cfg.members}: found {have}"
@@ -154,13 +154,25 @@ def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
     truths = parts["train"]
     if cfg.shuffled:
         truths = np.random.Generator(np.random.Philox(0)).permutation(truths)
-    train, held_out = (
-        DateSource(reader, statistics, *dates)
-        for dates in ((parts["train"], truths), (parts[cfg.holdout],) * 2)
+    own, folds = _fold_dates(len(truths), cfg), cfg.learn in ("both", "joint")
+    train = DateSource(reader, statistics, parts["train"], truths, own)
+    dates = parts[cfg.holdout]
+    held_out = DateSource(
+        reader, statistics, dates, dates, np.full(len(dates), -1, np.int32)
     )
     first = train.gather(np.zeros(1, int))["x"]
     inputs: Any = {name: each.shape[1:] for name, each in first.items()}
-    made = Dataset(train, held_out, inputs, 2, POSTPROCESSING, axes=forecasts.axes)
+    made = Dataset(
+        train,
+        held_out,
+        inputs,
+        2,
+        POSTPROCESSING,
+        axes=forecasts.axes,
+        channels=tuple(train.channels),
+        folds=cfg.folds if folds else None,
+        joint=cfg.learn == "joint" or None,
+    )
     if cfg.roll == "none":
         return made
     check_globe(reader.truth, mirror=cfg.roll == "mirror")
@@ -170,6 +182,17 @@ def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
         mirror=cfg.roll == "mirror",
     )
     return made._replace(augment=turned)
+
+
+def _fold_dates(count: int, cfg: "MembersConfig") -> np.ndarray:
+    """Returns the part of each training date, one block of dates after the other."""
+    parts = np.arange(count, dtype=np.int32) // cfg.fold_dates % cfg.folds
+    if cfg.learn in ("both", "joint") and len(np.unique(parts)) < cfg.folds:
+        raise DataFormatError(
+            f"folds={cfg.folds} of fold_dates={cfg.fold_dates} need more than "
+            f"{cfg.fold_dates * (cfg.folds - 1)} dates for training: found {count}"
+        )
+    return parts
 
 
 def _area(latitude: np.ndarray, columns: int, kind: WeightKind) -> np.ndarray:
@@ -202,7 +225,9 @@ class _Reader:
             cfg.target_members
         ]
         self.learnt = (
-            self.members if cfg.learn == "truth" else everyone.isel(number=chosen)
+            everyone.isel(number=chosen)
+            if cfg.learn in ("spread", "both")
+            else self.members
         )[[next(iter(everyone))]]
         self.truth = forecasts.truth.transpose(*dims)
         self.blocks = [
@@ -299,8 +324,9 @@ class DateSource:
         statistics: Statistics,
         dates: np.ndarray,
         truths: np.ndarray,
+        folds: np.ndarray,
     ) -> None:
-        self.reader, self.statistics = reader, statistics
+        self.reader, self.statistics, self.folds = reader, statistics, folds
         latitude, longitude = (
             reader.truth[each].to_numpy() for each in ("latitude", "longitude")
         )
@@ -361,16 +387,21 @@ class DateSource:
             "efi": _find_extremes(members[..., 0], np.nan_to_num(fitted.climate)),
             "scale": np.full(len(y), fitted.unit[0], np.float32),
             "spread": spread,
-            **_say_loss(reader.cfg, len(y)),
+            **_say_loss(reader.cfg, self.folds[indices]),
         }
 
 
-def _say_loss(cfg: "MembersConfig", count: int) -> dict[str, np.ndarray]:
-    """Returns the weights of CRPS and the spread's error, or the range of MS-SSIM."""
+def _say_loss(cfg: "MembersConfig", folds: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the weights of CRPS and of squared errors, or the range of MS-SSIM.
+
+    And which further mean does not know each date, −1 for none.
+    """
     if cfg.structure:
-        return {"structure": np.full(count, cfg.structure, np.float32)}
-    asked = {"truth": (1, 0), "spread": (0, 1), "both": (1, 1)}[cfg.learn]
-    return {"asked": np.tile(np.array(asked, np.float32), (count, 1))}
+        return {"structure": np.full(len(folds), cfg.structure, np.float32)}
+    asked = {"spread": (0, 1, 0), "both": (0, 1, 1)}.get(cfg.learn, (1, 0, 0))
+    said = {"asked": np.tile(np.array(asked, np.float32), (len(folds), 1))}
+    which = {"both": "fold", "joint": "around"}.get(cfg.learn)
+    return said | ({which: folds} if which and cfg.folds > 1 else {})
 
 
 def _find_extremes(members: np.ndarray, climate: np.ndarray) -> np.ndarray:

@@ -83,6 +83,9 @@ class Dataset(NamedTuple):
         after the other, which the model is made with; None for other data.
       axes: how many leads and levels the channels of forecasts are of, for models that
         ask; None for other data.
+      channels: names of these channels, but for the place's, for models that choose.
+      folds: parts of the dates, each to be unknown to a further mean; None for none.
+      joint: whether a model's mean is as it is, and its spread learns from it.
     """
 
     train: Source  # or a Sampler, which only the training loop asks for batches
@@ -95,11 +98,15 @@ class Dataset(NamedTuple):
     graph: Any = None
     tables: tuple[int, ...] | None = None
     axes: tuple[int, int] | None = None
+    channels: tuple[str, ...] | None = None
+    folds: int | None = None
+    joint: bool | None = None
 
     @property
     def given(self) -> dict[str, Any]:
         """What a model is made with besides shapes, by the names of its arguments."""
-        found = {"graph": self.graph, "tables": self.tables, "axes": self.axes}
+        names = ("graph", "tables", "axes", "channels", "folds", "joint")
+        found = {name: getattr(self, name) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 
 

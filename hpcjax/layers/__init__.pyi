@@ -21,7 +21,9 @@ from ._globe import GlobePadding as GlobePadding
 from ._globe import double_globe as double_globe
 from ._globe import pad_globe as pad_globe
 from ._gru import gru_cell as gru_cell
+from ._inception import inception as inception
 from ._places import add_coordinates as add_coordinates
+from ._places import difference_of_places as difference_of_places
 from ._places import locally_connected as locally_connected
 from ._pool import pool as pool
 from ._rope import rope as rope

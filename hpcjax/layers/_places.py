@@ -67,3 +67,27 @@ def add_coordinates(
     planes = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), axis=-1)
     both = jnp.broadcast_to(planes, (*x.shape[:-1], 2)).astype(x.dtype)
     return jnp.concatenate([x, both], axis=-1)
+
+
+def difference_of_places(
+    weights: Float[Array, "height width *rest"], *, wrap_height: bool = False
+) -> Float[Array, ""]:
+    """Returns by how much weights differ from those next to them, |Δ| in the mean.
+
+    Means along both axes are added. A width goes all the way round; one row has no
+    other.
+
+    Args:
+      weights: of each place `[height, width, ...]`.
+      wrap_height: whether the first row is next to the last, one pole to the other.
+
+    Examples:
+      >>> float(difference_of_places(jnp.array([[0.0, 1.0], [0.0, 1.0]])))
+      1.0
+    """
+    around = jnp.abs(weights - jnp.roll(weights, 1, 1)).mean()
+    if wrap_height:
+        return around + jnp.abs(weights - jnp.roll(weights, 1, 0)).mean()
+    if len(weights) < 2:
+        return around
+    return around + jnp.abs(weights[1:] - weights[:-1]).mean()

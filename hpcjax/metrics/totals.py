@@ -8,12 +8,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
 from hpcjax.core.method import Batch, Totals
 from hpcjax.metrics.classification import token_cross_entropy
 from hpcjax.metrics.crps import crps_gaussian
 from hpcjax.metrics.means import weighted_mean
 from hpcjax.metrics.segmentation import dice
 from hpcjax.metrics.structure import ms_ssim
+
+# Half the width of the middle 80 % of a Gaussian, in deviations.
+_MIDDLE = 1.2815515655446004
+_POWERS = {"inside": 0, **dict.fromkeys(("square", "further", "variance", "spread"), 2)}
 
 
 def label_totals(
@@ -202,37 +207,46 @@ def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
         weights of points, which are zero where nothing is observed; `"efi"`, the
         forecast's index of extremes; `"scale"` [batch], the standard unit in the
         target's own; and, in validation, `"weight"` [batch]. Of what the loss is, one
-        of these says: `"asked"` [batch, 2], weights of the CRPS and of the squared
-        error of the spread, or `"structure"` [batch], the range of the spread's
-        MS-SSIM in the target's own unit.
+        of these says: `"asked"` [batch, 3], weights of the CRPS and of the squared
+        errors of the spread and of the mean, or `"structure"` [batch], the range of the
+        spread's MS-SSIM in the target's own unit. Of the further means in
+        `outputs.apart` that of number `"fold"` [batch] does not learn from a date, and
+        that of number `"around"` is μ there, for the spread to learn; −1 is none.
 
     Returns:
       Sums over dates of weighted means over points, in the target's own unit: `"loss"`,
-      as asked, or 0.16 |error| + 0.84 (1 − MS-SSIM) of the spread; `"eecrps"`, |EFI|
-      times the CRPS; `"square"`, the mean's squared error; `"variance"`, the predicted
-      one; and `"spread"`, the squared error of the predicted deviation. The count is
-      the number of dates.
+      as asked, or 0.16 |error| + 0.84 (1 − MS-SSIM) of the spread; `"crps"`;
+      `"eecrps"`, |EFI| times the CRPS; `"square"`, the mean's squared error;
+      `"variance"`, the predicted one; `"spread"`, the squared error of the predicted
+      deviation; and `"inside"`, the share of the truth in the middle 80 %. The count
+      is the number of dates.
+
+    Raises:
+      ConfigError: "around" of a model that has no further means.
     """
     area, scale = batch["area"], batch["scale"]
     weight = batch.get("weight", jnp.ones(scale.shape, jnp.float32))
     # A network that learns the spread alone may put out one below zero.
     std = jnp.maximum(outputs.std, 1e-6)
-    crps = crps_gaussian(outputs.mean, std, batch["y"])
+    mean = _choose_mean(outputs, batch)
+    error = mean - batch["y"]
+    crps = crps_gaussian(mean, std, batch["y"])
     apart = outputs.std - batch["spread"]
     points = {
         "crps": crps,
         "eecrps": jnp.abs(batch["efi"]) * crps,
         "distance": jnp.abs(apart),
-        "square": (outputs.mean - batch["y"]) ** 2,
+        "square": error**2,
+        "inside": jnp.abs(error) <= _MIDDLE * std,
+        "further": _square_further(outputs, batch),
         "variance": outputs.std**2,
         "spread": apart**2,
     }
     dates = {}
     for name, values in points.items():
         found = weighted_mean(values.astype(jnp.float32), area, (-2, -1))
-        power = 2 if name in ("square", "variance", "spread") else 1
-        dates[name] = scale**power * found
-    crps, distance = dates.pop("crps"), dates.pop("distance")
+        dates[name] = scale ** _POWERS.get(name, 1) * found
+    distance, further = dates.pop("distance"), dates.pop("further")
     if "structure" in batch:
         # What is not scored is as it should be.
         std = jnp.where(area > 0, outputs.std, batch["spread"])
@@ -241,10 +255,39 @@ def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
         alike = ms_ssim(*fields, data_range=1.0, **_scales(area.shape[1:]))
         dates["loss"] = 0.16 * distance + 0.84 * (1 - alike)
     else:
-        first, second = batch["asked"].T
-        dates["loss"] = first * crps + second * dates["spread"]
+        first, second, third = batch["asked"].T
+        dates["loss"] = first * dates["crps"] + second * dates["spread"]
+        dates["loss"] += third * (dates["square"] + further)
     sums = {name: jnp.sum(weight * each) for name, each in dates.items()}
     return Totals(sums, jnp.sum(weight))
+
+
+def _choose_mean(outputs: Any, batch: Batch) -> jax.Array:
+    """Returns μ: of each date of the mean that does not know it, if so is asked."""
+    if "around" not in batch:
+        return outputs.mean
+    if outputs.apart is None:
+        raise ConfigError(
+            "learn=joint with folds is of a mean that is trained apart: take "
+            "model=mean_and_spread, or dataset.folds=1"
+        )
+    all_means = jnp.stack([outputs.mean, *outputs.apart])
+    own = batch["around"] + 1 if outputs.apart else jnp.zeros_like(batch["around"])
+    return jax.lax.stop_gradient(all_means[own, jnp.arange(len(own))])
+
+
+def _square_further(outputs: Any, batch: Batch) -> jax.Array:
+    """Returns squared errors of the further means, but for dates not to be known.
+
+    Each counts as much as if it knew all dates.
+    """
+    apart = outputs.apart if "fold" in batch else None
+    if not apart:
+        return jnp.zeros_like(batch["y"])
+    errors = (jnp.stack(apart) - batch["y"]) ** 2
+    known = batch["fold"] != jnp.arange(len(apart))[:, None]
+    share = 1 - 1 / len(apart)
+    return jnp.sum(known[:, :, None, None] * errors, axis=0) / share
 
 
 def _scales(sides: tuple[int, ...]) -> dict[str, Any]:

@@ -26,6 +26,9 @@ PARTS = {
         "field_unet": "FieldUNetConfig",
         "unet3d": "UNet3dConfig",
         "conv_lstm": "ConvLstmConfig",
+        "bias_unet": "BiasUNetConfig",
+        "spread_net": "SpreadNetConfig",
+        "mean_and_spread": "MeanAndSpreadConfig",
         "member_attention": "MemberAttentionConfig",
     }
 }

@@ -1,6 +1,7 @@
 from ._bert import BertFeatures as BertFeatures
 from ._bert import BertOutputs as BertOutputs
 from ._bert import bert as bert
+from ._bias_unet import bias_unet as bias_unet
 from ._coord_net import coord_net as coord_net
 from ._count import flops_per_token as flops_per_token
 from ._count import num_params as num_params
@@ -14,6 +15,7 @@ from ._ggnn import ggnn as ggnn
 from ._gnn import gnn as gnn
 from ._kge import LinkScores as LinkScores
 from ._kge import kge as kge
+from ._mean_and_spread import mean_and_spread as mean_and_spread
 from ._member_attention import member_attention as member_attention
 from ._mlp import mlp as mlp
 from ._postprocess import Gaussian as Gaussian
@@ -28,6 +30,7 @@ from ._resnet import resnet as resnet
 from ._spatial import cnn as cnn
 from ._spatial import locally_connected as locally_connected
 from ._spatial import smoe as smoe
+from ._spread_net import spread_net as spread_net
 from ._spread_nets import conv_lstm as conv_lstm
 from ._spread_nets import unet3d as unet3d
 from ._unet import unet as unet
@@ -60,13 +63,17 @@ from .modules import statistic as statistic
 from .parts import Parts as Parts
 from .parts import causal_lm_parts as causal_lm_parts
 from .parts import unrolled_causal_lm as unrolled_causal_lm
+from .postprocess_config import BiasUNetConfig as BiasUNetConfig
 from .postprocess_config import ConvLstmConfig as ConvLstmConfig
 from .postprocess_config import EmosConfig as EmosConfig
 from .postprocess_config import FieldCnnConfig as FieldCnnConfig
 from .postprocess_config import FieldUNetConfig as FieldUNetConfig
+from .postprocess_config import LcnConfig as LcnConfig
+from .postprocess_config import MeanAndSpreadConfig as MeanAndSpreadConfig
 from .postprocess_config import MemberAttentionConfig as MemberAttentionConfig
 from .postprocess_config import PointMlpConfig as PointMlpConfig
 from .postprocess_config import RawConfig as RawConfig
+from .postprocess_config import SpreadNetConfig as SpreadNetConfig
 from .postprocess_config import UNet3dConfig as UNet3dConfig
 from .resnet_config import ResNetConfig as ResNetConfig
 from .scan import scan_blocks as scan_blocks

@@ -11,41 +11,13 @@ from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import Key
 from hpcjax.core.model import Model
-from hpcjax.layers import GlobePadding, pad_globe
+from hpcjax.layers import GlobePadding
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models._postprocess import Gaussian, check_inputs, correct
-from hpcjax.models.modules import FLOAT32, HE_FAN_OUT, ZEROS, BatchNorm, Conv
+from hpcjax.models.globe_conv import GlobeConv
+from hpcjax.models.modules import FLOAT32
 
 LEVELS = 2
-
-
-class _Step(nnx.Module):
-    """A 3×3 convolution with bias, batch norm and ReLU; the last alone, and zero."""
-
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        padding: GlobePadding,
-        policy: Policy,
-        *,
-        last: bool = False,
-    ):
-        self.padding = padding
-        self.conv = Conv(
-            inputs,
-            outputs,
-            kernel_size=3,
-            padding="VALID",
-            use_bias=True,
-            initializer=ZEROS if last else HE_FAN_OUT,
-            policy=policy,
-        )
-        self.norm = None if last else BatchNorm(outputs, policy=policy)
-
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        y = self.conv(pad_globe(x, 1, self.padding))
-        return y if self.norm is None else jax.nn.relu(self.norm(y, train=train))
 
 
 class _FieldUNet(nnx.Module):
@@ -64,8 +36,9 @@ class _FieldUNet(nnx.Module):
             **{"out_a": (2 * first, first), "out_b": (first, first)},
         }
         for name, sizes in steps.items():
-            setattr(self, name, _Step(*sizes, padding, policy))
-        self.head = _Step(first, 2, padding, policy, last=True)
+            step = GlobeConv(*sizes, padding=padding, policy=policy)
+            setattr(self, name, step)
+        self.head = GlobeConv(first, 2, padding=padding, policy=policy, last=True)
 
     def _twice(self, name: str, x: jax.Array, train: bool) -> jax.Array:
         first, second = getattr(self, f"{name}a"), getattr(self, f"{name}b")

@@ -6,7 +6,7 @@ longitude, channels]. Each puts out a `Gaussian` of the target.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from hpcjax.layers import GlobePadding, pad_globe
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.modules import FLOAT32, ZEROS, Conv, Dense, Initializer, param
 
+EmosVariant = Literal["gneiting2005", "softplus", "ens10", "climatology"]
 # A deviation of nothing at all, such as of constants, has no logarithm.
 LEAST = 1e-6
 
@@ -31,10 +32,13 @@ class Gaussian(NamedTuple):
     Attributes:
       mean: μ `[batch, latitude, longitude]`.
       std: σ, likewise.
+      apart: in training, further μ, each of a model to which a part of the dates is
+        unknown; None of models that have none.
     """
 
     mean: jax.Array
     std: jax.Array
+    apart: tuple[jax.Array, ...] | None = None
 
 
 def describe_members(
@@ -125,6 +129,28 @@ class _Gneiting(nnx.Module):
         return Gaussian(a + b * mean, jnp.sqrt(jnp.maximum(variance, LEAST**2)))
 
 
+class _Softplus(nnx.Module):
+    """μ = a + b m and σ² = c + d s², with c and d softplus of what is learnt."""
+
+    def __init__(self, grid: tuple[int, ...], jitter: float, policy: Policy):
+        self.a, self.b, self.c, self.d = (
+            param(grid, _scatter(start, jitter), policy.param)
+            # softplus(0.5413) = 1, softplus(−9.21) = 10⁻⁴
+            for start in (0.0, 1.0, -9.2103, 0.541325)
+        )
+
+    def __call__(
+        self, x: Mapping[str, jax.Array], *, train: bool, key: Key | None
+    ) -> Gaussian:
+        del train, key
+        mean, std = describe_members(x)
+        a, b, c, d = (
+            each[...].astype(jnp.float32) for each in (self.a, self.b, self.c, self.d)
+        )
+        variance = jax.nn.softplus(c) + jax.nn.softplus(d) * std**2
+        return Gaussian(a + b * mean, jnp.sqrt(jnp.maximum(variance, LEAST**2)))
+
+
 class _Climatology(nnx.Module):
     """μ = a and σ = |c|; of all points or each."""
 
@@ -171,7 +197,7 @@ def emos(
     inputs: Any,
     outputs: int,
     *,
-    variant: Literal["gneiting2005", "ens10", "climatology"] = "gneiting2005",
+    variant: EmosVariant = "gneiting2005",
     per_point: bool = False,
     jitter: float = 0.0,
     policy: Policy = FLOAT32,
@@ -179,14 +205,15 @@ def emos(
     """Returns ensemble model output statistics: a few coefficients, fitted by CRPS.
 
     "gneiting2005": μ = a + b m and σ² = c² + d² s², m and s² being mean and variance of
-    the members; it starts as the raw ensemble but for c = 0.01. "ens10": μ = m + s (w ·
-    x + e), σ = s exp(f s + g), with a weight for each member; it starts as the raw one.
+    the members; it starts as the raw ensemble but for c = 0.01. "softplus": σ² = c + d
+    s², both kept positive by softplus. "ens10": μ = m + s (w · x + e), σ = s exp(f s +
+    g), with a weight for each member; it starts as the raw one.
     "climatology": μ = a and σ = |c|, what is to be beaten without any forecast.
 
     Args:
       inputs: shapes of "members" and "fields" of one example.
       outputs: 2.
-      variant: "gneiting2005", "ens10" or "climatology".
+      variant: "gneiting2005", "softplus", "ens10" or "climatology".
       per_point: whether each point has its own coefficients, or all the same.
       jitter: deviation of the noise that is added to the first coefficients.
       policy: dtype of parameters; all products are float32.
@@ -204,10 +231,11 @@ def emos(
     del outputs
     shape = check_inputs(inputs)["members"]
     grid = shape[:2] if per_point else ()
-    checks.require_choice("variant", variant, ("gneiting2005", "ens10", "climatology"))
+    checks.require_choice("variant", variant, get_args(EmosVariant))
     if variant == "ens10":
         return from_nnx(lambda: _Ens10Emos(grid, shape[2], jitter, policy))
-    network = _Gneiting if variant == "gneiting2005" else _Climatology
+    networks: dict[str, Any] = {"gneiting2005": _Gneiting, "softplus": _Softplus}
+    network = networks.get(variant, _Climatology)
     return from_nnx(lambda: network(grid, jitter, policy))
 
 

@@ -30,15 +30,17 @@ from hpcjax.models.modules import (
 )
 
 PLACE = 3
-Positive = Literal["softplus", "none"]
+Positive = Literal["softplus", "abs", "none"]
 # Widths in units of the base, from the finest level to the coarsest.
 _DOWN, _UP = (2, 3, 4, 5, 7), (4, 6, 7, 10)
 
 
-def _predict(x: Mapping[str, jax.Array], o: jax.Array, positive: Positive) -> Gaussian:
+def predict_spread(
+    x: Mapping[str, jax.Array], o: jax.Array, positive: Positive
+) -> Gaussian:
     """Returns the members' mean, and σ, which o of zero leaves as the members'.
 
-    Where o has no points σ is theirs too.
+    Where o has no points σ is theirs too; "none" is o itself.
     """
     mean, std = describe_members(x)
     o = o.astype(jnp.float32)
@@ -47,10 +49,12 @@ def _predict(x: Mapping[str, jax.Array], o: jax.Array, positive: Positive) -> Ga
         # log(eˢ − 1), of which softplus is s, without its overflow.
         raw = std + jnp.log(-jnp.expm1(-std))
         o = jax.nn.softplus(raw[:, :rows, :columns] + o)
+    elif positive == "abs":
+        o = jnp.abs(std[:, :rows, :columns] + o)
     return Gaussian(mean, std.at[:, :rows, :columns].set(o))
 
 
-def _check_sides(shape: tuple[int, ...], poolings: int, crop: bool) -> tuple[int, int]:
+def check_sides(shape: tuple[int, ...], poolings: int, crop: bool) -> tuple[int, int]:
     """Returns the sides that are used."""
     part = 2**poolings
     sides = (shape[0] // part * part, shape[1] // part * part)
@@ -112,7 +116,7 @@ def _join(x: jax.Array, y: jax.Array, levels: int) -> jax.Array:
     return jnp.concatenate(parts, -1).reshape(*x.shape[:3], -1)
 
 
-def _halve(x: jax.Array) -> jax.Array:
+def halve(x: jax.Array) -> jax.Array:
     return nnx.max_pool(x, (2, 2), strides=(2, 2))
 
 
@@ -168,11 +172,11 @@ class _UNet3d(nnx.Module):
         skips = []
         for at in range(self.poolings):
             skips.append(y)  # the input, and then what is pooled
-            y = _halve(self._convolve(f"down_{at}", y))
+            y = halve(self._convolve(f"down_{at}", y))
         for at in reversed(range(self.poolings)):
             y = double_globe(y, self.padding)
             y = self._convolve(f"up_{at}", _join(y, skips[at], self.axes[1]))
-        return _predict(x, self.head(y).mean(-1), self.positive)
+        return predict_spread(x, self.head(y).mean(-1), self.positive)
 
 
 def _by_level(fields: jax.Array, axes: tuple[int, int]) -> jax.Array:
@@ -212,7 +216,7 @@ def unet3d(
       base: a half of the first level's channels.
       poolings: halvings, from 1 to 5, the paper's.
       padding: of longitudes; "zero" is the paper's.
-      positive: "softplus", or "none" for o, which may be negative.
+      positive: "softplus", "abs" of s + o, or "none" for o, which may be negative.
       crop: whether the last rows and columns that do not divide stay as they are.
       remat: whether activations are computed again for gradients.
       axes: how many leads and levels the channels of "fields" are of.
@@ -234,7 +238,7 @@ def unet3d(
     shape = check_inputs(inputs)["fields"]
     rule = f"poolings must be from 1 to {len(_DOWN)}"
     checks.require(1 <= poolings <= len(_DOWN), rule, poolings=poolings)
-    sides = _check_sides(shape, poolings, crop)
+    sides = check_sides(shape, poolings, crop)
     channels = axes[0] * _check_channels(shape[-1], axes) + PLACE
     options: Any = {"padding": padding, "positive": positive, "remat": remat}
     options |= {"base": base, "poolings": poolings, "policy": policy}
@@ -292,7 +296,7 @@ class _ConvLstm(nnx.Module):
         """Returns features of each size, the finest first."""
         found = [jax.nn.relu(self._convolve("first", x))]
         for at in range(self.poolings):
-            halved = _halve(found[-1])
+            halved = halve(found[-1])
             found.append(jax.nn.relu(self._convolve(f"down_{at}", halved)))
         return found
 
@@ -323,7 +327,7 @@ class _ConvLstm(nnx.Module):
             last = found[at][-batch:]
             y = jnp.concatenate([double_globe(y, self.padding), last], -1)
             y = jax.nn.relu(self._convolve(f"up_{at}", y))
-        return _predict(x, self._convolve("head", y)[..., 0], "softplus")
+        return predict_spread(x, self._convolve("head", y)[..., 0], "softplus")
 
 
 def conv_lstm(
@@ -369,7 +373,7 @@ def conv_lstm(
     """
     del outputs
     shape = check_inputs(inputs)["fields"]
-    sides = _check_sides(shape, poolings, crop)
+    sides = check_sides(shape, poolings, crop)
     channels = axes[1] * _check_channels(shape[-1], axes) + PLACE
     options: Any = {"padding": padding, "remat": remat, "policy": policy}
     options |= {"width": width, "poolings": poolings}

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from hpcjax.core.config import Count, NotNegative, Size, Within
+from hpcjax.core import checks
+from hpcjax.core.config import Config, Count, NotNegative, Size, Within
 from hpcjax.core.objective import Objective
+from hpcjax.core.parts import Part
 from hpcjax.models.model_config import ModelConfig
 
 
@@ -34,9 +36,10 @@ class EmosConfig(PostprocessConfig):
     """Ensemble model output statistics, see `models.emos`.
 
     Attributes:
-      variant: "gneiting2005", four coefficients of mean and variance; "ens10", that
-        benchmark's linear corrections by each member and by the deviation;
-        "climatology", mean and deviation alone, which no member changes.
+      variant: "gneiting2005", four coefficients of mean and variance; "softplus", those
+        of the variance by softplus, not by squares; "ens10", that benchmark's linear
+        corrections by each member and by the deviation; "climatology", mean and
+        deviation alone, which no member changes.
       per_point: whether each point of the grid has coefficients of its own.
       jitter: standard deviation of what is added to the first coefficients, to start
         from several places.
@@ -44,7 +47,9 @@ class EmosConfig(PostprocessConfig):
 
     factory: ClassVar[str] = "hpcjax.models._postprocess:emos"
 
-    variant: Literal["gneiting2005", "ens10", "climatology"] = "gneiting2005"
+    variant: Literal["gneiting2005", "softplus", "ens10", "climatology"] = (
+        "gneiting2005"
+    )
     per_point: bool = False
     jitter: NotNegative = 0.0
 
@@ -132,7 +137,7 @@ class UNet3dConfig(PostprocessConfig):
     base: Size = 32
     poolings: Annotated[int, Within("[1, 5]")] = 5
     padding: Literal["periodic", "zero"] = "periodic"
-    positive: Literal["softplus", "none"] = "softplus"
+    positive: Literal["softplus", "abs", "none"] = "softplus"
     crop: bool = False
     remat: bool = False
 
@@ -157,3 +162,113 @@ class ConvLstmConfig(PostprocessConfig):
     padding: Literal["periodic", "zero"] = "periodic"
     crop: bool = False
     remat: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LcnConfig(Config):
+    """A head that weighs features at each place in its own way.
+
+    Attributes:
+      alpha: of what weights of neighbours differ by, which is added to the loss.
+      kernel: points a side of what a place's weights see; odd.
+      lat_wrap: whether the poles are neighbours.
+      paper_code: whether alpha is left out and the poles are neighbours, the published
+        code's faults.
+    """
+
+    alpha: NotNegative = 10.0
+    kernel: Size = 1
+    lat_wrap: bool = False
+    paper_code: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "kernel must be odd, to have a middle"
+        checks.require(self.kernel % 2 == 1, rule, kernel=self.kernel)
+
+
+BY_PLACE = LcnConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BiasUNetConfig(PostprocessConfig):
+    """A U-Net that corrects the mean, with a head by place; see `models.bias_unet`.
+
+    Attributes:
+      levels: halvings; without there are four convolutions.
+      filters: channels of the first convolution.
+      features: what the head by place weighs.
+      lcn: the head by place; none for one output.
+      norm: before each ReLU.
+      padding: of longitudes; the paper's is "zero".
+      coordinates: whether convolutions see the place.
+      crop: whether rows and columns that do not divide stay as they are.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._bias_unet:bias_unet"
+    smoke: ClassVar[Mapping[str, str]] = {"levels": "0", "filters": "1"}
+
+    levels: Annotated[int, Within("[0, 3]")] = 2
+    filters: Size = 32
+    features: Size = 7
+    lcn: LcnConfig | None = BY_PLACE
+    norm: Literal["batch", "group", "none"] = "batch"
+    padding: Literal["periodic", "zero"] = "periodic"
+    coordinates: bool = False
+    crop: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpreadNetConfig(PostprocessConfig):
+    """Inception blocks that predict the spread alone, see `models.spread_net`.
+
+    Attributes:
+      variant: "resnet2d", the paper's, or "simple", its later one.
+      base: channels of the first convolution; others follow.
+      blocks: how many; none for the variant's.
+      positive: what keeps the spread above zero; the paper's is "abs".
+      norm: before each ReLU.
+      padding: of longitudes; the paper's is "zero".
+      remat: whether activations are computed again for gradients.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._spread_net:spread_net"
+    smoke: ClassVar[Mapping[str, str]] = {"base": "2", "blocks": "1"}
+
+    variant: Literal["resnet2d", "simple"] = "resnet2d"
+    base: Size = 64
+    blocks: Size | None = None
+    positive: Literal["softplus", "abs", "none"] = "softplus"
+    norm: Literal["batch", "group", "none"] = "batch"
+    padding: Literal["periodic", "zero"] = "periodic"
+    remat: bool = False
+
+
+BIAS, INCEPTION = BiasUNetConfig(), SpreadNetConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeanAndSpreadConfig(PostprocessConfig):
+    """The mean of one model and the spread of another, see `models.mean_and_spread`.
+
+    `dataset.learn=both` trains each by its own loss, `joint` then the spread alone,
+    around means of dates that they have not learnt (`dataset.folds`).
+
+    Attributes:
+      mean: what puts out μ.
+      spread: what puts out σ.
+    """
+
+    factory: ClassVar[str] = "hpcjax.models._mean_and_spread:mean_and_spread"
+
+    mean: Annotated[Any, Part("model")] = BIAS
+    spread: Annotated[Any, Part("model")] = INCEPTION
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("mean", "spread"):
+            own = getattr(self, name)
+            rule = f"{name} must be a model of forecasts, and no pair of them"
+            good = isinstance(own, PostprocessConfig)
+            good &= not isinstance(own, MeanAndSpreadConfig)
+            checks.require(good, rule, **{name: type(own).__name__})

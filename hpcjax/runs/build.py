@@ -148,6 +148,7 @@ class _Maker:
         self.tuned: dict[str, dict[str, str]] = {}
         self.made_now: set[str] = set()
         self.datasets: dict[str, xr.Dataset] = {}
+        self.reported: dict[tuple[str, int], directory.RunDirectory] = {}
 
     def make_ahead(self, parallel: int) -> None:
         """Makes what is missing in several processes: trials, then what they choose."""
@@ -173,6 +174,8 @@ class _Maker:
     def wanted(self, name: str, tuning: bool) -> list[ahead.Wanted]:
         """Returns a row's trials, or the runs that are reported."""
         runs = self.tier.runs[name]
+        if runs.after:  # it has nothing to start from before the other has ended
+            return []
         trials = runs.trials() if tuning and runs.tune else []
         chosen, seeds = (
             (trials, runs.tune_seeds) if tuning else ([self.tune(name)], runs.seeds)
@@ -185,15 +188,27 @@ class _Maker:
 
     def row(self, name: str) -> xr.Dataset:
         """Returns the runs of one row, joined along `seed`."""
-        runs = self.tier.runs[name]
-        chosen = self.tune(name)
-        by_seed = {
-            seed: self.once(name, runs, {**chosen, "seed": str(seed)})
-            for seed in runs.seeds
-        }
+        seeds = self.tier.runs[name].seeds
         return results.over_seeds(
-            {seed: self.read(run) for seed, run in by_seed.items()}
+            {seed: self.read(self.report(name, seed)) for seed in seeds}
         )
+
+    def report(self, name: str, seed: int) -> directory.RunDirectory:
+        """Returns the run of a row that is reported, after that which it starts from.
+
+        Raises:
+          Diverged: that one did.
+        """
+        if (name, seed) not in self.reported:
+            runs, before = self.tier.runs[name], None
+            if runs.after:
+                before = self.report(runs.after, seed)
+                if before.status == "diverged":
+                    raise Diverged(f"{name} starts from {runs.after}, which diverged")
+            chosen = {**self.tune(name), "seed": str(seed)}
+            run = self.once(name, runs, chosen, before=before)
+            self.reported[name, seed] = run
+        return self.reported[name, seed]
 
     def tune(self, name: str) -> dict[str, str]:
         """Returns the tuned values of a row, or of the row whose values it uses."""
@@ -241,14 +256,16 @@ class _Maker:
         overrides: Mapping[str, str],
         *,
         tuning: bool = False,
+        before: directory.RunDirectory | None = None,
     ) -> directory.RunDirectory:
         """Returns a run that has finished or diverged, an existing one if possible."""
+        parent = None if before is None else before.id
         merged = {**runs.overrides, **overrides}
         config = discover.load(runs.config, merged, self.root).config
         digest, made_by = configs.digest(config), code.of_run(config)
-        ended = not self.fresh and self.has_ended(digest, made_by)
+        ended = not self.fresh and self.has_ended(digest, made_by, parent)
         if not self.run_missing and not ended:
-            older = "by this code " * self.has_ended(digest, None)
+            older = "by this code " * self.has_ended(digest, None, parent)
             raise RunMissing(f"{runs.config} with {merged} has not been run {older}yet")
         self.configs.append((config, made_by))
         run = execute.ensure(
@@ -259,6 +276,7 @@ class _Maker:
             fresh=self.fresh,
             quiet=not self.progress,
             place=self.place(),
+            after=parent,
         )
         self.made.append(
             {
@@ -275,6 +293,7 @@ class _Maker:
                 "used_again": ended and digest not in self.made_now,
                 "commit": run.sessions()[-1].get("git_commit"),
                 "diverged": run.status == "diverged",
+                **({"after": runs.after, "parent": parent} if parent else {}),
             }
         )
         return run
@@ -305,7 +324,9 @@ class _Maker:
                 "cannot be traced: make the table again"
             )
 
-    def has_ended(self, digest: str, made_by: str | None) -> bool:
+    def has_ended(
+        self, digest: str, made_by: str | None, parent: str | None = None
+    ) -> bool:
         """Returns whether a run of a config and a code has finished or diverged."""
         found = directory.find_run(
             self.root,
@@ -313,5 +334,6 @@ class _Maker:
             ("done", "diverged"),
             devices=self.tier.devices,
             code=made_by,
+            parent=parent,
         )
         return found is not None

@@ -133,6 +133,8 @@ def require_confirmable(record: Record) -> None:
         raise ConfigError(f"{name} measures time, which no run repeats; {again}")
     if not all(run.get("result") and run.get("cores") for run in runs):
         raise ConfigError(f"the record of {name} has runs without a digest; {again}")
+    if any(run.get("parent") for run in runs):
+        raise ConfigError(f"runs of {name} start from others of it; {again}")
     reduced = code.of_reduction(record.table.reduce)
     if record.content.get("code") != reduced or not is_of_table(record):
         raise ConfigError(f"{name} makes its table, or asks for runs, anew; {again}")

@@ -103,13 +103,14 @@ def find_run(
     devices: int | None = None,
     code: str | None = None,
     free: bool = False,
+    parent: str | None = None,
 ) -> RunDirectory | None:
     """Returns the newest run all of whose steps were of a config, if there is one.
 
-    Forked runs, and runs that were resumed after a change of their config, do not
-    count, as their first steps were of another config; nor do runs whose files cannot
-    be read, or were changed since they ended. A run that was killed before it wrote its
-    provenance has taken no step, and counts.
+    Runs that were resumed after a change of their config do not count, as their first
+    steps were of another config, and forked runs only if that parent is asked for; nor
+    do runs whose files cannot be read, or were changed since they ended. A run that was
+    killed before it wrote its provenance has taken no step, and counts.
 
     Args:
       root: folder that holds `runs/`.
@@ -118,10 +119,13 @@ def find_run(
       devices: the number of devices in all its sessions; None for any number.
       code: the digest of the code of all its sessions; None for any code.
       free: whether runs that a living process holds are excluded.
+      parent: id of the run from which it is to be forked; None for of none.
     """
     for run in reversed(list_runs(root)):
         with contextlib.suppress(DataFormatError, RecursionError):
-            if run.status not in statuses or not _is_of(run, digest, devices, code):
+            if run.status not in statuses or run.parent != parent:
+                continue
+            if not _is_of(run, digest, devices, code):
                 continue
             if free and lock.is_held(run.path):
                 continue
@@ -137,7 +141,7 @@ def _is_of(
     run: RunDirectory, digest: str, devices: int | None, code: str | None
 ) -> bool:
     """Returns whether all of a run was of a config, a number of devices and a code."""
-    if run.parent is not None or configs.digest_json(run.read_config()) != digest:
+    if configs.digest_json(run.read_config()) != digest:
         return False
     sessions = [] if _ended_before_start(run) else run.sessions()
     return all(

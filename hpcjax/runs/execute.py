@@ -204,11 +204,13 @@ def ensure(
     fresh: bool = False,
     quiet: bool = False,
     place: str = "",
+    after: str | None = None,
 ) -> directory.RunDirectory:
     """Returns a run of a config that has finished or diverged.
 
     An existing run of the same code is used again, an interrupted one is resumed, and
-    only if there is neither a new one is started.
+    only if there is neither a new one is started; with `after`, the id of a run, all
+    three are forks of that one.
     """
     root = root or pathlib.Path.cwd()
     loaded = discover.load(name, overrides or {}, root)
@@ -218,14 +220,18 @@ def ensure(
         configs.digest(loaded.config),
         devices=devices,
         code=code.of_run(loaded.config),
+        parent=after,
     )
     ended = None if fresh else find(("done", "diverged"))
     if ended is not None:
         log.info("run %s is of this config and this code, and used again", ended.id)
         return ended
     cut = None if fresh else find(("running", "preempted"), free=True)
-    resume = None if cut is None else cut.id
-    with directory.claim(root, loaded, resume=resume) as folder, folder.logging():
+    resume, fork = (after, after is not None) if cut is None else (cut.id, False)
+    with (
+        directory.claim(root, loaded, resume=resume, fork=fork) as folder,
+        folder.logging(),
+    ):
         try:
             how = _How(
                 root=root,

@@ -39,6 +39,8 @@ class Runs:
       smooth: of how many validations the mean is taken first.
       like: name of another row, whose tuned values this row uses without tuning.
       takes: the keys of these values.
+      after: name of another row, from whose run of the same seed this row's is forked:
+        it starts with what that has learnt, and counts its steps.
     """
 
     config: str
@@ -50,6 +52,7 @@ class Runs:
     smooth: int = 1
     like: str | None = None
     takes: tuple[str, ...] = ()
+    after: str = ""
 
     def __post_init__(self) -> None:
         if self.smooth < 1:
@@ -58,6 +61,11 @@ class Runs:
             raise ConfigError(
                 f"tuning seeds must differ from reported seeds: both hold "
                 f"{sorted(set(self.seeds) & set(self.tune_seeds))}"
+            )
+        if self.after and self.tune:
+            raise ConfigError(
+                f"a row that starts from another's runs is not tuned: got "
+                f"after={self.after!r}, tune={sorted(self.tune)}"
             )
 
     def trials(self) -> list[dict[str, str]]:
@@ -164,6 +172,7 @@ class Tier:
 
     def __post_init__(self) -> None:
         for name, runs in self.runs.items():
+            self._check_after(name, runs)
             if runs.like is None:
                 continue
             if runs.like not in self.runs:
@@ -174,6 +183,24 @@ class Tier:
                 raise ConfigError(
                     f"row {name!r} takes what {runs.like!r} does not tune: {unknown}"
                 )
+
+    def _check_after(self, name: str, runs: Runs) -> None:
+        """Raises ConfigError unless a row starts from one that has its seeds."""
+        begun = [name]
+        while runs.after:
+            if runs.after not in self.runs or runs.after in begun:
+                near = nearest(runs.after, self.runs)
+                raise ConfigError(
+                    f"row {begun[-1]!r} must be after another row, that is not after "
+                    f"it: got {runs.after!r}{near}"
+                )
+            before = self.runs[runs.after]
+            if lacking := sorted({*runs.seeds} - {*before.seeds}):
+                raise ConfigError(
+                    f"row {begun[-1]!r} is after {runs.after!r}, which has no seeds "
+                    f"{lacking}"
+                )
+            begun, runs = [*begun, runs.after], before
 
 
 def on_cpu(**options: Any) -> dict[TierName, Tier]:

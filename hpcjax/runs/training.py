@@ -411,6 +411,9 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
 
         return train_in_processes(cfg, ctx, task)
     composed = task(cfg, ctx.data_root, ctx.mesh.size)
+    before = getattr(cfg.dataset, "goes_on", "")
+    if before and ctx.directory.parent is None:
+        log.warning("no run before this one has learnt %s: fork one that has", before)
     played = getattr(cfg.averaging, "plays_delays", False)
     source = "simulated" if played else "measured"
     history = ctx.train(composed, cfg.train, seed=cfg.seed, source=source)

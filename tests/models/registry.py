@@ -15,13 +15,17 @@ from hpcjax.models.gnn_config import GnnConfig
 from hpcjax.models.kge_config import KgeConfig
 from hpcjax.models.mlp_config import MlpConfig
 from hpcjax.models.postprocess_config import (
+    BiasUNetConfig,
     ConvLstmConfig,
     EmosConfig,
     FieldCnnConfig,
     FieldUNetConfig,
+    LcnConfig,
+    MeanAndSpreadConfig,
     MemberAttentionConfig,
     PointMlpConfig,
     RawConfig,
+    SpreadNetConfig,
     UNet3dConfig,
 )
 from hpcjax.models.resnet_config import ResNetConfig
@@ -69,6 +73,19 @@ def _levels(config: Any) -> Entry:
     return Entry(config, shapes, 2, given={"axes": (2, 2)})
 
 
+# Of two blocks' mean and deviation of two variables.
+_NAMES = tuple(
+    f"{block} {each}"
+    for block in "ab"
+    for each in ("mean x", "deviation x", "control x")
+)
+
+
+def _named(config: Any, **given: Any) -> Entry:
+    shapes = {"members": (4, 8, 3, 1), "fields": (4, 8, 9)}
+    return Entry(config, shapes, 2, given={"channels": _NAMES, **given})
+
+
 def _vertices(layer: str, **fields: Any) -> Entry:
     rng = np.random.default_rng(0)
     graph = graphs.make_graph(
@@ -108,6 +125,21 @@ REGISTRY: dict[str, Entry] = {
     "field_unet": _members(FieldUNetConfig(width=2)),
     "member_attention": _members(MemberAttentionConfig(width=2)),
     "unet3d": _levels(UNet3dConfig(base=2, poolings=1)),
+    "bias_unet": _members(BiasUNetConfig(levels=0, filters=2, features=2)),
+    "bias_unet_deep": _named(
+        BiasUNetConfig(levels=1, filters=2, norm="group", lcn=LcnConfig(kernel=3))
+    ),
+    "spread_net": _named(SpreadNetConfig(base=2, blocks=2, remat=True)),
+    "spread_net_simple": _named(
+        SpreadNetConfig(variant="simple", base=8, blocks=1, norm="none")
+    ),
+    "mean_and_spread": _named(
+        MeanAndSpreadConfig(
+            mean=BiasUNetConfig(levels=0, filters=1),
+            spread=SpreadNetConfig(base=2, blocks=1),
+        ),
+        folds=2,
+    ),
     "conv_lstm": _levels(ConvLstmConfig(width=2, remat=True)),
     "dlrm": Entry(
         DlrmConfig(width=4, bottom=(5,), top=(6,)),

@@ -141,7 +141,7 @@ def test_doubling_has_no_seam():
         found = layers.double_globe(jnp.asarray(x, jnp.float32), padding)
         expected = double(double(x, 1, "edge"), 2, mode)
         np.testing.assert_allclose(found, expected, atol=1e-5)
-    halved = nets._halve(found)
+    halved = nets.halve(found)
     parts = [found[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
     np.testing.assert_array_equal(halved, np.max(parts, 0))
 
