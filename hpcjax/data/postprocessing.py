@@ -401,7 +401,7 @@ def _say_loss(cfg: "MembersConfig", folds: np.ndarray) -> dict[str, np.ndarray]:
     asked = {"spread": (0, 1, 0), "both": (0, 1, 1)}.get(cfg.learn, (1, 0, 0))
     said = {"asked": np.tile(np.array(asked, np.float32), (len(folds), 1))}
     which = {"both": "fold", "joint": "around"}.get(cfg.learn)
-    return said | ({which: folds} if which and cfg.folds > 1 else {})
+    return said | ({which: folds} if which else {})
 
 
 def _find_extremes(members: np.ndarray, climate: np.ndarray) -> np.ndarray:

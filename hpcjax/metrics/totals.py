@@ -268,8 +268,7 @@ def _choose_mean(outputs: Any, batch: Batch) -> jax.Array:
         return outputs.mean
     if outputs.apart is None:
         raise ConfigError(
-            "learn=joint with folds is of a mean that is trained apart: take "
-            "model=mean_and_spread, or dataset.folds=1"
+            "learn=joint is of a mean that is trained apart: take model=mean_and_spread"
         )
     all_means = jnp.stack([outputs.mean, *outputs.apart])
     own = batch["around"] + 1 if outputs.apart else jnp.zeros_like(batch["around"])

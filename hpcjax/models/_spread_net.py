@@ -219,7 +219,7 @@ def spread_net(  # noqa: PLR0913 - a field of the config each
       >>> shapes = {"members": (8, 8, 5, 1), "fields": (8, 8, 6)}
       >>> names = ["mean t", "deviation t", "control t"]
       >>> models.num_params(spread_net(shapes, 2, base=8, blocks=1, channels=names))
-      20051
+      9878
     """
     del outputs
     shape = check_inputs(inputs)["fields"]

@@ -64,6 +64,7 @@ def test_each_channel_is_what_its_name_says():
 
 
 @pytest.mark.acceptance("weather-uncertainty", 6, 7)
+@pytest.mark.acceptance("ens-postprocess", 9)
 @pytest.mark.parametrize("standardise", ["point", "area"])
 def test_inputs_hold_nothing_of_other_members_or_dates(standardise):
     def spoil(forecast, truth):
@@ -88,7 +89,10 @@ def test_inputs_hold_nothing_of_other_members_or_dates(standardise):
     [
         ({"learn": "truth"}, slice(4)),
         ({"learn": "spread"}, slice(None)),
-        ({"learn": "both", "target_members": "others"}, slice(4, None)),
+        (
+            {"learn": "both", "target_members": "others", "folds": 1},
+            slice(4, None),
+        ),
     ],
 )
 def test_the_target_is_the_deviation_of_the_members_asked_for(fields, chosen):
@@ -105,6 +109,7 @@ def test_the_target_is_the_deviation_of_the_members_asked_for(fields, chosen):
 
 
 @pytest.mark.acceptance("weather-uncertainty", 7)
+@pytest.mark.acceptance("ens-postprocess", 4)
 @pytest.mark.parametrize("years", ["paper", "pooled"])
 def test_statistics_of_an_area_are_scipys(years):
     rng = np.random.default_rng(0)
@@ -124,6 +129,23 @@ def test_statistics_of_an_area_are_scipys(years):
         smooth = ndimage.gaussian_filter1d(own.mean(0), 1.5, axis=1, mode="wrap")
         smooth = ndimage.gaussian_filter1d(smooth, 1.5, axis=0, mode="nearest")
         np.testing.assert_allclose(found, smooth, atol=1e-5)
+
+
+def test_each_date_is_unknown_to_one_part_of_the_means():
+    given = {"learn": "both", "fold_dates": 1, "folds": 3}
+    made = load(**given)
+    assert (made.folds, made.joint) == (3, None)
+    assert made.channels == tuple(made.train.channels)
+    assert batch(made)["fold"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert set(batch(made, "validation")["fold"].tolist()) == {-1}
+    joint = load(**{**given, "learn": "joint"})
+    assert joint.joint
+    assert batch(joint)["around"].tolist() == batch(made)["fold"].tolist()
+    assert batch(joint)["asked"][0].tolist() == [1, 0, 0]
+    assert not batch(load(learn="joint", folds=1))["around"].any()
+    assert (load().folds, load().joint) == (None, None)
+    with pytest.raises(DataFormatError, match="more than 75 dates for training"):
+        load(learn="both")
 
 
 def test_a_deviation_of_nothing_is_raised_and_counted(caplog):

@@ -85,7 +85,7 @@ def test_the_loss_is_what_the_batch_asks_for():
     std, spread = x[None], y[None]
     square = 4 * np.mean((x - y)[3:] ** 2)
     crps = np.mean(np.asarray(metrics.crps_gaussian(0.0, 2 * x, 0.0))[3:])
-    for asked in ((1, 0), (0, 1), (1, 1)):
+    for asked in ((1, 0, 0), (0, 1, 0), (1, 1, 0)):
         found = score(std, spread, area, asked=[asked])
         assert float(found["spread"]) == pytest.approx(square, rel=1e-4)
         expected = asked[0] * crps + asked[1] * square
@@ -97,7 +97,7 @@ def test_the_loss_is_what_the_batch_asks_for():
     assert float(found["loss"]) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("asked", [{"asked": [(0, 1)]}, {"structure": [4.3]}])
+@pytest.mark.parametrize("asked", [{"asked": [(0, 1, 0)]}, {"structure": [4.3]}])
 def test_a_spread_below_zero_has_a_finite_slope(asked):
     _, y = fields()
 
