@@ -41,8 +41,10 @@ def fields(shape=(20, 24), seed=0):
     return x, x + 0.1 * rng.normal(size=shape)
 
 
+@pytest.mark.acceptance("ens-postprocess", 5)
 def test_several_scales_are_the_formula():
     x, y = fields()
+    assert float(metrics.ms_ssim(x, x, data_range=2.0, **SMALL)) == pytest.approx(1)
     found = metrics.ms_ssim(x, y, data_range=2.0, **SMALL)
     assert float(found) == pytest.approx(define(x, y, 2.0), abs=1e-4)
     assert float(metrics.ms_ssim(x, -x, data_range=2.0, **SMALL)) >= 0
@@ -50,6 +52,7 @@ def test_several_scales_are_the_formula():
     assert float(one) == pytest.approx(float(metrics.ssim(x, y, data_range=2.0)))
 
 
+@pytest.mark.acceptance("ens-postprocess", 5)
 @pytest.mark.parametrize(
     ("side", "options", "least"),
     [(160, {}, 161), (40, {"scales": 3}, 41), (16, SMALL, 17)],

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import optimize
 
 from hpcjax import core, layers, metrics, models
 from hpcjax.core.errors import ConfigError
@@ -111,6 +112,38 @@ def test_around_the_globe_there_is_no_border():
     # By what both halvings divide.
     turned = apply(jax.tree.map(lambda a: jnp.roll(a, 4, axis=2), draw()))
     np.testing.assert_allclose(turned, jnp.roll(apply(draw()), 4, axis=2), rtol=1e-3)
+
+
+@pytest.mark.acceptance("ens-postprocess", 12)
+def test_emos_finds_the_coefficients_that_made_the_truth():
+    rng = np.random.default_rng(0)
+    m, s = 3 * rng.normal(size=(100_000, 1)), np.sqrt(rng.gamma(2, 0.5, (100_000, 1)))
+    members = m + s * rng.normal(size=(100_000, 5))
+    mean, variance = members.mean(1), members.var(1)
+    y = 1 + 0.8 * mean + np.sqrt(0.2 + 1.5 * variance) * rng.normal(size=100_000)
+    shapes = {"members": (1, 1, 5, 1), "fields": (1, 1, 3)}
+    model = models.emos(shapes, 2, variant="softplus")
+    x = {"members": jnp.asarray(members, "f4").reshape(-1, 1, 1, 5, 1)}
+    y = jnp.asarray(y, "f4")
+
+    @jax.jit
+    @jax.value_and_grad
+    def score(found):
+        params = dict(zip("abcd", found, strict=True))
+        mean, std = (
+            each[:, 0, 0] for each in model.apply(params, {}, x, train=True)[0][:2]
+        )
+        return metrics.crps_gaussian(mean, std, y).mean()
+
+    def call(found):
+        return [np.asarray(each, np.float64) for each in score(jnp.float32(found))]
+
+    start, _ = model.init(jax.random.key(0))
+    first = [float(start[name]) for name in "abcd"]
+    a, b, c, d = optimize.minimize(call, first, jac=True, method="BFGS").x
+    c, d = np.logaddexp(0, [c, d])
+    np.testing.assert_allclose([a, b, d], [1, 0.8, 1.5], rtol=0.03)
+    assert c == pytest.approx(0.2, rel=0.06)
 
 
 @pytest.mark.acceptance("ens10", 8)
