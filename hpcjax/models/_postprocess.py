@@ -135,8 +135,8 @@ class _Softplus(nnx.Module):
     def __init__(self, grid: tuple[int, ...], jitter: float, policy: Policy):
         self.a, self.b, self.c, self.d = (
             param(grid, _scatter(start, jitter), policy.param)
-            # softplus(0.5413) = 1, softplus(−9.21) = 10⁻⁴
-            for start in (0.0, 1.0, -9.2103, 0.541325)
+            # softplus(−2.25) = 0.1, for at less there is no slope; softplus(0.54) = 1
+            for start in (0.0, 1.0, -2.25217, 0.541325)
         )
 
     def __call__(
@@ -206,8 +206,8 @@ def emos(
 
     "gneiting2005": μ = a + b m and σ² = c² + d² s², m and s² being mean and variance of
     the members; it starts as the raw ensemble but for c = 0.01. "softplus": σ² = c + d
-    s², both kept positive by softplus. "ens10": μ = m + s (w · x + e), σ = s exp(f s +
-    g), with a weight for each member; it starts as the raw one.
+    s², both kept positive by softplus, from c = 0.1 and d = 1. "ens10": μ = m + s (w ·
+    x + e), σ = s exp(f s + g), with a weight for each member; it starts as the raw one.
     "climatology": μ = a and σ = |c|, what is to be beaten without any forecast.
 
     Args:
