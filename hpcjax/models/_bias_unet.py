@@ -50,11 +50,12 @@ def _penalise(kernel: jax.Array, bias: jax.Array, lcn: LcnConfig) -> jax.Array:
     The published code leaves α out, and has the poles for neighbours.
     """
     wrap = lcn.lat_wrap or lcn.paper_code
-    apart = sum(
+    first, second = (
         layers.difference_of_places(each.astype(jnp.float32), wrap_height=wrap)
         for each in (kernel, bias)
     )
-    return (1.0 if lcn.paper_code else lcn.alpha) * apart / (2 * lcn.kernel**2 + 2)
+    alpha = 1.0 if lcn.paper_code else lcn.alpha
+    return alpha * (first + second) / (2 * lcn.kernel**2 + 2)
 
 
 class _BiasUNet(nnx.Module):
