@@ -12,6 +12,7 @@ PARTS = {
         "cifar10": "Cifar10Config",
         "image_folder": "ImageFolderConfig",
         "tar_images": "TarImagesConfig",
+        "mixed_sizes": "MixedSizesConfig",
         "char_text": "CharTextConfig",
         "token_text": "TokenTextConfig",
         "masked_text": "MaskedTextConfig",

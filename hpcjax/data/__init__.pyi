@@ -49,6 +49,10 @@ from .lookahead import rows_needed as rows_needed
 from .lorenz96 import Lorenz96Config as Lorenz96Config
 from .masked_text import MaskedSource as MaskedSource
 from .masked_text import MaskedTextConfig as MaskedTextConfig
+from .mixed_sizes import MixedSizes as MixedSizes
+from .mixed_sizes import MixedSizesConfig as MixedSizesConfig
+from .mixed_sizes import Slot as Slot
+from .mixed_sizes import slot_shape as slot_shape
 from .mri_slices import MriSlicesConfig as MriSlicesConfig
 from .noise import noise_images as noise_images
 from .noise import noise_tokens as noise_tokens
@@ -66,6 +70,9 @@ from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
 from .record_source import RecordSource as RecordSource
 from .record_source import as_records as as_records
+from .resize import ResizedSource as ResizedSource
+from .resize import resize as resize
+from .resize import resize_matrix as resize_matrix
 from .row_moves import Turn as Turn
 from .row_moves import assign_slots as assign_slots
 from .row_moves import hottest_rows as hottest_rows
@@ -83,6 +90,7 @@ from .source import Batch as Batch
 from .source import Dataset as Dataset
 from .source import ImageSource as ImageSource
 from .source import Sampler as Sampler
+from .source import ShapedSampler as ShapedSampler
 from .source import Source as Source
 from .source import images_dataset as images_dataset
 from .storage import SharedRate as SharedRate

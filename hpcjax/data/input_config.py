@@ -62,6 +62,7 @@ class ClairvoyantConfig(Config):
     """
 
     factory: ClassVar[str] = "hpcjax.data.clairvoyant:read_clairvoyant"
+    foresees: ClassVar[bool] = True  # which examples are read
 
     memory: Bytes = 2**30
     staging: Size | None = None

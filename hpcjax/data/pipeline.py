@@ -13,7 +13,7 @@ from jaxtyping import Int
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.data.augment import example_rng
 from hpcjax.data.input_config import Connect, Reader
-from hpcjax.data.source import Augment, Batch, Sampler, Source
+from hpcjax.data.source import Augment, Batch, Sampler, ShapedSampler, Source
 
 # What an example may hold that its items are weighed by.
 _WEIGHTS = frozenset({"weight", "scored", "area"})
@@ -96,6 +96,23 @@ class Batches:
         """Returns the numbers of the examples of this process's shard."""
         return self.indices(number)[self._rows]
 
+    def shapes(self) -> list[Batch]:
+        """Returns this process's rows of a batch of zeros of each shape.
+
+        It is empty if the source tells none: then there is one shape, or shapes are
+        known when they come.
+        """
+        source, shard = self.source, self._shard
+        if not isinstance(source, ShapedSampler):
+            return []
+        return [
+            {
+                name: values[shard_rows(len(values), shard)]
+                for name, values in it.items()
+            }
+            for it in source.shapes(self.batch_size)
+        ]
+
     @property
     def workers(self) -> tuple[int, int]:
         """This process's place among those that share a batch, and their number."""
@@ -141,7 +158,11 @@ class Batches:
 
         check_number(number)
         batch = self.source.sample(number, self.batch_size, self.seed, self._shard)
-        wanted = self._rows.stop - self._rows.start
+        rows = self._rows
+        if isinstance(self.source, ShapedSampler):
+            whole = self.source.rows(number, self.batch_size, self.seed)
+            rows = shard_rows(whole, self._shard)
+        wanted = rows.stop - rows.start
         counts = {len(leaf) for leaf in jax.tree.leaves(batch)}
         if counts != {wanted}:
             raise DataFormatError(

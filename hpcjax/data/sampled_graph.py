@@ -67,6 +67,7 @@ class SampledGraphConfig(Config):
     """
 
     objective: ClassVar[Objective] = BLOCKS
+    draws: ClassVar[bool] = True  # its batches itself
     smoke: ClassVar[Mapping[str, str]] = {"block": "4", "spare": "1.0"}
 
     source: Annotated[Any, Part("dataset")] = CommunityGraphConfig()

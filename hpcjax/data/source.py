@@ -60,6 +60,27 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
+class ShapedSampler(Sampler, Protocol):
+    """A sampler whose batches have one of a few shapes, which it can tell before."""
+
+    def shapes(self, batch_size: int) -> list[Batch]:
+        """Returns a global batch of zeros of each shape."""
+        ...
+
+    def rows(self, number: int, batch_size: int, seed: int) -> int:
+        """Returns the rows of global batch `number`."""
+        ...
+
+    def slots(self, batch_size: int) -> int:
+        """Returns the number of batches of an epoch, in figures."""
+        ...
+
+    def aligned(self, multiple: int) -> "ShapedSampler":
+        """Returns a sampler whose batches have a multiple of so many examples."""
+        ...
+
+
 Augment = Callable[[Batch, np.random.Generator, Any], Batch]
 """`augment(batch, rng, source) -> batch`; see `augment.example_rng` for `rng`."""
 

@@ -51,6 +51,7 @@ FORMS = {
     8: _Form((1, 1, 1), False, True, 16, "A"),
     20: _Form((3, 3, 3), False, True, 16, "A"),
     32: _Form((5, 5, 5), False, True, 16, "A"),
+    44: _Form((7, 7, 7), False, True, 16, "A"),
     18: _Form((2, 2, 2, 2), False, False, 64, "B"),
     50: _Form((3, 4, 6, 3), True, False, 64, "B"),
     101: _Form((3, 4, 23, 3), True, False, 64, "B"),
@@ -239,8 +240,8 @@ def resnet(  # noqa: PLR0913 - fields of its config
 ) -> Model:
     """Returns a residual network on images `[batch, height, width, channels]`.
 
-    Depths 8, 20 and 32 are for small images. They have 6n + 2 layers: a 3×3 stem, three
-    stages of n blocks with `width`, 2·`width` and 4·`width` channels, and the head.
+    Depths 8, 20, 32 and 44 are for small images. They have 6n + 2 layers: a 3×3 stem,
+    three stages of n blocks with `width`, 2·`width` and 4·`width` channels, and a head.
     Depths 18, 50 and 101 are for full-size images: a 7×7 stem of stride 2, max-pooling,
     and four stages, of bottleneck blocks from depth 50 on, whose stride is in the 3×3
     convolution. Convolutions pad half a kernel on every side and are drawn from
@@ -249,7 +250,7 @@ def resnet(  # noqa: PLR0913 - fields of its config
     Args:
       inputs: (height, width, channels) of one image.
       outputs: number of classes.
-      depth: 8, 20, 32, 18, 50 or 101.
+      depth: 8, 20, 32, 44, 18, 50 or 101.
       width: channels of the first stage; None means 16 (small images) or 64.
       norm: "batch", or "group" with 16 channels in a group, which has no state.
       shortcut: the shortcut where the shape changes: "A" drops pixels and appends zero

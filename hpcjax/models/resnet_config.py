@@ -14,7 +14,7 @@ class ResNetConfig(ModelConfig):
     """A residual network, see `models.resnet`.
 
     Attributes:
-      depth: 8, 20 or 32 for small images, 18, 50 or 101 for full-size ones.
+      depth: 8, 20, 32 or 44 for small images, 18, 50 or 101 for full-size ones.
       width: channels of the first stage; None means 16 (small images) or 64.
       norm: "batch", or "group" with 16 channels a group.
       shortcut: "A" appends zero channels, "B" projects; None means A for small images
@@ -29,7 +29,7 @@ class ResNetConfig(ModelConfig):
     factory: ClassVar[str] = "hpcjax.models._resnet:resnet"
     smoke: ClassVar[Mapping[str, str]] = {"depth": "8", "width": "2"}
 
-    depth: Literal[8, 18, 20, 32, 50, 101] = 8
+    depth: Literal[8, 18, 20, 32, 44, 50, 101] = 8
     width: Size | None = None
     norm: Literal["batch", "group"] = "batch"
     shortcut: Literal["A", "B"] | None = None
@@ -37,6 +37,11 @@ class ResNetConfig(ModelConfig):
     zero_init_residual: bool = False
     head_init: Literal["lecun", "zeros"] = "lecun"
     space: tuple[str | None, ...] = ()
+
+    @property
+    def stride(self) -> int:
+        """How many pixels of a side become one, in all; smaller images have none."""
+        return 32 if self.depth in (18, 50, 101) else 4
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:

@@ -16,11 +16,13 @@ from .all_reduce import all_reduce_mean as all_reduce_mean
 from .contract import check_contract as check_contract
 from .exchange import ExchangeLinkState as ExchangeLinkState
 from .exchange import exchange_gradients as exchange_gradients
+from .first_order import SmoothedNormState as SmoothedNormState
 from .first_order import adagrad as adagrad
 from .first_order import adamw as adamw
 from .first_order import clip_global_norm as clip_global_norm
 from .first_order import row_adagrad as row_adagrad
 from .first_order import scale_by_momentum as scale_by_momentum
+from .first_order import scale_by_smoothed_norm as scale_by_smoothed_norm
 from .first_order import sgd as sgd
 from .first_order_config import AdagradConfig as AdagradConfig
 from .first_order_config import AdamWConfig as AdamWConfig

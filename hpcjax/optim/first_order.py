@@ -1,5 +1,7 @@
 """SGD as PyTorch defines it, AdamW and row-wise Adagrad: the baselines."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -55,6 +57,71 @@ def clip_global_norm(
     return in_full_precision(
         optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
     )
+
+
+class SmoothedNormState(NamedTuple):
+    """State of `scale_by_smoothed_norm`.
+
+    Attributes:
+      count: int32, steps taken.
+      norm: float32, the running mean of the gradient's norm.
+    """
+
+    count: jax.Array
+    norm: jax.Array
+
+
+def scale_by_smoothed_norm(
+    momentum: ArrayLike = 0.9, eps: ArrayLike = 1e-6
+) -> optax.GradientTransformationExtraArgs:
+    """Gives gradients a running mean N of their global norm, g ← g N/(‖g‖ + ε).
+
+    N₀ = ‖g₀‖ and N ← μN + (1 − μ)‖g‖. So steps on batches of several image sizes,
+    whose gradients have norms of their own, have about one length. Expects averaged
+    gradients; those of parameters that are spread over devices with `cut`, as
+    `clip_global_norm`.
+
+    Args:
+      momentum: μ.
+      eps: ε.
+
+    Raises:
+      ConfigError: μ is not in [0, 1), or ε is negative.
+
+    References:
+      `GradSmooth` of eladhoffer/utils.pytorch, regularization.py, as it is meant: in
+      that file the mean's second term is lost, so that N = μᵗ‖g₀‖ and training stops.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> tx = scale_by_smoothed_norm(0.5)
+      >>> state = tx.init(jnp.zeros(()))
+      >>> for gradient in (1.0, 3.0):
+      ...   update, state = tx.update(jnp.array(gradient), state)
+      >>> round(float(update), 4)
+      2.0
+    """
+    check_fields(SgdConfig, momentum=momentum)
+    check_fields(AdamWConfig, eps=eps)
+
+    def init(params):
+        del params
+        return SmoothedNormState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
+
+    def update(updates, state, params=None, cut=None, **extra_args):
+        del params, extra_args
+        own = norms.tree_norm(updates, cut or {}).astype(jnp.float32)
+        mean = momentum * state.norm + (1 - momentum) * own
+        mean = jnp.where(state.count == 0, own, mean).astype(jnp.float32)
+
+        def scale(g):
+            # In this order, as the quotient N/‖g‖ may overflow.
+            return g / (own + eps).astype(g.dtype) * mean.astype(g.dtype)
+
+        count = optax.safe_increment(state.count)
+        return jax.tree.map(scale, updates), SmoothedNormState(count, mean)
+
+    return in_full_precision(optax.GradientTransformationExtraArgs(init, update))
 
 
 def scale_by_momentum(

@@ -46,6 +46,7 @@ class JorgeFromSgdConfig(SgdConfig):
         """Returns the optimizer for a run of `steps` steps."""
         checks.require_count(1, steps=steps)
         options = fields_of(self)
+        del options["smooth_norm"]
         tuned = ("lr", "momentum", "nesterov", "weight_decay")
         # A run given in steps: as many epochs of one step each.
         recipe = SGDRecipe(
@@ -53,7 +54,7 @@ class JorgeFromSgdConfig(SgdConfig):
             epochs=steps,
             steps_per_epoch=1,
         )
-        return self.find_factory()(recipe, **options).tx
+        return self.smoothed(self.find_factory()(recipe, **options).tx)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class OptimizerConfig(Config):
     """Base of configs of optimizers.
 
     The fields are arguments of the factory, except that `lr` and `schedule` together
-    make its argument `learning_rate`.
+    make its argument `learning_rate`, and `smooth_norm` what comes before it.
 
     Attributes:
       lr: peak learning rate.
@@ -36,6 +36,8 @@ class OptimizerConfig(Config):
       decay_rules: `(regex over paths, decays)`, first match wins; each parameter must
         match one rule and each rule a parameter.
       clip_norm: largest global norm of the raw gradient, None for no limit.
+      smooth_norm: decay of the running mean that gradients' norms are replaced by, see
+        `scale_by_smoothed_norm`; None leaves them.
       schedule: the learning rate over the run.
     """
 
@@ -43,6 +45,7 @@ class OptimizerConfig(Config):
     weight_decay: NotNegative = 0.0
     decay_rules: DecayRules = DECAY_ALL
     clip_norm: Positive | None = None
+    smooth_norm: Decay | None = None
     schedule: SchedulePart = ConstantConfig()
 
     def make(self, steps: int) -> "optax.GradientTransformationExtraArgs":
@@ -50,8 +53,22 @@ class OptimizerConfig(Config):
         from hpcjax.optim import learning_rates
 
         options = fields_of(self)
+        del options["smooth_norm"]
         rate = options.pop("schedule").make(options.pop("lr"), steps)
-        return learning_rates.with_schedule(self.find_factory(), rate, **options)
+        made = learning_rates.with_schedule(self.find_factory(), rate, **options)
+        return self.smoothed(made)
+
+    def smoothed(
+        self, made: "optax.GradientTransformationExtraArgs"
+    ) -> "optax.GradientTransformationExtraArgs":
+        """Returns an optimizer that gets gradients of smoothed norms, if it is asked."""
+        if self.smooth_norm is None:
+            return made
+        import optax
+
+        from hpcjax.optim import first_order
+
+        return optax.chain(first_order.scale_by_smoothed_norm(self.smooth_norm), made)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,8 @@ class Plan:
       collective_bytes: bytes handed to collectives in one step, per device.
       sent: these by mesh axes and kind, `{"all-gather over data": bytes}`.
       facts: figures of the method, such as the ticks of a pipeline.
+      shapes: of batches that have several: their numbers over those of the base, by
+        shape. Memory, operations and bytes are of the largest.
       processes: that train apart, each with these figures; what they send each other
         while they compute is not among these.
       checkpoints: number of checkpoints that will be written, of which `keep` remain.
@@ -65,6 +68,7 @@ class Plan:
     checkpoints: int
     sent: Mapping[str, int] = dataclasses.field(default_factory=dict)
     facts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    shapes: Mapping[str, float] = dataclasses.field(default_factory=dict)
     processes: int = 1
     decay: float = 0.0
     decays: Mapping[str, bool] = dataclasses.field(default_factory=dict)
@@ -216,9 +220,17 @@ def _step_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     import jax
 
-    from hpcjax import perf
+    from hpcjax import data, perf, train
     from hpcjax.runs import program
 
+    task, shapes = train.accumulating(task, config, mesh), {}
+    examples, drawn = len(task.dataset.train), task.dataset.train
+    slots = examples / config.batch_size
+    if isinstance(drawn, data.ShapedSampler):
+        slots = drawn.slots(config.batch_size)
+        base = config.batch_size * math.prod(task.dataset.inputs)
+        for batch in train.list_shapes(drawn, config.batch_size):
+            shapes["x".join(map(str, batch["x"].shape))] = batch["x"].size / base
     step = program.compile_step(task, config, mesh)
     local = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
@@ -238,7 +250,7 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
         name=name,
         devices=mesh.size,
         steps=config.steps,
-        epochs=config.steps * config.batch_size / len(task.dataset.train),
+        epochs=config.steps / slots,
         parameters=trees.num_params(step.params),
         state_bytes=trees.num_bytes(local),
         peak_bytes=perf.peak_memory(step.compiled),
@@ -246,6 +258,7 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
         collective_bytes=sum(sent.values()),
         sent=sent,
         facts=task.method.facts,
+        shapes=shapes,
         checkpoints=1 + (config.steps - 1) // every if every else 1,
     )
 
@@ -269,6 +282,8 @@ def render_plan(plan: Plan) -> RenderableType:
         "training takes": "unknown: no run of this config and code has finished here",
         "files": ", ".join(plan.files),
     }
+    for shape, share in plan.shapes.items():
+        lines[f"batches of {shape}"] = f"{share:.3f} of the base's pixels"
     if len(plan.sent) > 1:
         told = (f"{name} {_bytes(count)}" for name, count in plan.sent.items())
         lines["communicated by a step per device"] += f" ({', '.join(told)})"

@@ -120,6 +120,7 @@ class TrainingConfig(Config):
         self._check_parallel()
         self._check_codec()
         self._check_objective()
+        self._check_data()
         self._check_processes()
 
     def _check_claims(self) -> None:
@@ -165,6 +166,21 @@ class TrainingConfig(Config):
             "parallel.col above 1, or with parallel=ted and parallel.tensor above 1: "
             f"got {self.parallel!r}"
         )
+
+    def _check_data(self) -> None:
+        """Raises ConfigError if examples cannot be read so, or are too small."""
+        drawn = getattr(self.dataset, "draws", False)
+        rule = (
+            f"input={_name(self.input)} must know which examples are read, which "
+            f"dataset={_name(self.dataset)} draws: take input=read_ahead or none"
+        )
+        foresees = getattr(self.input, "foresees", False)
+        checks.require(not (drawn and foresees), rule, input=_name(self.input))
+        if isinstance(self.dataset, data.MixedSizesConfig):
+            sizes = (self.dataset.base_size, *self.dataset.sizes)
+            stride = getattr(self.model, "stride", 1)
+            rule = f"dataset.sizes must be at least {stride} px, the model's stride"
+            checks.require(min(sizes) >= stride, rule, sizes=sizes)
 
     @property
     def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]

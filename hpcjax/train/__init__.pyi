@@ -1,3 +1,4 @@
+from .calibration import calibrate as calibrate
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Restored as Restored
 from .checkpoint_files import examine_checkpoints as examine_checkpoints
@@ -18,6 +19,7 @@ from .step import train_step as train_step
 from .supervised import supervised as supervised
 from .task import Task as Task
 from .task import batch_shapes as batch_shapes
+from .task import list_shapes as list_shapes
 from .task import rows_like as rows_like
 from .timing import step_thunk as step_thunk
 from .watchdog import Watchdog as Watchdog

@@ -1,12 +1,11 @@
 """The training loop: one for every system, one device or many."""
 
 import collections
-import contextlib
 import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -65,7 +64,8 @@ def fit(
       recorder: receives `{"step", "seconds", metric: value}` per step, and
         `{"step", "seconds", "val_" + metric: value}` per validation. `seconds` is
         training time without validation, checkpoints and compilation. A step is
-        compiled for each shape of a batch, of which `shapes` tells.
+        compiled for each shape of a batch, of which `shapes` tells: before the first
+        one if the data set knows them, else when such a batch comes.
         If it is a `DurableRecorder`, its records are made durable with each checkpoint,
         and a run goes on only with the records that its checkpoint was saved with.
       checkpoints: where to save; None saves nothing.
@@ -90,6 +90,7 @@ def fit(
     guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
     request, numbers = StopRequest(stop, mesh, task), range(start + 1, config.steps + 1)
     steps = Steps(task, mesh, request, watch, recorder)
+    compiling = steps.prepare(state, stream.shapes())
     pending: collections.deque[tuple[int, Any]] = collections.deque()
 
     def emit(keep: int) -> None:
@@ -108,7 +109,8 @@ def fit(
             step, seconds = steps.find(state, batch, number)
             if number == start + 1:
                 state = begin(around, state, stream, checkpoints)
-                recorder.write({"step": start, "shapes": 1, **watch.start(seconds)})
+                spent = watch.start(compiling + seconds)
+                recorder.write({"step": start, "shapes": len(steps), **spent})
             with watch.waiting():
                 state, entering = around.enter(state, batch, number)
             state, metrics = step(state, request.place(entering))
@@ -227,6 +229,17 @@ class Steps:
         self._watch, self._recorder = watch, recorder
         self._made: dict[Hashable, Callable[..., Any]] = {}
 
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def prepare(self, state: TrainState, batches: Sequence[Any]) -> float:
+        """Compiles the steps for some batches; returns the seconds that took."""
+        if not batches:
+            return 0.0
+        with self._watch.pause("compile"):
+            each = enumerate(batches, 1)
+            return sum(self._compile(state, it, number)[1] for number, it in each)
+
     def find(
         self, state: TrainState, batch: Any, number: int
     ) -> tuple[Callable[..., Any], float]:
@@ -240,22 +253,27 @@ class Steps:
         shape = trees.shapes(batch)
         if shape in self._made:
             return self._made[shape], 0.0
+        if not self._made:
+            return self._compile(state, batch, number)
+        with self._watch.pause("compile"):
+            found = self._compile(state, batch, number)
+        told = {"step": number - 1, "shapes": 1, **self._watch.take_spent()}
+        self._recorder.write(told)
+        return found
+
+    def _compile(
+        self, state: TrainState, batch: Any, number: int
+    ) -> tuple[Callable[..., Any], float]:
         if len(self._made) == MOST_SHAPES:
             raise ConfigError(
                 f"batches may have {MOST_SHAPES} shapes in a run, for each of which a "
                 f"step is compiled: batch {number} has one more; pad to the rungs of a "
                 "ladder, graphs.Ladder, and of dataset=sampled_graph begin it higher, "
-                "by dataset.spare"
+                "by dataset.spare; of dataset=mixed_sizes name fewer sizes"
             )
-        first = not self._made
-        pause = contextlib.nullcontext() if first else self._watch.pause("compile")
-        with pause:
-            placed = self._request.place(batch)
-            step, seconds = compile_step(self._task, self._mesh, state, placed)
-        self._made[shape] = step
-        if not first:
-            told = {"step": number - 1, "shapes": 1, **self._watch.take_spent()}
-            self._recorder.write(told)
+        placed = self._request.place(batch)
+        step, seconds = compile_step(self._task, self._mesh, state, placed)
+        self._made[trees.shapes(batch)] = step
         return step, seconds
 
 
@@ -343,10 +361,12 @@ def _restore_common(
 def accumulating(task: Task, config: TrainConfig, mesh: Mesh) -> Task:
     """Returns a task whose gradients are computed in `config.accumulate` passes.
 
+    Batches of a `data.ShapedSampler` then divide by devices and passes.
+
     Raises:
       ConfigError: devices or passes do not divide the batch.
     """
-    check_batch(task, config, mesh)
+    task = aligned(task, check_batch(task, config, mesh) * config.accumulate)
     if config.accumulate == 1:
         return task
 
@@ -358,16 +378,31 @@ def accumulating(task: Task, config: TrainConfig, mesh: Mesh) -> Task:
     return task.once(("accumulating", config.accumulate), accumulate)
 
 
+def aligned(task: Task, multiple: int) -> Task:
+    """Returns a task whose batches have a multiple of so many examples."""
+    if not isinstance(task.dataset.train, data.ShapedSampler):
+        return task
+
+    def align() -> Task:
+        train = task.dataset.train.aligned(multiple)
+        return task.replace(dataset=task.dataset._replace(train=train))
+
+    return task.once(("aligned", multiple), align)
+
+
 def is_due(step: int, config: TrainConfig) -> bool:
     """Returns whether a checkpoint is due after `step`; after the last it always is."""
     every = config.checkpoint_every
     return step == config.steps or (every > 0 and step % every == 0)
 
 
-def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
-    """Raises ConfigError if devices cannot share the batch, or there are no examples.
+def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> int:
+    """Returns how many devices share a batch, those of all processes.
 
     A batch of more examples than there are is told.
+
+    Raises:
+      ConfigError: they cannot share it, or there are no examples.
     """
     for what in ("train", "validation"):
         if not len(getattr(task.dataset, what)):
@@ -376,7 +411,8 @@ def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
             )
     axes, processes = row_axes(mesh), task.method.around.size
     owners = f"{processes} processes" if processes > 1 else f"axes {axes}"
-    config.rows(per_device.axis_size(mesh, axes) * processes, f"devices of {owners}")
+    devices = per_device.axis_size(mesh, axes) * processes
+    config.rows(devices, f"devices of {owners}")
     examples = len(task.dataset.train)
     drawn = isinstance(task.dataset.train, data.Sampler)
     if config.batch_size > examples and not drawn:
@@ -386,6 +422,7 @@ def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> None:
             config.batch_size,
             examples,
         )
+    return devices
 
 
 def make_validator(

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcjax import data
+from hpcjax.core import trees
 from hpcjax.core.method import Method, Score
 from hpcjax.core.model import Model
 from hpcjax.sharding.mesh import batch_specs, make_mesh
@@ -72,9 +73,13 @@ def batch_shapes(task: Task, batch_size: int, mesh: Mesh) -> dict[str, Any]:
 def rows_like(dataset: "data.Dataset", rows: int) -> dict[str, Any]:
     """Returns the shapes of a batch of `rows` training examples, as the model gets it.
 
+    Where batches have several shapes, it is the one of the most numbers.
+
     Raises:
       ConfigError: the augmentation does not fit the examples.
     """
+    if isinstance(dataset.train, data.ShapedSampler):
+        return max(list_shapes(dataset.train, rows), key=trees.num_params)
     if isinstance(dataset.train, data.Sampler):
         stream = data.batches(dataset.train, rows, 0, augment=dataset.augment)
         return jax.tree.map(_like, stream[0])
@@ -82,6 +87,11 @@ def rows_like(dataset: "data.Dataset", rows: int) -> dict[str, Any]:
     if dataset.augment is not None:
         example = dataset.augment(example, data.example_rng(0, 0), dataset.train)
     return jax.tree.map(lambda values: _like(values, rows), example)
+
+
+def list_shapes(sampler: "data.ShapedSampler", rows: int) -> list[dict[str, Any]]:
+    """Returns the shapes of batches, whose base size has `rows` rows."""
+    return [jax.tree.map(_like, batch) for batch in sampler.shapes(rows)]
 
 
 def _like(values: np.ndarray, rows: int | None = None) -> jax.ShapeDtypeStruct:

@@ -25,6 +25,7 @@ from hpcjax.optim.first_order import (
     clip_global_norm,
     row_adagrad,
     scale_by_momentum,
+    scale_by_smoothed_norm,
     sgd,
 )
 from hpcjax.optim.first_order_config import SgdConfig
@@ -130,9 +131,11 @@ REGISTRY = {
     "scale_by_adagrad": partial(scale_by_adagrad),
     "scale_by_row_adagrad": partial(scale_by_row_adagrad),
     "scale_by_shampoo": partial(scale_by_shampoo, roots_every=2),
+    "scale_by_smoothed_norm": partial(scale_by_smoothed_norm),
     "scale_by_trust_ratio": partial(scale_by_trust_ratio),
     "sgd": partial(sgd, 0.1, weight_decay=1e-4, clip_norm=10.0),
     "sgd_config": lambda: SgdConfig(lr=0.1, schedule=CosineConfig()).make(1000),
+    "sgd_smoothed": lambda: SgdConfig(lr=0.1, smooth_norm=0.9).make(1000),
     "sgd_nesterov": partial(sgd, 0.1, nesterov=True),
     "shampoo": partial(shampoo, 0.05, roots_every=2),
     "shampoo_newton": partial(shampoo, 0.05, roots_every=2, root="newton"),
