@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -113,6 +114,11 @@ class MixedSizesConfig(Config):
     """
 
     objective: ClassVar[Objective] = CLASSIFICATION
+    smoke: ClassVar[Mapping[str, str]] = {
+        "sizes": "[4,8]",
+        "probs": "[0.5,0.5]",
+        "base_size": "4",
+    }
     draws: ClassVar[bool] = True  # its batches itself
 
     of: Annotated[Any, Part("dataset")] = DigitsConfig()
@@ -163,11 +169,12 @@ class MixedSizes:
     Args:
       whole: images in their own size, with their augmentation.
       config: which sizes, how often.
-      multiple: batches have a multiple of so many images.
+      multiple: batches have a multiple of so many images, which is logged; None for
+        any number.
     """
 
     def __init__(
-        self, whole: Dataset, config: MixedSizesConfig, multiple: int = 1
+        self, whole: Dataset, config: MixedSizesConfig, multiple: int | None = None
     ) -> None:
         self.whole, self.config, self.multiple = whole, config, multiple
         self._kinds = functools.lru_cache(4)(self._find_kinds)
@@ -203,25 +210,32 @@ class MixedSizes:
         config, total = self.config, len(self)
         counts = [math.floor(share * total + 1e-9) for share in config.probs]
         counts[-1] = total - sum(counts[:-1])
-        found, lost = [], []
+        if config.sampling == "step":
+            counts = [total] * len(counts)
+        found = []
         for size, images in zip(config.sizes, counts, strict=True):
             base, mode = config.base_size, config.mode
             asked, copies = slot_shape(size, base, batch_size, mode, config.copies)
-            batch = max(asked - asked % self.multiple, self.multiple)
-            if batch != asked:
-                told = "batches of %d px have %d images, not %d, for %d devices"
-                log.info(told, size, batch, asked, self.multiple)
-            if mode == "D+" and asked < batch_size:
-                told = "batches of %d px have %d images: no copy is half a one"
-                log.info(told, size, asked)
-            images = images if config.sampling == "data" else total
+            multiple = self.multiple or 1
+            batch = max(asked - asked % multiple, multiple)
             rule = f"the part of dataset.sizes={size} must have a batch of {batch}"
             checks.require(images >= batch, rule, images=images)
             found.append(_Kind(size, batch, copies, images))
-            lost.append(f"{images % batch} of {size} px")
-        if config.sampling == "data":
-            log.info("images left out of each epoch: %s", ", ".join(lost))
+            if self.multiple:
+                self._tell(found[-1], asked, mode == "D+" and asked < batch_size)
         return tuple(found)
+
+    def _tell(self, kind: _Kind, asked: int, switched: bool) -> None:
+        """Logs what is not as one might think, once for each size."""
+        if switched:
+            told = "batches of %d px have %d images: no copy is half a one"
+            log.info(told, kind.size, asked)
+        if kind.batch != asked:
+            told = "batches of %d px have %d images, not %d, for %d devices"
+            log.info(told, kind.size, kind.batch, asked, self.multiple)
+        if self.config.sampling == "data":
+            lost = kind.images % kind.batch
+            log.info("%d px: an epoch leaves out %d images", kind.size, lost)
 
     def plan(self, batch_size: int, seed: int, epoch: int) -> tuple[Slot, ...]:
         """Returns the slots of an epoch in their order, each image in one at most."""

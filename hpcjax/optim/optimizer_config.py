@@ -61,7 +61,7 @@ class OptimizerConfig(Config):
     def smoothed(
         self, made: "optax.GradientTransformationExtraArgs"
     ) -> "optax.GradientTransformationExtraArgs":
-        """Returns an optimizer that gets gradients of smoothed norms, if it is asked."""
+        """Returns an optimizer that gets gradients of smoothed norms, if so asked."""
         if self.smooth_norm is None:
             return made
         import optax

@@ -223,9 +223,8 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
     from hpcjax import data, perf, train
     from hpcjax.runs import program
 
-    task, shapes = train.accumulating(task, config, mesh), {}
-    examples, drawn = len(task.dataset.train), task.dataset.train
-    slots = examples / config.batch_size
+    shapes, drawn = {}, train.accumulating(task, config, mesh).dataset.train
+    slots = len(drawn) / config.batch_size
     if isinstance(drawn, data.ShapedSampler):
         slots = drawn.slots(config.batch_size)
         base = config.batch_size * math.prod(task.dataset.inputs)

@@ -56,11 +56,8 @@ def test_fields_and_defaults_equal_the_factorys(config, factory, options):
     fields = _fields(config)
     if config in MAKERS:
         assert "lr" in fields
-        fields = {
-            k: v
-            for k, v in fields.items()
-            if k not in ("lr", "schedule", "smooth_norm")
-        }
+        apart = ("lr", "schedule", "smooth_norm")
+        fields = {k: v for k, v in fields.items() if k not in apart}
     assert fields == expected
 
 
