@@ -69,32 +69,26 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     history = training.run(cfg, ctx)
     assert ctx.trained is not None
     made, base = task(cfg, ctx.data_root, ctx.mesh.size), cfg.dataset.base_size
-    states = {"trained": ctx.trained.model_state}
+    states: dict[Any, Any] = {"trained": ctx.trained.model_state}
+    many, rows = cfg.calibration, cfg.calibration_rows
     for size in {*cfg.test_sizes, base}:
-        many, rows = cfg.calibration, cfg.calibration_rows
-        options = {"batch_size": rows, "seed": cfg.seed}
-        found = train.calibrate(made, ctx.trained, size, many, **options)
+        found = train.calibrate(
+            made, ctx.trained, size, many, batch_size=rows, seed=cfg.seed
+        )
         states[size] = found.model_state
-    told, flops = {}, []
-    for size in cfg.test_sizes:
+    told, flops = {}, {}
+    for size in states.keys() - {"trained"}:
         kinds = dict(zip(STATISTICS, ("trained", size, base), strict=True))
         used = {name: states[key] for name, key in kinds.items()}
-        told[size], count = _test(made, ctx.trained.params, used, size, rows)
-        flops.append(count)
-    right = told.get(base)
-    if right is None:
-        right = _test(
-            made, ctx.trained.params, {"calibrated": states[base]}, base, rows
-        )[0]
-    accuracy = [
-        [100 * told[s][kind].mean() for s in cfg.test_sizes] for kind in STATISTICS
-    ]
+        told[size], flops[size] = _test(made, ctx.trained.params, used, size, rows)
+    sizes = cfg.test_sizes
+    accuracy = [[100 * told[s][kind].mean() for s in sizes] for kind in STATISTICS]
     return history.assign(
         accuracy=(("statistics", "test_size"), accuracy),
-        flops=("test_size", flops),
-        right=("picture", right["calibrated"].astype(float)),
+        flops=("test_size", [flops[size] for size in sizes]),
+        right=("picture", told[base]["calibrated"].astype(float)),
         work=_work(made.dataset.train, cfg.train.batch_size, base),
-    ).assign_coords(statistics=list(STATISTICS), test_size=list(cfg.test_sizes))
+    ).assign_coords(statistics=list(STATISTICS), test_size=list(sizes))
 
 
 def _test(
