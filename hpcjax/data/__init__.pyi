@@ -1,4 +1,7 @@
 from ._fetch import fetch as fetch
+from ._resize import ResizedSource as ResizedSource
+from ._resize import resize as resize
+from ._resize import resize_matrix as resize_matrix
 from .access import AccessStream as AccessStream
 from .access import access_stream as access_stream
 from .access import expected_above as expected_above
@@ -70,9 +73,6 @@ from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
 from .record_source import RecordSource as RecordSource
 from .record_source import as_records as as_records
-from .resize import ResizedSource as ResizedSource
-from .resize import resize as resize
-from .resize import resize_matrix as resize_matrix
 from .row_moves import Turn as Turn
 from .row_moves import assign_slots as assign_slots
 from .row_moves import hottest_rows as hottest_rows

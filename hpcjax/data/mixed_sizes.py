@@ -22,12 +22,12 @@ from hpcjax.core import checks
 from hpcjax.core.config import Config, Fraction, Size
 from hpcjax.core.objective import Objective
 from hpcjax.core.parts import Part
+from hpcjax.data._resize import Filter, ResizedSource, resize
 from hpcjax.data.access import shuffle
 from hpcjax.data.augment import example_rng
 from hpcjax.data.digits import DigitsConfig
 from hpcjax.data.objectives import CLASSIFICATION
 from hpcjax.data.pipeline import shard_rows
-from hpcjax.data.resize import Filter, ResizedSource, resize
 from hpcjax.data.source import Batch, Dataset
 
 log = logging.getLogger(__name__)
