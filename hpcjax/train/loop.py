@@ -5,8 +5,8 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Self
 
 import jax
 from jax.sharding import Mesh
@@ -89,8 +89,7 @@ def fit(
     around, stream = task.method.around, local_batches(task, config, seed)
     guard = SkipGuard(list_guarded(state), config.max_skipped, extra.get("skips", 0))
     request, numbers = StopRequest(stop, mesh, task), range(start + 1, config.steps + 1)
-    steps = Steps(task, mesh, request, watch, recorder)
-    compiling = steps.prepare(state, stream.shapes())
+    steps = Steps(task, mesh, request, watch, recorder).prepare(state, stream)
     pending: collections.deque[tuple[int, Any]] = collections.deque()
 
     def emit(keep: int) -> None:
@@ -109,8 +108,7 @@ def fit(
             step, seconds = steps.find(state, batch, number)
             if number == start + 1:
                 state = begin(around, state, stream, checkpoints)
-                spent = watch.start(compiling + seconds)
-                recorder.write({"step": start, "shapes": len(steps), **spent})
+                recorder.write({"step": start, **steps.told, **watch.start(seconds)})
             with watch.waiting():
                 state, entering = around.enter(state, batch, number)
             state, metrics = step(state, request.place(entering))
@@ -228,31 +226,36 @@ class Steps:
         self._task, self._mesh, self._request = task, mesh, request
         self._watch, self._recorder = watch, recorder
         self._made: dict[Hashable, Callable[..., Any]] = {}
+        self._spent = 0.0  # on compiling before the first batch
 
-    def __len__(self) -> int:
-        return len(self._made)
+    @property
+    def told(self) -> dict[str, int]:
+        """How many shapes a step has been compiled for, as a record has it."""
+        return {"shapes": len(self._made)}
 
-    def prepare(self, state: TrainState, batches: Sequence[Any]) -> float:
-        """Compiles the steps for some batches; returns the seconds that took."""
-        if not batches:
-            return 0.0
-        with self._watch.pause("compile"):
-            each = enumerate(batches, 1)
-            return sum(self._compile(state, it, number)[1] for number, it in each)
+    def prepare(self, state: TrainState, stream: data.Batches) -> Self:
+        """Compiles the steps for all shapes of batches that are known before."""
+        if batches := stream.shapes():
+            with self._watch.pause("compile"):
+                for number, batch in enumerate(batches, 1):
+                    self._spent += self._compile(state, batch, number)[1]
+        return self
 
     def find(
         self, state: TrainState, batch: Any, number: int
     ) -> tuple[Callable[..., Any], float]:
-        """Returns the step for a batch, and the seconds that compiling it took.
+        """Returns the step for a batch, and the seconds that compiling took.
 
-        It records those of all steps but the first.
+        To these count those of all shapes that were known before; it records those of
+        others but the first.
 
         Raises:
           ConfigError: the batch is of one shape too many.
         """
         shape = trees.shapes(batch)
         if shape in self._made:
-            return self._made[shape], 0.0
+            spent, self._spent = self._spent, 0.0
+            return self._made[shape], spent
         if not self._made:
             return self._compile(state, batch, number)
         with self._watch.pause("compile"):
