@@ -23,6 +23,7 @@ class Config(config.Config):
       seed: is not used.
     """
 
+    smoke: ClassVar[Mapping[str, str]] = {"examples": "20000"}
     figures: ClassVar[Mapping[str, str]] = {
         "steps": "mode: of an epoch",
         "pixels": "mode: of an epoch, over those of the base size alone",

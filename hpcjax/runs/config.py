@@ -128,14 +128,17 @@ def changes(base: Any, config: Any) -> dict[str, str]:
         or a value cannot be written as text.
     """
     changed: dict[str, str] = {}
+    first = base
     target = overrides.keys(config).values()
     # Outer keys first, since choosing a member resets all keys below it.
     for key in sorted(target, key=lambda key: key.path.count(".")):
         held = flatten(base).get(key.path, ABSENT)
         if key.settable and not values.are_equal(held, key.value):
             text = key.value if key.group else values.write(key.value, key.hint)
-            base = overrides.parse(base, {key.path: text})
             changed[key.path] = text
+            # Others at once: lists, say, whose lengths must agree.
+            if key.group:
+                base = overrides.parse(first, changed)
     return changed
 
 

@@ -89,7 +89,7 @@ def test_cifar10_for_python_holds_what_the_binary_one_does(tmp_path):
         ({"data": np.zeros((20, 3072))}, r"float64 \[20, 3072\]"),
         ({"labels": [0, 1]}, r"labels \[2\]"),
         ({"labels": [10] * 10}, "label below 10"),
-        ({"labels": [-1] * 10}, "labels .* from 0, found"),
+        ({"labels": [-1] * 10}, "labels from 0, found int64"),
         ({"data": pathlib.PurePosixPath("x")}, "PurePosixPath in the place of an arr"),
     ],
 )

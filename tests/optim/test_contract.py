@@ -34,6 +34,7 @@ LINKS = {
     ),
     *("in_full_precision", "scale_by_jorge", "scale_by_momentum", "scale_by_shampoo"),
     *(
+        "scale_by_smoothed_norm",
         "contributor_mean",
         "freeze_at_random",
         "scale_blocks",

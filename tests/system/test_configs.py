@@ -208,6 +208,8 @@ def test_the_full_model_and_optimizer_can_be_built(name, root):
     if "dataset.corpora" in config.flatten(loaded.config):
         # The vocabulary is of a few texts: to learn it from all takes 15 seconds.
         loaded = discover.load(name, {"dataset.limit": "20"}, REPOSITORY)
+    if "dataset.probs" in config.flatten(loaded.config):  # a part has few images here
+        loaded = discover.load(name, {"train.batch_size": "1"}, REPOSITORY)
     task = loaded.experiment.task(loaded.config, directory.data_root(root))
 
     def make():
