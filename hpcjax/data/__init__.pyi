@@ -1,7 +1,6 @@
 from ._fetch import fetch as fetch
 from ._resize import ResizedSource as ResizedSource
 from ._resize import resize as resize
-from ._resize import resize_matrix as resize_matrix
 from .access import AccessStream as AccessStream
 from .access import access_stream as access_stream
 from .access import expected_above as expected_above
@@ -55,7 +54,6 @@ from .masked_text import MaskedTextConfig as MaskedTextConfig
 from .mixed_sizes import MixedSizes as MixedSizes
 from .mixed_sizes import MixedSizesConfig as MixedSizesConfig
 from .mixed_sizes import Slot as Slot
-from .mixed_sizes import slot_shape as slot_shape
 from .mri_slices import MriSlicesConfig as MriSlicesConfig
 from .noise import noise_images as noise_images
 from .noise import noise_tokens as noise_tokens

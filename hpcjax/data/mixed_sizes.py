@@ -23,11 +23,9 @@ from hpcjax.core.config import Config, Fraction, Size
 from hpcjax.core.objective import Objective
 from hpcjax.core.parts import Part
 from hpcjax.data._resize import Filter, ResizedSource, resize
-from hpcjax.data.access import shuffle
 from hpcjax.data.augment import example_rng
 from hpcjax.data.digits import DigitsConfig
 from hpcjax.data.objectives import CLASSIFICATION
-from hpcjax.data.pipeline import shard_rows
 from hpcjax.data.source import Batch, Dataset
 
 log = logging.getLogger(__name__)
@@ -242,6 +240,8 @@ class MixedSizes:
         return self._slots(batch_size, seed, epoch)
 
     def _plan(self, batch_size: int, seed: int, epoch: int) -> tuple[Slot, ...]:
+        from hpcjax.data.access import shuffle  # which loads JAX, with grain
+
         kinds = self._kinds(batch_size)
         order = shuffle(len(self), seed, _IMAGES + epoch)
         if self.config.sampling == "step":
@@ -309,6 +309,8 @@ class MixedSizes:
         Raises:
           ConfigError: the shards do not divide the rows of a batch.
         """
+        from hpcjax.data.pipeline import shard_rows
+
         slot = self.slot(number, batch_size, seed)
         indices = np.repeat(slot.indices, slot.copies)
         rows = shard_rows(len(indices), shard)

@@ -12,6 +12,7 @@ from scipy import stats
 from hpcjax import data, models
 from hpcjax.core.errors import ConfigError
 from hpcjax.data import mixed_sizes
+from hpcjax.data._resize import resize_matrix
 from hpcjax.runs import overrides
 from hpcjax.runs.training import TrainingConfig
 
@@ -67,14 +68,14 @@ SMALL = {"sizes": (4, 8), "probs": (0.29, 0.71), "base_size": 8}
 @pytest.mark.parametrize(("mode", "base"), RULES)
 def test_batches_and_copies_are_the_published_ones(mode, base):
     wanted = RULES[mode, base]
-    found = {size: data.slot_shape(size, base, 64, mode) for size in wanted}
+    found = {size: mixed_sizes.slot_shape(size, base, 64, mode) for size in wanted}
     assert found == wanted
-    assert data.slot_shape(base, base, 64, "none", 3) == (64, 3)
+    assert mixed_sizes.slot_shape(base, base, 64, "none", 3) == (64, 3)
     # Half to even, at 2.5, and one copy at 0.5, where nothing is switched yet.
-    assert data.slot_shape(4, 4, 5, "B+", 1) == (5, 1)
-    assert data.slot_shape(20, 10, 10, "B+") == (2, 1)
-    assert data.slot_shape(20, 10, 64, "B+D+") == (32, 1)
-    assert data.slot_shape(20, 10, 64, "D+", 2) == (64, 1)
+    assert mixed_sizes.slot_shape(4, 4, 5, "B+", 1) == (5, 1)
+    assert mixed_sizes.slot_shape(20, 10, 10, "B+") == (2, 1)
+    assert mixed_sizes.slot_shape(20, 10, 64, "B+D+") == (32, 1)
+    assert mixed_sizes.slot_shape(20, 10, 64, "D+", 2) == (64, 1)
 
 
 @pytest.mark.acceptance("mixsize", 2)
@@ -182,7 +183,7 @@ def test_images_are_resized_as_by_pillow(kind):
             assert np.abs(ours.round()[0, ..., 0] - theirs).max() <= 1
     same = rng.random((1, 6, 6, 1)).astype(np.float32)
     assert (data.resize(same, 6, kind) == same).all()
-    np.testing.assert_allclose(data.resize_matrix(32, 12, kind).sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(resize_matrix(32, 12, kind).sum(1), 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import pathlib
-import pickle
 
 import hypothesis
 import hypothesis.strategies as st
@@ -48,58 +47,6 @@ def test_gzip_is_told_by_content_not_by_name(tmp_path):
     writers.write_idx(tmp_path / "a.gz", values)
     (tmp_path / "a.gz").rename(tmp_path / "plain-name")
     np.testing.assert_array_equal(idx.read_idx(tmp_path / "plain-name", 2), values)
-
-
-def write_pickles(root, keep=None, **changed):
-    """Writes CIFAR-10 for Python as Python 2 did; returns the path of the first."""
-    writers.write_cifar10(root, 20)
-    for path in (root / "cifar10").glob("*.bin"):
-        records = np.fromfile(path, np.uint8).reshape(-1, cifar10.RECORD)
-        held = {b"data": records[:, 1:], b"labels": records[:, 0].tolist()}
-        held |= {name.encode(): value for name, value in changed.items()}
-        content = pickle.dumps({**held, b"batch_label": b"one"}, protocol=2)
-        path.with_suffix("").write_bytes(content[:keep])
-    return root / "cifar10" / "data_batch_1"
-
-
-@pytest.mark.acceptance("mixsize", 8)
-def test_cifar10_for_python_holds_what_the_binary_one_does(tmp_path):
-    write_pickles(tmp_path)
-    binary = data.Cifar10Config().load(tmp_path)
-    python = data.Cifar10Config(form="python").load(tmp_path)
-    for one, two in (
-        (binary.train, python.train),
-        (binary.validation, python.validation),
-    ):
-        every = np.arange(len(one))
-        for name, values in one.gather(every).items():
-            np.testing.assert_array_equal(values, two.gather(every)[name])
-    (tmp_path / "cifar10" / "test_batch").unlink()
-    with pytest.raises(DataMissing, match="cifar10/test_batch"):
-        data.Cifar10Config(form="python").load(tmp_path)
-
-
-@pytest.mark.acceptance("mixsize", 8)
-@pytest.mark.parametrize(
-    ("changed", "found"),
-    [
-        ({"keep": 5000}, "truncated"),
-        ({"keep": 0}, "EOFError"),
-        ({"data": np.zeros((20, 3071), np.uint8)}, r"uint8 \[20, 3071\]"),
-        ({"data": np.zeros((20, 3072))}, r"float64 \[20, 3072\]"),
-        ({"labels": [0, 1]}, r"labels \[2\]"),
-        ({"labels": [10] * 10}, "label below 10"),
-        ({"labels": [-1] * 10}, "labels from 0, found int64"),
-        ({"data": pathlib.PurePosixPath("x")}, "PurePosixPath in the place of an arr"),
-    ],
-)
-def test_damaged_or_strange_pickles_are_refused(tmp_path, changed, found):
-    path = write_pickles(tmp_path, **changed)
-    with pytest.raises(DataFormatError, match=found) as caught:
-        cifar10.read_cifar10_python(path)
-    assert str(path) in str(caught.value)
-    if "keep" in changed:
-        assert "3072" in str(caught.value)
 
 
 def test_cifar10_holds_what_was_written(tmp_path):
