@@ -14,14 +14,14 @@ from hpcjax.train.config import TrainConfig
 EPOCHS = 200
 
 
-def _on(sizes, probs, slots, mode="B+"):
+def _on(sizes, probs, slots, **more):
     return Config(
         dataset=MixedSizesConfig(
             of=Cifar10Config(augment=CropFlipConfig()),
             sizes=sizes,
             probs=probs,
             base_size=32,
-            mode=mode,
+            **more,
         ),
         model=ResNetConfig(depth=44),
         optimizer=SgdConfig(
@@ -45,5 +45,5 @@ def _on(sizes, probs, slots, mode="B+"):
 _SIZES, _PROBS = (32, 48, 24, 16), (0.3, 0.2, 0.3, 0.2)
 fixed = _on((32,), (1.0,), 781)
 bplus = _on(_SIZES, _PROBS, 761)
-dplus = _on(_SIZES, _PROBS, 981, "D+")
+dplus = _on(_SIZES, _PROBS, 981, mode="D+")
 base = bplus

@@ -19,11 +19,11 @@ IMAGES = FashionMnistConfig(
 EPOCHS = 20
 
 
-def _on(sizes, probs, slots, mode="B+"):
+def _on(sizes, probs, slots, **more):
     steps = EPOCHS * slots
     return Config(
         dataset=MixedSizesConfig(
-            of=IMAGES, sizes=sizes, probs=probs, base_size=16, mode=mode
+            of=IMAGES, sizes=sizes, probs=probs, base_size=16, **more
         ),
         model=ResNetConfig(depth=8, width=8),
         optimizer=SgdConfig(lr=0.1, schedule=StepDecayConfig(at=(0.6, 0.8))),
@@ -36,7 +36,7 @@ def _on(sizes, probs, slots, mode="B+"):
 _SIZES, _PROBS = (8, 12, 16, 24), (0.2, 0.3, 0.3, 0.2)
 fixed = _on((16,), (1.0,), 62)
 bplus = _on(_SIZES, _PROBS, 59)
-dplus = _on(_SIZES, _PROBS, 76, "D+")
+dplus = _on(_SIZES, _PROBS, 76, mode="D+")
 half = _on((16, 12, 8), (0.2, 0.5, 0.3), 33)
 smoothed = dataclasses.replace(
     bplus, optimizer=dataclasses.replace(bplus.optimizer, smooth_norm=0.9)

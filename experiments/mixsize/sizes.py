@@ -98,7 +98,7 @@ def _test(
     import jax
     import jax.numpy as jnp
 
-    kept = made.dataset.validation
+    kept: Any = made.dataset.validation
     source = data.ResizedSource(kept.source, size, kept.kind)
     if isinstance(params, core.PerDevice):
         params = jax.tree.map(lambda each: each.mean(0), params.value)
