@@ -14,10 +14,13 @@ KERNEL, INTERPRETED = "triton", "interpreted"
 # What each operation has besides its kernel; "auto" takes the first one where the
 # kernel does not run.
 OPERATIONS = {
+    "bias_activation_dropout": ("reference",),
     "clustered_attention": ("blocked", "reference"),
+    "dropout_residual_norm": ("reference",),
     "quantized_matmul": ("reference",),
     "sddmm": ("reference",),
     "select_above": ("reference",),
+    "softmax_dropout": ("reference",),
     "spmm": ("reference",),
 }
 

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
 from hpcjax.core import checks
@@ -15,7 +17,7 @@ _SPREAD = 0x9E3779B9
 
 
 def keep_mask(
-    seed: UInt32[Array, ""],
+    seed: UInt32[Array, "..."],
     shape: Sequence[int],
     rate: float,
     order: Sequence[int] | None = None,
@@ -27,14 +29,16 @@ def keep_mask(
     whenever the mask is drawn again.
 
     Args:
-      seed: of the mask; masks of different seeds are independent.
-      shape: of the array whose elements are numbered, fewer than 2³².
+      seed: of the mask, or of each element of the first axis, `[shape[0]]`, whose
+        elements are then numbered from 0; masks of different seeds are independent.
+      shape: of the array whose elements are numbered, fewer than 2³² of one seed.
       rate: probability that an element is dropped, in [0, 1).
       order: the axes of that array in the order in which the result has them; None for
         their own.
 
     Raises:
-      ConfigError: a rate outside [0, 1), too many elements, or no order of the axes.
+      ConfigError: a rate outside [0, 1), too many elements, seeds of another shape, or
+        no order of the axes.
 
     Examples:
       >>> kept = keep_mask(jnp.uint32(1), (2, 3), 0.5)
@@ -43,21 +47,39 @@ def keep_mask(
       True
     """
     Within("[0, 1)")("rate", rate)
-    checks.require(
-        math.prod(shape) < 2**32, "a mask has fewer than 2**32 elements", shape=shape
-    )
+    check_seed(seed, shape)
     order = tuple(range(len(shape))) if order is None else tuple(order)
     rule = "order must have each axis once"
     checks.require(sorted(order) == list(range(len(shape))), rule, order=order)
     laid_out = tuple(shape[axis] for axis in order)
     index = jnp.zeros(laid_out, jnp.uint32)
     for place, axis in enumerate(order):
-        step = jnp.uint32(math.prod(shape[axis + 1 :]))
+        if axis == 0 and seed.ndim:
+            continue
+        step = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
         along = jax.lax.broadcasted_iota(jnp.uint32, laid_out, place)
         index = index + along * step
-    hashed = _mix(index * jnp.uint32(_SPREAD) + _mix(seed.astype(jnp.uint32)))
+    own = _mix(seed.astype(jnp.uint32))
+    if seed.ndim:
+        own = own.reshape([-1 if axis == 0 else 1 for axis in order])
+    return _mix(index * jnp.uint32(_SPREAD) + own) >= jnp.uint32(limit_of(rate))
+
+
+def limit_of(rate: float) -> int:
+    """Returns the hash from which an element is kept, at least 1 if any is dropped."""
     # A rate just below 1 has no threshold of its own in 32 bits.
-    return hashed >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return min(max(round(rate * 2**32), int(rate > 0)), 2**32 - 1)
+
+
+def check_seed(seed: Any, shape: Sequence[int]) -> None:
+    """Raises ConfigError for seeds that a mask of a shape cannot have."""
+    several = bool(np.ndim(seed))
+    if several:
+        good = len(shape) > 1 and seed.shape == (shape[0],)
+        rule = "seeds must be one, or one for each element of the first of several axes"
+        checks.require(good, rule, seeds=list(seed.shape), shape=list(shape))
+    rule = "a mask has fewer than 2**32 elements of a seed"
+    checks.require(math.prod(shape[several:]) < 2**32, rule, shape=list(shape))
 
 
 def _mix(x: jax.Array) -> jax.Array:

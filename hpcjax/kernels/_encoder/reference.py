@@ -110,7 +110,7 @@ def norm_dropout_backward(
 def _activate(x: jax.Array, activation: str) -> jax.Array:
     if activation == "relu":
         return jax.nn.relu(x)
-    return jax.nn.gelu(x, approximate=False)
+    return jax.nn.gelu(x, approximate=activation == "gelu_tanh")
 
 
 def bias_activation_dropout(
@@ -137,6 +137,9 @@ def bias_activation_dropout_backward(
     before = widen(x) + widen(bias)
     if activation == "relu":
         slope = (before > 0).astype(before.dtype)
+    elif activation == "gelu_tanh":
+        ones = jnp.ones_like(before)
+        slope = jax.jvp(jax.nn.gelu, (before,), (ones,))[1]
     else:
         density = jnp.exp(-(before**2) / 2) / jnp.sqrt(2 * jnp.pi).astype(before.dtype)
         slope = jax.scipy.stats.norm.cdf(before) + before * density
