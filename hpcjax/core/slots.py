@@ -154,7 +154,9 @@ def _trace(
 
     def run(slots: Any, params: Any, state: Any, x: Any) -> Any:
         taps = {path: probe(path, slot) for path, slot in slots.items()}
-        return model.apply(params, state, x, train=True, taps=taps)[0]
+        # What is drawn, such as dropout, changes no shape.
+        key = jax.random.key(0)
+        return model.apply(params, state, x, train=True, key=key, taps=taps)[0]
 
     # The slots' own shapes do not matter here, only their variables in the jaxpr. A
     # stack of layers is scanned, so that its slot needs the leading dimension.

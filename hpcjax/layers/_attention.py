@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -26,6 +27,7 @@ def attention(
     causal: bool = True,
     mask: Bool[Array, "batch q_time k_time"] | None = None,
     slopes: Float[Array, " heads"] | None = None,
+    drop: Callable[[jax.Array], jax.Array] | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "batch q_time heads head_dim"]:
     """Computes softmax(q kᵀ / √head_dim) v for each head; the softmax is float32.
@@ -43,10 +45,11 @@ def attention(
         whose row is all false gets the mean of all values.
       slopes: what each head's scores lose with each place between query and key, see
         `alibi_slopes`; None for nothing. Only if causal.
+      drop: dropout of the weights `[batch, heads, q_time, k_time]`; None for none.
       implementation: "reference" is the code of this module. "xla" and "cudnn" are
-        those of `jax.nn.dot_product_attention`; they take no mask, no slopes and, if
-        causal, need as many queries as keys. "auto" takes cuDNN's for such arguments on
-        a GPU in half precision, else the reference.
+        those of `jax.nn.dot_product_attention`; they take no mask, slopes or dropout
+        and, if causal, need as many queries as keys. "auto" takes cuDNN's for such
+        arguments on a GPU in half precision, else the reference.
 
     Returns:
       `[batch, q_time, heads, head_dim]` in the dtype of `query`.
@@ -69,7 +72,7 @@ def attention(
         )
     if slopes is not None and not causal:
         raise ValueError("slopes need keys before the query: got causal=False")
-    plain = mask is None and slopes is None
+    plain = mask is None and slopes is None and drop is None
     chosen = _choose(implementation, query, key, causal, plain)
     if chosen is not None:
         return jax.nn.dot_product_attention(
@@ -78,6 +81,9 @@ def attention(
     # b batch, k key head, g query head in its group, t query, s key, d feature.
     allowed = allowed_keys(q_time, k_time, causal, mask)
     maps = _grouped_maps(query, key, allowed, slopes)
+    if drop is not None:
+        whole = (len(query), heads, q_time, k_time)
+        maps = drop(maps.reshape(whole)).reshape(maps.shape)
     y = _product("bkgts,bskd->btkgd", maps, value)
     return y.reshape(query.shape).astype(query.dtype)
 
@@ -136,7 +142,7 @@ def _choose(
 ) -> Literal["xla", "cudnn"] | None:
     """Returns which implementation of JAX to call; None for the reference.
 
-    `plain` says that there are neither a mask nor slopes.
+    `plain` says that there are neither a mask nor slopes nor dropout.
     """
     allowed = ("auto", "reference", "xla", "cudnn")
     if implementation not in allowed:
@@ -153,9 +159,9 @@ def _choose(
         return "cudnn" if possible and half and cudnn_works() else None
     if not possible:
         raise UnsupportedOp(
-            f"attention {implementation!r} takes no mask, no slopes, and as many "
-            f"queries as keys: got {query.shape[1]} queries, {key.shape[1]} keys; take "
-            "'reference'"
+            f"attention {implementation!r} takes no mask, no slopes, no dropout, and "
+            f"as many queries as keys: got {query.shape[1]} queries, {key.shape[1]} keys; "
+            "take 'reference'"
         )
     if implementation == "cudnn" and query.dtype not in _HALF:
         raise UnsupportedOp(

@@ -1,7 +1,8 @@
 """BERT: the encoder, with or without the two heads of its pre-training."""
 
+import dataclasses
 import functools
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,13 @@ from flax import nnx
 from hpcjax import layers
 from hpcjax.core import errors
 from hpcjax.core.dtypes import Policy
-from hpcjax.core.keys import Key
+from hpcjax.core.keys import Key, derive
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.bert_config import BertConfig
-from hpcjax.models.block import Block, Embedding, Norm, Sizes
-from hpcjax.models.fused import FusedBlock
+from hpcjax.models.block import Embedding, Norm, Sizes
+from hpcjax.models.dropout import training_key
+from hpcjax.models.fused import block_class
 from hpcjax.models.modules import FLOAT32, ZEROS, Dense, param
 from hpcjax.models.scan import Remat, scan_blocks, stack
 from hpcjax.models.transformer import check_time
@@ -58,7 +60,13 @@ class _Bert(nnx.Module):
         self, context: int, vocabulary: int, config: BertConfig, policy: Policy
     ):
         width = config.width
-        sizes = Sizes(config, BERT, policy, causal=False)
+        self.options = dataclasses.replace(
+            BERT,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            block=config.block,
+        )
+        sizes = Sizes(config, self.options, policy, causal=False)
         table = functools.partial(
             Embedding, width=width, init_scale=BERT.init_scale, policy=policy
         )
@@ -69,8 +77,7 @@ class _Bert(nnx.Module):
             table(rows) for rows in (vocabulary, context, TYPES)
         )
         self.embed_norm = norm()
-        block = FusedBlock if config.block == "fused" else Block
-        self.blocks = stack(block(sizes), config.depth)
+        self.blocks = stack(block_class(self.options)(sizes), config.depth)
         both, words = config.head == "pretraining", config.head == "masked_lm"
         pooled = both or config.head == "pooler"
         self.pooler = sizes.dense(width, width) if pooled else None
@@ -84,17 +91,23 @@ class _Bert(nnx.Module):
     def __call__(
         self, x: jax.Array, *, train: bool, key: Key | None
     ) -> BertOutputs | BertFeatures | jax.Array:
-        del train, key
         tokens, types, mask = _split_channels(x)
+        drops = training_key(self.options, key, len(x), train=train)
         check_time(tokens.shape[1], self.context)
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         y = self.embed(tokens) + self.position(places) + self.types(types)
-        y = scan_blocks(
-            self.blocks,
-            self.embed_norm(y),
-            lambda block, y: block(y, places, mask),
-            remat=self.remat,
-        )
+        y = self.embed_norm(y)
+        scan = functools.partial(scan_blocks, self.blocks, remat=self.remat)
+        if drops is None:
+            y = scan(y, lambda block, y: block(y, places, mask))
+        else:
+
+            def run(block: Any, carry: Any) -> Any:
+                y, number = carry
+                own = derive(drops, "dropout", number)
+                return block(y, places, mask, drops=own), number + 1
+
+            y, _ = scan((y, jnp.int32(0)), run)
         pooled = None if self.pooler is None else jnp.tanh(self.pooler(y[:, 0]))
         if self.transform is None:
             return BertFeatures(y, pooled)
@@ -123,7 +136,7 @@ def _split_channels(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | Non
     return tokens, types, jnp.broadcast_to(real[:, None] != 0, shape)
 
 
-def bert(
+def bert(  # noqa: PLR0913 - an argument for each option
     inputs: tuple[int, ...],
     outputs: int,
     *,
@@ -134,9 +147,11 @@ def bert(
     head: Head = "pretraining",
     remat: Remat = "none",
     block: Literal["plain", "fused"] = "plain",
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
     policy: Policy = FLOAT32,
 ) -> Model:
-    """Returns BERT, with its pre-training heads or without, and without dropout.
+    """Returns BERT, with its pre-training heads or without.
 
     The sum of word, position and type embeddings is normalised and passes through
     post-norm blocks with bidirectional attention. The masked-word head maps every
@@ -159,7 +174,10 @@ def bert(
         for the encoder alone.
       remat: "none", "full", "dots" or "offload", see `models.scan_blocks`.
       block: "plain", or "fused" with one operation for all that stands between two
-        products; both have the same parameters.
+        products; both have the same parameters and masks.
+      dropout: share of the numbers that attention and feed-forward parts put out which
+        a training pass drops; it then needs a key.
+      attention_dropout: likewise, of the attention's weights.
       policy: dtypes of parameters, products and logits; norms and softmax are float32.
 
     Returns:
@@ -191,6 +209,8 @@ def bert(
         head=head,
         remat=remat,
         block=block,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
     )
     if inputs[1:] not in ((), (CHANNELS,)) or min(*inputs, outputs) < 1:
         raise errors.ConfigError(

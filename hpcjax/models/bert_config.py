@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from hpcjax.core.config import Size
+from hpcjax.core.config import Decay, Size
 from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 from hpcjax.models.transformer_config import check_heads
@@ -24,6 +24,9 @@ class BertConfig(ModelConfig):
       remat: what the backward pass recomputes, as in `CausalLmConfig`.
       block: "plain", or "fused" with one operation for all that stands between two
         products, see `models.fused`.
+      dropout: probability with which a training pass drops a number that the attention
+        or the feed-forward part puts out.
+      attention_dropout: likewise, of the attention's weights.
     """
 
     factory: ClassVar[str] = "hpcjax.models._bert:bert"
@@ -37,6 +40,8 @@ class BertConfig(ModelConfig):
     head: Literal["pretraining", "masked_lm", "pooler", "none"] = "pretraining"
     remat: Literal["none", "full", "dots", "offload", "collectives"] = "none"
     block: Literal["plain", "fused"] = "plain"
+    dropout: Decay = 0.0
+    attention_dropout: Decay = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,9 +11,10 @@ from flax import nnx
 from hpcjax import layers
 from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
-from hpcjax.core.keys import Key
+from hpcjax.core.keys import Key, derive
 from hpcjax.layers import Implementation
 from hpcjax.models.bert_config import BertConfig
+from hpcjax.models.dropout import drop
 from hpcjax.models.experts import ExpertsFeedForward
 from hpcjax.models.modules import ONES, ZEROS, Dense, Initializer, param
 from hpcjax.models.transformer_config import (
@@ -150,9 +151,10 @@ class Attention(nnx.Module):
         positions: jax.Array,
         mask: jax.Array | None = None,
         mix: Mix | None = None,
+        drops: Key | None = None,
     ) -> jax.Array:
         """Maps `[batch, time, width]` to the same shape; arguments as `mix_values`."""
-        return self.output(self.mix_values(x, positions, mask, mix))
+        return self.output(self.mix_values(x, positions, mask, mix, drops))
 
     def mix_values(
         self,
@@ -160,6 +162,7 @@ class Attention(nnx.Module):
         positions: jax.Array,
         mask: jax.Array | None = None,
         mix: Mix | None = None,
+        drops: Key | None = None,
     ) -> jax.Array:
         """Returns the inputs of the output projection, `[batch, time, inner]`.
 
@@ -169,6 +172,7 @@ class Attention(nnx.Module):
           mask: see `layers.attention`.
           mix: `(query, key, value) -> mixed` in place of attention within `x`, such as
             attention to a cache.
+          drops: key of the weights that are dropped; None for none.
         """
         x = share_inputs(x, self.query, self.key, self.value)
         split = (*x.shape[:2], -1, self.head_dim)
@@ -179,20 +183,24 @@ class Attention(nnx.Module):
             turns = rope_frequencies(self.head_dim, self.options)
             rope = functools.partial(layers.rope, frequencies=turns)
             query, key = rope(query, positions), rope(key, positions)
-        mix = self._choose_mix(x.shape[1], mask) if mix is None else mix
+        mix = self._choose_mix(x.shape[1], mask, drops) if mix is None else mix
         return mix(query, key, value).reshape(*x.shape[:2], -1)
 
-    def _choose_mix(self, time: int, mask: jax.Array | None) -> Mix:
+    def _choose_mix(self, time: int, mask: jax.Array | None, drops: Key | None) -> Mix:
         """Returns attention within the inputs, as the options say."""
         if self.sparse is not None:
             if mask is not None:
                 raise errors.ConfigError("sparse attention takes no mask of keys")
             return attend_sparsely(self.sparse, time, causal=self.causal)
+        rate, dropped = self.options.attention_dropout, None
+        if rate and drops is not None:
+            dropped = functools.partial(drop, rate=rate, key=drops, place="weights")
         return functools.partial(
             layers.attention,
             causal=self.causal,
             mask=mask,
             slopes=self.slopes,
+            drop=dropped,
             implementation=self.implementation,
         )
 
@@ -265,6 +273,7 @@ class Block(nnx.Module):
         self.mlp = feed_forward(sizes, dense=dense)
         self.mlp_norm = Norm(sizes.width, sizes.options, sizes.policy)
         self.pre = sizes.options.norm_position == "pre"
+        self.rate = sizes.options.dropout
 
     def __call__(
         self,
@@ -273,16 +282,42 @@ class Block(nnx.Module):
         mask: jax.Array | None = None,
         mix: Mix | None = None,
         key: Key | None = None,
+        drops: Key | None = None,
     ) -> jax.Array:
         """Maps `[batch, time, width]` to the same shape.
 
-        Arguments are as for `Attention`; `key` is of what experts draw.
+        Arguments are as for `Attention`; `key` is of what experts draw, `drops` of what
+        is dropped.
+
+        Raises:
+          ConfigError: something is dropped, and devices that share an example have
+            parts of it, of which each would draw the mask of another one.
         """
+        check_whole(self.attention, drops)
+
+        def attend(x: jax.Array) -> jax.Array:
+            y = self.attention(x, positions, mask, mix, drops)
+            return drop(y, self.rate, drops, "attention")
+
+        def feed(x: jax.Array) -> jax.Array:
+            return drop(self.mlp(x, key), self.rate, drops, "mlp")
+
         if self.pre:
-            x = x + self.attention(self.attention_norm(x), positions, mask, mix)
-            return x + self.mlp(self.mlp_norm(x), key)
-        x = self.attention_norm(x + self.attention(x, positions, mask, mix))
-        return self.mlp_norm(x + self.mlp(x, key))
+            x = x + attend(self.attention_norm(x))
+            return x + feed(self.mlp_norm(x))
+        x = self.attention_norm(x + attend(x))
+        return self.mlp_norm(x + feed(x))
+
+
+def check_whole(attention: Attention, drops: Key | None) -> None:
+    """Refuses dropout in a block of which a device has a part, see `Block`."""
+    kernel = attention.query.kernel.get_value()
+    if drops is not None and isinstance(kernel, shards.Part):
+        raise errors.ConfigError(
+            "parallel=tensor3d, and ted and pipeline that cut matrices, share an "
+            "example out and take no dropout: set model.options.dropout=0 and "
+            "model.options.attention_dropout=0"
+        )
 
 
 class BlockGroup(nnx.Module):
@@ -298,11 +333,16 @@ class BlockGroup(nnx.Module):
             setattr(self, name, Block(sizes, dense=name != self.names[-1]))
 
     def __call__(
-        self, x: jax.Array, positions: jax.Array, key: Key | None = None
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        key: Key | None = None,
+        drops: Key | None = None,
     ) -> jax.Array:
         """Maps `[batch, time, width]` to the same shape, see `Block`."""
         for name in self.names:
-            x = getattr(self, name)(x, positions, key=key)
+            own = None if drops is None else derive(drops, name)
+            x = getattr(self, name)(x, positions, key=key, drops=own)
         return x
 
 

@@ -1,5 +1,6 @@
 """The decoder-only language model."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,12 +12,14 @@ from jax.sharding import PartitionSpec
 from hpcjax import layers
 from hpcjax.core import errors, shards
 from hpcjax.core.dtypes import Policy
-from hpcjax.core.keys import Key, derive
+from hpcjax.core.keys import BatchKey, Key, derive
 from hpcjax.core.model import Cut, Decoder, Model
 from hpcjax.models._from_nnx import from_nnx
 from hpcjax.models.block import Block, BlockGroup, Embedding, Norm, Sizes
 from hpcjax.models.chunked import ChunkedLogits
 from hpcjax.models.decoding import Cache, Decoding, Heads
+from hpcjax.models.dropout import training_key
+from hpcjax.models.fused import block_class
 from hpcjax.models.modules import FLOAT32, Dense
 from hpcjax.models.scan import recompute, scan_blocks, scan_with_memory, stack
 from hpcjax.models.split_logits import SplitLogits
@@ -65,12 +68,14 @@ class CausalLm(nnx.Module):
         learned, tied = options.has_table, options.tied_head
         self.position = table(context + self.offset, width) if learned else None
         group = config.group
-        block = Block(sizes) if group == 1 else BlockGroup(sizes, group)
+        one = block_class(options)
+        block = one(sizes) if group == 1 else BlockGroup(sizes, group)
         self.blocks, self.group = stack(block, config.depth // group), group
         self.final_norm = Norm(width, options, policy) if options.final_norm else None
         self.head = None if tied else project(narrow, vocabulary, output=self.logits)
         self.chunk, self.batch_axis = config.loss_chunk, config.batch_axis
         self.pieces, self.sparse = config.pieces, options.sparse
+        self.options = options
         experts = options.experts
         self.random = experts is not None and experts.priority == "random"
 
@@ -82,13 +87,17 @@ class CausalLm(nnx.Module):
         given = self._cut(self.embed_tokens(x, positions)), self._cut(positions)
 
         draws = self._draws(train, key)
+        drops = training_key(self.options, key, len(x), train=train)
 
         def run(block: Block | BlockGroup, carry: Any) -> Any:
             pieces, number = carry
-            key = draws(number)
+            drawn = {"key": draws(number)}
+            dropped = self._cut_key(drops, number)
             return [
-                self._constrain_batch(block(self._constrain_batch(y), at, key=key))
-                for y, at in zip(pieces, given[1], strict=True)
+                self._constrain_batch(
+                    block(self._constrain_batch(y), at, **drawn, drops=own)
+                )
+                for y, at, own in zip(pieces, given[1], dropped, strict=True)
             ], number + 1
 
         start = given[0], jnp.int32(0)
@@ -109,6 +118,15 @@ class CausalLm(nnx.Module):
                 "experts.priority=random draws in training: give the model a key"
             )
         return functools.partial(derive, key, "experts")
+
+    def _cut_key(
+        self, drops: BatchKey | None, number: jax.Array
+    ) -> list[BatchKey | None]:
+        """Returns a block's key of dropout for each piece of a batch."""
+        if drops is None:
+            return [None] * self.pieces
+        own = derive(drops, "dropout", number)
+        return [dataclasses.replace(own, rows=part) for part in self._cut(own.rows)]
 
     def _cut(self, rows: jax.Array) -> list[jax.Array]:
         """Returns the pieces of a batch."""
@@ -302,9 +320,10 @@ def cut_causal_lm(
     def head(model: CausalLm, y: jax.Array, **_: Any) -> jax.Array:
         return model.to_logits(model.finish(y))
 
+    one = block_class(config.options)
     return (
         _without_blocks(from_nnx(ends, call=embed)),
-        from_nnx(lambda: Block(Sizes.of_causal_lm(config, policy)), call=block),
+        from_nnx(lambda: one(Sizes.of_causal_lm(config, policy)), call=block),
         _without_blocks(from_nnx(ends, call=head)),
     )
 
@@ -325,6 +344,8 @@ def _cut(context: int, vocabulary: int, config: CausalLmConfig, policy: Policy) 
         "model.options.experts": (config.options.experts, None),
         "model.pieces": (config.pieces, 1),
         "model.loss_chunk": (config.loss_chunk, None),
+        "model.options.dropout": (config.options.dropout, 0.0),
+        "model.options.attention_dropout": (config.options.attention_dropout, 0.0),
     }
     for name, (given, wanted) in whole.items():
         if given != wanted:

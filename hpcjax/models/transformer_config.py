@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from hpcjax.core import checks
-from hpcjax.core.config import Config, NotNegative, Positive, Seed, Share, Size
+from hpcjax.core.config import Config, Decay, NotNegative, Positive, Seed, Share, Size
 from hpcjax.core.objective import Numbers, Objective
 from hpcjax.models.model_config import ModelConfig
 
@@ -129,6 +129,11 @@ class TransformerOptions(Config):
       init_scale: standard deviation of matrices and tables at the start.
       scale_residual: whether matrices that end a residual branch start smaller by
         √(2 depth).
+      dropout: probability with which a training pass drops a number that the attention
+        or the feed-forward part puts out.
+      attention_dropout: likewise, of the attention's weights.
+      block: "plain", or "fused" with one operation for all that stands between two
+        products, see `models.fused`: of post-norm blocks with biases and LayerNorm.
     """
 
     norm: Literal["layer", "rms"] = "layer"
@@ -148,6 +153,27 @@ class TransformerOptions(Config):
     embed_width: Size | None = None
     init_scale: Positive = 0.02
     scale_residual: bool = True
+    dropout: Decay = 0.0
+    attention_dropout: Decay = 0.0
+    block: Literal["plain", "fused"] = "plain"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.sparse is None or not self.attention_dropout
+        rule = "sparse attention drops no weights"
+        checks.require(good, rule, attention_dropout=self.attention_dropout)
+        if self.block == "plain":
+            return
+        wanted = {"norm_position": "post", "norm": "layer", "use_bias": True}
+        wanted |= {"experts": None, "sparse": None}
+        found = {name: getattr(self, name) for name in wanted}
+        good = found == wanted and self.mlp != "silu_gated" and self.position != "alibi"
+        rule = (
+            "block=fused takes norm_position=post, norm=layer and biases, an mlp that "
+            "is not gated, and no experts, alibi or sparse attention"
+        )
+        found |= {"mlp": self.mlp, "position": self.position}
+        checks.require(good, rule, **found)
 
     @property
     def has_table(self) -> bool:
@@ -262,6 +288,18 @@ class CausalLmConfig(ModelConfig):
             kv_heads=self.kv_heads,
             heads=self.heads,
             position=self.options.position,
+            attention=self.attention,
+        )
+
+        checks.require(
+            self.options.block == "plain"
+            or (
+                self.kv_heads in (None, self.heads)
+                and self.attention in ("auto", "reference")
+            ),
+            "block=fused has a key head for each head, and attention of its own",
+            kv_heads=self.kv_heads,
+            heads=self.heads,
             attention=self.attention,
         )
 

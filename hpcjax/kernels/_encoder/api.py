@@ -111,7 +111,7 @@ def softmax_dropout(
     return _laid_out(_softmax, options, (scores,), (), seed)
 
 
-def dropout_residual_norm(  # noqa: PLR0913
+def dropout_residual_norm(  # noqa: PLR0913 - arrays and options
     x: Float[Array, "*batch dim"],
     bias: Float[Array, " dim"],
     residual: Float[Array, "*batch dim"],

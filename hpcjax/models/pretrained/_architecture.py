@@ -403,8 +403,9 @@ def _differs_only_in(
     options: TransformerOptions, family: TransformerOptions, *free: str
 ) -> bool:
     """Returns whether options differ from a family's at most in the fields `free`."""
-    # A checkpoint does not tell how parameters were drawn.
+    # A checkpoint does not tell how parameters were drawn and trained.
     free = (*free, "init_scale", "scale_residual")
+    free = (*free, "dropout", "attention_dropout", "block")
     return (
         dataclasses.replace(family, **{name: getattr(options, name) for name in free})
         == options
