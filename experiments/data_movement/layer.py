@@ -70,6 +70,47 @@ def _norm(x: Any, scale: Any, shift: Any) -> Any:
     return centred * jax.lax.rsqrt(variance + EPS) * scale + shift
 
 
+def fused_layer(
+    params: Mapping[str, Any], x: Any, seeds: Mapping[str, Any], **options: Any
+) -> Any:
+    """Returns `plain_layer` with fused operations between contractions.
+
+    Args:
+      params: as `PARAMETERS`.
+      x: `[i, b, j]`.
+      seeds: of the masks, as `MASKS`; that of "out" is drawn for `bji`.
+      **options: of the operations; of `rate` a mapping as `seeds`.
+    """
+    import jax.numpy as jnp
+
+    from hpcjax import kernels
+
+    rates = options.pop("rate")
+
+    def dropout(name: str) -> dict[str, Any]:
+        return {"seed": seeds[name], "rate": rates[name], **options}
+
+    def norm(x: Any, bias: str, residual: Any, number: int, name: str) -> Any:
+        end = params[f"scale_{number}"], params[f"shift_{number}"]
+        return kernels.dropout_residual_norm(
+            x, params[bias], residual, *end, eps=EPS, **dropout(name)
+        )
+
+    stacked = jnp.einsum("qphi,ibj->qphbj", params["w_qkv"], x)
+    biases = params["b_qkv"][..., None, None]
+    query, key, value = kernels.attention_biases(stacked, biases)
+    scores = jnp.einsum("phbk,phbj->hbjk", key, query)
+    scale = query.shape[0] ** -0.5
+    dropped = kernels.softmax_dropout(scores, scale=scale, **dropout("attention"))
+    mixed = jnp.einsum("phbk,hbjk->phbj", value, dropped)
+    out = jnp.einsum("phi,phbj->bji", params["w_out"], mixed)
+    normed = norm(out, "b_out", jnp.moveaxis(x, 0, -1), 1, "out")
+    up = jnp.einsum("bji,ui->bju", normed, params["w_up"])
+    hidden = kernels.bias_activation_dropout(up, params["b_up"], **dropout("up"))
+    down = jnp.einsum("bju,iu->bji", hidden, params["w_down"])
+    return jnp.moveaxis(norm(down, "b_down", normed, 2, "down"), -1, 0)
+
+
 def with_gradients(params: Any, x: Any, masks: Any, cotangent: Any) -> Any:
     """Returns the output and the gradients of parameters and input."""
     import jax

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots, Scatter
-from hpcjax.runs.tables import Claim, Runs, Table, by_model, grid
+from hpcjax.runs.tables import Claim, Runs, Table, by_model, grid, on_cpu
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -216,6 +216,173 @@ COMPILED = Table(
             "fused": reduce.over("words", "fused", "primitives")
             .at_most(0.7, "words of the fused graph over those of the primitives")
             .fails({"fused": "primitives"}),
+        },
+    ),
+)
+
+_STORED, _AGAIN = "kernels, masks stored", "kernels, masks drawn again"
+_COUNTED = {
+    "operator by operator": {"execution": "list"},
+    _STORED: {},
+    _AGAIN: {"masks": "recomputed"},
+    "paper's list, masks stored": {"execution": "fused list"},
+    "paper's list, masks drawn again": {
+        "execution": "fused list",
+        "masks": "recomputed",
+    },
+    "x read twice, masks stored": {"execution": "kernels, x twice"},
+    "x read twice, masks drawn again": {
+        "execution": "kernels, x twice",
+        "masks": "recomputed",
+    },
+}
+
+
+def _total(run: "xr.Dataset") -> "xr.DataArray":
+    return run["contraction"] + run["statistical"] + run["elementwise"]
+
+
+def _counted(row: str, bound: float, twice: str) -> Claim:
+    """A claim on the words of kernels over those of the unfused list."""
+    return (
+        reduce.cell("ratio", row)
+        .at_most(bound, f"{row}: words over those of the unfused list")
+        .fails({row: twice}, {row: "operator by operator"})
+    )
+
+
+KERNELS = Table(
+    id="data_movement/kernels",
+    title="Words that an encoder layer of our kernels reads and writes, as it runs",
+    paper=f"{PAPER}, abstract: up to 22.91 % less, on a list that is not known",
+    caption=(
+        "Ki words (2^10), forward and backward, 2 sequences of 64 tokens, 4 heads, "
+        "width 32: each tensor is 1/1024 of BERT-large's with 8 x 512 tokens. Kernels "
+        "are interpreted and what they load and store is counted; contractions, the "
+        "biases of attention and two sums of gradients are counted by their operands. "
+        "small: operands below 1 Ki words, such as biases, which each program reads, "
+        "and partial sums of columns; they are in no other column. x read twice: the "
+        "norm reads its input a second time."
+    ),
+    shows=(
+        "Words that a transformer layer reads and writes were counted while its "
+        "kernels ran, by class of operator. Shorter bars move less: our kernels less "
+        "than the paper's list of fused operators."
+    ),
+    picture=Bars(
+        "contraction",
+        "statistical",
+        "elementwise",
+        stacked=True,
+        label="words moved, forward and backward, Ki",
+    ),
+    columns={
+        "contraction": "contractions",
+        "statistical": "softmax and norms",
+        "elementwise": "elementwise",
+        "total": ("all", _total),
+        "ratio": (
+            "of unfused",
+            lambda run, rows: _total(run) / _total(rows["operator by operator"]),
+        ),
+        "small": "small",
+        "most": "reads or writes of a tensor, most",
+    },
+    tiers=on_cpu(
+        minutes=6.0,
+        runs=grid("data_movement/counted", _COUNTED),
+        claims={
+            "stored": _counted(_STORED, 0.842, "x read twice, masks stored"),
+            "drawn again": _counted(_AGAIN, 0.745, "x read twice, masks drawn again"),
+            "once": reduce.most("most", _STORED, _AGAIN)
+            .at_most(
+                1.0, "times that a tensor of 1 Ki words or more is read or written"
+            )
+            .fails({_AGAIN: "x read twice, masks drawn again"}),
+        },
+    ),
+)
+
+_RATES = {"0": {}, "0.1": dict.fromkeys(("dropout", "attention_dropout"), "0.1")}
+_BLOCKS = ("plain", "fused")
+
+
+def _options(block: str, rate: str) -> dict[str, str]:
+    named = {"block": block} | _RATES[rate]
+    return {f"model.options.{name}": value for name, value in named.items()}
+
+
+def _losses(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns medians over seeds, and the largest distance from the plain block."""
+    cells = {}
+    for name, row in rows.items():
+        last = row["loss"].isel(step=-1)
+        rate = name.split(", ")[1]
+        apart = abs(last - rows[f"plain, {rate}"]["loss"].isel(step=-1))
+        cells[name] = {
+            "first": float(row["loss"].isel(step=0).median()),
+            "last": float(last.median()),
+            "validation": float(row["val_loss"].isel(eval_step=-1).median()),
+            "apart": float(apart.max()),
+        }
+    return reduce.from_cells(cells)
+
+
+def _same(rate: str) -> Claim:
+    return (
+        reduce.cell("apart", f"fused, {rate}")
+        .at_most(1e-3, f"nats from the plain block's last loss, dropout {rate}, most")
+        .fails({f"fused, {rate}": "fused, 0.1, other masks"})
+    )
+
+
+DROPOUT = Table(
+    id="data_movement/dropout",
+    title="A Transformer with dropout trained in plain and in fused blocks",
+    paper=f"{PAPER}: the fused layer computes what the frameworks' layers do",
+    caption=(
+        "Characters of Python's reference, 2 post-norm blocks of width 64, 100 steps "
+        "of AdamW, batches of 8 windows of 32; medians of 3 seeds. Dropout of what "
+        "attention and feed-forward part put out, and of the attention's weights. "
+        "apart: largest distance, over seeds, of the last step's loss from that of the "
+        "plain block. other masks: the gradient draws those of another seed."
+    ),
+    shows=(
+        "The same small language model was trained with plain and with fused blocks. "
+        "Equal bars are what fusion must leave; a gradient with other masks than the "
+        "forward pass learns otherwise."
+    ),
+    picture=Bars("last", by=", ", label="loss of the last step, nats"),
+    columns={
+        "first": "first loss",
+        "last": "last loss",
+        "validation": "validation",
+        "apart": "apart",
+    },
+    reduce=_losses,
+    tiers=on_cpu(
+        minutes=4.0,
+        runs={
+            **{
+                f"{block}, {rate}": Runs(
+                    config="data_movement/dropout",
+                    overrides=_options(block, rate),
+                    seeds=(0, 1, 2),
+                )
+                for block in _BLOCKS
+                for rate in _RATES
+            },
+            "fused, 0.1, other masks": Runs(
+                config="data_movement/dropout:broken",
+                overrides=_options("fused", "0.1"),
+                seeds=(0, 1, 2),
+            ),
+        },
+        claims={
+            **{f"same, {rate}": _same(rate) for rate in _RATES},
+            "learned": reduce.most("last", "plain, 0", "plain, 0.1")
+            .at_most(3.5, "last loss of the plain block, nats, most")
+            .fails(columns={"last": "first"}),
         },
     ),
 )

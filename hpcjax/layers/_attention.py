@@ -160,8 +160,8 @@ def _choose(
     if not possible:
         raise UnsupportedOp(
             f"attention {implementation!r} takes no mask, no slopes, no dropout, and "
-            f"as many queries as keys: got {query.shape[1]} queries, {key.shape[1]} keys; "
-            "take 'reference'"
+            f"as many queries as keys: got {query.shape[1]} queries, {key.shape[1]} "
+            "keys; take 'reference'"
         )
     if implementation == "cudnn" and query.dtype not in _HALF:
         raise UnsupportedOp(

@@ -1,6 +1,7 @@
 """BERT's fused block equals its plain one, forward and backward."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -76,48 +77,6 @@ RATES = {"attention": 0.1, "out": 0.2, "up": 0.3, "down": 0.4}
 SIZES = ir.encoder_sizes(batch=2, length=5, heads=2, width=8)
 
 
-def fused_layer(params, x, seeds, rates):
-    """`layer.plain_layer` with the fused operations of `kernels` between contractions.
-
-    `seeds` and `rates` are of the masks; that of "out" is drawn for `bji`.
-    """
-
-    def dropout(name):
-        return {"seed": seeds[name], "rate": rates[name]}
-
-    stacked = jnp.einsum("qphi,ibj->qphbj", params["w_qkv"], x)
-    query, key, value = kernels.attention_biases(
-        stacked, params["b_qkv"][..., None, None]
-    )
-    scores = jnp.einsum("phbk,phbj->hbjk", key, query)
-    scale = query.shape[0] ** -0.5
-    dropped = kernels.softmax_dropout(scores, scale=scale, **dropout("attention"))
-    mixed = jnp.einsum("phbk,hbjk->phbj", value, dropped)
-    out = jnp.einsum("phi,phbj->bji", params["w_out"], mixed)
-    normed = kernels.dropout_residual_norm(
-        out,
-        params["b_out"],
-        jnp.moveaxis(x, 0, -1),
-        params["scale_1"],
-        params["shift_1"],
-        eps=layer.EPS,
-        **dropout("out"),
-    )
-    up = jnp.einsum("bji,ui->bju", normed, params["w_up"])
-    hidden = kernels.bias_activation_dropout(up, params["b_up"], **dropout("up"))
-    down = jnp.einsum("bju,iu->bji", hidden, params["w_down"])
-    y = kernels.dropout_residual_norm(
-        down,
-        params["b_down"],
-        normed,
-        params["scale_2"],
-        params["shift_2"],
-        eps=layer.EPS,
-        **dropout("down"),
-    )
-    return jnp.moveaxis(y, -1, 0)
-
-
 @pytest.mark.slow
 @pytest.mark.acceptance("data-movement", 1)
 def test_with_dropout_the_fused_layer_is_the_plain_one_with_the_same_masks():
@@ -137,7 +96,8 @@ def test_with_dropout_the_fused_layer_is_the_plain_one_with_the_same_masks():
         order = [own.index(a) for a in layer.MASKS[name]]
         masks[name] = kept.transpose(order) / (1 - rate)
     want, pull = jax.vjp(lambda p, x: layer.plain_layer(p, x, masks), params, x)
-    got, own_pull = jax.vjp(lambda p, x: fused_layer(p, x, seeds, RATES), params, x)
+    fused = functools.partial(layer.fused_layer, seeds=seeds, rate=RATES)
+    got, own_pull = jax.vjp(fused, params, x)
     np.testing.assert_allclose(got, want, atol=1e-5)
     pairs = zip(jax.tree.leaves(own_pull(g)), jax.tree.leaves(pull(g)), strict=True)
     for own, other in pairs:
