@@ -270,9 +270,7 @@ KERNELS = Table(
         "than the paper's list of fused operators."
     ),
     picture=Bars(
-        "contraction",
-        "statistical",
-        "elementwise",
+        ("contraction", "statistical", "elementwise"),
         stacked=True,
         label="words moved, forward and backward, Ki",
     ),

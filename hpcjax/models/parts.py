@@ -6,10 +6,12 @@ import jax
 
 from hpcjax.core.dtypes import Policy
 from hpcjax.core.errors import UnsupportedOp
-from hpcjax.core.keys import Key
+from hpcjax.core.keys import Key, derive
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
-from hpcjax.models.block import Block, Sizes
+from hpcjax.models.block import Sizes
+from hpcjax.models.dropout import training_key
+from hpcjax.models.fused import block_class
 from hpcjax.models.modules import FLOAT32
 from hpcjax.models.transformer import CausalLm, cut_causal_lm, positions_of
 from hpcjax.models.transformer_config import CausalLmConfig
@@ -84,15 +86,16 @@ class _Unrolled(CausalLm):
         del self.blocks
         self.depth = config.depth
         for index in range(config.depth):
-            block = Block(Sizes.of_causal_lm(config, policy))
+            block = block_class(config.options)(Sizes.of_causal_lm(config, policy))
             setattr(self, f"block_{index}", block)
 
     def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
-        del train, key
         positions = positions_of(x)
+        drops = training_key(self.options, key, len(x), train=train)
         y = self.embed_tokens(x, positions)
         for index in range(self.depth):
-            y = getattr(self, f"block_{index}")(y, positions)
+            own = None if drops is None else derive(drops, "dropout", index)
+            y = getattr(self, f"block_{index}")(y, positions, drops=own)
         return self.to_logits(self.finish(y))
 
 

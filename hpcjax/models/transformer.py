@@ -314,7 +314,8 @@ def cut_causal_lm(
     def embed(model: CausalLm, tokens: jax.Array, **_: Any) -> jax.Array:
         return model.embed_tokens(tokens, positions_of(tokens))
 
-    def block(layer: Block, y: jax.Array, **_: Any) -> jax.Array:
+    def block(layer: Block, y: jax.Array, *, train: bool, **_: Any) -> jax.Array:
+        training_key(config.options, None, len(y), train=train)  # refuses dropout
         return layer(y, positions_of(y))
 
     def head(model: CausalLm, y: jax.Array, **_: Any) -> jax.Array:
