@@ -14,7 +14,7 @@ from hpcjax.optim import AdamWConfig
 from hpcjax.train.config import TrainConfig
 
 base = Config(
-    dataset=CharTextConfig(context=32),
+    dataset=CharTextConfig(context=32, validation=0.01),
     model=CausalLmConfig(
         depth=2,
         width=64,

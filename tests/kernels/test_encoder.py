@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from hpcjax import kernels
-from hpcjax.core.errors import ConfigError
+from hpcjax import ir, kernels, perf
+from hpcjax.core.errors import ConfigError, UnsupportedOp
 
 SEED = jnp.uint32(7)
 # Odd sizes, one key, one feature.
@@ -213,3 +213,223 @@ def test_a_rate_just_below_one_drops_nearly_all_and_an_order_has_all_axes():
     for order in ((0, 0), (0,), (0, 2)):
         with pytest.raises(ConfigError, match="order must have each axis once"):
             kernels.keep_mask(SEED, (2, 3), 0.5, order)
+
+
+# Interpreted, kernels run a program a row: few rows, and widths that fill no block.
+_RNG = np.random.default_rng(73)
+DRAWN = [
+    tuple(map(int, (*_RNG.integers(1, 5, 1 + n % 3), _RNG.integers(1, 34))))
+    for n in range(20)
+]
+OPERATIONS = ("softmax", "norm", "relu", "gelu_erf", "gelu_tanh")
+
+
+def call(operation, args, seed, **options):
+    """An operation on (x, residual, bias, scale, shift), as far as it takes them."""
+    x, residual, bias, scale, shift = args
+    if operation == "softmax":
+        return kernels.softmax_dropout(x, seed, scale=0.7, **options)
+    if operation == "norm":
+        return kernels.dropout_residual_norm(
+            x, bias, residual, scale, shift, seed, **options
+        )
+    return kernels.bias_activation_dropout(
+        x, bias, seed, activation=operation, **options
+    )
+
+
+def arguments(shape, order=None, dtype="float32"):
+    """Arrays for `call`, laid out in an order, and a cotangent."""
+    laid = shape if order is None else tuple(shape[axis] for axis in order)
+    wholes = [normal(*laid, seed=s).astype(dtype) for s in (0, 1, 5)]
+    rows = [normal(shape[-1], seed=s).astype(dtype) for s in (2, 3, 4)]
+    return (wholes[0], wholes[1], *rows), wholes[2]
+
+
+def both_passes(operation, args, g, seed, **options):
+    y, pull = jax.vjp(lambda *args: call(operation, args, seed, **options), *args)
+    return [y, *pull(g)]
+
+
+def near(found, wanted, tolerance=4e-6):
+    for one, other in zip(found, wanted, strict=True):
+        mine, theirs = (np.asarray(each, np.float64) for each in (one, other))
+        scale = tolerance * (1 + abs(theirs).max())
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=scale)
+
+
+@pytest.mark.quick("1", "8", "15", "19")
+@pytest.mark.acceptance("data-movement", 3)
+@pytest.mark.parametrize("number", range(20))
+def test_kernels_are_the_definition_forward_and_backward(number):
+    """Odd sizes, orders of axes, one seed and one a row, masks drawn and stored."""
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
+    shape, operation = DRAWN[number], OPERATIONS[number % 5]
+    rng = np.random.default_rng(number)
+    order = tuple(map(int, rng.permutation(len(shape)))) if number % 2 else None
+    several = number % 4 > 1 and len(shape) > 1
+    seed = jnp.arange(shape[0], dtype=jnp.uint32) if several else SEED
+    options = {"rate": 0.3 * (number % 7 > 0), "order": order}
+    options["masks"] = ("recomputed", "stored")[number % 3 == 0]
+    args, g = arguments(shape, order)
+    plain, own = (
+        both_passes(operation, args, g, seed, implementation=each, **options)
+        for each in ("reference", "interpreted")
+    )
+    near(own, plain)
+    # The definition in another order is that of the canonical array, transposed.
+    if order is not None:
+        back = np.argsort(order)
+        turned = (*(jnp.transpose(a, back) for a in args[:2]), *args[2:])
+        y = call(operation, turned, seed, **{**options, "order": None})
+        np.testing.assert_allclose(plain[0], jnp.transpose(y, order), atol=1e-6)
+
+
+def bound_orders():
+    """How `ir.gemm_layouts` may lay out what the operations take, by their axes."""
+    sizes = ir.encoder_sizes(batch=2, length=3, heads=2, width=4)
+    found = {}
+    for einsum, canonical, at in (
+        ("phbk,phbj->hbjk", "hbjk", 2),
+        ("phi,phbj->bij", "bji", 2),
+        ("bji,ui->bju", "bju", 2),
+        ("bju,iu->bji", "bji", 2),
+    ):
+        orders = found.setdefault(canonical, set())
+        for gemm in ir.gemm_layouts(einsum, sizes):
+            orders.add(gemm.einsum.replace("->", ",").split(",")[at])
+    return [(axes, order) for axes in sorted(found) for order in sorted(found[axes])]
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("data-movement", 3)
+def test_kernels_take_every_layout_that_contractions_bind():
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
+    sizes = {"h": 1, "b": 2, "j": 2, "k": 3, "i": 5, "u": 3}
+    layouts = bound_orders()
+    assert len({axes for axes, _ in layouts}) == 3
+    operations = {"hbjk": "softmax", "bji": "norm", "bju": "relu"}
+    for canonical, laid in layouts:
+        order = tuple(canonical.index(axis) for axis in laid)
+        shape = tuple(sizes[axis] for axis in canonical)
+        args, _ = arguments(shape, order)
+        own, plain = (
+            call(operations[canonical], args, SEED, rate=0.4, order=order, **each)
+            for each in ({"implementation": "interpreted"}, {})
+        )
+        near([own], [plain])
+
+
+@pytest.mark.acceptance("data-movement", 6)
+def test_an_interpreted_norm_of_a_large_mean_is_near_float64():
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
+    x, g = 1e4 + normal(3, 512), normal(3, 512, seed=1)
+    one, zero = jnp.ones(512), jnp.zeros(512)
+    y, pull = jax.vjp(
+        lambda x: kernels.dropout_residual_norm(
+            x, zero, jnp.zeros_like(x), one, zero, implementation="interpreted"
+        ),
+        x,
+    )
+    wide = np.asarray(x, np.float64)
+    assert abs(np.asarray(y) - layer_norm(wide)).max() < 5e-3
+    want = norm_gradient(wide, 1.0, np.asarray(g, np.float64), 1e-5)
+    assert abs(np.asarray(pull(g)[0]) - want).max() < 5e-3
+
+
+@pytest.mark.acceptance("data-movement", 7)
+def test_an_interpreted_query_that_sees_nothing_has_zeros_and_no_gradient():
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
+    scores = normal(2, 3, 4).at[0, 1].set(-jnp.inf)
+    y, pull = jax.vjp(
+        lambda x: kernels.softmax_dropout(
+            x, SEED, rate=0.2, implementation="interpreted"
+        ),
+        scores,
+    )
+    (grad,) = pull(normal(2, 3, 4, seed=1))
+    assert np.isfinite(y).all()
+    assert np.isfinite(grad).all()
+    assert not np.asarray(y[0, 1]).any()
+    assert not np.asarray(grad[0, 1]).any()
+
+
+@pytest.mark.acceptance("data-movement", 8)
+def test_the_masks_of_kernels_are_those_of_keep_mask_bit_by_bit():
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
+    for rate in (0.5, 1 - 1e-12):
+        for seed in (jnp.uint32(2**32 - 1), jnp.array([1, 2**31], jnp.uint32)):
+            x = jnp.ones((2, 3, 61))
+            y, pull = jax.vjp(
+                lambda x, seed=seed, rate=rate: kernels.bias_activation_dropout(
+                    x, jnp.zeros(61), seed, rate=rate, implementation="interpreted"
+                ),
+                x,
+            )
+            kept = kernels.keep_mask(seed, x.shape, rate)
+            np.testing.assert_array_equal(np.asarray(y) > 0, kept)
+            np.testing.assert_array_equal(np.asarray(pull(x)[0]) > 0, kept)
+
+
+@pytest.mark.slow
+def test_bfloat16_kernels_are_within_a_unit_of_the_last_place():
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
+    args, g = arguments((2, 3, 17), dtype="bfloat16")
+    for operation in ("softmax", "norm", "gelu_erf"):
+        plain, own = (
+            both_passes(operation, args, g, SEED, rate=0.3, implementation=each)
+            for each in ("reference", "interpreted")
+        )
+        assert [leaf.dtype for leaf in own] == [leaf.dtype for leaf in plain]
+        near(own, plain, 2**-6)
+
+
+def test_kernels_read_and_write_each_array_once():
+    pytest.importorskip("triton", reason="`make kernels` has not been called")
+    args, g = arguments((5, 33))
+    for operation in ("softmax", "norm", "relu"):
+        found = perf.count_accesses(
+            lambda operation=operation: both_passes(
+                operation, args, g, SEED, rate=0.3, implementation="interpreted"
+            )
+        )
+        assert len(found) == 2
+        for kernel in found:
+            for done in (kernel.loaded, kernel.stored):
+                counts = {n: c for n, c in done.items() if kernel.sizes[n] == 5 * 33}
+                assert set(counts.values()) <= {0, 5 * 33}, kernel
+
+
+@pytest.mark.quick("norm")
+@pytest.mark.parametrize("operation", ["softmax", "norm", "relu"])
+def test_kernels_are_compiled_for_hopper(machine_code, operation):
+    args, g = arguments((64, 512), dtype="bfloat16")
+    found = machine_code(
+        lambda *args: both_passes(
+            operation, args, g, SEED, rate=0.1, implementation="triton"
+        ),
+        *args,
+    )
+    assert len(found) == 2
+    for code in found:
+        assert code.spilled == 0
+        assert code.registers <= 128
+
+
+def test_what_kernels_cannot_is_told():
+    x, row = jnp.ones((2, 8200)), jnp.ones(8200)
+    with pytest.raises(UnsupportedOp, match="rows of at most 8192: got 8200"):
+        kernels.softmax_dropout(x, implementation="interpreted")
+    assert kernels.softmax_dropout(x).shape == x.shape
+    with pytest.raises(UnsupportedOp, match="device is a cpu"):
+        kernels.softmax_dropout(x[:, :9], implementation="triton")
+    with pytest.raises(ConfigError, match="takes floats: got dtype='int32'"):
+        kernels.softmax_dropout(jnp.ones((2, 2), int))
+    with pytest.raises(ConfigError, match="bias must have a number for each"):
+        kernels.bias_activation_dropout(x, row[:3])
+    with pytest.raises(ConfigError, match="beside x must have its shape"):
+        kernels.dropout_residual_norm(x, row, x[:1], row, row)
+    with pytest.raises(ConfigError, match="order must have each axis once"):
+        kernels.softmax_dropout(x, order=(0, 0))
+    with pytest.raises(ConfigError, match="one for each element of the first"):
+        kernels.softmax_dropout(x, jnp.arange(3, dtype=jnp.uint32), rate=0.1)

@@ -79,7 +79,12 @@ SIZES = ir.encoder_sizes(batch=2, length=5, heads=2, width=8)
 
 @pytest.mark.slow
 @pytest.mark.acceptance("data-movement", 1)
-def test_with_dropout_the_fused_layer_is_the_plain_one_with_the_same_masks():
+@pytest.mark.parametrize("implementation", ["reference", "interpreted"])
+def test_with_dropout_the_fused_layer_is_the_plain_one_with_the_same_masks(
+    implementation,
+):
+    if implementation == "interpreted":
+        pytest.importorskip("triton", reason="`make kernels` has not been called")
     rng = np.random.default_rng(0)
 
     def draw(axes):
@@ -97,6 +102,7 @@ def test_with_dropout_the_fused_layer_is_the_plain_one_with_the_same_masks():
         masks[name] = kept.transpose(order) / (1 - rate)
     want, pull = jax.vjp(lambda p, x: layer.plain_layer(p, x, masks), params, x)
     fused = functools.partial(layer.fused_layer, seeds=seeds, rate=RATES)
+    fused = functools.partial(fused, implementation=implementation)
     got, own_pull = jax.vjp(fused, params, x)
     np.testing.assert_allclose(got, want, atol=1e-5)
     pairs = zip(jax.tree.leaves(own_pull(g)), jax.tree.leaves(pull(g)), strict=True)
