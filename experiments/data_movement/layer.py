@@ -1,6 +1,6 @@
 """An encoder layer in plain JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 EPS = 1e-5
@@ -33,36 +33,48 @@ def shapes(axes: Mapping[str, str], sizes: Mapping[str, int], dtype: str) -> Any
     }
 
 
-def plain_layer(params: Mapping[str, Any], x: Any, masks: Mapping[str, Any]) -> Any:
+def plain_layer(
+    params: Mapping[str, Any],
+    x: Any,
+    masks: Mapping[str, Any],
+    attend: Callable[..., Any] | None = None,
+) -> Any:
     """Returns the output `[i, b, j]` of a post-norm encoder layer.
 
     Args:
       params: as `PARAMETERS`.
       x: `[i, b, j]`.
       masks: as `MASKS`.
+      attend: of queries, keys and values `[b, j, h, p]`, without dropout; None for
+        softmax and dropout here.
     """
     import jax
     import jax.numpy as jnp
 
     stacked = jnp.einsum("qphi,ibj->qphbj", params["w_qkv"], x)
     query, key, value = stacked + params["b_qkv"][..., None, None]
-    scores = jnp.einsum("phbk,phbj->hbjk", key, query)
-    weights = jax.nn.softmax(scores * query.shape[0] ** -0.5, axis=-1)
-    dropped = weights * masks["attention"]
-    mixed = jnp.einsum("phbk,hbjk->phbj", value, dropped)
+    if attend is not None:
+        turned = (jnp.transpose(each, (2, 3, 1, 0)) for each in (query, key, value))
+        mixed = jnp.transpose(attend(*turned), (3, 2, 0, 1))
+    else:
+        scores = jnp.einsum("phbk,phbj->hbjk", key, query)
+        weights = jax.nn.softmax(scores * query.shape[0] ** -0.5, axis=-1)
+        dropped = weights * masks["attention"]
+        mixed = jnp.einsum("phbk,hbjk->phbj", value, dropped)
     out = jnp.einsum("phi,phbj->bij", params["w_out"], mixed)
     out = (out + params["b_out"][:, None]) * masks["out"]
     total = jnp.moveaxis(out, 1, 2) + jnp.moveaxis(x, 0, -1)
-    normed = _norm(total, params["scale_1"], params["shift_1"])
+    normed = normalise(total, params["scale_1"], params["shift_1"])
     up = jnp.einsum("bji,ui->bju", normed, params["w_up"]) + params["b_up"]
     hidden = jax.nn.relu(up) * masks["up"]
     down = jnp.einsum("bju,iu->bji", hidden, params["w_down"]) + params["b_down"]
     total = down * masks["down"] + normed
-    y = _norm(total, params["scale_2"], params["shift_2"])
+    y = normalise(total, params["scale_2"], params["shift_2"])
     return jnp.moveaxis(y, -1, 0)
 
 
-def _norm(x: Any, scale: Any, shift: Any) -> Any:
+def normalise(x: Any, scale: Any, shift: Any) -> Any:
+    """Returns the layer norm of the last axis."""
     import jax
 
     centred = x - x.mean(axis=-1, keepdims=True)
