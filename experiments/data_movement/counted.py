@@ -94,8 +94,8 @@ def _count(cfg: Config) -> tuple[Any, ...]:
     seeds = {name: jax.numpy.uint32(number) for number, name in enumerate(_RATES)}
     options = {"masks": cfg.masks, "implementation": "interpreted"}
 
-    def both(params: object, x: "jax.Array") -> object:
-        def forward(params: object, x: "jax.Array") -> "jax.Array":
+    def both(params: Any, x: "jax.Array") -> Any:
+        def forward(params: Any, x: "jax.Array") -> "jax.Array":
             return layer.fused_layer(params, x, seeds, rate=_RATES, **options)
 
         y, pull = jax.vjp(forward, params, x)

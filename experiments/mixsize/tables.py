@@ -1,6 +1,6 @@
 """Tables of training with mixed image sizes."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def fashion(rows: reduce.Rows) -> "xr.Dataset":
     for name, run in rows.items():
         for size in run["test_size"].values.tolist():
             own = run.sel(test_size=size)
-            cells = {
+            cells: dict[str, Any] = {
                 "megaflops": own["flops"].isel(seed=0) / 1e6,
                 "work": own["work"].isel(seed=0),
             }

@@ -47,11 +47,13 @@ def run(cfg: Config) -> "runs.Figures":
     """Counts the slots of an epoch's plan."""
     found: dict[str, list[float]] = {"steps": [], "pixels": [], "apart": []}
     base = cfg.batch_size * cfg.base_size**2
+    counted: Any = _Counted(cfg.examples)
     for mode in MODES:
-        alone = {"sizes": (cfg.base_size,), "probs": (1.0,)}
-        own = {"sizes": cfg.sizes, "probs": cfg.probs} if mode != "none" else alone
-        mixed = data.MixedSizesConfig(base_size=cfg.base_size, mode=mode, **own)
-        plan = data.MixedSizes(_Counted(cfg.examples), mixed).plan(cfg.batch_size, 0, 0)
+        alone: dict[str, Any] = {"sizes": (cfg.base_size,), "probs": (1.0,)}
+        mixed: dict[str, Any] = {"sizes": cfg.sizes, "probs": cfg.probs}
+        own = mixed if mode != "none" else alone
+        made = data.MixedSizesConfig(base_size=cfg.base_size, mode=mode, **own)
+        plan = data.MixedSizes(counted, made).plan(cfg.batch_size, 0, 0)
         pixels = [s.copies * len(s.indices) * s.size**2 / base for s in plan]
         found["steps"].append(len(plan))
         found["pixels"].append(sum(pixels) / (cfg.examples // cfg.batch_size))

@@ -119,7 +119,7 @@ class MixedSizesConfig(Config):
     }
     draws: ClassVar[bool] = True  # its batches itself
 
-    of: Annotated[Any, Part("dataset")] = DigitsConfig()
+    of: Annotated[Any, Part("dataset")] = DigitsConfig()  # pyrefly: ignore[bad-override]
     sizes: tuple[Size, ...] = (4, 8)
     probs: tuple[Fraction, ...] = (0.5, 0.5)
     base_size: Size = 8
@@ -153,8 +153,9 @@ class MixedSizesConfig(Config):
           [(16, 8, 8, 1), (16, 8, 8, 1), (64, 4, 4, 1), (64, 4, 4, 1)]
         """
         whole: Dataset = self.of.load(root)
+        train: Any = MixedSizes(whole, self)
         return whole._replace(
-            train=MixedSizes(whole, self),
+            train=train,
             validation=ResizedSource(whole.validation, self.base_size, self.filter),
             inputs=(self.base_size, self.base_size, whole.inputs[-1]),
             augment=None,

@@ -1,6 +1,6 @@
 """SGD as PyTorch defines it, AdamW and row-wise Adagrad: the baselines."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,7 @@ def scale_by_smoothed_norm(
             # In this order, as the quotient N/‖g‖ may overflow.
             return g / (own + eps).astype(g.dtype) * mean.astype(g.dtype)
 
-        count = optax.safe_increment(state.count)
+        count: Any = optax.safe_increment(state.count)
         return jax.tree.map(scale, updates), SmoothedNormState(count, mean)
 
     return in_full_precision(optax.GradientTransformationExtraArgs(init, update))

@@ -125,9 +125,7 @@ def keep_versions(delays: Delays) -> optax.GradientTransformationExtraArgs:
             jax.tree.map(functools.partial(jnp.array, copy=True), own)
         )
 
-    def update(
-        updates: Any, state: WeightVersions, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, WeightVersions]:
+    def update(updates, state, params=None, **extra_args):
         del extra_args
         if params is None:
             raise ValueError("keep_versions needs params in update: got None")

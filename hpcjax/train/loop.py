@@ -387,7 +387,7 @@ def aligned(task: Task, multiple: int) -> Task:
         return task
 
     def align() -> Task:
-        train = task.dataset.train.aligned(multiple)
+        train: Any = task.dataset.train.aligned(multiple)
         return task.replace(dataset=task.dataset._replace(train=train))
 
     return task.once(("aligned", multiple), align)

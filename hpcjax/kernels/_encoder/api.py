@@ -240,7 +240,8 @@ def _laid_out(
     order, seed = options.order, jnp.uint32(0) if seed is None else seed
     if order is None or options.implementation != "reference":
         return function(options, *wholes, *rows, seed)
-    turned = (jnp.transpose(each, np.argsort(order)) for each in wholes)
+    back = np.argsort(order).tolist()
+    turned = (jnp.transpose(each, back) for each in wholes)
     y = function(options._replace(order=None), *turned, *rows, seed)
     return jnp.transpose(y, order)
 
