@@ -196,7 +196,7 @@ SPREAD = Table(
 
 
 def _edges(layers: int, batch: int) -> str:
-    return f"{layers} layer{'s' * (layers > 1)}, batch {batch}"
+    return f"{layers} layer{'' if layers == 1 else 's'}, batch {batch}"
 
 
 SAMPLED = Table(

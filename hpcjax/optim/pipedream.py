@@ -140,7 +140,7 @@ def keep_versions(delays: Delays) -> optax.GradientTransformationExtraArgs:
 
 def _check(delays: Delays, params: Any) -> dict[str, jax.Array]:
     """Returns parameters by path, with layers as first dimension."""
-    leaves = {p: jnp.asarray(leaf) for p, leaf in trees.flatten(params).items()}
+    leaves = {p: _array(leaf) for p, leaf in trees.flatten(params).items()}
     named = set(trees.paths(params))
     unknown = sorted(set(leaves) - set(delays)) or sorted(set(delays) - named)
     checks.require(
@@ -152,6 +152,13 @@ def _check(delays: Delays, params: Any) -> dict[str, jax.Array]:
     rising = [p for p in deep if list(delays[p]) != sorted(delays[p], reverse=True)]
     checks.require(not rising, "delays must not grow along a stack", rising=rising)
     return deep
+
+
+def _array(leaf: Any) -> jax.Array:
+    """Returns a leaf as an array, zeros of a shape."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    return jnp.asarray(leaf)
 
 
 def _keep(

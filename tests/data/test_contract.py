@@ -237,8 +237,9 @@ def test_missing_data_names_file_command_and_licence(name, tmp_path):
 def test_every_config_and_entry_is_registered(tiny_root):
     used = {type(make()) for make in REGISTRY.values()}
     # Their training parts draw batches themselves: test_sampled_graph, test_links,
-    # test_programs.
+    # test_programs, test_mixed_sizes.
     used |= {data.SampledGraphConfig, data.LinksConfig, data.ProgramsConfig}
+    used |= {data.MixedSizesConfig}
     every = parts.classes("dataset").values()  # those of papers have tests of their own
     assert used == {each for each in every if each.__module__.startswith("hpcjax.")}
     sets = {name for name, entry in catalog.CATALOG.items() if not entry.weights}
