@@ -103,6 +103,22 @@ class MembersConfig(Config):
         """What a run before must have learnt; nothing if it is empty."""
         return "the mean, by learn=both" if self.learn == "joint" else ""
 
+    def check_before(self, other: Mapping[str, Any]) -> None:
+        """Raises ConfigError unless the run before has learnt means of these folds.
+
+        Of other dates or folds a mean would know the dates that it is not to know.
+
+        Args:
+          other: values of that run's data set that differ from this one's.
+        """
+        if not self.goes_on:
+            return
+        learnt = other.get("learn", self.learn) in ("both", "joint")
+        free = {"holdout"} | ({"learn"} if learnt else set())
+        wrong = {name: value for name, value in other.items() if name not in free}
+        rule = "the run before must have had this dataset and learn=both"
+        checks.require(not wrong, rule, **wrong)
+
     def load(self, root: pathlib.Path) -> Dataset:
         """Opens the forecasts; dates are read when a batch needs them.
 

@@ -183,7 +183,8 @@ def claim(
 
     Raises:
       ConfigError: no such run, a config with which it cannot be resumed, fewer steps
-        than it has taken, or `fork` without `resume`. The run is not changed.
+        than it has taken, `fork` without `resume`, or from a run whose data are not
+        what the config goes on from. The run is not changed.
       RunBusy: another process holds the run.
     """
     if resume == "last":
@@ -205,6 +206,7 @@ def claim(
             log.info("run %s in %s goes on", old.id, old.path.parent)
             yield old
             return
+        _check_before(old, loaded.config)
         child = create(root, loaded.title, loaded.config, parent=old)
     with child.hold_lock():
         log.info("run %s in %s, forked from %s", child.id, child.path.parent, old.id)
@@ -226,6 +228,16 @@ def _continue(folder: RunDirectory, loaded: discover.Loaded) -> None:
         # A kill from here on must not leave an end that is of another config.
         folder.set_status("running")
     folder.write_config(loaded.title, loaded.config, data.get("parent"))
+
+
+def _check_before(old: RunDirectory, config: Any) -> None:
+    """Lets a data set that goes on from a run refuse one of other data."""
+    check = getattr(getattr(config, "dataset", None), "check_before", None)
+    if check is None:
+        return
+    own = configs.to_json(config)["values"]["dataset"]
+    theirs = old.read_config()["values"].get("dataset") or {}
+    check({name: theirs.get(name) for name in own if theirs.get(name) != own[name]})
 
 
 def _copy(old: RunDirectory, child: RunDirectory) -> None:

@@ -1,13 +1,24 @@
 """Rows of a table that start from another row's runs."""
 
+import contextlib
 import json
+import pathlib
 
 import pytest
 
 from hpcjax.core import ConfigError, Diverged
-from hpcjax.runs import build, confirmation, directory, execute, table_records
+from hpcjax.runs import (
+    build,
+    confirmation,
+    directory,
+    discover,
+    execute,
+    table_records,
+)
 from hpcjax.runs.tables import Runs, Tier
 from tests.runs import roots
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 EXPERIMENT = '''
 import dataclasses
@@ -170,3 +181,49 @@ def test_rows_after_what_there_is_not_are_refused(rows, message):
 
     with pytest.raises(ConfigError, match=message):
         make_tier()
+
+
+_HALVES = {"dataset.train": "16", "dataset.validation": "4", "dataset.fold_dates": "4"}
+
+
+@pytest.mark.parametrize(
+    ("joint", "had"),
+    [
+        ({"fold_dates": "3"}, "fold_dates=4"),
+        ({"folds": "2"}, "folds=4"),
+        ({"members": "4"}, "members=5"),
+        ({"share": "0.1"}, "share=0.005"),
+        ({"holdout": "validation"}, None),
+    ],
+)
+def test_means_of_other_folds_are_no_start_for_a_spread(tmp_path, joint, had):
+    """They would know the dates that the spread is learnt around them."""
+    loaded = [
+        discover.load(f"ens_postprocess/circle:{variant}", {**_HALVES, **more}, ROOT)
+        for variant, more in (
+            ("staged", {}),
+            ("joint", {f"dataset.{name}": text for name, text in joint.items()}),
+        )
+    ]
+    before = directory.create(tmp_path, loaded[0].title, loaded[0].config)
+    claimed = directory.claim(tmp_path, loaded[1], resume=before.id, fork=True)
+    refused = pytest.raises(ConfigError, match=f"learn=both: got {had}")
+    with refused if had else contextlib.nullcontext(), claimed as child:
+        assert child.parent == before.id
+    assert len(directory.list_runs(tmp_path)) == (1 if had else 2)
+
+
+def test_what_learnt_no_mean_is_no_start_for_a_spread(tmp_path):
+    loaded = [
+        discover.load(f"ens_postprocess/circle:{variant}", {}, ROOT)
+        for variant in ("spread", "joint", "bias")
+    ]
+    before = directory.create(tmp_path, loaded[0].title, loaded[0].config)
+    with (
+        pytest.raises(ConfigError, match="learn='spread'"),
+        directory.claim(tmp_path, loaded[1], resume=before.id, fork=True),
+    ):
+        pass
+    # What does not go on from means may be forked from anything.
+    with directory.claim(tmp_path, loaded[2], resume=before.id, fork=True) as child:
+        assert child.parent == before.id
