@@ -196,6 +196,10 @@ def test_bad_options_are_told():
         kernels.softmax_dropout(x, scale=0.0, visible=x > 0)
     with pytest.raises(ConfigError, match="eps must be finite and >= 0"):
         kernels.dropout_residual_norm(x, x[0], x, x[0], x[0], eps=-1.0)
+    with pytest.raises(ConfigError, match="at least one axis"):
+        kernels.softmax_dropout(jnp.float32(1.0))
+    with pytest.raises(ConfigError, match=r"each axis once: got order=\(\)"):
+        kernels.softmax_dropout(x, order=())
 
 
 def test_a_mask_that_would_enlarge_the_scores_is_refused():

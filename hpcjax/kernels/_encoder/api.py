@@ -211,7 +211,9 @@ def _check(
     checks.require_choice("masks", options.masks, _MASKS)
     checks.require_positive(scale=options.scale)
     checks.require_finite(0, eps=options.eps)
-    order = options.order or tuple(range(x.ndim))
+    rule = f"{operation} works along the last of at least one axis"
+    checks.require(x.ndim > 0, rule, shape=list(x.shape))
+    order = tuple(range(x.ndim)) if options.order is None else options.order
     rule = "order must have each axis once"
     checks.require(sorted(order) == list(range(x.ndim)), rule, order=order)
     canonical = [x.shape[order.index(axis)] for axis in range(x.ndim)]

@@ -30,7 +30,8 @@ def keep_mask(
 
     Args:
       seed: of the mask, or of each element of the first axis, `[shape[0]]`, whose
-        elements are then numbered from 0; masks of different seeds are independent.
+        elements are then numbered from 0; masks of different seeds
+        are one long sequence at different places, and so look independent.
       shape: of the array whose elements are numbered, fewer than 2³² of one seed.
       rate: probability that an element is dropped, in [0, 1).
       order: the axes of that array in the order in which the result has them; None for
