@@ -69,7 +69,7 @@ def resize(
     Each image is computed by itself, so that its numbers do not depend on the batch.
 
     Raises:
-      ConfigError: an unknown filter, or a size below 1.
+      ConfigError: an unknown filter, a size below 1, or images of whole numbers.
 
     Examples:
       >>> resize(np.ones((2, 8, 6, 3), np.float32), 4).shape
@@ -77,6 +77,8 @@ def resize(
     """
     checks.require_count(1, size=size)
     checks.require_choice("kind", kind, tuple(_FILTERS))
+    rule = "images must be of floating point, as weights are"
+    checks.require(images.dtype.kind not in "biu", rule, dtype=images.dtype)
     count, height, width, channels = images.shape
     if height == width == size:
         return images

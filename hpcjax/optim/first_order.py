@@ -114,9 +114,11 @@ def scale_by_smoothed_norm(
         mean = momentum * state.norm + (1 - momentum) * own
         mean = jnp.where(state.count == 0, own, mean).astype(jnp.float32)
 
+        length = jnp.where(own == 0, 1, own + eps)  # also where ε is none
+
         def scale(g):
             # In this order, as the quotient N/‖g‖ may overflow.
-            return g / (own + eps).astype(g.dtype) * mean.astype(g.dtype)
+            return g / length.astype(g.dtype) * mean.astype(g.dtype)
 
         count: Any = optax.safe_increment(state.count)
         return jax.tree.map(scale, updates), SmoothedNormState(count, mean)

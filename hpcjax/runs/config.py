@@ -124,21 +124,21 @@ def changes(base: Any, config: Any) -> dict[str, str]:
     """Returns the overrides, as on the command line, that turn `base` into `config`.
 
     Raises:
-      ConfigError: there are none, since a chosen config has a field without a default,
-        or a value cannot be written as text.
+      ConfigError: a value cannot be written as text.
     """
     changed: dict[str, str] = {}
-    first = base
+    held = flatten(base)
     target = overrides.keys(config).values()
     # Outer keys first, since choosing a member resets all keys below it.
     for key in sorted(target, key=lambda key: key.path.count(".")):
-        held = flatten(base).get(key.path, ABSENT)
-        if key.settable and not values.are_equal(held, key.value):
+        old = held.get(key.path, ABSENT)
+        if key.settable and not values.are_equal(old, key.value):
             text = key.value if key.group else values.write(key.value, key.hint)
             changed[key.path] = text
-            # Others at once: lists, say, whose lengths must agree.
+            # What a member has before the keys below it need not be valid.
             if key.group:
-                base = overrides.parse(first, changed)
+                keys = overrides.keys(base, changed)
+                held = {path: key.value for path, key in keys.items()}
     return changed
 
 

@@ -146,8 +146,11 @@ def _defaults(cls: Any) -> dict[str, Any]:
     return defaults
 
 
-def keys(config: Any) -> dict[str, Key]:
+def keys(config: Any, pairs: Mapping[str, Any] | None = None) -> dict[str, Key]:
     """Returns the keys of a config by path, including those of its members.
+
+    With `pairs` they are those of the config that `parse` would return, also where it
+    would refuse the combination.
 
     Examples:
       >>> import dataclasses
@@ -157,7 +160,7 @@ def keys(config: Any) -> dict[str, Key]:
       >>> str(keys(Config())["steps"])
       "'steps' (int, here 3)"
     """
-    tree = values.encode(config, type(config))
+    tree = _change(config, pairs or {})
     return {key.path: key for key in _walk(type(config), tree)}
 
 
@@ -202,6 +205,11 @@ def parse(config: Any, pairs: Mapping[str, Any]) -> Any:
       >>> parse(Config(), {"widths": "[64,10]"})
       Config(widths=(64, 10))
     """
+    return values.decode(_change(config, pairs), type(config))
+
+
+def _change(config: Any, pairs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON of a config with some keys changed, not checked as a whole."""
     cls = type(config)
     tree = values.encode(config, cls)
     for path in sorted(pairs, key=lambda path: path.count(".")):
@@ -213,7 +221,7 @@ def parse(config: Any, pairs: Mapping[str, Any]) -> Any:
         *above, name = path.split(".")
         holder = functools.reduce(operator.getitem, above, tree)
         holder[name] = _read(known[path], holder.get(name), pairs[path])
-    return values.decode(tree, cls)
+    return tree
 
 
 def write(config: Any, path: str, value: Any) -> str:

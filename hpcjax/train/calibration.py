@@ -52,14 +52,18 @@ def calibrate(
         here, divided by n, where PyTorch's are divided by n − 1.
 
     Raises:
-      ConfigError: the data set has no images of that size, or devices cannot share a
-        batch.
+      ConfigError: the data set has no images of that size, devices cannot share a
+        batch, or the model has no batch norm.
 
     References:
       Hoffer et al., Mix & Match, 2019; `calibrate_bn` of eladhoffer/convNet.pytorch.
     """
     checks.require_count(1, batches=batches)
     checks.require_choice("variance", variance, ("pooled", "paper"))
+    names = trees.flatten(state.model_state)
+    rule = "the model must have batch norms, whose statistics are calibrated"
+    normed = any(_partner(path, names) for path in names)
+    checks.require(normed, rule, model_state=tuple(names))
     mesh = state.step.sharding.mesh
     devices = per_device.axis_size(mesh, row_axes(mesh))
     rule = f"batch_size must divide by the {devices} devices"

@@ -236,6 +236,8 @@ class Steps:
     def prepare(self, state: TrainState, stream: data.Batches) -> Self:
         """Compiles the steps for all shapes of batches that are known before."""
         if batches := stream.shapes():
+            if len(batches) > MOST_SHAPES:
+                raise _too_many(f"there are {len(batches)}")
             with self._watch.pause("compile"):
                 for number, batch in enumerate(batches, 1):
                     self._spent += self._compile(state, batch, number)[1]
@@ -268,16 +270,20 @@ class Steps:
         self, state: TrainState, batch: Any, number: int
     ) -> tuple[Callable[..., Any], float]:
         if len(self._made) == MOST_SHAPES:
-            raise ConfigError(
-                f"batches may have {MOST_SHAPES} shapes in a run, for each of which a "
-                f"step is compiled: batch {number} has one more; pad to the rungs of a "
-                "ladder, graphs.Ladder, and of dataset=sampled_graph begin it higher, "
-                "by dataset.spare; of dataset=mixed_sizes name fewer sizes"
-            )
+            raise _too_many(f"batch {number} has one more")
         placed = self._request.place(batch)
         step, seconds = compile_step(self._task, self._mesh, state, placed)
         self._made[trees.shapes(batch)] = step
         return step, seconds
+
+
+def _too_many(found: str) -> ConfigError:
+    return ConfigError(
+        f"batches may have {MOST_SHAPES} shapes in a run, for each of which a step is "
+        f"compiled: {found}; pad to the rungs of a ladder, graphs.Ladder, and of "
+        "dataset=sampled_graph begin it higher, by dataset.spare; of "
+        "dataset=mixed_sizes name fewer sizes"
+    )
 
 
 def compile_step(

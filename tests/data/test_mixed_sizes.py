@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 from PIL import Image
 from scipy import stats
 
@@ -13,7 +14,7 @@ from hpcjax import data, models
 from hpcjax.core.errors import ConfigError
 from hpcjax.data import mixed_sizes
 from hpcjax.data._resize import resize_matrix
-from hpcjax.runs import overrides
+from hpcjax.runs import config, overrides
 from hpcjax.runs.training import TrainingConfig
 
 FILTERS = {
@@ -213,6 +214,20 @@ def test_a_size_without_a_batch_is_refused():
         made.shapes(8)
     with pytest.raises(ConfigError, match="kind must be one of"):
         data.resize(np.zeros((1, 2, 2, 1), np.float32), 4, "nearest")
+    with pytest.raises((ConfigError, TypeCheckError), match="images"):
+        data.resize(np.ones((1, 2, 2, 1), np.uint8), 4)
+
+
+def test_changes_do_not_ask_for_what_is_valid_on_the_way():
+    """Sizes by default are too small for this model, and change after `dataset`."""
+    base = TrainingConfig(model=models.ResNetConfig(depth=50))
+    mixed = data.MixedSizesConfig(
+        sizes=(32, 64, 96), probs=(0.5, 0.25, 0.25), base_size=32
+    )
+    wanted = dataclasses.replace(base, dataset=mixed)
+    changes = config.changes(base, wanted)
+    assert changes["dataset.sizes"] == "[32,64,96]"
+    assert overrides.parse(base, changes) == wanted
 
 
 def test_runs_refuse_small_images_and_foresight():

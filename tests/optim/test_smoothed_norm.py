@@ -81,9 +81,11 @@ def test_it_comes_before_clipping_and_decay():
     np.testing.assert_allclose(jnp.linalg.norm(updates), 1, rtol=1e-5)
 
 
-def test_no_gradient_gives_no_update():
+@pytest.mark.parametrize("eps", [1e-6, 0.0])
+def test_no_gradient_gives_no_update(eps):
     found = run(
-        optim.scale_by_smoothed_norm(), [jnp.zeros(2), jnp.ones(2), jnp.zeros(2)]
+        optim.scale_by_smoothed_norm(eps=eps),
+        [jnp.zeros(2), jnp.ones(2), jnp.zeros(2)],
     )
     assert np.isfinite(np.stack(found)).all()
     assert (found[0] == 0).all()

@@ -1,6 +1,7 @@
 """Training on batches of several sizes, and calibrated batch norms."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -195,10 +196,18 @@ def test_every_norm_has_the_moments_of_a_pass_in_training_mode():
 def test_calibration_refuses_what_it_cannot_do():
     made = make(data.MixedSizesConfig())
     state = train.init_state(made, 0, made.mesh(1))
-    same = train.calibrate(made, state, 8, 1, batch_size=8)  # there is no batch norm
-    assert same.model_state == state.model_state
+    with pytest.raises(ConfigError, match="the model must have batch norms"):
+        train.calibrate(made, state, 8, 1, batch_size=8)
+    made = make(data.MixedSizesConfig(), NORMED)
+    state = train.init_state(made, 0, made.mesh(1))
     with pytest.raises(ConfigError, match="variance must be one of"):
         train.calibrate(made, state, 8, 1, variance="none")
-    plain = tiny.task()
-    with pytest.raises(ConfigError, match="size must be 4, the data set's"):
-        train.calibrate(plain, train.init_state(plain, 0, plain.mesh(1)), 8, 1)
+    plain = make(data.DigitsConfig(), NORMED)
+    with pytest.raises(ConfigError, match="size must be 8, the data set's"):
+        train.calibrate(plain, train.init_state(plain, 0, plain.mesh(1)), 4, 1)
+
+
+def test_too_many_sizes_are_refused_before_any_is_compiled():
+    stream = types.SimpleNamespace(shapes=lambda: [{}] * 13)
+    with pytest.raises(ConfigError, match="compiled: there are 13; pad"):
+        loop.Steps(*[None] * 5).prepare(None, stream)
