@@ -14,11 +14,12 @@ import numpy as np
 
 from hpcjax import graphs
 from hpcjax.core import files
-from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
+from hpcjax.core.errors import DataFormatError, DataMissing
 from hpcjax.data.source import Batch, subset
 from hpcjax.graphs import Graph
 from hpcjax.ir import programs
 from hpcjax.ir.programs import ProgramGraph
+from hpcjax.ir.programs.analyses import NotConverged
 
 if TYPE_CHECKING:
     from hpcjax.data.programs import ProgramsConfig
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 FOLDER = "programs"
 MOST_POSITIONS = 1024
 _POJ104 = pathlib.Path(__file__).parent / "files" / "poj104_ir.tar.bz2"
+# With it the digest of a record's code follows the archive.
+_SHA256 = "5a42fd261f7714400168dddecd2a49de106bb93f9784c52276911db5669d4e09"
 # Of an archive of arrays.
 _DAMAGE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
 _ENDS = ("flow", "position", "source", "target")
@@ -52,6 +55,8 @@ def read_texts(source: str) -> dict[str, bytes]:
 
 
 def _read_archive(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+    if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256:
+        raise DataFormatError(f"{path}: expected the archive with SHA-256 {_SHA256}")
     try:
         with tarfile.open(path, "r:bz2") as archive:
             for member in archive:
@@ -210,7 +215,7 @@ def _add_examples(
     for root in programs.draw_roots(graph, config.task, rng):
         try:
             labels = programs.ANALYSES[config.task](graph, root)
-        except ConfigError:  # its sets of dominators do not come to an end
+        except NotConverged:
             continue
         if labels.steps > config.steps:
             continue

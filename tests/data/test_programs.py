@@ -13,6 +13,7 @@ from hpcjax import data, metrics, models, train
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.data import program_source
 from hpcjax.ir import programs
+from hpcjax.ir.programs import analyses
 from tests.ir.programs.modules import FIB
 from tests.train import tiny
 
@@ -99,6 +100,28 @@ def test_what_llvm_cannot_read_is_left_out_and_told(tmp_path, caplog):
     (tmp_path / "a.ll").unlink()
     with pytest.raises(DataFormatError, match=r"LLVM can read none of 1 files: b\.ll"):
         read(None, None)
+
+
+def test_only_an_analysis_without_an_end_leaves_an_example_out(monkeypatch):
+    def make(error):
+        def refuse(graph, root):
+            raise error("no")
+
+        every = {**programs.ANALYSES, "dominance": refuse}
+        monkeypatch.setattr(programs, "ANALYSES", every)
+        config = dataclasses.replace(CONFIG, task="dominance")
+        return program_source.make_examples(config, [programs.from_llvm_ir(FIB)])[0]
+
+    assert make(analyses.NotConverged) == []
+    with pytest.raises(ConfigError, match="no"):
+        make(ConfigError)
+
+
+def test_another_archive_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a.bz2").write_bytes(b"no")
+    monkeypatch.setattr(program_source, "_POJ104", tmp_path / "a.bz2")
+    with pytest.raises(DataFormatError, match=r"a\.bz2: expected the archive with"):
+        program_source.read_texts("poj104")
 
 
 def test_positions_that_are_too_high_are_told_once(caplog):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
 from hpcjax.ir.programs.graph import (
     CONTROL,
     DATA,
@@ -24,6 +25,10 @@ from hpcjax.ir.programs.graph import (
 UPDATES = 1000  # of dominators, after which an analysis is given up
 ROOTS = 10  # of a graph at most
 _COMMUTATIVE = ("add", "fadd", "mul", "fmul", "and", "or", "xor")
+
+
+class NotConverged(ConfigError):
+    """An analysis needs more updates than it may make."""
 
 
 class Labels(NamedTuple):
@@ -104,8 +109,8 @@ def dominance(graph: ProgramGraph, root: int) -> Labels:
     whose end the successors of one that changed are put.
 
     Raises:
-      ConfigError: the root is no instruction of a function, or the sets need more than
-        1,000 updates.
+      ConfigError: the root is no instruction of a function.
+      NotConverged: the sets need more than 1,000 updates.
     """
     _require(graph, root, _instructions(graph), "an instruction of a function")
     function = graph.functions[root]
@@ -125,8 +130,9 @@ def dominance(graph: ProgramGraph, root: int) -> Labels:
         new |= bit[vertex]
         if new != found[vertex] and vertex not in fixed:
             found[vertex], steps = new, steps + 1
-            rule = f"dominators must be found in {UPDATES} updates of sets"
-            checks.require(steps <= UPDATES, rule, root=root, instructions=len(own))
+            if steps > UPDATES:
+                rule = f"dominators must be found in {UPDATES} updates of sets"
+                raise NotConverged(f"{rule}: got {root=}, instructions={len(own)}")
             waiting += graph.following[CONTROL][vertex]
     return _label(graph, [n for n in own if found[n] & bit[root]], steps)
 
