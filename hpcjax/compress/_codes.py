@@ -19,7 +19,7 @@ from hpcjax.core.deferred import realize
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive, whole_batch
 from hpcjax.core.model import Model
-from hpcjax.core.varying import vary
+from hpcjax.core.varying import vary, varying_axes
 
 if TYPE_CHECKING:
     from hpcjax.compress.activations import Codec
@@ -50,7 +50,9 @@ def project(y: jax.Array, matrix: jax.Array) -> jax.Array:
 
 def find_scales(y: Any) -> jax.Array:
     """Returns each channel's largest magnitude, float32 [width]."""
-    return jnp.abs(jnp.asarray(y, jnp.float32)).reshape(-1, y.shape[-1]).max(0)
+    return (
+        jnp.abs(jnp.asarray(y, jnp.float32)).reshape(-1, y.shape[-1]).max(0, initial=0)
+    )
 
 
 def quantize(y: jax.Array, bits: int) -> Code:
@@ -99,7 +101,8 @@ def sum_codes(
     codec: "Codec", axes: tuple[str, ...], y: jax.Array, given: Any
 ) -> jax.Array:
     """Returns what decodes from the sum of codes."""
-    return codec.decode(lax.psum(codec.encode(y, given), axes), y, given)
+    code = lax.psum(codec.encode(y, given), axes)
+    return codec.decode(jax.tree.map(shards.received, code), y, given)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -114,8 +117,9 @@ def _gather_forward(
     codec: "Codec", axes: tuple[str, ...], y: jax.Array, given: Any
 ) -> tuple[jax.Array, Any]:
     own = given
-    if codec.draws:
-        own = {"key": jax.random.fold_in(given["key"], lax.axis_index(axes))}
+    if codec.draws:  # others on devices with other rows of the batch, too
+        places = tuple(sorted({*axes, *varying_axes(y)}))
+        own = {"key": jax.random.fold_in(given["key"], lax.axis_index(places))}
     code = codec.encode(y, own)
     every = jax.tree.map(lambda leaf: _gather(leaf, axes), code)
     like = jax.ShapeDtypeStruct(y.shape, y.dtype)
@@ -139,7 +143,7 @@ def _gather_backward(
 gather_codes.defvjp(_gather_forward, _gather_backward)
 
 
-def compress_sums(model: Model, codec: "Codec") -> Model:
+def compress_sums(model: Model, codec: "Codec", passes: int) -> Model:
     """Returns the network with a codec; see `Codec.apply_to`."""
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     kernels = {
@@ -147,9 +151,9 @@ def compress_sums(model: Model, codec: "Codec") -> Model:
         for path, leaf in trees.flatten(shapes).items()
         if _SUMS.search(path) and leaf.ndim == 3
     }
-    depth = _check(kernels, codec)
-    start = depth // 2 if codec.start is None else codec.start
-    made = _Compressed(model, dataclasses.replace(codec, start=start), kernels, depth)
+    depth, start = _check(kernels, codec)
+    codec = dataclasses.replace(codec, start=start, warmup=codec.warmup * passes)
+    made = _Compressed(model, codec, kernels, depth)
     return model._replace(init=made.init, apply=made.apply, cut=None)
 
 
@@ -182,7 +186,7 @@ class _Compressed(NamedTuple):
         key: Any = None,
         **options: Any,
     ) -> tuple[Any, Any]:
-        """Computes outputs, in training of the first passes without the codec."""
+        """Computes outputs, until the first passes of training without the codec."""
         own, codec = dict(state), self.codec
         steps = own.pop(_STEPS, None)
         plain = {name: leaf for name, leaf in params.items() if name != CODECS}
@@ -193,12 +197,12 @@ class _Compressed(NamedTuple):
         def run(params: Any) -> tuple[Any, Any]:
             return self.model.apply(params, own, x, train=train, key=key, **options)
 
-        if steps is None or not train:
-            y, new = run(coded)
-            return y, new if steps is None else {**new, _STEPS: steps}
+        if steps is None:
+            return run(coded)
         # All devices take one branch, with all its collectives.
-        y, new = lax.cond(steps < codec.warmup, lambda: run(plain), lambda: run(coded))
-        return y, {**new, _STEPS: steps + 1}
+        warm = steps < codec.warmup
+        y, new = lax.cond(warm, lambda: run(plain), lambda: run(coded))
+        return y, {**new, _STEPS: steps + train}
 
     def _draw(self, key: jax.Array, path: str) -> dict[str, jax.Array]:
         """Draws what the codec learns for one kind of sums, stacked from its start."""
@@ -231,8 +235,14 @@ def _layer_keys(key: jax.Array, layers: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, layers)
 
 
-def _check(kernels: dict[str, Any], codec: "Codec") -> int:
-    """Returns the depth; raises ConfigError for a model that is not compressed."""
+def _check(kernels: dict[str, Any], codec: "Codec") -> tuple[int, int]:
+    """Returns the depth of the stack, and where in it the codec starts.
+
+    A stack is of layers, or of groups of them, whose layers start together.
+
+    Raises:
+      ConfigError: a model that is not compressed so.
+    """
     if not kernels:
         raise ConfigError(
             "a codec compresses the sums of attention/output and mlp/down in a stack "
@@ -241,12 +251,15 @@ def _check(kernels: dict[str, Any], codec: "Codec") -> int:
     for leaf in kernels.values():
         codec.check_width(leaf.shape[-1])
     depth = next(iter(kernels.values())).shape[0]
-    if (codec.start or 0) >= depth:
+    group = sum("attention/output" in path for path in kernels) or 1
+    start = depth // 2 * group if codec.start is None else codec.start
+    if start >= depth * group or start % group:
+        of = f", and the first of {group} that are stacked" if group > 1 else ""
         raise ConfigError(
-            f"codec.start must be a layer of the stack: got {codec.start}, {depth} "
-            "layers"
+            f"codec.start must be a layer of the stack{of}: got {start}, "
+            f"{depth * group} layers"
         )
-    return depth
+    return depth, start // group
 
 
 def _sums(node: Any) -> bool:

@@ -44,7 +44,7 @@ class Codec(Config):
     Attributes:
       start: the first layer of a stack whose sums are compressed, of those before it
         all is sent; None for the second half of the layers.
-      warmup: passes of training before anything is compressed.
+      warmup: steps of training before anything is compressed, in validation too.
     """
 
     summed: ClassVar[bool] = False  # whether codes are added up, not gathered
@@ -142,19 +142,24 @@ class Codec(Config):
         )
         return code * (devices - 1) * (2 / devices if self.summed else 1)
 
-    def apply_to(self, model: "Model") -> "Model":
+    def apply_to(self, model: "Model", passes: int = 1) -> "Model":
         """Returns the network whose sums over devices are compressed.
 
         Its parameters are those of the network and, where the codec learns,
         `codecs/<path of the layer>/<name>`, stacked from `start` on. Where kernels are
-        whole there is no sum, and nothing is compressed.
+        whole there is no sum, and nothing is compressed: a model that has been trained
+        with an autoencoder is another one there. What experts sum is never compressed.
+
+        Args:
+          model: with a stack of layers.
+          passes: of training in a step, each of which `warmup` counts.
 
         Raises:
           ConfigError: a model without such sums, or of fewer layers than `start`.
         """
         from hpcjax.compress import _codes
 
-        return _codes.compress_sums(model, self)
+        return _codes.compress_sums(model, self, passes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -327,7 +327,7 @@ def _compose(
     if hasattr(sparsity, "apply_to"):  # the network sees other weights than are trained
         model = sparsity.apply_to(model)
     if cfg.codec is not None:
-        model = cfg.codec.apply_to(model)
+        model = cfg.codec.apply_to(model, cfg.train.accumulate)
     method = train.compose(
         model,
         dataset,

@@ -11,9 +11,14 @@ import pytest
 from hpcjax import compress
 from hpcjax.compress import Autoencoder, Identity, Quantizer, RandomK, TopK
 from hpcjax.compress.activations import clamped_scales
-from hpcjax.core import ConfigError
+from hpcjax.core import ConfigError, trees
 from hpcjax.core.varying import vary
-from hpcjax.models import CausalLmConfig, MlpConfig
+from hpcjax.models import (
+    CausalLmConfig,
+    ExpertsConfig,
+    MlpConfig,
+    TransformerOptions,
+)
 
 SHAPE = 3, 5, 8
 LIKE = jax.ShapeDtypeStruct(SHAPE, "float32")
@@ -222,6 +227,26 @@ def lm(**sizes):
     return CausalLmConfig(**{"depth": 2, "width": 16, "heads": 4, **sizes}).make(
         (4,), 9
     )
+
+
+def test_layers_of_groups_are_counted_as_layers():
+    grouped = ExpertsConfig(count=2, every=2)
+    model = lm(depth=4, options=TransformerOptions(experts=grouped))
+    learnt = jax.eval_shape(Autoencoder(d=3).apply_to(model).init, jax.random.key(0))
+    shapes = trees.flatten(learnt[0]["codecs"])
+    assert shapes["blocks/block_1/attention/output/encoder"].shape == (1, 3, 16)
+    assert Identity(start=2).apply_to(model)
+    for start in (1, 4):
+        message = rf"first of 2 that are stacked: got {start}, 4 layers"
+        with pytest.raises(ConfigError, match=message):
+            Identity(start=start).apply_to(model)
+
+
+def test_nothing_is_a_code_too():
+    y = jnp.zeros((0, 8))
+    codec = Quantizer(bits=4)
+    like = jax.ShapeDtypeStruct(y.shape, y.dtype)
+    assert codec.decode(codec.encode(y, {}), like, {}).shape == y.shape
 
 
 def test_an_autoencoder_as_wide_as_the_activations_warns(caplog):

@@ -13,8 +13,10 @@ from hpcjax import layers, perf, sharding, train
 from hpcjax.compress import Autoencoder, Identity, Quantizer, RandomK, TopK
 from hpcjax.core import ConfigError, compat, shards, trees
 from hpcjax.core.keys import BatchKey
+from hpcjax.core.varying import vary
 from hpcjax.data import CharTextConfig
 from hpcjax.models import CausalLmConfig
+from hpcjax.models.scan import POLICIES
 from hpcjax.runs import training
 from hpcjax.runs.training import TrainingConfig
 from hpcjax.sharding import PipelineConfig, Tensor3dConfig
@@ -169,8 +171,9 @@ def apply(cfg, **options):
     return jax.jit(run, compiler_options=QUICK), shapes.params, tokens
 
 
-def lower(codec, **options):
-    cfg = dataclasses.replace(CONFIG, codec=codec)
+def lower(codec, accumulate=1, **options):
+    steps = dataclasses.replace(CONFIG.train, accumulate=accumulate)
+    cfg = dataclasses.replace(CONFIG, codec=codec, train=steps)
     run, params, tokens = apply(cfg, **{"train": True, **options})
     return run.lower(params, tokens)
 
@@ -191,12 +194,60 @@ def test_layers_before_start_send_all():
     assert plain["all-reduce"].count(whole) - found["all-reduce"].count(whole) == 2
 
 
+def test_what_is_recomputed_sends_no_code_again():
+    """Checkpointed with the policy `collectives`: the decoder's slope needs the sum."""
+    (x, w), given = draw()
+
+    def sums(x, w, given):
+        part = shards.Part(
+            value=w, cuts=((-2, "col"),), codec=CODECS["learnt"], given=given
+        )
+        return (layers.dense(x, part) ** 2).sum()
+
+    kept = jax.checkpoint(sums, policy=POLICIES["collectives"])
+    found = [
+        str(
+            jax.make_jaxpr(
+                jax.shard_map(
+                    jax.grad(each, argnums=(0, 2)),
+                    mesh=mesh(),
+                    in_specs=(P(None, None, "col"), P("col"), P()),
+                    out_specs=(P(None, None, "col"), P()),
+                )
+            )(x, w, given)
+        ).count("f32[3,4,3] = psum")
+        for each in (kept, jax.checkpoint(sums))
+    ]
+    assert found == [1, 2]
+
+
+def test_random_entries_differ_between_devices_with_other_rows_too():
+    codec = RandomK(k=3)
+    on = sharding.make_mesh({"data": 2, "col": 2})
+
+    def local(y):
+        total = codec.sum(y, ("col",), {"key": jax.random.key(0)})
+        return (total != 0)[None]
+
+    y = jnp.ones((2, 16)), P("data", None)
+    run = jax.shard_map(
+        lambda y: local(vary(y, "col")), mesh=on, in_specs=y[1], out_specs=P("data")
+    )
+    first, second = np.asarray(jax.jit(run, compiler_options=QUICK)(y[0]))
+    assert (first != second).any()
+
+
 def test_validation_sends_all_if_asked_to_and_warming_up_does():
     plain = lower(None, train=False).as_text()
     kept = Quantizer(bits=2, skip_in_validation=True)
     assert lower(kept, train=False).as_text() == plain
     assert "ui8" in lower(kept).as_text()
-    assert "case" in lower(Quantizer(bits=2, start=0, warmup=3)).as_text()
+    warming = Quantizer(bits=2, start=0, warmup=3)
+    for trains, passes in ((True, 1), (False, 1), (True, 3)):
+        text = lower(warming, train=trains, accumulate=passes).as_text()
+        assert "case" in text
+        # So many passes, and not steps, are counted.
+        assert ("dense<9.000000e+00> : tensor<f32>" in text) == (passes == 3)
 
 
 @pytest.mark.slow
