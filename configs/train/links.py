@@ -2,7 +2,7 @@
 
 `hpcjax run train/links dataset.order=comet model.decoder=complex optimizer=adagrad
 exchange=ok_topk --devices 2`.
-Needs `hpcjax data fetch wordnet`; dataset.source=umls is small.
+Needs `hpcjax data fetch wordnet`; `dataset.source=umls dataset.negatives=32` is small.
 Expect: `hpcjax table marius/links` is of WN18RR, which you have to have.
 """
 

@@ -65,6 +65,12 @@ class Objective:
                 f"{', '.join(_TAKEN)}, none that ends in seconds: got "
                 f"{', '.join(every)}"
             )
+        both = self.metrics.keys() & self.held_out.keys()
+        if both:
+            raise ConfigError(
+                f"held_out of {self.name} must be further metrics: got "
+                f"{', '.join(sorted(both))} in both"
+            )
         unknown = set(every.values()) - set(BETTER)
         if unknown:
             raise ConfigError(

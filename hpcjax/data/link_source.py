@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcjax.core import checks
 from hpcjax.data.access import shuffle
 from hpcjax.data.pipeline import check_number, shard_rows
 from hpcjax.data.source import Batch, check_indices
@@ -54,6 +55,10 @@ class LinkSampler:
     def __init__(self, links: Triples, config: Any) -> None:
         self._triples, self._relations = links.train, links.relations
         self._entities, self._config = links.entities, config
+        rule = "filtered needs entities² · relations below 2**63"
+        good = not config.filtered or links.entities**2 * links.relations < 2**63
+        given = {"entities": links.entities, "relations": links.relations}
+        checks.require(good, rule, **given)
         first = config.draw(0, 0)
         self._states, partitions = len(first.states), len(first.buckets)
         self._size = -(-links.entities // partitions)
@@ -80,6 +85,8 @@ class LinkSampler:
         if self._config.order == "one_fill":
             held = np.isin(sides, order.states[0]).all(1)
             own, rng = links[held], rng_of(seed, epoch, 1)
+            rule = "the first state of order=one_fill must hold both ends of a link"
+            checks.require(len(own) > 0, rule, states=order.states[0], seed=seed)
             passes = max(1, total // max(1, math.ceil(len(own) / size)))
             links = np.concatenate([rng.permutation(own) for _ in range(passes)])
             state = np.repeat(np.arange(passes), len(own))

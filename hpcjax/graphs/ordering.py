@@ -30,9 +30,6 @@ class Ordering(NamedTuple):
 
 def _beta_states(partitions: int, capacity: int, rng: np.random.Generator) -> list:
     """Returns the states in which every two partitions meet, one swap apart."""
-    rule = "capacity must be at least 2 and at most the partitions, or 1 of 1"
-    good = 2 <= capacity <= partitions or capacity == partitions == 1
-    checks.require(good, rule, capacity=capacity, partitions=partitions)
     drawn = rng.permutation(partitions)
     held, left = drawn[:capacity], drawn[capacity:]
     states = [held.copy()]
@@ -51,6 +48,14 @@ def _beta_states(partitions: int, capacity: int, rng: np.random.Generator) -> li
     return states
 
 
+def _check_numbers(what: str, given: np.ndarray, count: int) -> None:
+    """Raises ConfigError for a number of none of so many, which might wrap."""
+    if given.size:
+        least, most = int(given.min()), int(given.max())
+        rule = f"{what} must have numbers from 0 to {count - 1}"
+        checks.require(0 <= least <= most < count, rule, least=least, most=most)
+
+
 def assign_buckets(
     states: Int[np.ndarray, "states capacity"],
     partitions: int,
@@ -62,7 +67,15 @@ def assign_buckets(
       states: partitions that are resident, each once in a state.
       partitions: of all.
       rng: draws one of these states; None takes the first.
+
+    Raises:
+      ConfigError: a state has a partition twice, or one that is none.
     """
+    _check_numbers("states", states, partitions)
+    twice = np.flatnonzero((np.diff(np.sort(states, axis=1), axis=1) == 0).any(1))
+    for first in twice[:1]:
+        rule = f"state {first} must have each partition once"
+        checks.require(False, rule, state=states[first].tolist())
     resident: Bool[np.ndarray, "states partitions"]
     resident = np.zeros((len(states), partitions), bool)
     np.put_along_axis(resident, states, True, axis=1)
@@ -95,6 +108,9 @@ def beta(partitions: int, capacity: int, rng: np.random.Generator) -> Ordering:
     References:
       Mohoney et al., Marius, OSDI 2021, section 4.
     """
+    rule = "capacity must be at least 2 and at most the partitions, or 1 of 1"
+    good = 2 <= capacity <= partitions or capacity == partitions == 1
+    checks.require(good, rule, capacity=capacity, partitions=partitions)
     return assign_buckets(np.array(_beta_states(partitions, capacity, rng)), partitions)
 
 
@@ -110,7 +126,8 @@ def comet(
       rng: draws groups, states and buckets, anew for each epoch.
 
     Raises:
-      ConfigError: g does not divide p or c, or fewer than two groups are resident.
+      ConfigError: g does not divide p or c, fewer than two groups are resident, or c
+        is above p.
 
     Examples:
       >>> order = comet(8, 4, 2, np.random.default_rng(0))
@@ -125,6 +142,8 @@ def comet(
     checks.require(good, rule, group=group, partitions=partitions, capacity=capacity)
     rule = "two groups must be resident: capacity must be at least twice group"
     checks.require(capacity >= 2 * group, rule, capacity=capacity, group=group)
+    rule, given = "capacity must be at most the partitions", {"partitions": partitions}
+    checks.require(capacity <= partitions, rule, capacity=capacity, **given)
     groups = rng.permutation(partitions).reshape(-1, group)
     coarse = _beta_states(partitions // group, capacity // group, rng)
     states = groups[np.array(coarse)].reshape(len(coarse), capacity)
@@ -187,7 +206,12 @@ def incident_counts(
       edges: their two vertices.
       vertices: number of all.
       ranges: as many as the finest of the orders that are compared has partitions.
+
+    Raises:
+      ConfigError: an edge has an end that is no vertex.
     """
+    checks.require_count(1, ranges=ranges)
+    _check_numbers("edges", edges, vertices)
     sides = edges // -(-vertices // len(ordering.buckets))
     state = ordering.buckets[sides[:, 0], sides[:, 1]]
     own = edges // -(-vertices // ranges)
@@ -207,11 +231,15 @@ def edge_permutation_bias(
     Args:
       counts: see `incident_counts`.
 
+    Raises:
+      ConfigError: there is no edge.
+
     Examples:
       >>> edge_permutation_bias(np.array([[4, 0], [0, 4]])).tolist()
       [1.0, 0.0]
     """
     total = counts.sum(0)
+    checks.require(total.sum() > 0, "there must be an edge", edges=int(total.sum()))
     shares = np.cumsum(counts[:, total > 0], axis=0) / total[total > 0]
     return shares.max(1) - shares.min(1)
 

@@ -20,18 +20,20 @@ def rank_of(
 
     Args:
       scores: of all candidates.
-      answer: number of the right one.
+      answer: number of the right one, from 0.
       known: other right ones, which do not count; the answer and numbers of no
         candidate may be among them.
 
     Returns:
-      The rank; NaN if a score is NaN, or the answer's not finite.
+      The rank; NaN if a score is NaN, or the answer's not finite, or it is none of the
+      candidates.
 
     Examples:
       >>> float(rank_of(jnp.array([3.0, 1.0, 1.0, 2.0]), 1, jnp.array([0, 4])))
       2.5
     """
-    own = scores[answer]
+    how = {"mode": "fill", "fill_value": jnp.nan, "wrap_negative_indices": False}
+    own = scores.at[answer].get(**how)
     others = _leave_out(scores, answer, known)
     higher, equal = jnp.sum(others > own), jnp.sum(others == own)
     good = jnp.isfinite(own) & ~jnp.any(jnp.isnan(scores))

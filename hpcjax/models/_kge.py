@@ -50,8 +50,9 @@ class LinkScores:
         if not self.distance:
             how = {"preferred_element_type": jnp.float32}
             return jnp.einsum("...nd,...md->...nm", queries, answers, **how)
+        queries, answers = (x.astype(jnp.float32) for x in (queries, answers))
         apart = queries[..., :, None, :] - answers[..., None, :, :]
-        square = jnp.sum(jnp.square(apart.astype(jnp.float32)), axis=-1)
+        square = jnp.sum(jnp.square(apart), axis=-1)
         # The root has no gradient at 0.
         return -jnp.sqrt(jnp.where(square > 0, square, 1)) * (square > 0)
 

@@ -55,9 +55,13 @@ def train_cached(
     )
     params, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
     x = setup.batch["x"]
-    rule = "state=row_cache needs a model with a parameter 'table', such as dlrm"
-    fits = "table" in params and isinstance(x, Mapping) and "ids" in x
-    checks.require(fits, rule, parameters=sorted(params))
+    rule = (
+        "state=row_cache needs a model with a parameter 'table', such as dlrm, and "
+        "examples with 'ids' of its rows"
+    )
+    inputs = sorted(x) if isinstance(x, Mapping) else ()
+    fits = "table" in params and "ids" in inputs
+    checks.require(fits, rule, parameters=sorted(params), inputs=inputs)
     optim.check_rows_apart(optimizer.tx)
     rows, ids = len(params["table"]), math.prod(x["ids"].shape)
     capacity = config.capacity or min(rows, ids * config.lookahead)

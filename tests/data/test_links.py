@@ -4,17 +4,21 @@ import dataclasses
 import gzip
 import itertools
 import logging
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 
-from hpcjax import data
+from hpcjax import data, graphs
 from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
+from hpcjax.data import wordnet
 from hpcjax.data.link_source import LinkSampler
 from hpcjax.data.triples import Triples
+from hpcjax.runs import directory
 
 CUT = {"partitions": 8, "capacity": 4, "group": 2, "edges": 16, "negatives": 6}
+ROOT = directory.data_root(pathlib.Path(__file__).parents[2])
 ORDERS = ("memory", "beta", "comet", "one_fill")
 
 
@@ -44,8 +48,7 @@ def scored(batches):
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_an_epoch_has_each_link_once_in_a_new_order(order, batch_size):
     source = sampler(order)
-    states = {"memory": 1, "beta": 8, "comet": 6}[order]
-    states = len(source._config.draw(0, 0).states) if order != "memory" else states
+    states = {"memory": 1, "beta": 10, "comet": 6}[order]
     assert source.epoch_batches(batch_size) == -(-600 // (16 * batch_size)) + states - 1
     made = [scored(epoch(source, number, batch_size)) for number in range(2)]
     for each in made:
@@ -62,7 +65,6 @@ def test_groups_of_comet_are_drawn_for_each_epoch():
     np.testing.assert_array_equal(config.draw(1, 2).states, states[2])
 
 
-@pytest.mark.acceptance("gnn-models", 3)
 @pytest.mark.parametrize("order", ORDERS[1:])
 def test_all_of_a_batch_is_resident_and_filled_up_with_what_is(order):
     source, size = sampler(order, by_degree=0.5), 8
@@ -80,7 +82,6 @@ def test_all_of_a_batch_is_resident_and_filled_up_with_what_is(order):
         assert every == later
 
 
-@pytest.mark.acceptance("gnn-models", 3)
 def test_negatives_are_of_their_example_uniform_or_by_degree():
     links = graph()
     skewed = links._replace(train=links.train // [6, 1, 6] * [6, 1, 6])
@@ -161,12 +162,45 @@ def test_permuted_numbers_are_the_same_graph(tiny_root):
 
 def test_wordnets_links_are_its_pointers_without_inverse_ones(tiny_root):
     links = data.LinksConfig(source="wordnet", permuted=False).read(tiny_root)
-    every = np.concatenate(links[:3])
-    # Each of 400 sets points to the first noun, and to a verb.
-    assert (links.entities, links.relations, len(every)) == (302, 2, 800) or len(
-        np.unique(every, axis=0)
-    ) == len(every)
-    assert len(links.valid) == len(links.test) == len(every) // 10
+    # Each of 400 sets points to the first noun (0); antonyms are left out.
+    assert (links.entities, links.relations) == (400, 1)
+    assert [len(each) for each in links[:3]] == [320, 40, 40]
+    every = sorted(np.concatenate(links[:3]).tolist())
+    assert every == [[each, 0, 0] for each in range(400)]
+    other = data.LinksConfig(source="wordnet", permuted=False, split_seed=1)
+    assert not np.array_equal(other.read(tiny_root).test, links.test)
+
+
+@pytest.mark.acceptance("marius", 10)
+@pytest.mark.slow
+def test_wordnet_has_the_figures_of_the_specification():
+    if not data.is_present("wordnet", ROOT):
+        pytest.skip("wordnet is not here: hpcjax data fetch wordnet")
+    links = data.LinksConfig(source="wordnet").read(ROOT)
+    assert [len(each) for each in links[:3]] == [215_070, 3000, 3000]
+    assert (links.entities, links.relations) == (117_659, 15)
+    found = wordnet.read_pointers(ROOT)
+    edges = np.stack([found.senders, found.receivers], 1)
+    assert len(edges) == 377_592
+    biases, groups = [], []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        moved = rng.permutation(links.entities)[edges]
+        both = graphs.beta(16, 4, rng), graphs.comet(64, 16, 8, rng)
+        counts = [
+            graphs.incident_counts(each, moved, links.entities, 64) for each in both
+        ]
+        biases.append([graphs.edge_permutation_bias(each).max() for each in counts])
+        groups.append(
+            [
+                np.average(graphs.effective_groups(each), weights=each.sum(1))
+                for each in counts
+            ]
+        )
+    less = -np.diff(biases)
+    assert less.min() > 0
+    assert less.mean() >= 0.03
+    assert (np.divide(*np.transpose(groups)[::-1]) >= 1.15).all()
 
 
 def write(folder, train, valid="a\tr\tb\n", test="b\tr\ta\n"):
@@ -218,6 +252,23 @@ def test_entities_without_a_training_link_are_counted_and_told(tmp_path, caplog)
 def test_configs_refuse_what_cannot_be(fields, words):
     with pytest.raises(ConfigError, match=words):
         data.LinksConfig(**fields)
+
+
+def test_a_first_state_without_links_and_keys_that_wrap_are_refused():
+    alone = graph()._replace(train=np.array([[0, 0, 59]], np.int32))
+    fields = {"partitions": 8, "capacity": 2, "negatives": 2}
+    source = LinkSampler(alone, data.LinksConfig(order="one_fill", **fields))
+    refused = 0
+    for seed in range(5):
+        held = data.LinksConfig(order="one_fill", **fields).draw(seed, 0).states[0]
+        if not {0, 7} <= {*held.tolist()}:
+            refused += 1
+            with pytest.raises(ConfigError, match="first state of order=one_fill"):
+                source.sample(0, 1, seed, (0, 1))
+    assert refused
+    wide = alone._replace(entities=2**31, relations=2)
+    with pytest.raises(ConfigError, match=r"entities² · relations below 2\*\*63"):
+        LinkSampler(wide, data.LinksConfig(filtered=True))
 
 
 def test_more_negatives_than_are_resident_and_missing_files_are_refused(

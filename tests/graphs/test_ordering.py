@@ -198,11 +198,17 @@ def test_partitions_fill_a_host_by_the_integer_rules():
     assert 0 < refused < 250
 
 
+def count(edges):
+    order = graphs.beta(4, 2, rng())
+    return graphs.incident_counts(order, np.array(edges, int).reshape(-1, 2), 10, 4)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: graphs.beta(8, 1, rng()), "capacity must be at least 2"),
         (lambda: graphs.beta(4, 5, rng()), "capacity=5, partitions=4"),
+        (lambda: graphs.comet(8, 16, 4, rng()), "capacity=16, partitions=8"),
         (lambda: graphs.comet(8, 4, 3, rng()), "group must divide partitions"),
         (lambda: graphs.comet(8, 4, 0, rng()), "group must divide partitions"),
         (lambda: graphs.comet(8, 4, 4, rng()), "two groups must be resident"),
@@ -212,6 +218,12 @@ def test_partitions_fill_a_host_by_the_integer_rules():
             lambda: graphs.choose_partitions(graphs.GraphBytes(9, 9), 0),
             "must be positive",
         ),
+        (lambda: graphs.assign_buckets(np.array([[0, -1]]), 4), "0 to 3: got least=-1"),
+        (lambda: graphs.assign_buckets(np.array([[0, 4]]), 4), "most=4"),
+        (lambda: graphs.assign_buckets(np.array([[1, 1]]), 4), "state 0 must have"),
+        (lambda: count([[0, 10]]), "edges must have numbers from 0 to 9"),
+        (lambda: count([[-1, 2]]), "least=-1"),
+        (lambda: graphs.edge_permutation_bias(count([[]])), "must be an edge"),
     ],
 )
 def test_orders_that_cannot_be_are_refused(make, words):

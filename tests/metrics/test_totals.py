@@ -212,6 +212,8 @@ def test_a_score_sums_what_its_objective_names():
         objective(batch["x"][:, :3], batch)
     held = dataclasses.replace(objective, held_out={"error": "high"})
     assert set(held(batch["x"][:, :3], batch).sums) == {"loss", "error"}
+    with pytest.raises(core.ConfigError, match="further metrics: got loss in both"):
+        dataclasses.replace(objective, held_out={"loss": "high"})
     with pytest.raises(core.ConfigError, match="of which high is; allowed"):
         held.require_low("val_error")
     other = dataclasses.replace(objective, held_out={"mrr": "high"})

@@ -33,7 +33,6 @@ def every_score(decoder, params, triple, side):
     return np.array([score(decoder, given, vectors[relation], each) for each in table])
 
 
-@pytest.mark.acceptance("gnn-models", 3)
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_training_scores_a_link_among_its_negatives(decoder):
     model, params, state, x, _ = helpers.instance(decoder)
@@ -68,7 +67,6 @@ def test_training_scores_a_link_among_its_negatives(decoder):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-@pytest.mark.acceptance("gnn-models", 3)
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_held_out_links_are_ranked_among_all_entities(decoder):
     model, params, state, *_ = helpers.instance(decoder)
