@@ -185,7 +185,7 @@ def _plan(name: str) -> dict[str, float]:
 
 def _learnt(losses: np.ndarray, wanted: np.ndarray) -> dict[str, Any]:
     """Returns how far losses are from one device's, and when they are at the target."""
-    finite = np.nan_to_num(losses, nan=np.inf)
+    finite = np.nan_to_num(losses, nan=np.inf, posinf=np.inf)
     smooth = np.convolve(finite, np.full(10, 0.1), "valid")
     reached = np.flatnonzero(smooth <= wanted[50:60].mean())
     return {

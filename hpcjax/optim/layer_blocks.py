@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from hpcjax.core import checks, trees
@@ -16,7 +17,7 @@ from hpcjax.core.model import Model
 
 log = logging.getLogger(__name__)
 
-# For each variable that depends on parameters alone: the paths of these parameters.
+# For each variable that no data went into: the paths of the parameters that did.
 Names = dict[Var, frozenset[str]]
 
 
@@ -93,10 +94,21 @@ def layers_of(
       >>> [layer.name for layer in layers_of(forward, shapes, jnp.ones(2))]
       ['b', 'a']
     """
-    closed = jax.make_jaxpr(function)(params, *arguments)
+    return _find_layers(lambda p, _, *rest: function(p, *rest), params, (), *arguments)
+
+
+def _find_layers(
+    function: Callable[..., Any], params: Any, drawn: Any, *arguments: Any
+) -> tuple[Layer, ...]:
+    """Returns `layers_of`, where what comes of `drawn`, such as keys, is no data."""
+    closed = jax.make_jaxpr(function)(params, drawn, *arguments)
     paths = list(trees.flatten(params))
-    named = zip(closed.jaxpr.invars, paths, strict=False)
-    names = {variable: frozenset({path}) for variable, path in named}
+    own = [frozenset({path}) for path in paths]
+    own += [frozenset()] * len(jax.tree.leaves(drawn))
+    names = dict(zip(closed.jaxpr.invars, own, strict=False))
+    # Numbers, such as bounds of a search, are no data either.
+    numbers = [v for v in closed.jaxpr.constvars if v.aval.size == 1]
+    names |= dict.fromkeys(numbers, frozenset())
     uses: dict[str, list[int]] = {path: [] for path in paths}
     for number, path in _uses(closed.jaxpr, names, itertools.count()):
         uses[path].append(number)
@@ -119,11 +131,12 @@ def layers_of_model(model: Model, x: Any) -> tuple[Layer, ...]:
       x: a batch of inputs, or its shapes.
     """
 
-    def forward(params: Any, state: Any, x: Any, key: jax.Array) -> Any:
+    def forward(params: Any, key: jax.Array, state: Any, x: Any) -> Any:
         return model.apply(params, state, x, train=True, key=key)[0]
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return layers_of(forward, *jax.eval_shape(model.init, key), x, key)
+    params, state = jax.eval_shape(model.init, key)
+    return _find_layers(forward, params, key, state, x)
 
 
 def _join(layers: Sequence[Layer]) -> Layer:
@@ -141,9 +154,10 @@ def _uses(
 ) -> Iterator[tuple[int, str]]:
     """Yields (number of an operation, path of a parameter that it uses).
 
-    Operations on parameters alone, such as a cast of all of them at the beginning of
-    the model, do not count as uses. Their results stand for the parameters: they are
-    added to `names`, with which the operations that combine them with data are found.
+    Operations on parameters without data, such as a cast of all of them at the start of
+    the model, or a random mask, do not count as uses. Their results stand for the
+    parameters: they are added to `names`, with which the operations that combine them
+    with data are found. Comparisons and the like have no gradient, and stand for none.
     """
     for equation in jaxpr.eqns:
         inner = equation.params.get("jaxpr")
@@ -158,8 +172,10 @@ def _uses(
             continue
         inputs = [v for v in equation.invars if isinstance(v, Var)]
         paths = frozenset().union(*(names.get(v, ()) for v in inputs))
-        if paths and all(v in names for v in inputs):
-            names.update(dict.fromkeys(equation.outvars, paths))
+        if all(v in names for v in inputs):
+            for v in equation.outvars:
+                inexact = jnp.issubdtype(v.aval.dtype, jnp.inexact)
+                names[v] = paths if inexact else frozenset()
             continue
         number = next(count)
         yield from ((number, path) for path in paths)
@@ -170,10 +186,12 @@ def _hand_over(
 ) -> None:
     """Gives each inner variable the entry of the outer one that it is bound to.
 
-    Outer ones may also be literals, which have none.
+    Outer ones may also be literals, which are no data.
     """
     for variable, own in zip(outer, inner, strict=True):
-        if isinstance(variable, Var) and variable in names:
+        if not isinstance(variable, Var):
+            inside[own] = frozenset()
+        elif variable in names:
             inside[own] = names[variable]
 
 

@@ -61,11 +61,13 @@ def stage_delays(
       x: a batch of inputs, or its shapes.
       stages: p, of a pipeline.
       versions: "stash" has stage s, from 0, wait p − 1 − s updates; "double" all one.
-      costs: of each of `layers_of_model(model, x)`; None: all layers cost the same.
+      costs: of each of `layers_of_model(model, x)`, of a stack that of one of its
+        layers, as `perf.backward_flops` counts; None: all layers cost the same.
       stacked: regexes of the parameters that are stacks of layers.
 
     Raises:
-      ConfigError: fewer layers than stages, or a regex that matches nothing.
+      ConfigError: fewer layers than stages, costs of other layers, or a regex that
+        matches nothing.
     """
     layers = layers_of_model(model, x)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
@@ -74,11 +76,11 @@ def stage_delays(
         max((len(leaves[p]) for p in layer.paths if p in deep), default=1)
         for layer in layers
     ]
-    shares = [
-        cost / size
-        for cost, size in zip(costs or sizes, sizes, strict=True)
-        for _ in range(size)
-    ]
+    costs = [1.0] * len(layers) if costs is None else costs
+    rule = f"costs must be one for each of the {len(layers)} layers of the model"
+    checks.require(len(costs) == len(layers), rule, costs=costs)
+    each = zip(costs, sizes, strict=True)
+    shares = [cost for cost, size in each for _ in range(size)]
     rule = f"stages must be at most the {len(shares)} layers of the model"
     checks.require(1 <= stages <= len(shares), rule, stages=stages)
     edges = [0, *partition(shares, stages), len(shares)]

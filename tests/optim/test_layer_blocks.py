@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import pytest
 
 from hpcjax import models, optim
+from hpcjax.compress import SharingConfig
 from hpcjax.core import ConfigError
 from hpcjax.models import CausalLmConfig, MlpConfig, ResNetConfig
+from hpcjax.optim import L0Config, StraightThroughConfig, VariationalDropoutConfig
 
 
 def layers_of(model, inputs, dtype="float32"):
@@ -68,6 +70,31 @@ def test_parameters_that_are_cast_at_first_are_used_later(caplog):
     with caplog.at_level(logging.WARNING):
         optim.cut_layers(found, (1,))
     assert "['c']" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        SharingConfig(stacked=("^blocks/",)),
+        L0Config(stacked=("^blocks/",)),
+        StraightThroughConfig(stacked=("^blocks/",)),
+        VariationalDropoutConfig(stacked=("^blocks/",)),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_weights_made_before_the_forward_pass_are_of_the_layers_that_use_them(part):
+    """Stores, random gates and searched thresholds come before any layer."""
+    model = CausalLmConfig(depth=2, width=8, heads=2).make((6,), 11)
+    x = jnp.zeros((2, 6), "int32")
+    names = {
+        p: n for n, at in enumerate(optim.layers_of_model(model, x)) for p in at.paths
+    }
+    places = {}
+    for number, layer in enumerate(optim.layers_of_model(part.apply_to(model), x)):
+        places |= dict.fromkeys(layer.paths, number)
+    assert {p: n for p, n in places.items() if p in names}.items() <= names.items()
+    beside = {p: n for p, n in places.items() if p not in names and "blocks" in p}
+    assert set(beside.values()) <= {names["blocks/mlp/up/kernel"]}
 
 
 def test_a_tied_table_belongs_to_the_first_block_and_is_warned_about(caplog):

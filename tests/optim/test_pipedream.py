@@ -87,8 +87,8 @@ def by_layer(params):
     return [params["a"]["w"], *params["blocks"]["w"], params["z"]["w"]]
 
 
-def delays_of(stages, versions="stash"):
-    costs = [1.0, 2.0, 1.0]  # the middle two layers are one of the model's
+def delays_of(stages, versions="stash", costs=(1.0, 1.0, 1.0)):
+    # Of the middle two layers, a stack, the cost of each.
     return optim.stage_delays(
         chain(), X[0].astype(np.float32), stages, versions, costs, ("^blocks/",)
     )
@@ -127,6 +127,8 @@ def test_one_stage_is_plain_training_bit_for_bit():
 def test_stages_cut_layers_of_equal_cost_and_stacks_between_layers():
     assert delays_of(4) == {"a/w": (3,), "blocks/w": (2, 1), "z/w": (0,)}
     assert delays_of(2) == {"a/w": (1,), "blocks/w": (1, 0), "z/w": (0,)}
+    # 1 + 4 against 4 + 4; as half a cost each, the stack would be of one stage.
+    assert delays_of(2, costs=(1.0, 4.0, 4.0))["blocks/w"] == (1, 0)
     model = CausalLmConfig(depth=4, width=8, heads=2).make((4,), 11)
     delays = optim.stage_delays(
         model, jnp.zeros((2, 4), jnp.int32), 3, stacked=("^blocks/",)
@@ -141,6 +143,8 @@ def test_stages_cut_layers_of_equal_cost_and_stacks_between_layers():
 def test_what_cannot_be_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"at most the 4 layers.*stages=5"):
         delays_of(5)
+    with pytest.raises(ConfigError, match=r"costs must be one for each of the 3"):
+        delays_of(2, costs=(1.0, 1.0))
     with pytest.raises(ConfigError, match=r"stash.*double"):
         delays_of(2, "triple")
     params = drawn()
