@@ -112,10 +112,12 @@ def keep_versions(delays: Delays) -> optax.GradientTransformationExtraArgs:
       delays: from `stage_delays`.
 
     Raises:
-      ConfigError: when traced, delays of other parameters than there are, a stack of
+      ConfigError: no delays; when traced, delays of other parameters than there are, a stack of
         another depth, or delays that grow along it.
       ValueError: an update without `params`.
     """
+
+    checks.require_has("what stage_delays returns", ("values",), delays=delays)
 
     def init(params: Any) -> WeightVersions:
         newest = _check(delays, params)
@@ -208,7 +210,11 @@ def gradients_of_versions(delays: Delays) -> Gradients:
 
     Args:
       delays: of the `keep_versions` in the optimizer's chain.
+
+    Raises:
+      ConfigError: no delays.
     """
+    checks.require_has("what stage_delays returns", ("values",), delays=delays)
 
     def gradients(one_pass: StepInput, params: Any, state: Any) -> PassResult:
         return whole_backward(one_pass, mix_versions(params, state, delays), None)

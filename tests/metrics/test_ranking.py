@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -52,7 +51,9 @@ def test_sums_are_of_the_ranks_of_both_directions_by_weight():
         mrr = hits = 0.0
         for row, side, edge in np.ndindex(2, 2, 4):
             answer, scores = ends[row, side, edge], table @ queries[row, side, edge]
-            left = [n for n in range(30) if n == answer or n not in known[row, edge, side]]
+            left = [
+                n for n in range(30) if n == answer or n not in known[row, edge, side]
+            ]
             rank = stats.rankdata(-scores[left])[left.index(answer)]
             mrr += scored[row, edge] * given[row] / rank / 2
             hits += scored[row, edge] * given[row] * (rank <= 10) / 2
