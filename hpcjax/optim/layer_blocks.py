@@ -174,7 +174,7 @@ def _uses(
         paths = frozenset().union(*(names.get(v, ()) for v in inputs))
         if all(v in names for v in inputs):
             for v in equation.outvars:
-                inexact = jnp.issubdtype(v.aval.dtype, jnp.inexact)
+                inexact = jnp.issubdtype(getattr(v.aval, "dtype", int), jnp.inexact)
                 names[v] = paths if inexact else frozenset()
             continue
         number = next(count)

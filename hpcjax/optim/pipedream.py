@@ -112,11 +112,10 @@ def keep_versions(delays: Delays) -> optax.GradientTransformationExtraArgs:
       delays: from `stage_delays`.
 
     Raises:
-      ConfigError: no delays; when traced, delays of other parameters than there are, a stack of
-        another depth, or delays that grow along it.
+      ConfigError: no delays; when traced, delays of other parameters than there are, a
+        stack of another depth, or delays that grow along it.
       ValueError: an update without `params`.
     """
-
     checks.require_has("what stage_delays returns", ("values",), delays=delays)
 
     def init(params: Any) -> WeightVersions:

@@ -46,8 +46,8 @@ def test_sums_are_of_the_ranks_of_both_directions_by_weight():
     ends = np.stack([triples[..., 2], triples[..., 0]], 1)
     outputs = models.LinkScores(queries, table[ends], None, table, distance=False)
     batch = {"x": {"triples": triples}, "scored": scored, "known": known}
-    for given in (weight, np.float32([0, 1])):
-        totals = metrics.link_totals(outputs, {**batch, "weight": given})
+    for share in (weight, np.float32([0, 1])):
+        totals = metrics.link_totals(outputs, {**batch, "weight": share})
         mrr = hits = 0.0
         for row, side, edge in np.ndindex(2, 2, 4):
             answer, scores = ends[row, side, edge], table @ queries[row, side, edge]
@@ -55,9 +55,9 @@ def test_sums_are_of_the_ranks_of_both_directions_by_weight():
                 n for n in range(30) if n == answer or n not in known[row, edge, side]
             ]
             rank = stats.rankdata(-scores[left])[left.index(answer)]
-            mrr += scored[row, edge] * given[row] / rank / 2
-            hits += scored[row, edge] * given[row] * (rank <= 10) / 2
-        count = (scored * given[:, None]).sum()
+            mrr += scored[row, edge] * share[row] / rank / 2
+            hits += scored[row, edge] * share[row] * (rank <= 10) / 2
+        count = (scored * share[:, None]).sum()
         assert 0 < hits < count == float(totals.count)
         np.testing.assert_allclose(totals.sums["mrr"], mrr, rtol=1e-5)
         np.testing.assert_allclose(totals.sums["hits10"], hits, rtol=1e-6)
