@@ -217,7 +217,8 @@ def compare(rows: reduce.Rows) -> "xr.Dataset":
         taken.values(), xr.DataArray(list(taken), dims="row", name="row")
     )
     held = curves.reindex(row=list(cells)).rename(number="step")
-    return reduce.from_cells(cells).assign(losses=packing.pack(held))
+    drawn = held.where(np.isfinite(held))  # a curve that diverged ends
+    return reduce.from_cells(cells).assign(losses=packing.pack(drawn))
 
 
 COMPARE = Table(
