@@ -44,20 +44,25 @@ def test_sums_are_of_the_ranks_of_both_directions_by_weight():
     known = rng.integers(0, 31, (2, 4, 2, 5)).astype("i4")
     scored, weight = np.float32([[1, 1, 1, 1], [1, 1, 1, 0]]), np.float32([0.5, 1])
     ends = np.stack([triples[..., 2], triples[..., 0]], 1)
-    outputs = models.LinkScores(queries, table[ends], None, table, distance=False)
+    outputs = models.LinkScores(
+        queries=queries,
+        answers=table[ends],
+        negatives=None,
+        table=table,
+        distance=False,
+    )
     batch = {"x": {"triples": triples}, "scored": scored, "known": known}
-    for share in (weight, np.float32([0, 1])):
-        totals = metrics.link_totals(outputs, {**batch, "weight": share})
+    for each in (weight, np.float32([0, 1])):
+        totals = metrics.link_totals(outputs, {**batch, "weight": each})
         mrr = hits = 0.0
         for row, side, edge in np.ndindex(2, 2, 4):
             answer, scores = ends[row, side, edge], table @ queries[row, side, edge]
-            left = [
-                n for n in range(30) if n == answer or n not in known[row, edge, side]
-            ]
-            rank = stats.rankdata(-scores[left])[left.index(answer)]
-            mrr += scored[row, edge] * share[row] / rank / 2
-            hits += scored[row, edge] * share[row] * (rank <= 10) / 2
-        count = (scored * share[:, None]).sum()
+            others = {*range(30)} - {*known[row, edge, side].tolist(), answer}
+            left = [answer, *others]
+            rank = stats.rankdata(-scores[left])[0]
+            mrr += scored[row, edge] * each[row] / rank / 2
+            hits += scored[row, edge] * each[row] * (rank <= 10) / 2
+        count = (scored * each[:, None]).sum()
         assert 0 < hits < count == float(totals.count)
         np.testing.assert_allclose(totals.sums["mrr"], mrr, rtol=1e-5)
         np.testing.assert_allclose(totals.sums["hits10"], hits, rtol=1e-6)
