@@ -210,6 +210,8 @@ def test_the_full_model_and_optimizer_can_be_built(name, root):
         loaded = discover.load(name, {"dataset.limit": "20"}, REPOSITORY)
     if "dataset.probs" in config.flatten(loaded.config):  # a part has few images here
         loaded = discover.load(name, {"train.batch_size": "1"}, REPOSITORY)
+    if "dataset.negatives" in config.flatten(loaded.config):  # few entities, likewise
+        loaded = discover.load(name, {"dataset.negatives": "16"}, REPOSITORY)
     task = loaded.experiment.task(loaded.config, directory.data_root(root))
 
     def make():
