@@ -149,8 +149,10 @@ class MixedSizesConfig(Config):
         Examples:
           >>> mixed = MixedSizesConfig().load()
           >>> stream = mixed.train
-          >>> sorted(stream.sample(n, 16, 0, (0, 1))["x"].shape for n in (0, 1, 2, 3))
-          [(16, 8, 8, 1), (16, 8, 8, 1), (64, 4, 4, 1), (64, 4, 4, 1)]
+          >>> slots = range(stream.slots(16))
+          >>> batches = [stream.sample(number, 16, 0, (0, 1)) for number in slots]
+          >>> sorted({each["x"].shape for each in batches})
+          [(16, 8, 8, 1), (64, 4, 4, 1)]
         """
         whole: Dataset = self.of.load(root)
         train: Any = MixedSizes(whole, self)

@@ -27,6 +27,7 @@ from .jaxprs import dataflow as dataflow
 from .layouts import Binding as Binding
 from .layouts import Configuration as Configuration
 from .layouts import select_layouts as select_layouts
+from .operators import find_operators as find_operators
 from .propagation import propagate as propagate
 from .removals import DeadDataflow as DeadDataflow
 from .removals import InlineNested as InlineNested

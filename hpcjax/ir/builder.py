@@ -20,8 +20,8 @@ class Builder:
       >>> program.array("y", "n")
       >>> with program.map(i="0:n"):
       ...     program.tasklet("c = 2 * a + b", a="x[i]", b="y[i]", c="y[i]")
-      >>> flow = program.build().dataflow({"n": 8})
-      >>> flow.total()
+      >>> from hpcjax import ir
+      >>> ir.find_operators(program.build(), {"n": 8}).total()
       Moved(flops=16, read=16, written=8)
     """
 

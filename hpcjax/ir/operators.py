@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Mapping
 
+from hpcjax.core.errors import ConfigError
 from hpcjax.ir import affine
 from hpcjax.ir.affine import Ranges, Values
 from hpcjax.ir.graph import Dataflow, Kind, Operator, Tensor
@@ -16,8 +17,22 @@ _KINDS: Mapping[str, Kind] = {
 }
 
 
-def find_operators(graph: SDFG) -> Dataflow:
-    """Returns the operators of a graph without symbols; see `SDFG.dataflow`."""
+def find_operators(graph: SDFG, symbols: Values | None = None) -> Dataflow:
+    """Returns the nodes of a graph as operators, whose words are volumes.
+
+    A tensor is a container between two writes. Nodes of nested graphs are operators
+    that run several times.
+
+    Args:
+      graph: the program.
+      symbols: values of its symbols.
+
+    Raises:
+      ConfigError: a symbol has no value.
+    """
+    graph = graph.bind(symbols or {})
+    if graph.symbols:
+        raise ConfigError(f"symbols without values: {', '.join(graph.symbols)}")
     flow = _Flow(graph)
     flow.read(graph, {name: name for name in graph.arrays}, 1, "", {})
     outputs = (

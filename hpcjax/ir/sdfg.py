@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.ir.affine import Affine, Index, Range, Ranges, Values
-from hpcjax.ir.graph import Dataflow
 
 # What resolves conflicts and reduces, with the value that changes nothing.
 REDUCERS = {
@@ -246,22 +245,6 @@ class SDFG:
         """Yields top-level nodes, each with the place of its state."""
         for place, state in enumerate(self.states):
             yield from ((place, node) for node in state.nodes)
-
-    def dataflow(self, symbols: Values | None = None) -> Dataflow:
-        """Returns its nodes as operators, whose words are volumes.
-
-        A tensor is a container between two writes. Nodes of nested graphs are operators
-        that run several times.
-
-        Raises:
-          ConfigError: a symbol has no value.
-        """
-        from hpcjax.ir import operators
-
-        bound = self.bind(symbols or {})
-        if bound.symbols:
-            raise ConfigError(f"symbols without values: {', '.join(bound.symbols)}")
-        return operators.find_operators(bound)
 
 
 @functools.lru_cache(2**10)

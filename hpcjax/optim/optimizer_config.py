@@ -11,6 +11,7 @@ from hpcjax.core.config import (
     PathRules,
     Positive,
     fields_of,
+    find_function,
 )
 from hpcjax.optim.schedule_config import ConstantConfig, SchedulePart
 
@@ -66,9 +67,8 @@ class OptimizerConfig(Config):
             return made
         import optax
 
-        from hpcjax.optim import first_order
-
-        return optax.chain(first_order.scale_by_smoothed_norm(self.smooth_norm), made)
+        smooth = find_function("hpcjax.optim.first_order:scale_by_smoothed_norm")
+        return optax.chain(smooth(self.smooth_norm), made)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -141,6 +141,7 @@ def time_split(dataset: "xr.Dataset") -> dict[str, float]:
       is the time from the start of each session to its last record.
 
     Examples:
+      >>> import xarray as xr
       >>> timed = {"spent_compute_seconds": 6.0, "spent_init_seconds": 4.0}
       >>> time_split(xr.Dataset(timed | {"compile_seconds": 3.0}))
       {'compute': 6.0, 'init': 1.0, 'compile': 3.0}
@@ -160,6 +161,7 @@ def least(values: "xr.DataArray") -> float:
     """Returns the least finite value, infinity where there is none.
 
     Examples:
+      >>> import xarray as xr
       >>> least(xr.DataArray([np.nan, 2.0, 3.0, -np.inf]))
       2.0
     """
@@ -173,6 +175,7 @@ def smoothed(
     """Returns means of the last so many values at each place; NaN at the first ones.
 
     Examples:
+      >>> import xarray as xr
       >>> losses = xr.DataArray([4.0, 2.0, 3.0], dims="eval_step")
       >>> smoothed(losses, 2).values.tolist()
       [nan, 3.0, 2.5]

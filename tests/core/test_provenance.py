@@ -139,7 +139,8 @@ def test_no_names_and_no_paths_from_outside(monkeypatch, tmp_path):
     assert "some one" not in text
     assert "machine.example" not in text
     assert str(tmp_path) not in text
-    assert socket.gethostname() not in text
+    # As a word: a machine called "vm" is not what llvmlite is named after.
+    assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
     if len(getpass.getuser()) > 4:
         assert getpass.getuser() not in text
     assert found["environment"]["XLA_FLAGS"].endswith("--xla_x=1")

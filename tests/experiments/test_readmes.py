@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from hpcjax import hostcomm, models, sharding
+from hpcjax import hostcomm, ir, models, sharding
 from hpcjax.models import pretrained
 from tests import guides
 from tests.hostcomm.threads import in_threads
@@ -303,7 +303,7 @@ def test_axonn():
 def test_sdfg():
     names = run("sdfg")
     words = (
-        each.dataflow({"n": 8}).total().words
+        ir.find_operators(each, {"n": 8}).total().words
         for each in (names["graph"], names["tiled"])
     )
     assert tuple(words) == (30, 18)

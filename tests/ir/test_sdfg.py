@@ -34,7 +34,7 @@ def test_words_are_volumes_and_fusing_operators_reads_once():
                 "c": f"{source}[i + 1]",
             }
             made.tasklet("d = a + b + c", **edges, d=f"{target}[i]")
-    flow = made.build().dataflow({"n": 10})
+    flow = ir.find_operators(made.build(), {"n": 10})
     assert flow.moved("map.1") == (2 * 8, 3 * 8, 8)
     assert flow.by_kind()["elementwise"].words == 2 * 4 * 8
     assert [(o.inputs, o.outputs) for o in flow.operators] == [
@@ -67,7 +67,7 @@ def test_nested_graphs_run_and_count_as_often_as_they_say():
     xs = np.arange(12.0).reshape(3, 4)
     found = ir.interpret(graph, {"xs": xs, "c": np.ones(4)})
     np.testing.assert_array_equal(found["c"], 1 + xs.sum(0))
-    assert graph.dataflow().total() == (3 * 4, 3 * (8 + 4), 3 * (4 + 4))
+    assert ir.find_operators(graph).total() == (3 * 4, 3 * (8 + 4), 3 * (4 + 4))
 
 
 def test_library_nodes_reductions_and_given_functions():
@@ -88,7 +88,7 @@ def test_library_nodes_reductions_and_given_functions():
     given = {"A": a, "B": b}
     found = ir.interpret(graph, given, functions={"sort": lambda x: (np.sort(x),)})
     np.testing.assert_array_equal(found["s"], np.sort((a @ b).max(1)))
-    assert graph.dataflow().moved("library.1").flops == 2 * 2 * 3 * 4
+    assert ir.find_operators(graph).moved("library.1").flops == 2 * 2 * 3 * 4
     with pytest.raises(ConfigError, match=r"library.2: no function 'sort' was given"):
         ir.interpret(graph, given)
 
@@ -184,7 +184,7 @@ def test_other_wrong_graphs_and_values_are_named():
     with pytest.raises(ConfigError, match="without values: n"):
         ir.interpret(graph, {})
     with pytest.raises(ConfigError, match="no symbol 'm'"):
-        graph.dataflow({"m": 1})
+        ir.find_operators(graph, {"m": 1})
     with pytest.raises(ConfigError, match=r"'A' has shape \(6,\): got \(2,\)"):
         ir.interpret(graph, {"A": [1, 2]}, {"n": 1})
     with pytest.raises(ConfigError, match="there is no container 'Z'"):

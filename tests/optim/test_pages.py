@@ -26,7 +26,7 @@ STEPS = 100
 PAPERS = "experiments/{}/README.md"
 # Pages and the numbers of the blocks that make a transform `tx`.
 MAKE = [
-    *[("README.md", 0), ("docs/exchanges.md", 0), ("docs/parallel.md", 2)],
+    *[("README.md", 0), ("docs/exchanges.md", 0), ("docs/parallel.md", 3)],
     *[("docs/sparsity.md", 0), (PAPERS.format("jorge"), 0)],
     *[(PAPERS.format("bagpipe"), 0), (PAPERS.format("oktopk"), 0)],
 ]
@@ -41,6 +41,7 @@ ELSEWHERE = {
     (PAPERS.format("gradcomp"), 0): "tests/experiments/test_readmes.py",
     ("docs/own-work.md", 1): "tests/system/test_own_work.py",
     ("docs/pipelines.md", 2): "tests/optim/kfac/test_pipefisher.py",
+    ("docs/pipelines.md", 3): "tests/optim/test_pipedream.py",
     (PAPERS.format("eager"), 0): "tests/experiments/test_readmes.py",
     (PAPERS.format("eager"), 1): "tests/experiments/test_readmes.py",
     (PAPERS.format("spb"), 0): "tests/experiments/test_readmes.py",
@@ -85,10 +86,13 @@ def loss(params, batch):
 
 
 def has_learnt(params, digits, outputs=outputs):
-    """Says whether held-out digits are told apart better than by the commonest."""
+    """Says whether held-out digits are missed half as often as by the commonest.
+
+    A network that has diverged misses as many by chance, or a few less.
+    """
     x, y = digits[1]
     error = np.mean(np.argmax(outputs(params, x), axis=-1) != y)
-    return error < 1 - np.bincount(y).max() / len(y)
+    return error < (1 - np.bincount(y).max() / len(y)) / 2
 
 
 def transforms(page, number):

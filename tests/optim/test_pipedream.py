@@ -11,6 +11,7 @@ import pytest
 from hpcjax import core, optim, sharding, train
 from hpcjax.core import ConfigError, Model, trees
 from hpcjax.models import CausalLmConfig
+from tests import guides
 from tests.train import tiny
 
 LAYERS, WIDTH, ROWS, STEPS, LR = 4, 3, 8, 6, 0.05
@@ -184,3 +185,18 @@ def test_it_composes_with_loops_of_ones_own():
     np.testing.assert_allclose(params["a"]["w"], waited, rtol=1e-6)
     shrunk = first["z"]["w"] * (1 - LR) ** 3
     np.testing.assert_allclose(params["z"]["w"], shrunk, rtol=1e-6)
+
+
+def test_the_loop_of_the_page_trains():
+    names, blocks = {}, guides.blocks("pipelines.md")
+    for number in (0, 3):
+        guides.run_block(blocks[number], "pipelines.md", names)
+    weights, kept, x = names["weights"], names["kept"], np.eye(8, dtype=np.float32)
+
+    def loss(weights):
+        return jnp.mean((names["chain"].apply(weights, {}, x, train=True)[0] - x) ** 2)
+
+    first = loss(weights)
+    for _ in range(60):
+        weights, kept = names["step"](weights, kept, x)
+    assert loss(weights) < 0.9 * first
