@@ -1,4 +1,4 @@
-"""Configs of backward passes through a part of a network; imports no JAX."""
+"""Configs of backward passes, through a part of a network or at older weights."""
 
 import abc
 import dataclasses
