@@ -92,6 +92,16 @@ def test_a_cut_file_is_never_a_shorter_epoch(name, tmp_path):
             assert made is None or same(made, whole), (path, less)
 
 
+@pytest.mark.acceptance("mixsize", 8)
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "tar-images"])
+def test_a_cut_file_says_how_many_bytes_it_lacks(name, tmp_path):
+    SETS[name](tmp_path)
+    path = max(chosen_files(name, tmp_path), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 - 3])
+    with pytest.raises(DataFormatError, match=r"expected \d+\s+bytes.*found"):
+        read_all(name, tmp_path)
+
+
 @pytest.mark.faults(9)
 @pytest.mark.parametrize("name", SETS)
 def test_a_changed_bit_is_told_or_changes_a_value(name, tmp_path):

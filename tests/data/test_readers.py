@@ -24,6 +24,7 @@ def standardised(images, training):
     return (images - flat.mean(0)) / flat.std(0)
 
 
+@pytest.mark.acceptance("mixsize", 8)
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("pad", [0, 2])
 def test_mnist_holds_what_was_written(tmp_path, suffix, pad):
@@ -49,6 +50,7 @@ def test_gzip_is_told_by_content_not_by_name(tmp_path):
     np.testing.assert_array_equal(idx.read_idx(tmp_path / "plain-name", 2), values)
 
 
+@pytest.mark.acceptance("mixsize", 8)
 def test_cifar10_holds_what_was_written(tmp_path):
     writers.write_cifar10(tmp_path, 50)
     read = data.Cifar10Config().load(tmp_path)
