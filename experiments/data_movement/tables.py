@@ -340,7 +340,8 @@ DROPOUT = Table(
     paper=f"{PAPER}: the fused layer computes what the frameworks' layers do",
     caption=(
         "Characters of Python's reference, 2 post-norm blocks of width 64, 100 steps "
-        "of AdamW, batches of 8 windows of 32; medians of 3 seeds. Dropout of what "
+        "of AdamW, batches of 8 windows of 32; medians of 3 seeds. The frequencies of "
+        "single characters are worth 3.24 nats. Dropout of what "
         "attention and feed-forward part put out, and of the attention's weights. "
         "apart: largest distance, over seeds, of the last step's loss from that of the "
         "plain block. other masks: the gradient draws those of another seed."
@@ -379,7 +380,8 @@ DROPOUT = Table(
         claims={
             **{f"same, {rate}": _same(rate) for rate in _RATES},
             "learned": reduce.most("last", "plain, 0", "plain, 0.1")
-            .at_most(3.5, "last loss of the plain block, nats, most")
+            .at_most(3.15, "last loss of the plain block, nats, most")
+            .fails({"plain, 0": "fused, 0.1, other masks"})
             .fails(columns={"last": "first"}),
         },
     ),

@@ -127,6 +127,15 @@ def test_masks_follow_from_the_seed_and_not_from_the_layout():
     assert (np.asarray(kept) != np.asarray(other)).any()
 
 
+def test_masks_of_two_seeds_are_no_part_of_one_sequence():
+    # The hashes of these seeds differ by 305 times what neighbours' indices do.
+    one, other = (
+        np.asarray(kernels.keep_mask(jnp.uint32(seed), (10**5,), 0.5))
+        for seed in (1921, 3826)
+    )
+    assert abs((one[305:] == other[:-305]).mean() - 0.5) < 0.01
+
+
 @pytest.mark.acceptance("data-movement", 7)
 @pytest.mark.parametrize("hidden", ["scores", "visible"])
 def test_a_query_that_sees_nothing_has_zeros_and_no_gradient(hidden):

@@ -30,8 +30,7 @@ def keep_mask(
 
     Args:
       seed: of the mask, or of each element of the first axis, `[shape[0]]`, whose
-        elements are then numbered from 0; masks of different seeds
-        are one long sequence at different places, and so look independent.
+        elements are then numbered from 0.
       shape: of the array whose elements are numbered, fewer than 2³² of one seed.
       rate: probability that an element is dropped, in [0, 1).
       order: the axes of that array in the order in which the result has them; None for
@@ -63,7 +62,9 @@ def keep_mask(
     own = _mix(seed.astype(jnp.uint32))
     if seed.ndim:
         own = own.reshape([-1 if axis == 0 else 1 for axis in order])
-    return _mix(index * jnp.uint32(_SPREAD) + own) >= jnp.uint32(limit_of(rate))
+    # Mixed before the seed is added: masks would be one sequence at different places.
+    hashed = _mix(_mix(index * jnp.uint32(_SPREAD)) + own)
+    return hashed >= jnp.uint32(limit_of(rate))
 
 
 def limit_of(rate: float) -> int:

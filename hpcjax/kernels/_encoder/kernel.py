@@ -32,7 +32,7 @@ def _keep(
     seed = _mix(tl.load(seeds + row // PER_SEED))
     # Indices wrap as the definition's do.
     index = ((row % PER_SEED) * WIDTH + column).to(tl.uint32)
-    hashed = _mix(index * tl.full((), 0x9E3779B9, tl.uint32) + seed)
+    hashed = _mix(_mix(index * tl.full((), 0x9E3779B9, tl.uint32)) + seed)
     return hashed >= tl.full((), LIMIT, tl.uint32)
 
 
