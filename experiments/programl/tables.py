@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
-from hpcjax.runs.reduce import Cells, cell, of
+from hpcjax.runs.reduce import Cells, Number, above, cell, of
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ def dataflow(rows: reduce.Rows) -> "xr.Dataset":
     return reduce.from_cells(found)
 
 
+def _least(*numbers: Number) -> Number:
+    return Number(lambda table: min(number(table) for number in numbers))
+
+
 def _runs(variant: str) -> Runs:
     return Runs(config=f"programl/dataflow:{variant}")
 
@@ -66,7 +70,7 @@ DATAFLOW = Table(
     caption=(
         "999 programs of POJ-104, 3 : 1 : 1 by file, roots whose analysis takes at "
         "most 12 steps (reachability, data dependence) or 6, as many steps of the "
-        "network; 600 steps of 16 graphs, test part. no control, no data: the same "
+        "network; 300 steps of 16 graphs, test part. no control, no data: the same "
         "without the edges that decide; cdfg: instructions alone. always: F1 of one "
         "who labels every vertex. published: on 250,000 files and 30 steps. known: "
         "vertices of unseen files whose text is a word of the training files; "
@@ -89,7 +93,7 @@ DATAFLOW = Table(
     },
     reduce=dataflow,
     tiers=on_cpu(
-        minutes=45.0,
+        minutes=15.0,
         runs={
             REACH: _runs("reachability"),
             NO_CONTROL: _runs("reachability_blind"),
@@ -110,10 +114,11 @@ DATAFLOW = Table(
             "subexpressions": cell("f1", COMMON)
             .at_least(0.95, "F1 of common subexpressions")
             .fails(columns={"f1": "always"}),
-            "edges decide": (of("f1", REACH, DEPEND) - of("f1", NO_CONTROL, NO_DATA))
-            .least()
+            "edges decide": _least(
+                above("f1", REACH, NO_CONTROL), above("f1", DEPEND, NO_DATA)
+            )
             .at_least(0.15, "least loss of F1 without the edges that decide")
-            .fails({NO_CONTROL: REACH}),
+            .fails({NO_CONTROL: REACH}, {NO_DATA: DEPEND}),
             "more than always yes": (of("f1", WHOLE) - of("always", WHOLE))
             .least()
             .at_least(0.3, "least F1 of an analysis above that of always yes")
