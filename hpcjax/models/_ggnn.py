@@ -93,14 +93,16 @@ def ggnn(
     of kind k, one of three flows and two directions, with p = 2σ(W [sin ‖ cos ‖ 0](pos
     · 10000^(−2i/width)) + b) of the edge's position; a vertex takes the mean of all
     that it receives as the input of a GRU. With gate="post" it is (W_k h_w + b_k) ⊙ p.
-    Logits are σ(Linear([h_0 ‖ h_T])) ⊙ Linear(h_T).
+    Logits are σ(Linear([h_0 ‖ h_T])) ⊙ Linear(h_T); with readout="graph" they are added
+    over the vertices of each graph.
 
     x are unions of graphs: `texts` and `selected` int [batch, vertices]; `senders`,
-    `receivers`, `flows` and `positions` int [batch, edges]. Logits are [batch,
-    vertices, outputs].
+    `receivers`, `flows` and `positions` int [batch, edges]; and for readout="graph"
+    `graphs` int [batch, vertices], the number of each vertex's graph, or that of none.
+    Logits are [batch, vertices, outputs], or [batch, graphs, outputs].
 
     Args:
-      inputs: graphs of a union; not used.
+      inputs: graphs of a union.
       outputs: number of classes.
       tables: the one number of texts, an unknown one included.
       policy: dtypes.
@@ -119,18 +121,18 @@ def ggnn(
       >>> sum(each.size for each in jax.tree.leaves(params))
       87070
     """
-    del inputs
     config = GgnnConfig.of(options, ggnn)
     rule = "a network of programs needs one table, of their texts, and classes"
     good = len(tables) == 1 and tables[0] > 0 and outputs > 0
     checks.require(good, rule, tables=tables, outputs=outputs)
     build = functools.partial(_Ggnn, config, tables[0], outputs, policy)
-    return from_nnx(build, call=functools.partial(_compute, config, policy))
+    return from_nnx(build, call=functools.partial(_compute, config, policy, inputs[0]))
 
 
 def _compute(
     config: GgnnConfig,
     policy: Policy,
+    block: int,
     module: _Ggnn,
     x: dict[str, jax.Array],
     *,
@@ -139,6 +141,9 @@ def _compute(
 ) -> jax.Array:
     """Returns logits [batch, vertices, outputs] of unions, as one union of all."""
     rows, size = x["texts"].shape
+    whole = config.readout == "graph"
+    rule = "x's graphs, one number of each vertex, are for readout=graph"
+    checks.require(whole == ("graphs" in x), rule, readout=config.readout, x=sorted(x))
     rate = config.dropout if train else 0.0
     if rate and key is None:
         raise ConfigError(f"a pass with dropout={rate} needs a key")
@@ -166,8 +171,11 @@ def _compute(
     both = jnp.concatenate([start, last], axis=-1)
     chosen = layers.dense(both, params["choose"], params["choose_bias"], **how)
     read = layers.dense(last, params["read"], params["read_bias"], **how)
-    logits = jax.nn.sigmoid(chosen) * read
-    return logits.reshape(rows, size, -1).astype(policy.output)
+    logits = (jax.nn.sigmoid(chosen) * read).reshape(rows, size, -1)
+    if whole:
+        add = functools.partial(graphs.segment_sum, count=block)
+        logits = jax.vmap(add)(logits, x["graphs"])
+    return logits.astype(policy.output)
 
 
 def _embed(params: Params, texts: jax.Array, selected: jax.Array) -> jax.Array:

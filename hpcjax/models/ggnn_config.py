@@ -21,6 +21,8 @@ class GgnnConfig(ModelConfig):
         paper says, or messages after it, as its released code does.
       positions: whether there is a gate.
       backward: whether messages go against edges too, with maps of their own.
+      readout: whether logits are of vertices, or summed over those of each graph, of
+        which examples must have the numbers.
       dropout: share of states that are zero after each step of a training pass.
     """
 
@@ -32,6 +34,7 @@ class GgnnConfig(ModelConfig):
     gate: Literal["pre", "post"] = "pre"
     positions: bool = True
     backward: bool = True
+    readout: Literal["vertex", "graph"] = "vertex"
     dropout: Annotated[float, Within("[0, 1)")] = 0.0
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ What a block takes as given (`params`, `batches`, ...) is the reader's own; the 
 executed as it stands.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -321,6 +323,11 @@ def test_programl():
         "i32",
         "i32",
     )
+    text = (guides.REPOSITORY / "experiments/programl/README.md").read_text()
+    for flow, line in enumerate(("-->", "-.->", "==>")):
+        drawn = re.findall(rf"(\d) {line}\|(\d)\| (\d)", text)
+        edges = [(int(at), int(source), int(target)) for source, at, target in drawn]
+        assert edges == graph.edges(flow)
 
 
 def test_omen():

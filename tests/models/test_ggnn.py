@@ -162,6 +162,31 @@ def test_a_union_is_its_graphs_apart(gate):
         np.testing.assert_allclose(row, alone, rtol=0, atol=1e-5)
 
 
+def test_a_graph_is_the_sum_of_its_vertices():
+    from hpcjax.graphs import join_graphs
+
+    own = [program(seed) for seed in range(3)]
+    pair, number = join_graphs(own[:2])
+    x = jax.tree.map(jnp.asarray, batch(pair, own[2], sizes=(16, 26))["x"])
+    of = np.full((2, 16), 2)  # the number of none
+    of[0, :14], of[1, :7] = number, 0
+    whole, (plain, params) = make(readout="graph"), drawn()
+    found, _ = whole.apply(params, {}, {**x, "graphs": jnp.asarray(of)}, train=False)
+    each = np.asarray(plain(x)[0])
+    wanted = [[each[0, :7].sum(0), each[0, 7:14].sum(0)], [each[1, :7].sum(0), [0, 0]]]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    for model, given in ((whole, x), (make(), {**x, "graphs": of})):
+        with pytest.raises(core.ConfigError, match="for readout=graph: got readout"):
+            model.apply(params, {}, given, train=False)
+
+
+def test_maps_are_drawn_as_widely_as_those_of_pytorch():
+    """U(±1/√34); larger ones learn slower: the root's 50 saturates the cell's gates."""
+    params, _ = models.ggnn((16,), 2, tables=(9,)).init(jax.random.key(0))
+    for name in ("of_input", "of_state", "messages", "gate"):
+        assert params[name].std() == pytest.approx((3 * 34) ** -0.5, rel=0.1)
+
+
 def test_a_cell_is_that_of_pytorch():
     torch = pytest.importorskip("torch")
     cell = torch.nn.GRUCell(3, 4)
