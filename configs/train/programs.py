@@ -1,4 +1,4 @@
-"""A compiler's analysis learnt from LLVM-IR by a gated graph network; 3 minutes.
+"""A compiler's analysis learnt from LLVM-IR by a gated graph network; 3 to 4 minutes.
 
 `hpcjax run train/programs dataset.task=data_dependence model.gate=post`.
 Programs are installed with the project; to read them needs `pip install 'hpcjax[ir]'`.
