@@ -126,13 +126,13 @@ def ggnn(
     good = len(tables) == 1 and tables[0] > 0 and outputs > 0
     checks.require(good, rule, tables=tables, outputs=outputs)
     build = functools.partial(_Ggnn, config, tables[0], outputs, policy)
-    return from_nnx(build, call=functools.partial(_compute, config, policy, inputs))
+    return from_nnx(build, call=functools.partial(_compute, config, policy, inputs[0]))
 
 
 def _compute(
     config: GgnnConfig,
     policy: Policy,
-    inputs: tuple[int, ...],
+    block: int,
     module: _Ggnn,
     x: dict[str, jax.Array],
     *,
@@ -173,7 +173,7 @@ def _compute(
     read = layers.dense(last, params["read"], params["read_bias"], **how)
     logits = (jax.nn.sigmoid(chosen) * read).reshape(rows, size, -1)
     if whole:
-        add = functools.partial(graphs.segment_sum, count=inputs[0])
+        add = functools.partial(graphs.segment_sum, count=block)
         logits = jax.vmap(add)(logits, x["graphs"])
     return logits.astype(policy.output)
 

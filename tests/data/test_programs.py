@@ -182,3 +182,27 @@ def test_devices_have_unions_of_their_own_and_the_mean_is_of_all_vertices():
     jax.tree.map(
         lambda one, two: np.testing.assert_allclose(one, two, rtol=0, atol=1e-5), *found
     )
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("programl", 6)
+def test_reachability_is_learnt_and_control_is_what_it_is_learnt_by(tmp_path):
+    """Of roots within 4 steps; the table is of 12. A minute of processor."""
+    f1, always = {}, 1.0
+    for edges in ("all", "no_control"):
+        config = data.ProgramsConfig(edges=edges, steps=4, limit=250, block=8)
+        dataset = config.load(tmp_path)
+        model = models.ggnn(dataset.inputs, 2, tables=dataset.tables, steps=4)
+        rate = optax.cosine_decay_schedule(4e-3, 150)
+        tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+        task = train.supervised(model, tx, dataset)
+        settings = train.TrainConfig(steps=150, batch_size=1, eval_every=150)
+        records = tiny.Records()
+        train.fit(task, settings, seed=0, mesh=task.mesh(1), recorder=records)
+        true, predicted, actual = (
+            records[-1][f"val_{name}"] for name in ("true", "predicted", "actual")
+        )
+        f1[edges] = 2 * true / (predicted + actual)
+        always = 2 * actual / (1 + actual)
+    assert f1["all"] >= 0.95
+    assert max(f1["no_control"] + 0.15, always + 0.3) < f1["all"]
