@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hpcjax.core import masks, shards, trees
+from hpcjax.core import masks, shards, tallies, trees
 from hpcjax.core.deferred import realize
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive, whole_batch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcjax.compress.activations import Codec
 
 CODECS, _STEPS = "codecs", "codec_steps"
-LARGEST = float(jnp.finfo(jnp.float16).max)
+_LARGEST = float(jnp.finfo(jnp.float16).max)
 _SUMS = re.compile(r"(^|/)(attention/output|mlp/down)/kernel$")
 Code = tuple[jax.Array, jax.Array]
 
@@ -58,7 +58,7 @@ def find_scales(y: Any) -> jax.Array:
 def quantize(y: jax.Array, bits: int) -> Code:
     """Returns packed integers and scales; what is not finite makes a scale so."""
     scale = find_scales(y)
-    scale = jnp.where(jnp.isinf(scale), scale, jnp.minimum(scale, LARGEST))
+    scale = jnp.where(jnp.isinf(scale), scale, jnp.minimum(scale, _LARGEST))
     scale = scale.astype(jnp.float16)
     half = 2 ** (bits - 1)
     by = y.astype(jnp.float32) / (scale.astype(jnp.float32) + 1e-6)
@@ -108,14 +108,14 @@ def sum_codes(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def gather_codes(
     codec: "Codec", axes: tuple[str, ...], y: jax.Array, given: Any
-) -> jax.Array:
-    """Returns the sum of what decodes from the codes of all devices."""
+) -> tuple[jax.Array, Any]:
+    """Returns the sum of what decodes from the codes of all devices, and its counts."""
     return _gather_forward(codec, axes, y, given)[0]
 
 
 def _gather_forward(
     codec: "Codec", axes: tuple[str, ...], y: jax.Array, given: Any
-) -> tuple[jax.Array, Any]:
+) -> tuple[tuple[jax.Array, Any], Any]:
     own = given
     if codec.draws:  # others on devices with other rows of the batch, too
         places = tuple(sorted({*axes, *varying_axes(y)}))
@@ -124,7 +124,7 @@ def _gather_forward(
     every = jax.tree.map(lambda leaf: _gather(leaf, axes), code)
     like = jax.ShapeDtypeStruct(y.shape, y.dtype)
     parts = jax.vmap(lambda one: codec.decode(one, like, given))(every)
-    return parts.sum(0), codec.keep(code)
+    return (parts.sum(0), codec.count(every)), codec.keep(code)
 
 
 def _gather(leaf: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -134,10 +134,10 @@ def _gather(leaf: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 
 def _gather_backward(
-    codec: "Codec", axes: tuple[str, ...], code: Any, slope: jax.Array
+    codec: "Codec", axes: tuple[str, ...], code: Any, slopes: tuple[jax.Array, Any]
 ) -> tuple[jax.Array, None]:
     # The slope of the sum is equal on all devices, that of y is each one's own.
-    return codec.back(vary(slope, axes), code), None
+    return codec.back(vary(slopes[0], axes), code), None
 
 
 gather_codes.defvjp(_gather_forward, _gather_backward)
@@ -154,7 +154,8 @@ def compress_sums(model: Model, codec: "Codec", passes: int) -> Model:
     depth, start = _check(kernels, codec)
     codec = dataclasses.replace(codec, start=start, warmup=codec.warmup * passes)
     made = _Compressed(model, codec, kernels, depth)
-    return model._replace(init=made.init, apply=made.apply, cut=None)
+    added = *model.added, CODECS, _STEPS, *codec.figures
+    return model._replace(init=made.init, apply=made.apply, cut=None, added=added)
 
 
 class _Compressed(NamedTuple):
@@ -173,7 +174,8 @@ class _Compressed(NamedTuple):
             if own := self._draw(key, path):
                 learnt = _put(learnt, path.rpartition("/")[0], own)
         # Devices' states are averaged: a count is a float32, exact below 2²⁴.
-        state = {**state, _STEPS: jnp.float32(0)} if self.codec.warmup else state
+        names = (*self.codec.figures, *[_STEPS] * bool(self.codec.warmup))
+        state = {**state, **dict.fromkeys(names, jnp.float32(0))}
         return ({**params, CODECS: learnt} if learnt else params), state
 
     def apply(
@@ -189,20 +191,28 @@ class _Compressed(NamedTuple):
         """Computes outputs, until the first passes of training without the codec."""
         own, codec = dict(state), self.codec
         steps = own.pop(_STEPS, None)
+        before = {name: own.pop(name) for name in codec.figures if name in own}
         plain = {name: leaf for name, leaf in params.items() if name != CODECS}
         coded = plain
         if train or not getattr(codec, "skip_in_validation", False):
             coded = self._give(plain, realize(params.get(CODECS, {})), key)
 
-        def run(params: Any) -> tuple[Any, Any]:
-            return self.model.apply(params, own, x, train=train, key=key, **options)
+        def run(params: Any) -> tuple[Any, Any, Any]:
+            with tallies.tallying() as counted:
+                y, new = self.model.apply(
+                    params, own, x, train=train, key=key, **options
+                )
+            found = {name: counted.get(name, jnp.float32(0)) for name in before}
+            return y, new, jax.tree.map(_sum_everywhere, found)
 
         if steps is None:
-            return run(coded)
-        # All devices take one branch, with all its collectives.
-        warm = steps < codec.warmup
-        y, new = lax.cond(warm, lambda: run(plain), lambda: run(coded))
-        return y, {**new, _STEPS: steps + train}
+            y, new, counted = run(coded)
+        else:
+            # All devices take one branch, with all its collectives.
+            warm = steps < codec.warmup
+            y, new, counted = lax.cond(warm, lambda: run(plain), lambda: run(coded))
+            new = {**new, _STEPS: steps + train}
+        return y, new | {name: n + train * counted[name] for name, n in before.items()}
 
     def _draw(self, key: jax.Array, path: str) -> dict[str, jax.Array]:
         """Draws what the codec learns for one kind of sums, stacked from its start."""
@@ -229,6 +239,11 @@ class _Compressed(NamedTuple):
 
 
 _NONE = ((0, 0), (0, 0))
+
+
+def _sum_everywhere(count: jax.Array) -> jax.Array:
+    axes = tuple(sorted(varying_axes(count)))
+    return lax.psum(count, axes) if axes else count
 
 
 def _layer_keys(key: jax.Array, layers: jax.Array) -> jax.Array:

@@ -11,12 +11,12 @@ the sums of `attention/output` and `mlp/down` in the last half of a stack of lay
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from hpcjax.core import checks
+from hpcjax.core import checks, tallies
 from hpcjax.core.config import Config, Count, Size
 from hpcjax.core.errors import ConfigError
 
@@ -32,6 +32,7 @@ Where = Literal["tensor", "pipeline"]
 EntriesT = TypeVar("EntriesT", bound="Entries")
 _INDEX = 4  # bytes of an int32
 _SCALE = 2  # of a float16
+_LARGEST = 65504  # of a float16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class Codec(Config):
 
     summed: ClassVar[bool] = False  # whether codes are added up, not gathered
     draws: ClassVar[bool] = False
+    figures: ClassVar[Mapping[str, str]] = {}  # that a run counts
 
     start: Count | None = None
     warmup: Count = 0
@@ -92,7 +94,14 @@ class Codec(Config):
 
         if self.summed:
             return _codes.sum_codes(self, axes, y, given)
-        return _codes.gather_codes(self, axes, y, given)
+        total, counted = _codes.gather_codes(self, axes, y, given)
+        tallies.tally(counted)
+        return total
+
+    def count(self, codes: Any) -> dict[str, Any]:
+        """Returns what is counted, `figures`, of the codes of all devices."""
+        del codes
+        return {}
 
     def back(self, slope: "jax.Array", code: Any) -> "jax.Array":
         """Returns the slope of y: all of it, as if nothing had been compressed.
@@ -222,13 +231,17 @@ class Quantizer(Codec):
     q = clip(round(y n / (M + 10⁻⁶)), -n, n - 1), decoded as q M / n. Integers are
     shifted to be unsigned; the last axis is split into 8 / bits chunks, of which the
     first has the highest bits of a byte. Scales above 65,504, float16's largest number,
-    are set to it, see `clamped_scales`.
+    are set to it. A run tells how many have been, in all steps, layers and devices.
 
     Attributes:
       bits: of an integer.
       grad: "through": the slope passes as if nothing had been rounded.
       skip_in_validation: whether validation sends all.
     """
+
+    figures: ClassVar[Mapping[str, str]] = {
+        "clamped_scales": ": sent in training that are float16's largest number"
+    }
 
     bits: Literal[2, 4, 8] = 8
     grad: Literal["through"] = "through"
@@ -254,6 +267,10 @@ class Quantizer(Codec):
         del given
         packed, scale = code
         return _codes.dequantize(packed, scale, self.bits).astype(like.dtype)
+
+    def count(self, codes: Any) -> dict[str, Any]:
+        """Returns how many scales are as large as float16 has them."""
+        return {"clamped_scales": (codes[1] == _LARGEST).sum(dtype="float32")}
 
     def code_bytes(self, shape: Shape, dtype: Any) -> float:
         """Returns the size of packed integers and scales."""
@@ -333,22 +350,6 @@ class RandomK(Entries):
     """
 
     draws: ClassVar[bool] = True
-
-
-def clamped_scales(y: Any) -> int:
-    """Returns how many channels have a scale that float16 does not hold.
-
-    Args:
-      y: finite activations, `[..., width]`.
-
-    Examples:
-      >>> import numpy as np
-      >>> clamped_scales(np.array([[1e5, 65504.0, -7e4], [0.0, 1.0, 2.0]]))
-      2
-    """
-    from hpcjax.compress import _codes
-
-    return int((_codes.find_scales(y) > _codes.LARGEST).sum())
 
 
 def equal_bytes(

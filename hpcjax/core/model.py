@@ -153,6 +153,8 @@ class Model(NamedTuple):
       decoder: sizes of a causal language model; None for other networks.
       cut: `cut()` returns the same network in parts, or raises ConfigError with what of
         it cannot be cut; None for networks that never can.
+      added: keys of what a part of a run has added to parameters and state: a fork of a
+        run without that part begins with it as drawn.
     """
 
     init: Init
@@ -160,6 +162,7 @@ class Model(NamedTuple):
     layers: tuple[LayerSpec, ...] = ()
     decoder: Decoder | None = None
     cut: Callable[[], Cut] | None = None
+    added: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         """Makes a model usable as a static argument: `layers` cannot be hashed."""

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from hpcjax.core import shards
+from hpcjax.core import shards, tallies
 from hpcjax.core.deferred import realize
 from hpcjax.core.errors import ConfigError
 from hpcjax.models._from_nnx import flatten, observable_layers
@@ -149,7 +149,8 @@ def scan_with_memory(
     def advance(x: Any, states: Any, remembered: Any) -> tuple[Any, Any, Any]:
         x = jax.tree.map(lambda leaf: checkpoint_name(leaf, _INPUT), x)
         block = nnx.merge(graph, *realize(states))
-        x, remembered = call(block, x, remembered)
+        with tallies.tallying() as counted:
+            x, remembered = call(block, x, remembered)
         # The merged block is lost after the body: what it changed is returned as
         # outputs of the scan, which stacks them.
         changed = nnx.state(block, nnx.BatchStat), nnx.state(block, Record)
@@ -157,7 +158,7 @@ def scan_with_memory(
             {path: variable.get_value() for path, variable in flatten(state).items()}
             for state in changed
         )
-        return x, values, remembered
+        return x, (*values, counted), remembered
 
     policy = shards.gathering_policy(policy, states)
     if policy is not None:
@@ -182,7 +183,9 @@ def scan_with_memory(
         x, values, remembered = _scan_run(advance, x, part, run, end - start)
         outputs.append((*values, remembered))
         start = end
-    statistics, records, remembered = zip(*outputs, strict=True)
+    statistics, records, counted, remembered = zip(*outputs, strict=True)
+    for run in counted:
+        tallies.tally({name: counts.sum(0) for name, counts in run.items()})
     _restore(blocks, _concatenate(statistics), _concatenate(records))
     return x, remembered
 

@@ -433,7 +433,11 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
     played = getattr(cfg.averaging, "plays_delays", False)
     source = "simulated" if played else "measured"
     history = ctx.train(composed, cfg.train, seed=cfg.seed, source=source)
-    return history.assign(composed.method.facts)
+    counted = {
+        name: float(ctx.trained.model_state[name])  # pyrefly: ignore[missing-attribute]
+        for name in getattr(cfg.codec, "figures", ())
+    }
+    return history.assign({**composed.method.facts, **counted})
 
 
 def _fit(model: Any, dataset: Any) -> bool:

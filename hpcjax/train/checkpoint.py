@@ -200,6 +200,7 @@ class Checkpoints:
         mesh: Mesh | None = None,
         trust: bool | None = None,
         check: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
     ) -> Restored:
         """Returns a verified state, with the structure and placement of `like`.
 
@@ -221,6 +222,7 @@ class Checkpoints:
             as records, is lost; it gets what was saved beside the state. A checkpoint
             without a manifest does not know of such things, so that none is taken in
             place of one that has lost them.
+          complete: returns the verified arrays, by path, with what was not saved.
 
         Raises:
           CheckpointCorrupt: no checkpoint, or not the requested one, can be verified.
@@ -250,7 +252,8 @@ class Checkpoints:
                     _join(problems),
                 )
             extra = dict(manifest.extra) if manifest else {}
-            return Restored(snapshots.fit(arrays, manifest, like, mesh), number, extra)
+            state = snapshots.fit(complete(arrays), manifest, like, mesh)
+            return Restored(state, number, extra)
         if lost:
             raise DataFormatError(
                 f"{_join(problems)}. Put back what is lost, or start a new run: one "

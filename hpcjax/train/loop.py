@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Self
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from hpcjax import data, optim
@@ -321,7 +322,8 @@ def resume(
     restored = None
     like, known = state_shapes(task, mesh), functools.partial(check, recorder)
     if checkpoints is not None and not checkpoints.empty():
-        restored = checkpoints.restore(like, mesh=mesh, check=known)
+        add = functools.partial(add_new, task, seed, mesh)
+        restored = checkpoints.restore(like, mesh=mesh, check=known, complete=add)
     if checkpoints is not None:
         newest = 0 if restored is None else restored.step
         common = task.method.around.least(newest)
@@ -336,6 +338,25 @@ def resume(
         )
     log.info("continuing from step %d", restored.step)
     return restored.state, restored.step, restored.extra
+
+
+def add_new(
+    task: Task, seed: int, mesh: Mesh, saved: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Returns a checkpoint's arrays with what parts of the run add to the network.
+
+    If it has nothing of that, it is of a run without these parts: they begin as drawn.
+    """
+    ours = {
+        path
+        for path in trees.flatten(state_shapes(task, mesh))
+        if {*path.split("/")} & {*task.model.added}
+    }
+    if not ours or ours & saved.keys():
+        return saved
+    log.info("the run before had none of %s: they begin as drawn", sorted(ours))
+    first = trees.flatten(init_state(task, seed, mesh))
+    return {**saved, **{path: np.asarray(first[path]) for path in ours}}
 
 
 def _restore_common(

@@ -108,7 +108,7 @@ def fit(
     }
     differences = []
     for path, leaf in expected.items():
-        key = manifest.leaves[path].key if manifest else leaf.key
+        key = manifest.leaves.get(path, leaf).key if manifest else leaf.key
         saved = Leaf(
             shape=saved_arrays[path].shape, dtype=saved_arrays[path].dtype.name, key=key
         )

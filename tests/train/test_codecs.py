@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,15 @@ from hpcjax.core import ConfigError, compat, shards, trees
 from hpcjax.core.keys import BatchKey
 from hpcjax.core.varying import vary
 from hpcjax.data import CharTextConfig
-from hpcjax.models import CausalLmConfig
+from hpcjax.models import GPT2, CausalLmConfig, ExpertsConfig
 from hpcjax.models.scan import POLICIES
 from hpcjax.runs import training
 from hpcjax.runs.training import TrainingConfig
-from hpcjax.sharding import PipelineConfig, Tensor3dConfig
+from hpcjax.sharding import PipelineConfig, TedConfig, Tensor3dConfig
+from hpcjax.train import loop
 from hpcjax.train.config import TrainConfig
 from tests.conftest import REPOSITORY
+from tests.train import tiny
 
 SHAPE = 3, 4, 16
 HALVES = slice(0, 4), slice(4, 8)  # of the inputs, on two devices
@@ -278,6 +281,104 @@ def test_runs_train_and_what_is_learnt_stays_equal_on_all_devices(codec):
         a, b = (np.asarray(shard.data) for shard in leaf.addressable_shards)
         np.testing.assert_array_equal(a, b, err_msg=path)
         assert (a != trees.flatten(first)[path]).any()
+
+
+def with_codec(codec, **changes):
+    cfg = dataclasses.replace(CONFIG, codec=codec, **changes)
+    devices = 4 if cfg.parallel is not CONFIG.parallel else 2
+    task = training.task(cfg, REPOSITORY, devices)
+    return task, task.mesh(devices)
+
+
+def test_a_fork_begins_with_what_a_codec_learns_as_drawn(tmp_path):
+    learnt = Autoencoder(d=3, warmup=1)
+    (plain, on), (coded, _) = with_codec(None), with_codec(learnt)
+    before, drawn = (train.init_state(task, 1, on) for task in (plain, coded))
+    before = dataclasses.replace(before, step=jnp.int32(5))
+
+    def resume(task, folder):
+        with train.Checkpoints(tmp_path / folder) as kept:
+            records = tiny.Records()
+            steps = dataclasses.replace(CONFIG.train, steps=9)
+            return loop.resume(task, steps, 1, on, kept, records)[:2]
+
+    for folder, state in (("plain", before), ("coded", drawn)):
+        with train.Checkpoints(tmp_path / folder) as kept:
+            kept.save(int(state.step), state, {})
+    state, step = resume(coded, "plain")
+    assert step == 5
+    found, wanted = trees.flatten(state.params), trees.flatten(drawn.params)
+    old = trees.flatten(before.params)
+    assert len(found) == len(old) + 4
+    for path, leaf in found.items():
+        np.testing.assert_array_equal(leaf, old.get(path, wanted[path]), err_msg=path)
+    assert state.model_state["codec_steps"] == 0
+    assert resume(coded, "coded")[1] == 0
+    with pytest.raises(ConfigError, match=r"beyond those asked for .*codecs/"):
+        resume(plain, "coded")
+    with pytest.raises(
+        ConfigError, match=r"saved float32\[2, 3, 16\], asked for .*\[3,"
+    ):
+        resume(with_codec(dataclasses.replace(learnt, start=0))[0], "coded")
+
+
+@pytest.mark.acceptance("mpcompress", 3)
+def test_a_run_counts_scales_that_are_clamped():
+    task, on = with_codec(Quantizer(bits=8, start=2))
+    shapes = train.state_shapes(task, on)
+    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, shapes.params)
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    @functools.partial(
+        jax.shard_map, mesh=on, in_specs=(specs, P(), P()), out_specs=(P(), P())
+    )
+    def count(params, tokens, state):
+        return tuple(
+            task.model.apply(params, state, tokens, train=train)[1]["clamped_scales"]
+            for train in (True, False)
+        )
+
+    params = jax.tree.map(np.array, train.init_state(task, 0, on).params)
+    # Of three layers the last is compressed, and each of two devices sends 16 scales.
+    large = params["blocks"]["mlp"]["down"]["kernel"]
+    large[:, :, :5] = 1e9
+    found = count(
+        params, jnp.ones((3, 4), jnp.int32), {"clamped_scales": jnp.float32(7)}
+    )
+    assert tuple(found) == (7 + 2 * 5, 7)
+
+
+EXPERTS = dataclasses.replace(GPT2, experts=ExpertsConfig(count=2, top_k=1, every=2))
+
+
+def experts(codec, remat="none"):
+    model = CausalLmConfig(depth=2, width=16, heads=2, options=EXPERTS, remat=remat)
+    parallel = TedConfig(tensor=2, expert=2)
+    steps = dataclasses.replace(CONFIG.train, batch_size=4)
+    return with_codec(codec, model=model, parallel=parallel, train=steps)
+
+
+@pytest.mark.parametrize("remat", ["none", "collectives"])
+def test_random_entries_are_sent_between_experts(remat):
+    task, on = experts(RandomK(k=9, start=0, grad="masked"), remat)
+    state, batch = train.state_shapes(task, on), train.batch_shapes(task, 4, on)
+    text = train.train_step(task, on, state).lower(state, batch).as_text()
+    assert "tensor<1x9xi32>" in text
+
+
+@pytest.mark.slow
+def test_random_entries_of_all_are_the_sum_between_experts():
+    """As many numbers as there are, each at random, lose nothing."""
+    found = []
+    for codec in (None, RandomK(k=2 * 4 * 16, start=0)):
+        task, on = experts(codec)
+        state = train.init_state(task, 0, on)
+        batch = sharding.place_batch(task.dataset.train.gather(np.arange(4)), on)
+        state, metrics = train.train_step(task, on, state)(state, batch)
+        found.append((metrics["loss"], state.params["blocks"]))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *found
+    )
 
 
 @pytest.mark.acceptance("mpcompress", 10)

@@ -1,0 +1,109 @@
+"""What accuracies are measured by: tables of counts, a network of fewer branches."""
+
+import collections
+import dataclasses
+import itertools
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from configs.mpcompress import layers
+from experiments.mpcompress import floors, tables
+from hpcjax.data import CharTextConfig
+from hpcjax.runs.tables import judge
+from tests.experiments import rows
+from tests.train import test_codecs
+
+TEXT = "the quick brown fox, the lazy dog; that is all there is to it.\n" * 9
+
+
+def test_tables_tell_the_most_frequent_character(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/own.txt").write_text(TEXT)
+    dataset = CharTextConfig(corpus="own.txt", context=5, validation=0.2)
+    cut = len(TEXT) - round(0.2 * len(TEXT))
+    counted, told = (
+        list(itertools.pairwise(part))[: (len(part) - 1) // 5 * 5]
+        for part in (TEXT[:cut], TEXT[cut:])
+    )
+    for known in (0, 1):
+        counts = collections.defaultdict(collections.Counter)
+        for before, after in counted:
+            counts[before * known][after] += 1
+        # Of characters that are as frequent the first by code.
+        best = {
+            before: min(each, key=lambda c: (-each[c], c))
+            for before, each in counts.items()
+        }
+        wrong = np.mean([best[before * known] != after for before, after in told])
+        cfg = floors.Config(dataset=dataset, known=known)
+        context = types.SimpleNamespace(data_root=tmp_path)
+        assert floors.run(cfg, context)["val_error"] == wrong
+
+
+def test_what_is_left_out_is_a_network_of_fewer_branches():
+    """That of kernels of zeros from the same layer on."""
+    (run, shapes, tokens), (plain, *_) = (
+        test_codecs.apply(
+            dataclasses.replace(test_codecs.CONFIG, codec=codec), train=True
+        )
+        for codec in (floors.LeftOut(start=1), None)
+    )
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes
+    )
+    ours, whole = run(params, tokens), plain(params, tokens)
+    for layer, name in (("attention", "output"), ("mlp", "down")):
+        params["blocks"][layer][name]["kernel"][1:] = 0
+    np.testing.assert_allclose(ours, plain(params, tokens), rtol=1e-4, atol=1e-4)
+    assert abs(ours - whole).max() > 0.1
+
+
+def made(**errors):
+    """The table of errors by row; those of others are a codec's that loses nothing."""
+    runs = tables.LAYERS.tier("cpu").runs
+    likely = {
+        tables.UNIGRAM: 0.82,
+        tables.BIGRAM: 0.69,
+        tables.RANDOM + tables.EVERY: 0.7,
+    }
+    lossy = {name + tables.EVERY: 0.64 for name in tables._LOSSY}
+    return tables.LAYERS.reduce(
+        {
+            name: rows.run(
+                {"eval_step": [1, 2]},
+                seeds=(0, 1),
+                val_error=("eval_step", [1, (likely | lossy | errors).get(name, 0.55)]),
+            )
+            for name in runs
+        }
+    )
+
+
+def failing(table):
+    return {v.name for v in judge(tables.LAYERS.tier("cpu"), table) if not v.holds}
+
+
+@pytest.mark.parametrize(
+    ("errors", "failed"),
+    [
+        ({}, set()),
+        ({tables.PLAIN: 0.6}, {"learnt", "last half", "8 bits", "left out"}),
+        ({tables.TOP + tables.HALF: 0.57}, {"last half"}),
+        ({tables.TOP + tables.EVERY: 0.59}, {"all layers"}),
+        ({tables.LEFT: 0.6}, {"left out"}),
+    ],
+)
+def test_claims_fail_for_what_they_deny(errors, failed):
+    assert failing(made(**errors)) == failed
+
+
+def test_entries_send_the_bytes_of_the_autoencoder():
+    sent = {
+        cfg.codec.wire_bytes(layers.SHAPE, "float32", cfg.parallel.col)
+        for cfg in (layers.autoencoder, layers.topk, layers.randomk)
+    }
+    assert len(sent) == 1
