@@ -20,7 +20,7 @@ from hpcjax.train.config import TrainConfig
 
 needs = ("kjv",)
 SHAPE = 16, 64, 32
-BEFORE, STEPS = 1000, 200
+BEFORE, STEPS = 1500, 100
 base = TrainingConfig(
     dataset=CharTextConfig(corpus="kjv", context=SHAPE[1], validation=0.02),
     model=CausalLmConfig(depth=4, width=SHAPE[2], heads=4),

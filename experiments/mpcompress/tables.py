@@ -119,8 +119,8 @@ LAYERS = Table(
     ),
     caption=(
         "Characters of the King James Bible in windows of 64. Four layers of width 32 "
-        "on 2 simulated devices, pre-trained for 1,000 steps without a codec, then "
-        "tuned for 200 with one in the sums of the last two layers or of all, in "
+        "on 2 simulated devices, pre-trained for 1,500 steps without a codec, then "
+        "tuned for 100 with one in the sums of the last two layers or of all, in "
         "validation too. Slopes of quantizers, Top-k and Random-k pass through; Top-k "
         "and Random-k send the autoencoder's bytes, 1 number of 32. error: % of "
         "validation's characters; rise: points above what was tuned without a codec, "

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from configs.mpcompress import layers
 from experiments.mpcompress import floors, tables
 from hpcjax.data import CharTextConfig
+from hpcjax.runs import discover
 from hpcjax.runs.tables import judge
+from tests.conftest import REPOSITORY
 from tests.experiments import rows
 from tests.train import test_codecs
 
@@ -102,8 +103,9 @@ def test_claims_fail_for_what_they_deny(errors, failed):
 
 
 def test_entries_send_the_bytes_of_the_autoencoder():
-    sent = {
-        cfg.codec.wire_bytes(layers.SHAPE, "float32", cfg.parallel.col)
-        for cfg in (layers.autoencoder, layers.topk, layers.randomk)
-    }
+    sent = set()
+    for variant in ("autoencoder", "topk", "randomk"):
+        cfg = discover.load(f"mpcompress/layers:{variant}", {}, REPOSITORY).config
+        shape = cfg.train.batch_size, cfg.dataset.context, cfg.model.width
+        sent.add(cfg.codec.wire_bytes(shape, "float32", cfg.parallel.col))
     assert len(sent) == 1
