@@ -48,12 +48,14 @@ class Config(config.Config):
     Attributes:
       dataset: windows of a text, counted in training and told in validation.
       known: how many characters it is told from.
+      seed: names a run; nothing is drawn.
     """
 
     figures: ClassVar[dict[str, str]] = {"val_error": ": share of wrong characters"}
 
     dataset: CharTextConfig = CharTextConfig()
     known: Literal[0, 1] = 1
+    seed: config.Seed = 0
 
 
 @runs.measured
