@@ -85,7 +85,7 @@ BYTES = Table(
     ),
 )
 
-SEEDS = 0, 1
+SEEDS = (0,)
 BEFORE, PLAIN = "pre-trained", "without"
 UNIGRAM, BIGRAM = "table of characters", "table of pairs"
 HALF, EVERY = ", last half", ", all layers"
@@ -124,7 +124,7 @@ LAYERS = Table(
         "validation too. Slopes of quantizers, Top-k and Random-k pass through; Top-k "
         "and Random-k send the autoencoder's bytes, 1 number of 32. error: % of "
         "validation's characters; rise: points above what was tuned without a codec, "
-        "of the same seed. Means of two seeds [least, largest]."
+        "of the same seed, of which there is one."
     ),
     shows=(
         "A small language model was tuned with what its devices send compressed. In "
@@ -136,7 +136,6 @@ LAYERS = Table(
         "error": ("error, %", _error),
         "rise": ("points", lambda run, rows: _error(run) - _error(rows[PLAIN])),
     },
-    over=reduce.extent,
     tiers=on_cpu(
         minutes=20.0,
         devices=2,

@@ -76,7 +76,6 @@ def made(**errors):
         {
             name: rows.run(
                 {"eval_step": [1, 2]},
-                seeds=(0, 1),
                 val_error=("eval_step", [1, (likely | lossy | errors).get(name, 0.55)]),
             )
             for name in runs
