@@ -1,7 +1,8 @@
 """Tables of characters, and of pairs, of the text of `mpcompress/layers`; a second.
 
 Needs `hpcjax data fetch kjv`.
-Expect: 65 % of characters told wrongly by pairs, 81 % without (`hpcjax table mpcompress/layers`).
+Expect: 65 % of characters told wrongly by pairs, 81 % without
+(`hpcjax table mpcompress/layers`).
 """
 
 import dataclasses
