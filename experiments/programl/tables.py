@@ -93,7 +93,7 @@ DATAFLOW = Table(
     },
     reduce=dataflow,
     tiers=on_cpu(
-        minutes=18.0,
+        minutes=19.0,
         runs={
             REACH: _runs("reachability"),
             NO_CONTROL: _runs("reachability_blind"),
