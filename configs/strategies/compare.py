@@ -1,7 +1,8 @@
 """A language model on eight simulated devices, in every way; 1 min a run of 2 cores.
 
 100 steps of SGD with momentum, on one device in `alone`. `missing` forgets the mean
-of data parallelism, `summed` sums gradients where ZeRO averages them.
+of data parallelism, `summed` sums gradients where ZeRO averages them, `keyed` draws
+by device.
 Expect: the losses of one device to 1e-5 (`hpcjax table strategies/compare`).
 """
 
@@ -27,6 +28,7 @@ summed = dataclasses.replace(
     base, parallel=ZeroConfig(), broken="experiments.strategies.controls:summed"
 )
 missing = dataclasses.replace(base, broken="experiments.strategies.controls:missing")
+keyed = dataclasses.replace(base, broken="experiments.strategies.controls:keyed")
 smoke = {
     "devices": "1",
     "parallel": "none",

@@ -45,3 +45,19 @@ def missing() -> Iterator[None]:
 
     with mock.patch.object(optim, "all_reduce_mean", alone):
         yield
+
+
+@contextlib.contextmanager
+def keyed() -> Iterator[None]:
+    """Each device draws by its own key what it should draw by the examples' numbers."""
+    import jax
+
+    from hpcjax import core
+    from hpcjax.train import step
+
+    def own(key: Any, rows: Any) -> core.BatchKey:
+        device = jax.lax.axis_index(core.DATA_AXIS)
+        return core.BatchKey(key=jax.random.fold_in(key, device), rows=rows)
+
+    with mock.patch.object(step, "BatchKey", own):
+        yield

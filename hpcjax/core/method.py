@@ -235,7 +235,8 @@ class RunShape(NamedTuple):
       devices: number of devices of each worker, which share its model.
       seed: `seed()` is the run's seed.
       layer_flops: `layer_flops(rows)` returns the operations of each layer's backward
-        pass on `rows` examples, in the order of `optim.layers_of_model`.
+        pass on `rows` examples, in the order of `optim.layers_of_model`; of a stack
+        those of one of its layers.
     """
 
     model: Model

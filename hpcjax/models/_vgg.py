@@ -23,8 +23,14 @@ _GROWTH = (1, 2, 4, 8, 8)
 class _Vgg(nnx.Module):
     """The network of `vgg`."""
 
-    def __init__(
-        self, inputs: int, outputs: int, depth: int, width: int, policy: Policy
+    def __init__(  # noqa: PLR0913 - arguments of `vgg`
+        self,
+        inputs: int,
+        outputs: int,
+        depth: int,
+        width: int,
+        sync_axis: str | None,
+        policy: Policy,
     ):
         stages = zip(STAGES[depth], _GROWTH, strict=True)
         channels = [width * growth for count, growth in stages for _ in range(count)]
@@ -35,7 +41,8 @@ class _Vgg(nnx.Module):
         ):
             conv = Conv(fan_in, fan_out, kernel_size=3, use_bias=True, policy=policy)
             setattr(self, f"conv_{index}", conv)
-            setattr(self, f"norm_{index}", BatchNorm(fan_out, policy=policy))
+            norm = BatchNorm(fan_out, policy=policy, sync_axis=sync_axis)
+            setattr(self, f"norm_{index}", norm)
         self.head = Dense(channels[-1], outputs, policy=policy, output=policy.output)
 
     def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> jax.Array:
@@ -54,6 +61,7 @@ def vgg(
     *,
     depth: int = 16,
     width: int = 64,
+    sync_axis: str | None = None,
     policy: Policy = FLOAT32,
 ) -> Model:
     """Returns a VGG network on images `[batch, height, width, channels]`.
@@ -69,6 +77,8 @@ def vgg(
       depth: 11 or 16, the number of layers with weights in the original networks, which
         have three dense layers in place of this one.
       width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
+      sync_axis: mesh axis over which batch statistics are averaged; None takes those of
+        one device's examples.
       policy: dtypes of parameters, products and logits; norms are float32 inside.
 
     Raises:
@@ -89,4 +99,4 @@ def vgg(
             f"inputs must be (height, width, channels) with sides of at least 32: "
             f"got inputs={inputs}"
         )
-    return from_nnx(lambda: _Vgg(inputs[-1], outputs, depth, width, policy))
+    return from_nnx(lambda: _Vgg(inputs[-1], outputs, depth, width, sync_axis, policy))

@@ -16,6 +16,8 @@ class VggConfig(ModelConfig):
     Attributes:
       depth: 11 or 16.
       width: channels of the first stage.
+      sync_axis: mesh axis over which batch statistics are averaged; None for those of
+        one device.
     """
 
     factory: ClassVar[str] = "hpcjax.models._vgg:vgg"
@@ -23,6 +25,7 @@ class VggConfig(ModelConfig):
 
     depth: Literal[11, 16] = 16
     width: Size = 64
+    sync_axis: str | None = None
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:

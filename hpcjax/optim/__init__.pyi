@@ -43,6 +43,7 @@ from .lamb_config import LambConfig as LambConfig
 from .layer_blocks import Blocks as Blocks
 from .layer_blocks import Layer as Layer
 from .layer_blocks import cut_layers as cut_layers
+from .layer_blocks import layer_counts as layer_counts
 from .layer_blocks import layers_of as layers_of
 from .layer_blocks import layers_of_model as layers_of_model
 from .layer_blocks import partition as partition

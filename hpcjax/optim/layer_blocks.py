@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from hpcjax.core import checks, trees
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.method import DATA_AXIS
 from hpcjax.core.model import Model
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,9 @@ def _find_layers(
     function: Callable[..., Any], params: Any, drawn: Any, *arguments: Any
 ) -> tuple[Layer, ...]:
     """Returns `layers_of`, where what comes of `drawn`, such as keys, is no data."""
-    closed = jax.make_jaxpr(function)(params, drawn, *arguments)
+    # Batch statistics may be of all devices: here of one.
+    traced = jax.make_jaxpr(function, axis_env=[(DATA_AXIS, 1)])
+    closed = traced(params, drawn, *arguments)
     paths = list(trees.flatten(params))
     own = [frozenset({path}) for path in paths]
     own += [frozenset()] * len(jax.tree.leaves(drawn))
@@ -137,6 +140,23 @@ def layers_of_model(model: Model, x: Any) -> tuple[Layer, ...]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     params, state = jax.eval_shape(model.init, key)
     return _find_layers(forward, params, key, state, x)
+
+
+def layer_counts(
+    layers: Sequence[Layer], params: Any, stacked: frozenset[str]
+) -> list[int]:
+    """Returns how many layers each is: a stack as many as it has, any other one.
+
+    Args:
+      layers: of the parameters.
+      params: parameters, or their shapes.
+      stacked: paths of those that are stacks of layers, along their first dimension.
+    """
+    leaves = trees.flatten(params)
+    return [
+        max((len(leaves[p]) for p in layer.paths if p in stacked), default=1)
+        for layer in layers
+    ]
 
 
 def _join(layers: Sequence[Layer]) -> Layer:

@@ -22,6 +22,8 @@ class BlocksConfig(Config, abc.ABC):
         of the batch and its own batch-norm statistics; None: one for each device.
       cuts: number of the first layer of each block but the first; empty cuts the
         network into blocks of equal backward cost.
+      stacked: regexes of parameters that are stacks of layers, which are not cut but
+        cost as many layers; the model's by default.
     """
 
     claims: ClassVar[tuple[str, ...]] = ("gradients", "mean")
@@ -30,6 +32,7 @@ class BlocksConfig(Config, abc.ABC):
     k: Size = 4
     workers: Size | None = None
     cuts: tuple[Size, ...] = ()
+    stacked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +48,8 @@ class BlocksConfig(Config, abc.ABC):
         """
         import jax
 
-        from hpcjax.optim import cut_layers, layers_of_model, partition
+        from hpcjax.optim import cut_layers, layer_counts, layers_of_model, partition
+        from hpcjax.optim.sparsify._plan import find_stacked
 
         workers = setup.devices if self.workers is None else self.workers
         rule = "devices must divide the workers of a backward pass"
@@ -58,7 +62,10 @@ class BlocksConfig(Config, abc.ABC):
         layers = layers_of_model(setup.model, x)
         rule = f"k must be at most the {len(layers)} layers of the model"
         checks.require(self.k <= len(layers), rule, k=self.k)
-        costs = setup.layer_flops(rows // workers)
+        shapes = jax.eval_shape(setup.model.init, jax.random.key(0))[0]
+        counts = layer_counts(layers, shapes, find_stacked(shapes, self.stacked))
+        each = setup.layer_flops(rows // workers)
+        costs = [cost * count for cost, count in zip(each, counts, strict=True)]
         cuts = self.cuts or partition(costs, self.k)
         # The worker of role i backpropagates from the output to the start of the i-th
         # block from the end. Summed over the k roles, and relative to k whole passes:

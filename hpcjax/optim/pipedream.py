@@ -23,7 +23,7 @@ import optax
 from hpcjax.core import checks, trees
 from hpcjax.core.method import Gradients, PassResult, StepInput
 from hpcjax.core.model import Model
-from hpcjax.optim.layer_blocks import layers_of_model, partition
+from hpcjax.optim.layer_blocks import layer_counts, layers_of_model, partition
 from hpcjax.optim.methods import whole_backward
 from hpcjax.optim.sparsify._plan import find_stacked
 
@@ -71,11 +71,8 @@ def stage_delays(
     """
     layers = layers_of_model(model, x)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    leaves, deep = trees.flatten(params), find_stacked(params, stacked)
-    sizes = [
-        max((len(leaves[p]) for p in layer.paths if p in deep), default=1)
-        for layer in layers
-    ]
+    deep = find_stacked(params, stacked)
+    sizes = layer_counts(layers, params, deep)
     costs = [1.0] * len(layers) if costs is None else costs
     rule = f"costs must be one for each of the {len(layers)} layers of the model"
     checks.require(len(costs) == len(layers), rule, costs=costs)

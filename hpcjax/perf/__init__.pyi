@@ -61,5 +61,6 @@ from .meshes import bytes_by_axis as bytes_by_axis
 from .meshes import largest_model as largest_model
 from .meshes import ring_bytes as ring_bytes
 from .meshes import ring_bytes_by_axis as ring_bytes_by_axis
+from .meshes import ring_rounds as ring_rounds
 from .meshes import sent_per_byte as sent_per_byte
 from .profile import seconds_by_operation as seconds_by_operation

@@ -96,6 +96,21 @@ def sent_per_byte(kind: str, devices: int) -> float:
     return sent[kind]
 
 
+def ring_rounds(collective: Collective, mesh: Mesh) -> int:
+    """Returns the messages that a device sends one after another, with rings.
+
+    Of p devices p − 1, for an all-reduce twice as many, and for a permute one.
+
+    Args:
+      collective: of a program on the devices of `mesh`.
+      mesh: names the axes.
+    """
+    others = math.prod(mesh.shape[axis] for axis in axes_of(collective, mesh)) - 1
+    if collective.kind == "collective-permute":
+        return min(1, others)
+    return others * (2 if collective.kind == "all-reduce" else 1)
+
+
 def axes_of(collective: Collective, mesh: Mesh) -> tuple[str, ...]:
     """Returns the axes along which devices that send to each other differ.
 

@@ -47,7 +47,7 @@ class ProgramConfig(training.TrainingConfig):
       memory: bytes of a device, for the deepest model of which a step fits; 0 does not
         look for it.
       taken: steps after which loss and parameters are compared with those of one
-        device; 0 takes none.
+        device; 0 takes none. Of workers with models of their own nothing is compared.
       broken: `"module:function"`, a context in which the step is made and taken, such
         as one that breaks what is claimed, for a negative control.
     """
@@ -64,10 +64,6 @@ class ProgramConfig(training.TrainingConfig):
         if self.memory:
             rule, deep = "memory is that of a model with a depth", vars(self.model)
             checks.require("depth" in deep, rule, memory=self.memory, model=self.model)
-        if self.taken:
-            rule = "steps are compared with one device's where one model is trained"
-            one = self.averaging is None
-            checks.require(one, rule, taken=self.taken, averaging=self.averaging)
 
     @property
     def figures(self) -> Mapping[str, str]:
@@ -80,12 +76,14 @@ class ProgramConfig(training.TrainingConfig):
             "operands": f"{of}: bytes that collectives take, each counted once",
             "arrays asked": f"{of}: that they take, as compiled and as JAX asks for",
             "block": "axis kind: bytes that one turn of the loops sends, by rings",
+            "rounds": ": messages that a device sends one after another in a step",
         }
         if self.memory:
             found["depth"] = ": the most blocks of which a step fits into the memory"
         if self.taken:
             found["losses"] = "number: of each step"
             found["loss"] = ": of the last step"
+        if self.taken and self.averaging is None:
             found["distance apart"] = ": from one device, of loss and parameters"
         return found
 
@@ -167,7 +165,10 @@ def read(cfg: ProgramConfig, ctx: "Context", make: Maker | None = None) -> "Figu
         if cfg.memory:
             found["depth"] = _find_deepest(cfg, ctx.data_root, devices, make)
         ours = _take(step, cfg.taken) if cfg.taken else ()
-    return found | (_compare(*ours, *_take_alone(cfg, ctx)) if ours else {})
+    if ours:
+        found |= {"losses": np.array(ours[0]), "loss": ours[0][-1]}
+    compared = ours and cfg.averaging is None
+    return found | (_compare(*ours, *_take_alone(cfg, ctx)) if compared else {})
 
 
 def compose(cfg: ProgramConfig, data_root: pathlib.Path, devices: int) -> Step:
@@ -223,18 +224,21 @@ def compile_lowered(lowered: "Lowered", taken: int) -> "Compiled":
 
 def _count(cfg: ProgramConfig, step: Step) -> dict[str, np.ndarray]:
     """Returns what collectives are, by axis, kind and part."""
+    from hpcjax import perf
+
     sizes = [len(cfg.axes) + 1, len(KINDS), len(PARTS)]
     sent, operands, arrays, asked = np.zeros((4, *sizes))
-    block = np.zeros(sizes[:2])
+    block, rounds = np.zeros(sizes[:2]), 0
     for at, each, by_rings in _collectives(cfg, step.mesh, step.compiled):
         sent[at] += each.times * by_rings
         operands[at] += each.bytes
         arrays[at] += _count_arrays(each)
         block[at[:2]] += by_rings * (PARTS[at[2]] == LOOP)
+        rounds += each.times * perf.ring_rounds(each, step.mesh)
     for at, each, _ in _collectives(cfg, step.mesh, step.lowered):
         asked[at] += _count_arrays(each)
     counted = {"sent": sent, "operands": operands, "arrays": arrays}
-    return {**counted, "asked": asked, "block": block}
+    return {**counted, "asked": asked, "block": block, "rounds": rounds}
 
 
 def _count_arrays(each: "perf.Collective") -> int:
@@ -310,8 +314,7 @@ def _compare(
     ]
     distance = abs(losses[-1] - wanted[-1]) / abs(wanted[-1])
     # NaN if one is, which Python's `max` might pass over.
-    last = {"loss": losses[-1], "distance": distance, "apart": float(np.max(each))}
-    return {"losses": np.array(losses), **last}
+    return {"distance": distance, "apart": float(np.max(each))}
 
 
 def _find_deepest(

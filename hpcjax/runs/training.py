@@ -19,7 +19,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.core.parts import Part
 from hpcjax.data import DigitsConfig
 from hpcjax.models import MlpConfig
-from hpcjax.optim import SgdConfig
+from hpcjax.optim import PartialBackwardConfig, SgdConfig
 from hpcjax.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def _compose(
         seed=seed,
         transport=transport,
     )
-    _check_sync_axis(cfg.model, tuple(method.mesh_shape(devices)))
+    _check_sync_axis(cfg, tuple(method.mesh_shape(devices)))
     made = train.supervised(model, method, dataset)
     return made.replace(read=_read(cfg.input, transport))
 
@@ -365,9 +365,15 @@ def _read(
     return lambda batches, steps: part.make(batches, steps, connect)
 
 
-def _check_sync_axis(model: Any, axes: tuple[str, ...]) -> None:
-    """Raises ConfigError if a model averages its statistics over an unknown axis."""
-    axis = getattr(model, "sync_axis", None)
+def _check_sync_axis(cfg: TrainingConfig, axes: tuple[str, ...]) -> None:
+    """Raises ConfigError if a model averages its statistics over an unknown axis.
+
+    Or with devices that are in another program then, and would wait forever.
+    """
+    axis = getattr(cfg.model, "sync_axis", None)
+    whole = not isinstance(cfg.backward, PartialBackwardConfig)
+    rule = "model.sync_axis must be none where backward passes differ between devices"
+    checks.require(axis is None or whole, rule, sync_axis=axis)
     if axis not in (None, *axes):
         raise ConfigError(
             f"model.sync_axis must be none or an axis of the run's mesh, "

@@ -9,6 +9,7 @@ import jax
 from hpcjax import data, optim, perf
 from hpcjax.core import checks
 from hpcjax.core.method import (
+    DATA_AXIS,
     Backward,
     Method,
     Optimization,
@@ -154,10 +155,15 @@ def _layer_flops(model: Model, dataset: "data.Dataset", rows: int) -> tuple[floa
     params, state = jax.eval_shape(model.init, jax.random.key(0))
 
     def loss(params: Any, state: Any, batch: Any) -> Any:
-        outputs, _ = model.apply(
-            params, state, batch["x"], train=True, key=jax.random.key(0)
-        )
-        return dataset.objective(outputs, batch).sums["loss"]
+        def score(batch: Any) -> Any:
+            outputs, _ = model.apply(
+                params, state, batch["x"], train=True, key=jax.random.key(0)
+            )
+            return dataset.objective(outputs, batch).sums["loss"]
+
+        # Batch statistics may be of all devices: here of one.
+        alone = jax.tree.map(lambda leaf: leaf[None], batch)
+        return jax.vmap(score, axis_name=DATA_AXIS)(alone)[0]
 
     layers = optim.layers_of_model(model, batch["x"])
     return perf.backward_flops(loss, layers, params, state, batch)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,10 +130,12 @@ def test_zero_head_starts_at_the_uniform_distribution():
     assert (y == 0).all()
 
 
-def test_batch_statistics_over_devices_are_those_of_the_whole_batch():
-    x, _ = helpers.batch_of(REGISTRY["resnet8"], 8)
-    plain = models.resnet((8, 8, 1), 3, width=2)
-    synced = models.resnet((8, 8, 1), 3, width=2, sync_axis="data")
+@pytest.mark.parametrize("name", ["resnet8", "vgg11"])
+def test_batch_statistics_over_devices_are_those_of_the_whole_batch(name):
+    entry = REGISTRY[name]
+    x, _ = helpers.batch_of(entry, 8)
+    config = dataclasses.replace(entry.config, sync_axis="data")
+    plain, synced = (c.make(entry.inputs, 3) for c in (entry.config, config))
     params, state = plain.init(jax.random.key(0))
     expected = plain.apply(params, state, x, train=True)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -50,6 +50,9 @@ def test_each_collective_is_told_with_the_axes_of_its_groups():
             ("data", "model"): size * 2 * 7 / 8,
         }
     )
+    # 2 (2 - 1) of the first sum, 3 and 3 along data, one, and 2 (8 - 1).
+    each = [perf.ring_rounds(own, mesh) for own in perf.collectives(program)]
+    assert sorted(each) == [0, 1, 2, 3, 3, 14]
 
 
 @pytest.mark.parametrize(

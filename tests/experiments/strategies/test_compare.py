@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.strategies import tables
+from experiments.strategies import tables, ways
 from hpcjax import sharding
 from hpcjax.runs import discover, packing
 from hpcjax.runs.tables import judge
@@ -27,7 +27,8 @@ def take(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tables.SAME)
+@pytest.mark.acceptance("how-to-train", 1)
+@pytest.mark.parametrize("name", [*tables.SAME, tables.DROPS])
 def test_what_is_synchronous_passes_the_gate(name):
     found = take(name)
     assert found["apart"] <= GATE
@@ -35,7 +36,8 @@ def test_what_is_synchronous_passes_the_gate(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [tables.MISSING, tables.BROKEN])
+@pytest.mark.acceptance("how-to-train", 1, 7)
+@pytest.mark.parametrize("name", [tables.MISSING, tables.BROKEN, tables.KEYED])
 def test_what_is_broken_does_not(name):
     assert take(name)["apart"] > 100 * GATE
 
@@ -49,11 +51,11 @@ def test_one_stage_is_sgd_and_stale_weights_are_theirs_on_any_number_of_devices(
 
 
 def test_schedules_idle_and_keep_what_the_formulas_say():
-    plans = {name: tables._plan(name) for name in tables.SAME}
+    plans = {name: ways.plan(name) for name in tables.SAME}
     formula = pytest.approx(3 / (8 + 3))  # (p - 1) / (m + p - 1)
     assert plans[tables.GPIPE] == {"bubble": formula, "held": 8}
     assert plans[tables.F1B1] == {"bubble": formula, "held": 4}
-    assert plans[tables.ZB]["bubble"] < 3 / 11
+    assert plans[ways.ZB]["bubble"] < 3 / 11
     assert plans[tables.THREE] == {"bubble": pytest.approx(1 / 9), "held": 2}
     assert plans[tables.DP] == {"bubble": 0}
 
@@ -65,6 +67,8 @@ def made(losses, state=2.0, sent=1.75):
         "psi": 1.0,
         "temporaries": 1.0,
         "sent": ("axis", [sent]),
+        "rounds": 14.0,
+        "distance": 0.0,
     }
     if losses is not None:
         run["losses"] = ("number", losses)
@@ -79,21 +83,37 @@ def test_steps_to_the_target_and_divergence():
     table = tables.compare(
         {
             tables.ONE: made(plain),
-            "same": made(plain),
-            "late": made(late),
-            "gone": made(gone),
-            "averages": made(None),
+            tables.DP: made(plain),
+            tables.F1B1: made(plain, sent=1.0),
+            tables.SLOW: made(late),
+            tables.STASH: made(gone),
+            tables.DOUBLE: made(plain),
+            tables.MISSING: made(late),
+            tables.TENSOR_64: made(None),
         }
     )
     # Steps 51 to 60 have a mean of 4 - 54.5 / 50; half as fast it is out of reach.
-    steps = table["steps"].sel(row=["same", "late", "gone"]).values
+    steps = table["steps"].sel(row=[tables.DP, tables.SLOW, tables.STASH]).values
     np.testing.assert_array_equal(steps, [60, np.inf, np.inf])
-    assert float(table["apart"].sel(row="same")) == 0
-    assert np.isinf(table["loss"].sel(row="gone"))  # not missing: it diverged
-    assert np.isnan(table["steps"].sel(row="averages"))
-    assert table["sent"].sel(row="same") == 2
+    same = table.sel(row=tables.DP)
+    assert (float(same["apart"]), float(same["differ"])) == (0, 0)
+    assert np.isinf(table["loss"].sel(row=tables.STASH))  # not missing: it diverged
+    for name in (tables.TENSOR_64, tables.MISSING):  # not run, and not ranked
+        assert np.isnan(table["steps"].sel(row=name))
+    assert same["sent"] == 2
     curves = packing.unpack(table)["losses"]
-    np.testing.assert_allclose(curves.sel(row="late"), late, rtol=1e-3)
+    np.testing.assert_allclose(curves.sel(row=tables.SLOW), late, rtol=1e-3)
+    # A parameter, 256 tokens, 8 devices of 1e10; the link; 60 steps.
+    work = 6 * 256 / 4 / 8 / 1e10
+    slow = work + 1.75 / 1.25e8 + 14 * 5e-5
+    assert float(same["slow_step"]) == pytest.approx(1e3 * slow)
+    assert float(same["slow_time"]) == pytest.approx(60 * slow)
+    piped = table["slow_time"].sel(row=[tables.F1B1, tables.DOUBLE]).values / 60
+    sends = 1 / 1.25e8 + 14 * 5e-5
+    np.testing.assert_allclose(piped, [work * 11 / 8 + sends, work + sends])
+    names = [tables.DP, tables.DOUBLE, tables.MISSING]
+    ranked = table["ranked"].sel(row=names).values.tolist()
+    assert ranked == ["one device's", "others", "broken"]
 
 
 def test_claims_fail_for_what_they_are_about():
@@ -105,6 +125,7 @@ def test_claims_fail_for_what_they_are_about():
         tables.STASH: made(np.full(100, 1.1)),
         tables.MISSING: made(np.full(100, 1.1)),
         tables.BROKEN: made(np.full(100, np.nan)),
+        tables.KEYED: made(np.ones(100)).assign(distance=0.1),
     }
     verdicts = judge(tables.COMPARE.tier("cpu"), tables.compare(good))
     assert {v.name: v.holds for v in verdicts} == dict.fromkeys(
@@ -112,6 +133,6 @@ def test_claims_fail_for_what_they_are_about():
     )
     bad = judge(
         tables.COMPARE.tier("cpu"),
-        tables.compare(good | {tables.ZB: made(np.full(100, 1 + 2e-5))}),
+        tables.compare(good | {ways.ZB: made(np.full(100, 1 + 2e-5))}),
     )
     assert [v.name for v in bad if not v.holds] == ["equal"]

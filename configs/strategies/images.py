@@ -1,0 +1,40 @@
+"""VGG-11 of an eighth of its width on MNIST, in several ways; half a minute a run.
+
+`hpcjax data fetch mnist` gets the images. 20 steps of SGD with momentum on eight
+simulated devices, with statistics of the whole batch. `vgg16` and `gpt2_medium` are
+compiled in full size and not run.
+Expect: parameters of one device to 1e-5 (`hpcjax table strategies/images`).
+"""
+
+import dataclasses
+
+from hpcjax.data import CharTextConfig, MnistConfig
+from hpcjax.models import CausalLmConfig, VggConfig
+from hpcjax.optim import SgdConfig
+from hpcjax.runs import ProgramConfig
+from hpcjax.train.config import TrainConfig
+
+base = ProgramConfig(
+    dataset=MnistConfig(limit=4000, validation_limit=1000, pad=2),
+    model=VggConfig(depth=11, width=8, sync_axis="data"),
+    optimizer=SgdConfig(lr=0.01, momentum=0.9),
+    train=TrainConfig(batch_size=64, steps=20),
+    devices=8,
+    taken=20,
+)
+vgg16 = dataclasses.replace(
+    base, model=VggConfig(depth=16, width=64, sync_axis="data"), taken=0
+)
+gpt2_medium = dataclasses.replace(
+    vgg16,
+    dataset=CharTextConfig(context=8),
+    model=CausalLmConfig(depth=24, width=1024, heads=16),
+    memory=2**33,
+)
+smoke = {
+    "devices": "1",
+    "taken": "0",
+    "model.width": "1",
+    "dataset.limit": "32",
+    "dataset.validation_limit": "8",
+}

@@ -1,0 +1,239 @@
+"""What each strategy holds and sends, by formula and compiled; networks for images."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.strategies import ways
+from experiments.strategies.ways import DP, STRATEGIES, WAYS, ZERO1, ZERO3
+from hpcjax.runs import reduce
+from hpcjax.runs.pictures import Bars
+from hpcjax.runs.tables import Runs, Table, on_cpu
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+DEVICES, LAYERS, WIDTH, TOKENS = 8, 8, 256, 32 * 8
+
+
+class Sizes(NamedTuple):
+    """What formulas are of, in numbers.
+
+    Attributes:
+      all: Ψ, of all parameters.
+      stack: S, of those in blocks.
+      rest: R, of all others.
+      row: A, of what one block passes on of the whole batch.
+    """
+
+    all: float
+    stack: float
+    rest: float
+    row: float = TOKENS * WIDTH
+
+
+# By strategy: numbers held with Adam's two moments, and sent in a step, on 8 devices.
+# Formulas are Python, so that what is printed is what is evaluated.
+_RING = "7/8 * 2 * all"
+_PIPE = "7/8 * 2 * rest + stack / 4"
+_STAGES = "3 * (stack / 4 + rest)"
+FORMULAS: dict[str, tuple[str, str]] = {
+    DP: ("3 * all", _RING),
+    ZERO1: ("all + 2 * all / 8", _RING),
+    ways.ZERO2: ("3 * all / 8", _RING),
+    ZERO3: ("3 * all / 8", "7/8 * 3 * all"),
+    ways.TENSOR: ("3 * all / 4", "all / 4 + 8 * 8 * row / 8 * 3"),
+    ways.GRID: ("3 * all / 8", "8 * 8 * row / 8 * (3 + 3)"),
+    ways.GPIPE: (_STAGES, f"{_PIPE} + 2 * 22 * row / 16"),
+    ways.F1B1: (_STAGES, f"{_PIPE} + 2 * 22 * row / 16"),
+    ways.ZB: (_STAGES, ""),
+    ways.THREE: ("3 * (stack / 4 + rest)", ""),
+    ways.STASH: ("(3 + 3/2) * all", _RING),
+    ways.DOUBLE: ("(3 + 1) * all", _RING),
+    ways.LOCAL: ("3 * all", _RING),
+}
+
+
+def _synchronous(name: str) -> str:
+    """Says whether a strategy's parts let all devices train on the newest weights."""
+    told = STRATEGIES[name]
+    late = "averaging" in told or told.get("backward") == "pipedream"
+    return "NO" if late else "yes"
+
+
+def _axes(run: "xr.Dataset") -> str:
+    """Returns the axes of the mesh along which devices send more than metrics."""
+    sent = run["sent"].sum(("kind", "part"))
+    named = [axis for axis in sent["axis"].values.tolist() if axis != "several"]
+    return " x ".join(axis for axis in named if sent.sel(axis=axis) > 0.01 * sent.sum())
+
+
+def survey(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns a row for each strategy: figures of the step, and of its formulas."""
+    cells: dict[str, dict[str, Any]] = {}
+    for name, row in rows.items():
+        run, formulas = reduce.first(row), FORMULAS[name]
+        psi = float(run["psi"])
+        stack = LAYERS * (12 * WIDTH**2 + 13 * WIDTH)
+        sizes = Sizes(psi / 4, stack, psi / 4 - stack)._asdict()
+        held, sent = (_evaluate(text, sizes) for text in formulas)
+        cells[name] = {
+            "parallelism": _axes(run),
+            "synchronous": _synchronous(name),
+            "bubble": ways.plan(name)["bubble"],
+            "holds": formulas[0],
+            "held": 4 * held / psi,
+            "state": run["state"] / psi,
+            "sends": formulas[1],
+            "volume": 4 * sent / psi,
+            "sent": run["sent"].sum() / psi,
+        }
+    return reduce.from_cells(cells)
+
+
+def _evaluate(formula: str, sizes: dict[str, float]) -> float:
+    """Returns the value of one of our own formulas; NaN where there is none."""
+    return eval(formula, {"__builtins__": {}}, sizes) if formula else float("nan")  # noqa: S307
+
+
+def _far(column: str, formula: str, *rows: str) -> reduce.Number:
+    return abs(
+        reduce.of(column, *rows) / reduce.of(formula, *rows) - 1
+    ).largest()
+
+
+SURVEY = Table(
+    id="strategies/survey",
+    title="What each parallel strategy holds and sends, by formula",
+    paper=(
+        "Lin et al., arXiv 2111.04949, a survey of frameworks by their parallelism; "
+        "formulas of the papers of the strategies"
+    ),
+    caption=(
+        "Eight blocks of width 256, AdamW in float32, on 8 simulated devices, batches "
+        "of 32 x 8 tokens; pipelines of 4 stages have 8 micro-batches of 2 rows. all, "
+        "stack, rest: numbers of all parameters, of those in blocks, of others; row: "
+        "of what a block passes on. Held between steps and sent in a step, over Ψ, by "
+        "the formula and compiled. parallelism: the axes along which devices send; NO: "
+        "weights of others, or older ones. PipeDream's step here is data parallelism's "
+        "with older weights; local SGD sends in every fourth step."
+    ),
+    shows=(
+        "All strategies were compiled for one language model. What a device holds and "
+        "sends should be what each strategy's formula says."
+    ),
+    picture=Bars(("held", "state"), label="held / Ψ"),
+    columns={
+        "parallelism": "parallelism",
+        "synchronous": "synchronous",
+        "bubble": "bubble",
+        "holds": "holds",
+        "held": "held / Ψ",
+        "state": "compiled",
+        "sends": "sends",
+        "volume": "sent / Ψ",
+        "sent": "compiled",
+    },
+    reduce=survey,
+    tiers=on_cpu(
+        minutes=3.0,
+        devices=8,
+        runs={
+            name: Runs(config="strategies/survey", overrides=STRATEGIES[name])
+            for name in FORMULAS
+        },
+        claims={
+            "memory": _far("state", "held", *WAYS)
+            .at_most(0.01, "farthest relative distance from the formula, dp and ZeRO")
+            .fails({ZERO3: DP}, only=("state",)),
+            "volume": _far("sent", "volume", *WAYS, ways.TENSOR, ways.GRID, ways.GPIPE, ways.F1B1)
+            .at_most(0.05, "farthest relative distance from the formula, synchronous")
+            .fails({ZERO3: ZERO1}, {ways.GRID: ways.TENSOR}, only=("sent",)),
+        },
+    ),
+)
+
+OWN, STALE, AVERAGED = "own statistics", "PipeDream", "local SGD"
+BIG = ("VGG-16", "GPT-2 medium")
+
+
+def _images(variant: str = "", **overrides: str) -> Runs:
+    return Runs(config=f"strategies/images{variant}", overrides=overrides)
+
+
+def images(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns a row for each way to train a network, and for those only compiled."""
+    cells: dict[str, dict[str, Any]] = {}
+    for name, row in rows.items():
+        run = reduce.first(row)
+        own = {"millions": run["psi"] / 4e6, "state": run["state"] / run["psi"]}
+        own["temporaries"] = run["temporaries"] / run["psi"]
+        own["sent"] = run["sent"].sum() / run["psi"]
+        own |= {x: run[x] for x in ("apart", "distance", "depth") if x in run}
+        if "losses" in run:
+            own["loss"] = run["losses"][-10:].mean()
+        cells[name] = own
+    return reduce.from_cells(cells)
+
+
+IMAGES = Table(
+    id="strategies/images",
+    title="A network for images in every way, and two large networks compiled",
+    paper=(
+        "Lin et al., arXiv 2111.04949: VGG-16 on ImageNet and GPT-2 medium; no figure "
+        "of theirs can be had here"
+    ),
+    caption=(
+        "VGG-11 of an eighth of the width on MNIST at 32x32, batches of 64, 20 steps "
+        "of SGD with momentum at rate 0.01 on 8 simulated devices; batch statistics "
+        "are of the whole batch, but for own statistics, of each device's rows, and of "
+        "workers whose models are averaged. apart: farthest parameter from one "
+        "device's; distance: of the last loss. PipeDream is compared with itself on "
+        "one device. VGG-16 at CIFAR's head and GPT-2 medium's blocks on characters "
+        "are compiled with SGD with momentum, and not run; depth: the most blocks that "
+        "fit into 8 GiB."
+    ),
+    shows=(
+        "A small VGG was trained in several ways, and two large networks compiled. "
+        "Synchronous ways should be one device's, if batch statistics are."
+    ),
+    picture=Bars(("state", "temporaries", "sent"), label="numbers / Ψ"),
+    columns={
+        "millions": "parameters, millions",
+        "state": "state / Ψ",
+        "temporaries": "temporaries / Ψ",
+        "sent": "sent / Ψ",
+        "apart": "parameters apart",
+        "distance": "loss apart",
+        "loss": "loss, last 10",
+        "depth": "largest depth",
+    },
+    reduce=images,
+    tiers=on_cpu(
+        minutes=6.0,
+        devices=8,
+        runs={
+            **{way: _images(**STRATEGIES[way]) for way in WAYS},
+            AVERAGED: _images(**STRATEGIES[ways.LOCAL]),
+            STALE: _images(**STRATEGIES[STALE]),
+            OWN: _images(**{"model.sync_axis": "none"}),
+            **{
+                f"{name}, {way}": _images(f":{variant}", **STRATEGIES[way])
+                for name, variant in zip(BIG, ("vgg16", "gpt2_medium"), strict=True)
+                for way in (DP, ZERO3)
+            },
+        },
+        claims={
+            "equal": (
+                reduce.Number(lambda table: table["apart"].sel(row=list(WAYS)).values)
+                .largest()
+                .at_most(1e-5, "farthest parameter from one device's after 20 steps")
+                .fails({DP: OWN})
+            ),
+            "full size": reduce.over("state", f"{BIG[0]}, {ZERO3}", f"{BIG[0]}, {DP}")
+            .at_most(0.13, "of data parallelism's state at stage 3, of VGG-16")
+            .fails({f"{BIG[0]}, {ZERO3}": f"{BIG[0]}, {DP}"}),
+            "depth": reduce.over("depth", f"{BIG[1]}, {ZERO3}", f"{BIG[1]}, {DP}")
+            .at_least(4.0, "times the depth of data parallelism in 8 GiB at stage 3")
+            .fails({f"{BIG[1]}, {ZERO3}": f"{BIG[1]}, {DP}"}),
+        },
+    ),
+)
