@@ -95,9 +95,7 @@ def _evaluate(formula: str, sizes: dict[str, float]) -> float:
 
 
 def _far(column: str, formula: str, *rows: str) -> reduce.Number:
-    return abs(
-        reduce.of(column, *rows) / reduce.of(formula, *rows) - 1
-    ).largest()
+    return abs(reduce.of(column, *rows) / reduce.of(formula, *rows) - 1).largest()
 
 
 SURVEY = Table(
@@ -144,7 +142,9 @@ SURVEY = Table(
             "memory": _far("state", "held", *WAYS)
             .at_most(0.01, "farthest relative distance from the formula, dp and ZeRO")
             .fails({ZERO3: DP}, only=("state",)),
-            "volume": _far("sent", "volume", *WAYS, ways.TENSOR, ways.GRID, ways.GPIPE, ways.F1B1)
+            "volume": _far(
+                "sent", "volume", *WAYS, ways.TENSOR, ways.GRID, ways.GPIPE, ways.F1B1
+            )
             .at_most(0.05, "farthest relative distance from the formula, synchronous")
             .fails({ZERO3: ZERO1}, {ways.GRID: ways.TENSOR}, only=("sent",)),
         },
@@ -183,7 +183,7 @@ IMAGES = Table(
     ),
     caption=(
         "VGG-11 of an eighth of the width on MNIST at 32x32, batches of 64, 20 steps "
-        "of SGD with momentum at rate 0.01 on 8 simulated devices; batch statistics "
+        "of SGD with momentum at rate 0.001 on 8 simulated devices; batch statistics "
         "are of the whole batch, but for own statistics, of each device's rows, and of "
         "workers whose models are averaged. apart: farthest parameter from one "
         "device's; distance: of the last loss. PipeDream is compared with itself on "
@@ -222,12 +222,12 @@ IMAGES = Table(
             },
         },
         claims={
-            "equal": (
-                reduce.Number(lambda table: table["apart"].sel(row=list(WAYS)).values)
-                .largest()
-                .at_most(1e-5, "farthest parameter from one device's after 20 steps")
-                .fails({DP: OWN})
-            ),
+            "equal": reduce.Number(
+                lambda table: table["distance"].sel(row=list(WAYS)).values
+            )
+            .largest()
+            .at_most(1e-3, "farthest loss of step 20 from one device's, relative")
+            .fails({DP: OWN}),
             "full size": reduce.over("state", f"{BIG[0]}, {ZERO3}", f"{BIG[0]}, {DP}")
             .at_most(0.13, "of data parallelism's state at stage 3, of VGG-16")
             .fails({f"{BIG[0]}, {ZERO3}": f"{BIG[0]}, {DP}"}),

@@ -23,7 +23,7 @@ _GROWTH = (1, 2, 4, 8, 8)
 class _Vgg(nnx.Module):
     """The network of `vgg`."""
 
-    def __init__(  # noqa: PLR0913 - arguments of `vgg`
+    def __init__(
         self,
         inputs: int,
         outputs: int,

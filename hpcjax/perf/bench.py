@@ -9,6 +9,7 @@ the same round.
 import contextlib
 import functools
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,9 @@ from hpcjax.perf.intervals import bootstrap_median
 if TYPE_CHECKING:
     import xarray as xr
 
+log = logging.getLogger(__name__)
 Clock = Callable[[], float]
+STEADY = 0.05  # that a median may move by on a machine that is idle
 _CACHE = "jax_enable_compilation_cache"
 
 
@@ -81,7 +84,9 @@ def compare(
 
     Returns:
       A dataset with `seconds` per call [candidate, repetition] and the attributes
-      `baseline`, `warmup`, `inner`.
+      `baseline`, `warmup`, `inner`, and `drift`: by how much of itself a candidate's
+      median over the second half of the rounds differs from the first's, at the most.
+      Above 5 % a warning says that the times are unstable.
 
     Raises:
       ConfigError: an unknown baseline, or a count that is too small.
@@ -107,6 +112,7 @@ def compare(
                 call_seconds = take(candidates[names[row]])
                 if number >= 0:
                     seconds[row, number] = call_seconds
+    drift = _find_drift(dict(zip(names, seconds, strict=True)))
     return xr.Dataset(
         {"seconds": (("candidate", "repetition"), seconds, {"units": "s"})},
         coords={"candidate": names, "repetition": np.arange(repetitions)},
@@ -115,6 +121,7 @@ def compare(
             "baseline": baseline,
             "warmup": warmup,
             "inner": inner,
+            "drift": drift,
         },
     )
 
@@ -253,6 +260,20 @@ def chain_calls(
         return x
 
     return lambda: program(x, operands)
+
+
+def _find_drift(seconds: Mapping[str, np.ndarray]) -> float:
+    """Returns `drift` of `compare`, 0 of one round; warns if it is large."""
+    moved = dict.fromkeys(seconds, 0.0)
+    for name, own in seconds.items():
+        if half := len(own) // 2:
+            first, second = np.median(own[:half]), np.median(own[-half:])
+            moved[name] = abs(second - first) / first if first else 0.0
+    name = max(moved, key=lambda name: moved[name])
+    if moved[name] > STEADY:
+        told = "unstable: the median of %s moved by %.0f %% within the measurement"
+        log.warning(told, name, 100 * moved[name])
+    return moved[name]
 
 
 def _time(thunk: Callable[[], Any], inner: int, clock: Clock) -> float:

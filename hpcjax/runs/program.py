@@ -330,7 +330,27 @@ def _find_deepest(
         deep = dataclasses.replace(cfg, model=model, taken=0)
         return make(deep, data_root, devices).compiled
 
-    return perf.largest_model(deepen, cfg.memory) * group
+    try:
+        return perf.largest_model(deepen, cfg.memory) * group
+    except ConfigError as error:
+        fit = ", ".join(_find_fitting(cfg, data_root, devices, make)) or "none"
+        raise ConfigError(f"{error}; of ZeRO's stages would fit: {fit}") from error
+
+
+def _find_fitting(
+    cfg: ProgramConfig, data_root: pathlib.Path, devices: int, make: Maker
+) -> Iterator[str]:
+    """Yields the stages of ZeRO of which a step of the least depth fits."""
+    from hpcjax import perf
+    from hpcjax.sharding import ZeroConfig
+
+    apart = cfg.averaging or cfg.exchange or cfg.backward
+    model = dataclasses.replace(cfg.model, depth=getattr(cfg.model, "group", 1))
+    for stage in () if apart or devices == 1 else (1, 2, 3):
+        way = ZeroConfig(stage=stage)
+        told = dataclasses.replace(cfg, model=model, parallel=way, taken=0)
+        if perf.peak_memory(make(told, data_root, devices).compiled) <= cfg.memory:
+            yield f"parallel.stage={stage}"
 
 
 def _context(place: str) -> contextlib.AbstractContextManager[Any]:

@@ -118,6 +118,7 @@ class TrainingConfig(Config):
         super().__post_init__()
         self._check_claims()
         self._check_parallel()
+        self._check_statistics()
         self._check_codec()
         self._check_objective()
         self._check_data()
@@ -155,6 +156,13 @@ class TrainingConfig(Config):
             f"parallel={_name(self.parallel)} gives each device a part: choose another "
             "one, such as optimizer=sgd, adamw or lamb, or parallel=none"
         )
+
+    def _check_statistics(self) -> None:
+        """Raises ConfigError if devices would wait forever for others' statistics."""
+        axis = getattr(self.model, "sync_axis", None)
+        whole = not isinstance(self.backward, PartialBackwardConfig)
+        rule = "model.sync_axis must be none where devices' backward passes differ"
+        checks.require(axis is None or whole, rule, sync_axis=axis)
 
     def _check_codec(self) -> None:
         """Raises ConfigError for a codec where devices sum no whole activations."""
@@ -344,7 +352,7 @@ def _compose(
         seed=seed,
         transport=transport,
     )
-    _check_sync_axis(cfg, tuple(method.mesh_shape(devices)))
+    _check_sync_axis(cfg.model, tuple(method.mesh_shape(devices)))
     made = train.supervised(model, method, dataset)
     return made.replace(read=_read(cfg.input, transport))
 
@@ -365,15 +373,9 @@ def _read(
     return lambda batches, steps: part.make(batches, steps, connect)
 
 
-def _check_sync_axis(cfg: TrainingConfig, axes: tuple[str, ...]) -> None:
-    """Raises ConfigError if a model averages its statistics over an unknown axis.
-
-    Or with devices that are in another program then, and would wait forever.
-    """
-    axis = getattr(cfg.model, "sync_axis", None)
-    whole = not isinstance(cfg.backward, PartialBackwardConfig)
-    rule = "model.sync_axis must be none where backward passes differ between devices"
-    checks.require(axis is None or whole, rule, sync_axis=axis)
+def _check_sync_axis(model: Any, axes: tuple[str, ...]) -> None:
+    """Raises ConfigError if a model averages its statistics over an unknown axis."""
+    axis = getattr(model, "sync_axis", None)
     if axis not in (None, *axes):
         raise ConfigError(
             f"model.sync_axis must be none or an axis of the run's mesh, "

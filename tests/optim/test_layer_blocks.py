@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hpcjax import models, optim
+from hpcjax import core, models, optim
 from hpcjax.compress import SharingConfig
 from hpcjax.core import ConfigError
 from hpcjax.models import CausalLmConfig, MlpConfig, ResNetConfig
@@ -48,6 +48,19 @@ def test_a_scanned_stack_is_one_layer_and_an_unrolled_one_many():
     ]
     unrolled = layers_of(models.unrolled_causal_lm(config, 6, 11), (6,), "int32")
     assert sum(layer.name.startswith("block_2/") for layer in unrolled) == 8
+
+
+def test_a_stack_costs_as_many_layers_where_a_network_is_cut():
+    """Six and one layer against eight and one; as one layer each, the cut is at 1."""
+    model = CausalLmConfig(depth=8, width=8, heads=2).make((6,), 11)
+    costs, x = (6.0, 1.0, 1.0, 1.0), jax.ShapeDtypeStruct((2, 6), "int32")
+    run = core.RunShape(model, {"x": x}, 1, 1, 2, core.RunSeed(0), lambda rows: costs)
+    shares = {
+        stacked: optim.PartialBackwardConfig(k=2, stacked=stacked).build(run).facts
+        for stacked in ((), ("^blocks/",))
+    }
+    assert shares[()] == {"share": (9 + 3) / (2 * 9)}
+    assert shares["^blocks/",] == {"share": (16 + 9) / (2 * 16)}
 
 
 def test_a_call_of_another_program_is_looked_into():

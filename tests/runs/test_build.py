@@ -74,6 +74,7 @@ def test_every_run_behind_a_table_can_be_found(root):
         assert folder.status == "done"
 
 
+@pytest.mark.acceptance("how-to-train", 8)
 def test_runs_are_used_again_unless_fresh(root):
     first = make(root)
     before = ids(root)

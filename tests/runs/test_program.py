@@ -132,6 +132,22 @@ def test_depth_grows_by_groups_of_blocks():
     assert tried == [(6, 0, 4)]
 
 
+@pytest.mark.acceptance("how-to-train", 10)
+def test_what_does_not_fit_is_told_with_the_stages_that_would():
+    def make(cfg, data_root, devices):
+        stage = getattr(cfg.parallel, "stage", 0)
+        return types.SimpleNamespace(compiled=1000 // (1 + stage) * cfg.model.depth)
+
+    cfg = dataclasses.replace(SMALL, parallel=None, memory=400)
+    told = r"takes 1000 bytes: got memory=400.*fit: parallel.stage=2, parallel.stage=3"
+    with (
+        mock.patch.object(perf, "peak_memory", int),
+        mock.patch.object(perf.meshes, "peak_memory", int),
+        pytest.raises(ConfigError, match=told),
+    ):
+        program._find_deepest(cfg, DATA, 8, make)
+
+
 @pytest.mark.slow
 def test_the_deepest_model_that_fits():
     cfg = dataclasses.replace(SMALL, taken=0, memory=150_000)

@@ -127,6 +127,22 @@ def test_an_axis_that_the_mesh_does_not_have_is_refused_before_compiling(compila
     assert compilations == []
 
 
+SYNCED = {"model": "resnet", "model.width": "2", "model.sync_axis": "data"}
+
+
+def test_statistics_over_devices_need_passes_that_all_devices_take_alike():
+    told = "sync_axis must be none where devices' backward passes.*sync_axis='data'"
+    with pytest.raises(ConfigError, match=told):
+        discover.load("train/digits", SYNCED | {"backward": "partial"}, REPOSITORY)
+
+
+@pytest.mark.slow
+def test_a_network_with_statistics_over_devices_is_cut_into_stages():
+    given = SYNCED | {"backward": "pipedream"}
+    config = discover.load("train/digits", given, REPOSITORY).config
+    assert training.task(config, REPOSITORY / ".cache/data", 4).method.facts["held"] > 0
+
+
 def test_a_resumed_run_may_wait_longer_for_a_step_and_not_take_larger_ones():
     cfg = TrainingConfig()
 

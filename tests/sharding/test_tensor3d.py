@@ -204,6 +204,7 @@ def chain(grid, rows):
 
 @pytest.mark.quick("16-grid0", "32-grid1")
 @pytest.mark.acceptance("tensor3d", 2, 3)
+@pytest.mark.acceptance("how-to-train", 3)
 @pytest.mark.parametrize(
     ("rows", "grid"),
     [

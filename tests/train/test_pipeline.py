@@ -187,6 +187,7 @@ NARROW = models.TransformerOptions(embed_width=4)
 
 
 @pytest.mark.acceptance("axonn-myelin", 10)
+@pytest.mark.acceptance("how-to-train", 10)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -263,6 +264,7 @@ def test_of_two_backward_passes_none_is_dropped():
 
 
 @pytest.mark.acceptance("axonn-myelin", 10)
+@pytest.mark.acceptance("how-to-train", 10)
 @pytest.mark.parametrize(
     ("size", "passes", "message"),
     [

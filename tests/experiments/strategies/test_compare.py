@@ -75,6 +75,7 @@ def made(losses, state=2.0, sent=1.75):
     return xr.Dataset(run, steps if losses is not None else {}).expand_dims(seed=[0])
 
 
+@pytest.mark.acceptance("how-to-train", 10)
 def test_steps_to_the_target_and_divergence():
     plain = 4 - np.arange(100) / 50
     late = 4 - np.arange(100) / 100
