@@ -1,15 +1,15 @@
 """VGG-11 of an eighth of its width on MNIST, in several ways; half a minute a run.
 
 `hpcjax data fetch mnist` gets the images. 20 steps of SGD with momentum on eight
-simulated devices, with statistics of the whole batch. `vgg16` and `gpt2_medium` are
-compiled in full size and not run.
+simulated devices, with statistics of the whole batch. `vgg16` is compiled in
+full size and not run.
 Expect: the losses of one device to 1e-3 (`hpcjax table strategies/images`).
 """
 
 import dataclasses
 
-from hpcjax.data import CharTextConfig, MnistConfig
-from hpcjax.models import CausalLmConfig, VggConfig
+from hpcjax.data import MnistConfig
+from hpcjax.models import VggConfig
 from hpcjax.optim import SgdConfig
 from hpcjax.runs import ProgramConfig
 from hpcjax.train.config import TrainConfig
@@ -24,12 +24,6 @@ base = ProgramConfig(
 )
 vgg16 = dataclasses.replace(
     base, model=VggConfig(depth=16, width=64, sync_axis="data"), taken=0
-)
-gpt2_medium = dataclasses.replace(
-    vgg16,
-    dataset=CharTextConfig(context=8),
-    model=CausalLmConfig(depth=24, width=1024, heads=16),
-    memory=2**33,
 )
 smoke = {
     "devices": "1",

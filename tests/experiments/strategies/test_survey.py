@@ -58,7 +58,7 @@ WANTED = {
     ways.DP: (3, 7 / 4),
     ways.ZERO3: (3 / 8, 21 / 8),
     ways.F1B1: (3 * (1 / 8 + 1 / 2), 7 / 8 + 1 / 8 + 44 * ROW / 16 / (2 * STACK)),
-    ways.GRID: (3 / 8, 48 * ROW / (2 * STACK)),
+    ways.GRID: (3 / 8, 49.5 * ROW / (2 * STACK)),
     ways.STASH: (4.5, 7 / 4),
 }
 
