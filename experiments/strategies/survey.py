@@ -1,6 +1,8 @@
 """What each strategy holds and sends, by formula and compiled; networks for images."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from experiments.strategies import ways
 from experiments.strategies.ways import DP, STRATEGIES, WAYS, ZERO1, ZERO3
@@ -11,44 +13,30 @@ from hpcjax.runs.tables import Runs, Table, on_cpu
 if TYPE_CHECKING:
     import xarray as xr
 
-DEVICES, LAYERS, WIDTH, TOKENS = 8, 8, 256, 32 * 8
+LAYERS, WIDTH, TOKENS = 8, 256, 32 * 8
 
 
-class Sizes(NamedTuple):
-    """What formulas are of, in numbers.
-
-    Attributes:
-      all: Ψ, of all parameters.
-      stack: S, of those in blocks.
-      rest: R, of all others.
-      row: A, of what one block passes on of the whole batch.
-    """
-
-    all: float
-    stack: float
-    rest: float
-    row: float = TOKENS * WIDTH
-
-
-# By strategy: numbers held with Adam's two moments, and sent in a step, on 8 devices.
-# Formulas are Python, so that what is printed is what is evaluated.
-_RING = "7/8 * 2 * all"
-_PIPE = "7/8 * 2 * rest + stack / 4"
-_STAGES = "3 * (stack / 4 + rest)"
-FORMULAS: dict[str, tuple[str, str]] = {
-    DP: ("3 * all", _RING),
-    ZERO1: ("all + 2 * all / 8", _RING),
-    ways.ZERO2: ("3 * all / 8", _RING),
-    ZERO3: ("3 * all / 8", "7/8 * 3 * all"),
-    ways.TENSOR: ("3 * all / 4", "all / 4 + 8 * 8 * row / 8 * 3 + 3/2 * row"),
-    ways.GRID: ("3 * all / 8", "8 * 8 * row / 8 * (3 + 3) + 3/2 * row"),
-    ways.GPIPE: (_STAGES, f"{_PIPE} + 2 * 22 * row / 16"),
-    ways.F1B1: (_STAGES, f"{_PIPE} + 2 * 22 * row / 16"),
-    ways.ZB: (_STAGES, ""),
-    ways.THREE: ("3 * (stack / 4 + rest)", ""),
-    ways.STASH: ("(3 + 3/2) * all", _RING),
-    ways.DOUBLE: ("(3 + 1) * all", _RING),
-    ways.LOCAL: ("3 * all", _RING),
+# By strategy: what a device holds with Adam's two moments, and sends in a step, as
+# coefficients of numbers of all parameters, those in blocks (stack), all others (rest),
+# and what one block passes on of the whole batch (row).
+Formula = dict[str, float]
+_RING: Formula = {"all": 7 / 8 * 2}
+_STAGES: Formula = {"stack": 3 / 4, "rest": 3}
+_PIPE: Formula = {"rest": 7 / 8 * 2, "stack": 1 / 4, "row": 2 * 22 / 16}
+FORMULAS: dict[str, tuple[Formula, Formula]] = {
+    DP: ({"all": 3}, _RING),
+    ZERO1: ({"all": 1 + 2 / 8}, _RING),
+    ways.ZERO2: ({"all": 3 / 8}, _RING),
+    ZERO3: ({"all": 3 / 8}, {"all": 7 / 8 * 3}),
+    ways.TENSOR: ({"all": 3 / 4}, {"all": 1 / 4, "row": LAYERS * 3 + 3 / 2}),
+    ways.GRID: ({"all": 3 / 8}, {"row": LAYERS * (3 + 3) + 3 / 2}),
+    ways.GPIPE: (_STAGES, _PIPE),
+    ways.F1B1: (_STAGES, _PIPE),
+    ways.ZB: (_STAGES, {}),
+    ways.THREE: (_STAGES, {}),
+    ways.STASH: ({"all": 3 + 3 / 2}, _RING),
+    ways.DOUBLE: ({"all": 3 + 1}, _RING),
+    ways.LOCAL: ({"all": 3}, _RING),
 }
 _CLAIMED = (*WAYS, ways.TENSOR, ways.GPIPE, ways.F1B1)
 
@@ -74,25 +62,28 @@ def survey(rows: reduce.Rows) -> "xr.Dataset":
         run, formulas = reduce.first(row), FORMULAS[name]
         psi = float(run["psi"])
         stack = LAYERS * (12 * WIDTH**2 + 13 * WIDTH)
-        sizes = Sizes(psi / 4, stack, psi / 4 - stack)._asdict()
-        held, sent = (_evaluate(text, sizes) for text in formulas)
+        sizes = {"all": psi / 4, "stack": stack, "rest": psi / 4 - stack}
+        sizes["row"] = TOKENS * WIDTH
+        held, sent = (
+            sum(each * sizes[term] for term, each in own.items()) or np.nan
+            for own in formulas
+        )
         cells[name] = {
             "parallelism": _axes(run),
             "synchronous": _synchronous(name),
             "bubble": ways.plan(name)["bubble"],
-            "holds": formulas[0],
+            "holds": _print(formulas[0]),
             "held": 4 * held / psi,
             "state": run["state"] / psi,
-            "sends": formulas[1],
+            "sends": _print(formulas[1]),
             "volume": 4 * sent / psi,
             "sent": run["sent"].sum() / psi,
         }
     return reduce.from_cells(cells)
 
 
-def _evaluate(formula: str, sizes: dict[str, float]) -> float:
-    """Returns the value of one of our own formulas; NaN where there is none."""
-    return eval(formula, {"__builtins__": {}}, sizes) if formula else float("nan")  # noqa: S307
+def _print(formula: Formula) -> str:
+    return " + ".join(f"{each:g} {term}" for term, each in formula.items())
 
 
 def _far(column: str, formula: str, *rows: str) -> reduce.Number:
@@ -114,8 +105,7 @@ SURVEY = Table(
         "the formula and compiled. parallelism: the axes along which devices send; NO: "
         "weights of others, or older ones. Formulas leave out metrics, norms, whole on "
         "all devices, and of tensor 2x4 the loss and norms' moments. PipeDream's step "
-        "here is data parallelism's with older weights; local SGD sends in every fourth "
-        "step."
+        "here is data parallelism's with older weights; local SGD sends in every fourth."
     ),
     shows=(
         "All strategies were compiled for one language model. What a device holds and "

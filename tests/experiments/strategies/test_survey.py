@@ -76,6 +76,7 @@ def test_formulas_are_evaluated_as_they_are_printed():
     table = survey.survey({name: made(name) for name in WANTED})
     for ours, theirs in (("held", "state"), ("volume", "sent")):
         np.testing.assert_allclose(table[ours], table[theirs])
+    assert table["sends"].sel(row=ways.F1B1) == "1.75 rest + 0.25 stack + 2.75 row"
     assert table["parallelism"].values.tolist() == ["data x stage"] * len(WANTED)
     said = table["synchronous"].values.tolist()
     assert said == ["yes"] * 4 + ["NO"]
