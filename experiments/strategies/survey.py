@@ -105,7 +105,7 @@ SURVEY = Table(
         "the formula and compiled. parallelism: the axes along which devices send; NO: "
         "weights of others, or older ones. Formulas leave out metrics, norms, whole on "
         "all devices, and of tensor 2x4 the loss and norms' moments. PipeDream's step "
-        "here is data parallelism's with older weights; local SGD sends in every fourth."
+        "here is data parallelism's with older weights; local SGD sends each fourth."
     ),
     shows=(
         "All strategies were compiled for one language model. What a device holds and "
