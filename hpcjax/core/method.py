@@ -111,6 +111,23 @@ def _view(state: Any) -> Callable[[Batch], tuple[Any, Batch]]:
     return lambda batch: (state.params, batch)
 
 
+def _see_nothing(state: Any) -> None:
+    """Shows gradients nothing of an optimizer's state."""
+    del state
+
+
+def _settle(found: PassResult, seen: Any) -> PassResult:
+    """Leaves averaged gradients as they are."""
+    del seen
+    return found
+
+
+def _is_nowhere(path: str) -> bool:
+    """Says of no leaf of an optimizer's state that it lies in the host's memory."""
+    del path
+    return False
+
+
 def _tell(number: int) -> dict[str, float]:
     """Tells nothing of a step."""
     del number
@@ -124,6 +141,12 @@ class Around(NamedTuple):
 
     Attributes:
       traced: whether `update` is part of the step's program.
+      seen: where it is not, `seen(opt_state)` returns what `gradients` gets of it.
+      settle: where it is not, `settle(found, seen)` returns what `update` gets of the
+        averaged gradients. It is the end of their program, and may add to `extras`
+        `spoiled`, whether the step is to be left out.
+      on_host: `on_host(path)` says whether a leaf of the optimizer's state lies in the
+        host's memory.
       trained: `trained(state)` returns a state, or its shapes, with those leaves as
         shapes that have others while steps are taken than where it is saved.
       start: `start(state, batches)` returns the state in which steps are taken. Called
@@ -146,6 +169,9 @@ class Around(NamedTuple):
     """
 
     traced: bool = True
+    seen: Callable[[Any], Any] = _see_nothing
+    settle: Callable[[PassResult, Any], PassResult] = _settle
+    on_host: Callable[[str], bool] = _is_nowhere
     trained: Callable[[Any], Any] = _keep
     start: Callable[[Any, Any], Any] = _keep
     enter: Callable[[Any, Batch, int], tuple[Any, Batch]] = _enter
@@ -278,6 +304,7 @@ class Optimization(NamedTuple):
         is sparse from the start.
       sent: `sent(state of tx, params)` returns masks of the gradients that the step
         needs, so that an exchange spends nothing on others; None where it needs all.
+      clip_norm: the largest norm of all gradients, where `tx` leaves it to the method.
     """
 
     tx: optax.GradientTransformation
@@ -287,6 +314,7 @@ class Optimization(NamedTuple):
     facts: Mapping[str, float] = {}
     begin: Callable[[Any], Any] = lambda params: params
     sent: Callable[[Any, Any], Any] | None = None
+    clip_norm: float | None = None
 
 
 class Backward(NamedTuple):

@@ -35,7 +35,7 @@ PARTS = {
         "random_freezing": "RandomFreezingConfig",
         "pipedream": "PipedreamConfig",
     },
-    "state": {"sparse": "SparseStateConfig"},
+    "state": {"sparse": "SparseStateConfig", "tiled": "TiledConfig"},
     "sparsity": {
         "prune": "PruneConfig",
         "dynamic": "DynamicConfig",

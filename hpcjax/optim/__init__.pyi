@@ -11,6 +11,7 @@ from ._lamb import scale_by_trust_ratio as scale_by_trust_ratio
 from ._shampoo import ShampooFactor as ShampooFactor
 from ._shampoo import scale_by_shampoo as scale_by_shampoo
 from .accumulation import accumulate as accumulate
+from .admission import check_elements as check_elements
 from .admission import check_rows_apart as check_rows_apart
 from .all_reduce import all_reduce_mean as all_reduce_mean
 from .contract import check_contract as check_contract
@@ -48,6 +49,7 @@ from .layer_blocks import layers_of as layers_of
 from .layer_blocks import layers_of_model as layers_of_model
 from .layer_blocks import partition as partition
 from .learning_rates import with_schedule as with_schedule
+from .loss_scale_config import LossScale as LossScale
 from .matrices import MatrixPlan as MatrixPlan
 from .matrices import matrix_plan as matrix_plan
 from .matrix_roots import NewtonRoot as NewtonRoot
@@ -112,5 +114,6 @@ from .sparsify.view_config import SoftThresholdConfig as SoftThresholdConfig
 from .sparsify.view_config import StraightThroughConfig as StraightThroughConfig
 from .sparsify.view_config import TopKastConfig as TopKastConfig
 from .sparsify.view_config import VariationalDropoutConfig as VariationalDropoutConfig
+from .tiled_config import TiledConfig as TiledConfig
 from .weight_decay import add_weight_decay as add_weight_decay
 from .weight_decay import decay_mask as decay_mask

@@ -24,6 +24,10 @@ SPREAD = (
     "parameters that are spread over devices need an optimizer that works on elements "
     "and, by `cut`, on norms, such as sgd, adamw or lamb"
 )
+TILED = (
+    "state in tiles needs an optimizer that works on elements, such as sgd or adamw, "
+    "whose clip_norm is taken before"
+)
 COMPRESSED = (
     "compressed state needs an elementwise transform, which may use norms of what is "
     "kept, such as sgd, adamw or lamb"
@@ -91,9 +95,37 @@ def check_cuttable(
     if sizes is not None:
         parts = {path: _part(x, cuts[path], sizes) for path, x in flat.items()}
         forms.append(trees.unflatten(shapes, parts))
-    first, *others = (_trace_update(tx, each, SPREAD, cut=told) for each in forms)
-    reader = Reader(_compare([first, *others], SPREAD))
-    _require_whole(_follow(reader, first, [Told()] * len(first.inputs)), reader, SPREAD)
+    _check_parts(tx, forms, SPREAD, told)
+
+
+def check_elements(tx: optax.GradientTransformation, shapes: Any) -> None:
+    """Raises ConfigError unless a transform may be given any entries by themselves.
+
+    As `check_cuttable`, with arrays cut along all dimensions and no axes told: a norm
+    is then one of a part, and refused.
+
+    Args:
+      tx: the transform; its rules are for the paths of `shapes`.
+      shapes: of the parameters.
+    """
+    cuts = {
+        path: tuple((dim, _AXIS) for dim in range(-x.ndim, 0))
+        for path, x in trees.flatten(shapes).items()
+    }
+    forms = [_mark(shapes, cuts, own) for own in _SIZES] + [shapes]
+    _check_parts(tx, forms, TILED, None)
+
+
+def _check_parts(
+    tx: optax.GradientTransformation,
+    forms: Sequence[Any],
+    needs: str,
+    told: shards.CutAxes | None,
+) -> None:
+    """Raises ConfigError if a part's update is not that which the whole has there."""
+    first, *others = (_trace_update(tx, each, needs, cut=told) for each in forms)
+    reader = Reader(_compare([first, *others], needs))
+    _require_whole(_follow(reader, first, [Told()] * len(first.inputs)), reader, needs)
 
 
 def check_compressible(

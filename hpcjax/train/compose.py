@@ -1,5 +1,6 @@
 """Composing a training method from the parts of a config."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
         f"labels of {dataset.objective.name} are no classes: fisher must be empirical"
     )
     checks.require(dataset.objective.classes or not drawn, rule, optimizer=optimizer)
-    chosen = _build_optimization(optimizer, setup)
+    chosen = _build_optimization(optimizer, state, setup)
     if backward is not None:
         whole = chosen.gradients is None and exchange is None
         rule = (
@@ -142,8 +143,15 @@ def _check_over_space(averaged: Any, backward: Any, optimizer: Any) -> None:
     checks.require(averaged is None and backward is None and plain, rule, **given)
 
 
-def _build_optimization(optimizer: Any, setup: RunShape) -> Optimization:
-    """Returns the optimizer of a config, with its own backward pass if it has one."""
+def _build_optimization(optimizer: Any, state: Any, setup: RunShape) -> Optimization:
+    """Returns the optimizer of a config, with its own backward pass if it has one.
+
+    A form of state that `clips` takes the norm of all gradients by itself.
+    """
+    clip = getattr(optimizer, "clip_norm", None)
+    if clip is not None and getattr(state, "clips", False):
+        bare = dataclasses.replace(optimizer, clip_norm=None)
+        return _build_optimization(bare, None, setup)._replace(clip_norm=clip)
     if hasattr(optimizer, "build"):
         return optimizer.build(setup)
     return Optimization(optimizer.make(setup.steps))

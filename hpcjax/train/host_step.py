@@ -1,7 +1,7 @@
-"""A training step of one worker among several processes that do not wait.
+"""A training step whose update is not traced: only its gradients are one program.
 
-Only the gradients are one compiled program. The update is the worker's: it sends and
-receives while it computes, which no program can.
+That of one worker among several processes sends and receives while it computes, which
+no program can; that of a state in tiles is a program for each tile.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from hpcjax import optim
 from hpcjax.core.method import Batch, PassResult
 from hpcjax.core.varying import vary
 from hpcjax.sharding.mesh import data_axes
-from hpcjax.train.state import TrainState
+from hpcjax.train.state import TrainState, state_shapes
 from hpcjax.train.step import (
     NONFINITE,
     UNSCORED,
@@ -45,26 +45,31 @@ def compile_host_step(
       tells of each gradient, and at the first parameter whether an update was left out.
     """
     axes = data_axes(mesh)
-    gradients, unknown = len(jax.tree.leaves(state.params)), len(list_guarded(state))
+    del state  # of other forms, perhaps, while steps are taken
+    whole, around = state_shapes(task, mesh), task.method.around
+    gradients, unknown = len(jax.tree.leaves(whole.params)), len(list_guarded(whole))
 
     def body(state: TrainState, batch: Batch) -> tuple[PassResult, Metrics]:
         count = scored_by(task, state, batch)
-        rank = task.method.around.rank
-        one_pass = step_input(task, state, batch, count, mesh, process=rank)
+        one_pass = step_input(task, state, batch, count, mesh, process=around.rank)
         unscored = one_pass.share == 0
-        found = task.method.gradients(one_pass, state.params, None)
+        found = task.method.gradients(one_pass, state.params, state.opt_state)
         grads, means, model_state = jax.lax.pmean(
             vary((found.grads, found.means, found.model_state), axes), axes
         )
-        lost = jnp.stack([jnp.any(~jnp.isfinite(g)) for g in jax.tree.leaves(grads)])
+        extras = {"value": means["loss"], "step": state.step}
+        passed = PassResult(grads, means, model_state, extras)
+        passed = around.settle(passed, state.opt_state)
+        finite = [jnp.isfinite(g).all() for g in jax.tree.leaves(passed.grads)]
+        lost = ~jnp.stack(finite)
+        left_out = passed.extras.get("spoiled", jnp.any(lost))
         model_state = jax.tree.map(
-            lambda old, new: jnp.where(jnp.any(lost), old, new),
+            lambda old, new: jnp.where(left_out, old, new),
             state.model_state,
             model_state,
         )
         counts = jnp.pad(lost.astype(jnp.int32), (0, unknown - len(lost)))
-        extras = {"value": means["loss"], "step": state.step}
-        return PassResult(grads, means, model_state, extras), {
+        return passed._replace(model_state=model_state), {
             # Where this worker's batch scores nothing, means are not numbers.
             **weigh_means(means, one_pass.share / one_pass.share),
             NONFINITE: counts,
@@ -78,10 +83,15 @@ def compile_host_step(
         out_specs=PartitionSpec(),
     )
     everywhere = NamedSharding(mesh, PartitionSpec())
-    compiled = jax.jit(mapped).lower(_bare(state), batch).compile()
+
+    def bare(state: TrainState) -> TrainState:
+        seen = around.seen(state.opt_state)
+        return dataclasses.replace(state, opt_state=seen)
+
+    compiled = jax.jit(mapped).lower(bare(around.trained(whole)), batch).compile()
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        found, metrics = compiled(_bare(state), batch)
+        found, metrics = compiled(bare(state), batch)
         params, opt_state = task.method.update(found, state.opt_state, state.params)
         spoiled = _left_out(opt_state) > _left_out(state.opt_state)
         counts = metrics[NONFINITE].at[gradients].max(jnp.asarray(spoiled, jnp.int32))
@@ -104,8 +114,3 @@ def compile_host_step(
 def _left_out(opt_state: Any) -> Any:
     """Returns how many updates a worker's optimizer has left out as not finite."""
     return optim.inspect(opt_state).get("left_out", 0)
-
-
-def _bare(state: TrainState) -> TrainState:
-    """Returns a state without the worker's own, of which gradients know nothing."""
-    return dataclasses.replace(state, opt_state=())

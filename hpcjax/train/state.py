@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hpcjax.core import compat, per_device
+from hpcjax.core import compat, per_device, trees
 from hpcjax.core.keys import derive
 from hpcjax.core.structs import pytree
 from hpcjax.train.task import Task
@@ -59,13 +59,22 @@ def state_shapes(task: Task, mesh: Mesh) -> TrainState:
 
 def _find_shapes(task: Task, mesh: Mesh) -> TrainState:
     shapes = jax.eval_shape(lambda: make_state(task, jax.random.key(0), mesh))
-    return jax.tree.map(
-        lambda leaf, spec: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)
-        ),
-        shapes,
-        state_specs(task, shapes),
+    on_host = task.method.around.on_host
+    outside = {
+        f"opt_state/{path}" for path in trees.flatten(shapes.opt_state) if on_host(path)
+    }
+
+    def place(path: str, leaf: Any, spec: Any) -> jax.ShapeDtypeStruct:
+        kind = "pinned_host" if path in outside else None
+        sharding = NamedSharding(mesh, spec, memory_kind=kind)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    specs = jax.tree.leaves(
+        state_specs(task, shapes), is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
+    flat = trees.flatten(shapes)
+    placed = map(place, flat, flat.values(), specs)
+    return jax.tree.unflatten(jax.tree.structure(shapes), list(placed))
 
 
 def state_specs(task: Task, like: TrainState) -> TrainState:

@@ -15,13 +15,13 @@ from hpcjax.core import masks, trees
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.method import Method, Optimization, PassResult, RunShape, StepInput
-from hpcjax.core.model import LOSSES
 from hpcjax.core.patterns import check_pruned, check_stacked, matches_any
 from hpcjax.core.structures import count_kept
 from hpcjax.core.varying import vary
+from hpcjax.optim.loss_scale import scale_outputs
 from hpcjax.optim.methods import differentiate_pass
 from hpcjax.optim.sparse_state._positions import locate
-from hpcjax.optim.sparse_state._pruned import make_slots, scale_gradient, with_slots
+from hpcjax.optim.sparse_state._pruned import make_slots, with_slots
 from hpcjax.optim.sparse_state._state import SparseState, compress, wrap
 
 if TYPE_CHECKING:
@@ -84,17 +84,7 @@ def _gradients(config: "SparseStateConfig") -> Any:
         def apply(slots: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
             attached = with_slots(params, slots)
             outputs, new = one_pass.model.apply(attached, *args, **options)
-            if state.scaling is None:
-                return outputs, new
-            # The loss is computed outside of the model, and its gradient arrives here.
-            scaled = {LOSSES: new[LOSSES]} if LOSSES in new else {}
-            outputs, scaled = jax.tree.map(
-                lambda leaf: scale_gradient(
-                    leaf.astype(jnp.float32), state.scaling.scale
-                ),
-                (outputs, scaled),
-            )
-            return outputs, {**new, **scaled}
+            return scale_outputs(outputs, new, state.scaling)
 
         model = one_pass.model._replace(apply=apply)
         own = one_pass._replace(model=model)

@@ -1,7 +1,7 @@
 """A pruned parameter in the place of a dense one, with a gradient born compressed."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from hpcjax.core.deferred import Deferred, is_deferred
 from hpcjax.core.structs import pytree, static
 from hpcjax.core.varying import Axes, vary, vary_like
+from hpcjax.optim.loss_scale import Scaling, scale_gradient
 from hpcjax.optim.sparse_state._positions import Positions
 
 
@@ -114,36 +115,6 @@ def map_pruned(
         return (function if is_deferred(node) else dense)(node, *rest)
 
     return jax.tree.map(visit, params, *others, is_leaf=is_deferred)
-
-
-class Scaling(NamedTuple):
-    """State of a dynamic loss scale.
-
-    Attributes:
-      scale: by which gradients are multiplied, float32.
-      good: steps since it last changed, int32.
-    """
-
-    scale: jax.Array
-    good: jax.Array
-
-    @property
-    def metrics(self) -> dict[str, jax.Array]:
-        """What `optim.inspect` returns."""
-        return {"loss_scale": self.scale}
-
-
-@jax.custom_vjp
-def scale_gradient(x: Array, scale: Array) -> Array:
-    """Returns x, whose gradient is multiplied by the scale."""
-    del scale
-    return x
-
-
-scale_gradient.defvjp(
-    lambda x, scale: (x, scale),
-    lambda scale, gradient: ((gradient * scale).astype(gradient.dtype), None),
-)
 
 
 def make_slots(params: Any) -> Any:

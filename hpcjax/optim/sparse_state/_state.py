@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Bool
 
 from hpcjax.core import checks, trees
 from hpcjax.core.deferred import is_deferred, realize
 from hpcjax.core.patterns import check_patterns, check_stacked, matches_any
 from hpcjax.core.structs import pytree
+from hpcjax.optim.loss_scale import advance, begin_scaling, unscale
+from hpcjax.optim.loss_scale_config import LossScale
 from hpcjax.optim.sparse_state._elementwise import check_elementwise
 from hpcjax.optim.sparse_state._positions import Positions, locate
-from hpcjax.optim.sparse_state._pruned import Pruned, Scaling, make_slots, map_pruned
-from hpcjax.optim.sparse_state.options import MODES, Index, LossScale, Mode
+from hpcjax.optim.sparse_state._pruned import Pruned, make_slots, map_pruned
+from hpcjax.optim.sparse_state.options import MODES, Index, Mode
 
 
 class Compressed(NamedTuple):
@@ -243,16 +244,11 @@ def wrap(
         master = master_of(compressed)
         slots = make_slots(compressed.params)
         inner = link.init(slots), tx.init(master)
-        scaling = None
-        if loss_scale is not None:
-            scaling = Scaling(
-                scale=jnp.float32(loss_scale.start), good=jnp.zeros((), jnp.int32)
-            )
         state = SparseState(
             params=compressed.params,
             master=compressed.master,
             inner=inner,
-            scaling=scaling,
+            scaling=begin_scaling(loss_scale),
         )
         _warn_if_larger(tx, state)
         return state
@@ -262,7 +258,7 @@ def wrap(
     ) -> SparseState:
         link_state, tx_state = state.inner
         grads, link_state = link.update(grads, link_state, **extra)
-        grads = _unscale(grads, state.scaling)
+        grads = unscale(grads, state.scaling)
         master, scaling = master_of(state), state.scaling
         updates, tx_state = tx.update(grads, tx_state, master, **extra)
         new = optax.apply_updates(master, updates), (link_state, tx_state)
@@ -274,7 +270,7 @@ def wrap(
             # Before weights are written, so that there are no two copies of these.
             old = master, state.inner
             new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-            scaling = _advance(loss_scale, scaling, finite)
+            scaling = advance(loss_scale, scaling, finite)
         master, inner = new
         return SparseState(
             params=_write(state.params, master),
@@ -326,14 +322,6 @@ def _warn_if_larger(tx: optax.GradientTransformation, state: SparseState) -> Non
         )
 
 
-def _unscale(grads: Any, scaling: Scaling | None) -> Any:
-    """Returns gradients in float32, without the loss scale."""
-    wide = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-    if scaling is None:
-        return wide
-    return jax.tree.map(lambda g: g / scaling.scale, wide)
-
-
 def _write(params: Any, master: Any) -> Any:
     """Returns the parameters with the values of `master`, rounded to their dtype."""
     return map_pruned(
@@ -342,15 +330,3 @@ def _write(params: Any, master: Any) -> Any:
         master,
         dense=lambda leaf, values: values.astype(leaf.dtype),
     )
-
-
-def _advance(
-    loss_scale: LossScale, scaling: Scaling, finite: Bool[Array, ""]
-) -> Scaling:
-    """Returns the loss scale after a step."""
-    good = jnp.where(finite, scaling.good + 1, 0)
-    grows = good == loss_scale.every
-    factor = jnp.where(grows, loss_scale.growth, 1.0)
-    factor = jnp.where(finite, factor, loss_scale.backoff)
-    scale = jnp.maximum(scaling.scale * factor, loss_scale.least)
-    return Scaling(scale=scale, good=jnp.where(grows, 0, good))

@@ -4,7 +4,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcjax.core.config import Config, Patterns, Share
-from hpcjax.optim.sparse_state.options import Index, LossScale, Mode
+from hpcjax.optim.loss_scale_config import LossScale
+from hpcjax.optim.sparse_state.options import Index, Mode
 
 if TYPE_CHECKING:
     from hpcjax.core.method import Method, Optimization, RunShape

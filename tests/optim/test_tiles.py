@@ -1,0 +1,206 @@
+"""Optimizer state in tiles: the step of any tile is that of the whole tree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hpcjax import optim
+from hpcjax.core import trees
+from hpcjax.core.errors import ConfigError
+from hpcjax.optim import LossScale, TiledConfig
+from hpcjax.optim.loss_scale import advance, begin_scaling
+from hpcjax.optim.tiles import TiledState, TiledTransform, cut_tiles
+
+TREES = {
+    "several": {"a": (7,), "b": (100,), "c": (101,), "d": (15, 15), "s": ()},
+    "deep": {"x": {"w": (3, 5, 7)}, "y": ()},
+    "matrix": {"w": (24, 24)},
+    "one": {"s": ()},
+    "with nothing": {"e": (0, 3), "w": (11,)},
+}
+IS_SHAPE = {"is_leaf": lambda node: isinstance(node, tuple)}
+
+
+def draw(shapes, rng, dtype="float32"):
+    return jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape), dtype), shapes, **IS_SHAPE
+    )
+
+
+def tiled(tx, params, **options):
+    shapes = jax.eval_shape(lambda: params)
+    return TiledTransform(tx, shapes, TiledConfig(**options))
+
+
+def begin(tx, made, params, scaling=None):
+    copied = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+    return made.cut(copied, TiledState(inner=tx.init(params), scaling=scaling))
+
+
+def train(tx, shapes, steps=20, **options):
+    """Parameters and state as they are saved, after some steps."""
+    params, rng = draw(shapes, np.random.default_rng(0)), np.random.default_rng(1)
+    made = tiled(tx, params, **options)
+    weights, state = begin(tx, made, params)
+    for _ in range(steps):
+        grads = draw(shapes, rng, options.get("dtype", "float32"))
+        weights, state = made.update(grads, state, weights)
+        if options.get("space") == "host":
+            kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.tiles)}
+            assert kinds == {"pinned_host"}
+    return jax.device_get(made.join(weights, state))
+
+
+def train_whole(tx, shapes, dtype="float32", steps=20):
+    @jax.jit
+    def step(params, state, grads):
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        updates, state = tx.update(wide, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, rng = draw(shapes, np.random.default_rng(0)), np.random.default_rng(1)
+    state = tx.init(params)
+    for _ in range(steps):
+        params, state = step(params, state, draw(shapes, rng, dtype))
+    return jax.device_get((params, state))
+
+
+def assert_same(ours, others):
+    for path, leaf in trees.flatten(ours).items():
+        other = trees.flatten(others)[path]
+        np.testing.assert_array_equal(leaf, other, err_msg=path)
+
+
+def assert_near(ours, others, ulp):
+    """To so many units in the last place of an array's largest entry."""
+    for path, leaf in trees.flatten(ours).items():
+        if leaf.size:
+            other = trees.flatten(others)[path]
+            unit = np.spacing(np.abs(other).max().astype(np.float32))
+            assert np.abs(leaf - other).max() <= ulp * unit, path
+
+
+@pytest.mark.acceptance("axonn-myelin", 4)
+@pytest.mark.acceptance("ted", 6)
+@pytest.mark.parametrize("name", TREES)
+def test_all_tiles_give_what_jitted_adam_gives(name):
+    tx, shapes = optax.adam(1e-2), TREES[name]
+    whole = train(tx, shapes, tile=10**6)
+    for tile, space in ((64, "host"), (100, "device")):
+        assert_same(whole, train(tx, shapes, tile=tile, space=space))
+    params, state = train_whole(tx, shapes)
+    # A unit a step: XLA contracts other multiply-adds in another program.
+    assert_near(whole[0], params, 20)
+    assert_near(whole[1].inner, state, 20)
+
+
+def test_sixteen_bits_step_float32_parameters():
+    tx, shapes = optim.adamw(1e-2, weight_decay=0.1), TREES["several"]
+    options = {"space": "host", "dtype": "bfloat16"}
+    params, state = train(tx, shapes, tile=64, **options)
+    assert_same((params, state), train(tx, shapes, tile=999, **options))
+    expected = train_whole(tx, shapes, "bfloat16")
+    assert_near(params, expected[0], 20)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+
+
+def test_rules_by_path_and_dimensions_see_the_whole_tree():
+    """So do masks by dimensions; one count is of all tiles."""
+    rules = (("b", False), (".*", True))
+    by_path = optim.adamw(optax.linear_schedule(0.1, 0.0, 30), decay_rules=rules)
+    matrices = lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)  # noqa: E731
+    tx = optax.chain(by_path, optax.masked(optax.trace(0.9), matrices))
+    ours = train(tx, TREES["several"], tile=50)
+    params, state = train_whole(tx, TREES["several"])
+    assert_near(ours[0], params, 40)
+    assert jax.tree.structure(ours[1].inner) == jax.tree.structure(state)
+    counts = [x for x in jax.tree.leaves(ours[1].inner) if x.dtype == np.int32]
+    assert counts
+    assert all(count == 20 for count in counts)
+
+
+@pytest.mark.parametrize("tile", [1, 3, 5, 8, 9])
+def test_tiles_cover_each_entry_once_and_in_order(tile):
+    sizes = [3, 0, 1, 4]
+    cut = cut_tiles(sizes, tile)
+    covered = [(s.leaf, s.start + i) for t in cut for s in t for i in range(s.size)]
+    assert covered == [(i, n) for i, size in enumerate(sizes) for n in range(size)]
+    assert len(cut) == sum(-(-size // tile) for size in sizes)
+
+
+def live_bytes(kind):
+    return sum(x.nbytes for x in jax.live_arrays() if x.sharding.memory_kind == kind)
+
+
+@pytest.mark.acceptance("axonn-myelin", 5)
+def test_the_device_has_the_state_of_no_more_tiles_for_a_larger_model():
+    """Bytes of live arrays between tiles, and of a tile's step while it is taken."""
+    tile, tx, seen = 1000, optax.adam(1e-3), {}
+    for count in (4, 16):
+        shapes = {"w": (count, tile - 1), "x": (count,)}
+        params = draw(shapes, np.random.default_rng(0))
+        made = tiled(tx, params, tile=tile, space="host", dtype="bfloat16")
+        weights, state = begin(tx, made, params)
+        del params
+        grads = jax.tree.map(jnp.ones_like, weights)
+        base, peak = live_bytes("device"), []
+        weights, state = made.update(
+            grads,
+            state,
+            weights,
+            watch=lambda peak=peak: peak.append(live_bytes("device")),
+        )
+        held = 12 * count * tile
+        assert trees.num_bytes(state.tiles) == held
+        seen[count] = max(peak) - base
+        del weights, state, grads
+    assert max(seen.values()) <= 32 * tile
+    assert seen[16] <= seen[4] + 1000
+
+
+REFUSED = {
+    "lamb": optim.lamb(1e-3),
+    "clipping": optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+    "factored": optax.adafactor(1e-3),
+    "noise": optax.add_noise(0.1, 0.5, jax.random.key(0)),
+    "centred": optax.chain(optax.centralize(), optax.sgd(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_mixes_entries_is_refused(name):
+    with pytest.raises(ConfigError, match="state in tiles"):
+        tiled(REFUSED[name], {"w": jnp.ones((200, 200))})
+
+
+def test_other_parameters_are_refused():
+    with pytest.raises(ConfigError, match=r"float32 parameters.*'w': 'bfloat16'"):
+        tiled(optax.sgd(0.1), {"w": jnp.ones(3, jnp.bfloat16)})
+    with pytest.raises(ConfigError, match="tile"):
+        TiledConfig(tile=0)
+    with pytest.raises(ConfigError, match="most must be at least start"):
+        LossScale(start=4.0, most=2.0)
+
+
+@pytest.mark.acceptance("axonn-myelin", 6)
+def test_the_loss_scale_is_that_of_axonn():
+    """Against its rule written down: doubled after 200 clean steps, within bounds."""
+    rule = LossScale(start=2.0**16, every=200, least=2.0**10, most=2.0**24)
+    rng, scaling = np.random.default_rng(0), begin_scaling(rule)
+    step = jax.jit(lambda state, finite: advance(rule, state, finite))
+    scale, clean, seen = 2.0**16, 0, set()
+    for number in range(3500):
+        finite = (
+            number < 2000 or (number < 2030 and rng.random() < 0.2) or number > 2060
+        )
+        clean = clean + 1 if finite else 0
+        if not finite:
+            scale = max(scale / 2, 2.0**10)
+        elif clean == 200:
+            scale, clean = min(scale * 2, 2.0**24), 0
+        scaling = step(scaling, finite)
+        assert float(scaling.scale) == scale, number
+        seen.add(scale)
+    assert {2.0**10, 2.0**24} <= seen
