@@ -102,6 +102,7 @@ from .sparse_state import PipelineJob as PipelineJob
 from .sparse_state import StateBytes as StateBytes
 from .sparse_state import break_even as break_even
 from .sparse_state import dense_memory as dense_memory
+from .sparse_state import offload_memory as offload_memory
 from .sparse_state import plan_pipeline as plan_pipeline
 from .sparse_state import sparse_memory as sparse_memory
 from .sparse_state import time_pipeline as time_pipeline

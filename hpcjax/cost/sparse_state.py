@@ -104,6 +104,38 @@ def dense_memory(
     )
 
 
+def offload_memory(size: float, tile: float) -> StateBytes:
+    """Returns the device memory of training with `state=tiled state.space=host`.
+
+    4 φ + 16 tile bytes in mixed precision with Adam: beside 16-bit weights and
+    gradients, of one tile float32 parameters, two moments and the gradient. The host
+    has 12 φ.
+
+    Args:
+      size: φ, number of parameters.
+      tile: number of those whose state is on the device.
+
+    Raises:
+      ConfigError: a negative size.
+
+    References:
+      Singh and Bhatele, AxoNN, IPDPS 2022.
+
+    Examples:
+      >>> offload_memory(1000, 10).total, dense_memory(1000, account="jax").total
+      (4160.0, 16000.0)
+    """
+    checks.require_finite(0, size=size, tile=tile)
+    held = min(size, tile)
+    return StateBytes(
+        weights=2.0 * size,
+        master=4 * held,
+        optimizer=OPTIMIZERS["adam"] * held,
+        gradients=2 * size,
+        wide_gradients=4 * held,
+    )
+
+
 def sparse_memory(
     size: float,
     sparsity: float,

@@ -1,8 +1,10 @@
 """Optimizer state in tiles, on the devices or in the host's memory.
 
-A tile is of consecutive entries of consecutive parameters. Its state is arrays of its
-own, for XLA does not update slices of one array in place, and its step is one donated
-program, so that beside parameters and gradients the devices have that of two tiles.
+A tile is of consecutive entries of one parameter. Its state is arrays of its own, for
+XLA does not update slices of one array in place, and its step is one donated program,
+so that beside parameters and gradients the devices have the state of two tiles. With
+several parameters in a program the compiler contracts other multiplications and
+additions, and bits depend on the size of tiles.
 """
 
 import dataclasses

@@ -100,7 +100,10 @@ def test_sixteen_bits_step_float32_parameters():
     tx, shapes = optim.adamw(1e-2, weight_decay=0.1), TREES["several"]
     options = {"space": "host", "dtype": "bfloat16"}
     params, state = train(tx, shapes, tile=64, **options)
-    assert_same((params, state), train(tx, shapes, tile=999, **options))
+    # AdamW's decay is contracted otherwise in some of the programs: single entries
+    # differ by a unit between tiles.
+    assert_near(params, train(tx, shapes, tile=999, **options)[0], 2)
+    assert_same(state, train(tx, shapes, tile=999, **options)[1])
     expected = train_whole(tx, shapes, "bfloat16")
     assert_near(params, expected[0], 20)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}

@@ -1,0 +1,124 @@
+"""Training runs whose optimizer state is in tiles."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hpcjax import sharding, train
+from hpcjax.core import trees
+from hpcjax.core.errors import ConfigError
+from hpcjax.optim import AdamWConfig, LambConfig, LossScale, TiledConfig
+from hpcjax.runs.training import TrainingConfig
+from hpcjax.train.loop import compile_step
+from tests.train import combinations, tiny
+
+ROWS, STEPS = 24, 6
+ADAMW = AdamWConfig(lr=0.01, weight_decay=0.1, clip_norm=0.5)
+
+
+def task_of(state=None, optimizer=ADAMW, devices=1):
+    plain = tiny.task()
+    method = train.compose(
+        plain.model,
+        plain.dataset,
+        optimizer,
+        state=state,
+        batch_size=ROWS,
+        steps=STEPS,
+        devices=devices,
+    )
+    return train.supervised(plain.model, method, plain.dataset)
+
+
+def fit(task, folder=None, steps=STEPS, devices=1, **options):
+    config = train.TrainConfig(
+        steps=steps, batch_size=ROWS, eval_every=3, checkpoint_every=2, **options
+    )
+    records, given = tiny.Records(), {"seed": 0, "mesh": task.mesh(devices)}
+    if folder is None:
+        return train.fit(task, config, recorder=records, **given), records
+    with train.Checkpoints(folder) as checkpoints:
+        given["checkpoints"] = checkpoints
+        return train.fit(task, config, recorder=records, **given), records
+
+
+def assert_same(ours, other):
+    for path, leaf in trees.flatten((ours.params, ours.opt_state)).items():
+        wanted = trees.flatten((other.params, other.opt_state))[path]
+        np.testing.assert_array_equal(leaf, wanted, err_msg=path)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_another_tile_and_space(tmp_path, devices):
+    """Its norm is clipped; whole it is that of the same optimizer without tiles."""
+    host = task_of(TiledConfig(tile=5, space="host"), devices=devices)
+    whole, _ = fit(host, devices=devices)
+    kinds = {
+        path: leaf.sharding.memory_kind
+        for path, leaf in trees.flatten(whole.opt_state).items()
+        if leaf.ndim
+    }
+    assert set(kinds.values()) == {"pinned_host"}
+    fit(host, tmp_path, 4, devices=devices)
+    other = task_of(TiledConfig(tile=7), devices=devices)
+    resumed, records = fit(other, tmp_path, devices=devices)
+    assert [r["step"] for r in records if "loss" in r] == [5, 6]
+    assert_same(whole, resumed)
+    plain, _ = fit(task_of(devices=devices), devices=devices)
+    for path, leaf in trees.flatten(plain.params).items():
+        ours = trees.flatten(whole.params)[path]
+        np.testing.assert_allclose(ours, leaf, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.acceptance("axonn-myelin", 6)
+def test_an_overflow_changes_nothing_but_counters_and_the_scale():
+    scale = LossScale(start=2.0**40, least=2.0**4, every=200)
+    task = task_of(TiledConfig(tile=5, dtype="float16", loss_scale=scale), devices=2)
+    mesh, around = task.mesh(2), task.method.around
+    before = jax.device_get(train.init_state(task, 0, mesh))
+    state = around.start(train.init_state(task, 0, mesh), None)
+    rows = task.dataset.train.gather(np.arange(ROWS))
+    batch = sharding.place_batch(rows, mesh)
+    step, _ = compile_step(task, mesh, state, batch)
+    for number in range(1, 4):
+        state, metrics = step(state, batch)
+        assert float(metrics["loss_scale"]) == 2.0 ** (40 - number)
+        assert not np.any(metrics["nonfinite"])
+    kept = around.pause(state)
+    assert int(kept.step) == 3
+    ours, _ = trees.flatten(kept.opt_state.inner), assert_equal(kept.params, before)
+    for path, leaf in trees.flatten(before.opt_state.inner).items():
+        np.testing.assert_array_equal(ours[path], leaf)
+    state = around.start(kept, None)
+    for _ in range(40):
+        state, _ = step(state, batch)
+    moved = around.pause(state).params
+    kernels = (tree["dense"]["kernel"] for tree in (moved, before.params))
+    assert not np.array_equal(*kernels)
+    assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {jnp.dtype("float32")}
+
+
+def assert_equal(state, before):
+    for path, leaf in trees.flatten(before.params).items():
+        np.testing.assert_array_equal(trees.flatten(state)[path], leaf)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"optimizer": "kfac"}, "optimizer=kfac and state=tiled both have a backward"),
+        ({"averaging": "wagma"}, "averaging=wagma and state=tiled both hold the par"),
+        ({"exchange": "ok_topk"}, "exchange=ok_topk and state=tiled both"),
+        ({"parallel": "zero"}, "state=tiled and parallel=zero both average"),
+    ],
+)
+def test_parts_that_go_with_no_tiles_are_told_before_jax(parts, message):
+    given = {kind: combinations.config(kind, name) for kind, name in parts.items()}
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(state=TiledConfig(), **given)
+
+
+def test_an_optimizer_with_norms_is_refused():
+    with pytest.raises(ConfigError, match="state in tiles needs an optimizer"):
+        task_of(TiledConfig(), LambConfig())
