@@ -34,11 +34,13 @@ class Plan:
       epochs: passes over the training set.
       parameters: scalars in the model.
       state_bytes: parameters, optimizer state and running statistics on one device.
-      peak_bytes: the step's peak memory on one device.
+      peak_bytes: the step's peak memory on one device; of its gradients' program, where
+        the update is not traced.
       flops: floating-point operations of one step on one device, counted by XLA, which
         takes one turn of each loop.
       collective_bytes: bytes handed to collectives in one step, per device.
       sent: these by mesh axes and kind, `{"all-gather over data": bytes}`.
+      host_bytes: of the training state, what lies in the host's memory.
       facts: figures of the method, such as the ticks of a pipeline.
       shapes: of batches that have several: their numbers over those of the base, by
         shape. Memory, operations and bytes are of the largest.
@@ -67,6 +69,7 @@ class Plan:
     collective_bytes: int
     checkpoints: int
     sent: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    host_bytes: int = 0
     facts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     shapes: Mapping[str, float] = dataclasses.field(default_factory=dict)
     processes: int = 1
@@ -237,6 +240,11 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
         ),
         dataclasses.replace(step.state, key=None),
     )
+    on_host = [
+        leaf
+        for leaf in jax.tree.leaves(step.state)
+        if leaf.sharding.memory_kind == "pinned_host"
+    ]
     every = config.checkpoint_every
     # What stays among one device, which XLA keeps on a CPU, is not in it.
     sent = {
@@ -251,7 +259,8 @@ def _measure(name: str, task: Any, config: Any, mesh: Any) -> Plan:
         steps=config.steps,
         epochs=config.steps / slots,
         parameters=trees.num_params(step.params),
-        state_bytes=trees.num_bytes(local),
+        state_bytes=trees.num_bytes(local) - trees.num_bytes(on_host),
+        host_bytes=trees.num_bytes(on_host),
         peak_bytes=perf.peak_memory(step.compiled),
         flops=perf.flops(step.compiled),
         collective_bytes=sum(sent.values()),
@@ -270,6 +279,9 @@ def render_plan(plan: Plan) -> RenderableType:
         "steps": f"{plan.steps} ({plan.epochs:.1f} epochs)",
         "parameters": f"{plan.parameters:,}",
         "training state per device": _bytes(plan.state_bytes),
+        "training state on the host": (
+            _bytes(plan.host_bytes) if plan.host_bytes else ""
+        ),
         "peak memory of a step per device": _bytes(plan.peak_bytes),
         "operations of a step per device": f"{plan.flops:.3g} FLOP, one turn of loops",
         "communicated by a step per device": _bytes(plan.collective_bytes),

@@ -194,12 +194,16 @@ def compile_step(
     import jax
 
     from hpcjax import train
+    from hpcjax.train.host_step import lower_gradients
     from hpcjax.train.loop import local_batches
 
     task = train.accumulating(task, config, mesh)
     state = task.method.around.trained(train.state_shapes(task, mesh))
     batch = train.batch_shapes(task, config.batch_size, mesh)
-    lowered = train.train_step(task, mesh, state).lower(state, batch)
+    if task.method.around.traced:
+        lowered = train.train_step(task, mesh, state).lower(state, batch)
+    else:
+        lowered = lower_gradients(task, mesh, batch)
     return Step(
         mesh=mesh,
         state=state,

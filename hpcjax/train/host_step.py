@@ -31,23 +31,18 @@ from hpcjax.train.task import Task
 HostStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
-def compile_host_step(
-    task: Task, mesh: Mesh, state: TrainState, batch: Batch
-) -> HostStep:
-    """Returns the step `(state, batch) -> (state, metrics)` whose update is not traced.
+def lower_gradients(task: Task, mesh: Mesh, batch: Batch) -> jax.stages.Lowered:
+    """Returns the program of a step whose update is not traced.
 
     Gradients and running statistics are means over this worker's devices. Statistics of
     a step whose gradients are not finite are left out; what becomes of these gradients
     is for the worker.
 
-    Returns:
-      A function with the metrics of `train_step`, of this worker alone. `NONFINITE`
-      tells of each gradient, and at the first parameter whether an update was left out.
+    It takes a state of which gradients know what `Around.seen` shows, and a batch.
     """
-    axes = data_axes(mesh)
-    del state  # of other forms, perhaps, while steps are taken
-    whole, around = state_shapes(task, mesh), task.method.around
-    gradients, unknown = len(jax.tree.leaves(whole.params)), len(list_guarded(whole))
+    axes, around = data_axes(mesh), task.method.around
+    whole = state_shapes(task, mesh)
+    unknown = len(list_guarded(whole))
 
     def body(state: TrainState, batch: Batch) -> tuple[PassResult, Metrics]:
         count = scored_by(task, state, batch)
@@ -82,16 +77,22 @@ def compile_host_step(
         in_specs=(PartitionSpec(), PartitionSpec(axes)),
         out_specs=PartitionSpec(),
     )
+    return jax.jit(mapped).lower(_bare(task, around.trained(whole)), batch)
+
+
+def compile_host_step(task: Task, mesh: Mesh, batch: Batch) -> HostStep:
+    """Returns the step `(state, batch) -> (state, metrics)` whose update is not traced.
+
+    Returns:
+      A function with the metrics of `train_step`, of this worker alone. `NONFINITE`
+      tells of each gradient, and at the first parameter whether an update was left out.
+    """
+    compiled = lower_gradients(task, mesh, batch).compile()
     everywhere = NamedSharding(mesh, PartitionSpec())
-
-    def bare(state: TrainState) -> TrainState:
-        seen = around.seen(state.opt_state)
-        return dataclasses.replace(state, opt_state=seen)
-
-    compiled = jax.jit(mapped).lower(bare(around.trained(whole)), batch).compile()
+    gradients = len(jax.tree.leaves(state_shapes(task, mesh).params))
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        found, metrics = compiled(bare(state), batch)
+        found, metrics = compiled(_bare(task, state), batch)
         params, opt_state = task.method.update(found, state.opt_state, state.params)
         spoiled = _left_out(opt_state) > _left_out(state.opt_state)
         counts = metrics[NONFINITE].at[gradients].max(jnp.asarray(spoiled, jnp.int32))
@@ -109,6 +110,12 @@ def compile_host_step(
         return new, metrics | kept
 
     return step
+
+
+def _bare(task: Task, state: TrainState) -> TrainState:
+    """Returns a state with what gradients see of the optimizer's."""
+    seen = task.method.around.seen(state.opt_state)
+    return dataclasses.replace(state, opt_state=seen)
 
 
 def _left_out(opt_state: Any) -> Any:

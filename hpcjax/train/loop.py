@@ -293,7 +293,7 @@ def compile_step(
     """Compiles the step for these shapes; returns it and the seconds that took."""
     began = time.perf_counter()
     if not task.method.around.traced:
-        step = compile_host_step(task, mesh, state, batch)
+        step = compile_host_step(task, mesh, batch)
     else:
         state = task.method.around.trained(state)
         key = ("step", mesh, *(trees.signature(tree) for tree in (state, batch)))
