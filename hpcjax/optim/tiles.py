@@ -355,14 +355,7 @@ def train_tiled(
     Raises:
       ConfigError: see `TiledConfig.build`.
     """
-    rule = "state=tiled is of one process, which holds one whole model on each device"
-    alone = jax.process_count() == 1 and optimizer.axes == DATA_AXIS
-    processes, axes = jax.process_count(), optimizer.axes
-    checks.require(alone, rule, processes=processes, axes=axes)
-    if config.space == "host":
-        memories = {each.kind for each in jax.devices()[0].addressable_memories()}
-        rule = "space=host needs a device with pinned host memory"
-        checks.require("pinned_host" in memories, rule, memories=sorted(memories))
+    _check_place(config, optimizer)
     shapes, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
     tiled = TiledTransform(optimizer.tx, shapes, config)
 
@@ -420,3 +413,15 @@ def train_tiled(
     return Method(
         optimizer.mesh_shape, init, gradients, update, facts=facts, around=around
     )
+
+
+def _check_place(config: "TiledConfig", optimizer: Optimization) -> None:
+    """Raises ConfigError if devices do not hold whole models, or no host memory."""
+    rule = "state=tiled is of one process, which holds one whole model on each device"
+    alone = jax.process_count() == 1 and optimizer.axes == DATA_AXIS
+    processes, axes = jax.process_count(), optimizer.axes
+    checks.require(alone, rule, processes=processes, axes=axes)
+    if config.space == "host":
+        memories = {each.kind for each in jax.devices()[0].addressable_memories()}
+        rule = "space=host needs a device with pinned host memory"
+        checks.require("pinned_host" in memories, rule, memories=sorted(memories))

@@ -2,10 +2,10 @@ from ._elementwise import check_elementwise as check_elementwise
 from ._positions import Positions as Positions
 from ._positions import locate as locate
 from ._pruned import Pruned as Pruned
+from ._pruned import Scaling as Scaling
 from ._pruned import value_and_grad as value_and_grad
 from ._state import Compressed as Compressed
 from ._state import LossScale as LossScale
-from ._state import Scaling as Scaling
 from ._state import SparseOptimizer as SparseOptimizer
 from ._state import SparseState as SparseState
 from ._state import check_masks as check_masks
