@@ -242,7 +242,7 @@ def _count(cfg: ProgramConfig, step: Step) -> dict[str, np.ndarray]:
     for at, each, _ in _collectives(cfg, step.mesh, step.lowered):
         asked[at] += _count_arrays(each)
     counted = {"sent": sent, "operands": operands, "arrays": arrays}
-    return {**counted, "asked": asked, "block": block, "rounds": rounds}
+    return {**counted, "asked": asked, "block": block, "rounds": np.asarray(rounds)}
 
 
 def _count_arrays(each: "perf.Collective") -> int:
