@@ -122,7 +122,8 @@ LAYERS = Table(
         "on 2 simulated devices, pre-trained for 1,500 steps without a codec, then "
         "tuned for 100 with one in the sums of the last two layers or of all, in "
         "validation too. Slopes of quantizers, Top-k and Random-k pass through; Top-k "
-        "and Random-k send the autoencoder's bytes, 1 number of 32. error: % of "
+        "and Random-k send the autoencoder's bytes: it 1 number of 32, they 512 of a "
+        "batch's 32,768 with their indices, 1 of 64. error: % of "
         "validation's characters; rise: points above what was tuned without a codec, "
         "of the same seed, of which there is one."
     ),

@@ -345,7 +345,9 @@ def add_new(
 ) -> Mapping[str, Any]:
     """Returns a checkpoint's arrays with what parts of the run add to the network.
 
-    If it has nothing of that, it is of a run without these parts: they begin as drawn.
+    If it has nothing of that, it is of a run without these parts: they begin as drawn,
+    as does what the optimizer keeps of each. Its number of steps is the old run's, so
+    that Adam does not correct their moments for having begun at zero.
     """
     ours = {
         path

@@ -115,6 +115,9 @@ def test_steps_to_the_target_and_divergence():
     names = [tables.DP, tables.DOUBLE, tables.MISSING]
     ranked = table["ranked"].sel(row=names).values.tolist()
     assert ranked == ["one device's", "others", "broken"]
+    # What is excluded is told with how far it is off.
+    apart = max(abs(late / plain - 1))
+    assert float(table["apart"].sel(row=tables.MISSING)) == pytest.approx(apart)
 
 
 def test_claims_fail_for_what_they_are_about():
