@@ -116,9 +116,9 @@ def _see_nothing(state: Any) -> None:
     del state
 
 
-def _settle(found: PassResult, seen: Any) -> PassResult:
+def _settle(found: PassResult, seen: Any, unscored: Any) -> PassResult:
     """Leaves averaged gradients as they are."""
-    del seen
+    del seen, unscored
     return found
 
 
@@ -142,9 +142,10 @@ class Around(NamedTuple):
     Attributes:
       traced: whether `update` is part of the step's program.
       seen: where it is not, `seen(opt_state)` returns what `gradients` gets of it.
-      settle: where it is not, `settle(found, seen)` returns what `update` gets of the
-        averaged gradients. It is the end of their program, and may add to `extras`
-        `spoiled`, whether the step is to be left out.
+      settle: where it is not, `settle(found, seen, unscored)` returns what `update`
+        gets of the averaged gradients of a batch, which may score nothing. It is the
+        end of their program, and may add to `extras` `spoiled`, whether the step is to
+        be left out.
       on_host: `on_host(path)` says whether a leaf of the optimizer's state lies in the
         host's memory.
       trained: `trained(state)` returns a state, or its shapes, with those leaves as
@@ -170,7 +171,7 @@ class Around(NamedTuple):
 
     traced: bool = True
     seen: Callable[[Any], Any] = _see_nothing
-    settle: Callable[[PassResult, Any], PassResult] = _settle
+    settle: Callable[[PassResult, Any, Any], PassResult] = _settle
     on_host: Callable[[str], bool] = _is_nowhere
     trained: Callable[[Any], Any] = _keep
     start: Callable[[Any, Any], Any] = _keep

@@ -102,12 +102,16 @@ def check_elements(tx: optax.GradientTransformation, shapes: Any) -> None:
     """Raises ConfigError unless a transform may be given any entries by themselves.
 
     As `check_cuttable`, with arrays cut along all dimensions and no axes told: a norm
-    is then one of a part, and refused.
+    is then one of a part, and refused. Numbers are looked at as vectors, for a norm
+    of several is one of a part, too.
 
     Args:
       tx: the transform; its rules are for the paths of `shapes`.
       shapes: of the parameters.
     """
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape or (2,), x.dtype), shapes
+    )
     cuts = {
         path: tuple((dim, _AXIS) for dim in range(-x.ndim, 0))
         for path, x in trees.flatten(shapes).items()

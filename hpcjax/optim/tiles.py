@@ -154,7 +154,8 @@ class TiledTransform:
 
     def join(self, params: Any, state: TiledState) -> tuple[Any, TiledState]:
         """Returns parameters and state as they are saved, of those of steps."""
-        wide, like = jax.tree.leaves(params), jax.tree.leaves(params)
+        like = jax.tree.leaves(params)
+        wide = [leaf.astype(jnp.float32) for leaf in like]  # those of no tile, too
         masters, inner = {}, {}
         for spans, tile in zip(self.tiles, state.tiles, strict=True):
             for (at, span), part in zip(self._kept(spans), tile.state, strict=True):
@@ -369,7 +370,7 @@ def train_tiled(
         extras = {k: v for k, v in found.extras.items() if k != "value_fn"}
         return found._replace(extras=extras)
 
-    def settle(found: PassResult, scaling: Scaling | None) -> PassResult:
+    def settle(found: PassResult, scaling: Scaling | None, unscored: Any) -> PassResult:
         finite = [jnp.isfinite(g).all() for g in jax.tree.leaves(found.grads)]
         spoiled = ~jnp.stack(finite).all()
         grads = found.grads
@@ -377,19 +378,23 @@ def train_tiled(
             most = optimizer.clip_norm * (1 if scaling is None else scaling.scale)
             clip = clip_global_norm(most)
             grads, _ = clip.update(grads, clip.init(grads))
+        cleared = unscored
         if scaling is not None and config.loss_scale is not None:
             # The guard of the loop sees what no scale makes finite.
-            cleared = spoiled & (scaling.scale > config.loss_scale.least)
-            grads = jax.tree.map(lambda g: jnp.where(cleared, 0, g), grads)
-        return found._replace(grads=grads, extras={**found.extras, "spoiled": spoiled})
+            cleared |= spoiled & (scaling.scale > config.loss_scale.least)
+        grads = jax.tree.map(lambda g: jnp.where(cleared, 0, g), grads)
+        told = {"spoiled": spoiled | unscored, "unscored": unscored}
+        return found._replace(grads=grads, extras={**found.extras, **told})
 
     def update(found: PassResult, state: Any, params: Any) -> tuple[Any, Any]:
         extras = dict(found.extras)
-        spoiled = bool(extras.pop("spoiled"))
+        spoiled, unscored = jax.device_get(
+            (extras.pop("spoiled"), extras.pop("unscored"))
+        )
         new = state
         if not spoiled:
             params, new = tiled.update(found.grads, state, params, **extras)
-        if config.loss_scale is None:
+        if config.loss_scale is None or unscored:
             return params, new
         scaling = advance(config.loss_scale, state.scaling, jnp.asarray(not spoiled))
         return params, dataclasses.replace(new, scaling=scaling)

@@ -54,7 +54,7 @@ def lower_gradients(task: Task, mesh: Mesh, batch: Batch) -> jax.stages.Lowered:
         )
         extras = {"value": means["loss"], "step": state.step}
         passed = PassResult(grads, means, model_state, extras)
-        passed = around.settle(passed, state.opt_state)
+        passed = around.settle(passed, state.opt_state, unscored)
         finite = [jnp.isfinite(g).all() for g in jax.tree.leaves(passed.grads)]
         lost = ~jnp.stack(finite)
         left_out = passed.extras.get("spoiled", jnp.any(lost))

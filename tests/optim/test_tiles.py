@@ -106,6 +106,8 @@ def test_sixteen_bits_step_float32_parameters():
     expected = train_whole(tx, shapes, "bfloat16")
     assert_near(params, expected[0], 20)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+    params, _ = train(tx, TREES["with nothing"], steps=1, **options)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
 
 
 def test_rules_by_path_and_dimensions_see_the_whole_tree():
@@ -174,6 +176,11 @@ REFUSED = {
 def test_what_mixes_entries_is_refused(name):
     with pytest.raises(ConfigError, match="state in tiles"):
         tiled(REFUSED[name], {"w": jnp.ones((200, 200))})
+
+
+def test_a_norm_of_numbers_is_refused():
+    with pytest.raises(ConfigError, match="state in tiles"):
+        tiled(REFUSED["clipping"], {"s": jnp.ones(()), "t": jnp.ones(())})
 
 
 def test_other_parameters_are_refused():

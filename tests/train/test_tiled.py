@@ -43,10 +43,12 @@ def fit(task, folder=None, steps=STEPS, devices=1, **options):
         return train.fit(task, config, recorder=records, **given), records
 
 
-def assert_same(ours, other):
-    for path, leaf in trees.flatten((ours.params, ours.opt_state)).items():
-        wanted = trees.flatten((other.params, other.opt_state))[path]
-        np.testing.assert_array_equal(leaf, wanted, err_msg=path)
+def assert_trees_equal(ours, other):
+    wanted = trees.flatten(other)
+    assert wanted.keys() == trees.flatten(ours).keys()
+    for path, leaf in trees.flatten(ours).items():
+        assert leaf.dtype == wanted[path].dtype, path
+        np.testing.assert_array_equal(leaf, wanted[path], err_msg=path)
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -64,7 +66,9 @@ def test_a_run_goes_on_with_another_tile_and_space(tmp_path, devices):
     other = task_of(TiledConfig(tile=7), devices=devices)
     resumed, records = fit(other, tmp_path, devices=devices)
     assert [r["step"] for r in records if "loss" in r] == [5, 6]
-    assert_same(whole, resumed)
+    assert_trees_equal(
+        (whole.params, whole.opt_state), (resumed.params, resumed.opt_state)
+    )
     plain, _ = fit(task_of(devices=devices), devices=devices)
     for path, leaf in trees.flatten(plain.params).items():
         ours = trees.flatten(whole.params)[path]
@@ -88,9 +92,8 @@ def test_an_overflow_changes_nothing_but_counters_and_the_scale():
         assert not np.any(metrics["nonfinite"])
     kept = around.pause(state)
     assert int(kept.step) == 3
-    ours, _ = trees.flatten(kept.opt_state.inner), assert_equal(kept.params, before)
-    for path, leaf in trees.flatten(before.opt_state.inner).items():
-        np.testing.assert_array_equal(ours[path], leaf)
+    inner = kept.opt_state.inner, before.opt_state.inner
+    assert_trees_equal((kept.params, inner[0]), (before.params, inner[1]))
     state = around.start(kept, None)
     for _ in range(40):
         state, _ = step(state, batch)
@@ -100,9 +103,24 @@ def test_an_overflow_changes_nothing_but_counters_and_the_scale():
     assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {jnp.dtype("float32")}
 
 
-def assert_equal(state, before):
-    for path, leaf in trees.flatten(before.params).items():
-        np.testing.assert_array_equal(trees.flatten(state)[path], leaf)
+def test_a_batch_that_scores_nothing_changes_nothing_but_the_step():
+    """Nor moves momentum parameters, nor counts towards a larger scale."""
+    scale = LossScale(start=2.0**8, every=2)
+    task = task_of(TiledConfig(tile=3, dtype="bfloat16", loss_scale=scale))
+    mesh, around = task.mesh(1), task.method.around
+    state = around.start(train.init_state(task, 0, mesh), None)
+    rows = task.dataset.train.gather(np.arange(ROWS))
+    weights = np.ones(ROWS, np.float32), np.zeros(ROWS, np.float32)
+    one, none = (
+        sharding.place_batch({**rows, "weight": weight}, mesh) for weight in weights
+    )
+    step, _ = compile_step(task, mesh, state, one)
+    state, _ = step(state, one)
+    before = jax.device_get((state.params, state.opt_state))
+    state, metrics = step(state, none)
+    assert bool(metrics["unscored"])
+    assert_trees_equal((state.params, state.opt_state), before)
+    assert (int(state.step), int(state.skipped)) == (2, 0)
 
 
 @pytest.mark.parametrize(
