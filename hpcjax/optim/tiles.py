@@ -365,8 +365,9 @@ def train_tiled(
         scaling = begin_scaling(config.loss_scale)
         return begun, TiledState(inner=optimizer.tx.init(begun), scaling=scaling)
 
-    def gradients(one_pass: StepInput, params: Any, scaling: Any) -> PassResult:
-        found = whole_backward(scale_pass(one_pass, scaling), params, None)
+    def gradients(one_pass: StepInput, params: Any, state: Any) -> PassResult:
+        # Of the state it gets what `seen` shows, the scaling.
+        found = whole_backward(scale_pass(one_pass, state), params, None)
         extras = {k: v for k, v in found.extras.items() if k != "value_fn"}
         return found._replace(extras=extras)
 
