@@ -44,7 +44,12 @@ _CLIMATE = EmosConfig(variant="climatology", per_point=True)
 climate = dataclasses.replace(
     staged, model=MeanAndSpreadConfig(mean=BIAS, spread=_CLIMATE)
 )
-climate_joint = dataclasses.replace(joint, model=climate.model)
+# Of these numbers, which begin at a standard unit, with steps that come so far.
+climate_joint = dataclasses.replace(
+    joint,
+    model=climate.model,
+    optimizer=dataclasses.replace(joint.optimizer, lr=0.03),
+)
 bias = dataclasses.replace(staged, model=BIAS)
 spread = dataclasses.replace(
     staged, model=SPREAD, dataset=dataclasses.replace(_DATES, learn="spread")

@@ -155,6 +155,7 @@ class Model(NamedTuple):
         it cannot be cut; None for networks that never can.
       added: keys of what a part of a run has added to parameters and state: a fork of a
         run without that part begins with it as drawn.
+      frozen: regexes of the paths of parameters that training leaves as they are.
     """
 
     init: Init
@@ -163,6 +164,7 @@ class Model(NamedTuple):
     decoder: Decoder | None = None
     cut: Callable[[], Cut] | None = None
     added: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         """Makes a model usable as a static argument: `layers` cannot be hashed."""

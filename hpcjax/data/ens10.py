@@ -255,37 +255,33 @@ def _hours(leads: np.ndarray) -> list[float]:
     return (leads / np.timedelta64(1, "h")).tolist()
 
 
-def choose(
-    forecast: Any, truth: Any, target: str, lead: np.timedelta64, source: str
-) -> tuple[Any, Any]:
-    """Returns members of the target's level, the target first, and the target's truth.
+def choose_members(
+    forecast: Any, target: str, lead: np.timedelta64 | None, source: str
+) -> Any:
+    """Returns members of the target's level, the target first.
 
     Args:
       forecast: with canonical names.
-      truth: likewise.
       target: such as "t850" or "t2m".
-      lead: of the forecasts.
+      lead: of the forecasts; None for such as have none.
       source: a name for messages.
 
     Raises:
-      DataFormatError: no such target, level or lead time; no members; other grids; or
-        no truth for a forecast.
+      DataFormatError: no such target, level or lead time, or no members.
     """
-    from hpcjax.metrics.fields import check_pair, find_truth
-
     if "number" not in forecast.dims or "time" not in forecast.dims:
         raise DataFormatError(
             f"{source}: expected the dimensions number and time, found "
             f"{', '.join(map(str, forecast.sizes))}"
         )
-    if "lead_time" in forecast.coords:
+    if lead is not None and "lead_time" in forecast.coords:
         leads = np.atleast_1d(forecast["lead_time"].to_numpy())
         if lead not in leads:
             raise DataFormatError(
                 f"{source}: file holds lead times {_hours(leads)} hours, not "
                 f"{_hours(np.array([lead]))}"
             )
-    if "lead_time" in forecast.dims:
+    if lead is not None and "lead_time" in forecast.dims:
         forecast = forecast.sel(lead_time=lead, drop=True)
     name, level = _split_target(target, forecast, source)
     # A zarr store lists its variables in any order.
@@ -302,6 +298,28 @@ def choose(
             f"{source}: expected {name} of {', '.join(sorted(axes))}, found "
             f"{', '.join(map(str, forecast[name].dims))}"
         )
+    return members
+
+
+def choose(
+    forecast: Any, truth: Any, target: str, lead: np.timedelta64, source: str
+) -> tuple[Any, Any]:
+    """Returns members as `choose_members`, and the target's truth.
+
+    Args:
+      forecast: with canonical names.
+      truth: likewise.
+      target: such as "t850" or "t2m".
+      lead: of the forecasts.
+      source: a name for messages.
+
+    Raises:
+      DataFormatError: as `choose_members`; other grids; or no truth for a forecast.
+    """
+    from hpcjax.metrics.fields import check_pair, find_truth
+
+    members = choose_members(forecast, target, lead, source)
+    name, level = _split_target(target, forecast, source)
     if name not in truth.data_vars:
         raise DataFormatError(f"{source}: the truth has no {name}")
     true = _at_level(truth[[name]], level, "the truth")[name]

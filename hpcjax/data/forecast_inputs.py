@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ PLACE = 3
 # Least deviation over an area, in a variable's standard unit.
 _LEAST = 1e-3
 HOUR = np.timedelta64(1, "h")
+_NORTHWARD = re.compile(r"(\S+ h )?(\S+ hPa )?(mean|control|analysis) v(10)?")
 
 
 class Block(NamedTuple):
@@ -37,16 +39,16 @@ class Block(NamedTuple):
 
 def find_blocks(
     forecast: xr.Dataset,
-    truth: xr.Dataset,
+    truth: xr.Dataset | None,
     members: xr.Dataset,
     lead: np.timedelta64,
     cfg: "MembersConfig",
-) -> tuple[tuple[Block, ...], tuple[int, int]]:
-    """Returns blocks lead by lead, level by level, and how many of either.
+) -> tuple[tuple[Block, ...], tuple[int, int], np.timedelta64]:
+    """Returns blocks lead by lead, level by level, how many of either, and the lead.
 
     Args:
       forecast: with canonical names.
-      truth: likewise.
+      truth: likewise; None for forecasts of which nothing is known yet.
       members: those of the target's lead and level.
       lead: the target's.
       cfg: which leads and levels.
@@ -84,16 +86,20 @@ def find_blocks(
         )
         for each, level in itertools.product(leads, levels)
     ]
-    return tuple(blocks), (len(leads), len(levels))
+    return tuple(blocks), (len(leads), len(levels)), lead
 
 
 def _select(fields: xr.Dataset, **at: Any) -> xr.Dataset:
     return fields.sel({dim: each for dim, each in at.items() if dim in fields.dims})
 
 
-def _find_start(truth: xr.Dataset, names: list[Any], members: xr.Dataset) -> xr.Dataset:
+def _find_start(
+    truth: xr.Dataset | None, names: list[Any], members: xr.Dataset
+) -> xr.Dataset:
     from hpcjax.metrics.fields import find_truth
 
+    if truth is None:
+        raise DataFormatError("analysis: the truth when forecasts start must be given")
     lacking = [str(name) for name in names if name not in truth]
     if lacking:
         raise DataFormatError(f"analysis: the truth has no {', '.join(lacking)}")
@@ -232,5 +238,5 @@ def roll(channels: list[str], variables: list[str], *, mirror: bool) -> Augment:
 
 def _signs(names: list[str]) -> np.ndarray:
     """Returns −1 for winds to the north, but not for their deviations."""
-    turned = [n.split()[-1] in ("v", "v10") and "deviation" not in n for n in names]
+    turned = [_NORTHWARD.fullmatch(name) is not None for name in names]
     return np.where(turned, -1, 1).astype(np.float32)

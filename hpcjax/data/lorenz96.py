@@ -8,7 +8,7 @@ sure, in a second and without any file.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -118,7 +118,7 @@ def simulate(
     states = large[::EVERY]
     pairs = np.stack([draw_pairs(at, starts["train"], members) for at in numbers], 1)
     spread = share * (states[pairs[..., 0]] - states[pairs[..., 1]])
-    forecast = _run_forecasts(states[numbers] + spread, closure, lead_days)
+    forecast = forecaster(closure, lead_days)(states[numbers] + spread)
     leads = np.arange(lead_days + 1)
     coords = {
         **label_dates(starts),
@@ -206,8 +206,13 @@ def _run_truth(days: int, seed: int, contrast: float) -> Any:
     return run(jax.random.key(seed))
 
 
-def _run_forecasts(x: np.ndarray, closure: np.ndarray, days: int) -> "jax.Array":
-    """Returns X at the start and after each day, [day, ..., K]."""
+def forecaster(closure: np.ndarray, days: int) -> "Callable[[Any], jax.Array]":
+    """Returns what takes X and returns it at the start and after each day, [day, …, K].
+
+    Args:
+      closure: of X, a polynomial in place of the small scale, highest power first.
+      days: how long forecasts are.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -224,4 +229,4 @@ def _run_forecasts(x: np.ndarray, closure: np.ndarray, days: int) -> "jax.Array"
     def run(x: jax.Array) -> jax.Array:
         return jax.lax.scan(run_day, x, length=days + 1)[1]
 
-    return run(jnp.asarray(x))
+    return run

@@ -42,6 +42,7 @@ class Forecasts(NamedTuple):
       parts: of each time, "train", "validation", "test" or "" for none.
       blocks: fields that are inputs; none for those of the members.
       axes: how many leads and levels the blocks are of.
+      lead: of the members; None where leads have no number.
     """
 
     members: xr.Dataset
@@ -49,6 +50,7 @@ class Forecasts(NamedTuple):
     parts: np.ndarray
     blocks: tuple[Block, ...] = ()
     axes: tuple[int, int] = (1, 1)
+    lead: np.timedelta64 | None = None
 
 
 class Statistics(NamedTuple):
@@ -135,6 +137,12 @@ def make_dataset(forecasts: Forecasts, cfg: "MembersConfig") -> Dataset:
         that is not NaN, or a grid that cannot be turned.
     """
     have = forecasts.members.sizes["number"]
+    latitude = forecasts.truth["latitude"].to_numpy()
+    if (np.diff(latitude) > 0).any():  # models crop at the south, which is last
+        raise DataFormatError(
+            "latitudes must be from north to south, as data.canonicalise has them: "
+            f"found {latitude[0]:g} to {latitude[-1]:g}"
+        )
     if cfg.members > have:
         raise DataFormatError(f"expected {cfg.members} members, found {have}")
     more = {"all": 1, "others": 2}[cfg.target_members]
@@ -218,7 +226,7 @@ class _Reader:
 
     def __init__(self, forecasts: Forecasts, cfg: "MembersConfig") -> None:
         dims = ("time", "latitude", "longitude")
-        self.cfg = cfg
+        self.cfg, self.lead = cfg, forecasts.lead
         everyone = forecasts.members.transpose(*dims, "number")
         self.members = everyone.isel(number=slice(cfg.members))
         chosen = {"all": slice(None), "others": slice(cfg.members, None)}[
@@ -246,6 +254,39 @@ class _Reader:
                 each.load()
             for block in self.blocks:
                 block.members.load()
+
+    def open_others(self, forecast: xr.Dataset, truth: xr.Dataset | None) -> "_Reader":
+        """Returns a reader of other forecasts of these variables, leads and places.
+
+        Raises:
+          DataFormatError: they lack something of that, are too few, or are in another
+            unit; or there is no truth at the start where it is an input.
+        """
+        from hpcjax.data import ens10, forecast_inputs
+        from hpcjax.metrics.fields import check_pair
+
+        own, source = self.members, "forecasts"
+        name = str(next(iter(own)))
+        level = f"{own['level'].item():g}" if "level" in own.coords else ""
+        found = ens10.choose_members(forecast, f"{name}{level}", self.lead, source)
+        lacking = [str(each) for each in own if each not in found]
+        if lacking or found.sizes["number"] < self.cfg.members:
+            raise DataFormatError(
+                f"{source}: expected {self.cfg.members} members of "
+                f"{', '.join(map(str, own))}, found {found.sizes['number']} of "
+                f"{', '.join(map(str, found))}"
+            )
+        members = found[list(own)]
+        for each in own:
+            check_pair(members[each], own[each], "those learnt")
+        blocks: tuple[Block, ...] = ()
+        if self.lead is not None:
+            blocks, _, _ = forecast_inputs.find_blocks(
+                forecast, truth, members, self.lead, self.cfg
+            )
+        nothing = members[name].isel(number=0, drop=True)  # for no score is asked
+        opened = Forecasts(members, nothing, np.array([]), blocks, lead=self.lead)
+        return _Reader(opened, self.cfg)
 
     def read(self, fields: Any, dates: np.ndarray) -> np.ndarray:
         """Returns [date, latitude, longitude, (number,) variable] in float64."""
@@ -361,30 +402,46 @@ class DateSource:
         x = {name: batch.pop(name) for name in ("members", "fields")}
         return {"x": x, **batch}
 
-    def _standardise(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        fitted, reader, dates = self.statistics, self.reader, self.dates[indices]
-        truths = self.truths[indices]
+    def describe(
+        self, reader: _Reader, dates: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Returns what a model gets of a reader's dates, and where nothing is NaN.
+
+        What is NaN, such as the sea's temperature on land, is zero.
+        """
+        fitted = self.statistics
         members = (reader.read(reader.members, dates) - fitted.level) / fitted.unit
+        inputs = reader.summarise(dates, fitted.blocks)
+        fields = (inputs - fitted.mean) / (fitted.std + _EPS)
+        valid = np.isfinite(members).all((-2, -1))
+        valid &= np.isfinite(fitted.climate).all(-1)
+        places = np.broadcast_to(self.coordinates, (*valid.shape, 3))
+        filled = np.nan_to_num(fields, nan=0.0).astype(np.float32)
+        x = {
+            "members": np.nan_to_num(members, nan=0.0).astype(np.float32),
+            "fields": np.concatenate([filled, places], axis=-1),
+        }
+        return x, valid
+
+    def _standardise(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        fitted, reader = self.statistics, self.reader
+        truths = self.truths[indices]
+        x, valid = self.describe(reader, self.dates[indices])
         truth = reader.truth.isel(time=truths).to_numpy().astype(np.float64)
         y = (truth - fitted.level[0]) / fitted.unit[0]
         learnt = reader.read(reader.learnt, truths)[..., 0] / fitted.unit[0]
         spread = learnt.std(-1)
-        inputs = reader.summarise(dates, fitted.blocks)
-        fields = (inputs - fitted.mean) / (fitted.std + _EPS)
-        valid = np.isfinite(y) & np.isfinite(members).all((-2, -1))
-        valid &= np.isfinite(fitted.climate).all(-1) & np.isfinite(spread)
+        valid &= np.isfinite(y) & np.isfinite(spread)
         if not valid.any((1, 2)).all():
             raise DataFormatError("a date has no point that is not NaN")
-        # What is NaN, such as the sea's temperature on land, is zero and not scored.
-        full = [np.nan_to_num(each, nan=0.0) for each in (members, fields, y, spread)]
-        members, fields, y, spread = (each.astype(np.float32) for each in full)
-        places = np.broadcast_to(self.coordinates, (*y.shape, 3))
+        y, spread = (
+            np.nan_to_num(each, nan=0.0).astype(np.float32) for each in (y, spread)
+        )
         return {
-            "members": members,
-            "fields": np.concatenate([fields, places], axis=-1),
+            **x,
             "y": y,
             "area": self.area * valid,
-            "efi": _find_extremes(members[..., 0], np.nan_to_num(fitted.climate)),
+            "efi": _find_extremes(x["members"][..., 0], np.nan_to_num(fitted.climate)),
             "scale": np.full(len(y), fitted.unit[0], np.float32),
             "spread": spread,
             **_say_loss(reader.cfg, self.folds[indices]),

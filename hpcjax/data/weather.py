@@ -390,11 +390,16 @@ def _check_order(fields: xr.Dataset, source: str) -> xr.Dataset:
 def to_weatherbench(fields: xr.Dataset) -> xr.Dataset:
     """Returns canonical fields as WeatherBench 2 names and orders them.
 
-    `canonicalise` of the result are the fields again.
+    `canonicalise` of the result are the fields again. A prediction's `mean` and `std`
+    get the names of its variable, such as `temperature` and `temperature_std`.
 
     Args:
-      fields: with canonical names.
+      fields: with canonical names, or as `runs.Trained.predict` returns them.
     """
+    pair = {"mean", "std"} <= set(fields.data_vars)
+    if pair and (short := fields["mean"].attrs.get("short_name")):
+        own = VARIABLES.get(short, (short, "", ""))[0]
+        fields = fields.rename({"mean": own, "std": f"{own}_std"})
     long = {name: VARIABLES[name][0] for name in fields.data_vars if name in VARIABLES}
     dims = {"lead_time": "prediction_timedelta"} if "lead_time" in fields.dims else {}
     turned = fields.isel(latitude=slice(None, None, -1)).rename(long | dims)

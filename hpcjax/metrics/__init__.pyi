@@ -1,3 +1,4 @@
+from .cases import case_study as case_study
 from .classification import accuracy as accuracy
 from .classification import cross_entropy as cross_entropy
 from .classification import error as error

@@ -13,7 +13,7 @@ import xarray as xr
 
 from hpcjax.core.errors import DataFormatError, nearest
 from hpcjax.metrics import crps, forecast
-from hpcjax.metrics.grids import require_same_grid
+from hpcjax.metrics.grids import Region, find_points, require_same_grid
 from hpcjax.metrics.means import member_moments, weighted_sums, widen
 
 DIMS = ("number", "time", "lead_time", "level", "latitude", "longitude")
@@ -65,6 +65,8 @@ def evaluate(
     mask: xr.DataArray | None = None,
     climatology: xr.Dataset | None = None,
     skipna: bool = False,
+    region: Region | None = None,
+    dates: slice | None = None,
 ) -> xr.Dataset:
     """Scores the variables that forecasts and truth have in common.
 
@@ -84,15 +86,21 @@ def evaluate(
       climatology: of "acc": variables like the truth's without `time`.
       skipna: whether points whose forecast or truth is NaN are left out; otherwise they
         are an error unless the mask leaves them out.
+      region: northern, southern, western and eastern bound in degrees, within which
+        points are scored; each has the area of its cell in the whole grid.
+      dates: of the forecasts' starts, both ends included.
 
     Returns:
       For each variable `[score, lead_time, level]`, as far as `by` names these and
       forecasts have them, float64, in its own unit. Attributes: the
-      conventions, the number of members and of forecasts, the share of points skipped.
+      conventions, the number of members and of forecasts, the share of points skipped,
+      and region and dates that were asked for.
 
     Raises:
-      DataFormatError: no variable or time in common, other coordinates, or NaN.
-      ValueError: an unknown score, or one that needs more members or a climatology.
+      DataFormatError: no variable or time in common, other coordinates, NaN, or a
+        region without points.
+      ValueError: an unknown score, one that needs more members or a climatology, or
+        bounds that are none.
     """
     _check_scores(scores, by, forecasts.sizes.get("number", 1), conventions)
     if "acc" in scores and climatology is None:
@@ -110,6 +118,14 @@ def evaluate(
                 raise DataFormatError(f"the climatology has no {name}")
             check_pair(forecasts[name], climatology[name], "the climatology")
     weight = _weigh(forecasts, conventions, mask)
+    asked = {"region": region, "dates": dates}
+    if region is not None:
+        at = find_points(forecasts, region)
+        weight = weight[np.ix_(at["latitude"], at["longitude"])]
+        forecasts, truth = forecasts.isel(at), truth.isel(at)
+        climatology = None if climatology is None else climatology.isel(at)
+    if dates is not None:
+        forecasts = _choose_dates(forecasts, dates)
     parts = {}
     skipped, seen = 0.0, 0.0
     for name in names:
@@ -122,7 +138,17 @@ def evaluate(
     facts["members"] = str(forecasts.sizes.get("number", 1))
     facts["forecasts"] = str(forecasts.sizes.get("time", 1))
     facts["skipped"] = f"{skipped / seen:.6g}"
+    facts |= {name: str(each) for name, each in asked.items() if each is not None}
     return xr.Dataset(parts, attrs=facts)
+
+
+def _choose_dates(forecasts: xr.Dataset, dates: slice) -> xr.Dataset:
+    if not isinstance(dates, slice) or "time" not in forecasts.dims:
+        raise ValueError(
+            f"dates must be a slice of the forecasts' times: got {dates!r}, forecasts "
+            f"of {', '.join(map(str, forecasts.dims))}"
+        )
+    return forecasts.sel(time=dates)
 
 
 def _check_scores(

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 PLACES = ("latitude", "longitude", "level")
+# Northern, southern, western and eastern bound, in degrees.
+Region = tuple[float, float, float, float]
+# Degrees within which a point is on a bound, as of longitudes in float32.
+_NEAR = 1e-4
 
 
 def require_same_grid(
@@ -71,6 +75,36 @@ def is_same_axis(one: np.ndarray, other: np.ndarray) -> bool:
     cell = float(steps.min()) if steps.size else 1.0
     rounded = float(np.spacing(np.float32(np.abs(one).max(initial=0))))
     return np.allclose(one, other, rtol=0, atol=max(cell / 1000, rounded))
+
+
+def find_points(fields: "xr.Dataset", region: Region) -> dict[str, np.ndarray]:
+    """Returns the numbers of the rows and of the columns within a region.
+
+    Args:
+      fields: with latitudes, and longitudes that may go on beyond the region's west.
+      region: whose west may be east of its east; then it goes on across 0°.
+
+    Raises:
+      ValueError: bounds that are none.
+      DataFormatError: no point is within.
+    """
+    north, south, west, east = region
+    if not (-90 <= south <= north <= 90 and np.isfinite([west, east]).all()):
+        raise ValueError(
+            "region must be the northern, southern, western and eastern bound in "
+            f"degrees: got {region}"
+        )
+    latitude, longitude = (fields[dim].to_numpy() for dim in PLACES[:2])
+    rows = (latitude >= south - _NEAR) & (latitude <= north + _NEAR)
+    # All the way round is as far as no way at all.
+    width = (east - west) % 360 or 360 * (east != west)
+    columns = (longitude - west + _NEAR) % 360 <= width + 2 * _NEAR
+    if not (rows.any() and columns.any()):
+        raise DataFormatError(
+            f"region {region} has no point of latitudes {latitude[0]:g} to "
+            f"{latitude[-1]:g} and longitudes {longitude[0]:g} to {longitude[-1]:g}"
+        )
+    return {"latitude": np.nonzero(rows)[0], "longitude": np.nonzero(columns)[0]}
 
 
 def are_radians(latitude: np.ndarray) -> bool:

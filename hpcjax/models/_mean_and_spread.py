@@ -40,7 +40,7 @@ def mean_and_spread(
       spread: likewise, of which σ is taken.
       folds: parts of the dates, each unknown to one of the further means; 1 for none.
       joint: whether the means are as they are: they and their losses have no gradient,
-        and statistics of their norms stay.
+        statistics of their norms stay, and no optimizer moves them.
       axes: how many leads and levels the channels of "fields" are of.
       channels: their names.
       policy: dtypes of parameters and products.
@@ -97,7 +97,9 @@ def mean_and_spread(
         for name, model in networks.items()
         for each in model.layers
     )
-    return Model(init, apply, layers)
+    drawn = jax.eval_shape(init, jax.random.key(0))[0] if joint else {}
+    frozen = tuple(f"^{name}/" for name in drawn if name != SPREAD)
+    return Model(init, apply, layers, frozen=frozen)
 
 
 def _taps_of(taps: Mapping[str, Tap] | None, name: str) -> Mapping[str, Tap] | None:

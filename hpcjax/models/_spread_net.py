@@ -23,6 +23,7 @@ Variant = Literal["resnet2d", "simple"]
 # Channels of the blocks of "simple", in halves of the base.
 _SIMPLE = (4, 5, 7, 7, 5, 4)
 _COMPRESSED, _LAST, _HEAD = 3, 8, 4
+_KINDS = ("mean", "deviation", "control", "analysis")
 
 
 class _Branches(nnx.Module):
@@ -163,13 +164,17 @@ class _SpreadNet(nnx.Module):
 
 def _choose(channels: Sequence[str]) -> tuple[list[int], list[int]]:
     """Returns the channels of the control, or the members' means, and of deviations."""
-    said = [name.split()[-2] for name in channels]
+    # What is before is of lead and level, what is behind a variable's name.
+    found = [[word for word in name.split() if word in _KINDS] for name in channels]
+    rule = f"channels must each say one of {', '.join(_KINDS)}"
+    checks.require(all(found), rule, channels=tuple(channels))
+    said = [words[0] for words in found]
     own = "control" if "control" in said else "mean"
-    found = [
+    first, second = (
         [at for at, each in enumerate(said) if each == kind]
         for kind in (own, "deviation")
-    ]
-    return found[0], found[1]
+    )
+    return first, second
 
 
 def spread_net(  # noqa: PLR0913 - a field of the config each

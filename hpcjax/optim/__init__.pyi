@@ -57,6 +57,7 @@ from .matrix_roots import inverse_root_eigh as inverse_root_eigh
 from .matrix_roots import inverse_root_newton as inverse_root_newton
 from .methods import data_parallel as data_parallel
 from .methods import differentiate_pass as differentiate_pass
+from .methods import holding as holding
 from .methods import whole_backward as whole_backward
 from .optimizer_config import DecayRules as DecayRules
 from .partial_backward import PartialBackward as PartialBackward

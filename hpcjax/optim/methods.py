@@ -1,11 +1,12 @@
 """The training method in which all devices share one model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
+from hpcjax.core import per_device, trees
 from hpcjax.core.keys import derive
 from hpcjax.core.method import (
     Gradients,
@@ -91,6 +92,34 @@ def data_parallel(
         update,
         optimizer.facts,
     )
+
+
+def holding(method: Method, frozen: Sequence[str]) -> Method:
+    """Returns a method that leaves some parameters as they are.
+
+    Whatever the optimizer: neither weight decay nor an old momentum moves them.
+
+    Args:
+      method: of the others.
+      frozen: regexes of their paths, in a `PerDevice` as outside.
+
+    Raises:
+      ConfigError: when it is initialized, one that is found in no path.
+    """
+    rules = [*((pattern, True) for pattern in frozen), ("", False)]
+
+    def init(params: Any) -> tuple[Any, Any]:
+        trees.choose_tree(rules, params)
+        return method.init(params)
+
+    def update(result: PassResult, state: Any, params: Any) -> tuple[Any, Any]:
+        moved, state = method.update(result, state, params)
+        kept = trees.choose_tree(rules, per_device.bare(params))
+        old, structure = jax.tree.flatten(params)
+        rows = zip(jax.tree.leaves(kept), old, jax.tree.leaves(moved), strict=True)
+        return structure.unflatten([a if keep else b for keep, a, b in rows]), state
+
+    return method._replace(init=init, update=update)
 
 
 def whole_backward(one_pass: StepInput, params: Any, state: Any) -> PassResult:

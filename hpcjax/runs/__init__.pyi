@@ -45,3 +45,5 @@ from .tables import Tier as Tier
 from .tables import grid as grid
 from .targets import time_to_target as time_to_target
 from .targets import time_to_targets as time_to_targets
+from .trained import Trained as Trained
+from .trained import load_trained as load_trained

@@ -25,4 +25,6 @@ def supervised(
     """
     if not isinstance(method, Method):
         method = optim.data_parallel(method)
+    if model.frozen:
+        method = optim.holding(method, model.frozen)
     return Task(method.split(model), method, objective or dataset.objective, dataset)

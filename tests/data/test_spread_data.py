@@ -12,6 +12,7 @@ from hpcjax.data import ens10, forecast_inputs, lorenz96, postprocessing, weathe
 from tests.data import writers
 
 LEAD = np.timedelta64(72, "h")
+DOWN = slice(None, None, -1)
 
 
 def load(change=None, **fields):
@@ -158,7 +159,7 @@ def test_a_deviation_of_nothing_is_raised_and_counted(caplog):
 
 
 def test_turned_dates_keep_their_places_and_v_its_sense():
-    names = ["24 h mean v", "24 h deviation v10", "24 h mean v10"]
+    names = ["24 h mean v", "24 h deviation v10", "24 h 500 hPa control v10"]
     rng = np.random.default_rng(0)
     x = {
         "members": rng.normal(size=(9, 4, 5, 3, 2)).astype("f4"),
@@ -184,6 +185,8 @@ def test_turned_dates_keep_their_places_and_v_its_sense():
         flat["x"]["fields"][..., :3].sum(2), x["fields"][..., :3].sum(2), atol=1e-5
     )
     assert load(roll="turn").augment is not None
+    others = ["mean u v", "24 h deviation v", "mean v of mean v", "my mean v"]
+    assert forecast_inputs._signs(others).tolist() == [1, 1, 1, 1]
 
 
 def test_the_circle_has_places_days_and_more_members():
@@ -260,6 +263,11 @@ def test_what_cannot_be_asked_is_refused():
     def east(forecast, truth):
         return forecast.isel(longitude=slice(4)), truth.isel(longitude=slice(4))
 
+    def upward(forecast, truth):
+        return forecast.isel(latitude=DOWN), truth.isel(latitude=DOWN)
+
+    with pytest.raises(DataFormatError, match="north to south.* found -75 to 75"):
+        load(upward)
     with pytest.raises(DataFormatError, match="two levels or more"):
         load(one_level, levels="all")
     with pytest.raises(DataFormatError, match="alike in north and south: found 75"):

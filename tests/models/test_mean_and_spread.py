@@ -5,16 +5,20 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from hpcjax import core, layers, metrics, models
+from hpcjax import core, data, layers, metrics, models, optim, train
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.method import PassResult
+from hpcjax.data import objectives
 from hpcjax.models import _bias_unet, globe_conv
 
 SHAPES = {"members": (4, 8, 3, 1), "fields": (4, 8, 6)}
 NAMES = ("mean x", "deviation x", "control x")
 BIAS = models.BiasUNetConfig(levels=0, filters=2, features=3, norm="none")
 SPREAD = models.SpreadNetConfig(base=2, blocks=1, norm="none")
+NOTHING = data.Dataset(None, None, SHAPES, 2, objectives.POSTPROCESSING)
 
 
 def draw(batch=2, seed=0):
@@ -199,7 +203,8 @@ def test_channels_are_chosen_by_name(variant):
     expected, _ = model.apply(params, {}, x, train=False)
     own, order = x["fields"], (1, 2, 0)
     turned = own[..., jnp.array([*order, 3, 4, 5])]
-    names = [NAMES[at] for at in order]
+    # Variables may have names of several words.
+    names = [f"24 h 500 hPa {NAMES[at]} of mean control" for at in order]
     found, _ = make(SHAPES, 2, channels=names).apply(
         params, {}, x | {"fields": turned}, train=False
     )
@@ -277,6 +282,24 @@ def test_dates_are_learnt_around_means_that_do_not_know_them():
         metrics.gaussian_totals(models.Gaussian(y, y + 1), own)
 
 
+def test_nothing_moves_means_that_are_as_they_are():
+    made = models.MeanAndSpreadConfig(mean=BIAS, spread=SPREAD)
+    model = made.make(SHAPES, 2, channels=NAMES, folds=2, joint=True)
+    params = fill(model)
+    decaying = optim.data_parallel(optax.adamw(0.1, weight_decay=0.5), mean=None)
+    method = train.supervised(model, decaying, NOTHING).method
+    begun, state = method.init(params)
+    slopes = PassResult(jax.tree.map(jnp.ones_like, params), {}, {}, {})
+    moved, _ = jax.jit(method.update)(slopes, state, begun)
+    for name, each in moved.items():
+        held = jax.tree.map(np.array_equal, each, params[name])
+        assert set(jax.tree.leaves(held)) == {name != "spread"}
+    with pytest.raises(ConfigError, match="match no parameter: .*other"):
+        optim.holding(decaying, ("^other/",)).init(params)
+    free = made.make(SHAPES, 2, channels=NAMES, folds=2)
+    assert not free.frozen
+
+
 def test_blocks_that_are_computed_again_are_not_kept():
     """Not seen in XLA's memory on a CPU, which joins both computations again."""
 
@@ -311,6 +334,10 @@ def test_blocks_that_are_computed_again_are_not_kept():
     [
         (lambda: models.LcnConfig(kernel=2), "kernel must be odd"),
         (lambda: models.spread_net(SHAPES, 2), "channels must name"),
+        (
+            lambda: models.spread_net(SHAPES, 2, channels=("mean t", "t", "of z")),
+            "must each say one of mean",
+        ),
         (
             lambda: models.spread_net(
                 SHAPES, 2, channels=NAMES, variant="simple", base=6

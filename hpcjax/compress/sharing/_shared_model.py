@@ -126,7 +126,7 @@ def share(model: Model, plan: Plan, *, remat: bool = False) -> Model:
         return (jax.checkpoint(run, policy=_is_product) if remat else run)(params)
 
     observed = [spec for spec in model.layers if f"{spec.path}/kernel" not in shared]
-    return Model(initialize, apply, tuple(observed))
+    return Model(initialize, apply, tuple(observed), frozen=model.frozen)
 
 
 def expand(params: Any, plan: Plan) -> Any:

@@ -63,7 +63,7 @@ def view_model(model: Model, viewed: Viewed) -> Model:
         outputs, new = model.apply(seen, own, x, train=train, key=key, taps=taps)
         return outputs, _with_penalty(new, trained, viewed) if train else state
 
-    return Model(initialize, apply, model.layers)
+    return Model(initialize, apply, model.layers, frozen=model.frozen)
 
 
 def split(params: Any, viewed: Viewed) -> Any:
