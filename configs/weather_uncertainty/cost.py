@@ -18,7 +18,5 @@ circle = Config(
     train=trained.field_cnn.train,
 )
 # A control: the spread of other dates.
-shuffled = dataclasses.replace(
-    circle, dataset=trained.shuffled.dataset, globe=False
-)
+shuffled = dataclasses.replace(circle, dataset=trained.shuffled.dataset, globe=False)
 base = circle

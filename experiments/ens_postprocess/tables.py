@@ -95,7 +95,7 @@ CIRCLE = Table(
     },
     reduce=circle,
     tiers=on_cpu(
-        minutes=6.0,
+        minutes=9.0,
         runs={
             E5: _row("raw"),
             E10: _row("raw", dataset__members="10"),
@@ -164,8 +164,8 @@ LIGHT = Table(
         "Temperature at 850 hPa, and where it is said geopotential at 500 hPa, after "
         "48 hours of a simulated dry atmosphere (T21): 84 dates of training, 40 of "
         "test; scores are weighted by the cosine. Stages as in ens_postprocess/circle. "
-        "Medians of three seeds [95 % interval] of B5, B5U5 and B5U5C; else one. Steps, "
-        "widths and strengths were set before any run."
+        "Medians of three seeds [95 % interval] of B5, B5U5 and B5U5C; else one. "
+        "Steps, widths and strengths were set before any run."
     ),
     shows=(
         "Forecasts of the globe by five members were corrected stage by stage. Shorter "

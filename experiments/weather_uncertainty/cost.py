@@ -56,6 +56,8 @@ class Config(training.TrainingConfig):
 
 def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     """Trains, predicts dates held out, and times simulations and networks."""
+    import jax
+
     history = training.run(cfg, ctx)
     assert ctx.trained is not None
     made = training.task(cfg, ctx.data_root, ctx.mesh.size)
@@ -75,16 +77,17 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     seconds = [_time(cfg, made, apply, _circle())]
     if cfg.globe:
         deep = _on_noise(cfg)
-        params, state = deep.model.init(core.derive(0, "init"))
-        seconds.append(_time(cfg, deep, _predictor(deep, params, state), _globe()))
+        apply = _predictor(deep, *deep.model.init(jax.random.key(0)))
+        seconds.append(_time(cfg, deep, apply, _globe()))
     named = {
         name: (("world", "repetition"), np.stack([each[name] for each in seconds]))
         for name in seconds[0]
     }
-    return history.assign_coords(world=list(cfg.labels()["world"])).assign(found | named)
+    worlds = (CIRCLE, GLOBE)[: len(seconds)]
+    return history.assign_coords(world=list(worlds)).assign(found | named)
 
 
-def _predictor(made: "train.Task", params: Any, state: Any) -> Callable[[Any], Any]:
+def _predictor(made: train.Task, params: Any, state: Any) -> Callable[[Any], Any]:
     import jax
 
     apply = jax.jit(lambda p, s, x: made.model.apply(p, s, x, train=False)[0])
@@ -92,7 +95,7 @@ def _predictor(made: "train.Task", params: Any, state: Any) -> Callable[[Any], A
 
 
 def _time(
-    cfg: Config, made: "train.Task", apply: Any, members: tuple[Callable[[], Any], int]
+    cfg: Config, made: train.Task, apply: Any, members: tuple[Callable[[], Any], int]
 ) -> dict[str, np.ndarray]:
     """Returns seconds of one member, of a date, and of a step, by turns."""
     import jax
@@ -104,9 +107,9 @@ def _time(
         "network": lambda: apply(x),
         "train": train.step_thunk(made, DATES),
     }
-    timed = perf.compare(
-        candidates, "member", repetitions=cfg.repetitions, warmup=1
-    )["seconds"]
+    timed = perf.compare(candidates, "member", repetitions=cfg.repetitions, warmup=1)[
+        "seconds"
+    ]
     parts = {"member": count, "network": DATES, "train": 1}
     return {n: timed.sel(candidate=n).values / part for n, part in parts.items()}
 
@@ -140,7 +143,7 @@ def _globe() -> tuple[Callable[[], Any], int]:
     return lambda: advance(states), count
 
 
-def _on_noise(cfg: Config) -> "train.Task":
+def _on_noise(cfg: Config) -> train.Task:
     """Returns the training of the globe's network on noise."""
     channels = AXES[0] * AXES[1] * 2 * VARIABLES
     inputs: Any = {"members": (*SIDES, 5, VARIABLES), "fields": (*SIDES, channels + 3)}

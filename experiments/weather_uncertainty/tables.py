@@ -128,8 +128,8 @@ LIGHT = Table(
         "Temperature at 850 hPa after 48 hours of a simulated dry atmosphere (T21), 84 "
         "dates of training, 40 of test; RMSE in K of the deviation of ten members, "
         "weighted by the cosine. Networks see both levels, of the leads that are "
-        "named: medians of three seeds [95 % interval]. Steps, widths and rate were set "
-        "before any run. Baselines as in weather_uncertainty/circle."
+        "named: medians of three seeds [95 % interval]. Steps, widths and rate were "
+        "set before any run. Baselines as in weather_uncertainty/circle."
     ),
     shows=(
         "The spread of ten forecasts of the globe was foretold from five of them. "
@@ -160,7 +160,7 @@ LIGHT = Table(
 )
 
 
-TRUTH, WORTH = "truth", "worth"
+TRUTH, WORTH, TIMES = "truth", "worth", ("member", "network", "train")
 
 
 def cost(rows: reduce.Rows) -> "xr.Dataset":
@@ -169,10 +169,11 @@ def cost(rows: reduce.Rows) -> "xr.Dataset":
 
     known = {name: reduce.first(run) for name, run in rows.items()}
     counts = {int(name.split()[0]): known[name] for name in MEMBERS}
-    raw = {n: float(run["rmse"].sel(method=RAW)) for n, run in counts.items()}
+    raw = {n: float(run["rmse"].sel({"method": RAW})) for n, run in counts.items()}
     errors, numbers = np.array(sorted((each, n) for n, each in raw.items())).T
     cells: dict[str, Cells] = {TRUTH: {"rmse": 0.0}}
-    cells |= {f"raw, {n} members": {"rmse": raw[n], WORTH: n, "part": 5 * n} for n in raw}
+    for n, each in raw.items():
+        cells[f"raw, {n} members"] = {"rmse": each, WORTH: n, "part": 5 * n}
     fields = {TRUTH: known[CNN]["truth"], "raw, 5 members": known[CNN]["raw"]}
     for name in (CNN, OTHERS):
         square = known[name]["val_spread"].isel(eval_step=-1)
@@ -185,7 +186,7 @@ def cost(rows: reduce.Rows) -> "xr.Dataset":
         cells[f"network on a {world}"] = {
             "ratio": ratio,
             "part": 5 * (5 + ratio),
-            **{name: 1e3 * own[name].median() for name in ("member", "network", "train")},
+            **{name: 1e3 * own[name].median() for name in TIMES},
         }
     table = reduce.from_cells(cells)
     held = xr.concat(fields.values(), xr.Variable("row", list(fields)))
@@ -211,8 +212,8 @@ COST = Table(
         "one core of this machine."
     ),
     shows=(
-        "The spread of twenty forecasts on a circle, a row of points for each date that "
-        "was held out. Below are the errors: the network's should be paler than those "
+        "The spread of twenty forecasts on a circle, a row of points for each date "
+        "held out. Below are the errors: the network's should be paler than those "
         "of the raw spread of five."
     ),
     picture=Map("field", TRUTH, rows=(TRUTH, "raw, 5 members", CNN), label="spread"),

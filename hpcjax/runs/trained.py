@@ -96,18 +96,20 @@ def _label(run: str, reader: Any, values: dict[str, np.ndarray]) -> "xr.Dataset"
     known = {"standard_name": standard, "units": like.attrs.get("units", "")}
     named = {"short_name": name} | {key: each for key, each in known.items() if each}
     dims = ("time", "latitude", "longitude")
-    coords = {each: like[each] for each in (*dims, "level") if each in like.coords}
+    coords = {
+        each: (like[each].dims, like[each].to_numpy(), _AXES[each])
+        for each in (*dims, "level")
+        if each in like.coords
+    }
     if reader.lead is not None:
-        coords["lead_time"] = xr.DataArray(reader.lead.astype("timedelta64[ns]"))
+        lead = reader.lead.astype("timedelta64[ns]")
+        coords["lead_time"] = ((), lead, _AXES["lead_time"])
     fields = {
         key: (dims, each, named | {"cell_methods": _METHODS[key]})
         for key, each in values.items()
     }
     facts = {"Conventions": "CF-1.11", "title": f"{name}, post-processed"}
-    made = xr.Dataset(fields, coords, facts | {"source": f"hpcjax run {run}"})
-    for axis in made.coords:
-        made[axis].attrs.update(_AXES[str(axis)])
-    return made
+    return xr.Dataset(fields, coords, facts | {"source": f"hpcjax run {run}"})
 
 
 def load_trained(run: str, *, root: pathlib.Path | None = None) -> Trained:

@@ -266,7 +266,7 @@ def test_what_cannot_be_asked_is_refused():
     def upward(forecast, truth):
         return forecast.isel(latitude=DOWN), truth.isel(latitude=DOWN)
 
-    with pytest.raises(DataFormatError, match="north to south.* found -75 to 75"):
+    with pytest.raises(DataFormatError, match=r"north to south.* found -75 to 75"):
         load(upward)
     with pytest.raises(DataFormatError, match="two levels or more"):
         load(one_level, levels="all")

@@ -17,7 +17,7 @@ ROWS, COLUMNS, DAYS = slice(1, 5), [0, 1, 2, 11], slice(1, 3)
 def make(members=3):
     rng = np.random.default_rng(0)
     coords = {
-        "time": np.datetime64("2020-01-01", "ns") + np.arange(4) * np.timedelta64(1, "D"),
+        "time": np.arange("2020-01-01", "2020-01-05", dtype="M8[D]").astype("M8[ns]"),
         "latitude": LATITUDE,
         "longitude": LONGITUDE,
     }
@@ -45,14 +45,10 @@ def test_a_case_is_of_its_points_each_with_its_own_area():
     )
     assert found.attrs["region"] == str(CASE["region"])
     assert "2020-01-03" in found.attrs["dates"]
-    # A region at the pole's side that does not reach it has no cap.
-    own = forecast.isel(latitude=slice(1, 3)), truth.isel(latitude=slice(1, 3))
-    cut = metrics.evaluate(*own, ["bias"], by=())["t"]
-    region = metrics.evaluate(forecast, truth, ["bias"], by=(), region=(60, 40, 0, 360))
-    assert float(cut[0]) == pytest.approx(float(region["t"][0]), rel=1e-5)
     whole = metrics.evaluate(forecast, truth, ["bias"], by=())["t"]
-    around = metrics.evaluate(forecast, truth, ["bias"], by=(), region=(90, -90, -180, 180))
-    assert float(around["t"][0]) == float(whole[0])
+    globe = (90.0, -90.0, -180.0, 180.0)
+    around = metrics.evaluate(forecast, truth, ["bias"], by=(), region=globe)["t"]
+    assert float(around[0]) == float(whole[0])
     usual = truth.mean("time")
     acc = metrics.evaluate(
         forecast, truth, ["acc"], by=(), climatology=usual, region=(60, 0, 0, 90)
@@ -86,7 +82,11 @@ def test_a_case_stands_beside_everywhere():
     [
         ({"region": (0, 10, 0, 10)}, ValueError, "northern, southern"),
         ({"region": (10, 0, 0, np.nan)}, ValueError, "northern, southern"),
-        ({"region": (15, 5, 0, 90)}, DataFormatError, "no point of latitudes 80 to -80"),
+        (
+            {"region": (15, 5, 0, 90)},
+            DataFormatError,
+            "no point of latitudes 80 to -80",
+        ),
         ({"dates": "2020-01-02"}, ValueError, "a slice of the forecasts' times"),
         ({"dates": slice("2021", "2022")}, DataFormatError, "no time is selected"),
     ],

@@ -294,7 +294,7 @@ def test_nothing_moves_means_that_are_as_they_are():
     for name, each in moved.items():
         held = jax.tree.map(np.array_equal, each, params[name])
         assert set(jax.tree.leaves(held)) == {name != "spread"}
-    with pytest.raises(ConfigError, match="match no parameter: .*other"):
+    with pytest.raises(ConfigError, match=r"match no parameter: .*other"):
         optim.holding(decaying, ("^other/",)).init(params)
     free = made.make(SHAPES, 2, channels=NAMES, folds=2)
     assert not free.frozen
