@@ -1,7 +1,7 @@
 """What each stage of post-processing gains: mean, spread, and CRPS of both."""
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcjax.runs import reduce
 from hpcjax.runs.claims import Trivial
@@ -155,7 +155,7 @@ def _stages_of(end: str, **given: str) -> dict[str, Runs]:
     }
 
 
-_SEEN: dict[str, str] = {"base": "light", "dataset__folds": "1"}
+_SEEN: dict[str, Any] = {"base": "light", "dataset__folds": "1"}
 LIGHT = Table(
     id="ens_postprocess/light",
     title="A better forecast from five members of ten, on a simulated globe",

@@ -413,8 +413,8 @@ class DateSource:
         members = (reader.read(reader.members, dates) - fitted.level) / fitted.unit
         inputs = reader.summarise(dates, fitted.blocks)
         fields = (inputs - fitted.mean) / (fitted.std + _EPS)
-        valid = np.isfinite(members).all((-2, -1))
-        valid &= np.isfinite(fitted.climate).all(-1)
+        known = np.isfinite(members).all((-2, -1))
+        valid = np.asarray(known & np.isfinite(fitted.climate).all(-1))
         places = np.broadcast_to(self.coordinates, (*valid.shape, 3))
         filled = np.nan_to_num(fields, nan=0.0).astype(np.float32)
         x = {

@@ -45,12 +45,12 @@ def case_study(
     """
     if region is None and dates is None:
         raise ValueError("a case must have a region or dates")
+    cases: list[dict[str, Any]] = [{"region": region, "dates": dates}, {}]
     found = []
     for each in forecasts.values():
         members = _as_members(each, scores, options)
         told = [
-            evaluate(members, truth, scores, by=(), **case, **options)
-            for case in ({"region": region, "dates": dates}, {})
+            evaluate(members, truth, scores, by=(), **case, **options) for case in cases
         ]
         found.append(xr.concat(told, xr.Variable("where", ["case", "everywhere"])))
     table = xr.concat(found, xr.Variable("forecast", list(forecasts)))
