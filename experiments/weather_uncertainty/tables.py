@@ -213,8 +213,8 @@ COST = Table(
         "one core of this machine."
     ),
     shows=(
-        "The spread of twenty forecasts on a circle, a row of points for every second date "
-        "held out. Below are the errors: the network's should be paler than those "
+        "The spread of twenty forecasts on a circle, a row of points for every second "
+        "date held out. Below are the errors: the network's should be paler than those "
         "of the raw spread of five."
     ),
     picture=Map("field", TRUTH, rows=(TRUTH, "raw, 5 members", CNN), label="spread"),
