@@ -374,12 +374,7 @@ def train_tiled(
     def settle(found: PassResult, scaling: Scaling | None, unscored: Any) -> PassResult:
         finite = [jnp.isfinite(g).all() for g in jax.tree.leaves(found.grads)]
         spoiled = ~jnp.stack(finite).all()
-        grads = found.grads
-        if optimizer.clip_norm is not None:
-            most = optimizer.clip_norm * (1 if scaling is None else scaling.scale)
-            clip = clip_global_norm(most)
-            grads, _ = clip.update(grads, clip.init(grads))
-        cleared = unscored
+        grads, cleared = _clip(found.grads, optimizer.clip_norm, scaling), unscored
         if scaling is not None and config.loss_scale is not None:
             # The guard of the loop sees what no scale makes finite.
             cleared |= spoiled & (scaling.scale > config.loss_scale.least)
@@ -419,6 +414,14 @@ def train_tiled(
     return Method(
         optimizer.mesh_shape, init, gradients, update, facts=facts, around=around
     )
+
+
+def _clip(grads: Any, most: float | None, scaling: Scaling | None) -> Any:
+    """Returns scaled gradients of which the norm is at most `most` without the scale."""
+    if most is None:
+        return grads
+    clip = clip_global_norm(most * (1 if scaling is None else scaling.scale))
+    return clip.update(grads, clip.init(grads))[0]
 
 
 def _check_place(config: "TiledConfig", optimizer: Optimization) -> None:

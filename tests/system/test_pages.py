@@ -142,12 +142,13 @@ def is_run(page, tests):
 
 
 def test_every_block_says_what_it_is():
-    """Python, text, or by saying nothing a shell's: all that is code is then tested."""
+    """Python, text, a drawing, or by saying nothing a shell's: all code is tested."""
     for page in guides.PAGES:
         text = (REPOSITORY / page).read_text()
         fences = re.findall(r"^([ \t]*)(?:```|~~~)(.*)$", text, re.M)
         assert {indent for indent, _ in fences} <= {""}, page
-        assert {name for _, name in fences} <= {"", "python", "text"}, page
+        kinds = {"", "python", "text", "mermaid"}
+        assert {name for _, name in fences} <= kinds, page
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
         assert not re.findall(r"\n\n {4,}(?![-*|] |\d\. ).*", prose), page
 
