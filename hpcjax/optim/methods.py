@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from hpcjax.core import per_device, trees
+from hpcjax.core import checks, per_device, trees
 from hpcjax.core.keys import derive
 from hpcjax.core.method import (
     Gradients,
@@ -104,8 +104,10 @@ def holding(method: Method, frozen: Sequence[str]) -> Method:
       frozen: regexes of their paths, in a `PerDevice` as outside.
 
     Raises:
-      ConfigError: when it is initialized, one that is found in no path.
+      ConfigError: no method; or, when it is initialized, one that is found in no path.
     """
+    good = isinstance(method, Method)
+    checks.require(good, "method must be a training method", method=method)
     rules = [*((pattern, True) for pattern in frozen), ("", False)]
 
     def init(params: Any) -> tuple[Any, Any]:

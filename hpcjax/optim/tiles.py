@@ -417,7 +417,7 @@ def train_tiled(
 
 
 def _clip(grads: Any, most: float | None, scaling: Scaling | None) -> Any:
-    """Returns scaled gradients of which the norm is at most `most` without the scale."""
+    """Returns scaled gradients whose norm, without the scale, is at most `most`."""
     if most is None:
         return grads
     clip = clip_global_norm(most * (1 if scaling is None else scaling.scale))
