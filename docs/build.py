@@ -267,7 +267,9 @@ def write_rooms() -> list[str]:
         parts = [f"# {module.__name__}", "", str(module.__doc__), ""]
         for node in ast.parse(stub.read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
+                own = vars(importlib.import_module(f"{room.name}.{node.module}"))
+                # What is imported late, such as runs.Dataset, is another library's.
+                for alias in (each for each in node.names if each.name in own):
                     place = f"{module.__name__}.{node.module}.{alias.name}"
                     parts += [f"## {alias.name}", "", f"::: {place}", OPTIONS]
         name = room.name.removeprefix(f"{hpcjax.__name__}.")

@@ -14,9 +14,13 @@ import numpy as np
 from hpcjax.core import checks
 
 KINDS = ("instruction", "variable", "constant")
-INSTRUCTION, VARIABLE, CONSTANT = range(3)
+INSTRUCTION = 0
+VARIABLE = 1
+CONSTANT = 2
 FLOWS = ("control", "data", "call")
-CONTROL, DATA, CALL = range(3)
+CONTROL = 0
+DATA = 1
+CALL = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
