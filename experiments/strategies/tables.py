@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.strategies.survey import IMAGES, SURVEY  # noqa: F401 - its tables
+from experiments.strategies.survey_tables import IMAGES, SURVEY  # noqa: F401 - its tables
 from experiments.strategies.ways import (
     BROKEN,
     DOUBLE,

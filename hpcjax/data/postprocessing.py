@@ -262,13 +262,13 @@ class _Reader:
           DataFormatError: they lack something of that, are too few, or are in another
             unit; or there is no truth at the start where it is an input.
         """
-        from hpcjax.data import ens10, forecast_inputs
+        from hpcjax.data import forecast_inputs, target
         from hpcjax.metrics.fields import check_pair
 
         own, source = self.members, "forecasts"
         name = str(next(iter(own)))
         level = f"{own['level'].item():g}" if "level" in own.coords else ""
-        found = ens10.choose_members(forecast, f"{name}{level}", self.lead, source)
+        found = target.choose_members(forecast, f"{name}{level}", self.lead, source)
         lacking = [str(each) for each in own if each not in found]
         if lacking or found.sizes["number"] < self.cfg.members:
             raise DataFormatError(

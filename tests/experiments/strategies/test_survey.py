@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.strategies import survey, tables, ways
+from experiments.strategies import survey_tables as survey
+from experiments.strategies import tables, ways
 from hpcjax import data, sharding
 from hpcjax.models import VggConfig
 from hpcjax.optim import SgdConfig
