@@ -3,12 +3,11 @@
 A tile is of consecutive entries of one parameter. Its state is arrays of its own, for
 XLA does not update slices of one array in place, and its step is one donated program,
 so that beside parameters and gradients the devices have the state of two tiles. With
-several parameters in a program the compiler contracts other multiplications and
-additions, and bits depend on the size of tiles.
+several parameters in a program, bits were seen to depend on the size of tiles.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ import numpy as np
 import optax
 
 from hpcjax.core import checks, shards, trees
+from hpcjax.core.errors import Diverged
 from hpcjax.core.method import (
     DATA_AXIS,
     Around,
@@ -45,15 +45,16 @@ class Span(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What is kept of a tile.
+    """What is kept of a span.
 
     Attributes:
-      state: for each array of the transform's state and each span of it, its entries.
-      master: the float32 parameters of each span; none where weights are float32.
+      state: its entries of each array of the transform's state that is like its
+        parameter.
+      master: its float32 parameters; None where weights are float32.
     """
 
     state: tuple[Any, ...]
-    master: tuple[Any, ...]
+    master: Any
 
 
 @pytree
@@ -72,16 +73,16 @@ class TiledState:
     tiles: tuple[Tile, ...] = ()
 
 
-def cut_tiles(sizes: Sequence[int], tile: int) -> list[tuple[Span, ...]]:
+def cut_tiles(sizes: Sequence[int], tile: int) -> list[Span]:
     """Returns the tiles of parameters of these sizes, all of at most `tile` entries.
 
     Examples:
-      >>> [[tuple(span) for span in each] for each in cut_tiles([3, 1, 4], 3)]
-      [[(0, 0, 3)], [(1, 0, 1)], [(2, 0, 3)], [(2, 3, 1)]]
+      >>> [tuple(span) for span in cut_tiles([3, 1, 4], 3)]
+      [(0, 0, 3), (1, 0, 1), (2, 0, 3), (2, 3, 1)]
     """
     checks.require_count(1, tile=tile)
     return [
-        (Span(leaf, start, min(tile, size - start)),)
+        Span(leaf, start, min(tile, size - start))
         for leaf, size in enumerate(sizes)
         for start in range(0, size, tile)
     ]
@@ -111,6 +112,7 @@ class TiledTransform:
         check_elements(tx, shapes)
         self._tx, self.config = optax.with_extra_args_support(tx), config
         self._params, self._shapes = jax.tree.structure(shapes), list(flat.values())
+        self._paths = list(flat)
         self.tiles = cut_tiles([x.size for x in self._shapes], config.tile)
         held = jax.eval_shape(tx.init, shapes)
         self._state, self._kinds = jax.tree.structure(held), jax.tree.leaves(held)
@@ -124,7 +126,7 @@ class TiledTransform:
             other=lambda leaf: leaf if shards.is_masked(leaf) else -1,
         )
         self._owners: list[int] = jax.tree.leaves(owners)
-        self._jitted = jax.jit(self._step, static_argnums=0, donate_argnums=(1, 2))
+        self._jitted = jax.jit(self._step, static_argnums=(0, 1), donate_argnums=(2, 3))
 
     def held(self) -> list[str]:
         """Returns the paths of what is cut in the transform's state."""
@@ -138,13 +140,13 @@ class TiledTransform:
         Shapes give shapes.
         """
         whole, inner = jax.tree.leaves(params), jax.tree.leaves(state.inner)
-        master = () if self.config.dtype == "float32" else whole
+        narrow = self.config.dtype != "float32"
         tiles = tuple(
             Tile(
-                tuple(self._part(inner[at], span) for at, span in self._kept(spans)),
-                tuple(self._part(master[s.leaf], s) for s in spans if master),
+                tuple(self._part(inner[at], span) for at in self._kept(span.leaf)),
+                self._part(whole[span.leaf], span) if narrow else None,
             )
-            for spans in self.tiles
+            for span in self.tiles
         )
         pairs = zip(inner, self._owners, strict=True)
         rest = [leaf if owner < 0 else None for leaf, owner in pairs]
@@ -157,11 +159,11 @@ class TiledTransform:
         like = jax.tree.leaves(params)
         wide = [leaf.astype(jnp.float32) for leaf in like]  # those of no tile, too
         masters, inner = {}, {}
-        for spans, tile in zip(self.tiles, state.tiles, strict=True):
-            for (at, span), part in zip(self._kept(spans), tile.state, strict=True):
+        for span, tile in zip(self.tiles, state.tiles, strict=True):
+            for at, part in zip(self._kept(span.leaf), tile.state, strict=True):
                 self._gather(inner, at, span, part)
-            for span, part in zip(spans[: len(tile.master)], tile.master, strict=True):
-                self._gather(masters, span.leaf, span, part)
+            if tile.master is not None:
+                self._gather(masters, span.leaf, span, tile.master)
         for at, array in masters.items():
             wide[at] = jax.device_put(array, like[at].sharding, may_alias=False)
         numbers = iter(jax.tree.leaves(state.inner))
@@ -207,116 +209,114 @@ class TiledTransform:
 
         Returns:
           Weights and state.
+
+        Raises:
+          Diverged: a number has become infinite or NaN. Then there is no way back: all
+            tiles have been written.
         """
         slopes, weights = jax.tree.leaves(grads), jax.tree.leaves(params)
         before, tiles = jax.tree.leaves(state.inner), list(state.tiles)
-        after = before
-        for at, spans in enumerate(self.tiles):
-            own, tiles[at], after = self._jitted(
-                tuple((span.leaf, span.size) for span in spans),
-                [weights[span.leaf] for span in spans],
+        after, lost = before, []
+        for at, span in enumerate(self.tiles):
+            leaf = span.leaf
+            weights[leaf], tiles[at], after, bad = self._jitted(
+                leaf,
+                span.size,
+                weights[leaf],
                 tiles[at],
-                [slopes[span.leaf] for span in spans],
-                [np.int32(span.start) for span in spans],
+                slopes[leaf],
+                np.int32(span.start),
                 (before, state.scaling, extras),
             )
-            for span, leaf in zip(spans, own, strict=True):
-                weights[span.leaf] = leaf
+            lost.append(bad)
             if at >= 2:
                 jax.block_until_ready(tiles[at - 2])
             watch()
+        pairs = zip(self.tiles, jax.device_get(lost), strict=True)
+        if names := [self._paths[span.leaf] for span, bad in pairs if bad]:
+            raise Diverged(
+                "finite gradients made the optimizer's state or parameters of "
+                f"{names[0]} non-finite, in {len(names)} of {len(lost)} tiles; what "
+                "the checkpoints hold is finite"
+            )
         inner = jax.tree.unflatten(jax.tree.structure(state.inner), after)
         new = TiledState(inner=inner, scaling=state.scaling, tiles=tuple(tiles))
         return jax.tree.unflatten(self._params, weights), new
 
     def _step(
         self,
-        signature: tuple[tuple[int, int], ...],
-        weights: list[Any],
+        leaf: int,
+        size: int,
+        weights: jax.Array,
         tile: Tile,
-        grads: list[Any],
-        starts: list[Any],
+        slope: jax.Array,
+        start: Any,
         told: Any,
-    ) -> tuple[list[Any], Tile, list[Any]]:
-        """Returns weights, the tile and the state's numbers after a tile's step."""
+    ) -> tuple[jax.Array, Tile, list[Any], jax.Array]:
+        """Returns weights, the tile, the state's numbers, and whether one is lost."""
         numbers, scaling, extras = told
-        spans = [Span(leaf, 0, size) for leaf, size in signature]
         if self.config.space == "host":
             tile = jax.device_put(tile, jax.memory.Space.Device)
 
-        def take(arrays: list[Any]) -> list[Any]:
-            rows = zip(arrays, spans, starts, strict=True)
-            return [
-                jax.lax.dynamic_slice_in_dim(x.reshape(-1), at, span.size).reshape(
-                    self._piece(span)
-                )
-                for x, span, at in rows
-            ]
+        def take(x: jax.Array) -> jax.Array:
+            entries = jax.lax.dynamic_slice_in_dim(x.reshape(-1), start, size)
+            return entries.reshape(self._piece(leaf, size))
 
-        master = [x.astype(jnp.float32) for x in tile.master or take(weights)]
-        # Apart from slices, the compiler contracts the same multiplications and
-        # additions for all sizes.
-        slopes, master = jax.lax.optimization_barrier(
-            (unscale(take(grads), scaling), master)
+        wide = take(weights) if tile.master is None else tile.master
+        # Apart from slices, so that bits are the same for all sizes.
+        slope, own = jax.lax.optimization_barrier(
+            (unscale(take(slope), scaling), wide.astype(jnp.float32))
         )
-        slopes = self._spread(spans, slopes)
-        state = self._with_parts(spans, numbers, tile.state)
+        state = self._with_parts(leaf, numbers, tile.state)
         updates, state = self._tx.update(
-            slopes, state, self._spread(spans, master), **extras
+            self._spread(leaf, slope), state, self._spread(leaf, own), **extras
         )
-        moved, held = jax.tree.leaves(updates), jax.tree.leaves(state)
-        master = [
-            (own + moved[span.leaf]).astype(own.dtype)
-            for own, span in zip(master, spans, strict=True)
-        ]
-        kept = [held[at] for at, _ in self._kept(spans)]
-        kept, master = jax.lax.optimization_barrier((kept, master))
-        new = Tile(tuple(kept), tuple(master) if tile.master else ())
+        moved, held = jax.tree.leaves(updates)[leaf], jax.tree.leaves(state)
+        kept = [held[at] for at in self._kept(leaf)]
+        new = (own + moved).astype(own.dtype)
+        kept, new = jax.lax.optimization_barrier((kept, new))
+        narrow = new.reshape(-1).astype(weights.dtype)
+        pairs = [(own.reshape(-1), narrow), *zip(tile.state, kept, strict=True)]
+        lost = [jnp.any(jnp.isfinite(a) & ~jnp.isfinite(b)) for a, b in pairs]
+        made = Tile(tuple(kept), None if tile.master is None else new)
         if self.config.space == "host":
-            new = jax.device_put(new, jax.memory.Space.Host)
-        written = [
-            jax.lax.dynamic_update_slice_in_dim(
-                old.reshape(-1), own.reshape(-1).astype(old.dtype), at, 0
-            ).reshape(old.shape)
-            for old, own, at in zip(weights, master, starts, strict=True)
+            made = jax.device_put(made, jax.memory.Space.Host)
+        written = jax.lax.dynamic_update_slice_in_dim(
+            weights.reshape(-1), narrow, start, 0
+        ).reshape(weights.shape)
+        after = [
+            each for each, owner in zip(held, self._owners, strict=True) if owner < 0
         ]
-        pairs = zip(held, self._owners, strict=True)
-        return written, new, [leaf for leaf, owner in pairs if owner < 0]
+        return written, made, after, jnp.stack(lost).any()
 
-    def _spread(self, spans: Sequence[Span], parts: Sequence[Any]) -> Any:
-        """Returns a tree like the parameters, of which only spans have entries."""
+    def _spread(self, leaf: int, part: Any) -> Any:
+        """Returns a tree like the parameters, of which one has these entries alone."""
         leaves = [self._empty(at, jnp.float32) for at in range(len(self._shapes))]
-        for span, part in zip(spans, parts, strict=True):
-            leaves[span.leaf] = part
+        leaves[leaf] = part
         return jax.tree.unflatten(self._params, leaves)
 
-    def _with_parts(
-        self, spans: Sequence[Span], numbers: Sequence[Any], parts: Sequence[Any]
-    ) -> Any:
-        """Returns the transform's state, of which only spans have entries."""
+    def _with_parts(self, leaf: int, numbers: Sequence[Any], parts: Any) -> Any:
+        """Returns the transform's state, of which a parameter's has these alone."""
         rest = iter(numbers)
         leaves = [
             next(rest) if owner < 0 else self._empty(owner, kind.dtype)
             for kind, owner in zip(self._kinds, self._owners, strict=True)
         ]
-        for (at, _), part in zip(self._kept(spans), parts, strict=True):
+        for at, part in zip(self._kept(leaf), parts, strict=True):
             leaves[at] = part
         return jax.tree.unflatten(self._state, leaves)
 
-    def _kept(self, spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
-        """Yields each array of the transform's state with each of its spans."""
-        by_leaf = {span.leaf: span for span in spans}
-        for at, owner in enumerate(self._owners):
-            if owner in by_leaf:
-                yield at, by_leaf[owner]
+    def _kept(self, leaf: int) -> list[int]:
+        """Returns the numbers of the state's arrays that are like a parameter."""
+        return [at for at, owner in enumerate(self._owners) if owner == leaf]
 
-    def _piece(self, span: Span) -> tuple[int, ...]:
-        """Returns the shape of a span: of as many dimensions as the parameter."""
-        ndim = len(self._shapes[span.leaf].shape)
-        return (*(1,) * (ndim - 1), span.size) if ndim else ()
+    def _piece(self, leaf: int, size: int) -> tuple[int, ...]:
+        """Returns the shape of so many entries: of the parameter's dimensions."""
+        ndim = len(self._shapes[leaf].shape)
+        return (*(1,) * (ndim - 1), size) if ndim else ()
 
     def _empty(self, leaf: int, dtype: Any) -> jax.Array:
-        return jnp.zeros(self._piece(Span(leaf, 0, 0)) or (0,), dtype)
+        return jnp.zeros(self._piece(leaf, 0) or (0,), dtype)
 
     def _place(self, param: Any) -> Any:
         """Returns where the state of a parameter lies."""
@@ -326,7 +326,7 @@ class TiledTransform:
 
     def _part(self, array: Any, span: Span) -> Any:
         """Returns a span of an array of the saved state, in the place of tiles."""
-        shape, place = self._piece(span), self._place(array)
+        shape, place = self._piece(span.leaf, span.size), self._place(array)
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, array.dtype, sharding=place)
         flat = np.asarray(array).reshape(-1)[span.start : span.start + span.size]
@@ -357,6 +357,8 @@ def train_tiled(
       ConfigError: see `TiledConfig.build`.
     """
     _check_place(config, optimizer)
+    frozen = setup.model.frozen
+    checks.require(not frozen, "state=tiled moves all parameters", frozen=frozen)
     shapes, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
     tiled = TiledTransform(optimizer.tx, shapes, config)
 

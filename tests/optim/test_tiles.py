@@ -8,7 +8,7 @@ import pytest
 
 from hpcjax import optim
 from hpcjax.core import trees
-from hpcjax.core.errors import ConfigError
+from hpcjax.core.errors import ConfigError, Diverged
 from hpcjax.optim import LossScale, TiledConfig
 from hpcjax.optim.loss_scale import advance, begin_scaling
 from hpcjax.optim.tiles import TiledState, TiledTransform, cut_tiles
@@ -129,7 +129,7 @@ def test_rules_by_path_and_dimensions_see_the_whole_tree():
 def test_tiles_cover_each_entry_once_and_in_order(tile):
     sizes = [3, 0, 1, 4]
     cut = cut_tiles(sizes, tile)
-    covered = [(s.leaf, s.start + i) for t in cut for s in t for i in range(s.size)]
+    covered = [(s.leaf, s.start + i) for s in cut for i in range(s.size)]
     assert covered == [(i, n) for i, size in enumerate(sizes) for n in range(size)]
     assert len(cut) == sum(-(-size // tile) for size in sizes)
 
@@ -161,6 +161,16 @@ def test_the_device_has_the_state_of_no_more_tiles_for_a_larger_model():
         del weights, state, grads
     assert max(seen.values()) <= 32 * tile
     assert seen[16] <= seen[4] + 1000
+
+
+def test_numbers_that_overflow_end_the_run_by_name():
+    """A square of 10^20 is infinite, of which the step is 0: no gradient would tell."""
+    params = {"a": jnp.ones(3), "b": jnp.ones(5)}
+    made = tiled(optax.adam(1e-2), params, tile=2)
+    weights, state = begin(optax.adam(1e-2), made, params)
+    grads = {"a": jnp.ones(3), "b": jnp.full(5, 1e20).at[:4].set(1)}
+    with pytest.raises(Diverged, match=r"of b non-finite, in 1 of 5 tiles"):
+        made.update(grads, state, weights)
 
 
 REFUSED = {

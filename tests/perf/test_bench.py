@@ -50,7 +50,6 @@ def test_every_measurement_is_kept_in_its_round():
     }
 
 
-@pytest.mark.acceptance("how-to-train", 7)
 @pytest.mark.parametrize("last", [2.05, 2.2])
 def test_times_that_drift_are_told_as_unstable(last, caplog):
     """Interleaved and repeated to the end: 2.5 % are steady, 10 % are not."""
@@ -67,7 +66,6 @@ def test_times_that_drift_are_told_as_unstable(last, caplog):
     assert ("unstable: the median of other" in caplog.text) == (last > 2.1)
 
 
-@pytest.mark.acceptance("how-to-train", 7)
 def test_the_order_rotates_so_that_each_is_first_equally_often():
     lab = Lab()
     names = "abc"
@@ -203,7 +201,6 @@ def test_a_stepper_carries_donated_state_and_leaves_the_callers():
 
 
 @pytest.mark.faults(26)
-@pytest.mark.acceptance("how-to-train", 7)
 def test_compilation_is_timed_apart_and_not_from_the_cache(tmp_path):
     ticks = iter([10.0, 12.5, 0.0, 1.0])
     before = jax.config.jax_compilation_cache_dir

@@ -141,3 +141,17 @@ def test_parts_that_go_with_no_tiles_are_told_before_jax(parts, message):
 def test_an_optimizer_with_norms_is_refused():
     with pytest.raises(ConfigError, match="state in tiles needs an optimizer"):
         task_of(TiledConfig(), LambConfig())
+
+
+def test_a_model_with_frozen_parameters_is_refused():
+    model = tiny.task().model._replace(frozen=("^dense/",))
+    with pytest.raises(ConfigError, match=r"moves all parameters: got frozen"):
+        train.compose(
+            model,
+            tiny.task().dataset,
+            ADAMW,
+            state=TiledConfig(),
+            batch_size=ROWS,
+            steps=STEPS,
+            devices=1,
+        )

@@ -62,7 +62,6 @@ def test_the_recorded_predictions_hold_and_are_of_the_default_setups():
     assert run["config"] == "gradcomp/validation"
 
 
-@pytest.mark.acceptance("how-to-train", 6)
 def test_the_recorded_backward_pass_hides_its_communication():
     found = record("overlap")
     assert found["source"] == "measured"
