@@ -13,8 +13,7 @@ from hpcjax.runs.tables import Runs, Table, on_cpu
 if TYPE_CHECKING:
     import xarray as xr
 
-LAYERS, WIDTH, TOKENS = 8, 256, 32 * 8
-
+LAYERS, WIDTH = 8, 256
 
 # By strategy: what a device holds with Adam's two moments, and sends in a step, as
 # coefficients of numbers of all parameters, those in blocks (stack), all others (rest),
@@ -63,7 +62,7 @@ def survey(rows: reduce.Rows) -> "xr.Dataset":
         psi = float(run["psi"])
         stack = LAYERS * (12 * WIDTH**2 + 13 * WIDTH)
         sizes = {"all": psi / 4, "stack": stack, "rest": psi / 4 - stack}
-        sizes["row"] = TOKENS * WIDTH
+        sizes["row"] = ways.TOKENS * WIDTH
         held, sent = (
             sum(each * sizes[term] for term, each in own.items()) or np.nan
             for own in formulas

@@ -24,6 +24,7 @@ from experiments.strategies.ways import (
     TENSOR,
     TENSOR_64,
     THREE,
+    TOKENS,
     WAGMA,
     WAYS,
     ZERO1,
@@ -151,7 +152,6 @@ def _compare(variant: str = "", **overrides: str) -> Runs:
 
 # Assumed: operations/s of a device, and bytes/s and seconds a message of its link.
 DEVICE, LINKS = 1e10, {"slow": (1.25e8, 5e-5), "fast": (1.25e10, 2e-6)}
-TOKENS = 32 * 8
 
 
 def _times(name: str, run: "xr.Dataset", piped: "xr.Dataset") -> dict[str, float]:

@@ -13,6 +13,7 @@ LOCAL, WAGMA = "local SGD", "WAGMA"
 # What computes the numbers of one device, and may be ranked.
 SAME = (*WAYS, TENSOR, GRID, GPIPE, F1B1, ZB, THREE)
 _TENSOR = {"parallel": "tensor3d", "parallel.col": "4"}
+TOKENS = 32 * 8  # of a batch
 _LARGE = {"train.batch_size": "64", "taken": "0"}
 
 

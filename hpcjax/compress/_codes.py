@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcjax.compress.activations import Codec
 
 CODECS, _STEPS = "codecs", "codec_steps"
-_LARGEST = float(jnp.finfo(jnp.float16).max)
+LARGEST = float(jnp.finfo(jnp.float16).max)
 _SUMS = re.compile(r"(^|/)(attention/output|mlp/down)/kernel$")
 Code = tuple[jax.Array, jax.Array]
 
@@ -58,7 +58,7 @@ def find_scales(y: Any) -> jax.Array:
 def quantize(y: jax.Array, bits: int) -> Code:
     """Returns packed integers and scales; what is not finite makes a scale so."""
     scale = find_scales(y)
-    scale = jnp.where(jnp.isinf(scale), scale, jnp.minimum(scale, _LARGEST))
+    scale = jnp.where(jnp.isinf(scale), scale, jnp.minimum(scale, LARGEST))
     scale = scale.astype(jnp.float16)
     half = 2 ** (bits - 1)
     by = y.astype(jnp.float32) / (scale.astype(jnp.float32) + 1e-6)

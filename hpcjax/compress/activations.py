@@ -32,7 +32,6 @@ Where = Literal["tensor", "pipeline"]
 EntriesT = TypeVar("EntriesT", bound="Entries")
 _INDEX = 4  # bytes of an int32
 _SCALE = 2  # of a float16
-_LARGEST = 65504  # of a float16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,7 +269,10 @@ class Quantizer(Codec):
 
     def count(self, codes: Any) -> dict[str, Any]:
         """Returns how many scales are as large as float16 has them."""
-        return {"clamped_scales": (codes[1] == _LARGEST).sum(dtype="float32")}
+        from hpcjax.compress import _codes
+
+        largest = codes[1] == _codes.LARGEST
+        return {"clamped_scales": largest.sum(dtype="float32")}
 
     def code_bytes(self, shape: Shape, dtype: Any) -> float:
         """Returns the size of packed integers and scales."""
