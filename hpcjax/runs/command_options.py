@@ -1,60 +1,62 @@
 """What the subcommands of `hpcjax` share: types of options, environment, log."""
 
+# ruff: noqa: UP045
 import contextlib
 import logging
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Optional
 
 import tyro
 from tyro.conf import Positional
 
 from hpcjax.core import environment
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs import directory
 
 Config = Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG")]]
+# A bare tuple is of texts for tyro. For `tuple[str, ...]` and `str | None` it
+# imports typeguard, a third of the time of a short command.
 Overrides = Positional[
-    Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")
-    ]
+    Annotated[tuple, tyro.conf.arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")]
 ]
 Ids = Positional[
-    Annotated[tuple[str, ...], tyro.conf.arg(metavar="[ID ...]", help_behavior_hint="")]
+    Annotated[tuple, tyro.conf.arg(metavar="[ID ...]", help_behavior_hint="")]
 ]
 Run = Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 Side = Positional[Annotated[str, tyro.conf.arg(metavar="RUN|CONFIG")]]
 Tags = tyro.conf.UseAppendAction[
-    Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+    Annotated[tuple, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 ]
 Root = Annotated[
     pathlib.Path,
     tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: working directory)"),
 ]
 Devices = Annotated[
-    int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1)")
+    Optional[int], tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1)")
 ]
 Data = Annotated[
-    pathlib.Path | None,
+    Optional[pathlib.Path],
     tyro.conf.arg(
         metavar="DIR",
         help_behavior_hint="(default: HPCJAX_DATA, else <root>/.cache/data)",
     ),
 ]
 Tier = Annotated[
-    str | None,
+    Optional[str],
     tyro.conf.arg(
         metavar="TIER", help_behavior_hint="(default: cpu, or the only one there is)"
     ),
 ]
+Name = Annotated[Optional[str], tyro.conf.arg(metavar="[PAPER]", help_behavior_hint="")]
+State = Annotated[Optional[str], tyro.conf.arg(metavar="STATE", help_behavior_hint="")]
 Picture = Annotated[
-    pathlib.Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
+    Optional[pathlib.Path], tyro.conf.arg(metavar="FILE", help_behavior_hint="")
 ]
 Format = Literal["rich", "md", "csv", "html", "latex"]
 
 # Loggers that say in which folder a run is, and what is planned.
-_TOLD = (directory.__name__, "hpcjax.runs.plan")
+_TOLD = ("hpcjax.runs.directory", "hpcjax.runs.plan")
 HERE = pathlib.Path()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from hpcjax.core.errors import ConfigError
-from hpcjax.runs import directory, discover, show
+from hpcjax.runs import discover, show
 from hpcjax.runs.command_options import (
     HERE,
     Config,
@@ -294,6 +294,7 @@ def list_data(*, root: Root = HERE, data: Data = None) -> int:
       data: folder of data sets.
     """
     from hpcjax.data import catalog
+    from hpcjax.runs import directory
 
     prepare(data, None)
     place = directory.data_root(root)
@@ -315,6 +316,7 @@ def fetch_data(names: Ids = (), *, root: Root = HERE, data: Data = None) -> int:
       data: folder of data sets.
     """
     from hpcjax.data import _fetch, catalog
+    from hpcjax.runs import directory
 
     prepare(data, None)
     if not names:

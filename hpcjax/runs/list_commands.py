@@ -4,15 +4,22 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
 from tyro.conf import Positional
 
 from hpcjax.core import files
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.runs import discover, show
-from hpcjax.runs.command_options import HERE, Config, Overrides, Root, Tags
+from hpcjax.runs.command_options import (
+    HERE,
+    Config,
+    Name,
+    Overrides,
+    Root,
+    State,
+    Tags,
+)
 from hpcjax.runs.overrides import pairs
 
 if TYPE_CHECKING:
@@ -21,18 +28,14 @@ if TYPE_CHECKING:
 
 
 def list_(
-    paper: Positional[
-        Annotated[str | None, tyro.conf.arg(metavar="[PAPER]", help_behavior_hint="")]
-    ] = None,
+    paper: Positional[Name] = None,
     *,
     all: bool = False,  # noqa: A002 - the name of the flag
     parts: bool = False,
     stale: bool = False,
     markdown: bool = False,
     runs: bool = False,
-    state: Annotated[
-        str | None, tyro.conf.arg(metavar="STATE", help_behavior_hint="")
-    ] = None,
+    state: State = None,
     tag: Tags = (),
     delete: bool = False,
     yes: bool = False,

@@ -12,8 +12,6 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from hpcjax.core.errors import ConfigError
 
 if TYPE_CHECKING:  # for what figures a config has is printed without it, and faster
@@ -139,6 +137,7 @@ def declaring(source: str, run: Callable[..., Figures]) -> "Callable[..., xr.Dat
 
 def _assemble(cfg: Any, values: Figures, source: str) -> "xr.Dataset":
     """Returns values as the dataset that a config declares."""
+    import numpy as np
     import xarray as xr
 
     figures, labels = declared(cfg.figures), of_config(cfg).labels
