@@ -4,7 +4,7 @@ Nothing here imports JAX before a config has been read and checked.
 """
 
 import pathlib
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -28,9 +28,6 @@ from hpcjax.runs.command_options import (
 from hpcjax.runs.frames import Frame
 from hpcjax.runs.overrides import pairs
 from hpcjax.train.writers import WriterName
-
-if TYPE_CHECKING:
-    pass
 
 _NO_VALUE = 8  # exit status of a sweep without any
 _FAILED = 1  # of a run that did not reach what it is for, and of a failed claim

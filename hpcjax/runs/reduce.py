@@ -401,7 +401,19 @@ def most(column: str, *among: str) -> Number:
 
 
 def rows_of(table: "xr.Dataset", *among: str) -> "xr.Dataset":
-    """Returns the rows whose names contain one of the texts; all rows without texts."""
-    names = table["row"].values.tolist()
-    chosen = [any(text in str(name) for text in among or ("",)) for name in names]
-    return table.isel(row=chosen)
+    """Returns the rows that texts mean, in the table's order; all rows without texts.
+
+    A text that is a row's name means that row alone, and others all rows whose names
+    contain it.
+
+    Raises:
+      KeyError: a text is in no row's name.
+    """
+    names = [str(name) for name in table["row"].values.tolist()]
+    chosen = set[str]() if among else {*names}
+    for text in among:
+        found = {text} & {*names} or {name for name in names if text in name}
+        if not found:
+            raise KeyError(f"no row's name holds {text!r}: {names}")
+        chosen |= found
+    return table.isel(row=[name in chosen for name in names])

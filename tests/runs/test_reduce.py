@@ -73,6 +73,15 @@ def test_claims_read_cells_and_how_they_compare():
         reduce.cell("x", "c")(TABLE)
 
 
+def test_a_rows_name_means_no_row_whose_name_is_longer():
+    cells = {"p = 0.9": 1.0, "p = 0.95": 2.0, "plain": 3.0, "plain, late": 4.0}
+    table = reduce.from_cells({row: {"x": value} for row, value in cells.items()})
+    assert reduce.of("x", "plain", "p = 0.9").read(table).tolist() == [1.0, 3.0]
+    assert reduce.of("x", "late", "p =").read(table).tolist() == [1.0, 2.0, 4.0]
+    with pytest.raises(KeyError, match="no row's name holds 'plane'"):
+        reduce.of("x", "plane", "late").read(table)
+
+
 def test_an_extreme_of_what_is_unknown_is_unknown():
     table = reduce.from_cells({"a": {"x": 1.0}, "b": {"y": 2.0}})
     assert np.isnan(reduce.most("x")(table))
