@@ -107,6 +107,18 @@ sys.exit(f"loaded: {{loaded}}" if loaded else 0)
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
+def test_the_list_of_systems_loads_little():
+    """It is said at once: what takes longest to import, it does without."""
+    code = """
+import sys
+from hpcjax.runs.cli import main
+main(["list"])
+loaded = {"jax", "numpy", "psutil", "typeguard"} & set(sys.modules)
+sys.exit(f"loaded: {loaded}" if loaded else 0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
 def configs_with_factory():
     for room in ROOMS:
         module = importlib.import_module(f"hpcjax.{room}")
