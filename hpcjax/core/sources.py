@@ -9,7 +9,8 @@ from these.
 
 Text that is the dotted name of a module or `"module:name"` is followed, too. So are
 files that a module finds beside itself: of a definition whose module mentions
-`__file__`, strings that name a file or a folder there.
+`__file__`, strings that name a file or a folder there; of a folder the files that are
+text or NumPy's, and those that a string names.
 
 Documentation, comments, annotations, formatting and the order of definitions do not
 count. Packages other than the given ones (JAX, NumPy) do not either: their versions are
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Iterator
 
 from hpcjax.core._outlines import REST, Outline, find_outline
 
+# Of a folder that is named; a file that is named counts whatever it ends in.
 _READ = {".py", ".csv", ".json", ".txt", ".npz"}
 # All of a module: where it is used as a value, nobody can tell what of it is.
 _ALL = "*"
@@ -178,11 +180,12 @@ class Sources:
         beside = self._file(module)
         if beside is None:
             return
-        for text in sorted(set(strings) - {"", ".", "..", "results"}):
+        named = set(strings) - {"", ".", "..", "results"}
+        for text in sorted(named):
             place = beside.parent / text
             inside = sorted(place.iterdir()) if place.is_dir() else [place]
             for file in inside:
-                if file.suffix in _READ and file.is_file():
+                if file.is_file() and (file.suffix in _READ or file.name in named):
                     yield f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}"
 
     def _is_module(self, name: str) -> bool:

@@ -137,6 +137,7 @@ MORE = {
         STARTED = "house.more"
         def run(c): return p(c) + q(c)
         def reads(): return (HERE / "table.csv").read_text()
+        def unpacks(): return HERE / "files" / "graph.csv.gz"
         def starts(): return STARTED
         def method(): return "house.more:Kind.make"
         def default(RATE=HERE): return RATE
@@ -153,6 +154,8 @@ MORE = {
         """,
     "house/here.py": "from house.far import run\nclass Config: pass",
     "house/table.csv": "1,2",
+    "house/files/graph.csv.gz": "packed",
+    "house/files/other.csv.gz": "packed",
 }
 
 
@@ -161,7 +164,16 @@ def test_what_a_second_look_found(house):
 
     def digests():
         sources = Sources(["house"])
-        names = ("run", "reads", "starts", "method", "default", "listed", "shared")
+        names = (
+            "run",
+            "reads",
+            "unpacks",
+            "starts",
+            "method",
+            "default",
+            "listed",
+            "shared",
+        )
         found = {name: sources.digest([f"house.far:{name}"]) for name in names}
         return {**found, "imported": sources.digest(["house.here:run"])}
 
@@ -177,8 +189,10 @@ def test_what_a_second_look_found(house):
     swapped = edit("house/far.py", "f as p, g as q", "g as p, f as q")
     assert swapped == {"run", "imported"}
     assert edit("house/table.csv", "1,2", "1,3") == {"reads"}
+    assert edit("house/files/graph.csv.gz", "packed", "else") == {"unpacks"}
+    assert edit("house/files/other.csv.gz", "packed", "else") == set()
     assert edit("house/more.py", "return 1", "return 2") == {"starts", "method"}
-    users = {"reads", "default", "listed", "shared"}
+    users = {"reads", "unpacks", "default", "listed", "shared"}
     assert edit("house/far.py", ".parent", ".parents[0]") == users
 
 
