@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from hpcjax.core import drift as drifts
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.perf.intervals import bootstrap_median
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Clock = Callable[[], float]
-STEADY = 0.05  # that a median may move by on a machine that is idle
 _CACHE = "jax_enable_compilation_cache"
 
 
@@ -86,7 +86,8 @@ def compare(
       A dataset with `seconds` per call [candidate, repetition] and the attributes
       `baseline`, `warmup`, `inner`, and `drift`: by how much of itself a candidate's
       median over the second half of the rounds differs from the first's, at the most.
-      Above 5 % a warning says that the times are unstable.
+      Above 5 % a warning says that the times are unstable, and so does a table of
+      the run.
 
     Raises:
       ConfigError: an unknown baseline, or a count that is too small.
@@ -113,6 +114,7 @@ def compare(
                 if number >= 0:
                     seconds[row, number] = call_seconds
     drift = _find_drift(dict(zip(names, seconds, strict=True)))
+    drifts.tell(drift)
     return xr.Dataset(
         {"seconds": (("candidate", "repetition"), seconds, {"units": "s"})},
         coords={"candidate": names, "repetition": np.arange(repetitions)},
@@ -270,7 +272,7 @@ def _find_drift(seconds: Mapping[str, np.ndarray]) -> float:
             first, second = np.median(own[:half]), np.median(own[-half:])
             moved[name] = abs(second - first) / first if first else 0.0
     name = max(moved, key=lambda name: moved[name])
-    if moved[name] > STEADY:
+    if moved[name] > drifts.STEADY:
         told = "unstable: the median of %s moved by %.0f %% within the measurement"
         log.warning(told, name, 100 * moved[name])
     return moved[name]

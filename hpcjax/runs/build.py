@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from hpcjax.core import drift
 from hpcjax.core.errors import ConfigError, Diverged, HpcjaxError, nearest
 from hpcjax.core.files import write_json
 from hpcjax.runs import (
@@ -101,6 +102,7 @@ def build_table(
         runs=tuple(maker.made),
         tuned=maker.tuned,
         at_edge=maker.at_edge(),
+        drifts=maker.drifts(),
         rows=rows,
     )
     if old is not None:
@@ -233,6 +235,16 @@ class _Maker:
         tuned = self.tuned.items()
         edges = {name: self.tier.runs[name].at_edge(chosen) for name, chosen in tuned}
         return {name: edge for name, edge in edges.items() if edge}
+
+    def drifts(self) -> dict[str, float]:
+        """Returns how far times moved within a measurement, of rows that they did."""
+        found: dict[str, float] = {}
+        for made in self.made:
+            held = self.datasets.get(made["id"], xr.Dataset())
+            moved, row = float(held.attrs.get("drift", 0.0)), made["row"]
+            if moved > drift.STEADY and not made["tuning"]:
+                found[row] = max(moved, found.get(row, 0.0))
+        return found
 
     def score(self, name: str, runs: Runs, trial: Mapping[str, str]) -> float:
         """Returns a trial's best validation, median over the tuning seeds.

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcjax.core import compat, compile_cache, provenance
+from hpcjax.core import compat, compile_cache, drift, provenance
 from hpcjax.core.errors import ConfigError, Diverged, Preempted, ProcessLost
 from hpcjax.runs import code, directory, discover, outlines, results
 from hpcjax.runs import config as configs
@@ -256,8 +256,11 @@ def _execute(
             title = how.place + loaded.title
             with Progress(title, loaded.steps, quiet=how.quiet) as progress:
                 context = make_context(how, folder, progress, signals)
-                found = loaded.experiment.run(loaded.config, context)
+                with drift.listening() as moved:
+                    found = loaded.experiment.run(loaded.config, context)
                 dataset = outlines.explain(loaded.config, found)
+                if moved:
+                    dataset = dataset.assign_attrs(drift=max(moved))
             _tell_versions(folder, origin)
             folder.write_result(dataset, origin)
         except Preempted as error:

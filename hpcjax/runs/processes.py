@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcjax import hostcomm
+from hpcjax.core import drift
 from hpcjax.hostcomm.channels import PATIENCE
 from hpcjax.runs import config as configs
 from hpcjax.runs import discover
@@ -56,7 +57,7 @@ def in_processes(
     if root is None:
         file = pathlib.Path(str(sys.modules[work.__module__].__file__))
         root = file.parents[work.__module__.count(".")]
-    return hostcomm.launch(
+    found = hostcomm.launch(
         _work,
         processes,
         link=link,
@@ -65,6 +66,8 @@ def in_processes(
         cores=cores,
         patience=patience,
     )
+    drift.tell(*(each for _, moved in found for each in moved))
+    return [result for result, _ in found]
 
 
 def _work(
@@ -72,4 +75,5 @@ def _work(
 ) -> Any:
     discover.activate(pathlib.Path(root))
     work = pkgutil.resolve_name(name)
-    return work(transport, configs.from_json(cfg), *given)
+    with drift.listening() as moved:
+        return work(transport, configs.from_json(cfg), *given), moved

@@ -132,6 +132,13 @@ def describe_trivial(result: TableResult) -> str:
     return f"Strongest trivial row: {found}, {heading} {best}{told}"
 
 
+def describe_drifts(result: TableResult) -> str:
+    """Returns which rows were measured on a machine that was not steady."""
+    each = ", ".join(f"{row} {moved:.0%}" for row, moved in result.drifts.items())
+    told = "UNSTABLE: within a measurement a median of times moved, by the row's runs"
+    return f"{told}: {each}" if each else ""
+
+
 def cell(value: Any) -> str:
     """Returns one value as text: four significant digits, a missed target as `∞`."""
     if not isinstance(value, float):
@@ -180,8 +187,8 @@ def _list_parts(result: TableResult) -> list[RenderableType]:
     parts: list[RenderableType] = [Frame(title, columns, rows, numbers, columns, keys)]
     if result.verdicts:
         parts.append(list_verdicts(result.verdicts))
-    if told := describe_trivial(result):
-        parts.append(Text(told))
+    told = (describe_trivial(result), describe_drifts(result))
+    parts.extend(map(Text, filter(None, told)))
     parts.append(Text(f"Paper: {result.table.paper}"))
     if result.table.caption:
         parts.append(Text(f"Note: {result.table.caption}"))

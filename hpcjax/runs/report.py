@@ -199,6 +199,7 @@ class _Page:
             "paper": table.paper,
             "caption": table.caption,
             "trivial": render.describe_trivial(result),
+            "drifts": render.describe_drifts(result),
             "values": render.texts(render.values(result)),
             "verdicts": render.texts(render.verdicts(result.verdicts)),
             "held": sum(verdict.holds for verdict in result.verdicts),

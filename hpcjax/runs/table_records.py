@@ -123,6 +123,7 @@ def to_json(result: TableResult) -> dict[str, Any]:
         "claims": _claims(result.verdicts),
         "tuned": {row: dict(values) for row, values in result.tuned.items()},
         "at_edge": {row: dict(values) for row, values in result.at_edge.items()},
+        **({"drifts": dict(result.drifts)} if result.drifts else {}),
         "devices": result.table.tier(result.tier).devices,
         "code": code.of_reduction(result.table.reduce),
         "runs": [_without(run, "commit", "used_again") for run in result.runs],
@@ -223,6 +224,7 @@ def to_result(record: Record) -> TableResult:
         runs=tuple(content["runs"]),
         tuned=content["tuned"],
         at_edge=content.get("at_edge", {}),
+        drifts=content.get("drifts", {}),
         rows={},
     )
 

@@ -430,6 +430,8 @@ class TableResult:
       tuned: by row, the overrides that tuning chose.
       at_edge: by row, what of these lies at an edge of its grid, see `Runs.at_edge`.
       rows: by row, the results of the reported runs, joined along `seed`.
+      drifts: by row, how far times moved within a measurement, of those that were
+        unstable, see `perf.compare`.
       differences: from the committed result; None if it was not compared.
       recorded: what code the committed result is of, see `code.Age`; None likewise.
     """
@@ -442,6 +444,7 @@ class TableResult:
     tuned: Mapping[str, Mapping[str, str]]
     at_edge: Mapping[str, Mapping[str, str]]
     rows: Mapping[str, "xr.Dataset"]
+    drifts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     differences: tuple[str, ...] | None = None
     recorded: str | None = None
 

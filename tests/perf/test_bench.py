@@ -50,6 +50,7 @@ def test_every_measurement_is_kept_in_its_round():
     }
 
 
+@pytest.mark.acceptance("how-to-train", 7)
 @pytest.mark.parametrize("last", [2.05, 2.2])
 def test_times_that_drift_are_told_as_unstable(last, caplog):
     """Interleaved and repeated to the end: 2.5 % are steady, 10 % are not."""
@@ -66,6 +67,7 @@ def test_times_that_drift_are_told_as_unstable(last, caplog):
     assert ("unstable: the median of other" in caplog.text) == (last > 2.1)
 
 
+@pytest.mark.acceptance("how-to-train", 7)
 def test_the_order_rotates_so_that_each_is_first_equally_often():
     lab = Lab()
     names = "abc"

@@ -1,6 +1,7 @@
 """Tables made from runs: tuning, what is run again, what is committed and compared."""
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -10,6 +11,7 @@ import pytest
 import xarray as xr
 
 from hpcjax.core import ConfigError, Diverged
+from hpcjax.perf import bench
 from hpcjax.runs import (
     build,
     cli,
@@ -17,6 +19,8 @@ from hpcjax.runs import (
     directory,
     execute,
     record_age,
+    render,
+    results,
     table_records,
 )
 from hpcjax.runs import config as configs
@@ -113,6 +117,30 @@ def test_a_diverged_trial_is_the_worst_and_not_repeated(root):
     before = ids(root)
     assert make(root, "curves/steep", run_missing=False).tuned == result.tuned
     assert ids(root) == before
+
+
+@pytest.mark.acceptance("how-to-train", 7)
+@pytest.mark.parametrize("last", [1.02, 1.12])
+def test_a_table_of_times_that_drifted_says_so_and_so_does_its_record(
+    root, monkeypatch, last
+):
+    history = results.history
+
+    def measure(*args):
+        ticks = itertools.accumulate([0, 1, 0, 1, 0, last, 0, last])
+        clock = iter(ticks).__next__
+        bench.compare({"a": int}, "a", repetitions=4, warmup=0, clock=clock)
+        return history(*args)
+
+    monkeypatch.setattr(results, "history", measure)
+    made = make(root, "curves/steep", record=True)
+    read = table_records.to_result(table_records.read_record(made.table, "cpu", root))
+    moved = {"slow": 0.12, "fast": 0.12} if last > 1.05 else {}
+    for result in (made, read):
+        assert result.drifts == pytest.approx(moved)
+    told = "UNSTABLE: within a measurement a median of times moved, by the row's runs"
+    shown = render.describe_drifts(read)
+    assert shown == f"{told}: fast 12%, slow 12%" * bool(moved)
 
 
 def test_a_grid_that_diverges_everywhere_is_an_error(root):

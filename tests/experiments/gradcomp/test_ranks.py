@@ -3,12 +3,15 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from experiments.gradcomp import overlap, ranks, tables, validation
 from experiments.gradcomp.chain import ChainConfig
-from hpcjax.core import ConfigError
+from hpcjax.core import ConfigError, drift
+from hpcjax.hostcomm import Agent, connected
 from hpcjax.runs.processes import in_processes
+from hpcjax.sharding import staged
 
 RESULTS = pathlib.Path(tables.__file__).parent / "results"
 SMALL = ChainConfig(width=16, layers=4, rows=8)
@@ -33,7 +36,9 @@ def test_processes_measure_every_part():
 
 @pytest.mark.slow
 def test_a_round_is_a_turn_of_all():
-    found, _ = in_processes(ranks.overlap, overlap.Config(chain=SMALL, rounds=3), 2)
+    with drift.listening() as told:  # what processes measured, their parent hears
+        found, _ = in_processes(ranks.overlap, overlap.Config(chain=SMALL, rounds=3), 2)
+    assert len(told) == 2
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(
         ("computing", "sending", "both", "afterwards"), 3
     )
@@ -62,6 +67,31 @@ def test_the_recorded_predictions_hold_and_are_of_the_default_setups():
     assert run["config"] == "gradcomp/validation"
 
 
+@pytest.mark.acceptance("how-to-train", 6)
+def test_all_but_the_last_bucket_is_under_way_while_layers_are_computed(monkeypatch):
+    """Played: the backward pass of a layer takes a second, and so does its bucket."""
+    now, sent, backward = [0.0], [0.0], staged._backward
+
+    class Link(Agent):
+        def submit(self, function, *args, **options):
+            sent.append(max(sent[-1], now[-1]) + 1)
+            return super().submit(function, *args, **options)
+
+    def played(*args):
+        now.append(now[-1] + 1)
+        return backward(*args)
+
+    monkeypatch.setattr(staged, "_backward", played)
+    (transport,) = connected(1)
+    with Link() as agent, transport:
+        worker = ranks.Worker(transport, SMALL, 0)
+        made = worker.averaged(agent)()
+        assert (now[-1], sent[-1]) == (SMALL.layers, SMALL.layers + 1)
+        for ours, theirs in zip(made, worker.compute(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.acceptance("how-to-train", 6)
 def test_the_recorded_backward_pass_hides_its_communication():
     found = record("overlap")
     assert found["source"] == "measured"

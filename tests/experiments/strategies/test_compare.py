@@ -27,6 +27,7 @@ def take(name):
 
 
 @pytest.mark.slow
+@pytest.mark.acceptance("how-to-train", 1)
 @pytest.mark.parametrize("name", [*tables.SAME, tables.DROPS])
 def test_what_is_synchronous_passes_the_gate(name):
     found = take(name)
@@ -35,6 +36,8 @@ def test_what_is_synchronous_passes_the_gate(name):
 
 
 @pytest.mark.slow
+@pytest.mark.acceptance("how-to-train", 1)
+@pytest.mark.acceptance("how-to-train", 7)
 @pytest.mark.parametrize("name", [tables.MISSING, tables.BROKEN, tables.KEYED])
 def test_what_is_broken_does_not(name):
     assert take(name)["apart"] > 100 * GATE
