@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from flax import nnx
 
 from experiments.strategies import survey_tables as survey
 from experiments.strategies import tables, ways
 from hpcjax import core, data, sharding
-from hpcjax.models import VggConfig
+from hpcjax.models import VggConfig, modules
 from hpcjax.optim import SgdConfig
 from hpcjax.runs import discover, program
 from hpcjax.sharding import ZeroConfig
@@ -48,6 +49,11 @@ def test_a_step_of_a_small_vgg_is_one_devices(stage):
     assert found["distance"] <= 1e-6
 
 
+def wide_statistic(shape, initializer):
+    like = jax.ShapeDtypeStruct(shape, "float64")
+    return nnx.BatchStat(like, initializer=initializer)
+
+
 def take_wide(**changes):
     """The gate of the definition, with float64 in the place of float32."""
     steep = SgdConfig(lr=0.1, momentum=0.9)
@@ -55,7 +61,8 @@ def take_wide(**changes):
     with (
         jax.enable_x64(True),
         mock.patch.object(jnp, "float32", jnp.float64),
-        mock.patch.object(core, "Policy", lambda **_: wide),
+        mock.patch.object(modules, "statistic", wide_statistic),
+        mock.patch.object(core, "Policy", return_value=wide),
     ):
         return take(taken=20, optimizer=steep, **changes)
 
@@ -64,7 +71,7 @@ def take_wide(**changes):
 @pytest.mark.acceptance("how-to-train", 1)
 @pytest.mark.parametrize("stage", [None, 1, 2, 3])
 def test_20_steps_of_a_small_vgg_are_one_devices_where_little_is_rounded(stage):
-    """In float32 they part, see the page; what was computed else would part here too."""
+    """In float32 they part, see the page; what is computed else would here too."""
     found = take_wide(parallel=stage and ZeroConfig(stage=stage))
     assert found["apart"] <= 1e-10
     assert found["distance"] <= 1e-10
@@ -112,7 +119,7 @@ def test_no_table_times_a_step_of_simulated_devices():
     """What is said in seconds here is modelled."""
     own = discover.find_tables(REPOSITORY, "strategies")
     assert {*own} == {
-        f"strategies/{x}" for x in ("compare", "images", "survey", "zero")
+        f"strategies/{x}" for x in ("compare", "images", "rates", "survey", "zero")
     }
     for table in own.values():
         assert not table.benchmark
