@@ -239,7 +239,12 @@ def count(
       4950
     """
     values = values or {}
-    counted = [*ranges, *(("", each) for each in subset)]
+    # How many elements a subset has depends on its length alone, not on its start.
+    lengths = (
+        Range(Affine(), tuple(end - own.start for end in own.ends), own.step)
+        for own in subset
+    )
+    counted = [*ranges, *(("", each) for each in lengths)]
     if not counted:
         return 1
     (name, own), *others = counted

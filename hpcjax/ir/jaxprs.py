@@ -12,7 +12,7 @@ from hpcjax.core.errors import UnsupportedOp
 from hpcjax.ir.graph import Dataflow, Kind, Operator, Tensor
 
 # Primitives that run one inner program once.
-_CALLS = frozenset(
+CALLS = frozenset(
     {
         *("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"),
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
@@ -109,8 +109,8 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             primitive = eqn.primitive.name
-            if primitive in _CALLS:
-                inner = _inner(eqn)
+            if primitive in CALLS:
+                inner = inner_program(eqn)
                 own = [self.new(variable) for variable in inner.constvars]
                 results = self.read(inner, own + [name(v) for v in eqn.invars], times)
             elif primitive == "scan":
@@ -155,7 +155,7 @@ class _Reader:
         if not known and _programs(eqn):
             raise UnsupportedOp(
                 f"the work of {primitive!r} is not known before it runs; a dataflow "
-                f"graph takes scan, and calls: {sorted(_CALLS)}"
+                f"graph takes scan, and calls: {sorted(CALLS)}"
             )
         whole = eqn.invars if kind == "statistical" else eqn.outvars
         shape = tuple(getattr(whole[0].aval, "shape", ()))
@@ -169,7 +169,7 @@ class _Reader:
                 flops=_flops(eqn, kind, shape),
                 space=shape,
                 reduced=tuple(axes),
-                einsum=_einsum(eqn) if primitive == "dot_general" else "",
+                einsum=read_einsum(eqn) if primitive == "dot_general" else "",
                 times=times,
             )
         )
@@ -186,7 +186,7 @@ def _renames(eqn: Any) -> bool:
     return sizes[0] == sizes[1] and not literal
 
 
-def _inner(eqn: Any) -> Any:
+def inner_program(eqn: Any) -> Any:
     """Returns the program that a call runs."""
     program = eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
     return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
@@ -217,7 +217,7 @@ def _flops(eqn: Any, kind: Kind, shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
-def _einsum(eqn: Any) -> str:
+def read_einsum(eqn: Any) -> str:
     """Returns what a `dot_general` computes, with letters in the order of use."""
     (sums, other_sums), (batch, other_batch) = eqn.params["dimension_numbers"]
     left, right = (v.aval.ndim for v in eqn.invars)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpcjax.core.errors import ConfigError, nearest
-from hpcjax.ir.affine import Affine, Index, Range, Ranges, Values
+from hpcjax.ir.affine import Affine, Index, Range, Ranges, Values, count
 
 # What resolves conflicts and reduces, with the value that changes nothing.
 REDUCERS = {
@@ -241,10 +241,74 @@ class SDFG:
         symbols = tuple(dict.fromkeys((*left, *new)))
         return dataclasses.replace(self, arrays=arrays, states=states, symbols=symbols)
 
+    def movement(self, symbols: Values | None = None) -> "tuple[Traffic, ...]":
+        """Returns what edges of top-level nodes and nested graphs move.
+
+        An edge moves each element of its subset once: iterations that differ in no
+        index share it. In a node, edges with one subset are one.
+
+        Args:
+          symbols: their values.
+
+        Raises:
+          ConfigError: a symbol has no value.
+        """
+        bound = self.bind(symbols or {})
+        if bound.symbols:
+            raise ConfigError(f"symbols without values: {', '.join(bound.symbols)}")
+        return tuple(_moved(bound, {}, 1))
+
     def nodes(self) -> Iterator[tuple[int, Node]]:
         """Yields top-level nodes, each with the place of its state."""
         for place, state in enumerate(self.states):
             yield from ((place, node) for node in state.nodes)
+
+
+class Traffic(NamedTuple):
+    """What an edge moves in all runs.
+
+    Attributes:
+      node: the id of the top-level node, or of one of a nested graph.
+      data: the container, by its name in that graph.
+      writes: whether into it.
+      words: elements.
+      code: of library nodes, what they do.
+    """
+
+    node: str
+    data: str
+    writes: bool
+    words: int
+    code: str = ""
+
+
+def _moved(graph: SDFG, values: Values, times: int) -> Iterator[Traffic]:
+    for _, node in graph.nodes():
+        if isinstance(node, Nested):
+            inner = {name: own.at(values) for name, own in node.symbols}
+            inner |= {node.counter: 0} if node.counter else {}
+            yield from _moved(node.graph, inner, times * node.times)
+            continue
+        code = node.code if getattr(node, "kind", "") == "library" else ""
+        edges = (
+            (e.memlet.data, e.writes, e.memlet.subset, _needed(e))
+            for e in accesses(node)
+            if e.memlet.data not in e.private
+        )
+        for data, writes, subset, ranges in dict.fromkeys(edges):
+            words = times * count(ranges, subset, values)
+            yield Traffic(node.id, data, writes, words, code)
+
+
+def _needed(access: Access) -> tuple[tuple[str, Range], ...]:
+    """Returns the ranges that an edge's subset depends on."""
+    names = frozenset().union(*(own.names for own in access.memlet.subset))
+    kept = []
+    for name, own in reversed(access.ranges):
+        if name in names:
+            names |= own.names
+            kept.append((name, own))
+    return tuple(reversed(kept))
 
 
 @functools.lru_cache(2**10)

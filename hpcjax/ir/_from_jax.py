@@ -1,0 +1,525 @@
+"""Reads JAX functions as graphs of data movement; nothing is compiled or run.
+
+Slices, pads, concatenations, transposes, reshapes and broadcasts are subsets of what
+reads or writes them. What has no subsets that are known before it runs is opaque: its
+primitive runs as it is, on whole arrays.
+"""
+
+import logging
+import math
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from hpcjax.core.errors import ConfigError
+from hpcjax.ir.affine import Affine, Range
+from hpcjax.ir.jaxprs import CALLS, inner_program, read_einsum
+from hpcjax.ir.traced import Program, plain
+from hpcjax.ir.sdfg import SDFG, Array, Code, Map, Memlet, Nested, Node, State
+from hpcjax.ir.views import View, axis, groups
+
+log = logging.getLogger(__name__)
+
+# Code of elementwise primitives, of operands in the order of the alphabet.
+_CODE: Mapping[str, str] = {
+    **{"add": "a + b", "add_any": "a + b", "sub": "a - b", "mul": "a * b"},
+    **{"div": "a / b", "max": "maximum(a, b)", "min": "minimum(a, b)", "neg": "-a"},
+    **{"pow": "power(a, b)", "rsqrt": "1 / sqrt(a)", "logistic": "1 / (1 + exp(-a))"},
+    **{"eq": "a == b", "ne": "a != b", "lt": "a < b", "le": "a <= b"},
+    **{"gt": "a > b", "ge": "a >= b", "select_n": "where(a, c, b)", "sign": "sign(a)"},
+    **{"clamp": "minimum(maximum(b, a), c)", "convert_element_type": "a", "copy": "a"},
+    **{"is_finite": "isfinite(a)", "atan2": "arctan2(a, b)", "rem": "fmod(a, b)"},
+    **{"abs": "absolute(a)", "square": "a * a", "copy_p": "a"},
+    **{"shift_left": "left_shift(a, b)", "shift_right_arithmetic": "right_shift(a, b)"},
+    **{"shift_right_logical": "right_shift(a, b)"},
+    **{f"a{name}": f"arc{name}(a)" for name in ("sin", "cos", "tan", "sinh", "cosh")},
+    **{
+        name: f"{name}(a)"
+        for name in (
+            *("exp", "exp2", "expm1", "log", "log1p", "sqrt", "cbrt", "floor", "ceil"),
+            *("sin", "cos", "tan", "sinh", "cosh", "tanh"),
+        )
+    },
+}
+_LOGIC, _SHIFT = ("and", "or", "xor"), "shift_right_logical"
+_REDUCERS: Mapping[str, str] = {
+    **{"reduce_sum": "add", "reduce_prod": "multiply", "reduce_max": "maximum"},
+    **{"reduce_min": "minimum", "reduce_and": "minimum", "reduce_or": "maximum"},
+}
+_VIEWS = (
+    *("slice", "transpose", "rev", "squeeze", "expand_dims", "reshape", "name"),
+    *("broadcast_in_dim", "split", "pvary", "optimization_barrier", "stop_gradient"),
+)
+# Known functions of whole arrays, which are not opaque.
+_LIBRARY = ("conv_general_dilated",)
+
+
+def from_jax(fn: Callable[..., Any], *args: Any) -> Program:
+    """Returns the graph of a function, with what it needs to run again.
+
+    Args:
+      fn: of trees of arrays.
+      *args: arrays, or their shapes and dtypes.
+
+    Raises:
+      ConfigError: arguments or results without arrays, or donated arguments.
+
+    Examples:
+      >>> x = jax.ShapeDtypeStruct((4, 8), "float32")
+      >>> program = from_jax(lambda x: jax.numpy.exp(x.T)[1:], x)
+      >>> print(program.graph.states[0].nodes[0].body[0].inputs[0][1])
+      x0[i1, i0 + 1]
+      >>> sum(edge.words for edge in program.graph.movement())
+      56
+    """
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    given, tree = jax.tree.flatten(shape)
+    if not closed.jaxpr.invars or not given:
+        raise ConfigError("the function must take and return arrays")
+    reader = _Reader("x")
+    inputs = [reader.new(v.aval, outside=True) for v in closed.jaxpr.invars]
+    constants = [reader.new(v.aval, outside=True) for v in closed.jaxpr.constvars]
+    results = reader.read(closed.jaxpr, [*constants, *inputs])
+    avals = (variable.aval for variable in closed.jaxpr.outvars)
+    outputs = [reader.output(v, own) for v, own in zip(results, avals, strict=True)]
+    return Program(
+        graph=reader.graph(getattr(fn, "__name__", "function")),
+        functions=reader.functions,
+        inputs=tuple(each.data for each in inputs),
+        constants={
+            each.data: plain(value)
+            for each, value in zip(constants, closed.consts, strict=True)
+        },
+        outputs=tuple(outputs),
+        trees=(jax.tree.structure(args), tree),
+        opaque=frozenset(reader.opaque),
+    )
+
+
+def _keys(aval: Any) -> Any:
+    """Returns the implementation of random keys; None for other arrays."""
+    dtype = getattr(aval, "dtype", None)
+    return dtype._impl if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else None
+
+
+class _Reader:
+    """Collects the containers and nodes of a graph, and functions for all graphs."""
+
+    def __init__(self, prefix: str, outer: "_Reader | None" = None) -> None:
+        self.prefix = prefix
+        self.arrays: dict[str, Array] = {}
+        self.nodes: list[Node] = []
+        self.functions: dict[str, Callable[..., Any]] = outer.functions if outer else {}
+        self.opaque: set[str] = outer.opaque if outer else set()
+        self.counts: dict[str, int] = outer.counts if outer else {}
+
+    def graph(self, name: str, *symbols: str) -> SDFG:
+        """Returns what was collected."""
+        return SDFG(name, self.arrays, (State("state.1", tuple(self.nodes)),), symbols)
+
+    def number(self, kind: str) -> int:
+        """Returns how many of a kind there were before."""
+        self.counts[kind] = self.counts.get(kind, -1) + 1
+        return self.counts[kind]
+
+    def new(self, aval: Any, *, outside: bool = False) -> View:
+        """Adds a container for an array; for random keys, of their data."""
+        if _keys(aval):
+            like = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            aval = jax.eval_shape(jax.random.key_data, like)
+        return self.container(aval.shape, np.dtype(aval.dtype).name, outside=outside)
+
+    def container(
+        self, shape: Sequence[int], dtype: str, *, outside: bool = False
+    ) -> View:
+        """Adds a container."""
+        prefix = self.prefix if outside else "t"
+        name = f"{prefix}{self.number(prefix)}"
+        self.arrays[name] = Array(tuple(map(Affine.of, shape)), dtype, not outside)
+        return View.whole(name, shape)
+
+    def add(self, kind: Any, code: str, inputs: Any, outputs: Any, axes: Any = ()) -> None:
+        """Adds a node that is in no map, of memlets."""
+        names = [
+            tuple((f"{letter}{n}", memlet) for n, memlet in enumerate(own))
+            for letter, own in (("a", inputs), ("b", outputs))
+        ]
+        node = f"{kind}.{self.number(kind) + 1}"
+        self.nodes.append(Code(node, kind, code, names[0], names[1], tuple(axes)))
+
+    def tasklet(self, code: str, views: Sequence[View], target: View) -> None:
+        """Adds a map over a target's elements, of code of a, b and c."""
+        if 0 in target.shape:
+            return
+        inputs: dict[Memlet, str] = {}
+        for name, view in zip("abc", views, strict=False):
+            text = f"({view.value})" if view.value[:1] == "-" else view.value
+            if view.data:
+                text = inputs.setdefault(view.memlet, f"v{name}")
+            code = re.sub(rf"\b{name}\b", text, code)
+        node = Code(
+            f"tasklet.{self.number('tasklet') + 1}",
+            "tasklet",
+            f"o = {code}",
+            tuple((name, memlet) for memlet, name in inputs.items()),
+            (("o", target.memlet),),
+        )
+        ranges = tuple(
+            (axis(place), Range(Affine(), (Affine((), size - 1),)))
+            for place, size in enumerate(target.shape)
+        )
+        made = Map(f"map.{self.number('map') + 1}", ranges, (node,)) if ranges else node
+        self.nodes.append(made)
+
+    def stored(self, view: View, dtype: str) -> View:
+        """Returns a new container's view that holds an array."""
+        made = self.container(view.shape, dtype)
+        self.tasklet("a", [view], made)
+        return made
+
+    def boxed(self, view: View, dtype: Any, *, whole: bool = False) -> tuple[Any, View]:
+        """Returns an array's box, and its view, of a new container if it must be.
+
+        Args:
+          view: of the array.
+          dtype: of its elements.
+          whole: whether the box must have its axes, all and in their order.
+        """
+        found = view.box() if view.data else None
+        if not found or (whole and found[1] != (*range(len(view.shape)),)):
+            view = self.stored(view, np.dtype(dtype).name)
+            found = view.box()
+        return found, view
+
+    def container_of(self, view: View, dtype: Any) -> str:
+        """Returns the container that is an array."""
+        if view.data and view == View.whole(view.data, self.shape(view.data)):
+            return view.data
+        return self.stored(view, np.dtype(dtype).name).data
+
+    def shape(self, data: str) -> tuple[int, ...]:
+        """Returns the shape of a container."""
+        return tuple(size.constant for size in self.arrays[data].shape)
+
+    def output(self, view: View, aval: Any) -> str:
+        """Returns a container that is seen from outside and holds an array."""
+        made = self.container_of(view, self.new_dtype(aval))
+        if not self.arrays[made].transient:
+            made = self.stored(view, self.arrays[made].dtype).data
+        self.arrays[made] = self.arrays[made]._replace(transient=False)
+        return made
+
+    def new_dtype(self, aval: Any) -> Any:
+        """Returns what a container's elements are for an array."""
+        return np.uint32 if _keys(aval) else aval.dtype
+
+    def read(self, jaxpr: Any, inputs: Sequence[View]) -> list[View]:
+        """Adds a jaxpr's nodes and returns what its results are."""
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
+
+        def get(variable: Any) -> View:
+            if not isinstance(variable, core.Literal):
+                return known[variable]
+            return View("", (), (), repr(np.asarray(variable.val).item()))
+
+        for eqn in jaxpr.eqns:
+            made = self.equation(eqn, [get(v) for v in eqn.invars])
+            known |= dict(zip(eqn.outvars, made, strict=True))
+        return [get(variable) for variable in jaxpr.outvars]
+
+    def equation(self, eqn: Any, views: list[View]) -> list[View]:
+        """Adds what an equation does, and returns what its results are."""
+        name, every = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
+        if name in CALLS:
+            if any(eqn.params.get("donated_invars", ())):
+                raise ConfigError("donated arguments are written in place: not read")
+            inner = eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
+            given = getattr(inner, "consts", ())
+            own = [self.constant(value) for value in given]
+            return self.read(inner_program(eqn), own + views)
+        keys = any(_keys(v.aval) for v in every)
+        empty = any(0 in getattr(v.aval, "shape", ()) for v in every)
+        whole = name in ("reshape", "dot_general", "scan", *_REDUCERS)
+        if keys or (empty and whole):
+            return self.library(eqn, views)
+        made = self.known(name, eqn, views)
+        return made if made is not None else self.library(eqn, views)
+
+    def constant(self, value: Any) -> View:
+        raise ConfigError("an inner program has constants of its own: close them over")
+
+    def known(self, name: str, eqn: Any, views: list[View]) -> list[View] | None:
+        """Returns the results of a primitive whose subsets are known."""
+        if name in _VIEWS:
+            return self.view(name, eqn, views)
+        if name in _PARTS:
+            return _PARTS[name](self, eqn, views)
+        if name in _REDUCERS:
+            return [self.reduce(eqn, views[0])]
+        if name == "scan":
+            return self.scan(eqn, views)
+        if name == "dot_general":
+            return [self.contract(eqn, views)]
+        code = _code(eqn)
+        if code is None:
+            return None
+        made = self.new(eqn.outvars[0].aval)
+        axes = range(len(made.shape))
+        self.tasklet(
+            code,
+            [view.broadcast(made.shape, axes) if view.shape else view for view in views],
+            made,
+        )
+        return [made]
+
+    def view(self, name: str, eqn: Any, views: list[View]) -> list[View]:
+        """Returns results that are arguments, indexed in another way."""
+        (view, *_), params = views, eqn.params
+        shape = tuple(eqn.outvars[0].aval.shape)
+        if name == "slice":
+            return [view.slice(params["start_indices"], shape, params["strides"] or ())]
+        if name == "transpose":
+            return [view.transpose(params["permutation"])]
+        if name == "broadcast_in_dim":
+            return [view.broadcast(shape, params["broadcast_dimensions"])]
+        if name == "rev":
+            turned = [k in params["dimensions"] for k in range(len(shape))]
+            start = [(n - 1) * t for n, t in zip(shape, turned, strict=True)]
+            return [view.slice(start, shape, [1 - 2 * turn for turn in turned])]
+        if name == "split":
+            made, start = [], [0] * len(view.shape)
+            for variable in eqn.outvars:
+                made.append(view.slice(start, variable.aval.shape))
+                start[params["axis"]] += variable.aval.shape[params["axis"]]
+            return made
+        if name not in ("squeeze", "expand_dims", "reshape"):
+            return views
+        if params.get("dimensions") and name == "reshape":
+            view = view.transpose(params["dimensions"])
+        return [view.reshape(shape) or self.merged(view, shape, eqn.invars[0].aval)]
+
+    def merged(self, view: View, shape: Sequence[int], aval: Any) -> View:
+        """Returns a reshape whose indices are affine only where it is written."""
+        parts = list(groups(view.shape, shape))
+        sizes = [math.prod(view.shape[k] for k in old) for old, _ in parts]
+        made = self.container(sizes, np.dtype(aval.dtype).name)
+        target = made.reshape(view.shape)
+        assert target is not None
+        self.tasklet("a", [view], target)
+        split = made.reshape(shape)
+        assert split is not None
+        return split
+
+    def reduce(self, eqn: Any, view: View) -> View:
+        """Adds a reduction."""
+        (subset, places), view = self.boxed(view, eqn.invars[0].aval.dtype)
+        gone = [
+            n for n, place in enumerate(places) if place < 0 or place in eqn.params["axes"]
+        ]
+        kept = [place for n, place in enumerate(places) if n not in gone]
+        shape = [view.shape[place] for place in kept]
+        made = self.container(shape, np.dtype(eqn.outvars[0].aval.dtype).name)
+        source = Memlet(view.data, subset)
+        target = Memlet(made.data, self.arrays[made.data].whole)
+        self.add("reduce", _REDUCERS[eqn.primitive.name], [source], [target], gone)
+        return made.transpose([kept.index(place) for place in sorted(kept)])
+
+    def contract(self, eqn: Any, views: list[View]) -> View:
+        """Adds an einsum."""
+        operands, _, result = read_einsum(eqn).partition("->")
+        free = iter(sorted({*string.ascii_letters} - {*operands}))
+        codes, memlets = [], []
+        for letters, view, v in zip(operands.split(","), views, eqn.invars, strict=True):
+            (subset, places), own = self.boxed(view, v.aval.dtype)
+            codes.append("".join(letters[p] if p >= 0 else next(free) for p in places))
+            memlets.append(Memlet(own.data, subset))
+        made = self.new(eqn.outvars[0].aval)
+        target = Memlet(made.data, self.arrays[made.data].whole)
+        self.add("library", f"{','.join(codes)}->{result}", memlets, [target])
+        return made
+
+    def library(self, eqn: Any, views: list[View]) -> list[View]:
+        """Adds a primitive that runs as it is."""
+        memlets, read = [], {}
+        for view, variable in zip(views, eqn.invars, strict=True):
+            if isinstance(variable, core.Literal) or variable in read:
+                continue
+            read[variable] = None
+            (subset, _), own = self.boxed(view, self.new_dtype(variable.aval), whole=True)
+            memlets.append(Memlet(own.data, subset))
+        made = [self.new(variable.aval) for variable in eqn.outvars]
+        name = eqn.primitive.name
+        code = f"{name} {self.number(name) + 1}"
+        self.functions[code] = _runner(eqn, [*read])
+        if name not in _LIBRARY:
+            self.opaque.add(code)
+            log.info("%s has no subsets that are known: it is opaque", code)
+        targets = [Memlet(own.data, self.arrays[own.data].whole) for own in made]
+        self.add("library", code, memlets, targets)
+        return made
+
+    def scan(self, eqn: Any, views: list[View]) -> list[View]:
+        """Adds a graph that runs several times, with what it carries in place."""
+        params, inner = eqn.params, _Reader("s", self)
+        closed, length = params["jaxpr"], params["length"]
+        counter = f"n{self.number('n')}"
+        step = Affine(((counter, 1),))
+        turn = Affine((), length - 1) - step if params["reverse"] else step
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        arguments: dict[str, str] = {}
+
+        def enter(outer: str) -> View:
+            array = self.arrays[outer]
+            made = inner.container(self.shape(outer), array.dtype, outside=True)
+            arguments[made.data] = outer
+            return made
+
+        read: dict[str, View] = {}
+        given, carried, carries = [], [], []
+        for place, (view, v) in enumerate(zip(views, eqn.invars, strict=True)):
+            if first <= place < last:
+                carries.append(self.stored(view, np.dtype(v.aval.dtype).name))
+                carried.append(enter(carries[-1].data))
+                given.append(carried[-1])
+                continue
+            outer = self.container_of(view, v.aval.dtype)
+            own = read[outer] = read.get(outer) or enter(outer)
+            given.append(own if place < first else _at(own, turn))
+        own = [inner.constant(value) for value in closed.consts]
+        results = inner.read(closed.jaxpr, own + given)
+        stacked = [self.new(v.aval) for v in eqn.outvars[len(carries) :]]
+        for view, made in zip(results[len(carries) :], stacked, strict=True):
+            inner.tasklet("a", [view], _at(enter(made.data), turn))
+        kinds = [self.arrays[made.data].dtype for made in carries]
+        news = [inner.stored(v, d) for v, d in zip(results, kinds, strict=False)]
+        for new, place in zip(news, carried, strict=True):
+            whole = (inner.arrays[place.data].whole,)
+            inner.add("copy", "", [Memlet(new.data, *whole)], [Memlet(place.data, *whole)])
+        node = f"nested.{self.number('nested') + 1}"
+        graph = inner.graph(node, counter)
+        self.nodes.append(Nested(node, graph, tuple(arguments.items()), length, counter))
+        return [*carries, *stacked]
+
+
+def _at(view: View, index: Affine) -> View:
+    """Returns an array at an index of its first axis."""
+    return view.put(view.shape[1:], index, *map(axis, range(len(view.shape) - 1)))
+
+
+def _code(eqn: Any) -> str | None:
+    """Returns the code of an elementwise primitive; None if it is not known."""
+    name, params = eqn.primitive.name, eqn.params
+    kinds = {np.dtype(v.aval.dtype).kind for v in (*eqn.invars, *eqn.outvars)}
+    if "c" in kinds:
+        return None
+    if name == "integer_pow":
+        return "a * a" if params["y"] == 2 else f"power(a, {params['y']})"
+    if name == "not":
+        return "logical_not(a)" if kinds == {"b"} else "invert(a)"
+    if name in _LOGIC:
+        return f"{'logical' if kinds == {'b'} else 'bitwise'}_{name}(a, b)"
+    if (name == "div" and kinds != {"f"}) or (name == _SHIFT and kinds != {"u"}):
+        return None
+    if name == "select_n" and np.dtype(eqn.invars[0].aval.dtype).kind != "b":
+        return None
+    whole = name == "select_n" and len(eqn.invars) != 3
+    return None if whole else _CODE.get(name)
+
+
+def _runner(eqn: Any, read: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+    """Returns what runs a primitive on the arrays of its variables."""
+    jaxpr = core.Jaxpr((), read, eqn.outvars, [eqn], eqn.effects)
+    function = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        given = []
+        for array, variable in zip(arrays, read, strict=True):
+            given.append(jax.numpy.asarray(array))
+            if kind := _keys(variable.aval):
+                given[-1] = jax.random.wrap_key_data(given[-1], impl=kind.name)
+        return tuple(map(plain, function(*given)))
+
+    return run
+
+
+def _iota(reader: _Reader, eqn: Any, _: list[View]) -> list[View]:
+    made = reader.new(eqn.outvars[0].aval)
+    reader.tasklet(axis(eqn.params["dimension"]), [], made)
+    return [made]
+
+
+def _pad(reader: _Reader, eqn: Any, views: list[View]) -> list[View] | None:
+    """Adds what writes the elements, and what is around them."""
+    (view, value), sizes = views, eqn.params["padding_config"]
+    if any(low < 0 or high < 0 for low, high, _ in sizes):
+        return None
+    made = reader.new(eqn.outvars[0].aval)
+    start, steps = [low for low, *_ in sizes], [gap + 1 for *_, gap in sizes]
+    around = value.broadcast(made.shape, ())
+    if any(gap for *_, gap in sizes):
+        reader.tasklet("a", [around], made)
+    else:
+        _frame(reader, around, made, start, view.shape)
+    reader.tasklet("a", [view], made.slice(start, view.shape, steps))
+    return [made]
+
+
+def _concatenate(reader: _Reader, eqn: Any, views: list[View]) -> list[View]:
+    made = reader.new(eqn.outvars[0].aval)
+    start = [0] * len(made.shape)
+    for view in views:
+        reader.tasklet("a", [view], made.slice(start, view.shape))
+        start[eqn.params["dimension"]] += view.shape[eqn.params["dimension"]]
+    return [made]
+
+
+def _starts(eqn: Any, first: int, sizes: Sequence[int]) -> list[int] | None:
+    """Returns where a dynamic slice begins, if that is a constant."""
+    literals = eqn.invars[first:]
+    if not all(isinstance(v, core.Literal) for v in literals):
+        return None
+    whole = zip(literals, eqn.invars[0].aval.shape, sizes, strict=True)
+    return [max(0, min(int(v.val), n - size)) for v, n, size in whole]
+
+
+def _dynamic_slice(reader: _Reader, eqn: Any, views: list[View]) -> list[View] | None:
+    start = _starts(eqn, 1, eqn.params["slice_sizes"])
+    return None if start is None else [views[0].slice(start, eqn.params["slice_sizes"])]
+
+
+def _dynamic_update(reader: _Reader, eqn: Any, views: list[View]) -> list[View] | None:
+    whole, part = views[:2]
+    start = _starts(eqn, 2, part.shape)
+    if start is None:
+        return None
+    made = reader.new(eqn.outvars[0].aval)
+    _frame(reader, whole, made, start, part.shape)
+    reader.tasklet("a", [part], made.slice(start, part.shape))
+    return [made]
+
+
+def _frame(
+    reader: _Reader, view: View, made: View, start: Sequence[int], sizes: Sequence[int]
+) -> None:
+    """Adds what writes all but a part of an array."""
+    first, shape = [0] * len(start), [*made.shape]
+    for place, (low, size) in enumerate(zip(start, sizes, strict=True)):
+        for begin, end in ((0, low), (low + size, made.shape[place])):
+            first[place], shape[place] = begin, end - begin
+            part = view.slice(first, shape)
+            reader.tasklet("a", [part], made.slice(first, shape))
+        first[place], shape[place] = low, size
+
+
+_PARTS: Mapping[str, Callable[[_Reader, Any, list[View]], list[View] | None]] = {
+    "iota": _iota,
+    "pad": _pad,
+    "concatenate": _concatenate,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+}
