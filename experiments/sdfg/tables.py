@@ -1,5 +1,8 @@
 """Tables of graphs that are rewritten: no rule changes a result; what tiles load."""
 
+from typing import Any
+
+from experiments.sdfg.movement import COUNTED
 from experiments.sdfg.rules import CAUSES, CONTROLS, NAMES
 from hpcjax.runs.pictures import Bars, Lines
 from hpcjax.runs.reduce import cell, least, most, over
@@ -109,6 +112,72 @@ TILING = Table(
             "monotone": over("loaded", "T=16", "T=8")
             .at_most(0.6, "elements of tiles of 16 over those of tiles of 8")
             .fails({"T=16": "T=8"}),
+        },
+    ),
+)
+
+
+def _left(name: str) -> tuple[str, Any]:
+    return f"{name} / listed", lambda run: run[name] / run["listed"]
+
+
+MOVEMENT = Table(
+    id="sdfg/movement",
+    title="JAX functions as graphs: words and times, before and after fusion",
+    paper=(
+        f"{PAPER}: rewriting a program apart from its source gives tuned performance; "
+        "here for functions that JAX traces"
+    ),
+    caption=(
+        "Words over the largest argument's size: as a list of operators, as a graph "
+        "with slices as subsets, with maps fused, with operators joined to kernels, "
+        "and fused where each iteration still writes what lies within. Softmax of a "
+        "sum with dropout, layer norm of a sum (4,096 x 1,024), two Jacobi sweeps "
+        "(2,048 x 2,048), a step of an MLP, an attention. Milliseconds on a shared "
+        "machine, least of 7 interleaved rounds: a program for each node, and JAX's jit."
+    ),
+    shows=(
+        "Functions were read as graphs and rewritten. Bars are the words that are left "
+        "of those that the operators move one by one."
+    ),
+    picture=Bars("left", label="words left / listed"),
+    columns={
+        **{n: n for n in ("listed", "simplified", "fused", "kernels", "kept")},
+        "left": _left("fused"),
+        "left_simplified": _left("simplified"),
+        "left_kept": _left("kept"),
+        **{n: n.replace("_", ", ") for n in ("off", "off_simplified", "off_kept")},
+        "apart": "largest difference",
+        "rounded": "if rounded",
+        "apart_ms": "ms apart",
+        "fused_ms": "ms fused",
+        "jit_ms": "ms jit",
+        "time": ("fused / apart", lambda run: run["fused_ms"] / run["apart_ms"]),
+        "time_apart": ("apart / apart", lambda run: run["apart_ms"] / run["apart_ms"]),
+    },
+    along="program",
+    tiers=on_cpu(
+        minutes=4.0,
+        runs={"all": Runs(config="sdfg/movement")},
+        claims={
+            "words": most("off", *COUNTED)
+            .at_most(0, "words between the fused graph and the count by hand")
+            .fails(columns={"off": "off_simplified"})
+            .fails(columns={"off": "off_kept"}),
+            "rows": most("left", "softmax", "norm")
+            .at_most(0.7, "words of softmax and norm over those listed")
+            .fails(columns={"left": "left_simplified"})
+            .fails(columns={"left": "left_kept"}),
+            "jacobi": cell("left", "jacobi")
+            .at_most(0.25, "words of the sweeps over those listed")
+            .fails(columns={"left": "left_simplified"})
+            .fails(columns={"left": "left_kept"}),
+            "equal": most("apart")
+            .at_most(1e-6, "between a fused graph's results and JAX's")
+            .fails(columns={"apart": "rounded"}),
+            "time": most("time", *COUNTED)
+            .at_most(0.9, "time of the fused graph over the graph's, node by node")
+            .fails(columns={"time": "time_apart"}),
         },
     ),
 )

@@ -1,6 +1,8 @@
+from ._from_jax import from_jax as from_jax
 from ._gemm import Gemm as Gemm
 from ._gemm import gemm as gemm
 from ._gemm import gemm_layouts as gemm_layouts
+from ._to_jax import to_jax as to_jax
 from .affine import Affine as Affine
 from .affine import Range as Range
 from .builder import Builder as Builder
@@ -10,7 +12,6 @@ from .encoder import SAME as SAME
 from .encoder import encoder_layer as encoder_layer
 from .encoder import encoder_sizes as encoder_sizes
 from .encoder import fused_kernels as fused_kernels
-from ._from_jax import from_jax as from_jax
 from .fusion import Candidate as Candidate
 from .fusion import fuse as fuse
 from .fusion import fusion_candidates as fusion_candidates
@@ -29,7 +30,6 @@ from .layouts import Binding as Binding
 from .layouts import Configuration as Configuration
 from .layouts import select_layouts as select_layouts
 from .operators import find_operators as find_operators
-from .traced import Program as Program
 from .passes import fuse_maps as fuse_maps
 from .passes import simplify as simplify
 from .propagation import propagate as propagate
@@ -50,4 +50,4 @@ from .sdfg import Nested as Nested
 from .sdfg import State as State
 from .sdfg import Traffic as Traffic
 from .shortest_path import select_by_paths as select_by_paths
-from ._to_jax import to_jax as to_jax
+from .traced import Program as Program

@@ -19,8 +19,8 @@ from jax.extend import core
 from hpcjax.core.errors import ConfigError
 from hpcjax.ir.affine import Affine, Range
 from hpcjax.ir.jaxprs import CALLS, inner_program, read_einsum
-from hpcjax.ir.traced import Program, plain
 from hpcjax.ir.sdfg import SDFG, Array, Code, Map, Memlet, Nested, Node, State
+from hpcjax.ir.traced import Program, plain
 from hpcjax.ir.views import View, axis, groups
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,9 @@ class _Reader:
         self.arrays[name] = Array(tuple(map(Affine.of, shape)), dtype, not outside)
         return View.whole(name, shape)
 
-    def add(self, kind: Any, code: str, inputs: Any, outputs: Any, axes: Any = ()) -> None:
+    def add(
+        self, kind: Any, code: str, inputs: Any, outputs: Any, axes: Any = ()
+    ) -> None:
         """Adds a node that is in no map, of memlets."""
         names = [
             tuple((f"{letter}{n}", memlet) for n, memlet in enumerate(own))
@@ -272,7 +274,10 @@ class _Reader:
         axes = range(len(made.shape))
         self.tasklet(
             code,
-            [view.broadcast(made.shape, axes) if view.shape else view for view in views],
+            [
+                view.broadcast(made.shape, axes) if view.shape else view
+                for view in views
+            ],
             made,
         )
         return [made]
@@ -319,7 +324,9 @@ class _Reader:
         """Adds a reduction."""
         (subset, places), view = self.boxed(view, eqn.invars[0].aval.dtype)
         gone = [
-            n for n, place in enumerate(places) if place < 0 or place in eqn.params["axes"]
+            n
+            for n, place in enumerate(places)
+            if place < 0 or place in eqn.params["axes"]
         ]
         kept = [place for n, place in enumerate(places) if n not in gone]
         shape = [view.shape[place] for place in kept]
@@ -334,7 +341,9 @@ class _Reader:
         operands, _, result = read_einsum(eqn).partition("->")
         free = iter(sorted({*string.ascii_letters} - {*operands}))
         codes, memlets = [], []
-        for letters, view, v in zip(operands.split(","), views, eqn.invars, strict=True):
+        for letters, view, v in zip(
+            operands.split(","), views, eqn.invars, strict=True
+        ):
             (subset, places), own = self.boxed(view, v.aval.dtype)
             codes.append("".join(letters[p] if p >= 0 else next(free) for p in places))
             memlets.append(Memlet(own.data, subset))
@@ -350,7 +359,9 @@ class _Reader:
             if isinstance(variable, core.Literal) or variable in read:
                 continue
             read[variable] = None
-            (subset, _), own = self.boxed(view, self.new_dtype(variable.aval), whole=True)
+            (subset, _), own = self.boxed(
+                view, self.new_dtype(variable.aval), whole=True
+            )
             memlets.append(Memlet(own.data, subset))
         made = [self.new(variable.aval) for variable in eqn.outvars]
         name = eqn.primitive.name
@@ -399,10 +410,14 @@ class _Reader:
         news = [inner.stored(v, d) for v, d in zip(results, kinds, strict=False)]
         for new, place in zip(news, carried, strict=True):
             whole = (inner.arrays[place.data].whole,)
-            inner.add("copy", "", [Memlet(new.data, *whole)], [Memlet(place.data, *whole)])
+            inner.add(
+                "copy", "", [Memlet(new.data, *whole)], [Memlet(place.data, *whole)]
+            )
         node = f"nested.{self.number('nested') + 1}"
         graph = inner.graph(node, counter)
-        self.nodes.append(Nested(node, graph, tuple(arguments.items()), length, counter))
+        self.nodes.append(
+            Nested(node, graph, tuple(arguments.items()), length, counter)
+        )
         return [*carries, *stacked]
 
 
@@ -432,17 +447,18 @@ def _code(eqn: Any) -> str | None:
 
 
 def _runner(eqn: Any, read: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-    """Returns what runs a primitive on the arrays of its variables."""
-    jaxpr = core.Jaxpr((), read, eqn.outvars, [eqn], eqn.effects)
-    function = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
+    """Returns what runs a primitive on the arrays of the variables that it reads."""
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        given = []
+        known = {}
         for array, variable in zip(arrays, read, strict=True):
-            given.append(jax.numpy.asarray(array))
+            known[variable] = jax.numpy.asarray(array)
             if kind := _keys(variable.aval):
-                given[-1] = jax.random.wrap_key_data(given[-1], impl=kind.name)
-        return tuple(map(plain, function(*given)))
+                known[variable] = jax.random.wrap_key_data(array, impl=kind.name)
+        given = (v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars)
+        params = eqn.primitive.get_bind_params(eqn.params)
+        made = eqn.primitive.bind(*given, **params)
+        return tuple(map(plain, made if eqn.primitive.multiple_results else [made]))
 
     return run
 

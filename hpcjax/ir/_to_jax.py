@@ -18,7 +18,18 @@ from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.ir import affine
 from hpcjax.ir.affine import Affine, Range, Values
 from hpcjax.ir.checks import check
-from hpcjax.ir.sdfg import REDUCERS, SDFG, Code, Map, Memlet, Nested, Node, accesses, codes, parse
+from hpcjax.ir.sdfg import (
+    REDUCERS,
+    SDFG,
+    Code,
+    Map,
+    Memlet,
+    Nested,
+    Node,
+    accesses,
+    codes,
+    parse,
+)
 
 _REDUCE = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 _OPERATORS: Mapping[type, str] = {
@@ -164,9 +175,13 @@ class _Lowering:
 
     def loop(self, node: Map, data: dict[str, Any], values: Any) -> None:
         """Runs iterations one after the other, where they are no array operation."""
-        listed = [{n: v[n] for n in node.params} for v in affine.iterate(node.ranges, values)]
+        listed = [
+            {n: v[n] for n in node.params} for v in affine.iterate(node.ranges, values)
+        ]
         table = {n: jnp.asarray([v[n] for v in listed]) for n in node.params}
-        written = sorted({e.memlet.data for e in accesses(node) if e.writes} - {*node.private})
+        written = sorted(
+            {e.memlet.data for e in accesses(node) if e.writes} - {*node.private}
+        )
 
         def turn(count: Any, carried: dict[str, Any]) -> dict[str, Any]:
             own = {n: v for n, v in data.items() if n not in node.private} | carried
@@ -351,7 +366,9 @@ class _Space:
         """Returns the slice that a parameter takes."""
         place, own = names.index(name), dict(self.ranges)[name]
         start = index.put({name: own.start}).at(self.values)
-        return _Axis(place, start, self.shape[place], index.factor(name) * own.step, size)
+        return _Axis(
+            place, start, self.shape[place], index.factor(name) * own.step, size
+        )
 
     def split(
         self, index: Affine, inner: list[str], names: list[str], size: int

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from hpcjax.core.errors import ConfigError
+from hpcjax.ir._to_jax import to_jax
 from hpcjax.ir.interpreter import Order, interpret
 from hpcjax.ir.sdfg import SDFG
-from hpcjax.ir._to_jax import to_jax
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,7 +59,9 @@ class View(NamedTuple):
     def transpose(self, order: Sequence[int]) -> "View":
         """Returns it with the axes in another order."""
         shape = (self.shape[place] for place in order)
-        return self.put(tuple(shape), *(axis(order.index(k)) for k in range(len(order))))
+        return self.put(
+            tuple(shape), *(axis(order.index(k)) for k in range(len(order)))
+        )
 
     def broadcast(self, shape: Sequence[int], axes: Sequence[int]) -> "View":
         """Returns it in a larger shape, of which it has some axes."""

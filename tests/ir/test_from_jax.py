@@ -87,14 +87,16 @@ FUNCTIONS = {
     "nested scan": (nested, X),
     "remat": (jax.grad(lambda x: jax.checkpoint(jnp.sin)(x).sum()), X),
     "same": (lambda x: (x, x, 2 * x, jnp.ones(3), x.T), X),
-    "keyed scalar": (lambda k: jax.random.key_data(k)[0] * 0 + 1, KEY),
     "convolution": (
-        lambda x, w: lax.conv_general_dilated(x[None, None], w[None, None], (1, 1), "SAME"),
+        lambda x, w: lax.conv_general_dilated(
+            x[None, None], w[None, None], (1, 1), "SAME"
+        ),
         X,
         W,
     ),
 }
 OPAQUE = {
+    "random_unwrap": (lambda k: jax.random.key_data(k)[0] * 0 + 1, KEY),
     "cond": (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), X),
     "while": (lambda x: lax.while_loop(lambda c: c.sum() < 9, jnp.exp, x), X),
     "gather": (lambda x: x[jnp.array([1, 0, 2])] + 1, X),
@@ -135,9 +137,7 @@ def test_the_interpreter_the_lowering_and_jax_agree(read):
     # ``read`` is of 49 functions, whose names tell what is opaque.
     wanted = run_all({name: fn for name, (fn, *_) in EVERY.items()})
     lowered = run_all({name: program.to_jax() for name, program in read.items()})
-    changed = {
-        n: p.rewrite(ir.simplify).rewrite(ir.fuse_maps) for n, p in read.items()
-    }
+    changed = {n: p.rewrite(ir.simplify).rewrite(ir.fuse_maps) for n, p in read.items()}
     fused = run_all({name: program.to_jax() for name, program in changed.items()})
     for name, (_, *args) in EVERY.items():
         made = read[name].interpret(*args)
@@ -160,7 +160,8 @@ def test_a_program_is_a_function_for_vmap_and_grad(read):
     fn, run = FUNCTIONS["norm"][0], read["norm"].to_jax()
     xs = jnp.stack([X, 2 * X])
     assert_close(
-        jax.vmap(run, (0, None, None))(xs, X, B), jax.vmap(fn, (0, None, None))(xs, X, B)
+        jax.vmap(run, (0, None, None))(xs, X, B),
+        jax.vmap(fn, (0, None, None))(xs, X, B),
     )
     loss = lambda f: jax.grad(lambda x: (f(x)[1] ** 2).sum())(X)  # noqa: E731
     assert_close(loss(read["nested scan"].to_jax()), loss(nested))
@@ -221,7 +222,9 @@ def test_slices_and_reshapes_move_nothing():
 def test_words_of_scans_are_of_all_trips():
     def scan(length):
         xs = jax.ShapeDtypeStruct((length, 5), "float32")
-        return words(ir.from_jax(lambda x: lax.scan(lambda c, r: (c + r, c), B[:5], x), xs))
+        return words(
+            ir.from_jax(lambda x: lax.scan(lambda c, r: (c + r, c), B[:5], x), xs)
+        )
 
     assert scan(8) - scan(4) == scan(12) - scan(8) > 0
 
