@@ -134,7 +134,7 @@ MOVEMENT = Table(
         "and fused where each iteration still writes what lies within. Softmax of a "
         "sum with dropout, layer norm of a sum (4,096 x 1,024), two Jacobi sweeps "
         "(2,048 x 2,048), a step of an MLP, an attention. Milliseconds on a shared "
-        "machine, least of 7 interleaved rounds: a program for each node, and JAX's jit."
+        "machine, least of 7 rounds: a program for each node, and JAX's jit."
     ),
     shows=(
         "Functions were read as graphs and rewritten. Bars are the words that are left "

@@ -6,7 +6,7 @@ slice; elsewhere it is a gather, or a scatter.
 
 import ast
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -92,7 +92,7 @@ def to_jax(
             step(data, inputs)
             for name in step.names:
                 if last[name] == place and bound.arrays[name].transient:
-                    del data[name]
+                    data.pop(name, None)
         kept = (name for name, each in bound.arrays.items() if not each.transient)
         return {name: _value(data, name, bound) for name in kept}
 
@@ -111,14 +111,10 @@ def _check_functions(graph: SDFG, functions: _Functions) -> None:
     for _, node in graph.nodes():
         if isinstance(node, Nested):
             _check_functions(node.graph, functions)
-        for code in _codes(node):
-            if code.kind == "library" and "->" not in code.code:
-                if code.code not in functions:
-                    raise ConfigError(f"no function {code.code!r} was given")
-
-
-def _codes(node: Node) -> Iterator[Code]:
-    return (code for code, _ in codes(node))
+        for code, _ in codes(node):
+            named = code.kind == "library" and "->" not in code.code
+            if named and code.code not in functions:
+                raise ConfigError(f"no function {code.code!r} was given")
 
 
 def _dtype(name: str) -> Any:
@@ -398,7 +394,7 @@ class _Space:
 
 
 class _Axis(NamedTuple):
-    """What is taken of an axis: the parameter's place, -1 for none; a slice; its size."""
+    """A slice of an axis: a parameter's place, or -1; start, size, step; all of it."""
 
     place: int
     start: Any
