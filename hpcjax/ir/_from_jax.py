@@ -52,8 +52,8 @@ _REDUCERS: Mapping[str, str] = {
     **{"reduce_min": "minimum", "reduce_and": "minimum", "reduce_or": "maximum"},
 }
 _VIEWS = (
-    *("slice", "transpose", "rev", "squeeze", "expand_dims", "reshape", "name"),
-    *("broadcast_in_dim", "split", "pvary", "optimization_barrier", "stop_gradient"),
+    *("slice", "transpose", "squeeze", "expand_dims", "reshape", "name"),
+    *("broadcast_in_dim", "pvary", "optimization_barrier", "stop_gradient"),
 )
 # Known functions of whole arrays, which are not opaque.
 _LIBRARY = ("conv_general_dilated",)
@@ -241,9 +241,8 @@ class _Reader:
             if any(eqn.params.get("donated_invars", ())):
                 raise ConfigError("donated arguments are written in place: not read")
             inner = eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
-            given = getattr(inner, "consts", ())
-            own = [self.constant(value) for value in given]
-            return self.read(inner_program(eqn), own + views)
+            _check_closed(inner)
+            return self.read(inner_program(eqn), views)
         keys = any(_keys(v.aval) for v in every)
         empty = any(0 in getattr(v.aval, "shape", ()) for v in every)
         whole = name in ("reshape", "dot_general", "scan", *_REDUCERS)
@@ -251,9 +250,6 @@ class _Reader:
             return self.library(eqn, views)
         made = self.known(name, eqn, views)
         return made if made is not None else self.library(eqn, views)
-
-    def constant(self, value: Any) -> View:
-        raise ConfigError("an inner program has constants of its own: close them over")
 
     def known(self, name: str, eqn: Any, views: list[View]) -> list[View] | None:
         """Returns the results of a primitive whose subsets are known."""
@@ -263,10 +259,6 @@ class _Reader:
             return _PARTS[name](self, eqn, views)
         if name in _REDUCERS:
             return [self.reduce(eqn, views[0])]
-        if name == "scan":
-            return self.scan(eqn, views)
-        if name == "dot_general":
-            return [self.contract(eqn, views)]
         code = _code(eqn)
         if code is None:
             return None
@@ -292,16 +284,6 @@ class _Reader:
             return [view.transpose(params["permutation"])]
         if name == "broadcast_in_dim":
             return [view.broadcast(shape, params["broadcast_dimensions"])]
-        if name == "rev":
-            turned = [k in params["dimensions"] for k in range(len(shape))]
-            start = [(n - 1) * t for n, t in zip(shape, turned, strict=True)]
-            return [view.slice(start, shape, [1 - 2 * turn for turn in turned])]
-        if name == "split":
-            made, start = [], [0] * len(view.shape)
-            for variable in eqn.outvars:
-                made.append(view.slice(start, variable.aval.shape))
-                start[params["axis"]] += variable.aval.shape[params["axis"]]
-            return made
         if name not in ("squeeze", "expand_dims", "reshape"):
             return views
         if params.get("dimensions") and name == "reshape":
@@ -401,8 +383,8 @@ class _Reader:
             outer = self.container_of(view, v.aval.dtype)
             own = read[outer] = read.get(outer) or enter(outer)
             given.append(own if place < first else _at(own, turn))
-        own = [inner.constant(value) for value in closed.consts]
-        results = inner.read(closed.jaxpr, own + given)
+        _check_closed(closed)
+        results = inner.read(closed.jaxpr, given)
         stacked = [self.new(v.aval) for v in eqn.outvars[len(carries) :]]
         for view, made in zip(results[len(carries) :], stacked, strict=True):
             inner.tasklet("a", [view], _at(enter(made.data), turn))
@@ -421,6 +403,11 @@ class _Reader:
         return [*carries, *stacked]
 
 
+def _check_closed(program: Any) -> None:
+    if getattr(program, "consts", ()):
+        raise ConfigError("an inner program has constants of its own: pass them to it")
+
+
 def _at(view: View, index: Affine) -> View:
     """Returns an array at an index of its first axis."""
     return view.put(view.shape[1:], index, *map(axis, range(len(view.shape) - 1)))
@@ -430,7 +417,14 @@ def _code(eqn: Any) -> str | None:
     """Returns the code of an elementwise primitive; None if it is not known."""
     name, params = eqn.primitive.name, eqn.params
     kinds = {np.dtype(v.aval.dtype).kind for v in (*eqn.invars, *eqn.outvars)}
-    if "c" in kinds:
+    chosen = len(eqn.invars) == 3 and np.dtype(eqn.invars[0].aval.dtype).kind == "b"
+    refused = {
+        "div": kinds != {"f"},
+        "integer_pow": kinds != {"f"} and params.get("y", 0) < 0,
+        _SHIFT: kinds != {"u"},
+        "select_n": not chosen,
+    }
+    if "c" in kinds or refused.get(name):
         return None
     if name == "integer_pow":
         return "a * a" if params["y"] == 2 else f"power(a, {params['y']})"
@@ -438,12 +432,7 @@ def _code(eqn: Any) -> str | None:
         return "logical_not(a)" if kinds == {"b"} else "invert(a)"
     if name in _LOGIC:
         return f"{'logical' if kinds == {'b'} else 'bitwise'}_{name}(a, b)"
-    if (name == "div" and kinds != {"f"}) or (name == _SHIFT and kinds != {"u"}):
-        return None
-    if name == "select_n" and np.dtype(eqn.invars[0].aval.dtype).kind != "b":
-        return None
-    whole = name == "select_n" and len(eqn.invars) != 3
-    return None if whole else _CODE.get(name)
+    return _CODE.get(name)
 
 
 def _runner(eqn: Any, read: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
@@ -461,6 +450,21 @@ def _runner(eqn: Any, read: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         return tuple(map(plain, made if eqn.primitive.multiple_results else [made]))
 
     return run
+
+
+def _rev(_: _Reader, eqn: Any, views: list[View]) -> list[View]:
+    shape = views[0].shape
+    turned = [k in eqn.params["dimensions"] for k in range(len(shape))]
+    start = [(n - 1) * turn for n, turn in zip(shape, turned, strict=True)]
+    return [views[0].slice(start, shape, [1 - 2 * turn for turn in turned])]
+
+
+def _split(_: _Reader, eqn: Any, views: list[View]) -> list[View]:
+    made, start = [], [0] * len(views[0].shape)
+    for variable in eqn.outvars:
+        made.append(views[0].slice(start, variable.aval.shape))
+        start[eqn.params["axis"]] += variable.aval.shape[eqn.params["axis"]]
+    return made
 
 
 def _iota(reader: _Reader, eqn: Any, _: list[View]) -> list[View]:
@@ -533,6 +537,10 @@ def _frame(
 
 
 _PARTS: Mapping[str, Callable[[_Reader, Any, list[View]], list[View] | None]] = {
+    "scan": lambda reader, eqn, views: reader.scan(eqn, views),
+    "dot_general": lambda reader, eqn, views: [reader.contract(eqn, views)],
+    "rev": _rev,
+    "split": _split,
     "iota": _iota,
     "pad": _pad,
     "concatenate": _concatenate,
