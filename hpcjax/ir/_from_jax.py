@@ -103,7 +103,7 @@ def from_jax(fn: Callable[..., Any], *args: Any) -> Program:
 
 def _keys(aval: Any) -> Any:
     """Returns the implementation of random keys; None for other arrays."""
-    dtype = getattr(aval, "dtype", None)
+    dtype: Any = getattr(aval, "dtype", np.float32)
     return dtype._impl if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else None
 
 
