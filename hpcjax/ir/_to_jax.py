@@ -247,7 +247,9 @@ class _Lowering:
         elif node.code in self.functions:
             results = self.functions[node.code](*arrays)
         else:
-            results = (jnp.einsum(node.code, *arrays),)
+            # Sums of narrow numbers may be asked for in wider ones.
+            wide = _dtype(self.graph.arrays[node.outputs[0][1].data].dtype)
+            results = (jnp.einsum(node.code, *arrays, preferred_element_type=wide),)
         return dict(zip((name for name, _ in node.outputs), results, strict=True))
 
 

@@ -6,7 +6,7 @@ It shares nothing with what lowers graphs, so that it can judge it.
 import ast
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -155,7 +155,8 @@ class _Run:
         """Reads, computes, and writes or resolves."""
         read = {name: self.read(memlet, data, values) for name, memlet in node.inputs}
         try:
-            made = self.compute(node, read, values)
+            wide = [data[memlet.data].dtype for _, memlet in node.outputs]
+            made = self.compute(node, read, values, wide)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{node.id}: {error}") from error
         for name, memlet in node.outputs:
@@ -172,9 +173,9 @@ class _Run:
             array[at] = value
 
     def compute(
-        self, node: Code, read: dict[str, Any], values: Values
+        self, node: Code, read: dict[str, Any], values: Values, dtypes: Sequence[Any]
     ) -> Mapping[str, Any]:
-        """Returns the outputs of a node by name."""
+        """Returns the outputs of a node, of so many dtypes, by name."""
         if node.kind == "tasklet":
             scope: dict[str, Any] = {**values, **{n: a.item() for n, a in read.items()}}
             with np.errstate(all="ignore"):
@@ -195,7 +196,8 @@ class _Run:
         elif node.code in self.functions:
             results = self.functions[node.code](*arrays)
         elif "->" in node.code:
-            results = (np.einsum(node.code, *arrays),)
+            wide = (array.astype(dtypes[0]) for array in arrays)
+            results = (np.einsum(node.code, *wide),)
         else:
             raise ConfigError(f"no function {node.code!r} was given")
         return dict(zip((name for name, _ in node.outputs), results, strict=True))

@@ -267,3 +267,18 @@ def test_bad_input_is_named(read):
     assert ir.replay(fused.history, read["norm"].graph) == fused
     with pytest.raises(ConfigError, match="history began with"):
         ir.replay(fused.history, read["softmax"].graph)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("int8", "int32"), ("bfloat16", "f4")])
+def test_products_of_narrow_numbers_are_summed_in_wide_ones(narrow, wide):
+    """100 products of 100 are no int8, and no bfloat16 to its last digit."""
+    x = jnp.full((2, 101), 100, narrow)
+
+    def multiply(x):
+        return jax.lax.dot(x, x.T, preferred_element_type=wide)
+
+    program = ir.from_jax(multiply, x)
+    expected = np.full((2, 2), 101 * 100 * 100)
+    for found in (program.to_jax()(x), program.interpret(x)):
+        assert found.dtype == np.dtype(wide)
+        np.testing.assert_array_equal(found, expected)
