@@ -129,3 +129,27 @@ def test_a_step_of_the_globes_network_is_timed(capsys):
     with capsys.disabled():
         print(f"\na step: {found['train'].min():.2f} s")
     assert (found["train"] > 0).all()
+
+
+def test_a_gain_is_over_the_blend_of_the_same_draw():
+    figures = {"method": baselines.METHODS}
+
+    def blend(rmse):
+        each = [1.0 if name != baselines.BLEND else rmse for name in baselines.METHODS]
+        return rows.run(figures, rmse=("method", each))
+
+    def network(rmse):
+        return rows.run({"eval_step": [1]}, val_spread=("eval_step", [rmse**2]))
+
+    made = {name: blend(0.2) for name in tables.MEMBERS}
+    made |= {"network, 5 members": network(0.3), tables._SHUFFLED: network(0.8)}
+    for number in range(1, 9):
+        made[f"blend, draw {number}"] = blend(0.1 * number)
+        made[f"network, draw {number}"] = network(0.1)
+    table = tables.draws(made)
+    gain = table["gain"].sel(row=[f"draw {n}" for n in range(1, 9)])
+    np.testing.assert_allclose(gain, 1 / np.arange(1, 9), rtol=1e-6)
+    assert float(table["gain"].sel(row="network, 5 members")) == pytest.approx(1.5)
+    claim = tables.CIRCLE.tiers["cpu"].claims["blend"]
+    assert claim.ours(table) == pytest.approx((1 / 4 + 1 / 5) / 2)
+    assert float(table["rmse"].sel(row="blend, 5 members")) == 0.2
