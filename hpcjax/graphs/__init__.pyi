@@ -9,6 +9,12 @@ from .convolutions import propagate_powers as propagate_powers
 from .convolutions import sage as sage
 from .convolutions import spread as spread
 from .csr import Csr as Csr
+from .edge_weights import agnn as agnn
+from .edge_weights import commnet as commnet
+from .edge_weights import edge_conv as edge_conv
+from .edge_weights import g_gcn as g_gcn
+from .edge_weights import monet as monet
+from .edge_weights import vanilla_attention as vanilla_attention
 from .features import SparseRows as SparseRows
 from .features import drop_entries as drop_entries
 from .features import make_dense as make_dense

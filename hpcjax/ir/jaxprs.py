@@ -29,7 +29,8 @@ _NAMED: Mapping[Kind, tuple[str, ...]] = {
     "contraction": ("dot_general", "conv_general_dilated"),
     "movement": (
         *("transpose", "slice", "dynamic_slice", "dynamic_update_slice", "gather"),
-        *("scatter", "scatter-add", "scatter_add", "concatenate", "pad", "rev"),
+        *("scatter", "scatter-add", "scatter_add", "scatter-max", "scatter-min"),
+        *("scatter-mul", "concatenate", "pad", "rev"),
         *("copy_p", "device_put", "split"),
     ),
     "statistical": ("sort", "top_k"),

@@ -1,0 +1,153 @@
+"""Graph networks whose edges have weights of both ends: attention, kernels, gates.
+
+Conventions are those of `graphs.convolutions`. Features must be dense: edges compare
+what their ends have.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from hpcjax.graphs.convolutions import Params, spread
+from hpcjax.graphs.features import project
+from hpcjax.graphs.graph import Graph
+from hpcjax.graphs.segments import segment_max, segment_softmax, segment_sum
+
+_LEAST = 1e-12  # norm of features by which a cosine is divided
+
+
+def commnet(
+    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+) -> Float[Array, "vertices outputs"]:
+    """Returns h_v W₁ + Σ_{u ∈ N(v)} h_u W₂ + b.
+
+    Args:
+      graph: without self-loops, which would count as neighbours.
+      x: h.
+      params: "self" W₁, "neighbors" W₂ `[inputs, outputs]`, "bias" b.
+
+    References:
+      Sukhbaatar et al., Learning Multiagent Communication, NeurIPS 2016.
+    """
+    sent = spread(graph, _project(x, params, "neighbors"))
+    return _project(x, params, "self") + sent + params["bias"]
+
+
+def vanilla_attention(
+    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+) -> Float[Array, "vertices outputs"]:
+    """Returns Σ_{e: u → v} (h_v · h_u) h_u W + b, without a softmax.
+
+    Args:
+      graph: without self-loops.
+      x: h.
+      params: "kernel" W `[inputs, outputs]`, "bias" b.
+
+    References:
+      Besta and Hoefler, Parallel and Distributed Graph Neural Networks, 2022, table 2.
+    """
+    z = _project(x, params)
+    return spread(graph, z, _products(graph, x)) + params["bias"]
+
+
+def agnn(
+    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+) -> Float[Array, "vertices outputs"]:
+    """Returns Σ_e α_e h_u W + b, α the softmax of β cos(h_v, h_u) over what v receives.
+
+    Norms are at least 1e-12.
+
+    Args:
+      graph: with self-loops.
+      x: h.
+      params: "kernel" W `[inputs, outputs]`, "beta" β, a number, "bias" b.
+
+    References:
+      Thekumparampil et al., Attention-based Graph Neural Network, 2018, equation 4.
+    """
+    # The root of a square that is 0 has no slope.
+    squares = jnp.maximum(jnp.sum(x**2, -1, keepdims=True), _LEAST**2)
+    cosines = params["beta"] * _products(graph, x * jax.lax.rsqrt(squares))
+    shares = segment_softmax(cosines, graph.receivers, graph.vertices, is_sorted=True)
+    return spread(graph, _project(x, params), shares) + params["bias"]
+
+
+def monet(
+    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+) -> Float[Array, "vertices outputs"]:
+    """Returns Σ_g Σ_e exp(−½ Σ_i p_gi² (u_ei − μ_gi)²) h_u W_g + b.
+
+    u_e = tanh((d_v^(−1/2), d_u^(−1/2)) U + c) of the numbers of edges that both ends
+    receive; p are roots of the precisions of Gaussian kernels g.
+
+    Args:
+      graph: with self-loops, so that no degree is 0.
+      x: h.
+      params: "kernel" W `[inputs, kernels, outputs]`, "places" U `[2, dims]`,
+        "places_bias" c, "mean" μ and "precision" p `[kernels, dims]`, "bias" b.
+
+    References:
+      Monti et al., Geometric Deep Learning using Mixture Model CNNs, CVPR 2017.
+    """
+    ones = jnp.ones(len(graph.receivers))
+    degrees = segment_sum(ones, graph.receivers, graph.vertices, is_sorted=True)
+    roots = jax.lax.rsqrt(jnp.maximum(degrees, 1))
+    ends = jnp.stack([roots[graph.receivers], roots[graph.senders]], -1)
+    u = jnp.tanh(ends @ params["places"] + params["places_bias"])
+    far = params["precision"] * (u[:, None] - params["mean"])
+    weights = jnp.exp(-0.5 * jnp.sum(far**2, -1))
+    return spread(graph, _project(x, params), weights).sum(1) + params["bias"]
+
+
+def g_gcn(
+    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+) -> Float[Array, "vertices outputs"]:
+    """Returns h_v W₁ + Σ_e σ(h_v A + h_u B) ⊙ h_u W₂ + b, a gate of each number.
+
+    Args:
+      graph: without self-loops.
+      x: h.
+      params: "self" W₁, "neighbors" W₂, "receiver" A and "sender" B `[inputs,
+        outputs]`, "bias" b.
+
+    References:
+      Bresson and Laurent, Residual Gated Graph ConvNets, 2017, equation 11.
+    """
+    own = _project(x, params, "receiver")[graph.receivers]
+    gates = jax.nn.sigmoid(own + _project(x, params, "sender")[graph.senders])
+    received = spread(graph, _project(x, params, "neighbors"), gates)
+    return _project(x, params, "self") + received + params["bias"]
+
+
+def edge_conv(
+    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+) -> Float[Array, "vertices outputs"]:
+    """Returns max_e relu([h_v ‖ h_u − h_v] W₀ + b₀) W₁ + b₁; 0 for no edge.
+
+    Its products are of edges, not of vertices: O(m k²) operations.
+
+    Args:
+      graph: without self-loops.
+      x: h.
+      params: "kernel_0" W₀ `[2 inputs, width]`, "bias_0", "kernel_1" W₁ `[width,
+        outputs]`, "bias_1".
+
+    References:
+      Wang et al., Dynamic Graph CNN for Learning on Point Clouds, 2019, equation 8.
+    """
+    own = x[graph.receivers]
+    both = jnp.concatenate([own, x[graph.senders] - own], -1)
+    hidden = jax.nn.relu(_project(both, params, "kernel_0") + params["bias_0"])
+    each = _project(hidden, params, "kernel_1") + params["bias_1"]
+    return segment_max(each, graph.receivers, graph.vertices, is_sorted=True)
+
+
+def _project(x: jax.Array, params: Params, name: str = "kernel") -> jax.Array:
+    """Returns x times a kernel, float32 at least."""
+    y = project(x, params[name])
+    return y.astype(jnp.promote_types(y.dtype, jnp.float32))
+
+
+def _products(graph: Graph, x: jax.Array) -> Float[Array, " edges"]:
+    """Returns h_v · h_u of each edge."""
+    return jnp.sum(x[graph.receivers] * x[graph.senders], -1)
