@@ -25,15 +25,15 @@ _PROJECTED = [name for name in OWN if name != "edge_conv"]
 
 def work_depth(rows: reduce.Rows) -> "xr.Dataset":
     """Returns the fitted coefficients, and how far fits are off, by layer."""
-    run = reduce.first(reduce.single(rows))
+    run = reduce.single(rows)
     found = {}
     for name in LAYERS:
         own = run.sel(model=name)
         found[name] = {
-            **{term: own["work"].sel(term=term) for term in TERMS},
-            "off": 100 * own["work_off"],
-            **{f"steps {log}": own["depth"].sel(log=log) for log in LOGS},
-            "steps": own["depth_off"],
+            **{term: own["work"].sel(term=term).round(3) for term in TERMS},
+            "off": (100 * own["work_off"]).round(3),
+            **{f"steps {log}": own["depth"].sel(log=log).round(3) for log in LOGS},
+            "steps": own["depth_off"].round(3),
             "backward": own["backward"],
             "compiled": own["compiled"],
         }

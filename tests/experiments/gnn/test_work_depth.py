@@ -1,0 +1,45 @@
+"""Terms that are fitted to counts, and what layers' programs have of them."""
+
+import numpy as np
+import pytest
+
+from experiments.gnn import work_depth
+from experiments.gnn.work_depth import LAYERS, TERMS
+
+
+def draw(count, seed=0):
+    rng = np.random.default_rng(seed)
+    n = 2 ** rng.integers(6, 12, count)
+    more = [n * 2 ** rng.integers(1, 5, count), 2 ** rng.integers(2, 8, count)]
+    return np.stack([n, *more, 2 ** rng.integers(1, 7, count)])
+
+
+def test_a_fit_finds_what_was_planted():
+    points = draw(30)
+    n, m, k, d = points.astype(float)
+    planted = 3 * m * k + 2 * n * k**2 + 7 * m
+    found, off = work_depth.fit_work(points, planted)
+    np.testing.assert_allclose(found, [3, 0, 0, 2, 7, 0], atol=1e-6)
+    assert off < 1e-9
+    assert work_depth.fit_work(points, planted + n**2 * k)[1] > 0.05
+    logs, steps = work_depth.fit_depth(points, np.log2(k) + 3 * np.log2(d) + 5)
+    np.testing.assert_allclose(logs, [1, 3, 5], atol=1e-9)
+    assert steps < 1e-9
+    assert work_depth.fit_depth(points, k)[1] > 1
+
+
+@pytest.mark.acceptance("gnn-parallelism", 7)
+def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
+    points = draw(8, seed=1)
+    found = {}
+    for name in ("gat", work_depth.BY_EDGE, "edge_conv"):
+        counts = [work_depth._count(LAYERS[name], *map(int, p)) for p in points.T]
+        work = np.array([count.work for count in counts], float)
+        terms, off = work_depth.fit_work(points, work)
+        assert off < 0.01
+        found[name] = dict(zip(TERMS, terms, strict=True))
+    assert found["gat"]["mk²"] < 1e-3
+    assert found["gat"]["nk²"] == pytest.approx(2, rel=1e-3)
+    # Two products of each edge, and of edge_conv one of twice the width and one.
+    assert found[work_depth.BY_EDGE]["mk²"] == pytest.approx(4, rel=1e-3)
+    assert found["edge_conv"]["mk²"] == pytest.approx(6, rel=1e-3)
