@@ -4,6 +4,11 @@ from ._triangle import unpack_triangle as unpack_triangle
 from .amounts import Count as Count
 from .amounts import dense_words as dense_words
 from .amounts import entries_wanted as entries_wanted
+from .boundary import Boundary as Boundary
+from .boundary import BoundaryScheme as BoundaryScheme
+from .boundary import Round as Round
+from .boundary import gather_rows as gather_rows
+from .boundary import plan_boundary as plan_boundary
 from .buckets import fill_buckets as fill_buckets
 from .buckets import map_buckets as map_buckets
 from .exchange import CommStats as CommStats

@@ -39,6 +39,9 @@ from .ordering import effective_groups as effective_groups
 from .ordering import fewest_swaps as fewest_swaps
 from .ordering import incident_counts as incident_counts
 from .ordering import sequential as sequential
+from .partition import CommWords as CommWords
+from .partition import PartitionedGraph as PartitionedGraph
+from .partition import partition as partition
 from .sampling import Draw as Draw
 from .sampling import Ladder as Ladder
 from .sampling import Sample as Sample
