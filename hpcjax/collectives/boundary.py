@@ -81,7 +81,7 @@ def plan_boundary(
         checks.require(
             good, f"pairs are of two of {parts} parts", pair=(source, target)
         )
-        good = np.all((rows >= 0) & (rows < sizes[source]))
+        good = bool(np.all((rows >= 0) & (rows < sizes[source])))
         rule = f"rows must be among the {sizes[source]} of part {source}, each once"
         checks.require(good and len(np.unique(rows)) == len(rows), rule, rows=rows)
     needs = {pair: rows for pair, rows in needs.items() if len(rows)}
