@@ -357,7 +357,7 @@ RATES = Table(
     reduce=rates,
     picture=Dots("ratio", label="steps over data parallelism's"),
     tiers=on_cpu(
-        minutes=5.0,
+        minutes=10.0,
         runs={
             way: Runs(
                 config="strategies/rates",
