@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from experiments.gnn.work_depth import (
     BY_EDGE,
-    CONTROLS,
     DENSE,
-    LAYERS,
     LOGS,
+    NAMES,
     ONE_BY_ONE,
+    OWN,
     TERMS,
 )
 from hpcjax.runs import reduce
@@ -19,7 +19,6 @@ from hpcjax.runs.tables import Runs, Table, by_model
 if TYPE_CHECKING:
     import xarray as xr
 
-OWN = [name for name in LAYERS if name not in CONTROLS]
 _PROJECTED = [name for name in OWN if name != "edge_conv"]
 
 
@@ -27,7 +26,7 @@ def work_depth(rows: reduce.Rows) -> "xr.Dataset":
     """Returns the fitted coefficients, and how far fits are off, by layer."""
     run = reduce.single(rows)
     found = {}
-    for name in LAYERS:
+    for name in NAMES:
         own = run.sel(model=name)
         found[name] = {
             **{term: own["work"].sel(term=term).round(3) for term in TERMS},

@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend import core
 
 from hpcjax.core.errors import ConfigError
+from hpcjax.ir._parts import PARTS
 from hpcjax.ir.affine import Affine, Range
 from hpcjax.ir.jaxprs import CALLS, inner_program, read_einsum
 from hpcjax.ir.sdfg import SDFG, Array, Code, Map, Memlet, Nested, Node, State
@@ -255,8 +256,8 @@ class _Reader:
         """Returns the results of a primitive whose subsets are known."""
         if name in _VIEWS:
             return self.view(name, eqn, views)
-        if name in _PARTS:
-            return _PARTS[name](self, eqn, views)
+        if name in PARTS:
+            return PARTS[name](self, eqn, views)
         if name in _REDUCERS:
             return [self.reduce(eqn, views[0])]
         code = _code(eqn)
@@ -450,100 +451,3 @@ def _runner(eqn: Any, read: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         return tuple(map(plain, made if eqn.primitive.multiple_results else [made]))
 
     return run
-
-
-def _rev(_: _Reader, eqn: Any, views: list[View]) -> list[View]:
-    shape = views[0].shape
-    turned = [k in eqn.params["dimensions"] for k in range(len(shape))]
-    start = [(n - 1) * turn for n, turn in zip(shape, turned, strict=True)]
-    return [views[0].slice(start, shape, [1 - 2 * turn for turn in turned])]
-
-
-def _split(_: _Reader, eqn: Any, views: list[View]) -> list[View]:
-    made, start = [], [0] * len(views[0].shape)
-    for variable in eqn.outvars:
-        made.append(views[0].slice(start, variable.aval.shape))
-        start[eqn.params["axis"]] += variable.aval.shape[eqn.params["axis"]]
-    return made
-
-
-def _iota(reader: _Reader, eqn: Any, _: list[View]) -> list[View]:
-    made = reader.new(eqn.outvars[0].aval)
-    reader.tasklet(axis(eqn.params["dimension"]), [], made)
-    return [made]
-
-
-def _pad(reader: _Reader, eqn: Any, views: list[View]) -> list[View] | None:
-    """Adds what writes the elements, and what is around them."""
-    (view, value), sizes = views, eqn.params["padding_config"]
-    if any(low < 0 or high < 0 for low, high, _ in sizes):
-        return None
-    made = reader.new(eqn.outvars[0].aval)
-    start, steps = [low for low, *_ in sizes], [gap + 1 for *_, gap in sizes]
-    around = value.broadcast(made.shape, ())
-    if any(gap for *_, gap in sizes):
-        reader.tasklet("a", [around], made)
-    else:
-        _frame(reader, around, made, start, view.shape)
-    reader.tasklet("a", [view], made.slice(start, view.shape, steps))
-    return [made]
-
-
-def _concatenate(reader: _Reader, eqn: Any, views: list[View]) -> list[View]:
-    made = reader.new(eqn.outvars[0].aval)
-    start = [0] * len(made.shape)
-    for view in views:
-        reader.tasklet("a", [view], made.slice(start, view.shape))
-        start[eqn.params["dimension"]] += view.shape[eqn.params["dimension"]]
-    return [made]
-
-
-def _starts(eqn: Any, first: int, sizes: Sequence[int]) -> list[int] | None:
-    """Returns where a dynamic slice begins, if that is a constant."""
-    literals = eqn.invars[first:]
-    if not all(isinstance(v, core.Literal) for v in literals):
-        return None
-    whole = zip(literals, eqn.invars[0].aval.shape, sizes, strict=True)
-    return [max(0, min(int(v.val), n - size)) for v, n, size in whole]
-
-
-def _dynamic_slice(reader: _Reader, eqn: Any, views: list[View]) -> list[View] | None:
-    start = _starts(eqn, 1, eqn.params["slice_sizes"])
-    return None if start is None else [views[0].slice(start, eqn.params["slice_sizes"])]
-
-
-def _dynamic_update(reader: _Reader, eqn: Any, views: list[View]) -> list[View] | None:
-    whole, part = views[:2]
-    start = _starts(eqn, 2, part.shape)
-    if start is None:
-        return None
-    made = reader.new(eqn.outvars[0].aval)
-    _frame(reader, whole, made, start, part.shape)
-    reader.tasklet("a", [part], made.slice(start, part.shape))
-    return [made]
-
-
-def _frame(
-    reader: _Reader, view: View, made: View, start: Sequence[int], sizes: Sequence[int]
-) -> None:
-    """Adds what writes all but a part of an array."""
-    first, shape = [0] * len(start), [*made.shape]
-    for place, (low, size) in enumerate(zip(start, sizes, strict=True)):
-        for begin, end in ((0, low), (low + size, made.shape[place])):
-            first[place], shape[place] = begin, end - begin
-            part = view.slice(first, shape)
-            reader.tasklet("a", [part], made.slice(first, shape))
-        first[place], shape[place] = low, size
-
-
-_PARTS: Mapping[str, Callable[[_Reader, Any, list[View]], list[View] | None]] = {
-    "scan": lambda reader, eqn, views: reader.scan(eqn, views),
-    "dot_general": lambda reader, eqn, views: [reader.contract(eqn, views)],
-    "rev": _rev,
-    "split": _split,
-    "iota": _iota,
-    "pad": _pad,
-    "concatenate": _concatenate,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update,
-}

@@ -289,7 +289,9 @@ def _moved(graph: SDFG, values: Values, times: int) -> Iterator[Traffic]:
             inner |= {node.counter: 0} if node.counter else {}
             yield from _moved(node.graph, inner, times * node.times)
             continue
-        code = node.code if getattr(node, "kind", "") == "library" else ""
+        code = ""
+        if isinstance(node, Code) and node.kind == "library":
+            code = node.code
         edges = (
             (e.memlet.data, e.writes, e.memlet.subset, _needed(e))
             for e in accesses(node)

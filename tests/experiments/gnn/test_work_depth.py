@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.gnn import work_depth
-from experiments.gnn.work_depth import LAYERS, TERMS
+from experiments.gnn import layers, work_depth
+from experiments.gnn.work_depth import TERMS
 
 
 def draw(count, seed=0):
@@ -33,7 +33,8 @@ def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     points = draw(8, seed=1)
     found = {}
     for name in ("gat", work_depth.BY_EDGE, "edge_conv"):
-        counts = [work_depth._count(LAYERS[name], *map(int, p)) for p in points.T]
+        layer = layers.LAYERS[name]
+        counts = [layers.count(layer, *map(int, p)) for p in points.T]
         work = np.array([count.work for count in counts], float)
         terms, off = work_depth.fit_work(points, work)
         assert off < 0.01
@@ -43,3 +44,7 @@ def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     # Two products of each edge, and of edge_conv one of twice the width and one.
     assert found[work_depth.BY_EDGE]["mk²"] == pytest.approx(4, rel=1e-3)
     assert found["edge_conv"]["mk²"] == pytest.approx(6, rel=1e-3)
+
+
+def test_names_are_those_of_the_layers():
+    assert (*layers.LAYERS,) == work_depth.NAMES
