@@ -236,3 +236,117 @@ SCHEDULED = Table(
         },
     ),
 )
+
+ADAMW, LOOP, SPACE = "AdamW", "one program's loop", "tiles on the device"
+TILED, NARROW, OTHER = "tiles on the host", "the same, float16", "smaller tiles"
+WIDTHS = {4: "128", 16: "256", 64: "512"}
+TILE = 100_000
+
+
+def _tiles(name: str, count: int) -> str:
+    return f"{name}, N={count}"
+
+
+def _offloaded(name: str, config: str, *counts: int) -> dict[str, Runs]:
+    return {
+        _tiles(name, count): Runs(
+            config=f"axonn/offload:{config}",
+            overrides={"model.width": WIDTHS[count]},
+        )
+        for count in counts
+    }
+
+
+def _from(name: str) -> "reduce.Cell":
+    """Makes a cell: the farthest relative distance of a loss from another row's."""
+
+    def cell(run: "xr.Dataset", rows: reduce.Rows) -> Any:
+        (wanted,) = (
+            rows[_tiles(name, count)]
+            for count in WIDTHS
+            if rows[_tiles(name, count)]["parameters"] == run["parameters"]
+        )
+        return abs(run["losses"] / wanted["losses"] - 1).max()
+
+    return cell
+
+
+_HOSTED = [_tiles(name, count) for name in (TILED, NARROW) for count in WIDTHS]
+_NARROWED = [_tiles(NARROW, count) for count in WIDTHS]
+_LARGEST = {_tiles(name, 64): _tiles(SPACE, 64) for name in (TILED, NARROW)}
+
+OFFLOAD = Table(
+    id="axonn/offload",
+    title="AxoNN: what a device holds where the optimizer's state is the host's",
+    paper=(
+        "Singh and Bhatele, IPDPS 2022: 4 times less memory of a GPU; 4 φ + 16 tile "
+        "bytes for φ parameters (§2.4)"
+    ),
+    caption=(
+        "A language model of about N tiles of 100,000 parameters, 20 steps of AdamW on "
+        "characters. beyond: most bytes of a device besides parameters and gradients: "
+        "live arrays between tiles (of AdamW between steps) and temporaries of a "
+        "tile's compiled step. host: bytes of live arrays in its memory. losses: the "
+        "farthest of any step from AdamW's, and from tiles of 100,000 on the host. "
+        "float16 and bfloat16: weights, float32 ones lie in the tiles; smaller: of "
+        "30,000. one program's loop: the step of slices of flat arrays, compiled alone."
+    ),
+    columns={
+        "parameters": "parameters",
+        "beyond": ("beyond, MB", lambda run: run["beyond"] / 1e6),
+        "tiles": ("beyond / tile", lambda run: run["beyond"] / TILE),
+        "temporaries": ("temporaries, MB", lambda run: run["temporaries"] / 1e6),
+        "host": ("host / parameter", lambda run: run["host"] / run["parameters"]),
+        "distance": ("losses from AdamW's", _from(ADAMW)),
+        "cut": ("losses from other tiles'", _from(TILED)),
+        "ms": "ms a step",
+    },
+    shows=(
+        "A language model was trained with its optimizer's state on the device, or in "
+        "tiles on the host. What the device holds beyond parameters and gradients "
+        "should not grow with the model."
+    ),
+    picture=Lines(
+        "N={}",
+        "beyond",
+        rows=(ADAMW, LOOP, TILED, NARROW),
+        x_label="tiles of 100,000 parameters",
+    ),
+    tiers=on_cpu(
+        minutes=3.5,
+        runs={
+            **_offloaded(ADAMW, "adamw", *WIDTHS),
+            **_offloaded(TILED, "host", *WIDTHS),
+            **_offloaded(NARROW, "float16", *WIDTHS),
+            **_offloaded("the same, bfloat16", "bfloat16", 64),
+            **_offloaded(SPACE, "device", 64),
+            **_offloaded(OTHER, "other", 4),
+            **_offloaded(LOOP, "loop", *WIDTHS),
+        },
+        claims={
+            "no growth": reduce.most("tiles", *_HOSTED)
+            .at_most(
+                32, "bytes a tile's entry beyond parameters and gradients, at all N"
+            )
+            .fails(
+                _LARGEST,
+                {_tiles(NARROW, count): _tiles(LOOP, count) for count in WIDTHS},
+            ),
+            "AdamW grows": reduce.over("beyond", _tiles(ADAMW, 64), _tiles(ADAMW, 4))
+            .at_least(15, "times the bytes beyond of AdamW at N=4, at N=64")
+            .fails({_tiles(ADAMW, count): _tiles(TILED, count) for count in WIDTHS}),
+            "losses": reduce.most(
+                "distance", *(_tiles(TILED, count) for count in WIDTHS)
+            )
+            .at_most(1e-6, "of AdamW's loss, the farthest of any of 20 steps")
+            .fails({_tiles(TILED, count): _tiles(NARROW, count) for count in WIDTHS}),
+            "any tile": cell("cut", _tiles(OTHER, 4))
+            .at_most(0, "of the loss with tiles of 100,000, with tiles of 30,000")
+            .fails({_tiles(OTHER, 4): _tiles(NARROW, 4)}),
+            "host": abs(reduce.of("host", *_NARROWED) / 12 - 1)
+            .largest()
+            .at_most(0.01, "of the host's bytes from 12 a parameter, relative")
+            .fails({_tiles(NARROW, count): _tiles(TILED, count) for count in WIDTHS}),
+        },
+    ),
+)

@@ -126,7 +126,9 @@ class TiledTransform:
             other=lambda leaf: leaf if shards.is_masked(leaf) else -1,
         )
         self._owners: list[int] = jax.tree.leaves(owners)
-        self._jitted = jax.jit(self._step, static_argnums=(0, 1), donate_argnums=(2, 3))
+        self._jitted = jax.jit(self._step, static_argnums=(0, 1), donate_argnums=3)
+        # Apart: in the step XLA would copy the whole parameter first.
+        self._write = jax.jit(_write, donate_argnums=0)
 
     def held(self) -> list[str]:
         """Returns the paths of what is cut in the transform's state."""
@@ -215,19 +217,12 @@ class TiledTransform:
             tiles have been written.
         """
         slopes, weights = jax.tree.leaves(grads), jax.tree.leaves(params)
-        before, tiles = jax.tree.leaves(state.inner), list(state.tiles)
-        after, lost = before, []
+        after, tiles, lost = jax.tree.leaves(state.inner), list(state.tiles), []
+        told = after, state.scaling, extras
         for at, span in enumerate(self.tiles):
-            leaf = span.leaf
-            weights[leaf], tiles[at], after, bad = self._jitted(
-                leaf,
-                span.size,
-                weights[leaf],
-                tiles[at],
-                slopes[leaf],
-                np.int32(span.start),
-                (before, state.scaling, extras),
-            )
+            given = self._give(at, slopes, tiles, weights, told)
+            part, tiles[at], after, bad = self._jitted(*given)
+            weights[span.leaf] = self._write(weights[span.leaf], part, given[5])
             lost.append(bad)
             if at >= 2:
                 jax.block_until_ready(tiles[at - 2])
@@ -242,6 +237,24 @@ class TiledTransform:
         inner = jax.tree.unflatten(jax.tree.structure(state.inner), after)
         new = TiledState(inner=inner, scaling=state.scaling, tiles=tuple(tiles))
         return jax.tree.unflatten(self._params, weights), new
+
+    def lower(
+        self, at: int, grads: Any, state: TiledState, params: Any, **extras: Any
+    ) -> tuple[jax.stages.Lowered, jax.stages.Lowered]:
+        """Returns a tile's programs: its step, and what writes its weights."""
+        slopes, weights = jax.tree.leaves(grads), jax.tree.leaves(params)
+        told = jax.tree.leaves(state.inner), state.scaling, extras
+        given = self._give(at, slopes, state.tiles, weights, told)
+        part = jax.ShapeDtypeStruct((given[1],), given[2].dtype)
+        write = self._write.lower(given[2], part, given[5])
+        return self._jitted.lower(*given), write
+
+    def _give(
+        self, at: int, slopes: Any, tiles: Sequence[Tile], weights: Any, told: Any
+    ) -> tuple[Any, ...]:
+        """Returns the arguments of a tile's step."""
+        leaf, start, size = self.tiles[at]
+        return leaf, size, weights[leaf], tiles[at], slopes[leaf], np.int32(start), told
 
     def _step(
         self,
@@ -281,13 +294,10 @@ class TiledTransform:
         made = Tile(tuple(kept), None if tile.master is None else new)
         if self.config.space == "host":
             made = jax.device_put(made, jax.memory.Space.Host)
-        written = jax.lax.dynamic_update_slice_in_dim(
-            weights.reshape(-1), narrow, start, 0
-        ).reshape(weights.shape)
         after = [
             each for each, owner in zip(held, self._owners, strict=True) if owner < 0
         ]
-        return written, made, after, jnp.stack(lost).any()
+        return narrow, made, after, jnp.stack(lost).any()
 
     def _spread(self, leaf: int, part: Any) -> Any:
         """Returns a tree like the parameters, of which one has these entries alone."""
@@ -330,13 +340,19 @@ class TiledTransform:
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, array.dtype, sharding=place)
         flat = np.asarray(array).reshape(-1)[span.start : span.start + span.size]
-        return jax.device_put(flat.reshape(shape), place, may_alias=False)
+        # A view, which JAX may keep, would keep the whole array.
+        return jax.device_put(flat.reshape(shape).copy(), place, may_alias=False)
 
     def _gather(self, into: dict[int, Any], at: int, span: Span, part: Any) -> None:
         """Writes a span into the array of its number on the host."""
         shape = self._shapes[span.leaf].shape
         whole = into.setdefault(at, np.empty(shape, part.dtype)).reshape(-1)
         whole[span.start : span.start + span.size] = np.asarray(part).reshape(-1)
+
+
+def _write(weights: jax.Array, part: jax.Array, start: Any) -> jax.Array:
+    flat = jax.lax.dynamic_update_slice(weights.reshape(-1), part, (start,))
+    return flat.reshape(weights.shape)
 
 
 def train_tiled(
