@@ -257,18 +257,26 @@ def _offloaded(name: str, config: str, *counts: int) -> dict[str, Runs]:
     }
 
 
-def _from(name: str) -> "reduce.Cell":
-    """Makes a cell: the farthest relative distance of a loss from another row's."""
-
-    def cell(run: "xr.Dataset", rows: reduce.Rows) -> Any:
-        (wanted,) = (
-            rows[_tiles(name, count)]
-            for count in WIDTHS
-            if rows[_tiles(name, count)]["parameters"] == run["parameters"]
-        )
-        return abs(run["losses"] / wanted["losses"] - 1).max()
-
-    return cell
+def offloaded(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns a row for each size of each way, with losses beside those of others."""
+    runs = {name: reduce.first(row) for name, row in rows.items()}
+    cells: dict[str, dict[str, Any]] = {}
+    for name, run in runs.items():
+        size, (_, count) = run["parameters"], name.split("N=")
+        cells[name] = {
+            "parameters": size,
+            "beyond": run["beyond"] / 1e6,
+            "tiles": run["beyond"] / TILE,
+            "temporaries": run["temporaries"] / 1e6,
+        }
+        if "losses" in run:
+            adamw, tiled = (
+                abs(run["losses"] / runs[f"{way}, N={count}"]["losses"] - 1).max()
+                for way in (ADAMW, TILED)
+            )
+            found = {"host": run["host"] / size, "distance": adamw, "cut": tiled}
+            cells[name] |= {**found, "ms": run["ms"]}
+    return reduce.from_cells(cells)
 
 
 _HOSTED = [_tiles(name, count) for name in (TILED, NARROW) for count in WIDTHS]
@@ -293,14 +301,15 @@ OFFLOAD = Table(
     ),
     columns={
         "parameters": "parameters",
-        "beyond": ("beyond, MB", lambda run: run["beyond"] / 1e6),
-        "tiles": ("beyond / tile", lambda run: run["beyond"] / TILE),
-        "temporaries": ("temporaries, MB", lambda run: run["temporaries"] / 1e6),
-        "host": ("host / parameter", lambda run: run["host"] / run["parameters"]),
-        "distance": ("losses from AdamW's", _from(ADAMW)),
-        "cut": ("losses from other tiles'", _from(TILED)),
+        "beyond": "beyond, MB",
+        "tiles": "beyond / tile",
+        "temporaries": "temporaries, MB",
+        "host": "host / parameter",
+        "distance": "losses from AdamW's",
+        "cut": "losses from other tiles'",
         "ms": "ms a step",
     },
+    reduce=offloaded,
     shows=(
         "A language model was trained with its optimizer's state on the device, or in "
         "tiles on the host. What the device holds beyond parameters and gradients "
