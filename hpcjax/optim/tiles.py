@@ -221,7 +221,7 @@ class TiledTransform:
         told = after, state.scaling, extras
         for at, span in enumerate(self.tiles):
             given = self._give(at, slopes, tiles, weights, told)
-            part, tiles[at], after, bad = self._jitted(*given)
+            tiles[at], part, after, bad = self._jitted(*given)
             weights[span.leaf] = self._write(weights[span.leaf], part, given[5])
             lost.append(bad)
             if at >= 2:
@@ -265,8 +265,8 @@ class TiledTransform:
         slope: jax.Array,
         start: Any,
         told: Any,
-    ) -> tuple[jax.Array, Tile, list[Any], jax.Array]:
-        """Returns weights, the tile, the state's numbers, and whether one is lost."""
+    ) -> tuple[Tile, jax.Array, list[Any], jax.Array]:
+        """Returns the tile, weights, the state's numbers, and whether one is lost."""
         numbers, scaling, extras = told
         if self.config.space == "host":
             tile = jax.device_put(tile, jax.memory.Space.Device)
@@ -297,7 +297,9 @@ class TiledTransform:
         after = [
             each for each, owner in zip(held, self._owners, strict=True) if owner < 0
         ]
-        return narrow, made, after, jnp.stack(lost).any()
+        # The tile first: what is donated goes to the first outputs of its shape, and a
+        # host's buffer must not become the weights'.
+        return made, narrow, after, jnp.stack(lost).any()
 
     def _spread(self, leaf: int, part: Any) -> Any:
         """Returns a tree like the parameters, of which one has these entries alone."""
