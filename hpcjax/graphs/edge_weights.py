@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from hpcjax.core import checks
 from hpcjax.graphs.convolutions import Params, spread
 from hpcjax.graphs.features import project
 from hpcjax.graphs.graph import Graph
@@ -29,6 +30,8 @@ def commnet(
     References:
       Sukhbaatar et al., Learning Multiagent Communication, NeurIPS 2016.
     """
+    matrix = params["self"].shape
+    _check(graph, x, params, neighbors=matrix, bias=matrix[1:])
     sent = spread(graph, _project(x, params, "neighbors"))
     return _project(x, params, "self") + sent + params["bias"]
 
@@ -46,6 +49,7 @@ def vanilla_attention(
     References:
       Besta and Hoefler, Parallel and Distributed Graph Neural Networks, 2022, table 2.
     """
+    _check(graph, x, params, bias=params["kernel"].shape[1:])
     z = _project(x, params)
     return spread(graph, z, _products(graph, x)) + params["bias"]
 
@@ -65,6 +69,7 @@ def agnn(
     References:
       Thekumparampil et al., Attention-based Graph Neural Network, 2018, equation 4.
     """
+    _check(graph, x, params, beta=(), bias=params["kernel"].shape[1:])
     # The root of a square that is 0 has no slope.
     squares = jnp.maximum(jnp.sum(x**2, -1, keepdims=True), _LEAST**2)
     cosines = params["beta"] * _products(graph, x * jax.lax.rsqrt(squares))
@@ -89,6 +94,10 @@ def monet(
     References:
       Monti et al., Geometric Deep Learning using Mixture Model CNNs, CVPR 2017.
     """
+    _, kernels, outputs = params["kernel"].shape
+    dims = params["places"].shape[-1]
+    shapes = {"places": (2, dims), "places_bias": (dims,), "mean": (kernels, dims)}
+    _check(graph, x, params, **shapes, precision=(kernels, dims), bias=(outputs,))
     ones = jnp.ones(len(graph.receivers))
     degrees = segment_sum(ones, graph.receivers, graph.vertices, is_sorted=True)
     roots = jax.lax.rsqrt(jnp.maximum(degrees, 1))
@@ -113,6 +122,9 @@ def g_gcn(
     References:
       Bresson and Laurent, Residual Gated Graph ConvNets, 2017, equation 11.
     """
+    matrix = params["self"].shape
+    shapes = dict.fromkeys(("neighbors", "receiver", "sender"), matrix)
+    _check(graph, x, params, **shapes, bias=matrix[1:])
     own = _project(x, params, "receiver")[graph.receivers]
     gates = jax.nn.sigmoid(own + _project(x, params, "sender")[graph.senders])
     received = spread(graph, _project(x, params, "neighbors"), gates)
@@ -135,11 +147,26 @@ def edge_conv(
     References:
       Wang et al., Dynamic Graph CNN for Learning on Point Clouds, 2019, equation 8.
     """
+    width = params["kernel_0"].shape[-1]
+    outputs = params["kernel_1"].shape[-1]
+    shapes = {"bias_0": (width,), "kernel_1": (width, outputs), "bias_1": (outputs,)}
+    _check(graph, x, params, **shapes)
     own = x[graph.receivers]
     both = jnp.concatenate([own, x[graph.senders] - own], -1)
     hidden = jax.nn.relu(_project(both, params, "kernel_0") + params["bias_0"])
     each = _project(hidden, params, "kernel_1") + params["bias_1"]
     return segment_max(each, graph.receivers, graph.vertices, is_sorted=True)
+
+
+def _check(
+    graph: Graph, x: jax.Array, params: Params, **shapes: tuple[int, ...]
+) -> None:
+    """Raises ConfigError for other vertices' features, or shapes that would spread."""
+    rule = f"x must have a row for each of the {graph.vertices} vertices"
+    checks.require(len(x) == graph.vertices, rule, rows=len(x))
+    for name, wanted in shapes.items():
+        found = jnp.shape(params[name])
+        checks.require(found == wanted, f"{name} must be {wanted}", shape=found)
 
 
 def _project(x: jax.Array, params: Params, name: str = "kernel") -> jax.Array:

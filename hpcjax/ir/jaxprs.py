@@ -161,6 +161,7 @@ class _Reader:
         whole = eqn.invars if kind == "statistical" else eqn.outvars
         shape = tuple(getattr(whole[0].aval, "shape", ()))
         axes = eqn.params.get("axes", (eqn.params.get("axis"),)) if reduces else ()
+        axes = (eqn.params["dimension"],) if primitive == "sort" else axes
         self.operators.append(
             Operator(
                 name=f"{primitive} {len(self.operators) + 1}",
@@ -169,7 +170,7 @@ class _Reader:
                 outputs=tuple(outputs),
                 flops=_flops(eqn, kind, shape),
                 space=shape,
-                reduced=tuple(axes),
+                reduced=tuple(axis for axis in axes if axis is not None),
                 einsum=read_einsum(eqn) if primitive == "dot_general" else "",
                 times=times,
             )

@@ -19,7 +19,6 @@ _FREE = frozenset(
         *("slice", "squeeze", "transpose", "rev", "split", "stop_gradient"),
     }
 )
-_SORTS = frozenset({"sort", "top_k"})
 # Operators whose work is not that of their outputs.
 _UNKNOWN = frozenset(
     {
@@ -51,9 +50,9 @@ def work_depth(
 
     Work is floating-point operations, two for a multiplication with its addition, and
     elements moved by gathers, scatters, sorts and copies. Depth is the longest chain
-    of operators: ⌈log₂ r⌉ steps for a sum or product over r, ⌈log₂ degree⌉ for sums
-    over segments, and 1 for others. The body of a scan counts as often as it runs. What
-    only renames elements is free.
+    of operators: ⌈log₂ r⌉ steps for a sum, product or sort over r, ⌈log₂ degree⌉
+    for sums over segments, and 1 for others. The body of a scan counts as often as it
+    runs. What only renames elements is free.
 
     Args:
       function: of arrays; of gradients too.
@@ -100,12 +99,11 @@ def _work(name: str, own: ir.Operator, tensors: Mapping[str, ir.Tensor]) -> int:
     if name.startswith("scatter"):
         # Of what is added: its outputs are as large as where it is added to.
         return tensors[own.inputs[-1]].words
-    return own.flops if own.kind in ("contraction", "elementwise") else _moved(own)
-
-
-def _moved(own: ir.Operator) -> int:
-    """Returns the elements that a reduction, a sort or a copy goes through."""
-    return math.prod(own.space)
+    if name == "sort":
+        return sum(tensors[each].words for each in own.inputs)
+    counted = own.kind in ("contraction", "elementwise")
+    # Of a reduction or a copy what it goes through, a slice that is replaced included.
+    return own.flops if counted else math.prod(own.space)
 
 
 def _depth(
@@ -123,7 +121,7 @@ def _depth(
         return _log2(degree)
     if own.kind == "contraction":
         return _log2(own.flops // max(2 * tensors[own.outputs[0]].words, 1))
-    if name in _SORTS:
+    if name == "top_k":
         return _log2(own.space[-1])
     if own.reduced:
         return _log2(math.prod(own.space[axis] for axis in own.reduced))

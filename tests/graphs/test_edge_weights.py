@@ -136,3 +136,19 @@ def test_features_of_another_width_are_refused(name):
     params = {n: np.zeros(shape, "f4") for n, shape in SHAPES[name].items()}
     with pytest.raises(ConfigError, match="features must be"):
         getattr(graphs, name)(graph, np.zeros((8, 9), "f4"), params)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_shapes_are_compared_and_not_spread(name):
+    graph, _, _ = draw(0, loops=True)
+    layer = getattr(graphs, name)
+    params = {n: np.zeros(shape, "f4") for n, shape in SHAPES[name].items()}
+    for rows in (7, 9):
+        with pytest.raises(ConfigError, match="a row for each of the 8 vertices"):
+            layer(graph, np.zeros((rows, INPUTS), "f4"), params)
+    x = np.zeros((8, INPUTS), "f4")
+    first = {"self", "kernel", "kernel_0"}  # which say the sizes of the others
+    for other in params.keys() - first - {"places"}:
+        wrong = params | {other: np.zeros((1,) * max(params[other].ndim, 1), "f4")}
+        with pytest.raises(ConfigError, match=f"{other} must be"):
+            layer(graph, x, wrong)

@@ -84,6 +84,19 @@ def test_gradients_are_counted():
 def test_a_sort_is_as_deep_as_a_tree():
     cost = perf.work_depth(jnp.sort, of(4, 100))
     assert (cost.by_operator["sort"], cost.depth) == (400, 7)
+    cost = perf.work_depth(lambda x: jnp.sort(x, 0), of(100, 4))
+    assert (cost.by_operator["sort"], cost.depth) == (400, 7)
+    cost = perf.work_depth(lambda x, y: jax.lax.sort((x, y)), of(4, 100), of(4, 100))
+    assert cost.by_operator["sort"] == 800
+
+
+def test_a_window_is_counted_as_its_input(caplog):
+    def window(x):
+        return jax.lax.reduce_window(x, 0.0, jax.lax.add, (3,), (1,), "SAME")
+
+    with caplog.at_level(logging.WARNING):
+        perf.work_depth(window, of(10))
+    assert "work of reduce_window" in caplog.text
 
 
 def test_what_is_not_known_is_said(caplog):
