@@ -33,10 +33,9 @@ from experiments.strategies.ways import (
     plan,
 )
 from hpcjax.runs import packing, reduce
-from hpcjax.runs.pictures import Bars, Dots, Lines
+from hpcjax.runs.pictures import Bars, Lines
 from hpcjax.runs.reduce import cell, most, over
 from hpcjax.runs.tables import Runs, Table, on_cpu
-from hpcjax.runs.targets import time_to_target
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -323,62 +322,6 @@ COMPARE = Table(
             "dropout": cell("apart", DROPS)
             .at_most(GATE, "last loss with dropout from one device's, relative")
             .fails({DROPS: KEYED}),
-        },
-    ),
-)
-
-GRID_OF_RATES = {"optimizer.lr": ("0.1", "0.03", "0.01")}
-
-
-def rates(rows: reduce.Rows) -> "xr.Dataset":
-    """Returns steps to data parallelism's best loss, each at its own best rate."""
-    return time_to_target(rows, DP)
-
-
-RATES = Table(
-    id="strategies/rates",
-    title="PipeDream at its own learning rate",
-    paper=(
-        "Narayanan et al., SOSP 2019 and ICML 2021: stale weights cost no accuracy; "
-        "their networks are larger and trained for longer"
-    ),
-    caption=(
-        "The network of strategies/compare, 100 steps of SGD with momentum, validated "
-        "every tenth. Rates of 0.1, 0.03 and 0.01, of which each row has the one "
-        "with the least validation loss of a seed that is not reported; three seeds. "
-        "steps: until data parallelism's best loss, of a seed in the middle; inf if "
-        "never. On one device, where weights are as old as on eight."
-    ),
-    shows=(
-        "One network was trained with weights that are some updates old, each way at "
-        "its own best learning rate. Dots to the right need more steps."
-    ),
-    columns={"best": "least validation loss", "steps": "steps", "ratio": "ratio"},
-    reduce=rates,
-    picture=Dots("ratio", label="steps over data parallelism's"),
-    tiers=on_cpu(
-        minutes=10.0,
-        runs={
-            way: Runs(
-                config="strategies/rates",
-                overrides=STRATEGIES[way],
-                tune=GRID_OF_RATES,
-                seeds=(0, 1, 2),
-            )
-            for way in (DP, STASH, DOUBLE)
-        },
-        claims={
-            "later": reduce.Number(
-                lambda table: (
-                    (
-                        table["steps_by_seed"].sel(row=[STASH, DOUBLE])
-                        / table["steps_by_seed"].sel(row=DP).clip(max=100)
-                    ).values
-                )
-            )
-            .least()
-            .at_least(1.1, "times the steps with older weights, of any seed")
-            .fails({DOUBLE: DP}),
         },
     ),
 )
