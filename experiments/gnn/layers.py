@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.gnn.work_depth import BY_EDGE, DENSE, ONE_BY_ONE
 from hpcjax import graphs, perf
 
 HOPS = 2  # of sgc
@@ -97,9 +96,9 @@ LAYERS: dict[str, Layer] = {
     "monet": Layer(graphs.monet, _monet),
     "g_gcn": Layer(graphs.g_gcn, _matrices("self", "neighbors", "receiver", "sender")),
     "edge_conv": Layer(graphs.edge_conv, _edge_conv),
-    BY_EDGE: Layer(_by_edge, _gat),
-    DENSE: Layer(_dense, _matrices("kernel")),
-    ONE_BY_ONE: Layer(_one_by_one, _matrices("kernel")),
+    "gat, projected by edge": Layer(_by_edge, _gat),
+    "sum by a dense matrix": Layer(_dense, _matrices("kernel")),
+    "gcn, feature by feature": Layer(_one_by_one, _matrices("kernel")),
 }
 
 

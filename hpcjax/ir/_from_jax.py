@@ -72,7 +72,7 @@ def from_jax(fn: Callable[..., Any], *args: Any) -> Program:
 
     Examples:
       >>> x = jax.ShapeDtypeStruct((4, 8), "float32")
-      >>> program = from_jax(lambda x: jax.numpy.exp(x.T)[1:], x)
+      >>> program = from_jax(lambda x: jax.numpy.exp(x.T[1:]), x)
       >>> print(program.graph.states[0].nodes[0].body[0].inputs[0][1])
       x0[i1, i0 + 1]
       >>> sum(edge.words for edge in program.graph.movement())
