@@ -119,7 +119,7 @@ def test_no_table_times_a_step_of_simulated_devices():
     """What is said in seconds here is modelled."""
     own = discover.find_tables(REPOSITORY, "strategies")
     assert {*own} == {
-        f"strategies/{x}" for x in ("compare", "images", "rates", "survey", "zero")
+        f"strategies/{x}" for x in ("compare", "images", "survey", "zero")
     }
     for table in own.values():
         assert not table.benchmark
