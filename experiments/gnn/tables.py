@@ -13,7 +13,7 @@ from experiments.gnn.work_depth import (
 )
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars
-from hpcjax.runs.reduce import above, cell, most
+from hpcjax.runs.reduce import above, cell, least, most
 from hpcjax.runs.tables import Runs, Table, by_model
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ WORK_DEPTH = Table(
             .fails({"gcn": DENSE}),
             "vertices": most("mk²", *_PROJECTED)
             .at_most(0.01, "mk² of layers that project vertices first, the most")
+            .fails({"gat": BY_EDGE}, {"gat": "edge_conv"}),
+            "products": least("nk²", *_PROJECTED)
+            .at_least(1.99, "nk² of layers that project vertices first, the least")
             .fails({"gat": BY_EDGE}, {"gat": "edge_conv"}),
             "edges": cell("mk²", "edge_conv")
             .at_least(1.0, "mk² of the layer whose products are of edges")

@@ -91,7 +91,6 @@ def test_all_but_the_last_bucket_is_under_way_while_layers_are_computed(monkeypa
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.acceptance("how-to-train", 6)
 def test_the_recorded_backward_pass_hides_its_communication():
     found = record("overlap")
     assert found["source"] == "measured"
