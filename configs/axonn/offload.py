@@ -1,4 +1,5 @@
-"""Optimizer state in tiles of 10^5, on the device or the host; up to 20 s a run.
+"""Optimizer state in tiles of 20,000, on the device or the host; up to 20 s
+a run.
 
 Expect: what a device holds besides parameters and gradients does not grow with the
 model where the state is the host's, and losses are AdamW's (`hpcjax table
@@ -15,21 +16,21 @@ from hpcjax.train.config import TrainConfig
 
 adamw = Config(
     dataset=CharTextConfig(context=8),
-    model=CausalLmConfig(depth=2, width=128, heads=4),
+    model=CausalLmConfig(depth=2, width=56, heads=4),
     optimizer=AdamWConfig(lr=1e-3),
-    train=TrainConfig(batch_size=8, steps=20),
+    train=TrainConfig(batch_size=8, steps=10),
 )
-device = dataclasses.replace(adamw, state=TiledConfig(tile=100_000))
-host = dataclasses.replace(adamw, state=TiledConfig(tile=100_000, space="host"))
+device = dataclasses.replace(adamw, state=TiledConfig(tile=20_000))
+host = dataclasses.replace(adamw, state=TiledConfig(tile=20_000, space="host"))
 float16 = dataclasses.replace(
     adamw,
     state=TiledConfig(
-        tile=100_000, space="host", dtype="float16", loss_scale=LossScale()
+        tile=20_000, space="host", dtype="float16", loss_scale=LossScale()
     ),
 )
 bfloat16 = dataclasses.replace(
-    adamw, state=TiledConfig(tile=100_000, space="host", dtype="bfloat16")
+    adamw, state=TiledConfig(tile=20_000, space="host", dtype="bfloat16")
 )
-other = dataclasses.replace(adamw, state=TiledConfig(tile=30_000, space="host"))
-loop = dataclasses.replace(adamw, slices=100_000)
+other = dataclasses.replace(adamw, state=TiledConfig(tile=6_000, space="host"))
+loop = dataclasses.replace(adamw, slices=20_000)
 base = host

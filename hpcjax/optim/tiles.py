@@ -126,15 +126,12 @@ class TiledTransform:
             other=lambda leaf: leaf if shards.is_masked(leaf) else -1,
         )
         self._owners: list[int] = jax.tree.leaves(owners)
+        pairs = zip(trees.flatten(held), self._owners, strict=True)
+        # The paths of what is cut in the transform's state.
+        self.cut_paths = [path for path, owner in pairs if owner >= 0]
         self._jitted = jax.jit(self._step, static_argnums=(0, 1), donate_argnums=3)
         # Apart: in the step XLA would copy the whole parameter first.
         self._write = jax.jit(_write, donate_argnums=0)
-
-    def held(self) -> list[str]:
-        """Returns the paths of what is cut in the transform's state."""
-        paths = trees.flatten(jax.tree.unflatten(self._state, self._kinds))
-        pairs = zip(paths, self._owners, strict=True)
-        return [path for path, owner in pairs if owner >= 0]
 
     def cut(self, params: Any, state: TiledState) -> tuple[Any, TiledState]:
         """Returns weights and state while steps are taken, of those that are saved.
@@ -153,41 +150,38 @@ class TiledTransform:
         pairs = zip(inner, self._owners, strict=True)
         rest = [leaf if owner < 0 else None for leaf, owner in pairs]
         numbers = jax.tree.unflatten(self._state, rest)
-        made = TiledState(inner=numbers, scaling=state.scaling, tiles=tiles)
+        made = dataclasses.replace(state, inner=numbers, tiles=tiles)
         return self.narrow(params), made
 
     def join(self, params: Any, state: TiledState) -> tuple[Any, TiledState]:
         """Returns parameters and state as they are saved, of those of steps."""
-        like = jax.tree.leaves(params)
-        wide = [leaf.astype(jnp.float32) for leaf in like]  # those of no tile, too
-        masters, inner = {}, {}
+        like, numbers = jax.tree.leaves(params), iter(jax.tree.leaves(state.inner))
+        groups: list[list[Tile]] = [[] for _ in like]
         for span, tile in zip(self.tiles, state.tiles, strict=True):
-            for at, part in zip(self._kept(span.leaf), tile.state, strict=True):
-                self._gather(inner, at, span, part)
-            if tile.master is not None:
-                self._gather(masters, span.leaf, span, tile.master)
-        for at, array in masters.items():
-            wide[at] = jax.device_put(array, like[at].sharding, may_alias=False)
-        numbers = iter(jax.tree.leaves(state.inner))
+            groups[span.leaf].append(tile)
+        wide = [leaf.astype(jnp.float32) for leaf in like]
+        for leaf, group in enumerate(groups):
+            if masters := [tile.master for tile in group if tile.master is not None]:
+                wide[leaf] = _join(self._shapes[leaf], masters, like[leaf].sharding)
         held = []
         for at, owner in enumerate(self._owners):
             if owner < 0:
                 held.append(next(numbers))
                 continue
-            kind, place = self._kinds[at], self._place(like[owner])
-            array = inner.get(at, np.zeros(kind.shape, kind.dtype))
-            held.append(jax.device_put(array, place, may_alias=False))
-        joined = jax.tree.unflatten(self._state, held)
-        made = TiledState(inner=joined, scaling=state.scaling)
+            nth, place = self._kept(owner).index(at), self._place(like[owner])
+            parts = [tile.state[nth] for tile in groups[owner]]
+            held.append(_join(self._kinds[at], parts, place))
+        inner = jax.tree.unflatten(self._state, held)
+        made = TiledState(inner=inner, scaling=state.scaling)
         return jax.tree.unflatten(self._params, wide), made
 
     def narrow(self, params: Any) -> Any:
         """Returns parameters, or their shapes, in the dtype of weights."""
+        dtype = self.config.dtype
 
         def cast(leaf: Any) -> Any:
-            if isinstance(leaf, jax.ShapeDtypeStruct):
-                return leaf.update(dtype=self.config.dtype)
-            return leaf.astype(self.config.dtype)
+            is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+            return leaf.update(dtype=dtype) if is_shape else leaf.astype(dtype)
 
         return jax.tree.map(cast, params)
 
@@ -213,7 +207,7 @@ class TiledTransform:
           Weights and state.
 
         Raises:
-          Diverged: a number has become infinite or NaN. Then there is no way back: all
+          Diverged: a number is infinite or NaN after it. Then there is no way back: all
             tiles have been written.
         """
         slopes, weights = jax.tree.leaves(grads), jax.tree.leaves(params)
@@ -230,9 +224,9 @@ class TiledTransform:
         pairs = zip(self.tiles, jax.device_get(lost), strict=True)
         if names := [self._paths[span.leaf] for span, bad in pairs if bad]:
             raise Diverged(
-                "finite gradients made the optimizer's state or parameters of "
-                f"{names[0]} non-finite, in {len(names)} of {len(lost)} tiles; what "
-                "the checkpoints hold is finite"
+                "after finite gradients the optimizer's state or parameters of "
+                f"{names[0]} are non-finite, in {len(names)} of {len(lost)} tiles; "
+                "what the checkpoints hold is of steps before"
             )
         inner = jax.tree.unflatten(jax.tree.structure(state.inner), after)
         new = TiledState(inner=inner, scaling=state.scaling, tiles=tuple(tiles))
@@ -245,7 +239,7 @@ class TiledTransform:
         slopes, weights = jax.tree.leaves(grads), jax.tree.leaves(params)
         told = jax.tree.leaves(state.inner), state.scaling, extras
         given = self._give(at, slopes, state.tiles, weights, told)
-        part = jax.ShapeDtypeStruct((given[1],), given[2].dtype)
+        part = jax.ShapeDtypeStruct(self._piece(*given[:2]), given[2].dtype)
         write = self._write.lower(given[2], part, given[5])
         return self._jitted.lower(*given), write
 
@@ -277,9 +271,7 @@ class TiledTransform:
 
         wide = take(weights) if tile.master is None else tile.master
         # Apart from slices, so that bits are the same for all sizes.
-        slope, own = jax.lax.optimization_barrier(
-            (unscale(take(slope), scaling), wide.astype(jnp.float32))
-        )
+        slope, own = jax.lax.optimization_barrier((unscale(take(slope), scaling), wide))
         state = self._with_parts(leaf, numbers, tile.state)
         updates, state = self._tx.update(
             self._spread(leaf, slope), state, self._spread(leaf, own), **extras
@@ -288,18 +280,16 @@ class TiledTransform:
         kept = [held[at] for at in self._kept(leaf)]
         new = (own + moved).astype(own.dtype)
         kept, new = jax.lax.optimization_barrier((kept, new))
-        narrow = new.reshape(-1).astype(weights.dtype)
-        pairs = [(own.reshape(-1), narrow), *zip(tile.state, kept, strict=True)]
-        lost = [jnp.any(jnp.isfinite(a) & ~jnp.isfinite(b)) for a, b in pairs]
+        narrow = new.astype(weights.dtype)
+        # Nothing of before is asked: what is donated would have to be kept for it.
+        finite = [jnp.isfinite(x).all() for x in (*kept, narrow)]
         made = Tile(tuple(kept), None if tile.master is None else new)
         if self.config.space == "host":
             made = jax.device_put(made, jax.memory.Space.Host)
-        after = [
-            each for each, owner in zip(held, self._owners, strict=True) if owner < 0
-        ]
+        after = [held[at] for at in self._kept(-1)]
         # The tile first: what is donated goes to the first outputs of its shape, and a
         # host's buffer must not become the weights'.
-        return made, narrow, after, jnp.stack(lost).any()
+        return made, narrow, after, ~jnp.stack(finite).all()
 
     def _spread(self, leaf: int, part: Any) -> Any:
         """Returns a tree like the parameters, of which one has these entries alone."""
@@ -309,17 +299,15 @@ class TiledTransform:
 
     def _with_parts(self, leaf: int, numbers: Sequence[Any], parts: Any) -> Any:
         """Returns the transform's state, of which a parameter's has these alone."""
-        rest = iter(numbers)
+        given = {-1: iter(numbers), leaf: iter(parts)}
         leaves = [
-            next(rest) if owner < 0 else self._empty(owner, kind.dtype)
+            next(given[owner]) if owner in given else self._empty(owner, kind.dtype)
             for kind, owner in zip(self._kinds, self._owners, strict=True)
         ]
-        for at, part in zip(self._kept(leaf), parts, strict=True):
-            leaves[at] = part
         return jax.tree.unflatten(self._state, leaves)
 
     def _kept(self, leaf: int) -> list[int]:
-        """Returns the numbers of the state's arrays that are like a parameter."""
+        """Returns which arrays of the state are like a parameter; of -1, the others."""
         return [at for at, owner in enumerate(self._owners) if owner == leaf]
 
     def _piece(self, leaf: int, size: int) -> tuple[int, ...]:
@@ -345,15 +333,17 @@ class TiledTransform:
         # A view, which JAX may keep, would keep the whole array.
         return jax.device_put(flat.reshape(shape).copy(), place, may_alias=False)
 
-    def _gather(self, into: dict[int, Any], at: int, span: Span, part: Any) -> None:
-        """Writes a span into the array of its number on the host."""
-        shape = self._shapes[span.leaf].shape
-        whole = into.setdefault(at, np.empty(shape, part.dtype)).reshape(-1)
-        whole[span.start : span.start + span.size] = np.asarray(part).reshape(-1)
+
+def _join(like: Any, parts: Sequence[Any], place: Any) -> jax.Array:
+    """Returns an array, which may be empty, of its parts."""
+    flat = [np.asarray(part).reshape(-1) for part in parts]
+    whole = np.concatenate([np.zeros(0, like.dtype), *flat]).reshape(like.shape)
+    return jax.device_put(whole, place, may_alias=False)
 
 
 def _write(weights: jax.Array, part: jax.Array, start: Any) -> jax.Array:
-    flat = jax.lax.dynamic_update_slice(weights.reshape(-1), part, (start,))
+    flat, part = weights.reshape(-1), part.reshape(-1)
+    flat = jax.lax.dynamic_update_slice(flat, part, (start,))
     return flat.reshape(weights.shape)
 
 
@@ -387,9 +377,7 @@ def train_tiled(
 
     def gradients(one_pass: StepInput, params: Any, state: Any) -> PassResult:
         # Of the state it gets what `seen` shows, the scaling.
-        found = whole_backward(scale_pass(one_pass, state), params, None)
-        extras = {k: v for k, v in found.extras.items() if k != "value_fn"}
-        return found._replace(extras=extras)
+        return whole_backward(scale_pass(one_pass, state), params, None)
 
     def settle(found: PassResult, scaling: Scaling | None, unscored: Any) -> PassResult:
         finite = [jnp.isfinite(g).all() for g in jax.tree.leaves(found.grads)]
@@ -404,9 +392,8 @@ def train_tiled(
 
     def update(found: PassResult, state: Any, params: Any) -> tuple[Any, Any]:
         extras = dict(found.extras)
-        spoiled, unscored = jax.device_get(
-            (extras.pop("spoiled"), extras.pop("unscored"))
-        )
+        told = [extras.pop(name) for name in ("spoiled", "unscored")]
+        spoiled, unscored = jax.device_get(told)
         new = state
         if not spoiled:
             params, new = tiled.update(found.grads, state, params, **extras)
@@ -419,7 +406,9 @@ def train_tiled(
         params, own = how(state.params, state.opt_state)
         return dataclasses.replace(state, params=params, opt_state=own)
 
-    host = {f"inner/{path}" for path in tiled.held()} if config.space == "host" else ()
+    host = (
+        {f"inner/{path}" for path in tiled.cut_paths} if config.space == "host" else ()
+    )
     around = Around(
         traced=False,
         seen=lambda state: state.scaling,

@@ -175,7 +175,7 @@ def test_numbers_that_overflow_end_the_run_by_name():
     made = tiled(optax.adam(1e-2), params, tile=2)
     weights, state = begin(optax.adam(1e-2), made, params)
     grads = {"a": jnp.ones(3), "b": jnp.full(5, 1e20).at[:4].set(1)}
-    with pytest.raises(Diverged, match=r"of b non-finite, in 1 of 5 tiles"):
+    with pytest.raises(Diverged, match=r"of b are non-finite, in 1 of 5 tiles"):
         made.update(grads, state, weights)
 
 
