@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hpcjax.runs import reduce
-from hpcjax.runs.pictures import Bars
+from hpcjax.runs.pictures import Bars, Lines
 from hpcjax.runs.reduce import cell
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
 
@@ -236,6 +236,82 @@ PLAN = Table(
             "larger": cell("larger", _T8 + _MANY)
             .at_least(4.0, "times the base of T=1 with T=8 on 1024; the paper: 4 to 8")
             .fails({_T8 + _MANY: _T1 + _MANY}),
+        },
+    ),
+)
+
+PASSES, FUSED, CLIPPED = "three programs", "one program", "one program, clipped"
+SMALL, LARGE = "tiles of 100,000", "tiles of 1,000,000"
+# Millions of parameters: a step of the few is taken.
+FEW, MANY = 10, 100
+_WAYS = {
+    PASSES: {"way": "passes"},
+    FUSED: {"way": "fused"},
+    CLIPPED: {"way": "clipped"},
+    SMALL: {"way": "tiled", "tile": "100000"},
+    LARGE: {"way": "tiled"},
+}
+
+
+def _of(name: str, millions: int) -> str:
+    return f"{name}, n={millions} M"
+
+
+def _step(name: str, millions: int) -> Runs:
+    size = {"size": f"{millions}000000", "taken": str(millions == FEW).lower()}
+    return Runs(config="ted/optimizer", overrides={**_WAYS[name], **size})
+
+
+_TILED = [_of(name, millions) for name in (SMALL, LARGE) for millions in (FEW, MANY)]
+
+OPTIMIZER = Table(
+    id="ted/optimizer",
+    title="DeepSpeed-TED: what an update in tiles needs besides the state",
+    paper=(
+        "Singh et al., ICS 2023: without tiles the optimizer casts all gradients to "
+        "float32 first, with tiles of 1.8 million it needs 4 bytes of each entry of "
+        "one (recalled)"
+    ),
+    caption=(
+        "Adam of n million parameters in one array, float16 weights and gradients, "
+        "float32 parameters and moments. Most bytes besides these, of a parameter and "
+        "of an entry of a tile (where there is none, of 1,000,000): arrays alive "
+        "between programs, and results and temporaries of a compiled program. Of 100 "
+        "million no step is taken, and arrays are counted by their shapes. three "
+        "programs: one casts the gradients, one clips their norm, one takes the step. "
+        "one program: casts and takes it; clipped: does all three. Tiles do not clip."
+    ),
+    shows=(
+        "Adam's update was dispatched in passes, as one program, and tile by tile. In "
+        "tiles it should need next to nothing more, however large the model; in "
+        "passes, 4 bytes of each parameter."
+    ),
+    picture=Lines("n={} M", "each", x_label="millions of parameters"),
+    columns={
+        "each": "bytes / parameter",
+        "tiles": "bytes / tile",
+        "temporaries": "temporaries / tile",
+    },
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={
+            _of(name, millions): _step(name, millions)
+            for name in _WAYS
+            for millions in (FEW, MANY)
+        },
+        claims={
+            "tiles": reduce.most("tiles", *_TILED)
+            .at_most(20, "bytes an entry of a tile besides the state, at all sizes")
+            .fails(
+                {_of(LARGE, MANY): _of(PASSES, MANY)},
+                {_of(LARGE, MANY): _of(CLIPPED, MANY)},
+            ),
+            "temporaries": reduce.most("temporaries", *_TILED)
+            .at_most(4, "bytes an entry that a tile's programs need; the paper: 4")
+            .fails({_of(LARGE, FEW): _of(CLIPPED, FEW)}),
+            "spike": cell("each", _of(PASSES, FEW))
+            .at_least(3.9, "bytes of each parameter where programs are dispatched")
+            .fails({_of(PASSES, FEW): _of(FUSED, FEW)}),
         },
     ),
 )
