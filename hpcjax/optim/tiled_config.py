@@ -50,7 +50,7 @@ class TiledConfig(Config):
           ConfigError: a transform that mixes entries, other parameters, examples that
             are cut in space, several processes, or no host memory.
         """
-        from hpcjax.optim.tiles import train_tiled
+        from hpcjax.optim.tiled_training import train_tiled
 
         del mean  # that of the gradients' program
 
