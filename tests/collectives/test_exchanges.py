@@ -206,6 +206,15 @@ def test_numbers_that_are_not_finite_change_nothing(name, bad, backend):
     assert made[2].stats.nonfinite.sum() == 0
 
 
+def test_a_nan_among_many_numbers_is_found():
+    """XLA's extremes of 4096 numbers and more are on a CPU those without NaN."""
+    given = numbers(steps=1, n=5000)
+    given[0, 2, 17] = np.nan
+    (made,) = on_mesh(HalfConfig(), given)
+    assert made.stats.nonfinite.tolist() == [1] * MEMBERS
+    assert not made.mean.any()
+
+
 @pytest.mark.quick("warm_up")
 @pytest.mark.acceptance("oktopk", 9)
 @pytest.mark.parametrize("name", ["global", "warm_up", "ok_topk"])
