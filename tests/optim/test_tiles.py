@@ -161,7 +161,7 @@ def live_bytes(kind):
 @pytest.mark.acceptance("ted", 6)
 @pytest.mark.parametrize("tile", [10**5, 10**6])
 def test_a_tile_needs_no_more_of_a_larger_model(tile):
-    """At most 4 bytes an entry in a program, and 20 with what it returns."""
+    """At most 4 bytes an entry in a program, with what it returns."""
     tx, needed = optax.adam(1e-3), set()
     for size in (10**7, 10**8):
         shapes = {"w": jax.ShapeDtypeStruct((size,), "float32")}
@@ -172,7 +172,7 @@ def test_a_tile_needs_no_more_of_a_larger_model(tile):
         own = [perf.peak_memory(p) - perf.argument_memory(p) for p in programs]
         needed.add((*map(perf.temporary_memory, programs), *own))
     (found,) = needed
-    assert max(found[:2]) <= 4 * tile
+    assert max(found) <= 4 * tile  # so that state is donated, too
     assert 2 * tile + max(found) <= 20 * tile  # where the weights are written
 
 
