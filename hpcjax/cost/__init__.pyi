@@ -35,6 +35,7 @@ from .decoding_drafts import choose_draft as choose_draft
 from .device_power import DevicePower as DevicePower
 from .device_power import Spent as Spent
 from .device_power import Work as Work
+from .disk import disk_seconds as disk_seconds
 from .exchange_methods import AllReducible as AllReducible
 from .exchange_methods import Dense as Dense
 from .exchange_methods import Exchanged as Exchanged

@@ -80,6 +80,7 @@ from .row_store import RowStore as RowStore
 from .sampled_graph import DenseConfig as DenseConfig
 from .sampled_graph import LayerwiseConfig as LayerwiseConfig
 from .sampled_graph import SampledGraphConfig as SampledGraphConfig
+from .sampled_graph import SnapshotConfig as SnapshotConfig
 from .sea_surface import make_waves as make_waves
 from .sea_surface import read_sst_anomaly as read_sst_anomaly
 from .smtx import read_smtx as read_smtx

@@ -155,7 +155,16 @@ class BlockSampler:
         return self._vertices[shuffle(len(self._vertices), seed, epoch)]
 
     def make(self, position: int, seed: int) -> graphs.Blocks:
-        """Returns a block by its position in the endless sequence."""
+        """Returns a block by its position in the endless sequence.
+
+        What samples with a memory makes those before it that it has not seen, again.
+        """
+        if isinstance(self._build, graphs.Snapshot):
+            for missed in self._build.missed(position, seed):
+                self._make(missed, seed)
+        return self._make(position, seed)
+
+    def _make(self, position: int, seed: int) -> graphs.Blocks:
         epoch, place = divmod(position, len(self))
         size = self._maker.block
         targets = self._order(seed, epoch)[place * size : (place + 1) * size]
@@ -174,8 +183,11 @@ class BlockSampler:
         """Returns the shard's blocks of a batch, see `BlockMaker.batch`.
 
         Raises:
-          ConfigError: one of several shards has a block above the lowest rung.
+          ConfigError: one of several shards has a block above the lowest rung, or would
+            have a snapshot that depends on its own batches.
         """
+        if isinstance(self._build, graphs.Snapshot):
+            self._build.check_shards(shard[1])
         places = range(batch_size)[shard_rows(batch_size, shard)]
         made = [self.make(number * batch_size + place, seed) for place in places]
         rung = self.ladder.rung(_largest(self._maker, made))

@@ -2,17 +2,21 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from hpcjax.core import checks
-from hpcjax.core.config import Config, NotNegative, Size
+from hpcjax.core.config import Config, Count, NotNegative, Size, fields_of
 from hpcjax.core.objective import Objective
 from hpcjax.core.parts import Part
 from hpcjax.data.community_graph import CommunityGraphConfig
 from hpcjax.data.objectives import BLOCKS
 from hpcjax.data.source import Dataset
+from hpcjax.graphs.snapshot_policies import FullBatch, FullRefresh, OnTheFly
+
+Build = Callable[..., Any]
 
 
 def _is_fanout(name: str, value: int) -> None:
@@ -32,9 +36,17 @@ class DenseConfig(Config):
 
     replace: bool = False
 
-    def build(self, csr: Any, fanouts: tuple[int, ...]) -> Callable[..., Any]:
-        """Returns the function of targets and a draw that makes blocks."""
+    def build(self, csr: Any, fanouts: tuple[int, ...], epoch: int) -> Build:
+        """Returns the function of targets and a draw that makes blocks.
+
+        Args:
+          csr: of the graph.
+          fanouts: of each hop.
+          epoch: blocks of an epoch of training, by which blocks are numbered.
+        """
         from hpcjax import graphs
+
+        del epoch
 
         sample = functools.partial(graphs.sample_neighbours, replace=self.replace)
         return functools.partial(self.find_factory(), csr, fanouts, sample=sample)
@@ -45,6 +57,33 @@ class LayerwiseConfig(DenseConfig):
     """As loaders commonly sample: each layer samples all that it computes anew."""
 
     factory: ClassVar[str] = "hpcjax.graphs:layerwise_blocks"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotConfig(Config):
+    """Layer-wise, long lists of neighbours from rows in memory (GraphSnapShot).
+
+    The held-out part is sampled without rows.
+
+    Attributes:
+      policy: how rows are kept.
+      shared: whether layers have rows in common.
+      threshold: lists longer than it are served from rows.
+      rows: most rows of a layer; none for all such lists.
+    """
+
+    policy: FullBatch | FullRefresh | OnTheFly = FullRefresh()
+    shared: bool = False
+    threshold: Count = 30
+    rows: Size | None = None
+
+    def build(self, csr: Any, fanouts: tuple[int, ...], epoch: int) -> Build:
+        """Returns the function of targets and a draw that makes blocks."""
+        from hpcjax import graphs
+
+        options = fields_of(self)
+        store, policy = graphs.VersionedCsr(csr), options.pop("policy")
+        return graphs.Snapshot(store, fanouts, policy, epoch=epoch, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +112,7 @@ class SampledGraphConfig(Config):
     source: Annotated[Any, Part("dataset")] = CommunityGraphConfig()
     fanouts: tuple[Annotated[int, _is_fanout], ...] = (10, 10)
     block: Size = 128
-    sampler: DenseConfig | LayerwiseConfig = DenseConfig()
+    sampler: DenseConfig | LayerwiseConfig | SnapshotConfig = DenseConfig()
     evaluate: Literal["sampled", "all"] = "sampled"
     spare: NotNegative = 0.1
 
@@ -105,10 +144,12 @@ class SampledGraphConfig(Config):
         checks.require(self.block <= len(train), rule, block=self.block)
         csr = graphs.Csr.of(whole.graph)
         maker = BlockMaker(whole.graph, csr, train.labels, self.block)
-        build = self.sampler.build(csr, self.fanouts)
-        seen = build
+        epoch = math.ceil(len(train) / self.block)
+        build = seen = self.sampler.build(csr, self.fanouts, epoch)
+        if isinstance(self.sampler, SnapshotConfig):
+            seen = LayerwiseConfig().build(csr, self.fanouts, epoch)
         if self.evaluate == "all":
-            seen = DenseConfig().build(csr, (-1,) * len(self.fanouts))
+            seen = DenseConfig().build(csr, (-1,) * len(self.fanouts), epoch)
         return whole._replace(
             train=BlockSampler(maker, build, train.numbers, self.spare),
             validation=BlockSource(maker, seen, held_out.numbers),

@@ -42,6 +42,7 @@ from .ordering import sequential as sequential
 from .partition import CommWords as CommWords
 from .partition import PartitionedGraph as PartitionedGraph
 from .partition import partition as partition
+from .rmat import rmat as rmat
 from .sampling import Draw as Draw
 from .sampling import Ladder as Ladder
 from .sampling import Sample as Sample
@@ -52,3 +53,10 @@ from .segments import segment_max as segment_max
 from .segments import segment_mean as segment_mean
 from .segments import segment_softmax as segment_softmax
 from .segments import segment_sum as segment_sum
+from .snapshot import Reads as Reads
+from .snapshot import Snapshot as Snapshot
+from .snapshot_policies import FullBatch as FullBatch
+from .snapshot_policies import FullRefresh as FullRefresh
+from .snapshot_policies import OnTheFly as OnTheFly
+from .versions import Lists as Lists
+from .versions import VersionedCsr as VersionedCsr

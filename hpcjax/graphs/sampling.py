@@ -48,12 +48,6 @@ class Draw(NamedTuple):
         return _mix(key ^ vertices.astype(np.uint64))
 
 
-def _uniform(keys: np.ndarray, slot: int, below: np.ndarray) -> np.ndarray:
-    """Returns an integer in [0, below) for each key; below < 2**32."""
-    bits = _mix(keys ^ np.uint64(slot)) >> np.uint64(32)
-    return ((bits * below.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
-
-
 def sample_neighbours(
     csr: Csr, vertices: np.ndarray, fanout: int, draw: Draw, *, replace: bool = False
 ) -> Csr:
@@ -90,7 +84,7 @@ def sample_neighbours(
     cut = np.flatnonzero(degrees > counts)
     if len(cut):
         keys = draw.keys(vertices[cut])
-        chosen = _choose(keys, degrees[cut], fanout, replace)
+        chosen = choose(keys, degrees[cut], counts[cut], replace=replace)
         slots = offsets[cut] + np.arange(fanout)[:, None]
         places[slots] = starts[cut] + chosen
     return Csr(offsets, csr.neighbours[places], csr.edge_ids[places])
@@ -105,21 +99,29 @@ def _check_vertices(csr: Csr, vertices: np.ndarray) -> None:
     checks.require(not outside.size, rule, first=outside[:1].tolist())
 
 
-def _choose(
-    keys: np.ndarray, sizes: np.ndarray, count: int, replace: bool
+def choose(
+    keys: np.ndarray, sizes: np.ndarray, counts: np.ndarray, *, replace: bool = False
 ) -> np.ndarray:
-    """Returns `count` numbers below each size, [count, sizes], all different or not."""
-    chosen = np.empty((count, len(sizes)), np.int64)
-    for slot in range(count):
-        if replace:
-            chosen[slot] = _uniform(keys, slot, sizes)
-            continue
+    """Returns `counts` numbers below each size, [most, sizes], −1 behind them.
+
+    All subsets are equally likely, in an order that means nothing.
+
+    Args:
+      keys: uint64 [sizes], see `Draw.keys`.
+      sizes: integers [sizes].
+      counts: integers [sizes], none above its size unless `replace`.
+      replace: whether a number may come more than once.
+    """
+    slots = np.arange(counts.max(initial=0))[:, None]
+    last = sizes - counts + slots
+    bits = _mix(keys ^ slots.astype(np.uint64)) >> np.uint64(32)
+    below = (sizes if replace else last + 1).astype(np.uint64)
+    chosen = ((bits * below) >> np.uint64(32)).astype(np.int64)
+    for slot in range(0 if replace else len(slots)):
         # Floyd: what is there already becomes the number that could not be before.
-        last = sizes - count + slot
-        drawn = _uniform(keys, slot, last + 1)
-        taken = (chosen[:slot] == drawn).any(0)
-        chosen[slot] = np.where(taken, last, drawn)
-    return chosen
+        taken = (chosen[:slot] == chosen[slot]).any(0)
+        chosen[slot][taken] = last[slot][taken]
+    return np.where(slots < counts, chosen, -1)
 
 
 Sample = Callable[[Csr, np.ndarray, int, Draw], Csr]
