@@ -3,13 +3,16 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from hpcjax import runs
 from hpcjax.core import config
 from hpcjax.graphs.snapshot_policies import FullBatch, FullRefresh, OnTheFly
+
+if TYPE_CHECKING:
+    from hpcjax import graphs
 
 FULL, FCR, SHARED, LAZY = "full batch", "FCR", "FCR, shared", "FCR, lazy"
 PARTIAL = "PR-PF"
@@ -140,7 +143,7 @@ def _measure(
     return read, seconds
 
 
-def _store(cfg: Config, store: "object", threshold: int) -> float:
+def _store(cfg: Config, store: "graphs.VersionedCsr", threshold: int) -> float:
     """Returns the entries of the first layer's rows over all edges."""
     from hpcjax import graphs
 

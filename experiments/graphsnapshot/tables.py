@@ -37,24 +37,21 @@ _NEVER, _FROZEN = "SAGE, FCR never refreshed", "SAGE, 2 neighbours, never refres
 def loader(rows: reduce.Rows) -> "xr.Dataset":
     """Returns what a batch costs by policy, in the mean over batches."""
     run = reduce.single(rows)
-    found = {}
+    found: dict[str, reduce.Cells] = {}
     for name in POLICIES:
         own = run.sel(policy=name)
         pages, moved = own["pages"].values, own["moved"].values
         each = [disk_seconds(p, m) for p, m in zip(pages, moved, strict=True)]
-        disk, sampling = 1e3 * np.mean(each), 1e3 * float(own["seconds"].mean())
-        entries, hits = float(own["entries"].mean()), float(own["hits"].mean())
-        found[name] = {
+        disk, sampling = (1e3 * float(np.mean(e)) for e in (each, own["seconds"]))
+        cells: dict[str, float] = {
             **{"disk": disk, "sampling": sampling, "total": disk + sampling},
-            "pages": pages.mean(),
-            "entries": entries,
-            "hits": hits,
             "memory": float(own["snapshot"] / run["store"]),
+            **{key: float(own[key].mean()) for key in ("pages", "entries", "hits")},
         }
         for threshold in run["threshold"].values if name == FCR else ():
-            found[name][f"stored_{threshold}"] = float(
-                run["stored"].sel(threshold=threshold)
-            )
+            stored = run["stored"].sel(threshold=threshold)
+            cells[f"stored_{threshold}"] = float(stored)
+        found[name] = cells
     return reduce.from_cells(found)
 
 

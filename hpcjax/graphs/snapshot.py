@@ -21,6 +21,7 @@ from hpcjax.graphs.blocks import Blocks
 from hpcjax.graphs.csr import Csr
 from hpcjax.graphs.sampling import Draw, choose, layerwise_blocks
 from hpcjax.graphs.snapshot_policies import FullBatch, FullRefresh, OnTheFly, Policy
+from hpcjax.graphs.snapshot_rows import Edges, Rows
 from hpcjax.graphs.versions import Lists, VersionedCsr
 
 PAGE = 4096  # bytes that a disk reads at once
@@ -48,88 +49,6 @@ class Reads(NamedTuple):
     hits: int = 0
     refreshed: int = 0
     moved: int = 0
-
-
-class _Edges(NamedTuple):
-    """Senders and numbers of edges, [slots, vertices], −1 for none."""
-
-    senders: np.ndarray
-    numbers: np.ndarray
-
-    def take(self, slots: np.ndarray) -> "_Edges":
-        """Returns entries by slot, none where it is −1."""
-        columns = np.arange(slots.shape[1])
-        return _Edges(*(np.where(slots < 0, -1, each[slots, columns]) for each in self))
-
-    def join(self, other: "_Edges") -> "_Edges":
-        """Returns entries of both."""
-        return _Edges(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
-
-    def pack(self, width: int) -> "_Edges":
-        """Returns entries in the first slots, of which there are `width`."""
-        real = self.numbers >= 0
-        packed = self
-        if (real[1:] > real[:-1]).any():
-            packed = self.take(np.argsort(~real, axis=0, kind="stable"))
-        room = ((0, max(0, width - len(real))), (0, 0))
-        return _Edges(*(np.pad(e[:width], room, constant_values=-1) for e in packed))
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How many there are, [vertices]."""
-        return (self.numbers >= 0).sum(0)
-
-
-class _Rows:
-    """The rows of a layer, or of all.
-
-    Args:
-      width: entries of a row, C.
-      rows: how many.
-      vertices: of the graph.
-      edges: that numbers are below, roughly; decides their dtype.
-    """
-
-    def __init__(self, width: int, rows: int, vertices: int, edges: int) -> None:
-        self.width = width
-        number = np.int32 if edges < 2**30 else np.int64
-        self.senders = np.full((rows, width), -1, np.int32)
-        self.numbers = np.full((rows, width), -1, number)
-        self.counts = np.zeros(rows, np.int32)
-        self.used = np.full(rows, -1, np.int32)  # last batch
-        self.turns = np.full(rows, -1, np.int32)  # the refresh that drew it
-        self.owners = np.full(rows, -1, np.int32)
-        self.slots = np.full(vertices, -1, np.int32)  # row of a vertex
-        self.entry = self.senders.itemsize + self.numbers.itemsize  # bytes
-
-    def get(self, rows: np.ndarray, slots: np.ndarray | None = None) -> _Edges:
-        """Returns entries of rows by slot, none where it is −1; None for all."""
-        if slots is None:
-            return _Edges(self.senders[rows].T, self.numbers[rows].T)
-        at, none = rows * self.width + slots, slots < 0
-        arrays = (self.senders.ravel(), self.numbers.ravel())
-        return _Edges(*(np.where(none, -1, each[at]) for each in arrays))
-
-    def put(self, rows: np.ndarray, edges: _Edges) -> None:
-        """Writes rows."""
-        packed = edges.pack(self.width)
-        self.senders[rows], self.numbers[rows] = packed.senders.T, packed.numbers.T
-        self.counts[rows] = packed.counts
-
-    def make_room(self, vertices: np.ndarray, busy: np.ndarray) -> np.ndarray:
-        """Returns rows for new vertices: free ones, then those used longest ago."""
-        free = self.used.copy()
-        free[busy] = np.iinfo(free.dtype).max
-        rows = np.argsort(free, kind="stable")[: len(vertices)]
-        left = self.owners[rows]
-        self.slots[left[left >= 0]] = -1
-        self.owners[rows], self.slots[vertices] = vertices, rows
-        self.turns[rows] = -1
-        return rows
-
-    @property
-    def nbytes(self) -> int:
-        return sum(e.nbytes for e in vars(self).values() if isinstance(e, np.ndarray))
 
 
 class Snapshot:
@@ -177,7 +96,7 @@ class Snapshot:
     def _forget(self, seed: int) -> None:
         """Begins anew, with a seed."""
         self._seed, self.following = seed, 0
-        self._caches: list[_Rows] = []
+        self._caches: list[Rows] = []
         self._version = self._turn = 0
 
     def missed(self, number: int, seed: int) -> range:
@@ -214,7 +133,7 @@ class Snapshot:
         self._batch, self.following = number, number + 1
         self._lists = self._update()
         if not isinstance(self.policy, FullBatch):
-            self._refresh()
+            self._refresh(self.policy)
         csr = self.store.csr
         return layerwise_blocks(csr, self.fanouts, targets, draw, sample=self._sample)
 
@@ -268,12 +187,12 @@ class Snapshot:
         self._version = newest
         return lists
 
-    def _refresh(self) -> None:
+    def _refresh(self, policy: FullRefresh | OnTheFly) -> None:
         """Fills rows at first, and renews all at their times."""
-        policy, turn = self.policy, self._batch // self.policy.period
+        turn = self._batch // policy.period
         new, self._turn = turn != self._turn, turn
         if not self._caches:
-            self._make_caches()
+            self._make_caches(policy.alpha)
         elif not new:
             return
         for hop, cache in enumerate(self._caches):
@@ -283,7 +202,7 @@ class Snapshot:
                 elif policy.refresh == "full":
                     self._renew(cache, rows, hop, policy.refresh_rate * cache.width)
 
-    def _make_caches(self) -> None:
+    def _make_caches(self, alpha: float) -> None:
         """Gives rows to the longest lists."""
         csr = self.store.csr
         vertices = np.arange(len(csr.offsets) - 1)
@@ -291,18 +210,19 @@ class Snapshot:
         long = np.flatnonzero(degrees > self._threshold)
         most = len(long) if self._most is None else self._most
         long = np.sort(long[np.argsort(-degrees[long], kind="stable")[:most]])
-        widths = [math.ceil(self.policy.alpha * each) for each in self.fanouts]
+        widths = [math.ceil(alpha * each) for each in self.fanouts]
         for width in [max(widths)] if self._shared else widths:
-            cache = _Rows(width, most, len(vertices), len(csr.neighbours))
+            cache = Rows(width, most, len(vertices), len(csr.neighbours))
             cache.make_room(long, np.zeros(0, int))
             self._caches.append(cache)
 
     def _draw_rows(
-        self, cache: _Rows, rows: np.ndarray, hop: int, *, asked: bool = False
+        self, cache: Rows, rows: np.ndarray, hop: int, *, asked: bool = False
     ) -> None:
         """Draws rows from the store; lazy ones when they are asked for."""
-        full = isinstance(self.policy, FullRefresh)
-        if full and self.policy.lazy and not asked:
+        policy = self.policy
+        full = isinstance(policy, FullRefresh)
+        if isinstance(policy, FullRefresh) and policy.lazy and not asked:
             return
         owners = cache.owners[rows]
         sizes = self._lists.degrees(owners)
@@ -313,9 +233,9 @@ class Snapshot:
 
     def _read(
         self, vertices: np.ndarray, positions: np.ndarray, *, kept: bool = False
-    ) -> _Edges:
+    ) -> Edges:
         """Returns entries of the store, and counts them."""
-        found = _Edges(*self._lists.read(vertices, positions))
+        found = Edges(*self._lists.read(vertices, positions))
         numbers = found.numbers[positions >= 0]
         self._count["entries"] += len(numbers)
         self._count["refreshed"] += len(numbers) if kept else 0
@@ -325,8 +245,8 @@ class Snapshot:
         return found
 
     def _renew(
-        self, cache: _Rows, rows: np.ndarray, hop: int, fresh: float
-    ) -> tuple[_Edges, _Edges]:
+        self, cache: Rows, rows: np.ndarray, hop: int, rate: float
+    ) -> tuple[Edges, Edges]:
         """Renews some entries of rows; returns those that stay, and the new ones.
 
         K − r entries stay, chosen uniformly, and others are drawn from what these leave
@@ -336,7 +256,7 @@ class Snapshot:
         owners, held = cache.owners[rows], cache.get(rows)
         sizes = self._lists.degrees(owners)
         full = np.minimum(sizes, cache.width)
-        fresh = np.minimum(max(1, math.floor(fresh)), full)
+        fresh = np.minimum(max(1, math.floor(rate)), full)
         at = self._lists.find(owners, held.numbers)
         may = np.where(sizes < cache.width, at >= 0, held.numbers >= 0)
         order = np.argsort(~may, axis=0, kind="stable")
@@ -359,12 +279,12 @@ class Snapshot:
     def _draw_others(
         self,
         vertices: np.ndarray,
-        taken: _Edges,
+        taken: Edges,
         counts: np.ndarray,
         stream: int,
         *,
         kept: bool = False,
-    ) -> _Edges:
+    ) -> Edges:
         """Returns entries of the store that are not among those taken."""
         sizes = self._lists.degrees(vertices)
         held = np.sort(self._lists.find(vertices, taken.numbers), axis=0)
@@ -384,8 +304,9 @@ class Snapshot:
             long = degrees > self._threshold
             long &= np.cumsum(long) <= len(self._caches[0].owners)
         short, at = np.flatnonzero(~long), np.flatnonzero(long)
-        found = _Edges(*(np.full((fanout, len(vertices)), -1) for _ in range(2)))
-        sizes, keys, served = degrees, draw.keys(vertices), None
+        found = Edges(*(np.full((fanout, len(vertices)), -1) for _ in range(2)))
+        sizes, keys = degrees, draw.keys(vertices)
+        cache = rows = served = None
         if len(at):
             cache, rows = self._find_rows(vertices[at], draw.hop)
             served = self._serve(cache, rows, fanout, draw, keys[at])
@@ -394,7 +315,7 @@ class Snapshot:
                 sizes[at] = cache.counts[rows]
         slots = _pick(keys, sizes, fanout)
         _fill_in(found, short, self._read(vertices[short], slots[:, short]))
-        if len(at):
+        if cache is not None and rows is not None:
             if served is None:
                 served = cache.get(rows, slots[:, at])
                 self._count["hits"] += int((served.numbers >= 0).sum())
@@ -403,7 +324,7 @@ class Snapshot:
         offsets = np.concatenate([[0], np.cumsum(real.sum(1))])
         return Csr(offsets, *(each.T[real] for each in found))
 
-    def _find_rows(self, vertices: np.ndarray, hop: int) -> tuple[_Rows, np.ndarray]:
+    def _find_rows(self, vertices: np.ndarray, hop: int) -> tuple[Rows, np.ndarray]:
         """Returns the rows of vertices, some of which get one now."""
         layer = 0 if self._shared else hop
         cache = self._caches[layer]
@@ -419,8 +340,8 @@ class Snapshot:
         return cache, rows
 
     def _serve(
-        self, cache: _Rows, rows: np.ndarray, fanout: int, draw: Draw, keys: np.ndarray
-    ) -> _Edges | None:
+        self, cache: Rows, rows: np.ndarray, fanout: int, draw: Draw, keys: np.ndarray
+    ) -> Edges | None:
         """Renews rows, where it is time; returns lists unless rows alone give them."""
         policy, batch = self.policy, self._batch
         if not isinstance(policy, OnTheFly):
@@ -440,8 +361,8 @@ class Snapshot:
             return first.join(other)
         if policy.fetch_period is None or (batch + 1) % policy.fetch_period:
             return None
-        held = cache.get(rows)
-        held = _draw(held, keys, math.floor(policy.fetch_rate * fanout))
+        part = math.floor((policy.fetch_rate or 0) * fanout)
+        held = _draw(cache.get(rows), keys, part)
         self._count["hits"] += int(held.counts.sum())
         more = np.minimum(self._lists.degrees(owners), fanout) - held.counts
         return held.join(self._draw_others(owners, held, more, _PART + draw.hop))
@@ -455,20 +376,22 @@ def _pieces(rows: np.ndarray) -> list[np.ndarray]:
 def _pick(keys: np.ndarray, sizes: np.ndarray, most: int | np.ndarray) -> np.ndarray:
     """Returns at most so many numbers below each size, [slots, sizes], −1 behind."""
     counts = np.minimum(sizes, most)
-    slots = np.arange(counts.max(initial=0))[:, None]
-    picked = np.where(slots < counts, slots, -1)
     cut = np.flatnonzero(counts < sizes)
     chosen = choose(keys[cut], sizes[cut], counts[cut])
+    if len(cut) == len(sizes):
+        return chosen
+    slots = np.arange(counts.max(initial=0))[:, None]
+    picked = np.where(slots < counts, slots, -1)
     picked[: len(chosen), cut] = chosen
     return picked
 
 
-def _draw(held: _Edges, keys: np.ndarray, most: int | np.ndarray) -> _Edges:
+def _draw(held: Edges, keys: np.ndarray, most: int | np.ndarray) -> Edges:
     """Returns at most so many entries, of some that are in the first slots."""
     return held.take(_pick(keys, held.counts, most))
 
 
-def _fill_in(found: _Edges, columns: np.ndarray, part: _Edges) -> None:
+def _fill_in(found: Edges, columns: np.ndarray, part: Edges) -> None:
     """Writes lists of some vertices."""
     if len(part.numbers) > len(found.numbers):
         part = part.pack(len(found.numbers))

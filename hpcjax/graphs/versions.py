@@ -69,8 +69,9 @@ class Lists(NamedTuple):
         self, numbers: np.ndarray, none: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns senders and numbers of edges below, −1 for none."""
-        numbers = np.where(none, -1, numbers)
-        senders = self.csr.neighbours[numbers].astype(np.int64)
+        if none.any():
+            numbers = np.where(none, -1, numbers)
+        senders = self.csr.neighbours[numbers]
         senders[none] = -1
         return senders, numbers
 

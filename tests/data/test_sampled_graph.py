@@ -212,3 +212,43 @@ def test_a_misspelled_key_is_told_though_a_part_has_one_of_its_own_kind():
             TrainingConfig(dataset=CONFIG, model=models.GnnConfig()),
             {"dataset.source.vertexes": "3"},
         )
+
+
+@pytest.mark.acceptance("graphsnapshot", 9)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        graphs.FullBatch(),
+        graphs.FullRefresh(period=3),
+        graphs.OnTheFly(fetch="partial"),
+        graphs.OnTheFly(refresh="full", period=3),
+    ],
+)
+def test_batches_of_a_snapshot_go_on_where_they_were(policy):
+    """Twenty of them, without a state of its own in a checkpoint."""
+    sampler = data.SnapshotConfig(policy=policy, threshold=3)
+    config = dataclasses.replace(CONFIG, sampler=sampler)
+    made, again = config.load().train, config.load().train
+    want = [made.sample(number, 2, 5, (0, 1)) for number in range(25)]
+    for number in range(5, 25):
+        found = again.sample(number, 2, 5, (0, 1))
+        for one, other in zip(leaves(found), leaves(want[number]), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_processes_share_a_snapshot_that_depends_on_none_and_validation_has_no_rows():
+    sampler = data.SnapshotConfig(policy=graphs.FullRefresh(period=2), threshold=3)
+    fcr = dataclasses.replace(CONFIG, sampler=sampler).load()
+    whole = fcr.train.sample(3, 4, 1, (0, 1))
+    parts = [fcr.train.sample(3, 4, 1, (index, 2)) for index in range(2)]
+    for all_, *each in zip(leaves(whole), *map(leaves, parts), strict=True):
+        np.testing.assert_array_equal(all_, np.concatenate(each))
+    plain = dataclasses.replace(CONFIG, sampler=data.LayerwiseConfig()).load()
+    seen = [held.validation.gather(np.arange(2)) for held in (fcr, plain)]
+    for one, other in zip(*map(leaves, seen), strict=True):
+        np.testing.assert_array_equal(one, other)
+    fly = dataclasses.replace(
+        CONFIG, sampler=data.SnapshotConfig(policy=graphs.OnTheFly())
+    )
+    with pytest.raises(ConfigError, match="or one process"):
+        fly.load().train.sample(0, 2, 0, (0, 2))
