@@ -97,6 +97,7 @@ class Lists(NamedTuple):
 
     def _ranks(self, vertices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns how many edges below are alive before a list, and before its end."""
+        vertices = np.asarray(vertices)
         starts, stops = (self.csr.offsets[vertices + end] for end in (0, 1))
         if not len(self.deleted):
             return starts, stops

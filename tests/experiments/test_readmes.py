@@ -345,10 +345,18 @@ def test_omen():
         assert result.imbalance() < 1e-8
 
 
+def test_graphsnapshot():
+    names = run("graphsnapshot")
+    store, blocks = names["store"], names["blocks"]
+    assert blocks.vertices[-64:].tolist() == list(range(64))
+    assert store.snapshot(0).degrees(range(1024)).sum() == 30_000
+    assert store.snapshot(1).degrees(range(1024)).sum() == 29_999
+
+
 def test_every_block_of_a_readme_is_run_here():
     shown = {name for name in guides.PAGES if guides.blocks(name)}
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
     tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
-    tested += "polythrottle smoe bagpipe fields axonn sdfg programl"
+    tested += "polythrottle smoe bagpipe fields axonn sdfg programl graphsnapshot"
     assert papers == set(tested.split())

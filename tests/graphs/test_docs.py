@@ -10,7 +10,7 @@ from tests import guides
 
 def test_the_guides_code_runs():
     rng = np.random.default_rng(0)
-    block, sampled, linked, of_database = guides.blocks("docs/graphs.md")
+    block, sampled, kept, linked, of_database = guides.blocks("docs/graphs.md")
     given = {
         "senders": rng.integers(0, 34, 80),
         "receivers": rng.integers(0, 34, 80),
@@ -31,6 +31,11 @@ def test_the_guides_code_runs():
     assert given["received"].shape == (34, 8)
     guides.run_block(sampled, "docs/graphs.md", given)
     np.testing.assert_array_equal(given["blocks"].vertices[-2:], [3, 5])
+    guides.run_block(kept, "docs/graphs.md", given)
+    store = given["store"]
+    assert given["version"] == store.version == 1
+    degrees = [store.snapshot(n).degrees(np.arange(34)) for n in (0, 1)]
+    assert degrees[0].sum() == degrees[1].sum() == 80
     guides.run_block(linked, "docs/graphs.md", given)
     assert given["counts"].sum() == 2 * len(given["edges"])
     names: dict[str, Any] = {}
