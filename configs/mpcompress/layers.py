@@ -1,10 +1,11 @@
 """A language model of the King James Bible, and fine-tuned with codecs; 1 min a run.
 
-Needs `hpcjax data fetch kjv`. Four layers of width 32 on two devices. `tuned` and what
-follows go on from a run of `base` (`--resume ID --fork --devices 2`). `topk` and
-`randomk` send the bytes of the autoencoder.
-Expect: 8 bits cost nothing, and others more in all layers than in the last two
-(`hpcjax table mpcompress/layers`).
+Needs `hpcjax data fetch kjv`. Four layers of width 64 on two devices. `tuned` and what
+follows go on from a run of `base` (`--resume ID --fork --devices 2`), with a third of
+its rate. Top-k and Random-k send the bytes of the autoencoder, with the slope of what
+they send; `through` is Top-k with that of all numbers.
+Expect: 8 bits cost nothing, and Top-k everything if its slope passes through (`hpcjax
+table mpcompress/layers`).
 """
 
 import dataclasses
@@ -19,8 +20,8 @@ from hpcjax.sharding import Tensor3dConfig
 from hpcjax.train.config import TrainConfig
 
 needs = ("kjv",)
-SHAPE = 16, 64, 32
-BEFORE, STEPS = 1500, 100
+SHAPE = 16, 64, 64
+BEFORE, STEPS = 1500, 200
 base = TrainingConfig(
     dataset=CharTextConfig(corpus="kjv", context=SHAPE[1], validation=0.02),
     model=CausalLmConfig(depth=4, width=SHAPE[2], heads=4),
@@ -31,19 +32,23 @@ base = TrainingConfig(
     ),
 )
 tuned = dataclasses.replace(
-    base, train=dataclasses.replace(base.train, steps=BEFORE + STEPS)
+    base,
+    optimizer=AdamWConfig(lr=1e-3),
+    train=dataclasses.replace(base.train, steps=BEFORE + STEPS),
 )
-eight, two, autoencoder, left_out = (
-    dataclasses.replace(tuned, codec=codec)
-    for codec in (
-        *(Quantizer(bits=8), Quantizer(bits=2)),
-        *(Autoencoder(d=SHAPE[2] // 20), LeftOut()),
-    )
-)
-topk, randomk = (
-    dataclasses.replace(
-        tuned, codec=equal_bytes(codec, autoencoder.codec, SHAPE, "float32")
-    )
-    for codec in (TopK(), RandomK())
-)
+
+
+def _with(codec, **fields):
+    return dataclasses.replace(tuned, codec=dataclasses.replace(codec, **fields))
+
+
+def _equal(codec):
+    return equal_bytes(codec, autoencoder.codec, SHAPE, "float32")
+
+
+eight, two, left_out = map(_with, (Quantizer(bits=8), Quantizer(bits=2), LeftOut()))
+autoencoder = _with(Autoencoder(d=SHAPE[2] // 20))
+wide = _with(Autoencoder(d=SHAPE[2] // 10))
+topk, randomk = (_with(_equal(codec), grad="masked") for codec in (TopK(), RandomK()))
+through = _with(topk.codec, grad="through")
 smoke = {"parallel": "none", "codec": "none", "dataset.context": "8"}

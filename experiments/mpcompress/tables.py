@@ -6,7 +6,7 @@ import numpy as np
 
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
-from hpcjax.runs.reduce import cell
+from hpcjax.runs.reduce import above, cell
 from hpcjax.runs.tables import Runs, Table, on_cpu
 
 if TYPE_CHECKING:
@@ -85,25 +85,31 @@ BYTES = Table(
     ),
 )
 
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
 BEFORE, PLAIN = "pre-trained", "without"
 UNIGRAM, BIGRAM = "table of characters", "table of pairs"
 HALF, EVERY = ", last half", ", all layers"
 LEFT = "no branches in the last half"
-TUNED = {
+AUTO, THROUGH = "autoencoder", "Top-k, slope of all"
+_HALF = {
     EIGHT: "eight",
     TWO: "two",
-    "autoencoder": "autoencoder",
+    AUTO: "autoencoder",
+    "wide autoencoder": "wide",
     TOP: "topk",
+    THROUGH: "through",
     RANDOM: "randomk",
 }
-_LOSSY = "autoencoder", TOP
+_EVERY = (EIGHT, AUTO, TOP, RANDOM)
+_SHOWN = (TWO, "wide autoencoder", RANDOM)  # of one seed: no claim is about these
+_LOSSY = AUTO, TOP
 
 
-def _tune(variant: str, start: str = "none") -> Runs:
+def _tune(name: str, variant: str, start: str = "none") -> Runs:
     own = {} if start == "none" else {"codec.start": start}
+    seeds = SEEDS[:1] if name in _SHOWN else SEEDS
     config = f"mpcompress/layers:{variant}"
-    return Runs(config=config, seeds=SEEDS, overrides=own, after=BEFORE)
+    return Runs(config=config, seeds=seeds, overrides=own, after=BEFORE)
 
 
 def _error(run: "xr.Dataset") -> float:
@@ -118,59 +124,65 @@ LAYERS = Table(
         "compressed; figures are not known here"
     ),
     caption=(
-        "Characters of the King James Bible in windows of 64. Four layers of width 32 "
+        "Characters of the King James Bible in windows of 64. Four layers of width 64 "
         "on 2 simulated devices, pre-trained for 1,500 steps without a codec, then "
-        "tuned for 100 with one in the sums of the last two layers or of all, in "
-        "validation too. Slopes of quantizers, Top-k and Random-k pass through; Top-k "
-        "and Random-k send the autoencoder's bytes: it 1 number of 32, they 512 of a "
-        "batch's 32,768 with their indices, 1 of 64. error: % of "
-        "validation's characters; rise: points above what was tuned without a codec, "
-        "of the same seed, of which there is one."
+        "tuned for 200 at a third of the rate with one in the sums of the last two "
+        "layers or of all, in validation too. The autoencoder sends 3 numbers of 64, "
+        "the wide one 6; Top-k and Random-k its bytes, 1 of 32 of a batch's numbers "
+        "with their places. Their slope is that of what they send, once that of all "
+        "numbers; quantizers' pass through. error: % of validation's characters; rise: "
+        "points above what was tuned without a codec, of the same seed. Mean and range "
+        "of three seeds; 2 bits, the wide autoencoder and Random-k have one."
     ),
     shows=(
         "A small language model was tuned with what its devices send compressed, in "
         "the last half of its layers or in all. Further left has lost less; what is no "
-        "better than the network without these branches, the control, sends nothing "
-        "that helps."
+        "better than the network without these branches sends nothing that helps."
     ),
     picture=Dots("rise", by=", ", rows=(HALF, EVERY, LEFT)),
     columns={
         "error": ("error, %", _error),
         "rise": ("points", lambda run, rows: _error(run) - _error(rows[PLAIN])),
     },
+    over=reduce.extent,
     tiers=on_cpu(
-        minutes=20.0,
+        minutes=25.0,
         devices=2,
         runs={
-            UNIGRAM: Runs(config="mpcompress/counted:unigram", seeds=SEEDS),
-            BIGRAM: Runs(config="mpcompress/counted", seeds=SEEDS),
+            UNIGRAM: Runs(config="mpcompress/counted:unigram"),
+            BIGRAM: Runs(config="mpcompress/counted"),
             BEFORE: Runs(config="mpcompress/layers", seeds=SEEDS),
-            PLAIN: _tune("tuned"),
-            **{name + HALF: _tune(variant) for name, variant in TUNED.items()},
-            **{name + EVERY: _tune(variant, "0") for name, variant in TUNED.items()},
-            LEFT: _tune("left_out"),
+            PLAIN: _tune(PLAIN, "tuned"),
+            **{name + HALF: _tune(name, variant) for name, variant in _HALF.items()},
+            **{name + EVERY: _tune(name, _HALF[name], "0") for name in _EVERY},
+            LEFT: _tune(LEFT, "left_out"),
         },
         claims={
             "learnt": (reduce.least("error", UNIGRAM, BIGRAM) - cell("error", PLAIN))
             .at_least(10, "points below the better table of counts")
             .fails({PLAIN: BIGRAM}),
-            "last half": abs(reduce.of("rise", HALF))
+            "last half": abs(
+                reduce.of("rise", *(name + HALF for name in _HALF if name != THROUGH))
+            )
             .largest()
             .at_most(1, "points from no codec, the farthest in the last half")
-            .fails({RANDOM + HALF: RANDOM + EVERY}),
+            .fails({TOP + HALF: TOP + EVERY}),
             "all layers": (
                 reduce.of("rise", *(name + EVERY for name in _LOSSY))
                 - reduce.of("rise", *(name + HALF for name in _LOSSY))
             )
             .least()
             .at_least(5, "points that all layers cost more, autoencoder and Top-k")
-            .fails({_LOSSY[0] + EVERY: EIGHT + EVERY}),
+            .fails({AUTO + EVERY: EIGHT + EVERY}),
             "8 bits": abs(cell("rise", EIGHT + EVERY))
             .at_most(1, "points from no codec of 8 bits in all layers")
             .fails({EIGHT + EVERY: TOP + EVERY}),
-            "left out": abs(cell("rise", LEFT))
-            .at_most(1, "points from no codec with the last half's branches left out")
-            .fails({LEFT: RANDOM + EVERY}),
+            "slope": above("rise", THROUGH + HALF, TOP + HALF)
+            .at_least(10, "points that Top-k loses by a slope of what is not sent")
+            .fails({THROUGH + HALF: TOP + HALF}),
+            "left out": abs(above("rise", AUTO + HALF, LEFT))
+            .at_most(1, "points between the autoencoder and no branches at all")
+            .fails({AUTO + HALF: EIGHT + HALF}),
         },
     ),
 )
