@@ -6,10 +6,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from experiments.gnn.work_depth import (
+    ALONE,
+    BY_EDGE,
+    DENSE,
+    MATRICES,
+    ONCE,
+    ONE_BY_ONE,
+    UNMOVED,
+)
 from hpcjax import graphs, perf
 
-HOPS = 2  # of sgc
 Params = Mapping[str, jax.Array]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -46,11 +55,6 @@ def _edge_conv(k: int) -> Shapes:
     return found | {"kernel_1": (k, k), "bias_1": (k,)}
 
 
-def _sgc(graph: graphs.Graph, x: jax.Array, params: Params) -> jax.Array:
-    z = graphs.project(x, params["kernel"])
-    return graphs.propagate_powers(graph, z, HOPS) + params["bias"]
-
-
 def _by_edge(graph: graphs.Graph, x: jax.Array, params: Params) -> jax.Array:
     """Attention whose ends are projected for each edge: the control."""
     sent, own = (
@@ -78,28 +82,47 @@ def _one_by_one(graph: graphs.Graph, x: jax.Array, params: Params) -> jax.Array:
     return graphs.spread(graph, rows.sum(0), graphs.gcn_weights(graph))
 
 
-LAYERS: dict[str, Layer] = {
-    "gcn": Layer(graphs.gcn, _matrices("kernel")),
-    "sage": Layer(graphs.sage, _matrices("self", "neighbors")),
-    "sgc": Layer(_sgc, _matrices("kernel")),
-    "commnet": Layer(graphs.commnet, _matrices("self", "neighbors")),
-    "gin": Layer(
-        graphs.gin,
-        lambda k: (
-            _matrices("kernel_0", "kernel_1")(k)
-            | {"bias_0": (k,), "bias_1": (k,), "epsilon": ()}
-        ),
+def _stacks(k: int) -> Shapes:
+    every = dict.fromkeys(("first", "root"), (k, 1, k))
+    return every | {"kernel": (1, k, k), "bias": (k,)}
+
+
+_SHAPES: Mapping[str, Callable[[int], Shapes]] = {
+    **dict.fromkeys(("gcn", "sgc", "ppnp", "appnp", "s2gc"), _matrices("kernel")),
+    "sage": _matrices("self"),
+    "commnet": _matrices("self", "neighbors"),
+    "gin": lambda k: (
+        _matrices("kernel_0", "kernel_1")(k)
+        | {"bias_0": (k,), "bias_1": (k,), "epsilon": ()}
     ),
-    "vanilla_attention": Layer(graphs.vanilla_attention, _matrices("kernel")),
-    "agnn": Layer(graphs.agnn, lambda k: _matrices("kernel")(k) | {"beta": ()}),
-    "gat": Layer(graphs.gat, _gat),
-    "monet": Layer(graphs.monet, _monet),
-    "g_gcn": Layer(graphs.g_gcn, _matrices("self", "neighbors", "receiver", "sender")),
-    "edge_conv": Layer(graphs.edge_conv, _edge_conv),
-    "gat, projected by edge": Layer(_by_edge, _gat),
-    "sum by a dense matrix": Layer(_dense, _matrices("kernel")),
-    "gcn, feature by feature": Layer(_one_by_one, _matrices("kernel")),
+    "vanilla_attention": _matrices("kernel"),
+    "agnn": lambda k: _matrices("kernel")(k) | {"beta": ()},
+    "gat": _gat,
+    "monet": _monet,
+    "g_gcn": _matrices("self", "neighbors", "receiver", "sender"),
+    "edge_conv": _edge_conv,
+    "chebnet": lambda k: {"kernel": (3, k, k), "bias": (k,)},
+    "arma": _stacks,
 }
+_CONTROLS: Mapping[str, Layer] = {
+    BY_EDGE: Layer(_by_edge, _gat),
+    DENSE: Layer(_dense, _matrices("kernel")),
+    ONE_BY_ONE: Layer(_one_by_one, _matrices("kernel")),
+    UNMOVED: Layer(graphs.gnn_layer("sage"), _matrices("self")),
+    ONCE: Layer(
+        functools.partial(graphs.gnn_layer("appnp", "global"), steps=1),
+        _matrices("kernel"),
+    ),
+}
+
+
+def layer_of(name: str) -> Layer:
+    """Returns a layer or control by the name of its row."""
+    if name in _CONTROLS:
+        return _CONTROLS[name]
+    kind = name.removesuffix(MATRICES)
+    form = "global" if kind != name or kind in ALONE else "local"
+    return Layer(graphs.gnn_layer(kind, form), _SHAPES[kind])
 
 
 def count(
@@ -144,3 +167,29 @@ def over_compiled(layer: Layer) -> float:
     function = functools.partial(_apply, layer.compute, shapes[0])
     compiled = jax.jit(function).lower(*_shapes(layer, *shapes)).compile()
     return count(layer, *shapes, degree=32).work / perf.flops(compiled)
+
+
+def distances(seed: int, alpha: float, steps: int) -> tuple[float, float]:
+    """Returns how far APPNP is from PPNP over (1 − α)^t, at most over 1 ≤ t ≤ steps.
+
+    And the same of steps that do not return to where they began, the control. Distances
+    are relative to that of the start.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = graphs.make_graph(*rng.integers(0, 64, (2, 256)), 64)
+    graph = graphs.add_self_loops(graphs.symmetrize(drawn))
+    x = rng.normal(size=(64, 8)).astype(np.float32)
+    params = {"kernel": np.eye(8, dtype=np.float32), "bias": np.zeros(8, np.float32)}
+    end = graphs.gnn_layer("ppnp", "global")(graph, x, params, alpha=alpha)
+
+    def worst(states: list[jax.Array]) -> float:
+        far = np.array([np.linalg.norm(z - end) for z in states])
+        bound = (1 - alpha) ** np.arange(len(states))
+        return float((far / far[0] / bound)[1:].max())
+
+    appnp = graphs.gnn_layer("appnp", "global")
+    turns = [jnp.asarray(x)]
+    for _ in range(steps):
+        turns.append(graphs.propagate_powers(graph, turns[-1], 1))
+    every = [appnp(graph, x, params, alpha=alpha, steps=t) for t in range(steps + 1)]
+    return worst(every), worst(turns)

@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING
 from experiments.gnn.work_depth import (
     BY_EDGE,
     DENSE,
+    LOCAL,
     LOGS,
     NAMES,
+    NO_RETURN,
+    ONCE,
     ONE_BY_ONE,
     OWN,
     TERMS,
+    UNMOVED,
 )
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars
@@ -36,6 +40,8 @@ def work_depth(rows: reduce.Rows) -> "xr.Dataset":
             "backward": own["backward"],
             "compiled": own["compiled"],
         }
+    for name in run["start"].values:
+        found.setdefault(str(name), {})["distance"] = run["distance"].sel(start=name)
     return reduce.from_cells(found)
 
 
@@ -53,7 +59,9 @@ WORK_DEPTH = Table(
         "fitted by coefficients that are not negative, depth by logarithms to base 2; "
         "worst: of the fits, the farthest. with gradients: work over a forward "
         "pass's; XLA's: over the operations of one compiled shape, which counts no "
-        "gather and the body of a loop once. sgc: two hops; one head, one kernel."
+        "gather and the body of a loop once. sgc: two hops; one head, one kernel, one "
+        "stack; appnp: 10 steps. matrices: products with a sparse adjacency, two "
+        "operations for an entry. from PPNP: over 0.9^t, at most."
     ),
     shows=(
         "The operations of layers of graph networks were counted in their programs. "
@@ -69,16 +77,18 @@ WORK_DEPTH = Table(
         "off": "worst, %",
         "steps log k": "log k",
         "steps log d": "log d",
+        "steps log n": "log n",
         "steps": "worst, steps",
         "backward": "with gradients",
         "compiled": "XLA's",
+        "distance": "from PPNP",
         "m": "m",
         "n": "n",
         "steps 1": "depth else",
     },
     reduce=work_depth,
     tiers=by_model(
-        minutes=2.0,
+        minutes=4.0,
         runs={"layers": Runs(config="gnn/work_depth")},
         claims={
             "work": most("off", *OWN)
@@ -90,11 +100,20 @@ WORK_DEPTH = Table(
             "products": least("nk²", *_PROJECTED)
             .at_least(1.99, "nk² of layers that project vertices first, the least")
             .fails({"gat": BY_EDGE}, {"gat": "edge_conv"}),
+            "movement": least("mk", *LOCAL)
+            .at_least(1.99, "mk of layers in local form, the least")
+            .fails({"sage": UNMOVED}),
+            "loops": cell("mk", "appnp")
+            .at_least(19.9, "mk of ten steps, two each")
+            .fails({"appnp": ONCE}),
+            "appnp": cell("distance", "appnp")
+            .at_most(1.001, "distance of APPNP from PPNP over 0.9^t, the most")
+            .fails({"appnp": NO_RETURN}),
             "edges": cell("mk²", "edge_conv")
             .at_least(1.0, "mk² of the layer whose products are of edges")
             .fails({"edge_conv": "gat"}),
             "depth": most("steps", *OWN)
-            .at_most(1.0, "steps that logarithms of k and d miss, the most")
+            .at_most(1.0, "steps that logarithms miss, the most")
             .fails({"gcn": ONE_BY_ONE}),
             "softmax": abs(above("steps log d", "gat", "sage") - 2)
             .at_most(0.01, "from the two log d that a softmax takes beside a mean")

@@ -10,16 +10,26 @@ from hpcjax import runs
 from hpcjax.core import config
 
 TERMS = ("mk", "mk²", "nk", "nk²", "m", "n")
-LOGS = ("log k", "log d", "1")
+LOGS = ("log k", "log d", "log n", "1")
 BY_EDGE, DENSE = "gat, projected by edge", "sum by a dense matrix"
 ONE_BY_ONE = "gcn, feature by feature"
-CONTROLS = BY_EDGE, DENSE, ONE_BY_ONE
-# Of `experiments.gnn.layers`, which needs JAX.
-OWN = (
+UNMOVED = "sage, movement free"
+ONCE = "appnp, its loop counted once"
+NO_RETURN = "appnp without return"
+CONTROLS = BY_EDGE, DENSE, ONE_BY_ONE, UNMOVED, ONCE
+# Of `graphs.gnn_layer`, which needs JAX.
+BOTH = (
     *("gcn", "sage", "sgc", "commnet", "gin", "vanilla_attention", "agnn", "gat"),
-    *("monet", "g_gcn", "edge_conv"),
+    "monet",
 )
+LOCAL = (*BOTH, "g_gcn", "edge_conv")
+ALONE = ("chebnet", "ppnp", "appnp", "arma", "s2gc")
+MATRICES = ", matrices"
+GLOBAL = (*(f"{name}{MATRICES}" for name in BOTH), *ALONE)
+OWN = (*LOCAL, *GLOBAL)
 NAMES = (*OWN, *CONTROLS)
+MOVED = ("gather", "scatter-add", "scatter-max")
+_ALPHA, _STEPS = 0.1, 20  # of APPNP's distance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +47,9 @@ class Config(config.Config):
         "work_off": "model: of the work, the farthest that the fit is from it",
         "depth": "model log: coefficients of a forward pass's depth",
         "depth_off": "model: steps that the fit is from it, the farthest",
-        "backward": "model: work with gradients over a forward pass's, the mean",
+        "backward": "model: work with gradients over a forward pass's, a third of them",
         "compiled": "model: work over XLA's operations of one shape, compiled",
+        "distance": "start: from PPNP over the bound, the largest of 20 steps",
     }
 
     points: config.Several = 30
@@ -46,7 +57,9 @@ class Config(config.Config):
 
     def labels(self) -> "runs.Labels":
         """Returns those of the figures' dimensions."""
-        return {"model": NAMES, "term": TERMS, "log": LOGS}
+        return {"model": NAMES, "term": TERMS, "log": LOGS} | {
+            "start": ("appnp", NO_RETURN)
+        }
 
 
 @runs.simulated
@@ -64,25 +77,30 @@ def run(cfg: Config, ctx: "runs.Context") -> Mapping[str, Any]:
         ]
     )
     rows = [_measure(name, points) for name in NAMES]
-    names = tuple(cfg.figures)
-    return {
-        name: np.array(own)
-        for name, own in zip(names, zip(*rows, strict=True), strict=True)
-    }
+    from experiments.gnn import layers
+
+    figures = [np.array(own) for own in zip(*rows, strict=True)]
+    figures.append(np.array(layers.distances(cfg.seed, _ALPHA, _STEPS)))
+    return dict(zip(cfg.figures, figures, strict=True))
 
 
 def _measure(name: str, points: np.ndarray) -> tuple[Any, ...]:
     """Returns the figures of a layer."""
     from experiments.gnn import layers
 
-    layer = layers.LAYERS[name]
+    layer = layers.layer_of(name)
     sizes = [tuple(map(int, point)) for point in points.T]
     forward = [layers.count(layer, *each) for each in sizes]
-    both = [layers.count(layer, *each, backward=True) for each in sizes]
-    work, depth = (np.array([each[at] for each in forward], float) for at in (0, 1))
+    both = [layers.count(layer, *each, backward=True) for each in sizes[::3]]
+    free = MOVED if name == UNMOVED else ()
+    work = np.array(
+        [c.work - sum(c.by_operator.get(each, 0) for each in free) for c in forward],
+        float,
+    )
+    depth = np.array([each.depth for each in forward], float)
     terms, off = fit_work(points, work)
     logs, steps = fit_depth(points, depth)
-    more = np.mean([b.work / f.work for b, f in zip(both, forward, strict=True)])
+    more = np.mean([b.work / f.work for b, f in zip(both, forward[::3], strict=True)])
     return terms, off, logs, steps, more, layers.over_compiled(layer)
 
 
@@ -103,7 +121,7 @@ def fit_work(points: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, float]:
 
 def fit_depth(points: np.ndarray, depth: np.ndarray) -> tuple[np.ndarray, float]:
     """Returns coefficients of LOGS, and by how many steps the farthest is off."""
-    logs = np.log2(points[2:].astype(float))
+    logs = np.log2(points[[2, 3, 0]].astype(float))
     terms = np.stack([*logs, np.ones(len(depth))], axis=1)
     fitted = np.linalg.lstsq(terms, depth, rcond=None)[0]
     return fitted, float(np.abs(terms @ fitted - depth).max())

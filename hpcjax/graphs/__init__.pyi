@@ -7,6 +7,7 @@ from .convolutions import gcn_weights as gcn_weights
 from .convolutions import gin as gin
 from .convolutions import propagate_powers as propagate_powers
 from .convolutions import sage as sage
+from .convolutions import sgc as sgc
 from .convolutions import spread as spread
 from .csr import Csr as Csr
 from .edge_weights import agnn as agnn
@@ -14,11 +15,13 @@ from .edge_weights import commnet as commnet
 from .edge_weights import edge_conv as edge_conv
 from .edge_weights import g_gcn as g_gcn
 from .edge_weights import monet as monet
+from .edge_weights import monet_weights as monet_weights
 from .edge_weights import vanilla_attention as vanilla_attention
 from .features import SparseRows as SparseRows
 from .features import drop_entries as drop_entries
 from .features import make_dense as make_dense
 from .features import project as project
+from .global_forms import gnn_layer as gnn_layer
 from .graph import Graph as Graph
 from .graph import SelfLoops as SelfLoops
 from .graph import add_self_loops as add_self_loops

@@ -152,6 +152,20 @@ def propagate_powers(
     return x
 
 
+def sgc(
+    graph: Graph, x: Features, params: Params, *, powers: int = 2
+) -> Float[Array, "vertices outputs"]:
+    """Returns S^K X W + b, see `propagate_powers`.
+
+    Args:
+      graph: with self-loops.
+      x: X `[vertices, inputs]`.
+      params: "kernel" W `[inputs, outputs]`, "bias" b.
+      powers: K.
+    """
+    return propagate_powers(graph, _project(x, params), powers) + params["bias"]
+
+
 def sage(
     graph: Graph,
     x: Features,
@@ -303,6 +317,11 @@ def gin(
         z = _project(x, params, "kernel_0")
         received = spread(graph, z, weights, targets=targets)
         hidden = own * _last(z, targets) + received
+    return finish_gin(hidden, params)
+
+
+def finish_gin(hidden: jax.Array, params: Params) -> jax.Array:
+    """Returns what `gin` makes of its sums times the first kernel."""
     hidden = hidden + params["bias_0"]
     if "scale" in params:
         hidden = _normalize(hidden) * params["scale"] + params["shift"]

@@ -31,7 +31,7 @@ def commnet(
       Sukhbaatar et al., Learning Multiagent Communication, NeurIPS 2016.
     """
     matrix = params["self"].shape
-    _check(graph, x, params, neighbors=matrix, bias=matrix[1:])
+    check_params(graph, x, params, neighbors=matrix, bias=matrix[1:])
     sent = spread(graph, _project(x, params, "neighbors"))
     return _project(x, params, "self") + sent + params["bias"]
 
@@ -49,7 +49,7 @@ def vanilla_attention(
     References:
       Besta and Hoefler, Parallel and Distributed Graph Neural Networks, 2022, table 2.
     """
-    _check(graph, x, params, bias=params["kernel"].shape[1:])
+    check_params(graph, x, params, bias=params["kernel"].shape[1:])
     z = _project(x, params)
     return spread(graph, z, _products(graph, x)) + params["bias"]
 
@@ -69,10 +69,8 @@ def agnn(
     References:
       Thekumparampil et al., Attention-based Graph Neural Network, 2018, equation 4.
     """
-    _check(graph, x, params, beta=(), bias=params["kernel"].shape[1:])
-    # The root of a square that is 0 has no slope.
-    squares = jnp.maximum(jnp.sum(x**2, -1, keepdims=True), _LEAST**2)
-    cosines = params["beta"] * _products(graph, x * jax.lax.rsqrt(squares))
+    check_params(graph, x, params, beta=(), bias=params["kernel"].shape[1:])
+    cosines = params["beta"] * _products(graph, unit_rows(x))
     shares = segment_softmax(cosines, graph.receivers, graph.vertices, is_sorted=True)
     return spread(graph, _project(x, params), shares) + params["bias"]
 
@@ -97,15 +95,20 @@ def monet(
     _, kernels, outputs = params["kernel"].shape
     dims = params["places"].shape[-1]
     shapes = {"places": (2, dims), "places_bias": (dims,), "mean": (kernels, dims)}
-    _check(graph, x, params, **shapes, precision=(kernels, dims), bias=(outputs,))
+    check_params(graph, x, params, **shapes, precision=(kernels, dims), bias=(outputs,))
+    weights = monet_weights(graph, params)
+    return spread(graph, _project(x, params), weights).sum(1) + params["bias"]
+
+
+def monet_weights(graph: Graph, params: Params) -> Float[Array, "edges kernels"]:
+    """Returns the kernels' values of each edge; arguments as for `monet`."""
     ones = jnp.ones(len(graph.receivers))
     degrees = segment_sum(ones, graph.receivers, graph.vertices, is_sorted=True)
     roots = jax.lax.rsqrt(jnp.maximum(degrees, 1))
     ends = jnp.stack([roots[graph.receivers], roots[graph.senders]], -1)
     u = jnp.tanh(ends @ params["places"] + params["places_bias"])
     far = params["precision"] * (u[:, None] - params["mean"])
-    weights = jnp.exp(-0.5 * jnp.sum(far**2, -1))
-    return spread(graph, _project(x, params), weights).sum(1) + params["bias"]
+    return jnp.exp(-0.5 * jnp.sum(far**2, -1))
 
 
 def g_gcn(
@@ -124,7 +127,7 @@ def g_gcn(
     """
     matrix = params["self"].shape
     shapes = dict.fromkeys(("neighbors", "receiver", "sender"), matrix)
-    _check(graph, x, params, **shapes, bias=matrix[1:])
+    check_params(graph, x, params, **shapes, bias=matrix[1:])
     own = _project(x, params, "receiver")[graph.receivers]
     gates = jax.nn.sigmoid(own + _project(x, params, "sender")[graph.senders])
     received = spread(graph, _project(x, params, "neighbors"), gates)
@@ -150,7 +153,7 @@ def edge_conv(
     width = params["kernel_0"].shape[-1]
     outputs = params["kernel_1"].shape[-1]
     shapes = {"bias_0": (width,), "kernel_1": (width, outputs), "bias_1": (outputs,)}
-    _check(graph, x, params, **shapes)
+    check_params(graph, x, params, **shapes)
     own = x[graph.receivers]
     both = jnp.concatenate([own, x[graph.senders] - own], -1)
     hidden = jax.nn.relu(_project(both, params, "kernel_0") + params["bias_0"])
@@ -158,15 +161,21 @@ def edge_conv(
     return segment_max(each, graph.receivers, graph.vertices, is_sorted=True)
 
 
-def _check(
+def check_params(
     graph: Graph, x: jax.Array, params: Params, **shapes: tuple[int, ...]
 ) -> None:
     """Raises ConfigError for other vertices' features, or shapes that would spread."""
     rule = f"x must have a row for each of the {graph.vertices} vertices"
-    checks.require(len(x) == graph.vertices, rule, rows=len(x))
+    checks.require(x.shape[0] == graph.vertices, rule, rows=x.shape[0])
     for name, wanted in shapes.items():
         found = jnp.shape(params[name])
         checks.require(found == wanted, f"{name} must be {wanted}", shape=found)
+
+
+def unit_rows(x: jax.Array) -> jax.Array:
+    """Returns rows over their norm; a row of zeros stays, and has a slope."""
+    squares = jnp.maximum(jnp.sum(x**2, -1, keepdims=True), _LEAST**2)
+    return x * jax.lax.rsqrt(squares)
 
 
 def _project(x: jax.Array, params: Params, name: str = "kernel") -> jax.Array:

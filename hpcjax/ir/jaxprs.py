@@ -26,7 +26,10 @@ _RENAMES = frozenset(
     }
 )
 _NAMED: Mapping[Kind, tuple[str, ...]] = {
-    "contraction": ("dot_general", "conv_general_dilated"),
+    "contraction": (
+        *("dot_general", "conv_general_dilated"),
+        *("bcoo_dot_general", "bcoo_dot_general_sampled"),
+    ),
     "movement": (
         *("transpose", "slice", "dynamic_slice", "dynamic_update_slice", "gather"),
         *("scatter", "scatter-add", "scatter_add", "scatter-max", "scatter-min"),
@@ -45,7 +48,8 @@ def dataflow(fn: Callable[..., Any], *args: Any) -> Dataflow:
     """Returns the operators of a function, those that its results depend on.
 
     Inner functions, `custom_vjp` rules and rematerialised parts are inlined, the body
-    of a scan once, with its number of executions. What only reshapes is no operator.
+    of a scan once, with its number of executions, and of a branch the one with the most
+    operations. What only reshapes is no operator.
     Constants within an operator are not counted.
 
     Args:
@@ -53,7 +57,7 @@ def dataflow(fn: Callable[..., Any], *args: Any) -> Dataflow:
       *args: arrays, or their shapes and dtypes.
 
     Raises:
-      UnsupportedOp: a loop or branch that depends on values, or another primitive with
+      UnsupportedOp: a loop whose length depends on values, or another primitive with
         an inner program; it is named.
 
     Examples:
@@ -116,6 +120,8 @@ class _Reader:
                 results = self.read(inner, own + [name(v) for v in eqn.invars], times)
             elif primitive == "scan":
                 results = self._scan(eqn, [name(v) for v in eqn.invars], times)
+            elif primitive == "cond":
+                results = self._cond(eqn, [name(v) for v in eqn.invars], times)
             elif _renames(eqn):
                 results = [name(variable) for variable in eqn.invars]
             else:
@@ -140,6 +146,22 @@ class _Reader:
         self._view("scan_results", parts, results, times)
         return results
 
+    def _cond(self, eqn: Any, inputs: list[str], times: int) -> list[str]:
+        """Adds the branch with the most operations, whichever is taken."""
+        found = []
+        for branch in eqn.params["branches"]:
+            reader, inner = _Reader(), branch.jaxpr
+            own = [reader.new(v) for v in (*inner.constvars, *inner.invars)]
+            reader.read(inner, own)
+            found.append(sum(each.times * each.flops for each in reader.operators))
+        inner = eqn.params["branches"][found.index(max(found))].jaxpr
+        consts = [self.new(v) for v in inner.constvars]
+        parts = self.read(inner, consts + inputs[1:], times)
+        # One view of all results: what is taken depends on the choice.
+        results = [self.new(variable) for variable in eqn.outvars]
+        self._view("cond_results", [inputs[0], *parts], results, times)
+        return results
+
     def _view(
         self, name: str, inputs: list[str], outputs: list[str], times: int
     ) -> None:
@@ -156,7 +178,7 @@ class _Reader:
         if not known and _programs(eqn):
             raise UnsupportedOp(
                 f"the work of {primitive!r} is not known before it runs; a dataflow "
-                f"graph takes scan, and calls: {sorted(CALLS)}"
+                f"graph takes scan, cond, and calls: {sorted(CALLS)}"
             )
         whole = eqn.invars if kind == "statistical" else eqn.outvars
         shape = tuple(getattr(whole[0].aval, "shape", ()))
@@ -208,7 +230,12 @@ def _flops(eqn: Any, kind: Kind, shape: tuple[int, ...]) -> int:
     """Returns operations: two for a multiplication and addition, one for others."""
     if kind in ("movement", "view") or eqn.primitive.name in _FREE:
         return 0
-    if eqn.primitive.name == "dot_general":
+    if eqn.primitive.name == "bcoo_dot_general":
+        (_, summed), (_, batch) = eqn.params["dimension_numbers"]
+        entries, other = eqn.invars[0].aval.size, eqn.invars[2].aval.shape
+        free = [n for axis, n in enumerate(other) if axis not in (*summed, *batch)]
+        return 2 * entries * math.prod(free)
+    if eqn.primitive.name in ("dot_general", "bcoo_dot_general_sampled"):
         (summed, _), _ = eqn.params["dimension_numbers"]
         sizes = eqn.invars[0].aval.shape
         return 2 * math.prod(shape) * math.prod(sizes[axis] for axis in summed)

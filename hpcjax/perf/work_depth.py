@@ -52,7 +52,7 @@ def work_depth(
     elements moved by gathers, scatters, sorts and copies. Depth is the longest chain
     of operators: ⌈log₂ r⌉ steps for a sum, product or sort over r, ⌈log₂ degree⌉
     for sums over segments, and 1 for others. The body of a scan counts as often as it
-    runs. What only renames elements is free.
+    runs, of a branch the dearest counts. What only renames elements is free.
 
     Args:
       function: of arrays; of gradients too.
@@ -62,7 +62,7 @@ def work_depth(
 
     Raises:
       ConfigError: a function that scatters, without a `degree`.
-      UnsupportedOp: a loop or branch that depends on values.
+      UnsupportedOp: a loop whose length depends on values.
 
     References:
       Besta and Hoefler, Parallel and Distributed Graph Neural Networks, 2022, on the
@@ -112,13 +112,13 @@ def _depth(
     """Returns steps of one execution."""
     if name in _FREE or own.kind == "view":
         return 0
-    if name.startswith("scatter"):
+    if name.startswith("scatter") or name == "bcoo_dot_general":
         if degree is None:
             raise ConfigError(
                 f"the depth of {name!r} needs degree=, the most entries that it adds "
                 "at one place, such as the largest degree of a graph: got None"
             )
-        return _log2(degree)
+        return _log2(degree) + (own.kind == "contraction")
     if own.kind == "contraction":
         return _log2(own.flops // max(2 * tensors[own.outputs[0]].words, 1))
     if name == "top_k":
