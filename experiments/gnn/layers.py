@@ -83,8 +83,8 @@ def _one_by_one(graph: graphs.Graph, x: jax.Array, params: Params) -> jax.Array:
 
 
 def _stacks(k: int) -> Shapes:
-    every = dict.fromkeys(("first", "root"), (k, 1, k))
-    return every | {"kernel": (1, k, k), "bias": (k,)}
+    shapes: Shapes = {"first": (k, 1, k), "root": (k, 1, k)}
+    return shapes | {"kernel": (1, k, k), "bias": (k,)}
 
 
 _SHAPES: Mapping[str, Callable[[int], Shapes]] = {
@@ -176,7 +176,8 @@ def distances(seed: int, alpha: float, steps: int) -> tuple[float, float]:
     are relative to that of the start.
     """
     rng = np.random.default_rng(seed)
-    drawn = graphs.make_graph(*rng.integers(0, 64, (2, 256)), 64)
+    senders, receivers = rng.integers(0, 64, (2, 256))
+    drawn = graphs.make_graph(senders, receivers, 64)
     graph = graphs.add_self_loops(graphs.symmetrize(drawn))
     x = rng.normal(size=(64, 8)).astype(np.float32)
     params = {"kernel": np.eye(8, dtype=np.float32), "bias": np.zeros(8, np.float32)}

@@ -223,14 +223,13 @@ def _ppnp(
 
 def _check_symmetric(graph: Graph) -> None:
     """Raises ConfigError for edges without the opposite ones, as far as known."""
-    ends = graph.senders, graph.receivers
-    if not all(isinstance(each, np.ndarray) for each in ends):
+    u, v = graph.senders, graph.receivers
+    if not (isinstance(u, np.ndarray) and isinstance(v, np.ndarray)):
         return
-    pairs = [
-        np.sort(a.astype(np.int64) * graph.vertices + b) for a, b in (ends, ends[::-1])
-    ]
+    one, other = (a.astype(np.int64) * graph.vertices + b for a, b in ((u, v), (v, u)))
+    alike = np.array_equal(np.sort(one), np.sort(other))
     rule = "ppnp needs all edges in both directions, see graphs.symmetrize"
-    checks.require(np.array_equal(*pairs), rule, edges=len(graph.senders))
+    checks.require(alike, rule, edges=len(u))
 
 
 def _appnp(

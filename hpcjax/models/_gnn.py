@@ -26,7 +26,22 @@ Shapes = dict[str, tuple[tuple[int, ...], Initializer]]
 # of what scores edges.
 _MATRICES = ("kernel", "kernel_0", "kernel_1", "self", "neighbors")
 _SCORES = ("receiver", "sender", "edge", "edge_attention")
-_LOOPED = ("gcn", "gat", "sgc")
+_SUMS = {
+    "sage": ("self", "neighbors"),
+    "commnet": ("self", "neighbors"),
+    "g_gcn": ("self", "neighbors", "receiver", "sender"),
+}
+_LOOPED = ("gcn", "gat", "sgc", "agnn", "monet")
+# Whose edges compare the features of both ends.
+_COMPARE = ("agnn", "vanilla_attention", "edge_conv")
+_WHOLE: dict[str, Callable[..., jax.Array]] = {
+    "commnet": graphs.commnet,
+    "agnn": graphs.agnn,
+    "monet": graphs.monet,
+    "vanilla_attention": graphs.vanilla_attention,
+    "g_gcn": graphs.g_gcn,
+    "edge_conv": graphs.edge_conv,
+}
 _SEE_EDGES = ("gat", "gin")
 
 
@@ -44,14 +59,14 @@ def _shapes(
       layer: which.
       inputs: features of a vertex.
       width: outputs, of each head.
-      heads: of "gat".
+      heads: of "gat"; kernels of "monet".
       edges: features of an edge; None without.
     """
     found: Shapes
     matrix = ((inputs, width), _glorot(inputs, width))
     bias = ((width,), ZEROS)
-    if layer == "sage":
-        return {"self": matrix, "neighbors": matrix, "bias": bias}
+    if layer in _SUMS:
+        return {**dict.fromkeys(_SUMS[layer], matrix), "bias": bias}
     if layer == "gat":
         every = heads * width
         score = ((heads, width), _glorot(width, 1))
@@ -79,7 +94,23 @@ def _shapes(
         if edges:
             found["edge"] = ((edges, inputs), _glorot(edges, inputs))
         return found
-    return {"kernel": matrix, "bias": bias}
+    if layer == "edge_conv":
+        both = ((2 * inputs, width), _glorot(2 * inputs, width))
+        second = ((width, width), _glorot(width, width))
+        return {"kernel_0": both, "bias_0": bias, "kernel_1": second, "bias_1": bias}
+    if layer == "monet":
+        # Of places in (−1, 1)².
+        place = ((heads, 2), nnx.initializers.uniform(1))
+        return {
+            "kernel": ((inputs, heads, width), _glorot(inputs, heads * width)),
+            "places": ((2, 2), _glorot(2, 2)),
+            "places_bias": ((2,), ZEROS),
+            "mean": place,
+            "precision": ((heads, 2), ONES),
+            "bias": bias,
+        }
+    beta = {"beta": ((), ONES)} if layer == "agnn" else {}
+    return {"kernel": matrix, **beta, "bias": bias}
 
 
 class _Convolution(nnx.Module):
@@ -158,6 +189,8 @@ class _Gnn(nnx.Module):
     ) -> jax.Array:
         params = getattr(self, f"layer_{index}").params()
         layer, (graph, weights, degrees, targets) = self.config.layer, part
+        if layer in _WHOLE:
+            return _WHOLE[layer](graph, h, params)
         if layer == "gat":
             return graphs.gat(
                 graph,
@@ -297,6 +330,11 @@ def _check(
             f"{found}"
         )
     sparse = isinstance(graph.features, graphs.SparseRows)
+    if config.layer in _COMPARE and sparse:
+        raise ConfigError(
+            f"model.layer={config.layer} compares the features of both ends of edges, "
+            "which must be dense: got SparseRows; graphs.make_dense makes them so"
+        )
     if config.layer == "gin" and sparse and graph.edge_features is not None:
         raise ConfigError(
             "model.layer=gin with features of edges adds these to the vertices', which "
@@ -305,7 +343,7 @@ def _check(
     if not inputs:
         return
     of_edges = config.layer == "gin" and graph.edge_features is not None
-    if config.layer == "sgc" or of_edges:
+    if config.layer in ("sgc", *_WHOLE) or of_edges:
         raise ConfigError(
             "of sampled blocks, allowed are model.layer=gcn, sage, gat, mlp, and gin "
             f"without features of edges: got {config.layer}"
@@ -326,7 +364,7 @@ def _sizes(config: GnnConfig, graph: graphs.Graph, outputs: int) -> list[Shapes]
     found, width = [], graph.features.shape[1]
     for index in range(count):
         last = index == count - 1
-        heads = 1 if last else config.heads
+        heads = 1 if last and config.layer == "gat" else config.heads
         own = outputs if last else config.hidden
         found.append(_shapes(config.layer, width, own, heads, edges))
         width = own * heads if config.layer == "gat" else own

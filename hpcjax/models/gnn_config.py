@@ -8,7 +8,20 @@ from hpcjax.core.config import NotNegative, Size, Within
 from hpcjax.core.objective import Objective
 from hpcjax.models.model_config import ModelConfig
 
-Layer = Literal["gcn", "sage", "gat", "gin", "sgc", "mlp"]
+Layer = Literal[
+    "gcn",
+    "sage",
+    "gat",
+    "gin",
+    "sgc",
+    "mlp",
+    "commnet",
+    "agnn",
+    "monet",
+    "vanilla_attention",
+    "g_gcn",
+    "edge_conv",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,17 +30,19 @@ class GnnConfig(ModelConfig):
 
     Attributes:
       layer: the convolution. "sgc" is one matrix and `depth` propagations; "mlp" sees
-        the features and no edge.
+        the features and no edge. "agnn", "vanilla_attention" and "edge_conv" are of
+        dense features; blocks have none from "commnet" on.
       hidden: width of a hidden layer; of each head for "gat".
       depth: number of layers.
-      heads: of hidden "gat" layers, which are concatenated; the last layer has one.
+      heads: of hidden "gat" layers, which are concatenated; the last layer has one. Of
+        "monet" the kernels of all layers, added.
       dropout: share of each layer's inputs that are zero in a training pass; of "gat"
         also of the weights of edges.
       penalty: λ of λ/2 ‖W‖² in the objective, for the matrices of the first layer; of
         "gat" for all.
       activation: after every hidden layer.
-      self_loops: of "gcn", "gat" and "sgc", see `graphs.add_self_loops`; None for those
-        that the graph has.
+      self_loops: of "gcn", "gat", "sgc", "agnn" and "monet", see
+        `graphs.add_self_loops`; None for those that the graph has.
     """
 
     factory: ClassVar[str] = "hpcjax.models._gnn:gnn"

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import sparse
 
 from hpcjax import ir
 from hpcjax.core.errors import UnsupportedOp
@@ -23,6 +24,12 @@ def doubled(x):
 
 
 doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
+
+
+def of(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
 WRAPPERS = {
     "jit": jax.jit,
     "remat": jax.checkpoint,
@@ -127,6 +134,36 @@ def test_a_convolution_counts_two_operations_a_tap():
 
     (product,) = ir.dataflow(fn, image, kernel).operators
     assert product.flops == 2 * (8 * 8 * 9) * (3 * 3 * 2)
+
+
+def test_of_branches_the_dearest_is_read():
+    def fn(x, w):
+        chosen = x.sum() > 0
+        return jax.lax.cond(chosen, lambda x: x @ w + 1, lambda x: x, x)
+
+    flow = ir.dataflow(fn, of(4, 4), of(4, 4))
+    names = [each.name.split()[0] for each in flow.operators]
+    assert "dot_general" in names
+    # What is taken depends on the choice.
+    assert {"reduce_sum", "gt"} <= {*names}
+    nested = ir.dataflow(
+        lambda x, w: jax.lax.scan(lambda x, _: (fn(x, w), None), x, None, 5)[0],
+        of(4, 4),
+        of(4, 4),
+    )
+    products = [each for each in nested.operators if each.einsum]
+    assert [(each.times, each.flops) for each in products] == [(5, 128)]
+
+
+def test_products_of_sparse_matrices_are_of_their_entries():
+    def fn(entries, places, x):
+        return sparse.BCOO((entries, places), shape=(9, 7)) @ x
+
+    places = jax.ShapeDtypeStruct((20, 2), "int32")
+    for width in ((5,), ()):
+        flow = ir.dataflow(fn, of(20), places, of(7, *width))
+        own = next(e for e in flow.operators if e.name.startswith("bcoo"))
+        assert (own.kind, own.flops) == ("contraction", 2 * 20 * (5 if width else 1))
 
 
 def test_loops_of_unknown_length_are_refused():

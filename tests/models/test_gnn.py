@@ -74,6 +74,59 @@ def test_dropout_draws_in_training_alone():
         model.apply(params, state, x, train=True)
 
 
+WHOLE = ("commnet", "agnn", "monet", "vanilla_attention", "g_gcn", "edge_conv")
+
+
+def test_each_layer_that_weighs_edges_learns_from_a_step():
+    """On a graph with loops, edges that are there twice and a vertex without any."""
+    rng = np.random.default_rng(0)
+    ends = rng.integers(0, 6, (2, 12))
+    x = rng.normal(size=(8, 5)).astype("f4") / 4
+    graph = graphs.make_graph(*np.append(ends, ends[:, :3], 1), 8, features=x)
+    made = {
+        name: models.GnnConfig(layer=name, hidden=4, heads=2, dropout=0.0).make(
+            (), 3, graph=graph
+        )
+        for name in WHOLE
+    }
+    first = {name: model.init(jax.random.key(1)) for name, model in made.items()}
+
+    @jax.jit
+    def step(every):
+        def loss(every):
+            found = {}
+            for name, (params, state) in every.items():
+                y, _ = made[name].apply(params, state, jnp.arange(8), train=True)
+                labels = jnp.arange(8) % 3
+                found[name] = jnp.mean(metrics.cross_entropy(y, labels))
+            return sum(found.values()), found
+
+        (_, found), slopes = jax.value_and_grad(loss, has_aux=True)(every)
+        moved = jax.tree.map(lambda p, g: p - 1e-3 * jnp.sign(g), every, slopes)
+        return moved, found, slopes
+
+    moved, before, slopes = step(first)
+    _, after, _ = step(moved)
+    for name in WHOLE:
+        assert after[name] < before[name], name
+        for path, slope in core.trees.flatten(slopes[name][0]).items():
+            assert np.isfinite(slope).all(), (name, path)
+            assert np.abs(slope).max() > 0, (name, path)
+
+
+def test_layers_that_weigh_edges_say_what_they_do_not_take():
+    for name in ("agnn", "vanilla_attention", "edge_conv"):
+        with pytest.raises(core.ConfigError, match="must be dense: got SparseRows"):
+            models.GnnConfig(layer=name).make((), 2, graph=CLUB.graph)
+    for name in WHOLE:
+        graph = dataclasses.replace(CLUB.graph, features=np.eye(34, dtype="f4"))
+        with pytest.raises(core.ConfigError, match=f"allowed are .*: got {name}"):
+            models.GnnConfig(layer=name).make((2, 4), 2, graph=graph)
+    for near, name in (("edgeconv", "edge_conv"), ("comnet", "commnet")):
+        with pytest.raises(core.ConfigError, match=f"did you mean '{name}'"):
+            models.GnnConfig(layer=near)
+
+
 def test_what_cannot_be_built_is_refused():
     make = models.GnnConfig(layer="gin").make
     with pytest.raises(core.ConfigError, match=r"inputs=\(3,\), outputs=2"):

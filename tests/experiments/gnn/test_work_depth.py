@@ -23,7 +23,7 @@ def test_a_fit_finds_what_was_planted():
     assert off < 1e-9
     assert work_depth.fit_work(points, planted + n**2 * k)[1] > 0.05
     logs, steps = work_depth.fit_depth(points, np.log2(k) + 3 * np.log2(d) + 5)
-    np.testing.assert_allclose(logs, [1, 3, 5], atol=1e-9)
+    np.testing.assert_allclose(logs, [1, 3, 0, 5], atol=1e-9)
     assert steps < 1e-9
     assert work_depth.fit_depth(points, k)[1] > 1
 
@@ -33,7 +33,7 @@ def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     points = draw(8, seed=1)
     found = {}
     for name in ("gat", work_depth.BY_EDGE, "edge_conv"):
-        layer = layers.LAYERS[name]
+        layer = layers.layer_of(name)
         counts = [layers.count(layer, *map(int, p)) for p in points.T]
         work = np.array([count.work for count in counts], float)
         terms, off = work_depth.fit_work(points, work)
@@ -46,5 +46,27 @@ def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     assert found["edge_conv"]["mk²"] == pytest.approx(6, rel=1e-3)
 
 
-def test_names_are_those_of_the_layers():
-    assert (*layers.LAYERS,) == work_depth.NAMES
+@pytest.mark.acceptance("gnn-parallelism", 7)
+def test_matrices_have_the_terms_of_their_steps():
+    points = draw(16, seed=2)
+    found = {}
+    for name in ("gat, matrices", "sgc, matrices", "appnp", work_depth.ONCE):
+        layer = layers.layer_of(name)
+        counts = [layers.count(layer, *map(int, p)) for p in points.T]
+        work = np.array([count.work for count in counts], float)
+        terms, off = work_depth.fit_work(points, work)
+        assert off < 0.01
+        found[name] = terms[TERMS.index("mk")]
+        assert terms[TERMS.index("mk²")] < 1e-3
+    # Two operations of an entry by each step.
+    assert list(found.values()) == pytest.approx([2, 4, 20, 2], rel=1e-3)
+
+
+def test_a_control_of_appnp_leaves_its_bound():
+    own, control = layers.distances(seed=1, alpha=0.2, steps=8)
+    assert own <= 1.001 < control
+
+
+def test_all_rows_have_a_layer():
+    for name in work_depth.NAMES:
+        assert callable(layers.layer_of(name).compute)
