@@ -1,7 +1,7 @@
 """Graph networks whose edges have weights of both ends: attention, kernels, gates.
 
-Conventions are those of `graphs.convolutions`. Features must be dense: edges compare
-what their ends have.
+Conventions are those of `graphs.convolutions`. Features of "agnn", "vanilla_attention"
+and "edge_conv" must be dense: edges compare what their ends have.
 """
 
 import jax
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from hpcjax.core import checks
 from hpcjax.graphs.convolutions import Params, spread
-from hpcjax.graphs.features import project
+from hpcjax.graphs.features import Features, project
 from hpcjax.graphs.graph import Graph
 from hpcjax.graphs.segments import segment_max, segment_softmax, segment_sum
 
@@ -18,7 +18,7 @@ _LEAST = 1e-12  # norm of features by which a cosine is divided
 
 
 def commnet(
-    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+    graph: Graph, x: Features, params: Params
 ) -> Float[Array, "vertices outputs"]:
     """Returns h_v W₁ + Σ_{u ∈ N(v)} h_u W₂ + b.
 
@@ -76,7 +76,7 @@ def agnn(
 
 
 def monet(
-    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+    graph: Graph, x: Features, params: Params
 ) -> Float[Array, "vertices outputs"]:
     """Returns Σ_g Σ_e exp(−½ Σ_i p_gi² (u_ei − μ_gi)²) h_u W_g + b.
 
@@ -112,7 +112,7 @@ def monet_weights(graph: Graph, params: Params) -> Float[Array, "edges kernels"]
 
 
 def g_gcn(
-    graph: Graph, x: Float[Array, "vertices inputs"], params: Params
+    graph: Graph, x: Features, params: Params
 ) -> Float[Array, "vertices outputs"]:
     """Returns h_v W₁ + Σ_e σ(h_v A + h_u B) ⊙ h_u W₂ + b, a gate of each number.
 
@@ -162,7 +162,7 @@ def edge_conv(
 
 
 def check_params(
-    graph: Graph, x: jax.Array, params: Params, **shapes: tuple[int, ...]
+    graph: Graph, x: Features, params: Params, **shapes: tuple[int, ...]
 ) -> None:
     """Raises ConfigError for other vertices' features, or shapes that would spread."""
     rule = f"x must have a row for each of the {graph.vertices} vertices"
@@ -178,7 +178,7 @@ def unit_rows(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(squares)
 
 
-def _project(x: jax.Array, params: Params, name: str = "kernel") -> jax.Array:
+def _project(x: Features, params: Params, name: str = "kernel") -> jax.Array:
     """Returns x times a kernel, float32 at least."""
     y = project(x, params[name])
     return y.astype(jnp.promote_types(y.dtype, jnp.float32))

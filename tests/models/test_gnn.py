@@ -114,6 +114,20 @@ def test_each_layer_that_weighs_edges_learns_from_a_step():
             assert np.abs(slope).max() > 0, (name, path)
 
 
+@pytest.mark.parametrize("name", ["commnet", "monet", "g_gcn"])
+def test_layers_of_words_are_those_of_dense_features(name):
+    dense = dataclasses.replace(CLUB.graph, features=np.eye(34, dtype="f4"))
+    x = jnp.arange(34)
+
+    def logits(graph):
+        config = models.GnnConfig(layer=name, depth=1, dropout=0.0)
+        model = config.make((), 2, graph=graph)
+        return model.apply(*model.init(jax.random.key(0)), x, train=False)[0]
+
+    found, expected = logits(CLUB.graph), logits(dense)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_layers_that_weigh_edges_say_what_they_do_not_take():
     for name in ("agnn", "vanilla_attention", "edge_conv"):
         with pytest.raises(core.ConfigError, match="must be dense: got SparseRows"):
