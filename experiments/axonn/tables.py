@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.axonn.order_tables import ORDER  # noqa: F401 - a table of it
 from hpcjax.runs import packing, reduce
 from hpcjax.runs.pictures import Lines
 from hpcjax.runs.reduce import cell

@@ -76,6 +76,10 @@ from .layout_times import Roofline as Roofline
 from .layout_times import layout_times as layout_times
 from .mesh_networks import HxMesh as HxMesh
 from .mesh_networks import Torus as Torus
+from .message_times import MessageTimes as MessageTimes
+from .message_times import draw_durations as draw_durations
+from .message_times import simulate_messages as simulate_messages
+from .message_times import simulate_one_f_one_b as simulate_one_f_one_b
 from .named_networks import NETWORKS as NETWORKS
 from .network_graphs import Links as Links
 from .network_graphs import NetworkGraph as NetworkGraph
