@@ -169,8 +169,10 @@ class Transport(abc.ABC):
         self.mailbox.check()
         return self._wait_for(self.mailbox.ask(None, tags), timeout)
 
-    def irecv(self, source: int, tag: Tag) -> Request:
+    def irecv(self, source: int, tag: Tag | str) -> Request:
         """Asks for the next array from a rank with a tag; who asks first gets it first.
+
+        A text stands for all tags of that kind; the request's `arrived` has the tag.
 
         Raises:
           ConfigError: there is no such rank.

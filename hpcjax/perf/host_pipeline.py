@@ -1,4 +1,4 @@
-"""Runs a pipeline schedule with one process per device, as messages arrive.
+"""Runs a pipeline with one process per device, by a schedule or as messages arrive.
 
 In one SPMD program every device would wait for the slowest at each communication. Here
 no program spans devices: while a device waits for a message, it is in a bubble of the
@@ -21,6 +21,8 @@ from hpcjax.core.errors import HpcjaxError, ProcessLost
 from hpcjax.cost.kfac_work import Task
 from hpcjax.cost.timelines import Bar
 from hpcjax.hostcomm import Tag, Transport
+from hpcjax.hostcomm.mailbox import Request
+from hpcjax.sharding.message_driven import Action, MessageDriven, Pass
 from hpcjax.sharding.schedules import Op, Schedule
 
 Work = Op | Task
@@ -70,7 +72,7 @@ class HostPipeline:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: Schedule | None,
         transport: Transport,
         work: DeviceWork,
         *,
@@ -79,7 +81,7 @@ class HostPipeline:
         """Makes this rank the device of its number.
 
         Args:
-          schedule: of all devices.
+          schedule: of all devices; None if steps follow their messages.
           transport: ours.
           work: what its ops do.
           clock: seconds; must be the same for all processes.
@@ -89,30 +91,34 @@ class HostPipeline:
         self._device = transport.rank
         self._others = [r for r in range(transport.size) if r != transport.rank]
         self._users: dict[Op, set[int]] = collections.defaultdict(set)
-        for order in schedule.orders:
-            for op in order:
-                for need in schedule.needs(op):
-                    if need.device == self._device != op.device:
-                        self._users[need].add(op.device)
+        for op in [op for order in schedule.orders for op in order] if schedule else ():
+            for need in self._needs(op):
+                if need.device == self._device != op.device:
+                    self._users[need].add(op.device)
         self.spans: list[WorkSpan] = []
         self.steps: list[tuple[float, float]] = []
 
-    def step(self, number: int, row: Row) -> None:
+    def step(self, number: int, row: Row | MessageDriven) -> None:
         """Runs the ops and tasks of one step and its flush, for which all devices wait.
 
-        Ops run in the given order. A task runs when the next op still waits for a
-        message; a task whose planned bubble is over waits for the step's next bubble.
+        Ops run in the given order, or in that of messages as they arrive. A task runs
+        when the next op still waits for a message; a task whose planned bubble is over
+        waits for the step's next bubble.
         Tasks that remain after the last op run before the flush.
 
         Args:
           number: of the step, from 0.
-          row: its ops and tasks, such as a row of `FilledSchedule.steps`.
+          row: its ops and tasks, such as a row of `FilledSchedule.steps`; or the state
+            machine of this device's stage, a new one for each step.
 
         Raises:
           ProcessLost: another device's process has ended or hangs.
         """
         start = self._clock()
         tasks: collections.deque[Task] = collections.deque()
+        if isinstance(row, MessageDriven):
+            self._follow(number, row)
+            row = ()
         for work in row:
             if isinstance(work, Task):
                 tasks.append(work)
@@ -131,20 +137,70 @@ class HostPipeline:
 
     def _run_op(self, number: int, op: Op, tasks: collections.deque[Task]) -> None:
         received = None
-        for need in self._schedule.needs(op):
+        for need in self._needs(op):
             if need.device != self._device:
                 with _naming(str(need)):
                     coming = self._transport.irecv(need.device, _result(number, need))
                     while tasks and not coming.test():
                         self._run_task(number, tasks.popleft())
                     received = coming.wait()
+        result = self._time_op(number, op, received)
+        for device in self._users[op]:
+            self._transport.send(
+                device, _result(number, op), _given(result, op, device)
+            )
+
+    def _needs(self, op: Op) -> Sequence[Op]:
+        if self._schedule is None:
+            raise HpcjaxError("a pipeline without a schedule follows its messages")
+        return tuple(self._schedule.needs(op))
+
+    def _time_op(
+        self, number: int, op: Op, received: np.ndarray | None
+    ) -> np.ndarray | None:
         start = self._clock()
         result = self._work.run_op(op, received)
         self.spans.append(WorkSpan(number, start, self._clock(), op))
-        for device in self._users[op]:
-            if result is None:
-                raise HpcjaxError(f"{op} has no result, device {device} needs it")
-            self._transport.send(device, _result(number, op), result)
+        return result
+
+    def _follow(self, number: int, stage: MessageDriven) -> None:
+        """Runs what messages ask for, of each kind of which one is waited for."""
+        sent: list[Request] = []
+        asked: dict[Pass, Request] = {}
+        self._act(number, stage.start(), None, sent)
+        while any(stage.expected.values()):
+            for kind, left in stage.expected.items():
+                if left and kind not in asked:
+                    peer = self._device + (1 if kind == "B" else -1)
+                    name = _messages(number, kind)
+                    asked[kind] = self._transport.irecv(peer, name)
+            with _naming(f"a message of step {number}"):
+                self._transport.wait_any(list(asked.values()))
+                here = [kind for kind, request in asked.items() if request.test()]
+                here.sort(key=lambda kind: asked[kind].due)
+                kind = here[stage.choose(here)]
+                request = asked.pop(kind)
+                received = request.wait()
+            if request.arrived is not None:
+                done = stage.arrived(kind, request.arrived.tag.round)
+                self._act(number, done, received, sent)
+        for request in sent:
+            request.wait()
+
+    def _act(
+        self,
+        number: int,
+        actions: Sequence[Action],
+        received: np.ndarray | None,
+        sent: list[Request],
+    ) -> None:
+        """Runs ops, the first of which is given what was received."""
+        for kind, micro_batch, to in actions:
+            op = Op(self._device, kind, self._device, micro_batch)
+            result, received = self._time_op(number, op, received), None
+            if to is not None:
+                tag = Tag(_messages(number, kind), micro_batch)
+                sent.append(self._transport.isend(to, tag, _given(result, op, to)))
 
     def _run_task(self, number: int, task: Task) -> None:
         start = self._clock()
@@ -159,6 +215,18 @@ def _naming(what: str) -> Iterator[None]:
         yield
     except ProcessLost as error:
         raise ProcessLost(f"{error}; {what} was waited for") from None
+
+
+def _given(result: np.ndarray | None, op: Op, device: int) -> np.ndarray:
+    """Returns what an op gave to be sent."""
+    if result is None:
+        raise HpcjaxError(f"{op} has no result, device {device} needs it")
+    return result
+
+
+def _messages(number: int, kind: Pass) -> str:
+    """Returns the kind of messages of a step alone: late ones are of another."""
+    return f"{kind} of step {number}"
 
 
 def _result(number: int, op: Op) -> Tag:

@@ -15,7 +15,7 @@ from hpcjax.core.errors import HpcjaxError
 
 Pass = Literal["F", "B"]
 Ties = Literal["arrival", "backward", "forward"]
-_TIES = ("arrival", "backward", "forward")
+TIES: tuple[Ties, ...] = ("arrival", "backward", "forward")
 
 
 class Action(NamedTuple):
@@ -77,7 +77,7 @@ class MessageDriven:
         )
         rule = f"stage must be in [0, {stages})"
         checks.require(0 <= stage < stages, rule, stage=stage)
-        checks.require(ties in _TIES, f"ties must be one of {_TIES}", ties=ties)
+        checks.require(ties in TIES, f"ties must be one of {TIES}", ties=ties)
         self._stage, self._last = stage, stage == stages - 1
         self._count, self._in_flight, self._ties = micro_batches, in_flight, ties
         self._injected = 0

@@ -4,6 +4,7 @@ What a block takes as given (`params`, `batches`, ...) is the reader's own; the 
 executed as it stands.
 """
 
+import concurrent.futures
 import re
 
 import jax
@@ -298,8 +299,21 @@ def test_ted():
 
 
 def test_axonn():
-    activations = run("axonn")["activations"]
-    assert min(activations, key=activations.get) == 8
+    names = {}
+    for block in guides.blocks(page("axonn")):
+        guides.run_block(block, page("axonn"), names)
+    assert min(names["activations"], key=names["activations"].get) == 8
+
+    def loss(params, x, target):
+        return jnp.sum(params * x * target)
+
+    ends = hostcomm.connected(2, patience=20.0)
+    x, targets = np.arange(8.0, dtype="f4"), np.ones(8, "f4")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        train, two = names["train_stage"], np.float32(2)
+        below = pool.submit(train, ends[0], lambda p, x, _: p * x, two, x)
+        above = pool.submit(train, ends[1], loss, two, None, targets)
+        assert below.result() == above.result() == 2 * x.mean()
 
 
 def test_sdfg():

@@ -1,0 +1,101 @@
+"""What a stage of a pipeline computes, in a process of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hpcjax.core import checks
+from hpcjax.sharding.schedules import Op
+
+Stage = Callable[[Any, Any, Any], jax.Array]
+
+
+class StageWork:
+    """Passes of micro-batches through one stage, and the gradient of their mean loss.
+
+    The backward pass computes the forward pass again from the input that was saved.
+
+    Attributes:
+      losses: of the last stage's micro-batches, `{number: loss}`.
+
+    Args:
+      function: `(params, x, target) -> y`, of the last stage a loss. x is what the
+        stage below gave.
+      params: of the stage.
+      micro_batches: of a batch, m; the loss of a batch is the mean over them.
+      inputs: of the first stage, `[m, ...]`, each a micro-batch; None for others.
+      targets: of the last stage, `[m, ...]`; None for others, whose target is None.
+      deterministic: whether gradients of micro-batches are kept and added in the order
+        of their numbers, so that the sum is the same to the bit whatever came first.
+
+    Raises:
+      ConfigError: inputs or targets of another number of micro-batches.
+    """
+
+    def __init__(
+        self,
+        function: Stage,
+        params: Any,
+        micro_batches: int,
+        *,
+        inputs: Any = None,
+        targets: Any = None,
+        deterministic: bool = False,
+    ) -> None:
+        for name, given in (("inputs", inputs), ("targets", targets)):
+            if given is not None:
+                rule = f"{name} must be of {micro_batches} micro-batches"
+                checks.require(
+                    len(given) == micro_batches, rule, micro_batches=len(given)
+                )
+        self._params, self._count = params, micro_batches
+        self._inputs, self._targets = inputs, targets
+        self._deterministic = deterministic
+        self._forward = jax.jit(function)
+        self._backward = jax.jit(_make_backward(function))
+        self.losses: dict[int, float] = {}
+        self._saved: dict[int, Any] = {}
+        self._found: dict[int, Any] = {}
+
+    def run_op(self, op: Op, received: np.ndarray | None) -> np.ndarray | None:
+        """Runs a forward or a backward pass, see `DeviceWork.run_op`."""
+        number = op.micro_batch
+        target = None if self._targets is None else self._targets[number]
+        if op.kind == "F":
+            x = received if self._inputs is None else self._inputs[number]
+            self._saved[number] = x
+            y = np.asarray(self._forward(self._params, x, target))
+            if self._targets is not None:
+                self.losses[number] = float(y)
+            return y
+        if received is None:
+            received = np.full((), 1 / self._count, np.float32)  # of the mean of losses
+        x = self._saved.pop(number)
+        gradient, slope = self._backward(self._params, x, target, received)
+        key = number if self._deterministic else 0
+        old = self._found.get(key)
+        new = gradient if old is None else jax.tree.map(jnp.add, old, gradient)
+        self._found[key] = jax.block_until_ready(new)
+        return np.asarray(slope) if self._inputs is None else None
+
+    def take_gradient(self) -> Any:
+        """Returns the gradient of the mean loss, and begins a new batch."""
+        parts = [self._found[number] for number in sorted(self._found)]
+        self._found = {}
+        return jax.tree.map(lambda *each: sum(each[1:], each[0]), *parts)
+
+
+def _make_backward(function: Stage) -> Callable[..., Any]:
+    """Returns what gives the gradient of parameters, and that of floating inputs."""
+
+    def backward(params: Any, x: Any, target: Any, slope: Any) -> Any:
+        if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating):
+            _, pull = jax.vjp(lambda p, x: function(p, x, target), params, x)
+            return pull(jnp.asarray(slope))
+        _, pull = jax.vjp(lambda p: function(p, x, target), params)
+        return *pull(jnp.asarray(slope)), None
+
+    return backward
