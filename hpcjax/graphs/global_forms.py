@@ -21,7 +21,7 @@ from hpcjax.graphs import convolutions, edge_weights
 from hpcjax.graphs.convolutions import Params, gcn_weights
 from hpcjax.graphs.edge_weights import check_params
 from hpcjax.graphs.features import project
-from hpcjax.graphs.graph import Graph
+from hpcjax.graphs.graph import Graph, look_at
 from hpcjax.graphs.segments import segment_softmax
 
 Layer = Callable[..., jax.Array]
@@ -223,8 +223,8 @@ def _ppnp(
 
 def _check_symmetric(graph: Graph) -> None:
     """Raises ConfigError for edges without the opposite ones, as far as known."""
-    u, v = graph.senders, graph.receivers
-    if not (isinstance(u, np.ndarray) and isinstance(v, np.ndarray)):
+    u, v = look_at(graph.senders), look_at(graph.receivers)
+    if u is None or v is None:
         return
     one, other = (a.astype(np.int64) * graph.vertices + b for a, b in ((u, v), (v, u)))
     alike = np.array_equal(np.sort(one), np.sort(other))

@@ -44,7 +44,7 @@ class Graph:
     vertices: int = static()
 
     def __post_init__(self) -> None:
-        senders, receivers = _look_at(self.senders), _look_at(self.receivers)
+        senders, receivers = look_at(self.senders), look_at(self.receivers)
         if senders is None or receivers is None:
             return
         for name, array in (("senders", senders), ("receivers", receivers)):
@@ -58,7 +58,7 @@ class Graph:
             raise ConfigError("receivers must not decrease: make_graph sorts edges")
 
 
-def _look_at(array: Any) -> np.ndarray | None:
+def look_at(array: Any) -> np.ndarray | None:
     """Returns integers; None of what is traced, a shape, or of a tree of that form."""
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.integer):
         traced = isinstance(array, jax.core.Tracer)

@@ -195,7 +195,23 @@ def test_shapes_are_compared(name):
 
 
 def test_ppnp_is_of_edges_in_both_directions():
-    with pytest.raises(ConfigError, match="in both directions"):
-        graphs.gnn_layer("ppnp", "global")(
-            graphs.make_graph([0], [1], 2), np.ones((2, 5), "f4"), {}
-        )
+    one = graphs.make_graph([0], [1], 2)
+    ppnp = graphs.gnn_layer("ppnp", "global")
+    for graph in (one, jax.tree.map(jnp.asarray, one)):
+        with pytest.raises(ConfigError, match="in both directions"):
+            ppnp(graph, np.ones((2, 5), "f4"), {})
+    params = {n: np.ones(s, "f4") for n, s in SHAPES["ppnp"].items()}
+    for alpha in (0, 1.5):
+        with pytest.raises(ConfigError, match="alpha must be"):
+            ppnp(graphs.symmetrize(one), np.ones((2, 5), "f4"), params, alpha=alpha)
+
+
+def test_slopes_of_steps_that_solve_at_once_are_finite():
+    """Of features that are zero, conjugate gradients divide 0 by 0."""
+    graph, rng = draw(1, both_ways=True)
+    params = {n: rng.normal(size=s).astype("f4") for n, s in PLAIN.items()}
+    params["bias"] = np.zeros(3, "f4")
+    slope = jax.grad(
+        lambda x: graphs.gnn_layer("ppnp", "global")(graph, x, params).sum()
+    )
+    assert np.isfinite(slope(np.zeros((8, 5), "f4"))).all()
