@@ -128,7 +128,7 @@ LAYERS = Table(
         "on 2 simulated devices, pre-trained for 1,500 steps without a codec, then "
         "tuned for 200 at a third of the rate with one in the sums of the last two "
         "layers or of all, in validation too. The autoencoder sends 3 numbers of 64, "
-        "the wide one 6; Top-k and Random-k its bytes, 1 of 32 of a batch's numbers "
+        "the wide one 6; Top-k and Random-k its bytes, 1 of 43 of a batch's numbers "
         "with their places. Their slope is that of what they send, once that of all "
         "numbers; quantizers' pass through. error: % of validation's characters; rise: "
         "points above what was tuned without a codec, of the same seed. Mean and range "
