@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.gnn.work_depth import (
+from experiments.gnn.names import (
     ALONE,
     BY_EDGE,
     DENSE,

@@ -1,8 +1,9 @@
-"""Tables of graph networks: what their layers cost."""
+"""Tables of graph networks: what their layers cost, and what their parts exchange."""
 
 from typing import TYPE_CHECKING
 
-from experiments.gnn.work_depth import (
+from experiments.gnn.exchanges import GRAPHS, METHODS, PEERS, SCHEMES, UNTOLD
+from experiments.gnn.names import (
     BY_EDGE,
     DENSE,
     LOCAL,
@@ -17,8 +18,8 @@ from experiments.gnn.work_depth import (
 )
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars
-from hpcjax.runs.reduce import above, cell, least, most
-from hpcjax.runs.tables import Runs, Table, by_model
+from hpcjax.runs.reduce import above, cell, least, most, of
+from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -118,6 +119,114 @@ WORK_DEPTH = Table(
             "softmax": abs(above("steps log d", "gat", "sage") - 2)
             .at_most(0.01, "from the two log d that a softmax takes beside a mean")
             .fails({"gat": "gcn"}),
+        },
+    ),
+)
+
+
+PARTS = 2, 4, 8
+MISSING = "digits, rcm, halo, one vertex missing"
+RCM, BY_LABEL, HASH = (f"digits, {m}, halo" for m in ("rcm", METHODS[-1], "hash"))
+BLOCKS = "digits, rcm, all_to_all"
+PEER = f"digits, {UNTOLD}"
+CUTS = [f"{g}, {m}, {s}" for g in GRAPHS for m in METHODS for s in SCHEMES]
+
+
+def exchanges(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns a row for each graph, method and scheme, and for the compiler's."""
+    run, control = (reduce.first(rows[name]) for name in ("exchanges", "missing"))
+    found = {}
+    for name in CUTS:
+        graph, method, scheme = name.split(", ")
+        found[name] = _cells(
+            run.sel({"graph": graph, "method": method, "scheme": scheme})
+        )
+    for graph in GRAPHS:
+        for peer in PEERS:
+            own = run["compiler"].sel(graph=graph, peer=peer)
+            found[f"{graph}, {peer}"] = _shares(own) | {
+                "bytes": float(own.sel(parts=8))  # over the rows of an all-gather
+            }
+    at = {"graph": "digits", "method": "rcm", "scheme": "halo"}
+    found[MISSING] = _cells(control.sel(at))
+    return reduce.from_cells(found)
+
+
+def _shares(own: "xr.DataArray") -> dict[str, float]:
+    return {f"{parts}": float(own.sel(parts=parts)) for parts in own["parts"].values}
+
+
+def _cells(own: "xr.Dataset") -> dict[str, float]:
+    """Returns the figures of one method and scheme, the farthest of all parts."""
+    ratio = own["sent"] / own["rule"]
+    return {
+        **_shares(own["passed"]),
+        "bytes": float(ratio.values.flat[abs(ratio - 1).values.argmax()]),
+        "missed": float(abs(own["missed"]).max()),
+        "distance": float(own["distance"].max()),
+        "cut": 100 * float(own["cut"].sel(parts=8)),
+        "imbalance": float(own["imbalance"].sel(parts=8)),
+    }
+
+
+BYTES = Table(
+    id="gnn/bytes",
+    title="One graph over several devices: what boundary rows cost, by scheme",
+    paper=(
+        "Besta and Hoefler, TPAMI 2023, its graph partition parallelism: a device "
+        "fetches boundary vertices only, never more than an all-gather of all"
+    ),
+    caption=(
+        "A graph convolution of width 16 on 2, 4 and 8 simulated devices, a part of "
+        "the vertices each. 2, 4, 8: rows that pass through links forward, over those "
+        "of an all-gather without padding, n (p - 1); of rounds, p times their "
+        "lengths. bytes: of the compiled collectives, forward and with slopes, over 4 "
+        "k times the rows of the formulas, the farthest from 1. missed: remote "
+        "neighbours, counted by hand, that tables lack. distance: of outputs and "
+        "slopes from one device's. cut: edges between 8 parts. compiler: the whole "
+        "graph's program with rows cut, as it is, and told to gather all rows; its "
+        "bytes are over those of the all-gather, too."
+    ),
+    shows=(
+        "A graph's vertices were shared out over eight devices, which exchange the "
+        "rows of neighbours. Short bars send little, 1 as much as all rows to all."
+    ),
+    picture=Bars(("8",), label="rows over an all-gather's", by="digits, "),
+    columns={
+        "2": "2",
+        "4": "4",
+        "8": "8",
+        "bytes": "bytes / rule",
+        "missed": "missed",
+        "distance": "distance",
+        "cut": "cut, %",
+        "imbalance": "largest / mean",
+    },
+    reduce=exchanges,
+    tiers=on_cpu(
+        minutes=4.0,
+        devices=8,
+        runs={
+            "exchanges": Runs(config="gnn/exchanges"),
+            "missing": Runs(config="gnn/exchanges:missing"),
+        },
+        claims={
+            "bytes": abs(of("bytes", *CUTS) - 1)
+            .largest()
+            .at_most(0, "farthest ratio of compiled bytes to the formulas' from 1")
+            .fails({RCM: PEER}, only=("bytes",)),
+            "missed": most("missed", *CUTS)
+            .at_most(0, "remote neighbours that tables lack, or have twice")
+            .fails({RCM: MISSING}, only=("missed",)),
+            "distance": most("distance", *CUTS)
+            .at_most(1e-5, "farthest of outputs and slopes from one device's")
+            .fails({RCM: MISSING}, only=("distance",)),
+            "rcm": cell("8", RCM)
+            .at_most(0.55, "rows of rounds over an all-gather's, 8 parts by rcm")
+            .fails({RCM: BLOCKS}, {RCM: HASH}),
+            "labels": cell("8", BY_LABEL)
+            .at_most(0.30, "rows of rounds over an all-gather's, 8 by labels")
+            .fails({BY_LABEL: RCM}, {BY_LABEL: HASH}),
         },
     ),
 )

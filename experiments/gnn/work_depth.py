@@ -6,29 +6,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from experiments.gnn.names import (
+    LOGS,
+    MOVED,
+    NAMES,
+    NO_RETURN,
+    TERMS,
+    UNMOVED,
+)
 from hpcjax import runs
 from hpcjax.core import config
 
-TERMS = ("mk", "mk²", "nk", "nk²", "m", "n")
-LOGS = ("log k", "log d", "log n", "1")
-BY_EDGE, DENSE = "gat, projected by edge", "sum by a dense matrix"
-ONE_BY_ONE = "gcn, feature by feature"
-UNMOVED = "sage, movement free"
-ONCE = "appnp, its loop counted once"
-NO_RETURN = "appnp without return"
-CONTROLS = BY_EDGE, DENSE, ONE_BY_ONE, UNMOVED, ONCE
-# Of `graphs.gnn_layer`, which needs JAX.
-BOTH = (
-    *("gcn", "sage", "sgc", "commnet", "gin", "vanilla_attention", "agnn", "gat"),
-    "monet",
-)
-LOCAL = (*BOTH, "g_gcn", "edge_conv")
-ALONE = ("chebnet", "ppnp", "appnp", "arma", "s2gc")
-MATRICES = ", matrices"
-GLOBAL = (*(f"{name}{MATRICES}" for name in BOTH), *ALONE)
-OWN = (*LOCAL, *GLOBAL)
-NAMES = (*OWN, *CONTROLS)
-MOVED = ("gather", "scatter-add", "scatter-max")
 _ALPHA, _STEPS = 0.1, 20  # of APPNP's distance
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.gnn import layers, work_depth
-from experiments.gnn.work_depth import TERMS
+from experiments.gnn import layers, names, work_depth
+from experiments.gnn.names import TERMS
 
 
 def draw(count, seed=0):
@@ -32,7 +32,7 @@ def test_a_fit_finds_what_was_planted():
 def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     points = draw(8, seed=1)
     found = {}
-    for name in ("gat", work_depth.BY_EDGE, "edge_conv"):
+    for name in ("gat", names.BY_EDGE, "edge_conv"):
         layer = layers.layer_of(name)
         counts = [layers.count(layer, *map(int, p)) for p in points.T]
         work = np.array([count.work for count in counts], float)
@@ -42,7 +42,7 @@ def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     assert found["gat"]["mk²"] < 1e-3
     assert found["gat"]["nk²"] == pytest.approx(2, rel=1e-3)
     # Two products of each edge, and of edge_conv one of twice the width and one.
-    assert found[work_depth.BY_EDGE]["mk²"] == pytest.approx(4, rel=1e-3)
+    assert found[names.BY_EDGE]["mk²"] == pytest.approx(4, rel=1e-3)
     assert found["edge_conv"]["mk²"] == pytest.approx(6, rel=1e-3)
 
 
@@ -50,7 +50,7 @@ def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
 def test_matrices_have_the_terms_of_their_steps():
     points = draw(16, seed=2)
     found = {}
-    for name in ("gat, matrices", "sgc, matrices", "appnp", work_depth.ONCE):
+    for name in ("gat, matrices", "sgc, matrices", "appnp", names.ONCE):
         layer = layers.layer_of(name)
         counts = [layers.count(layer, *map(int, p)) for p in points.T]
         work = np.array([count.work for count in counts], float)
@@ -68,5 +68,5 @@ def test_a_control_of_appnp_leaves_its_bound():
 
 
 def test_all_rows_have_a_layer():
-    for name in work_depth.NAMES:
+    for name in names.NAMES:
         assert callable(layers.layer_of(name).compute)
