@@ -17,6 +17,7 @@ from jax import lax
 from hpcjax.core import masks, shards, tallies, trees
 from hpcjax.core.deferred import realize
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.extremes import largest
 from hpcjax.core.keys import derive, whole_batch
 from hpcjax.core.model import Model
 from hpcjax.core.varying import vary, varying_axes
@@ -50,9 +51,7 @@ def project(y: jax.Array, matrix: jax.Array) -> jax.Array:
 
 def find_scales(y: Any) -> jax.Array:
     """Returns each channel's largest magnitude, float32 [width]."""
-    return (
-        jnp.abs(jnp.asarray(y, jnp.float32)).reshape(-1, y.shape[-1]).max(0, initial=0)
-    )
+    return largest(jnp.abs(jnp.asarray(y, jnp.float32)).reshape(-1, y.shape[-1]), 0)
 
 
 def quantize(y: jax.Array, bits: int) -> Code:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped, UInt8
 
 from hpcjax.compress.config import GridSpec
+from hpcjax.core.extremes import largest
 from hpcjax.core.structs import pytree
 
 # Of the search over ranges, as in the published code of GPTQ.
@@ -58,8 +59,7 @@ def fit_grid(kernel: Float[Array, "inputs outputs"], spec: GridSpec) -> Grid:
     groups = spec.groups(kernel.shape[0])
     split = kernel.reshape(groups, -1, kernel.shape[1])
     # Zero is inside the range, so that it can be a value of the grid.
-    low = jnp.minimum(split.min(1), 0)
-    high = jnp.maximum(split.max(1), 0)
+    low, high = -largest(-split, 1), largest(split, 1)
     # The published code leaves low at 0 for outputs without negative weights; half of
     # the symmetric grid is then never used.
     if spec.symmetric:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from hpcjax import kernels
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.extremes import largest
 
 # Bits of probabilities and of queries, keys and values.
 _BITS = ((16, 8), (8, 8), (8, 4), (4, 4))
@@ -208,8 +209,8 @@ def _attend_quantized(
 def _round(x: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """Returns x as integers, packed if of four bits, and their unit."""
     most = 2 ** (bits - 1) - 1
-    largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    unit = jnp.where(largest > 0, largest, 1) / most
+    top = largest(jnp.abs(x)).astype(jnp.float32)
+    unit = jnp.where(top == 0, 1, top) / most
     return _pack(jnp.round(x / unit), bits), unit
 
 

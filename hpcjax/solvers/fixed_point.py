@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from hpcjax.core import checks
+from hpcjax.core.extremes import largest
 
 
 class FixedPoint(NamedTuple):
@@ -83,7 +84,7 @@ def _distance(new: Any, old: Any) -> Float[Array, ""]:
     """Returns max |new − old| / max |new|, of arrays of zeros 0."""
 
     def of(x: Array, y: Array) -> Array:
-        size = jnp.abs(x).max()
-        return jnp.abs(x - y).max() / jnp.where(size == 0, 1, size)
+        size = largest(jnp.abs(x))
+        return largest(jnp.abs(x - y)) / jnp.where(size == 0, 1, size)
 
-    return jnp.stack(jax.tree.leaves(jax.tree.map(of, new, old))).max()
+    return largest(jnp.stack(jax.tree.leaves(jax.tree.map(of, new, old))))

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Complex, Float
 
 from hpcjax.core import checks
+from hpcjax.core.extremes import largest
 from hpcjax.solvers.devices import Lead, Slabs, check_slabs, dagger, is_traced
 
 Kind = Literal["electrons", "phonons"]
@@ -117,7 +118,7 @@ def _decimate(
 
 
 def _size(x: Complex[Array, "... n m"]) -> Float[Array, "..."]:
-    return jnp.abs(x).max((-1, -2))
+    return largest(jnp.abs(x), (-1, -2))
 
 
 class Blocks(NamedTuple):
