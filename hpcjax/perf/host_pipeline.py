@@ -181,9 +181,10 @@ class HostPipeline:
                 kind = here[stage.choose(here)]
                 request = asked.pop(kind)
                 received = request.wait()
-            if request.arrived is not None:
-                done = stage.arrived(kind, request.arrived.tag.round)
-                self._act(number, done, received, sent)
+            if request.arrived is None:
+                raise HpcjaxError(f"{kind} of step {number} came without its number")
+            done = stage.arrived(kind, request.arrived.tag.round)
+            self._act(number, done, received, sent)
         for request in sent:
             request.wait()
 
