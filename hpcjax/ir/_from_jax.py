@@ -14,12 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend import core
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.ir._parts import PARTS
 from hpcjax.ir.affine import Affine, Range
-from hpcjax.ir.jaxprs import CALLS, inner_program, read_einsum
+from hpcjax.ir.jaxprs import Reader, read_einsum
 from hpcjax.ir.sdfg import SDFG, Array, Code, Map, Memlet, Nested, Node, State
 from hpcjax.ir.traced import Program, plain
 from hpcjax.ir.views import View, axis, groups
@@ -57,7 +58,7 @@ _VIEWS = (
     *("broadcast_in_dim", "pvary", "optimization_barrier", "stop_gradient"),
 )
 # Known functions of whole arrays, which are not opaque.
-_LIBRARY = ("conv_general_dilated",)
+_LIBRARY = ("conv_general_dilated", "dot_general")
 
 
 def from_jax(fn: Callable[..., Any], *args: Any) -> Program:
@@ -84,8 +85,9 @@ def from_jax(fn: Callable[..., Any], *args: Any) -> Program:
         raise ConfigError("the function must take and return arrays")
     reader = _Reader("x")
     inputs = [reader.new(v.aval, outside=True) for v in closed.jaxpr.invars]
-    constants = [reader.new(v.aval, outside=True) for v in closed.jaxpr.constvars]
-    results = reader.read(closed.jaxpr, [*constants, *inputs])
+    for variable in closed.jaxpr.constvars:
+        reader.constants[variable] = reader.new(variable.aval, outside=True)
+    results = reader.read(closed.jaxpr, inputs)
     avals = (variable.aval for variable in closed.jaxpr.outvars)
     outputs = [reader.output(v, own) for v, own in zip(results, avals, strict=True)]
     return Program(
@@ -94,11 +96,14 @@ def from_jax(fn: Callable[..., Any], *args: Any) -> Program:
         inputs=tuple(each.data for each in inputs),
         constants={
             each.data: plain(value)
-            for each, value in zip(constants, closed.consts, strict=True)
+            for each, value in zip(
+                reader.constants.values(), closed.consts, strict=True
+            )
         },
         outputs=tuple(outputs),
         trees=(jax.tree.structure(args), tree),
         opaque=frozenset(reader.opaque),
+        source=closed.jaxpr,
     )
 
 
@@ -108,13 +113,14 @@ def _keys(aval: Any) -> Any:
     return dtype._impl if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else None
 
 
-class _Reader:
+class _Reader(Reader[View]):
     """Collects the containers and nodes of a graph, and functions for all graphs."""
 
     def __init__(self, prefix: str, outer: "_Reader | None" = None) -> None:
         self.prefix = prefix
         self.arrays: dict[str, Array] = {}
         self.nodes: list[Node] = []
+        self.constants: dict[Any, View] = {}
         self.functions: dict[str, Callable[..., Any]] = outer.functions if outer else {}
         self.opaque: set[str] = outer.opaque if outer else set()
         self.counts: dict[str, int] = outer.counts if outer else {}
@@ -221,36 +227,34 @@ class _Reader:
         """Returns what a container's elements are for an array."""
         return np.uint32 if _keys(aval) else aval.dtype
 
-    def read(self, jaxpr: Any, inputs: Sequence[View]) -> list[View]:
-        """Adds a jaxpr's nodes and returns what its results are."""
-        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
+    def literal(self, variable: Any) -> View:
+        """Returns a number as it is in code."""
+        return View("", (), (), repr(np.asarray(variable.val).item()))
 
-        def get(variable: Any) -> View:
-            if not isinstance(variable, core.Literal):
-                return known[variable]
-            return View("", (), (), repr(np.asarray(variable.val).item()))
+    def constant(self, variable: Any) -> View:
+        """Returns the container of an array that a program holds."""
+        if variable not in self.constants:
+            raise ConfigError("an inner program holds arrays: pass them to it")
+        return self.constants[variable]
 
-        for eqn in jaxpr.eqns:
-            made = self.equation(eqn, [get(v) for v in eqn.invars])
-            known |= dict(zip(eqn.outvars, made, strict=True))
-        return [get(variable) for variable in jaxpr.outvars]
+    def call(self, eqn: Any, given: list[View]) -> list[View]:
+        """Adds what a call runs."""
+        if any(eqn.params.get("donated_invars", ())):
+            raise ConfigError("donated arguments are written in place: not read")
+        return super().call(eqn, given)
 
-    def equation(self, eqn: Any, views: list[View]) -> list[View]:
+    def equation(self, eqn: Any, given: list[View]) -> list[View]:
         """Adds what an equation does, and returns what its results are."""
         name, every = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
-        if name in CALLS:
-            if any(eqn.params.get("donated_invars", ())):
-                raise ConfigError("donated arguments are written in place: not read")
-            inner = eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
-            _check_closed(inner)
-            return self.read(inner_program(eqn), views)
         keys = any(_keys(v.aval) for v in every)
         empty = any(0 in getattr(v.aval, "shape", ()) for v in every)
         whole = name in ("reshape", "dot_general", "scan", *_REDUCERS)
-        if keys or (empty and whole):
-            return self.library(eqn, views)
-        made = self.known(name, eqn, views)
-        return made if made is not None else self.library(eqn, views)
+        # An einsum's code has no place for how exact its products are.
+        exact = name == "dot_general" and _demands(eqn.params)
+        made = None
+        if not (keys or exact or (empty and whole)):
+            made = self.known(name, eqn, given)
+        return made if made is not None else self.library(eqn, given)
 
     def known(self, name: str, eqn: Any, views: list[View]) -> list[View] | None:
         """Returns the results of a primitive whose subsets are known."""
@@ -384,7 +388,6 @@ class _Reader:
             outer = self.container_of(view, v.aval.dtype)
             own = read[outer] = read.get(outer) or enter(outer)
             given.append(own if place < first else _at(own, turn))
-        _check_closed(closed)
         results = inner.read(closed.jaxpr, given)
         stacked = [self.new(v.aval) for v in eqn.outvars[len(carries) :]]
         for view, made in zip(results[len(carries) :], stacked, strict=True):
@@ -404,14 +407,16 @@ class _Reader:
         return [*carries, *stacked]
 
 
-def _check_closed(program: Any) -> None:
-    if getattr(program, "consts", ()):
-        raise ConfigError("an inner program has constants of its own: pass them to it")
-
-
 def _at(view: View, index: Affine) -> View:
     """Returns an array at an index of its first axis."""
     return view.put(view.shape[1:], index, *map(axis, range(len(view.shape) - 1)))
+
+
+def _demands(params: Mapping[str, Any]) -> bool:
+    """Whether a product must be more exact, or lie elsewhere, than by default."""
+    asked = (params["precision"], params.get("out_sharding"))
+    free = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT,) * 2)
+    return any(each not in free for each in asked)
 
 
 def _code(eqn: Any) -> str | None:

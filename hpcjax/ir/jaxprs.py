@@ -1,9 +1,9 @@
-"""The graph of a JAX function, read from its jaxpr; nothing is compiled or run."""
+"""Reads jaxprs; the list of a function's operators. Nothing is compiled or run."""
 
 import math
 import string
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 from jax.extend import core
@@ -68,13 +68,13 @@ def dataflow(fn: Callable[..., Any], *args: Any) -> Dataflow:
       >>> flow.moved("dot_general 2")
       Moved(flops=2048, read=256, written=64)
     """
-    closed = jax.make_jaxpr(fn)(*args)
-    reader = _Reader()
-    inner = closed.jaxpr
-    results = reader.read(
-        inner, [reader.new(v) for v in (*inner.constvars, *inner.invars)]
-    )
-    outputs = frozenset(results)
+    return listed(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def listed(jaxpr: Any) -> Dataflow:
+    """Returns the operators of a jaxpr."""
+    reader = _Lister()
+    outputs = frozenset(reader.read(jaxpr, [*map(reader.new, jaxpr.invars)]))
     operators = _needed(reader.operators, outputs)
     named = {t for each in operators for t in (*each.inputs, *each.outputs)} | outputs
     return Dataflow(
@@ -84,12 +84,54 @@ def dataflow(fn: Callable[..., Any], *args: Any) -> Dataflow:
     )
 
 
-class _Reader:
-    """Collects the operators and tensors of nested jaxprs."""
+Value = TypeVar("Value")
+
+
+class Reader(Generic[Value]):
+    """Follows nested jaxprs; what stands for a variable is for `equation` to say."""
+
+    def equation(self, eqn: Any, given: list[Value]) -> list[Value]:
+        """Adds what an equation does, and returns what its results are."""
+        raise NotImplementedError
+
+    def literal(self, variable: Any) -> Value:
+        """Returns what a number in a program is."""
+        raise NotImplementedError
+
+    def constant(self, variable: Any) -> Value:
+        """Returns what an array that a program holds is."""
+        raise NotImplementedError
+
+    def call(self, eqn: Any, given: list[Value]) -> list[Value]:
+        """Adds what a call runs."""
+        return self.read(_inner_program(eqn), given)
+
+    def read(self, jaxpr: Any, inputs: Iterable[Value]) -> list[Value]:
+        """Adds a jaxpr's equations, of calls what they run; returns its results."""
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        known |= {variable: self.constant(variable) for variable in jaxpr.constvars}
+
+        def get(variable: Any) -> Value:
+            literal = isinstance(variable, core.Literal)
+            return self.literal(variable) if literal else known[variable]
+
+        for eqn in jaxpr.eqns:
+            given = [get(variable) for variable in eqn.invars]
+            if eqn.primitive.name in CALLS:
+                made = self.call(eqn, given)
+            else:
+                made = self.equation(eqn, given)
+            known |= dict(zip(eqn.outvars, made, strict=True))
+        return [get(variable) for variable in jaxpr.outvars]
+
+
+class _Lister(Reader[str]):
+    """Collects operators, and tensors, whose names stand for variables."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
         self.tensors: dict[str, Tensor] = {}
+        self.times = 1
 
     def new(self, variable: Any) -> str:
         """Adds a tensor of a variable's shape and returns its name."""
@@ -97,80 +139,57 @@ class _Reader:
         self.tensors[name] = Tensor(tuple(getattr(variable.aval, "shape", ())))
         return name
 
-    def read(self, jaxpr: Any, inputs: Iterable[str], times: int = 1) -> list[str]:
-        """Adds a jaxpr's operators and returns the names of its results.
+    literal = constant = new
 
-        Args:
-          jaxpr: without constants of its own.
-          inputs: names of the tensors that its constants and arguments are.
-          times: how often it is executed.
-        """
-        variables = (*jaxpr.constvars, *jaxpr.invars)
-        names = dict(zip(variables, inputs, strict=True))
-
-        def name(variable: Any) -> str:
-            literal = isinstance(variable, core.Literal)
-            return self.new(variable) if literal else names[variable]
-
-        for eqn in jaxpr.eqns:
-            primitive = eqn.primitive.name
-            if primitive in CALLS:
-                inner = inner_program(eqn)
-                own = [self.new(variable) for variable in inner.constvars]
-                results = self.read(inner, own + [name(v) for v in eqn.invars], times)
-            elif primitive == "scan":
-                results = self._scan(eqn, [name(v) for v in eqn.invars], times)
-            elif primitive == "cond":
-                results = self._cond(eqn, [name(v) for v in eqn.invars], times)
-            elif _renames(eqn):
-                results = [name(variable) for variable in eqn.invars]
-            else:
-                results = [self.new(variable) for variable in eqn.outvars]
-                read = [n for n in eqn.invars if not isinstance(n, core.Literal)]
-                self._add(eqn, [name(v) for v in read], results, times)
-            names |= dict(zip(eqn.outvars, results, strict=True))
-        return [name(variable) for variable in jaxpr.outvars]
-
-    def _scan(self, eqn: Any, inputs: list[str], times: int) -> list[str]:
-        """Adds the body of a scan; its slices and stacks are views."""
-        params, inner = eqn.params, eqn.params["jaxpr"].jaxpr
-        kept = params["num_consts"] + params["num_carry"]
-        times *= params["length"]
-        consts = [self.new(v) for v in inner.constvars]
-        for place in range(kept, len(inputs)):
-            whole, inputs[place] = inputs[place], self.new(inner.invars[place])
-            self._view("scan_slice", [whole], [inputs[place]], times)
-        parts = self.read(inner, consts + inputs, times)
-        # One view of all results: each may depend on what all iterations carry.
+    def equation(self, eqn: Any, given: list[str]) -> list[str]:
+        """Adds an operator, or a scan's body, or a branch; what only renames is none."""
+        if eqn.primitive.name == "scan":
+            return self._scan(eqn, given)
+        if eqn.primitive.name == "cond":
+            return self._cond(eqn, given)
+        if _renames(eqn):
+            return given
         results = [self.new(variable) for variable in eqn.outvars]
-        self._view("scan_results", parts, results, times)
+        pairs = zip(eqn.invars, given, strict=True)
+        read = [name for v, name in pairs if not isinstance(v, core.Literal)]
+        self._add(eqn, read, results)
         return results
 
-    def _cond(self, eqn: Any, inputs: list[str], times: int) -> list[str]:
+    def _scan(self, eqn: Any, inputs: list[str]) -> list[str]:
+        """Adds the body of a scan; its slices and stacks are views."""
+        params, inner, outer = eqn.params, eqn.params["jaxpr"].jaxpr, self.times
+        self.times *= params["length"]
+        for place in range(params["num_consts"] + params["num_carry"], len(inputs)):
+            whole, inputs[place] = inputs[place], self.new(inner.invars[place])
+            self._view("scan_slice", [whole], [inputs[place]])
+        parts = self.read(inner, inputs)
+        # One view of all results: each may depend on what all iterations carry.
+        results = [self.new(variable) for variable in eqn.outvars]
+        self._view("scan_results", parts, results)
+        self.times = outer
+        return results
+
+    def _cond(self, eqn: Any, inputs: list[str]) -> list[str]:
         """Adds the branch with the most operations, whichever is taken."""
         found = []
         for branch in eqn.params["branches"]:
-            reader, inner = _Reader(), branch.jaxpr
-            own = [reader.new(v) for v in (*inner.constvars, *inner.invars)]
-            reader.read(inner, own)
+            reader = _Lister()
+            reader.read(branch.jaxpr, [*map(reader.new, branch.jaxpr.invars)])
             found.append(sum(each.times * each.flops for each in reader.operators))
-        inner = eqn.params["branches"][found.index(max(found))].jaxpr
-        consts = [self.new(v) for v in inner.constvars]
-        parts = self.read(inner, consts + inputs[1:], times)
+        dearest = eqn.params["branches"][found.index(max(found))]
+        parts = self.read(dearest.jaxpr, inputs[1:])
         # One view of all results: what is taken depends on the choice.
         results = [self.new(variable) for variable in eqn.outvars]
-        self._view("cond_results", [inputs[0], *parts], results, times)
+        self._view("cond_results", [inputs[0], *parts], results)
         return results
 
-    def _view(
-        self, name: str, inputs: list[str], outputs: list[str], times: int
-    ) -> None:
+    def _view(self, name: str, inputs: list[str], outputs: list[str]) -> None:
         name = f"{name} {len(self.operators) + 1}"
         self.operators.append(
-            Operator(name, "view", tuple(inputs), tuple(outputs), times=times)
+            Operator(name, "view", tuple(inputs), tuple(outputs), times=self.times)
         )
 
-    def _add(self, eqn: Any, inputs: list[str], outputs: list[str], times: int) -> None:
+    def _add(self, eqn: Any, inputs: list[str], outputs: list[str]) -> None:
         primitive = eqn.primitive.name
         reduces = primitive.startswith(_REDUCTIONS)
         kind: Kind = _KINDS.get(primitive, "statistical" if reduces else "elementwise")
@@ -194,7 +213,7 @@ class _Reader:
                 space=shape,
                 reduced=tuple(axis for axis in axes if axis is not None),
                 einsum=read_einsum(eqn) if primitive == "dot_general" else "",
-                times=times,
+                times=self.times,
             )
         )
 
@@ -210,7 +229,7 @@ def _renames(eqn: Any) -> bool:
     return sizes[0] == sizes[1] and not literal
 
 
-def inner_program(eqn: Any) -> Any:
+def _inner_program(eqn: Any) -> Any:
     """Returns the program that a call runs."""
     program = eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
     return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program

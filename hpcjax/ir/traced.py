@@ -9,7 +9,9 @@ import numpy as np
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.ir._to_jax import to_jax
+from hpcjax.ir.graph import Dataflow
 from hpcjax.ir.interpreter import Order, interpret
+from hpcjax.ir.jaxprs import listed
 from hpcjax.ir.sdfg import SDFG
 
 
@@ -25,6 +27,7 @@ class Program:
       outputs: containers of the results' arrays.
       trees: of the arguments and of the results.
       opaque: those of `functions` whose subsets are not known.
+      source: the jaxpr that was read.
     """
 
     graph: SDFG
@@ -34,6 +37,7 @@ class Program:
     outputs: tuple[str, ...]
     trees: tuple[Any, Any]
     opaque: frozenset[str] = frozenset()
+    source: Any = None
 
     def rewrite(self, change: Callable[[SDFG], SDFG]) -> "Program":
         """Returns the program with a graph that a function makes of its own.
@@ -64,6 +68,10 @@ class Program:
             return interpret(self.graph, values, functions=self.functions, order=order)
 
         return self._around(run, args)
+
+    def dataflow(self) -> Dataflow:
+        """Returns the operators of the function as it was read; see `ir.dataflow`."""
+        return listed(self.source)
 
     def opaque_words(self) -> int:
         """Returns the words that opaque nodes move."""

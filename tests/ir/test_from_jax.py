@@ -156,6 +156,17 @@ def test_a_program_by_node_is_the_function(read):
     assert float(Q[0, 0]) == float(np.asarray(Q)[0, 0])  # Nothing of the caller's went.
 
 
+@pytest.mark.parametrize("asked", ["highest", "BF16_BF16_F32_X3"])
+def test_products_stay_as_exact_as_they_were(asked):
+    fn = lambda x, w: jnp.dot(x, w, precision=asked)  # noqa: E731
+    program = ir.from_jax(fn, X, W).rewrite(ir.fuse_maps)
+    wanted, found = (jax.make_jaxpr(f)(X, W).eqns for f in (fn, program.to_jax()))
+    assert wanted[0].params["precision"] is not None
+    assert [e.params for e in found if "precision" in e.params] == [wanted[0].params]
+    assert not program.opaque
+    assert words(program) == ir.movement(program.dataflow()) == 24 + 18 + 12
+
+
 def test_a_program_is_a_function_for_vmap_and_grad(read):
     fn, run = FUNCTIONS["norm"][0], read["norm"].to_jax()
     xs = jnp.stack([X, 2 * X])

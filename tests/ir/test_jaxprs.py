@@ -37,6 +37,13 @@ WRAPPERS = {
 }
 
 
+def test_a_graph_lists_the_operators_that_it_was_read_from():
+    def fn(x, w):
+        return jax.lax.scan(lambda c, v: (jax.jit(jnp.sin)(c @ w), v), x, w)
+
+    assert ir.from_jax(fn, X, W).dataflow() == ir.dataflow(fn, X, W)
+
+
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_calls_are_inlined(name):
     flow = ir.dataflow(WRAPPERS[name](lambda x, w: jax.nn.relu(x @ w)), X, W)
