@@ -99,7 +99,8 @@ def measure(
 ) -> dict[str, float]:
     """Returns the figures of a function."""
     args = [jnp.asarray(each) for each in given]
-    flow, first = ir.dataflow(fn, *args), ir.from_jax(fn, *args)
+    first = ir.from_jax(fn, *args)
+    flow = first.dataflow()
     groups = {str(n): group for n, group in enumerate(ir.fusion_groups(flow))}
     simple = first.rewrite(ir.simplify)
     fused = simple.rewrite(ir.fuse_maps)

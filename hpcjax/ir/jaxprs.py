@@ -142,7 +142,7 @@ class _Lister(Reader[str]):
     literal = constant = new
 
     def equation(self, eqn: Any, given: list[str]) -> list[str]:
-        """Adds an operator, or a scan's body, or a branch; what only renames is none."""
+        """Adds an operator, a scan's body or a branch; what only renames is none."""
         if eqn.primitive.name == "scan":
             return self._scan(eqn, given)
         if eqn.primitive.name == "cond":
