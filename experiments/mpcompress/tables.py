@@ -101,7 +101,7 @@ _HALF = {
     RANDOM: "randomk",
 }
 _EVERY = (EIGHT, AUTO, TOP, RANDOM)
-_SHOWN = (TWO, "wide autoencoder", RANDOM)  # of one seed: no claim is about these
+_SHOWN = (TWO, "wide autoencoder", RANDOM)  # of one seed
 _LOSSY = AUTO, TOP
 
 

@@ -9,7 +9,6 @@ from .mesh import make_mesh as make_mesh
 from .mesh import place_batch as place_batch
 from .mesh import row_axes as row_axes
 from .mesh import state_shardings as state_shardings
-from .message_driven import TIES as TIES
 from .message_driven import Action as Action
 from .message_driven import MessageDriven as MessageDriven
 from .message_driven import Ties as Ties

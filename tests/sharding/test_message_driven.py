@@ -1,7 +1,7 @@
 """A stage that follows messages, and the times of pipelines of such stages."""
 
 import itertools
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ sizes = st.tuples(st.integers(1, 5), st.integers(1, 7))
 
 @pytest.mark.acceptance("axonn-myelin", 3)
 @settings(max_examples=150, deadline=None)
-@given(sizes, st.integers(1, 8), st.sampled_from(sharding.TIES), st.data())
+@given(sizes, st.integers(1, 8), st.sampled_from(get_args(sharding.Ties)), st.data())
 def test_each_stage_does_each_micro_batch_once_in_any_order_of_arrival(
     size, in_flight, ties, data
 ):
