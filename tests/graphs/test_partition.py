@@ -291,6 +291,7 @@ def test_a_row_that_does_not_arrive_shows():
     assert abs(found[0] - wanted[0]) > 1e-4 * wanted[0]
 
 
+@pytest.mark.acceptance("gnn-parallelism", 5)
 def test_parts_of_renamed_vertices_are_the_renamed_parts():
     graph = draw_graph()
     names = RNG.permutation(VERTICES)
