@@ -65,7 +65,8 @@ class Snapshot:
       shared: whether all hops have rows in common, of the largest width.
       threshold: lists longer than it are served from rows.
       rows: most rows of a hop; None for all such lists. Those used longest ago leave.
-      invalidate: whether a deleted edge leaves its row at once.
+      invalidate: whether a deleted edge leaves its row at once, which is shorter until
+        it is renewed.
 
     Raises:
       ConfigError: a fan-out is not positive, a threshold or a number of rows negative.
@@ -226,8 +227,10 @@ class Snapshot:
             return
         owners = cache.owners[rows]
         sizes = self._lists.degrees(owners)
-        # Of full refreshes rows are those of their turn, whenever they are drawn.
-        keys = Draw(self._seed, 0, self._turn if full else 0, _ROWS + hop).keys(owners)
+        # Of full refreshes rows are those of their turn, whenever they are drawn;
+        # others that come back must not be the same each time.
+        when = self._turn if full else self._batch
+        keys = Draw(self._seed, 0, when, _ROWS + hop).keys(owners)
         cache.put(rows, self._read(owners, _pick(keys, sizes, cache.width), kept=True))
         cache.turns[rows] = self._turn
 

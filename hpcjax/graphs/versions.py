@@ -90,7 +90,8 @@ class Lists(NamedTuple):
         if len(self.numbers):
             span = max(self.numbers.max(), numbers.max(initial=0)) + 1
             keys = self.receivers * span + self.numbers
-            at, there = _rank(keys, vertices * span + numbers, among=True)
+            wanted = np.asarray(vertices, np.int64) * span + numbers
+            at, there = _rank(keys, wanted, among=True)
             place = stop - first + at - self._inserted(vertices)[0]
             found = np.where(numbers < edges, found, np.where(there, place, -1))
         return found
@@ -120,6 +121,16 @@ class Lists(NamedTuple):
             return below
         inserted = self.receivers[order[own % len(order)]]
         return np.where(numbers < len(self.csr.neighbours), below, inserted)
+
+
+def _integers(values: object, empty: tuple[int, ...], rule: str) -> np.ndarray:
+    """Returns an array of a shape as that of an empty one, int64."""
+    array = np.asarray(values)
+    array = array if array.size else np.zeros(empty, np.int64)
+    good = array.dtype.kind in "iu" and array.shape[1:] == empty[1:]
+    good &= array.ndim == len(empty)
+    checks.require(good, rule, shape=array.shape, dtype=array.dtype)
+    return array.astype(np.int64)
 
 
 def _rank(
@@ -188,10 +199,12 @@ class VersionedCsr:
 
         Raises:
           ConfigError: an end is no vertex; a number is not of an edge that is alive,
-            or comes twice. Nothing is changed.
+            or comes twice; arrays are not of these shapes, or not of integers. Nothing
+            is changed.
         """
-        old, new = self.snapshot(), np.asarray(inserts, np.int64).reshape(-1, 2)
-        gone = np.asarray(deletes, np.int64)
+        old = self.snapshot()
+        new = _integers(inserts, (0, 2), "inserts must be integers [edges, 2]")
+        gone = _integers(deletes, (0,), "deletes must be integers [edges]")
         vertices = len(self.csr.offsets) - 1
         rule = f"ends of edges must be in [0, {vertices})"
         outside = new[((new < 0) | (new >= vertices)).any(1)]

@@ -87,6 +87,11 @@ def test_each_version_is_as_lists_of_python_are_and_stays_so(data):
         ([], [-1], "edges that are alive"),
         ([], [3], "edges that are alive"),
         ([], [4, 4], "differ"),
+        ([], [1.7], r"deletes must be integers \[edges\]"),
+        ([], [True], "deletes must be integers"),
+        ([], 4, "deletes must be integers"),
+        ([[0, 1, 2], [2, 1, 0]], [], r"inserts must be integers \[edges, 2\]"),
+        ([0, 1], [], "inserts must be integers"),
     ],
 )
 def test_what_cannot_be_applied_is_told_and_changes_nothing(inserts, deletes, words):
@@ -96,6 +101,19 @@ def test_what_cannot_be_applied_is_told_and_changes_nothing(inserts, deletes, wo
         store.apply(inserts, deletes)
     assert store.version == 1
     assert store.snapshot().degrees(np.arange(VERTICES)).sum() == 29
+
+
+def test_edges_are_found_by_narrow_integers():
+    """Of the last of many vertices, one of whose inserted edges is gone."""
+    last, edges = 70_000, 100_000
+    offsets = np.append(np.zeros(last + 1, int), edges)
+    csr = graphs.Csr(offsets, np.zeros(edges, np.int32), np.arange(edges))
+    store = graphs.VersionedCsr(csr)
+    store.apply(inserts=[[1, last], [2, last]])
+    store.apply(deletes=[edges + 1])
+    numbers = np.array([[7], [edges], [edges + 1]], np.int32)
+    found = store.snapshot().find(np.array([last], np.int32), numbers)
+    assert found.ravel().tolist() == [7, edges, -1]
 
 
 def test_a_store_has_versions_and_its_edges_their_places():
