@@ -156,11 +156,12 @@ class VersionedCsr:
       ConfigError: edges are numbered otherwise.
 
     Examples:
-      >>> store = VersionedCsr(Csr(np.array([0, 2]), np.array([7, 8]), np.arange(2)))
-      >>> store.apply(inserts=[[9, 0]], deletes=[0])
+      >>> csr = Csr(np.array([0, 2, 2]), np.array([0, 1]), np.arange(2))
+      >>> store = VersionedCsr(csr)
+      >>> store.apply(inserts=[[0, 0]], deletes=[0])
       1
       >>> store.snapshot().read(np.array([0]), np.array([[0], [1]]))[0].tolist()
-      [[8], [9]]
+      [[1], [0]]
       >>> store.snapshot(0).degrees(np.array([0])).tolist()
       [2]
     """
