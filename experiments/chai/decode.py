@@ -206,6 +206,8 @@ def error_of(
     import jax
     import jax.numpy as jnp
 
+    from hpcjax.core.extremes import largest
+
     one = {name: array[:1] for name, array in given.items()}
     wide = {
         name: array.astype("float32") if name in _FLOATS else array
@@ -215,4 +217,4 @@ def error_of(
         expected = clustered(cfg, wide, "reference")
     used = one if assign is None else {**one, "assign": assign[:1]}
     found = clustered(cfg, used, cfg.implementation, "float32")
-    return float(jnp.max(jnp.abs(found - expected)))
+    return float(largest(jnp.abs(found - expected)))

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from hpcjax import ir, perf
+from hpcjax.core.extremes import largest
 from hpcjax.ir import affine
 from hpcjax.ir.sdfg import accesses
 
@@ -127,7 +128,7 @@ def measure(
         "off": abs(counts["fused"] - hand) if hand else 0,
         "off_simplified": abs(counts["simplified"] - hand) if hand else 0,
         "off_kept": abs(counts["kept"] - hand) if hand else 0,
-        "apart": float(jnp.abs(found - wanted).max()),
-        "rounded": float(jnp.abs(rounded - wanted).max()),
+        "apart": float(largest(jnp.abs(found - wanted))),
+        "rounded": float(largest(jnp.abs(rounded - wanted))),
         **{name: 1e3 * float(timed.sel(candidate=name).min()) for name in runners},
     }

@@ -297,7 +297,7 @@ def _factorize(hessian: jax.Array, share: jax.Array, *, ordered: bool) -> tuple:
         lower = jax.lax.linalg.cholesky(damped[::-1, ::-1], symmetrize_input=False)
     factor = lower[::-1, ::-1]
     # Without a factor, `cholesky` returns NaN.
-    finite, definite = jnp.isfinite(largest), jnp.isfinite(factor).all()
+    finite, definite = jnp.isfinite(hessian).all(), jnp.isfinite(factor).all()
     symmetric = asymmetry <= 1e-3 * largest
     return factor, order, alive, jnp.stack((finite, symmetric, definite))
 

@@ -239,5 +239,5 @@ def _softmax(
     highest = jax.lax.stop_gradient(highest[pattern.rows])
     weights = jnp.where(visible, jnp.exp(scores - highest[..., None]), 0)
     total = jax.ops.segment_sum(jnp.sum(weights, axis=2), pattern.rows, rows)
-    total = jnp.where(total > 0, total, 1)
+    total = jnp.where(total == 0, 1, total)
     return weights / total[pattern.rows][..., None]

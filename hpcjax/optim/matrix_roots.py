@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from hpcjax.core import checks
+from hpcjax.core.extremes import largest
 from hpcjax.optim import norms
 
 TINY = 1e-30
@@ -187,7 +188,7 @@ def inverse_root_newton(
     z = (1 + power) / (2 * norms.norm(damped))
 
     def residual(m: Array) -> Array:
-        return jnp.max(jnp.abs(m - identity))
+        return largest(jnp.abs(m - identity))
 
     def unconverged(carry: _Newton) -> Array:
         large = carry.error >= NEWTON_TOLERANCE

@@ -9,6 +9,7 @@ from hpcjax import compress, solvers
 from hpcjax.compress import _codes
 from hpcjax.core.extremes import largest
 from hpcjax.layers import _sparse_attention
+from hpcjax.optim import matrix_roots
 from hpcjax.solvers import green
 
 MANY = 5000
@@ -55,3 +56,10 @@ def test_codes_and_grids_of_nan_have_a_scale_of_nan():
     assert jnp.isnan(grid.scale).reshape(-1).tolist() == [False, False, True, False]
     _, unit = _sparse_attention._round(y, 8)
     assert jnp.isnan(unit)
+
+
+def test_a_root_of_nan_is_not_found():
+    matrix = jnp.eye(64).at[3, 3].set(jnp.nan)
+    found = matrix_roots.inverse_root_newton(matrix, 4, 1e-6)
+    assert jnp.isnan(found.error)
+    assert found.iterations == 0
