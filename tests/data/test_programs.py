@@ -185,6 +185,7 @@ def test_devices_have_unions_of_their_own_and_the_mean_is_of_all_vertices():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.acceptance("programl", 6)
 def test_reachability_is_learnt_and_control_is_what_it_is_learnt_by(tmp_path):
     """Of roots within 4 steps; the table is of 12. A minute of processor."""
