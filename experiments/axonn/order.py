@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
 from hpcjax import runs
 from hpcjax.core import config
+from hpcjax.sharding.message_driven import Ties
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Config(config.Config):
     in_flight: config.Size | None = None
     jitter: config.NotNegative = 0.3
     latency: config.NotNegative = 0.0
-    ties: Literal["arrival", "backward", "forward"] = "arrival"
+    ties: Ties = "arrival"
     draws: config.Size = 100
     seed: config.Seed = 0
 

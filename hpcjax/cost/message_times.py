@@ -36,13 +36,11 @@ class MessageTimes:
         """When the last op ends."""
         return max(row[-1].end for row in self.spans)
 
-    @property
-    def in_flight(self) -> int:
-        """The most micro-batches that are between the first stage's two passes."""
-        return self.held(0)
-
     def held(self, stage: int) -> int:
-        """Returns the most inputs that a stage keeps at a time, for backward passes."""
+        """Returns the most inputs that a stage keeps at a time, for backward passes.
+
+        Of the first stage these are the micro-batches in flight.
+        """
         ends = {(s.op.kind, s.op.micro_batch): s for s in self.spans[stage]}
         numbers = {s.op.micro_batch for s in self.spans[stage]}
         return most_at_once((ends["F", n].start, ends["B", n].end) for n in numbers)

@@ -1,7 +1,6 @@
 """Stages in threads that follow their messages, against one program."""
 
 import concurrent.futures
-import time
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +53,7 @@ def train(
 
     def run(replica, stage):
         rng = np.random.default_rng([seed, replica, stage])
+        noise = rng.normal(size=(30, 30))
         first, last = stage == 0, stage == STAGES - 1
         work = perf.StageWork(
             loss if last else layer,
@@ -65,7 +65,8 @@ def train(
         )
 
         def run_op(op, received):
-            time.sleep(2e-3 * rng.random() * (seed > 0))
+            for _ in range(rng.integers(40) * (seed > 0)):
+                np.linalg.inv(noise)  # work, so that messages come in other orders
             return work.run_op(op, received)
 
         own = perf.DeviceWork(run_op=run_op, run_task=print, flush=lambda _: None)
