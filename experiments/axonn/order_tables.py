@@ -7,7 +7,7 @@ import numpy as np
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import cell
-from hpcjax.runs.tables import Runs, Table, by_model
+from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -145,6 +145,94 @@ ORDER = Table(
             "still": abs(cell("still", _name(SIZES[0], "2G")) - 1)
             .at_most(1e-9, "from (m + G - 1)(t_f + t_b) without jitter")
             .fails({_name(SIZES[0], "2G"): _name(SIZES[1], "G")}),
+        },
+    ),
+)
+
+SHORT = "GPipe, 2 stages"
+LONG = "GPipe, 4 stages"
+_GPIPE = (SHORT, LONG)
+SEEN, LIMITED = "2G in flight", "G in flight"
+
+
+def live(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns a row for each order, and of GPipe one for each number of stages."""
+    four, two = (reduce.first(rows[name]) for name in ("4 stages", "2 stages"))
+    found: dict[str, dict[str, float]] = {}
+    for order in ("1F1B", LIMITED, SEEN):
+        run, base = four.sel(order=order), four.sel(order="1F1B")
+        found[order] = _of_order(run) | {
+            "ratio": float((run["seconds"] / base["seconds"]).median()),
+            "simulated": float((run["simulated"] / base["simulated"]).mean()),
+        }
+    for name, run, stages in ((SHORT, two, 2), (LONG, four, 4)):
+        found[name] = _of_order(run.sel(order="GPipe"))
+        found[name]["formula"] = (stages - 1) / (16 + stages - 1)
+    return reduce.from_cells(found)
+
+
+def _of_order(run: "xr.Dataset") -> dict[str, float]:
+    return {
+        "idle": float(run["idle"].median()),
+        "ms": 1e3 * float(run["seconds"].median()),
+        "distance": float(run["distance"]),
+        "summed": float(run["summed"]),
+    }
+
+
+LIVE = Table(
+    id="axonn/live",
+    title="AxoNN: processes that follow their messages, measured",
+    paper=(
+        "Singh and Bhatele, IPDPS 2022: asynchrony is worth 15 to 25 %, against "
+        "frameworks whose transfers block"
+    ),
+    caption=(
+        "Four processes, each a tanh layer, a stage of the model; 16 micro-batches. "
+        "An op computes its stage, then sleeps until its drawn time is over: 10 and 20 "
+        "ms in the mean, jitter 0.3 (GPipe: none). time: over that of 1F1B with the "
+        "same times, median of 20 draws, all orders in turns; simulated: mean for the "
+        "same draws. idle: share of a batch that processes do nothing; formula: (p - 1)"
+        "/(m + p - 1). distance: the farthest of any gradient from jax.grad's; "
+        "summed: if those of micro-batches are added up."
+    ),
+    shows=(
+        "Processes that pass micro-batches on worked in a fixed order or as messages "
+        "came. The times should be those that the simulator has for the same draws."
+    ),
+    picture=Dots(("ratio", "simulated"), label="time / 1F1B"),
+    columns={
+        "ratio": "time / 1F1B",
+        "simulated": "simulated",
+        "idle": "idle",
+        "formula": "formula",
+        "ms": "ms",
+        "distance": "distance",
+        "summed": "summed",
+    },
+    reduce=live,
+    tiers=on_cpu(
+        minutes=2.0,
+        runs={
+            "4 stages": Runs(config="axonn/live"),
+            "2 stages": Runs(
+                config="axonn/live", overrides={"stages": "2", "draws": "5"}
+            ),
+        },
+        claims={
+            "faster": cell("ratio", SEEN)
+            .at_most(0.95, "of 1F1B's time with 2G in flight, median of 20 draws")
+            .fails({SEEN: LIMITED}),
+            "as simulated": abs(cell("ratio", SEEN) - cell("simulated", SEEN))
+            .at_most(0.06, "between that and the simulator's mean for these draws")
+            .fails({SEEN: "1F1B"}, only=("ratio",)),
+            "idle": abs(reduce.of("idle", *_GPIPE) - reduce.of("formula", *_GPIPE))
+            .largest()
+            .at_most(0.05, "of GPipe's idle share from (p - 1)/(m + p - 1)")
+            .fails({SHORT: LONG}, only=("idle",)),
+            "gradients": reduce.most("distance", "1F1B", LIMITED, SEEN, *_GPIPE)
+            .at_most(1e-6, "of any gradient from jax.grad's")
+            .fails(columns={"distance": "summed"}),
         },
     ),
 )

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.axonn.order_tables import ORDER  # noqa: F401 - a table of it
+from experiments.axonn.order_tables import LIVE, ORDER  # noqa: F401 - tables of it
 from hpcjax.runs import packing, reduce
 from hpcjax.runs.pictures import Lines
 from hpcjax.runs.reduce import cell

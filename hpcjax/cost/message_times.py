@@ -8,15 +8,15 @@ References:
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from hpcjax.core import checks
-from hpcjax.cost.pipeline import Span, most_at_once, op_bar
+from hpcjax.cost.pipeline import Span, most_at_once, op_bar, run_ops
 from hpcjax.cost.timelines import Bar
 from hpcjax.sharding.message_driven import Action, MessageDriven, Pass, Ties
-from hpcjax.sharding.schedules import Op
+from hpcjax.sharding.schedules import Op, one_f_one_b
 
 _MEANS = {"F": 1.0, "B": 2.0}
 
@@ -160,40 +160,13 @@ def simulate_one_f_one_b(
     """
     durations = _check(durations, latency)
     stages, count, _ = durations.shape
-    in_flight = stages if in_flight is None else in_flight
-    rule = f"in_flight must be at least the {stages} stages"
-    checks.require(in_flight >= stages, rule, in_flight=in_flight)
-    orders = [_turns(min(in_flight - s, count), count) for s in range(stages)]
-    ends: dict[tuple[int, str, int], float] = {}
-    spans: list[list[Span]] = [[] for _ in orders]
-    done = [0] * stages
-    while any(at < 2 * count for at in done):
-        for stage, order in enumerate(orders):
-            while done[stage] < 2 * count:
-                kind, number = order[done[stage]]
-                source = stage - 1 if kind == "F" else stage + 1
-                arrived = 0.0
-                if 0 <= source < stages:
-                    if (source, kind, number) not in ends:
-                        break
-                    arrived = ends[source, kind, number] + latency
-                free = spans[stage][-1].end if spans[stage] else 0.0
-                start = max(free, arrived)
-                end = start + float(durations[stage, number, int(kind == "B")])
-                ends[stage, kind, number] = end
-                spans[stage].append(Span(start, end, Op(stage, kind, stage, number)))
-                done[stage] += 1
-    return MessageTimes(spans=tuple(map(tuple, spans)))
-
-
-def _turns(first: int, count: int) -> Sequence[tuple[Pass, int]]:
-    """Returns a stage's ops: forward passes, turns, and backward passes that remain."""
-    order: list[tuple[Pass, int]] = [("F", n) for n in range(first)]
-    for number in range(count):
-        order.append(("B", number))
-        if first + number < count:
-            order.append(("F", first + number))
-    return order
+    took = durations.tolist()
+    spans = run_ops(
+        one_f_one_b(stages, count, in_flight),
+        lambda op: took[op.stage][op.micro_batch][op.kind == "B"],
+        latency,
+    )
+    return MessageTimes(spans=spans)
 
 
 def _check(durations: np.ndarray, latency: float) -> np.ndarray:

@@ -7,7 +7,7 @@ Times may be in any unit; `chrome_trace` takes them for milliseconds.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from hpcjax.core import checks
@@ -144,7 +144,6 @@ def simulate(schedule: Schedule, costs: StageCosts) -> Timeline:
       >>> line.makespan, line.bubbles(3)
       (21, ((0, 3), (15, 21)))
     """
-    valid = validate(schedule)
     _check_costs(costs, schedule.stages)
     splits = schedule.splits_backward
     durations = {
@@ -152,21 +151,27 @@ def simulate(schedule: Schedule, costs: StageCosts) -> Timeline:
         for kind in KINDS
         for stage in range(schedule.stages)
     }
+    spans = run_ops(schedule, lambda op: durations[op.kind, op.stage], costs.t_p2p)
+    return Timeline(schedule=schedule, costs=costs, spans=spans)
+
+
+def run_ops(
+    schedule: Schedule, duration: Callable[[Op], Duration], latency: Duration
+) -> tuple[tuple[Span, ...], ...]:
+    """Returns the ops of each device with their times, each as early as possible."""
     ends: dict[Op, Duration] = {}
     free: list[Duration] = [0] * schedule.devices
     spans: list[list[Span]] = [[] for _ in schedule.orders]
     # `validate` returns the ops in an order in which every op is behind its needs, so
     # that one walk through them suffices.
-    for op, needs in valid.items():
+    for op, needs in validate(schedule).items():
         arrived = [
-            ends[need] + (0 if need.device == op.device else costs.t_p2p)
-            for need in needs
+            ends[need] + (0 if need.device == op.device else latency) for need in needs
         ]
         start = max(free[op.device], *arrived, 0)
-        end = start + durations[op.kind, op.stage]
-        ends[op] = free[op.device] = end
-        spans[op.device].append(Span(start, end, op))
-    return Timeline(schedule=schedule, costs=costs, spans=tuple(map(tuple, spans)))
+        ends[op] = free[op.device] = start + duration(op)
+        spans[op.device].append(Span(start, ends[op], op))
+    return tuple(map(tuple, spans))
 
 
 def _check_costs(costs: StageCosts, stages: int) -> None:

@@ -65,5 +65,6 @@ from .meshes import ring_rounds as ring_rounds
 from .meshes import sent_per_byte as sent_per_byte
 from .profile import seconds_by_operation as seconds_by_operation
 from .stage_work import StageWork as StageWork
+from .stage_work import check_stages as check_stages
 from .work_depth import Cost as Cost
 from .work_depth import work_depth as work_depth

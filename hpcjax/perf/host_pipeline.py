@@ -116,26 +116,32 @@ class HostPipeline:
         """
         start = self._clock()
         tasks: collections.deque[Task] = collections.deque()
+        # A device computes while its results are under way.
+        sent: list[Request] = []
         if isinstance(row, MessageDriven):
-            self._follow(number, row)
+            self._follow(number, row, sent)
             row = ()
         for work in row:
             if isinstance(work, Task):
                 tasks.append(work)
             else:
-                self._run_op(number, work, tasks)
+                sent += self._run_op(number, work, tasks)
         flush = Tag("flush", number)
         for other in self._others:
-            self._transport.send(other, flush, np.zeros(0))
+            sent.append(self._transport.isend(other, flush, np.zeros(0)))
         for task in tasks:
             self._run_task(number, task)
+        for request in sent:
+            request.wait()
         for other in self._others:
             with _naming(f"the end of step {number}"):
                 self._transport.receive(other, flush)
         self._work.flush(number)
         self.steps.append((start, self._clock()))
 
-    def _run_op(self, number: int, op: Op, tasks: collections.deque[Task]) -> None:
+    def _run_op(
+        self, number: int, op: Op, tasks: collections.deque[Task]
+    ) -> list[Request]:
         received = None
         for need in self._needs(op):
             if need.device != self._device:
@@ -145,10 +151,12 @@ class HostPipeline:
                         self._run_task(number, tasks.popleft())
                     received = coming.wait()
         result = self._time_op(number, op, received)
-        for device in self._users[op]:
-            self._transport.send(
+        return [
+            self._transport.isend(
                 device, _result(number, op), _given(result, op, device)
             )
+            for device in self._users[op]
+        ]
 
     def _needs(self, op: Op) -> Sequence[Op]:
         if self._schedule is None:
@@ -163,18 +171,17 @@ class HostPipeline:
         self.spans.append(WorkSpan(number, start, self._clock(), op))
         return result
 
-    def _follow(self, number: int, stage: MessageDriven) -> None:
+    def _follow(self, number: int, stage: MessageDriven, sent: list[Request]) -> None:
         """Runs what messages ask for, of each kind of which one is waited for."""
-        sent: list[Request] = []
         asked: dict[Pass, Request] = {}
         self._act(number, stage.start(), None, sent)
         while any(stage.expected.values()):
             for kind, left in stage.expected.items():
                 if left and kind not in asked:
-                    peer = self._device + (1 if kind == "B" else -1)
                     name = _messages(number, kind)
-                    asked[kind] = self._transport.irecv(peer, name)
-            with _naming(f"a message of step {number}"):
+                    asked[kind] = self._transport.irecv(self._peer(kind), name)
+            peers = " or ".join(str(self._peer(kind)) for kind in asked)
+            with _naming(f"a message of step {number} from stage {peers}"):
                 self._transport.wait_any(list(asked.values()))
                 here = [kind for kind, request in asked.items() if request.test()]
                 here.sort(key=lambda kind: asked[kind].due)
@@ -185,8 +192,10 @@ class HostPipeline:
                 raise HpcjaxError(f"{kind} of step {number} came without its number")
             done = stage.arrived(kind, request.arrived.tag.round)
             self._act(number, done, received, sent)
-        for request in sent:
-            request.wait()
+
+    def _peer(self, kind: Pass) -> int:
+        """Returns the stage that messages of a kind come from."""
+        return self._device + (1 if kind == "B" else -1)
 
     def _act(
         self,

@@ -1,6 +1,6 @@
 """What a stage of a pipeline computes, in a process of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hpcjax.core import checks
+from hpcjax.core.errors import ConfigError
 from hpcjax.sharding.schedules import Op
 
 Stage = Callable[[Any, Any, Any], jax.Array]
@@ -86,6 +87,58 @@ class StageWork:
         parts = [self._found[number] for number in sorted(self._found)]
         self._found = {}
         return jax.tree.map(lambda *each: sum(each[1:], each[0]), *parts)
+
+
+def check_stages(
+    functions: Sequence[Stage], params: Sequence[Any], x: Any, target: Any
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Checks by shapes alone that each stage takes what the stage below gives.
+
+    Args:
+      functions: of each stage, as `StageWork` takes them.
+      params: of each stage.
+      x: a micro-batch of inputs, of the first stage.
+      target: its target, of the last stage, which must give a loss.
+
+    Returns:
+      What each stage gives.
+
+    Raises:
+      ConfigError: names the stages of which one cannot take what the other gives; a
+        stage that gives no array, a loss that is no scalar, or other numbers of both.
+
+    Examples:
+      >>> layer = lambda w, x, target: x @ w
+      >>> loss = lambda w, x, target: jnp.mean((x @ w - target) ** 2)
+      >>> w = jnp.zeros((5, 5))
+      >>> [each.shape for each in check_stages([layer, loss], [w, w], w, w)]
+      [(5, 5), ()]
+    """
+    rule = f"params must be of {len(functions)} stages"
+    checks.require(len(params) == len(functions), rule, params=len(params))
+    given, last = [jax.eval_shape(lambda: x)], len(functions) - 1
+    for stage, (function, own) in enumerate(zip(functions, params, strict=True)):
+        source = f"stage {stage - 1} gives" if stage else "is the pipeline's input"
+        try:
+            y = jax.eval_shape(
+                function, own, given[-1], target if stage == last else None
+            )
+        except (TypeError, ValueError) as error:
+            what = f"stage {stage} cannot take {_name(given[-1])}, which {source}"
+            raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from error
+        rule = f"stage {stage} must give an array"
+        checks.require(
+            isinstance(y, jax.ShapeDtypeStruct), rule, given=type(y).__name__
+        )
+        given.append(y)
+    checks.require(
+        given[-1].shape == (), "the loss must be a scalar", loss=_name(given[-1])
+    )
+    return tuple(given[1:])
+
+
+def _name(shape: jax.ShapeDtypeStruct) -> str:
+    return f"{shape.dtype}{list(shape.shape)}"
 
 
 def _make_backward(function: Stage) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple
 
+from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
 
 Kind = Literal["F", "B", "W"]
@@ -141,23 +142,34 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
     return _one_stage_each("gpipe", micro_batches, [steps] * stages)
 
 
-def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
+def one_f_one_b(
+    stages: int, micro_batches: int, in_flight: int | None = None
+) -> Schedule:
     """Returns 1F1B with a flush: forwards and backwards alternate after a warm-up.
 
-    Stage s begins with min(D − s − 1, N) forwards. The bubbles are as long as GPipe's,
-    but a stage stores the inputs of at most D − s micro-batches instead of N.
+    Stage s begins with min(K − s − 1, N) forwards, K = D as published. The bubbles are
+    as long as GPipe's, but a stage stores the inputs of at most K − s micro-batches
+    instead of N.
+
+    Args:
+      stages: D, a device each.
+      micro_batches: N.
+      in_flight: K, micro-batches that the first stage keeps at most; None for D.
 
     Raises:
-      ConfigError: fewer than one stage or micro-batch.
+      ConfigError: fewer than one stage or micro-batch, or in flight than stages.
 
     Examples:
       >>> [op.kind + str(op.micro_batch) for op in one_f_one_b(2, 3).orders[0]]
       ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     _check_sizes(stages, micro_batches)
+    first = stages if in_flight is None else in_flight
+    rule = f"in_flight must be at least the {stages} stages"
+    checks.require(first >= stages, rule, in_flight=first)
     every = range(micro_batches)
     rows = [
-        _alternate([("F", m) for m in every], [("B", m) for m in every], stages - s - 1)
+        _alternate([("F", m) for m in every], [("B", m) for m in every], first - s - 1)
         for s in range(stages)
     ]
     return _one_stage_each("one_f_one_b", micro_batches, rows)

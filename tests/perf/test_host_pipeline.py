@@ -218,6 +218,27 @@ def test_a_lost_neighbour_ends_the_step(transports):
         device.pipeline.step(0, schedule.orders[1])
 
 
+def test_a_device_computes_while_its_results_are_under_way(transports, monkeypatch):
+    """Its results are waited for at the end of the step, not where they are sent."""
+    schedule = sharding.gpipe(2, 3)
+    theirs, ours = transports(2)
+    device = Device(schedule, theirs)
+    send = theirs.isend
+
+    def begin(to, tag, array):
+        request = send(to, tag, array)
+        wait = request.wait
+        request.wait = lambda *given: (device.log.append("waited"), wait(*given))[1]
+        return request
+
+    monkeypatch.setattr(theirs, "isend", begin)
+    for op in schedule.orders[1][3:]:
+        ours.send(0, Tag(str(op), 0), np.zeros(1))
+    ours.send(0, Tag("flush", 0), np.zeros(0))
+    device.pipeline.step(0, schedule.orders[0])
+    assert device.log == [*schedule.orders[0], *["waited"] * 4, "flush"]
+
+
 def test_a_result_that_is_missing_is_named(transports):
     schedule = sharding.gpipe(2, 1)
     work = DeviceWork(run_op=lambda op, x: None, run_task=print, flush=print)

@@ -1,6 +1,8 @@
 """Stages in threads that follow their messages, against one program."""
 
 import concurrent.futures
+import os
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -142,10 +144,50 @@ def test_a_stage_that_is_silent_is_given_up():
     work = perf.DeviceWork(
         run_op=lambda op, _: np.zeros(1), run_task=print, flush=print
     )
-    with pytest.raises(ProcessLost, match="a message of step 3 was waited for"):
+    with pytest.raises(
+        ProcessLost, match="a message of step 3 from stage 1 was waited"
+    ):
         perf.HostPipeline(None, pipes[0], work).step(3, sharding.MessageDriven(2, 0, 2))
 
 
 def test_inputs_of_other_micro_batches_are_told():
     with pytest.raises(ConfigError, match="inputs must be of 3 micro-batches: got "):
         perf.StageWork(layer, {}, 3, inputs=np.zeros((2, 1)))
+
+
+def test_stages_that_do_not_fit_are_named_before_anything_runs(batch):
+    params, x, target = batch
+    functions = [layer] * (STAGES - 1) + [loss]
+    shapes = perf.check_stages(functions, params, x[0, 0], target[0, 0])
+    assert [each.shape for each in shapes] == [(3, 5)] * 3 + [()]
+    cut = [*params[:2], {"w": np.zeros((4, 5)), "b": np.zeros(5)}, params[3]]
+    words = r"stage 2 cannot take float32\[3, 5\], which stage 1 gives: dot_general"
+    with pytest.raises(ConfigError, match=words):
+        perf.check_stages(functions, cut, x[0, 0], target[0, 0])
+    with pytest.raises(ConfigError, match=r"stage 0 cannot take .*pipeline's input"):
+        perf.check_stages(functions, params, x[0, 0, :, :2], target[0, 0])
+    with pytest.raises(ConfigError, match=r"loss must be a scalar.*\[3, 5\]"):
+        perf.check_stages([layer] * STAGES, params, x[0, 0], target[0, 0])
+    with pytest.raises(ConfigError, match="params must be of 4 stages"):
+        perf.check_stages(functions, params[:3], x[0, 0], target[0, 0])
+
+
+def killed(transport):
+    """What a stage does, of which the second one dies in its third pass."""
+
+    def run_op(op, _):
+        if op.stage == 1 and op.micro_batch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.zeros(1)
+
+    work = perf.DeviceWork(run_op=run_op, run_task=print, flush=print)
+    stage = sharding.MessageDriven(3, transport.rank, 4)
+    perf.HostPipeline(None, transport, work).step(0, stage)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.acceptance("axonn-myelin", 8)
+def test_a_stage_that_is_killed_ends_the_others():
+    with pytest.raises(ProcessLost, match="rank 1 was killed by SIGKILL"):
+        hostcomm.launch(killed, 3, patience=60.0)

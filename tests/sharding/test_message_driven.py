@@ -126,6 +126,8 @@ def test_1f1b_is_that_of_the_schedule():
         ]
         np.testing.assert_allclose([s.start for s in own], [s.start for s in row])
     assert [ours.held(stage) for stage in range(4)] == [4, 3, 2, 1]
+    deep = cost.simulate_one_f_one_b(times, 0.3, 5)
+    assert [deep.held(stage) for stage in range(4)] == [5, 4, 3, 2]
 
 
 @settings(max_examples=30, deadline=None)

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from experiments.axonn import pipeline, tables
+from experiments.axonn import live, pipeline, tables
 from hpcjax import sharding
 from hpcjax.core import ConfigError
 from hpcjax.runs import discover
@@ -40,6 +40,21 @@ def test_a_pipeline_learns_as_one_device_and_summed_gradients_do_not():
     assert abs(state[0] - 1) < 0.1 < state[1] - 1
     assert rows[tables.DEEP]["idle"] == pytest.approx(1)
     assert table["distance"].sel(row=tables.PEER) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.acceptance("how-to-train", 5)
+@pytest.mark.parametrize("stages", [2, 4])
+def test_processes_of_gpipe_idle_as_the_formula_says(stages, tmp_path):
+    told = {"stages": str(stages), "draws": "3", "micro_batches": "8"}
+    loaded = discover.load("axonn/live", told, REPOSITORY)
+    context = types.SimpleNamespace(directory=types.SimpleNamespace(path=tmp_path))
+    found = loaded.experiment.run(loaded.config, context)
+    idle = found["idle"].sel(order=live.GPIPE).median()
+    assert idle == pytest.approx((stages - 1) / (8 + stages - 1), abs=0.05)
+    assert (found["distance"] < 1e-6).all()
+    assert (tmp_path / "timeline.png").exists()
 
 
 @pytest.mark.acceptance("axonn-myelin", 9)
