@@ -5,6 +5,7 @@ more processes than cores.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -108,12 +109,11 @@ def run(cfg: Config, ctx: "runs.Context") -> dict[str, Any]:
     )
     seconds, simulated, idle = np.zeros((3, len(ORDERS), cfg.draws))
     bars = {}
-    for at, order in enumerate(ORDERS):
-        for draw in range(cfg.draws):
-            spans = [own["spans"][order][draw] for own in found]
-            begin, end, idle[at, draw] = measure(spans)
-            seconds[at, draw] = end - begin
-            simulated[at, draw] = simulate(cfg, order, draw)
+    for (at, order), draw in itertools.product(enumerate(ORDERS), range(cfg.draws)):
+        spans = [own["spans"][order][draw] for own in found]
+        begin, end, idle[at, draw] = measure(spans)
+        seconds[at, draw] = end - begin
+        simulated[at, draw] = simulate(cfg, order, draw)
         bars[order] = _bars(spans, begin)
     curves.save(
         spans_and_fields.draw_timelines(bars), ctx.directory.path / "timeline.png"

@@ -50,7 +50,7 @@ class _Stage:
         self._steps = 0
         kernels, x, targets = _draw(cfg)
         functions = [layers] * (cfg.stages - 1) + [loss]
-        perf.check_stages(functions, kernels, x[0], targets[0])
+        perf.check_stages(functions, list(kernels), x[0], targets[0])
         at, last = transport.rank, transport.rank == cfg.stages - 1
         self._wanted = jax.grad(_whole)(kernels, x, targets)[at]
         self._work = perf.StageWork(
@@ -89,7 +89,9 @@ class _Stage:
             away = abs(np.asarray(scale * gradient - self._wanted)).max()
             told[order] = max(told[order], float(away))
         return [
-            [s.start, s.end, s.work.kind, s.work.micro_batch] for s in pipeline.spans
+            [span.start, span.end, span.work.kind, span.work.micro_batch]
+            for span in pipeline.spans
+            if isinstance(span.work, sharding.Op)
         ]
 
 
