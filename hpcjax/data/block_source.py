@@ -151,6 +151,14 @@ class BlockSampler:
     def __len__(self) -> int:
         return math.ceil(len(self._vertices) / self._maker.block)
 
+    def figures(self) -> dict[str, float]:
+        """Returns what a snapshot read for a block, in the mean, and its bytes."""
+        if not isinstance(self._build, graphs.Snapshot):
+            return {}
+        read = self._build.mean_reads()
+        kept = self._build.memory_report()["snapshot"]
+        return {"snapshot_bytes": kept} | {f"read_{k}": v for k, v in read.items()}
+
     def _shuffle(self, seed: int, epoch: int) -> np.ndarray:
         return self._vertices[shuffle(len(self._vertices), seed, epoch)]
 

@@ -72,6 +72,13 @@ class SnapshotConfig(Config):
       rows: most rows of a layer; none for all such lists.
     """
 
+    figures: ClassVar[Mapping[str, str]] = {
+        "read_entries read_pages read_bytes read_hits read_refreshed read_moved": (
+            ": of a training block in the mean, see graphs.Reads"
+        ),
+        "snapshot_bytes": ": of the rows and their index at the end",
+    }
+
     policy: FullBatch | FullRefresh | OnTheFly = FullRefresh()
     shared: bool = False
     threshold: Count = 30
@@ -122,6 +129,11 @@ class SampledGraphConfig(Config):
         rule = f"source must be of vertices, such as community_graph: got one of {kind}"
         checks.require(kind == "vertices", rule)
         checks.require(bool(self.fanouts), "there must be a fanout", fanouts="[]")
+
+    @property
+    def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
+        """What the sampler adds to a run's."""
+        return getattr(self.sampler, "figures", {})
 
     def load(self, root: pathlib.Path | None = None) -> Dataset:
         """Returns the blocks; `root` is that of the source.

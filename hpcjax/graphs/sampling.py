@@ -138,6 +138,8 @@ def _build(
 ) -> Blocks:
     targets = np.asarray(targets)
     _check_vertices(csr, targets)
+    if targets.dtype.kind == "u":  # uint64 beside int32 would be floating
+        targets = targets.astype(np.int64)
     once = len(np.unique(targets)) == len(targets)
     checks.require(once, "targets must differ", targets=len(targets))
     position = np.zeros(len(csr.offsets) - 1, np.int32)  # of a vertex, from 1

@@ -99,6 +99,7 @@ class Snapshot:
         self._seed, self.following = seed, 0
         self._caches: list[Rows] = []
         self._version = self._turn = 0
+        self._made, self._sums = 0, np.zeros(len(Reads._fields))
 
     def missed(self, number: int, seed: int) -> range:
         """Returns the numbers of batches to be made before this one."""
@@ -136,7 +137,14 @@ class Snapshot:
         if not isinstance(self.policy, FullBatch):
             self._refresh(self.policy)
         csr = self.store.csr
-        return layerwise_blocks(csr, self.fanouts, targets, draw, sample=self._sample)
+        made = layerwise_blocks(csr, self.fanouts, targets, draw, sample=self._sample)
+        self._made, self._sums = self._made + 1, self._sums + self.reads()
+        return made
+
+    def mean_reads(self) -> dict[str, float]:
+        """Returns what a batch cost in the mean, since the first rows."""
+        means = self._sums / max(self._made, 1)
+        return dict(zip(Reads._fields, means.tolist(), strict=True))
 
     def reads(self) -> Reads:
         """Returns what the last batch cost."""

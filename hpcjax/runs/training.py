@@ -445,6 +445,7 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
         name: float(ctx.trained.model_state[name])  # pyrefly: ignore[missing-attribute]
         for name in getattr(cfg.codec, "figures", ())
     }
+    counted |= getattr(composed.dataset.train, "figures", dict)()
     return history.assign({**composed.method.facts, **counted})
 
 

@@ -230,6 +230,10 @@ def test_batches_of_a_snapshot_go_on_where_they_were(policy):
     config = dataclasses.replace(CONFIG, sampler=sampler)
     made, again = config.load().train, config.load().train
     want = [made.sample(number, 2, 5, (0, 1)) for number in range(25)]
+    figures = made.figures()
+    assert figures["snapshot_bytes"] > 0 or policy == graphs.FullBatch()
+    assert figures["read_entries"] > 0
+    assert (figures["read_hits"] > 0) == (policy != graphs.FullBatch())
     for number in range(5, 25):
         found = again.sample(number, 2, 5, (0, 1))
         for one, other in zip(leaves(found), leaves(want[number]), strict=True):
