@@ -37,7 +37,7 @@ class WeightVersions(NamedTuple):
 
     Attributes:
       older: in place d − 1 the weights of d updates ago, a tree as the parameters': of
-        each the first layers, those that are as old or older, and maybe none.
+        each the first layers, those that are as old or older; a zero for none.
     """
 
     older: tuple[Any, ...]
@@ -164,10 +164,15 @@ def _array(leaf: Any) -> jax.Array:
 def _keep(
     delays: Delays, age: int, weights: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Returns the layers that are as old or older: the first ones, as delays fall."""
+    """Returns the layers that are as old or older: the first ones, as delays fall.
+
+    Where there are none a zero stands, for XLA's compiler of jax 0.11.2 crashes at
+    empty arrays in a program for several devices.
+    """
+    counts = {path: sum(own >= age for own in delays[path]) for path in weights}
     return {
-        path: leaf[: sum(own >= age for own in delays[path])]
-        for path, leaf in weights.items()
+        path: leaf[:count] if count else jnp.zeros((1,) * leaf.ndim, leaf.dtype)
+        for (path, leaf), count in zip(weights.items(), counts.values(), strict=True)
     }
 
 

@@ -113,7 +113,7 @@ def test_weights_of_every_step_are_those_of_the_versions(stages, versions, delay
     wrong = numpy_run(first, lambda n: delay(n) + 1)
     assert max(np.abs(g - w).max() for g, w in zip(ours, wrong, strict=True)) > 1e-3
     (held,) = (n for n in state.opt_state[0] if isinstance(n, optim.WeightVersions))
-    layers = sum(leaf.size for leaf in jax.tree.leaves(held)) / WIDTH**2
+    layers = sum(leaf.size // WIDTH**2 for leaf in jax.tree.leaves(held))
     assert layers == sum(map(delay, range(LAYERS)))  # no version that nobody needs
 
 
