@@ -28,6 +28,8 @@ PARTS = {
         "property_graph": "PropertyGraphConfig",
         "community_graph": "CommunityGraphConfig",
         "sampled_graph": "SampledGraphConfig",
+        "knn_digits": "KnnDigitsConfig",
+        "partitioned_vertices": "PartitionedVerticesConfig",
         "links": "LinksConfig",
         "programs": "ProgramsConfig",
         "clicks": "ClicksConfig",

@@ -40,6 +40,7 @@ from .image_folder import ImageFolderConfig as ImageFolderConfig
 from .input_config import ClairvoyantConfig as ClairvoyantConfig
 from .input_config import ReadAheadConfig as ReadAheadConfig
 from .input_config import Reader as Reader
+from .knn_digits import KnnDigitsConfig as KnnDigitsConfig
 from .links import LinksConfig as LinksConfig
 from .lookahead import BatchPlan as BatchPlan
 from .lookahead import Move as Move
@@ -57,6 +58,9 @@ from .mixed_sizes import Slot as Slot
 from .mri_slices import MriSlicesConfig as MriSlicesConfig
 from .noise import noise_images as noise_images
 from .noise import noise_tokens as noise_tokens
+from .partitioned_vertices import (
+    PartitionedVerticesConfig as PartitionedVerticesConfig,
+)
 from .phantoms import PhantomsConfig as PhantomsConfig
 from .pipeline import Batches as Batches
 from .pipeline import BatchIterator as BatchIterator

@@ -47,13 +47,9 @@ class DigitsConfig(Config):
           (1438, 359, (8, 8, 1))
         """
         del root
-        # Read where it lies: to import scikit-learn takes longer than most of the rest.
-        spec: Any = importlib.util.find_spec("sklearn")
-        data = pathlib.Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        table = np.loadtxt(data, np.int32, delimiter=",")
-        images = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8, 1)
+        pixels, labels = read_digits()
+        images = pixels.astype(np.uint8).reshape(-1, 8, 8, 1)
         images = images.repeat(self.scale, axis=1).repeat(self.scale, axis=2)
-        labels = table[:, -1]
         train, held_out = split_by_class(labels, self.validation, self.split_seed)
         return images_dataset(
             (images[train], labels[train]),
@@ -62,6 +58,15 @@ class DigitsConfig(Config):
             limit=self.limit,
             augment=self.augment,
         )
+
+
+def read_digits() -> tuple[Int32[np.ndarray, "n 64"], Int32[np.ndarray, " n"]]:
+    """Returns the pixels of all scans, 0 to 16, and their digits."""
+    # Read where it lies: to import scikit-learn takes longer than most of the rest.
+    spec: Any = importlib.util.find_spec("sklearn")
+    data = pathlib.Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(data, np.int32, delimiter=",")
+    return table[:, :-1], table[:, -1]
 
 
 def split_by_class(

@@ -60,6 +60,14 @@ BLOCKS = Objective(
     metrics={"loss": "low", "error": "low"},
     classes=True,
 )
+PARTS = Objective(
+    name="parts",
+    inputs={"features": Numbers(rank=2)},
+    outputs=Numbers(rank=2),
+    score="hpcjax.metrics.totals:label_totals",
+    metrics={"loss": "low", "error": "low"},
+    classes=True,
+)
 PROGRAMS = Objective(
     name="programs",
     inputs={

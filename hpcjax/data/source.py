@@ -100,6 +100,8 @@ class Dataset(NamedTuple):
       augment: changes batches of the training source; None leaves them.
       graph: the `graphs.Graph` whose vertices are the examples, which the model is
         made with; None for examples that are whole by themselves.
+      owner: where examples are parts of a graph, the part of each of its vertices, int
+        [vertices]; None for other examples.
       tables: rows of the tables of categories that examples have numbers of, one table
         after the other, which the model is made with; None for other data.
       axes: how many leads and levels the channels of forecasts are of, for models that
@@ -117,6 +119,7 @@ class Dataset(NamedTuple):
     coder: Any = None
     augment: Augment | None = None
     graph: Any = None
+    owner: Any = None
     tables: tuple[int, ...] | None = None
     axes: tuple[int, int] | None = None
     channels: tuple[str, ...] | None = None
@@ -126,7 +129,7 @@ class Dataset(NamedTuple):
     @property
     def given(self) -> dict[str, Any]:
         """What a model is made with besides shapes, by the names of its arguments."""
-        names = ("graph", "tables", "axes", "channels", "folds", "joint")
+        names = ("graph", "owner", "tables", "axes", "channels", "folds", "joint")
         found = {name: getattr(self, name) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 

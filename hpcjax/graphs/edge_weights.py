@@ -76,7 +76,11 @@ def agnn(
 
 
 def monet(
-    graph: Graph, x: Features, params: Params
+    graph: Graph,
+    x: Features,
+    params: Params,
+    *,
+    degrees: Float[Array, " vertices"] | None = None,
 ) -> Float[Array, "vertices outputs"]:
     """Returns Σ_g Σ_e exp(−½ Σ_i p_gi² (u_ei − μ_gi)²) h_u W_g + b.
 
@@ -88,6 +92,7 @@ def monet(
       x: h.
       params: "kernel" W `[inputs, kernels, outputs]`, "places" U `[2, dims]`,
         "places_bias" c, "mean" μ and "precision" p `[kernels, dims]`, "bias" b.
+      degrees: d, where `graph` is a part of another; None to count.
 
     References:
       Monti et al., Geometric Deep Learning using Mixture Model CNNs, CVPR 2017.
@@ -96,14 +101,17 @@ def monet(
     dims = params["places"].shape[-1]
     shapes = {"places": (2, dims), "places_bias": (dims,), "mean": (kernels, dims)}
     check_params(graph, x, params, **shapes, precision=(kernels, dims), bias=(outputs,))
-    weights = monet_weights(graph, params)
+    weights = monet_weights(graph, params, degrees)
     return spread(graph, _project(x, params), weights).sum(1) + params["bias"]
 
 
-def monet_weights(graph: Graph, params: Params) -> Float[Array, "edges kernels"]:
+def monet_weights(
+    graph: Graph, params: Params, degrees: Float[Array, " vertices"] | None = None
+) -> Float[Array, "edges kernels"]:
     """Returns the kernels' values of each edge; arguments as for `monet`."""
-    ones = jnp.ones(len(graph.receivers))
-    degrees = segment_sum(ones, graph.receivers, graph.vertices, is_sorted=True)
+    if degrees is None:
+        ones = jnp.ones(len(graph.receivers))
+        degrees = segment_sum(ones, graph.receivers, graph.vertices, is_sorted=True)
     roots = jax.lax.rsqrt(jnp.maximum(degrees, 1))
     ends = jnp.stack([roots[graph.receivers], roots[graph.senders]], -1)
     u = jnp.tanh(ends @ params["places"] + params["places_bias"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from hpcjax import graphs, layers
@@ -16,6 +17,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import Key, derive, each_row, whole_batch
 from hpcjax.core.model import Model
 from hpcjax.models._from_nnx import from_nnx
+from hpcjax.models._gnn_parts import Parts
 from hpcjax.models.gnn_config import GnnConfig, Layer
 from hpcjax.models.modules import FLOAT32, ONES, ZEROS, Initializer, loss, param
 
@@ -154,8 +156,12 @@ class _Gnn(nnx.Module):
         *,
         train: bool,
         key: jax.Array | None,
+        exchange: Callable[[int, Any], Any] = lambda _, h: h,
     ) -> jax.Array:
-        """Returns logits [targets, outputs] of features, by the part of each layer."""
+        """Returns logits [targets, outputs] of features, by the part of each layer.
+
+        Of a part `exchange(layer, h)` puts the rows of other devices before its own.
+        """
         config = self.config
         rate = config.dropout if train else 0.0
         if rate and key is None:
@@ -164,7 +170,7 @@ class _Gnn(nnx.Module):
             own = derive(key, f"layer_{index}") if key is not None and rate else None
             if own is not None:
                 h = graphs.drop_entries(h, rate, derive(own, "inputs"))
-            h = self._convolve(part(index), h, index, rate, own)
+            h = self._convolve(part(index), exchange(index, h), index, rate, own)
             if index < self.count - 1:
                 h = layers.activation(config.activation, h)
         return h.astype(self.policy.output)
@@ -190,7 +196,9 @@ class _Gnn(nnx.Module):
         params = getattr(self, f"layer_{index}").params()
         layer, (graph, weights, degrees, targets) = self.config.layer, part
         if layer in _WHOLE:
-            return _WHOLE[layer](graph, h, params)
+            known = {"degrees": degrees} if layer == "monet" else {}
+            y = _WHOLE[layer](graph, h, params, **known)
+            return y if targets is None else y[graph.vertices - targets :]
         if layer == "gat":
             return graphs.gat(
                 graph,
@@ -214,7 +222,7 @@ class _Gnn(nnx.Module):
         z = graphs.project(h, params["kernel"]).astype(jnp.float32)
         if layer == "sgc":
             z = graphs.propagate_powers(graph, z, self.config.depth)
-        first = 0 if targets is None else graph.vertices - targets
+        first = 0 if targets is None else len(z) - targets
         return z[first:] + params["bias"]
 
 
@@ -223,6 +231,8 @@ def gnn(
     outputs: int,
     *,
     graph: graphs.Graph,
+    owner: np.ndarray | None = None,
+    devices: int = 1,
     policy: Policy = FLOAT32,
     **options: Any,
 ) -> Model:
@@ -230,20 +240,24 @@ def gnn(
 
     x are their numbers, int [batch], and a pass computes all vertices, whatever the
     batch, on each device; or x are `graphs.Blocks` [batch, ...], of which it computes
-    the targets, [batch, targets, outputs]. Parameters are the same.
+    the targets, [batch, targets, outputs]; or x are "features" of all parts in order,
+    [batch, rows, features], a device's in each. Parameters are the same.
 
     Args:
-      inputs: (); for blocks `(hops, targets)`.
+      inputs: (); for blocks `(hops, targets)`, for parts `(rows, features)`.
       outputs: number of classes.
       graph: of numpy arrays, with features of its vertices; for blocks these need have
         no row.
+      owner: the part of each vertex, where examples are parts.
+      devices: that have them, along the mesh axis "data".
       policy: dtypes.
       **options: the fields of `GnnConfig`.
 
     Raises:
       ConfigError: no graph, one without features, features of edges with sparse ones of
-        vertices for "gin", blocks of other hops than layers or of what sees none, or
-        fields that `GnnConfig` refuses.
+        vertices for "gin", blocks of other hops than layers or of what sees none,
+        "sgc" in parts, or as many as devices do not divide, or fields that `GnnConfig`
+        refuses.
 
     Examples:
       >>> import numpy as np
@@ -254,12 +268,16 @@ def gnn(
       (1, 4)
     """
     config = GnnConfig.of(options, gnn)
-    _check(config, inputs, outputs, graph)
+    _check(config, inputs, outputs, graph, owner)
     if graph.edge_features is not None and config.layer not in _SEE_EDGES:
         _log_blind(config.layer)
     sizes = _sizes(config, graph, outputs)
     build = functools.partial(_Gnn, config, sizes, policy)
     loops = config.self_loops if config.layer in _LOOPED else None
+    if owner is not None:
+        whole = graph if loops is None else graphs.add_self_loops(graph, loops)
+        parts = Parts(config, whole, owner, devices, _widths(config, graph))
+        return parts.wrap(from_nnx(build, call=parts.call))
     if inputs:
         return from_nnx(
             build, call=functools.partial(_compute_blocks, inputs[1], loops)
@@ -315,13 +333,13 @@ def _log_blind(layer: Layer) -> None:
 
 
 def _check(
-    config: GnnConfig, inputs: tuple[int, ...], outputs: int, graph: Any
+    config: GnnConfig, inputs: tuple[int, ...], outputs: int, graph: Any, owner: Any
 ) -> None:
     """Raises ConfigError for what no network can be made of."""
     if len(inputs) not in (0, 2) or outputs < 1:
         raise ConfigError(
-            "inputs must be (), as a vertex is a number, or (hops, targets) of blocks, "
-            f"and outputs at least 1: got inputs={inputs}, outputs={outputs}"
+            "inputs must be (), as a vertex is a number, (hops, targets) of blocks, or "
+            f"(rows, features) of parts, and outputs at least 1: got inputs={inputs}, outputs={outputs}"
         )
     if not isinstance(graph, graphs.Graph) or graph.features is None:
         found = "none of them" if isinstance(graph, graphs.Graph) else f"graph={graph}"
@@ -340,9 +358,17 @@ def _check(
             "model.layer=gin with features of edges adds these to the vertices', which "
             "must be dense: got SparseRows"
         )
+    if owner is None and (config.stale or config.scheme != "halo"):
+        raise ConfigError(
+            "model.scheme and model.stale are of a graph in parts, "
+            f"dataset=partitioned_vertices: got scheme={config.scheme}, "
+            f"stale={config.stale}"
+        )
     if not inputs:
         return
     of_edges = config.layer == "gin" and graph.edge_features is not None
+    if owner is not None and not of_edges:
+        return
     if config.layer in ("sgc", *_WHOLE) or of_edges:
         raise ConfigError(
             "of sampled blocks, allowed are model.layer=gcn, sage, gat, mlp, and gin "
@@ -355,6 +381,12 @@ def _check(
             "dataset.fanouts must be one for each layer: got "
             f"{inputs[0]} fanouts, model.depth={config.depth}"
         )
+
+
+def _widths(config: GnnConfig, graph: graphs.Graph) -> list[int]:
+    """Returns the features that each layer takes."""
+    heads = config.heads if config.layer == "gat" else 1
+    return [graph.features.shape[1], *[config.hidden * heads] * (config.depth - 1)]
 
 
 def _sizes(config: GnnConfig, graph: graphs.Graph, outputs: int) -> list[Shapes]:

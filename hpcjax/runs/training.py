@@ -189,6 +189,23 @@ class TrainingConfig(Config):
             stride = getattr(self.model, "stride", 1)
             rule = f"dataset.sizes must be at least {stride} px, the model's stride"
             checks.require(min(sizes) >= stride, rule, sizes=sizes)
+        if getattr(self.dataset, "whole_batches", False):
+            self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Raises ConfigError if devices would not have all parts in every pass."""
+        parts, size = self.dataset.partitions, self.train.batch_size
+        rule = (
+            "a batch is all parts of the graph: take train.batch_size="
+            f"{parts}, dataset.partitions"
+        )
+        checks.require(size == parts, rule, batch_size=size)
+        rule = "all parts of a graph are of one pass: train.accumulate must be 1"
+        checks.require(self.train.accumulate == 1, rule, accumulate=self.train.accumulate)
+        rule = "parts of a graph exchange rows in every pass, of one model"
+        plain = self.averaging is None and self.backward is None
+        given = {"averaging": self.averaging, "backward": self.backward}
+        checks.require(plain, rule, **given)
 
     @property
     def figures(self) -> Mapping[str, str]:  # pyrefly: ignore[bad-override]
@@ -327,7 +344,8 @@ def _compose(
     network = cfg.model
     if hasattr(cfg.parallel, "cut_model"):
         network = cfg.parallel.cut_model(network, dataset.objective)
-    model = network.make(dataset.inputs, dataset.outputs, policy, **dataset.given)
+    given = {**dataset.given, "devices": devices}
+    model = network.make(dataset.inputs, dataset.outputs, policy, **given)
     stacks = getattr(cfg.model, "stacks", ())
     if cfg.sharing is not None:
         model = with_stacks(cfg.sharing, stacks).apply_to(model, seed())
@@ -352,7 +370,11 @@ def _compose(
         seed=seed,
         transport=transport,
     )
-    _check_sync_axis(cfg.model, tuple(method.mesh_shape(devices)))
+    axes = tuple(method.mesh_shape(devices))
+    _check_sync_axis(cfg.model, axes)
+    if dataset.owner is not None:
+        rule = "parts of a graph lie along one axis of devices, data"
+        checks.require(axes == ("data",), rule, axes=axes)
     made = train.supervised(model, method, dataset)
     return made.replace(read=_read(cfg.input, transport))
 

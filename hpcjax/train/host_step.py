@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcjax import optim
+from hpcjax.core import checks, per_device
 from hpcjax.core.method import Batch, PassResult
 from hpcjax.core.varying import vary
 from hpcjax.sharding.mesh import data_axes
@@ -42,6 +43,9 @@ def lower_gradients(task: Task, mesh: Mesh, batch: Batch) -> jax.stages.Lowered:
     """
     axes, around = data_axes(mesh), task.method.around
     whole = state_shapes(task, mesh)
+    own = jax.tree.leaves(per_device.specs(whole.model_state), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    rule = "a model whose devices keep states of their own needs a traced update"
+    checks.require(all(spec == PartitionSpec() for spec in own), rule)
     unknown = len(list_guarded(whole))
 
     def body(state: TrainState, batch: Batch) -> tuple[PassResult, Metrics]:

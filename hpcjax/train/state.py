@@ -24,7 +24,8 @@ class TrainState:
         of those that are cut, each device has its part.
       model_state: running statistics, averaged over all devices in every step. The mean
         of running averages is the running average of means, so this is the same as if
-        devices kept their own until validation.
+        devices kept their own until validation. What a model keeps in a `PerDevice` is
+        each device's own.
       opt_state: state of the method; its `PerDevice` parts differ between devices.
       key: typed key, from which draws of step n are derived by name and n.
       skipped: int32, number of steps skipped for numbers that were not finite.
@@ -45,7 +46,7 @@ def make_state(task: Task, key: jax.Array, mesh: Mesh) -> TrainState:
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=per_device.expand(params, mesh),
-        model_state=model_state,
+        model_state=per_device.expand(model_state, mesh),
         opt_state=per_device.expand(opt_state, mesh),
         key=derive(key, "train"),
         skipped=jnp.zeros((), jnp.int32),

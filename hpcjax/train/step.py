@@ -6,6 +6,7 @@ of gradients is therefore an error at compile time, not a slow drift of paramete
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import BatchKey, derive
 from hpcjax.core.method import WORKER_AXIS, Batch, StepInput, Totals
 from hpcjax.core.scored import count_scored, share_out
-from hpcjax.core.varying import after, vary, varying_axes
+from hpcjax.core.varying import after, axis_names, vary, varying_axes
 from hpcjax.sharding.mesh import batch_specs, data_axes, row_axes
 from hpcjax.train.state import TrainState, state_shapes, state_specs
 from hpcjax.train.task import Task
@@ -76,7 +77,7 @@ def train_step(
         new = TrainState(
             step=state.step + 1,
             params=params,
-            model_state=_mean(result.model_state, axes),
+            model_state=_mean_statistics(result.model_state, axes),
             opt_state=opt_state,
             key=state.key,
             skipped=state.skipped,
@@ -190,10 +191,13 @@ def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
     """
     axes = data_axes(mesh)
     like = state_shapes(task, mesh)
-    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, like.params)
+    specs = jax.tree.map(
+        lambda leaf: leaf.sharding.spec, (like.params, like.model_state)
+    )
 
     def on_device(outer: Any, model_state: Any, batch: Batch) -> Totals:
         params = per_device.average(per_device.enter(outer))
+        model_state = per_device.enter(model_state)
         # Sums, not means, are added over devices: padding may leave them with different
         # numbers of scored items.
         outputs, _ = task.model.apply(params, model_state, batch["x"], train=False)
@@ -204,7 +208,7 @@ def eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Any, Batch], Totals]:
         mapped = jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(specs, PartitionSpec(), cut),
+            in_specs=(*specs, cut),
             out_specs=PartitionSpec(),
         )
         return mapped(params, model_state, batch)
@@ -285,6 +289,17 @@ def _replicate(value: Any, axes: tuple[str, ...]) -> Any:
     if not varying_axes(value) & set(axes):
         return value
     return _mean(jnp.asarray(value, jnp.float32), axes)
+
+
+def _mean_statistics(state: Any, axes: tuple[str, ...]) -> Any:
+    """Returns a model's state, averaged where devices have no part of their own."""
+
+    def along_others(node: per_device.PerDevice, leaf: Any, _: str) -> Any:
+        others = tuple(axis for axis in axes if axis not in axis_names(node.axis))
+        return _mean(leaf, others) if others else leaf
+
+    average = functools.partial(_mean, axes=axes)
+    return per_device.map_per_device(along_others, state, average)
 
 
 def _mean(tree: Any, axes: tuple[str, ...]) -> Any:
