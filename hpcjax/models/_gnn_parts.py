@@ -57,11 +57,9 @@ class Parts:
                 "exchange rows: take another one, such as gcn"
             )
         local = parts // devices
-        at, scheme = owner // local, config.scheme
-        if scheme == "isolated":
-            graph, scheme = _without_cut(graph, at), "halo"
+        at = owner // local
         own = graphs.partition(graph, parts, owner)  # pyrefly: ignore
-        cut = graphs.partition(graph, devices, at, scheme)  # pyrefly: ignore
+        cut = graphs.partition(graph, devices, at, config.scheme)  # pyrefly: ignore
         if config.scheme == "auto":
             log.info("model.scheme=auto is %s", cut.boundary.scheme)
         self.config, self.cut, self.devices = config, cut, devices
@@ -113,6 +111,8 @@ class Parts:
             used = known[-1]
             if config.delay == "random":
                 used = known[self._ages(place, key), jnp.arange(arriving)]
+            elif config.delay == "never":
+                used = jnp.zeros_like(used)
             return jnp.concatenate([used.astype(h.dtype), h])
 
         part, own = self._part(place), None
@@ -167,12 +167,3 @@ class Parts:
 
 def _row(table: np.ndarray, place: Any) -> Any:
     return (table if isinstance(place, int) else jnp.asarray(table))[place]
-
-
-def _without_cut(graph: graphs.Graph, owner: np.ndarray) -> graphs.Graph:
-    """Returns a graph without the edges between two owners."""
-    kept = owner[graph.senders] == owner[graph.receivers]
-    edges = ("senders", "receivers", "edge_type", "edge_features")
-    found = {name: getattr(graph, name) for name in edges}
-    cut = {name: each[kept] for name, each in found.items() if each is not None}
-    return dataclasses.replace(graph, **cut)

@@ -46,11 +46,12 @@ class GnnConfig(ModelConfig):
         `graphs.add_self_loops`; None for those that the graph has.
       scheme: how devices exchange rows of a graph in parts: "halo" in rounds of pairs,
         "all_to_all" of padded blocks, "allgather" of all rows, "auto" the first or the
-        last, what sends less; "isolated" leaves out edges between devices.
+        last, what sends less.
       stale: τ, steps by which rows of other devices are late where a hidden layer
         takes them in training; before they arrive they are zeros. 0 for not.
       stale_mean: γ of a running mean of late rows, of which 1 − γ is new in a step.
-      delay: "fixed", or "random" from 0 to τ, drawn for each pair of devices and step.
+      delay: "fixed", "random" from 0 to τ, drawn for each pair of devices and step, or
+        "never", by which late rows stay zeros, a control.
     """
 
     factory: ClassVar[str] = "hpcjax.models._gnn:gnn"
@@ -64,25 +65,23 @@ class GnnConfig(ModelConfig):
     penalty: NotNegative = 0.0
     activation: Literal["relu", "elu"] = "relu"
     self_loops: Literal["one", "plus_i"] | None = "one"
-    scheme: Literal["halo", "all_to_all", "allgather", "auto", "isolated"] = "halo"
+    scheme: Literal["halo", "all_to_all", "allgather", "auto"] = "halo"
     stale: Count = 0
     stale_mean: Annotated[float, Within("[0, 1)")] = 0.0
-    delay: Literal["fixed", "random"] = "fixed"
+    delay: Literal["fixed", "random", "never"] = "fixed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         given = {"stale_mean": self.stale_mean, "delay": self.delay}
         late = self.stale > 0
         plain = not self.stale_mean and self.delay == "fixed"
-        rule = "stale_mean and delay=random are of stale rows: give stale, steps"
+        rule = "stale_mean and delay are of stale rows: give stale, steps"
         checks.require(late or plain, rule, **given)
         rule = "stale is of what a hidden layer puts out: depth must be at least 2"
         checks.require(not late or self.depth > 1, rule, depth=self.depth)
-        rule = "stale rows must be exchanged, and by a layer that sees edges"
-        sends = self.scheme != "isolated" and self.layer not in ("mlp", "sgc")
-        checks.require(
-            not late or sends, rule, scheme=self.scheme, layer=self.layer
-        )
+        rule = "stale rows are of a layer that sees edges of a graph in parts"
+        sends = self.layer not in ("mlp", "sgc")
+        checks.require(not late or sends, rule, layer=self.layer)
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:
