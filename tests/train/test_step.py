@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from hpcjax import optim, sharding, train
+from hpcjax import core, optim, sharding, train
 from hpcjax.core import PerDevice, per_device
 from tests.train import tiny
 
@@ -221,3 +221,42 @@ def test_supervised_averages_before_a_nonlinear_optimizer():
     for name, grad in grads.items():
         expected = np.asarray(before["dense"][name]) - 0.1 * np.sign(grad)
         np.testing.assert_allclose(after.params["dense"][name], expected, atol=1e-6)
+
+
+def counting():
+    """A linear model that keeps of its inputs a mean, and what each device has seen."""
+    plain = tiny.linear()
+
+    def init(key):
+        own = PerDevice(value=jnp.zeros(4), axis="data", resize="reset")
+        return plain.init(key)[0], {"mean": jnp.zeros(4), "own": own}
+
+    def apply(params, state, x, *, train, key=None, taps=None):
+        y, _ = plain.apply(params, {}, x, train=train)
+        if train:
+            own = dataclasses.replace(state["own"], value=state["own"].value + x.sum(0))
+            return y, {"mean": x.mean(0), "own": own}
+        return y + 0 * state["own"].value[:3], state
+
+    return core.Model(init, apply)
+
+
+def test_a_model_may_keep_what_differs_between_devices():
+    task = train.supervised(counting(), optax.sgd(0.1), tiny.dataset())
+    mesh = sharding.data_mesh(4)
+    state = train.init_state(task, 0, mesh)
+    assert state.model_state["own"].value.shape == (4, 4)
+    step = train.train_step(task, mesh, train.state_shapes(task, mesh))
+    batch = batch_of(16)
+    for _ in range(2):
+        state, _ = step(state, sharding.place_batch(batch, mesh))
+    rows = np.asarray(batch["x"]).reshape(4, 4, 4)
+    kept = state.model_state
+    np.testing.assert_allclose(kept["own"].value, 2 * rows.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(kept["mean"], rows.mean((0, 1)), rtol=1e-5)
+    again = per_device.resize(kept, sharding.data_mesh(2))
+    np.testing.assert_array_equal(again["own"].value, np.zeros((2, 4)))
+    placed = sharding.place_batch(batch | {"weight": np.ones(16, "f4")}, mesh)
+    totals = train.eval_step(task, mesh)(state.params, kept, placed)
+    assert float(totals.count) == 16
+    assert np.isfinite(float(totals.sums["loss"]))
