@@ -370,11 +370,7 @@ def _compose(
         seed=seed,
         transport=transport,
     )
-    axes = tuple(method.mesh_shape(devices))
-    _check_sync_axis(cfg.model, axes)
-    if dataset.owner is not None:
-        rule = "parts of a graph lie along one axis of devices, data"
-        checks.require(axes == ("data",), rule, axes=axes)
+    _check_sync_axis(cfg.model, tuple(method.mesh_shape(devices)))
     made = train.supervised(model, method, dataset)
     return made.replace(read=_read(cfg.input, transport))
 
