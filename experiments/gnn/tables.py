@@ -302,7 +302,9 @@ STALENESS = Table(
             .fails({STEPS[1]: NEVER}),
             "grows": of("loss", *STEPS)
             .then(_least_rise)
-            .at_least(0, "rise of that loss from τ to the next, of 0, 1, 2, 4, the least")
+            .at_least(
+                0, "rise of that loss from τ to the next, of 0, 1, 2, 4, the least"
+            )
             .fails({STEPS[3]: FRESH}),
             "close": above("accuracy", FRESH, STEPS[1])
             .at_most(1.5, "points of accuracy that rows a step old lose")

@@ -115,9 +115,7 @@ class PartitionedVerticesConfig(Config):
         whole = self.source.load(root)
         features = graphs.make_dense(whole.graph.features)
         graph = dataclasses.replace(whole.graph, features=features)
-        cut = graphs.partition(
-            graph, self.partitions, self.method, seed=self.draw_seed
-        )
+        cut = graphs.partition(graph, self.partitions, self.method, seed=self.draw_seed)
         own: list[Any] = [
             PartSource(cut, features, each.labels, each.numbers)
             for each in (whole.train, whole.validation)

@@ -339,7 +339,8 @@ def _check(
     if len(inputs) not in (0, 2) or outputs < 1:
         raise ConfigError(
             "inputs must be (), as a vertex is a number, (hops, targets) of blocks, or "
-            f"(rows, features) of parts, and outputs at least 1: got inputs={inputs}, outputs={outputs}"
+            f"(rows, features) of parts, and outputs at least 1: got inputs={inputs}, "
+            f"outputs={outputs}"
         )
     if not isinstance(graph, graphs.Graph) or graph.features is None:
         found = "none of them" if isinstance(graph, graphs.Graph) else f"graph={graph}"

@@ -201,7 +201,9 @@ class TrainingConfig(Config):
         )
         checks.require(size == parts, rule, batch_size=size)
         rule = "all parts of a graph are of one pass: train.accumulate must be 1"
-        checks.require(self.train.accumulate == 1, rule, accumulate=self.train.accumulate)
+        checks.require(
+            self.train.accumulate == 1, rule, accumulate=self.train.accumulate
+        )
         rule = "parts of a graph exchange rows in every pass, of one model"
         plain = self.averaging is None and self.backward is None
         given = {"averaging": self.averaging, "backward": self.backward}

@@ -43,7 +43,10 @@ def lower_gradients(task: Task, mesh: Mesh, batch: Batch) -> jax.stages.Lowered:
     """
     axes, around = data_axes(mesh), task.method.around
     whole = state_shapes(task, mesh)
-    own = jax.tree.leaves(per_device.specs(whole.model_state), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    own = jax.tree.leaves(
+        per_device.specs(whole.model_state),
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
     rule = "a model whose devices keep states of their own needs a traced update"
     checks.require(all(spec == PartitionSpec() for spec in own), rule)
     unknown = len(list_guarded(whole))

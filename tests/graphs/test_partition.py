@@ -196,7 +196,9 @@ def on_parts(owner, schemes, broken=None):
         for scheme in schemes
     }
     if broken:
-        cut = {s: {n: broken(each) for n, each in own.items()} for s, own in cut.items()}
+        cut = {
+            s: {n: broken(each) for n, each in own.items()} for s, own in cut.items()
+        }
     degree = np.bincount(graph["gcn"].receivers, minlength=VERTICES).astype("f4")
     data = {
         scheme: {

@@ -1,4 +1,4 @@
-"""One graph over devices, by the ordinary step, against one that is written in numpy."""
+"""One graph over devices, by the ordinary step, against one written in numpy."""
 
 import dataclasses
 import pathlib
@@ -133,9 +133,7 @@ def test_what_is_fresh_has_no_ring_and_what_is_late_has_one_a_hidden_layer():
     shapes = {}
     for late in (0, 2):
         cfg = dataclasses.replace(config(stale=late).model, depth=3)
-        model = cfg.make(
-            dataset.inputs, dataset.outputs, **dataset.given, devices=4
-        )
+        model = cfg.make(dataset.inputs, dataset.outputs, **dataset.given, devices=4)
         params, state = jax.eval_shape(model.init, jax.random.key(0))
         shapes[late] = params
         assert bool(state) == bool(late)
