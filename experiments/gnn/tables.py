@@ -270,7 +270,7 @@ STALENESS = Table(
     ),
     caption=(
         "1,797 digits, edges to and from the ten nearest, 180 labels, on 4 simulated "
-        "devices, parts by chance; a graph convolution of two layers, width 64, Adam at "
+        "devices, parts by chance; two layers of graph convolution, width 64, Adam at "
         "0.01, 150 steps. loss: of the labels at step 20; accuracy: of all others in "
         "the end, with fresh rows. Mean and range of five draws of labels and "
         "parameters. random: drawn for each pair of devices and step. never: rows of "

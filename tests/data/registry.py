@@ -53,7 +53,7 @@ REGISTRY: Mapping[str, Callable[[], Any]] = {
     "criteo": data.CriteoConfig,
     "cora": data.CoraConfig,
     "karate": data.KarateConfig,
-    "knn-digits": lambda: data.KnnDigitsConfig(neighbours=3),
+    "digits-knn": lambda: data.KnnDigitsConfig(neighbours=3),
     "community-graph": lambda: data.CommunityGraphConfig(vertices=60, degree=4.0),
     "fincen": lambda: data.PropertyGraphConfig(information="labels", label="Country"),
     "text": lambda: data.CharTextConfig(corpus="sample.txt", context=500),
