@@ -1,11 +1,9 @@
-"""A graph's vertices shared out over devices, an example being a part of them."""
+"""A graph's vertices shared out over devices, an example being a part; no JAX."""
 
 import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
-
-import numpy as np
 
 from hpcjax.core import checks
 from hpcjax.core.config import Config, Seed, Size
@@ -13,58 +11,7 @@ from hpcjax.core.objective import Objective
 from hpcjax.core.parts import Part
 from hpcjax.data.knn_digits import KnnDigitsConfig
 from hpcjax.data.objectives import PARTS
-from hpcjax.data.pipeline import check_number, shard_rows
-from hpcjax.data.source import Batch, Dataset, check_indices
-
-
-class PartSource:
-    """Parts of a graph in their order, of which some vertices are scored.
-
-    Every batch of training is all of them, so that a device has the same ones in each.
-
-    Args:
-      cut: a `graphs.PartitionedGraph`.
-      features: of all vertices.
-      labels: of all vertices.
-      numbers: of the vertices that are scored.
-    """
-
-    def __init__(
-        self, cut: Any, features: np.ndarray, labels: np.ndarray, numbers: np.ndarray
-    ) -> None:
-        scored = np.bincount(numbers, minlength=len(labels)).astype(np.float32)
-        x = {"features": cut.take(np.asarray(features, np.float32))}
-        self._all = {"x": x, "y": cut.take(labels), "scored": cut.take(scored)}
-
-    def __len__(self) -> int:
-        """Returns the number of parts."""
-        return len(self._all["y"])
-
-    def gather(self, indices: np.ndarray) -> Batch:
-        """Returns parts by number.
-
-        Returns:
-          "x" with "features", float32 [batch, rows, features]; "y", classes, int32
-          [batch, rows]; and "scored", float32 [batch, rows], 0 for what is not.
-        """
-        check_indices(indices, len(self))
-        x = {"features": self._all["x"]["features"][indices]}
-        rest = {name: self._all[name][indices] for name in ("y", "scored")}
-        return {"x": x, **rest}
-
-    def sample(
-        self, number: int, batch_size: int, seed: int, shard: tuple[int, int]
-    ) -> Batch:
-        """Returns the shard's parts, the same in every batch.
-
-        Raises:
-          ConfigError: a batch that is not all parts.
-        """
-        del seed
-        check_number(number)
-        rule = f"a batch must be all {len(self)} parts of the graph"
-        checks.require(batch_size == len(self), rule, batch_size=batch_size)
-        return self.gather(np.arange(batch_size)[shard_rows(batch_size, shard)])
+from hpcjax.data.source import Dataset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,6 +58,7 @@ class PartitionedVerticesConfig(Config):
           (4, (451, 64), [0, 2, 2, 3])
         """
         from hpcjax import graphs
+        from hpcjax.data.part_source import PartSource
 
         whole = self.source.load(root)
         features = graphs.make_dense(whole.graph.features)
