@@ -145,16 +145,21 @@ gather_codes.defvjp(_gather_forward, _gather_backward)
 def compress_sums(model: Model, codec: "Codec", passes: int) -> Model:
     """Returns the network with a codec; see `Codec.apply_to`."""
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
-    kernels = {
-        path: leaf
-        for path, leaf in trees.flatten(shapes).items()
-        if _SUMS.search(path) and leaf.ndim == 3
-    }
-    depth, start = _check(kernels, codec)
+    kernels = list_kernels(shapes)
+    depth, start = check_stack(kernels, codec)
     codec = dataclasses.replace(codec, start=start, warmup=codec.warmup * passes)
     made = _Compressed(model, codec, kernels, depth)
     added = *model.added, CODECS, _STEPS, *codec.figures
     return model._replace(init=made.init, apply=made.apply, cut=None, added=added)
+
+
+def list_kernels(shapes: Any) -> dict[str, Any]:
+    """Returns the kernels of a stack whose outputs are summed, by path."""
+    return {
+        path: leaf
+        for path, leaf in trees.flatten(shapes).items()
+        if _SUMS.search(path) and leaf.ndim == 3
+    }
 
 
 class _Compressed(NamedTuple):
@@ -216,7 +221,7 @@ class _Compressed(NamedTuple):
     def _draw(self, key: jax.Array, path: str) -> dict[str, jax.Array]:
         """Draws what the codec learns for one kind of sums, stacked from its start."""
         like, own = self.kernels[path], derive(key, f"{CODECS}/{path}")
-        keys = _layer_keys(own, jnp.arange(self.codec.start, self.depth))
+        keys = layer_keys(own, jnp.arange(self.codec.start, self.depth))
         width, dtype = like.shape[-1], like.dtype
         return jax.vmap(lambda one: self.codec.init(one, width, dtype))(keys)
 
@@ -231,7 +236,7 @@ class _Compressed(NamedTuple):
             own = _at(learnt, path.rpartition("/")[0]) if learnt else {}
             given = jax.tree.map(lambda leaf: jnp.pad(leaf, (before, *_NONE)), own)
             if self.codec.draws:
-                given = {"key": _layer_keys(derive(key, path), jnp.arange(self.depth))}
+                given = {"key": layer_keys(derive(key, path), jnp.arange(self.depth))}
             coded = dataclasses.replace(node, codec=self.codec, given=given)
             params = _put(params, path, coded)
         return params
@@ -245,11 +250,12 @@ def _sum_everywhere(count: jax.Array) -> jax.Array:
     return lax.psum(count, axes) if axes else count
 
 
-def _layer_keys(key: jax.Array, layers: jax.Array) -> jax.Array:
+def layer_keys(key: jax.Array, layers: jax.Array) -> jax.Array:
+    """Returns a key for each of the layers of these numbers."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, layers)
 
 
-def _check(kernels: dict[str, Any], codec: "Codec") -> tuple[int, int]:
+def check_stack(kernels: dict[str, Any], codec: "Codec") -> tuple[int, int]:
     """Returns the depth of the stack, and where in it the codec starts.
 
     A stack is of layers, or of groups of them, whose layers start together.

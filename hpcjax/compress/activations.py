@@ -169,6 +169,27 @@ class Codec(Config):
 
         return _codes.compress_sums(model, self, passes)
 
+    def apply_between(self, model: "Model", stages: int) -> "Model":
+        """Returns the network that sends codes from stage to stage of a pipeline.
+
+        To those alone whose first layer is `start` or a later one. What the codec
+        learns is `codecs/stages/<name>`, with a row for each of these stages. Slopes of
+        entries are of what was sent, whose places the sender knows.
+
+        Args:
+          model: with a `cut` and a stack of layers.
+          stages: of equally many layers.
+
+        Raises:
+          ConfigError: a model without these, or in which nothing would be compressed;
+            `warmup`, for all steps send the same; `grad="through"` of entries.
+        """
+        from hpcjax.compress import _boundaries
+
+        rule = "between stages codec.warmup must be 0"
+        checks.require(self.warmup == 0, rule, warmup=self.warmup)
+        return _boundaries.compress_between(model, self, stages)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Identity(Codec):
@@ -306,6 +327,12 @@ class Entries(Codec):
         del given
         values, indices = code
         return _codes.scatter(values, indices, like)
+
+    def apply_between(self, model: "Model", stages: int) -> "Model":
+        """As for all codecs, with slopes of what was sent alone."""
+        rule = "between stages the slope is of what was sent: set codec.grad=masked"
+        checks.require(self.grad == "masked", rule, grad=self.grad)
+        return super().apply_between(model, stages)
 
     def keep(self, code: Any) -> Any:
         """Returns the indices, if the slope is masked by them."""

@@ -123,6 +123,27 @@ class Decoder(NamedTuple):
     again: tuple[str, ...] = ()
 
 
+class Between(NamedTuple):
+    """How what passes between the stages of a network is encoded.
+
+    `rest` are the parameters outside of the stack, `stage` is the number of the one
+    that is sent a code.
+
+    Attributes:
+      encode: `(rest, y, stage, key) -> code`, any tree of arrays.
+      decode: `(rest, code, like, stage) -> y`, of shape and dtype of `like`.
+      coded: the first stage that is sent one.
+      through: whether slopes pass as if nothing had been encoded.
+      skips: whether validation does without.
+    """
+
+    encode: Callable[[Any, Any, Any, Any], Any]
+    decode: Callable[[Any, Any, Any, Any], Any]
+    coded: int = 1
+    through: bool = False
+    skips: bool = False
+
+
 class Cut(NamedTuple):
     """A network with an empty state in three parts, around a stack of equal blocks.
 
@@ -135,12 +156,14 @@ class Cut(NamedTuple):
         input's shapes and dtypes.
       last: `(rest, y) -> outputs`.
       stack: the key of the stack among the parameters.
+      between: what stages send each other; None for outputs as they are.
     """
 
     first: Callable[[Any, Any], Any]
     block: Callable[[Any, Any], Any]
     last: Callable[[Any, Any], Any]
     stack: str = "blocks"
+    between: Between | None = None
 
 
 class Model(NamedTuple):

@@ -77,7 +77,8 @@ class TrainingConfig(Config):
       sparsity: which weights are pruned in training, and how; none for all weights.
       sharing: which layers share their weights; none if each has its own.
       parallel: how the devices share out the model; none if each has all of it.
-      codec: how what these devices send to sum activations is compressed; none for not.
+      codec: how what these devices send to sum activations, or from stage to stage, is
+        compressed; none for not.
       compute: precision of products, a dtype.
       param: dtype of parameters. In bfloat16 they take half the memory, and so do what
         devices exchange of them; updates are computed in float32 and then rounded, so
@@ -166,13 +167,15 @@ class TrainingConfig(Config):
 
     def _check_codec(self) -> None:
         """Raises ConfigError for a codec where devices sum no whole activations."""
-        if self.codec is None or getattr(self.parallel, "summed", 1) > 1:
+        summed = getattr(self.parallel, "summed", 1) > 1
+        if self.codec is None or summed or self._stages:
             return
         raise ConfigError(
             f"codec={_name(self.codec)} compresses what devices send to sum whole "
             "activations: it goes with parallel=tensor3d, parallel.row=1 and "
-            "parallel.col above 1, or with parallel=ted and parallel.tensor above 1: "
-            f"got {self.parallel!r}"
+            "parallel.col above 1, or with parallel=ted and parallel.tensor above 1; "
+            "or what stages send each other: with parallel=pipeline, parallel.stages "
+            f"above 1 and parallel.tensor=1: got {self.parallel!r}"
         )
 
     def _check_data(self) -> None:
@@ -226,8 +229,15 @@ class TrainingConfig(Config):
             scores: "eval_step: of the validation set",
         }
         for part in fields_of(self).values():
-            found |= getattr(part, "figures", {})
+            if part is not self.codec or not self._stages:  # whose stages count nothing
+                found |= getattr(part, "figures", {})
         return found
+
+    @property
+    def _stages(self) -> int:
+        """How many stages of a pipeline send each other activations; 0 without one."""
+        stages = getattr(self.parallel, "stages", 1)
+        return stages if stages > 1 and self.parallel.tensor == 1 else 0
 
     def labels(self) -> "Labels":
         """Returns the numbers of the steps, and of those that a validation follows."""
@@ -355,7 +365,11 @@ def _compose(
     if hasattr(sparsity, "apply_to"):  # the network sees other weights than are trained
         model = sparsity.apply_to(model)
     if cfg.codec is not None:
-        model = cfg.codec.apply_to(model, cfg.train.accumulate)
+        model = (
+            cfg.codec.apply_between(model, cfg._stages)
+            if cfg._stages
+            else cfg.codec.apply_to(model, cfg.train.accumulate)
+        )
     method = train.compose(
         model,
         dataset,
@@ -464,6 +478,7 @@ def run(cfg: TrainingConfig, ctx: "Context") -> "xr.Dataset":
     counted = {
         name: float(ctx.trained.model_state[name])  # pyrefly: ignore[missing-attribute]
         for name in getattr(cfg.codec, "figures", ())
+        if not cfg._stages
     }
     counted |= getattr(composed.dataset.train, "figures", dict)()
     return history.assign({**composed.method.facts, **counted})

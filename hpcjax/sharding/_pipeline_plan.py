@@ -22,11 +22,15 @@ class Branch(NamedTuple):
       kind: `"F"`, `"B"` or `"W"`, see `Op`.
       first: whether it is of the first stage, and so includes `StageFunctions.first`.
       last: whether it is of the last stage, and so includes `StageFunctions.last`.
+      decodes: whether it is sent a code.
+      encodes: whether it sends one.
     """
 
     kind: str
     first: bool
     last: bool
+    decodes: bool = False
+    encodes: bool = False
 
 
 class ProgramPlan(NamedTuple):
@@ -55,15 +59,23 @@ class ProgramPlan(NamedTuple):
     inbox_buffers: int
 
 
-def plan_program(schedule: Schedule) -> ProgramPlan:
-    """Returns the static tables of the program that runs a schedule."""
+def plan_program(schedule: Schedule, coded: int | None = None) -> ProgramPlan:
+    """Returns the static tables of the program that runs a schedule.
+
+    Args:
+      schedule: which op runs where, and in what order.
+      coded: the first stage that is sent a code; None if none is.
+    """
     table = ticks.tick_table(schedule)
+    if coded is not None and schedule.devices == 2:
+        table = _tell_ways_apart(table)
     stages = [
         [part.stage for part in schedule.parts(device)]
         for device in range(schedule.devices)
     ]
     stage = np.take_along_axis(np.array(stages), table.chunk, axis=1)
-    branches, branch = _choose_branches(table, stage, schedule.stages - 1)
+    coded = schedule.stages if coded is None else coded
+    branches, branch = _choose_branches(table, stage, schedule.stages - 1, coded)
 
     def places(buffer: np.ndarray, buffers: int, where: Any = True) -> np.ndarray:
         # -1, none, becomes the last place, which is never read for a purpose.
@@ -86,8 +98,18 @@ def plan_program(schedule: Schedule) -> ProgramPlan:
     return ProgramPlan(branches, rows, _find_pairs(schedule, table), saved, inbox)
 
 
+def _tell_ways_apart(table: ticks.TickTable) -> ticks.TickTable:
+    """Returns a table of two devices, which are each other's neighbour both ways.
+
+    What device 1 gets is from below, and what device 0 gets from above.
+    """
+    both, upper = np.maximum(table.from_below, table.from_above), [[False], [True]]
+    below, above = np.where(upper, both, -1), np.where(upper, -1, both)
+    return table._replace(from_below=below, from_above=above)
+
+
 def _choose_branches(
-    table: ticks.TickTable, stage: np.ndarray, end: int
+    table: ticks.TickTable, stage: np.ndarray, end: int, coded: int
 ) -> tuple[list[Branch], np.ndarray]:
     """Returns the branches that occur, and the number of that at each tick.
 
@@ -98,7 +120,8 @@ def _choose_branches(
     branches: list[Branch] = []
     for place in np.ndindex(numbers.shape):
         kind, at = " FBW"[table.op[place]], int(stage[place])
-        branch = Branch(kind, at == 0, at == end)
+        codes = at >= coded, coded <= at + 1 <= end
+        branch = Branch(kind, at == 0, at == end, *codes)
         if kind == " " or (kind == "F" and branch.last):
             continue
         if branch not in branches:

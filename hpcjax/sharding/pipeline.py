@@ -11,6 +11,9 @@ A backward op finds the input of its stage in a buffer and recomputes the forwar
 from it; nothing else is stored between ticks. The forward op of the last stage, whose
 result nobody receives, does nothing.
 
+Where stages send codes, up go codes and down their slopes, each with buffers of its own
+and between its own devices: stages before the first that is sent one get inputs whole.
+
 References:
   Huang et al., GPipe, NeurIPS 2019, section 2.3 (recomputation).
 """
@@ -25,6 +28,7 @@ import jax.numpy as jnp
 
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import vary, vary_like
+from hpcjax.sharding._payloads import DOWN, UP, Payloads, check_codes
 from hpcjax.sharding._pipeline_plan import Branch, plan_program
 from hpcjax.sharding.schedules import Schedule
 from hpcjax.sharding.stages import STAGE_AXIS, STAGES, stage_rows, sum_replicas
@@ -76,11 +80,21 @@ class StageFunctions:
       last: `(params, x, visit) -> loss`, run after the last stage, a mean over the
         micro-batch. Its parameters are those of `first`, so that both may use a tied
         table.
+      encode: `(params, y, visit) -> code`, what a stage sends up for its output, any
+        tree of arrays; None sends the output. Its parameters are those of `first`.
+      decode: `(params, code, visit) -> x`, the input of the next stage.
+      coded: the first stage that is sent a code, at least 1.
+      through: whether the slope of x is sent down and taken for that of y, as if it had
+        not been encoded; if not, the slope of the code's floating-point leaves is.
     """
 
     first: Callable[[Any, Visit], Any]
     stage: Callable[[Any, Any, Visit], Any]
     last: Callable[[Any, Any, Visit], Any]
+    encode: Callable[[Any, Any, Visit], Any] | None = None
+    decode: Callable[[Any, Any, Visit], Any] | None = None
+    coded: int = 1
+    through: bool = False
 
 
 def pipelined_value_and_grad(
@@ -111,10 +125,12 @@ def pipelined_value_and_grad(
 
     Raises:
       ConfigError: the schedule is invalid, or its devices hold different numbers of
-        stages. When called: an axis is not in the mesh; the number of devices or stages
-        is not the schedule's; leaves of the batch differ in rows or have none, or the
-        number of micro-batches does not divide them; a stage's output is not like its
-        input; or the loss is not a floating-point scalar.
+        stages; codes with a schedule of several stages on a device, or `coded` that is
+        none of its stages behind the first. When called: an axis is not in the mesh;
+        the number of devices or stages is not the schedule's; leaves of the batch
+        differ in rows or have none, or the number of micro-batches does not divide
+        them; a stage's output, or what decodes, is not like its input; or the loss is
+        not a floating-point scalar.
 
     Examples:
       >>> from jax.sharding import PartitionSpec as P
@@ -138,6 +154,7 @@ def pipelined_value_and_grad(
       (6.0, [3.0, 2.0])
     """
     stage_rows(schedule)  # Raises if the schedule cannot be one SPMD program.
+    check_codes(schedule, functions)
     pipe = _Pipe(schedule, functions, axis_name, data_axis)
 
     def differentiate(params: Any, batch: Any, taps: Any = None) -> Pipelined:
@@ -179,7 +196,8 @@ class _Pipe:
         self.schedule, self.functions = schedule, functions
         self.axis, self.data_axis = axis_name, data_axis
         self.axes = (axis_name,) if data_axis is None else (axis_name, data_axis)
-        self.plan = plan_program(schedule)
+        self.payloads = Payloads(functions, self.axes)
+        self.plan = plan_program(schedule, self.payloads.coded)
         self.split = schedule.splits_backward
 
     def run(self, params: Mapping[str, Any], batch: Any, taps: Any) -> Pipelined:
@@ -199,10 +217,11 @@ class _Pipe:
             lambda t: jax.ShapeDtypeStruct((parts, *t.shape), t.dtype), taps
         )
         saved, inbox = self.plan.saved_buffers, self.plan.inbox_buffers
+        up, down = (self.payloads.going(way, shapes) for way in (UP, DOWN))
         carry = _Carry(
             inbox=_buffers(shapes, inbox),
-            inputs=_buffers(shapes, saved),
-            slopes=_buffers(shapes, saved) if self.split else (),
+            inputs=_buffers(up, saved),
+            slopes=_buffers(down, saved) if self.split else (),
             value=_wide_zeros(loss),
             # Typed like the parameters, for what is cut over further axes differs.
             sums=jax.tree.map(
@@ -214,7 +233,7 @@ class _Pipe:
         device = jax.lax.axis_index(self.axis)
         rows = {name: jnp.asarray(row)[device] for name, row in self.plan.rows.items()}
         branches = [functools.partial(self._idle, shapes)] + [
-            functools.partial(self._branch, branch, self._seed(loss.dtype))
+            functools.partial(self._branch, branch, self._seed(loss.dtype), shapes)
             for branch in self.plan.branches
         ]
         tick = functools.partial(self._tick, branches, (rest, stages, taps), batch)
@@ -229,17 +248,22 @@ class _Pipe:
         What arrives can be read from the next tick on, as `tick_table` assumes.
         """
         received = _take(carry.inbox, row["read"])
-        inputs = _put(carry.inputs, row["save_input"], received)
+        up, down = (self.payloads.going(way, received) for way in (UP, DOWN))
+        inputs = _put(carry.inputs, row["save_input"], up)
         slopes = carry.slopes
         if self.split:
-            slopes = _put(slopes, row["save_slope"], received)
+            slopes = _put(slopes, row["save_slope"], down)
         carry = carry._replace(inputs=inputs, slopes=slopes)
         result, value, sums = jax.lax.switch(
             row["branch"], branches, weights, batch, carry, received, row
         )
-        inbox = carry.inbox
-        for source, pairs in self.plan.pairs.items():
-            inbox = _put(inbox, row[source], self._send(result, pairs))
+        inbox = self.payloads.exchange(
+            result,
+            self.plan.pairs,
+            carry.inbox,
+            lambda source, inbox, came: _put(inbox, row[source], came),
+            self._send,
+        )
         return carry._replace(inbox=inbox, value=value, sums=sums), None
 
     def _send(self, result: Any, pairs: list[tuple[int, int]]) -> Any:
@@ -262,6 +286,7 @@ class _Pipe:
         self,
         branch: Branch,
         seed: jax.Array,
+        shapes: Any,
         weights: tuple[Any, Any, Any],
         batch: Any,
         carry: _Carry,
@@ -276,14 +301,24 @@ class _Pipe:
         chunk, number = row["chunk"], row["micro_batch"]
         mine = rest, _take(stages, chunk), taps
         visit = Visit(_take(batch, number), row["stage"], number)
-        forward = functools.partial(self._forward, branch, visit)
+        pay, forward = self.payloads, functools.partial(self._forward, visit)
         if branch.kind == "F":
-            return forward(mine, received), carry.value, carry.sums
-        slope = received if branch.kind == "B" else _take(carry.slopes, row["saved"])
+            made = forward(branch, mine, pay.given(branch, pay.going(UP, received)))
+            return pay.wrap(branch, UP, made, shapes), carry.value, carry.sums
+        slope = pay.going(DOWN, received)
+        if branch.kind == "W":
+            slope = _take(carry.slopes, row["saved"])
+        given = pay.given(branch, _take(carry.inputs, row["saved"]))
+        forward, given = pay.split(
+            branch,
+            forward,
+            lambda code: self.functions.decode(rest, code, visit),
+            given,
+        )
         # `B` and `W` of a micro-batch both recompute the forward pass. Where they are
         # split, XLA removes the gradients of weights, which are not used, from `B`.
-        y, pull = jax.vjp(forward, mine, _take(carry.inputs, row["saved"]))
-        grads, below = pull(seed if branch.last else slope)
+        y, pull = jax.vjp(forward, mine, given)
+        grads, below = pull(seed if branch.last else pay.slope(branch, slope))
         value, sums = carry.value, carry.sums
         if branch.kind == "B" and branch.last:
             # y is the loss here, `last` being part of the last stage.
@@ -293,14 +328,18 @@ class _Pipe:
                 jax.tree.map(_add, sums[0], grads[0]),
                 *(_add_at(sums[i], chunk, grads[i]) for i in (1, 2)),
             )
-        return below, value, sums
+        return pay.wrap(branch, DOWN, below, shapes), value, sums
 
-    def _forward(self, branch: Branch, visit: Visit, weights: Any, x: Any) -> Any:
+    def _forward(self, visit: Visit, branch: Branch, weights: Any, x: Any) -> Any:
         """Applies a stage, with `first` before or `last` after it at the ends."""
         rest, part, taps = weights
         if branch.first:
             x = self.functions.first(rest, visit)
+        if branch.decodes:
+            x = self.functions.decode(rest, x, visit)
         x = self.functions.stage(part, x, visit._replace(taps=taps))
+        if branch.encodes:
+            return self.functions.encode(rest, x, visit)
         return self.functions.last(rest, x, visit) if branch.last else x
 
     def _seed(self, loss: Any) -> jax.Array:
@@ -365,7 +404,7 @@ class _Pipe:
             )
 
     def _shapes(self, rest: Any, stages: Any, taps: Any, batch: Any) -> tuple[Any, Any]:
-        """Returns the shapes of a stage's input and of the loss, checked."""
+        """Returns the shapes of what is sent and of the loss, checked."""
 
         def run_once(rest: Any, stages: Any, taps: Any, batch: Any) -> Any:
             zero = jnp.zeros((), jnp.int32)
@@ -377,16 +416,26 @@ class _Pipe:
                 raise ConfigError(
                     f"last must return a floating-point scalar: got {loss!r}"
                 )
-            return x, y, loss
+            code = out = None
+            if self.payloads.coded is not None:
+                code = self.functions.encode(rest, y, visit)
+                out = self.functions.decode(rest, code, visit)
+            return x, y, loss, code, out
 
-        x, y, loss = jax.eval_shape(run_once, rest, stages, taps, batch)
+        x, y, loss, code, out = jax.eval_shape(run_once, rest, stages, taps, batch)
         kinds = [
-            jax.tree.map(lambda s: (s.shape, str(s.dtype)), each) for each in (x, y)
+            jax.tree.map(lambda s: (s.shape, str(s.dtype)), each)
+            for each in (x, y, y if out is None else out)
         ]
         if kinds[0] != kinds[1]:
             raise ConfigError(
                 "a stage's output must be like its input: got input "
                 f"{kinds[0]}, output {kinds[1]}"
+            )
+        if kinds[2] != kinds[0]:
+            raise ConfigError(
+                "what decodes must be like a stage's input: got input "
+                f"{kinds[0]}, decoded {kinds[2]}"
             )
         if not all(jnp.issubdtype(s.dtype, jnp.floating) for s in jax.tree.leaves(x)):
             raise ConfigError(f"stages pass on floating-point arrays: got {kinds[0]}")
@@ -395,7 +444,7 @@ class _Pipe:
                 f"last must return a floating-point scalar: got {loss.dtype} of shape "
                 f"{loss.shape}"
             )
-        return x, loss
+        return self.payloads.shapes(x, code), loss
 
 
 def _buffers(shapes: Any, count: int) -> Any:

@@ -1,5 +1,6 @@
 """A model in stages, each with some of its blocks, trained by a pipeline."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ from jax.sharding import PartitionSpec
 
 from hpcjax.core import checks, shards, trees
 from hpcjax.core.errors import ConfigError
+from hpcjax.core.keys import whole_batch
 from hpcjax.core.method import DATA_AXIS, Parallel, PassResult, StepInput
-from hpcjax.core.model import Cut, Model
+from hpcjax.core.model import Between, Cut, Model
 from hpcjax.core.scored import divide
 from hpcjax.core.shards import Part, Specs
 from hpcjax.core.varying import vary
@@ -128,8 +130,12 @@ class _Split(NamedTuple):
     def _apply(self, params: Any, state: Any, x: Any, **_: Any) -> tuple[Any, Any]:
         rest = self._join(params)
         blocks = rest.pop(self.cut.stack)
+        between = self.cut.between
 
         def visit(y: Any, stage: jax.Array) -> tuple[Any, None]:
+            if between is not None and not between.skips:
+                coded = self._pass_on(between, rest, y, stage)
+                y = jnp.where(stage >= between.coded, coded, y)
             mine = lax.axis_index(STAGE_AXIS) == stage
             own = _run(self.cut, blocks, vary(y, STAGE_AXIS))
             kept = jax.tree.map(lambda leaf: jnp.where(mine, leaf, 0), own)
@@ -159,6 +165,9 @@ class _Split(NamedTuple):
             return divide(totals.sums, share)["loss"]
 
         functions = StageFunctions(first=first, stage=stage, last=last)
+        if cut.between is not None:
+            key = whole_batch(one_pass.key)
+            functions = self._encode(functions, cut.between, key)
         differentiate = pipelined_value_and_grad(
             self.schedule, functions, data_axis=DATA_AXIS
         )
@@ -171,6 +180,44 @@ class _Split(NamedTuple):
         extras = {"value": found.value, "step": one_pass.step}
         means = {"loss": found.value}
         return PassResult(grads, means, one_pass.model_state, extras)
+
+    def _pass_on(self, between: Between, rest: Any, y: Any, stage: jax.Array) -> Any:
+        """Returns what a stage is sent in validation, by micro-batches, too."""
+        count = self.schedule.micro_batches
+        rule = "with a codec micro_batches must divide a device's rows in validation"
+        checks.require(y.shape[0] % count == 0, rule, rows=y.shape[0], count=count)
+
+        def one(y: jax.Array, number: jax.Array) -> jax.Array:
+            key = jax.random.fold_in(jax.random.key(0), number)
+            code = between.encode(rest, y, stage, key)
+            return between.decode(rest, code, y, stage)
+
+        parts = y.reshape(count, -1, *y.shape[1:])
+        return jax.vmap(one)(parts, jnp.arange(count)).reshape(y.shape)
+
+    def _encode(
+        self, functions: StageFunctions, between: Between, key: jax.Array
+    ) -> StageFunctions:
+        """Returns stages that send codes."""
+        # Every branch of the program makes its key anew, for a key is used only once.
+        bits, kind = jax.random.key_data(key), jax.random.key_impl(key)
+
+        def encode(rest: Any, y: Any, visit: Visit) -> Any:
+            own = jax.random.wrap_key_data(bits, impl=kind)
+            own = jax.random.fold_in(own, visit.micro_batch)
+            return between.encode(self._join(rest), y, visit.stage + 1, own)
+
+        def decode(rest: Any, code: Any, visit: Visit) -> Any:
+            like = jax.eval_shape(functions.first, rest, visit)
+            return between.decode(self._join(rest), code, like, visit.stage)
+
+        return dataclasses.replace(
+            functions,
+            encode=encode,
+            decode=decode,
+            coded=between.coded,
+            through=between.through,
+        )
 
     def _join(self, params: Any) -> Any:
         """Returns parameters as layers compute with them, see `core.shards.Part`."""

@@ -384,7 +384,10 @@ def test_random_entries_of_all_are_the_sum_between_experts():
 @pytest.mark.acceptance("mpcompress", 10)
 @pytest.mark.parametrize(
     "parallel",
-    [None, Tensor3dConfig(), Tensor3dConfig(row=2, col=2), PipelineConfig()],
+    [
+        *(None, Tensor3dConfig(), Tensor3dConfig(row=2, col=2)),
+        *(PipelineConfig(stages=1), PipelineConfig(tensor=2)),
+    ],
 )
 def test_a_codec_without_sums_of_activations_is_refused_by_name(parallel):
     with pytest.raises(ConfigError, match=r"codec=topk compresses .* parallel.col abo"):

@@ -1,0 +1,126 @@
+"""Codecs between a model's stages, in the loop: its numbers, and what is refused."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from hpcjax import data, optim, sharding, train
+from hpcjax.compress import Autoencoder, Identity, Quantizer, RandomK, TopK
+from hpcjax.core import ConfigError, trees
+from hpcjax.models import CausalLmConfig, MlpConfig
+from hpcjax.runs.training import TrainingConfig
+from hpcjax.sharding import PipelineConfig
+
+CONTEXT, TOKENS, ROWS = 4, 8, 8
+LM = CausalLmConfig(depth=2, width=8, heads=2)
+PIPE = PipelineConfig(stages=2, micro_batches=2, schedule="gpipe")
+LEARNT = Autoencoder(d=3)
+
+
+def network(codec=LEARNT, model=LM):
+    return codec.apply_between(model.make((CONTEXT,), TOKENS), PIPE.stages)
+
+
+def on_one_device(model):
+    """The same parameters, with the codec between the two blocks."""
+    cut = model.cut()
+
+    def apply(params, state, x, **_):
+        rest = {name: leaf for name, leaf in params.items() if name != cut.stack}
+        first, second = (
+            jax.tree.map(lambda w, at=at: w[at], params[cut.stack]) for at in (0, 1)
+        )
+        y = cut.block(first, cut.first(rest, x))
+        code = cut.between.encode(rest, y, 1, None)
+        y = cut.block(second, cut.between.decode(rest, code, y, 1))
+        return cut.last(rest, y), state
+
+    return model._replace(apply=apply, cut=None)
+
+
+@functools.cache
+def trained(schedule):
+    """Parameters after a step, its loss, and sums of a validation."""
+    own = data.noise_tokens(ROWS, CONTEXT, TOKENS, seed=0)
+    model, parallel, devices = network(), None, 1
+    if schedule is None:
+        model = on_one_device(model)
+    else:
+        parallel, devices = dataclasses.replace(PIPE, schedule=schedule), 2
+    method = train.compose(
+        model,
+        own,
+        optim.SgdConfig(lr=0.5),
+        parallel=parallel,
+        batch_size=ROWS,
+        steps=1,
+        devices=devices,
+    )
+    task = train.supervised(model, method, own)
+    mesh = task.mesh(devices)
+    state = train.init_state(task, 0, mesh)
+    batch = sharding.place_batch(own.train.gather(np.arange(ROWS)), mesh)
+    state, metrics = train.train_step(task, mesh, state)(state, batch)
+    totals = train.eval_step(task, mesh)(state.params, state.model_state, batch)
+    sums = {name: float(value) for name, value in totals.sums.items()}
+    return trees.flatten(jax.device_get(state.params)), float(metrics["loss"]), sums
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("mpcompress", 9)
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b"])
+def test_an_autoencoder_between_stages_trains_as_on_one_device(schedule):
+    ours, loss, sums = trained(schedule)
+    theirs, wanted, whole = trained(None)
+    assert ours["codecs/stages/encoder"].shape == (1, 3, 8)
+    for path, leaf in theirs.items():
+        np.testing.assert_allclose(ours[path], leaf, rtol=1e-5, atol=1e-6, err_msg=path)
+    assert loss == pytest.approx(wanted, rel=1e-5)
+    assert sums == pytest.approx(whole, rel=1e-5)
+
+
+CONFIG = TrainingConfig(
+    dataset=data.CharTextConfig(context=CONTEXT),
+    model=LM,
+    parallel=PIPE,
+    codec=Quantizer(bits=4),
+)
+
+
+def test_stages_count_no_scales():
+    assert "clamped_scales" not in CONFIG.figures
+
+
+@pytest.mark.acceptance("mpcompress", 10)
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        (Identity(start=2), "codec.start must be a layer of the stack: got 2"),
+        (Identity(warmup=1), "codec.warmup must be 0: got warmup=1"),
+        (TopK(k=2), "set codec.grad=masked: got grad='through'"),
+        (RandomK(k=2), "set codec.grad=masked: got grad='through'"),
+    ],
+)
+def test_a_codec_that_stages_cannot_use_is_told(codec, message):
+    with pytest.raises(ConfigError, match=message):
+        network(codec)
+
+
+@pytest.mark.acceptance("mpcompress", 6, 10)
+def test_boundaries_from_the_start_on_are_compressed():
+    deep = dataclasses.replace(LM, depth=4).make((CONTEXT,), TOKENS)
+    for start, first in {None: 2, 0: 1, 1: 1, 2: 2, 3: 3}.items():
+        codec = dataclasses.replace(LEARNT, start=start)
+        assert codec.apply_between(deep, 4).cut().between.coded == first
+    late = dataclasses.replace(LEARNT, start=3)
+    with pytest.raises(
+        ConfigError, match=r"last stage.*got 3, stages begin at \[0, 2\]"
+    ):
+        late.apply_between(deep, 2)
+    with pytest.raises(ConfigError, match=r"divide the depth .*depth=4, stages=3"):
+        LEARNT.apply_between(deep, 3)
+    with pytest.raises(ConfigError, match=r"core\.Model\.cut"):
+        LEARNT.apply_between(MlpConfig().make((4,), 2), 2)
