@@ -30,6 +30,8 @@ class Payloads:
 
     def __init__(self, functions: "StageFunctions", axes: tuple[str, ...]) -> None:
         self._functions, self._axes = functions, axes
+        self.encode: Any = functions.encode
+        self.decode: Any = functions.decode
         self.coded = None if functions.encode is None else functions.coded
 
     def shapes(self, x: Any, code: Any) -> Any:

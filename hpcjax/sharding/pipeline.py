@@ -312,7 +312,7 @@ class _Pipe:
         forward, given = pay.split(
             branch,
             forward,
-            lambda code: self.functions.decode(rest, code, visit),
+            lambda code: self.payloads.decode(rest, code, visit),
             given,
         )
         # `B` and `W` of a micro-batch both recompute the forward pass. Where they are
@@ -336,10 +336,10 @@ class _Pipe:
         if branch.first:
             x = self.functions.first(rest, visit)
         if branch.decodes:
-            x = self.functions.decode(rest, x, visit)
+            x = self.payloads.decode(rest, x, visit)
         x = self.functions.stage(part, x, visit._replace(taps=taps))
         if branch.encodes:
-            return self.functions.encode(rest, x, visit)
+            return self.payloads.encode(rest, x, visit)
         return self.functions.last(rest, x, visit) if branch.last else x
 
     def _seed(self, loss: Any) -> jax.Array:
@@ -418,8 +418,8 @@ class _Pipe:
                 )
             code = out = None
             if self.payloads.coded is not None:
-                code = self.functions.encode(rest, y, visit)
-                out = self.functions.decode(rest, code, visit)
+                code = self.payloads.encode(rest, y, visit)
+                out = self.payloads.decode(rest, code, visit)
             return x, y, loss, code, out
 
         x, y, loss, code, out = jax.eval_shape(run_once, rest, stages, taps, batch)
