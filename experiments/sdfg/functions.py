@@ -10,8 +10,13 @@ from jax import lax
 
 from hpcjax import ir, perf
 from hpcjax.core.extremes import largest
+from hpcjax.core.keys import BatchKey
+from hpcjax.core.method import StepInput
+from hpcjax.core.scored import count_scored
 from hpcjax.ir import affine
 from hpcjax.ir.sdfg import accesses
+from hpcjax.optim.methods import whole_backward
+from hpcjax.train.task import rows_like
 
 
 def softmax(x: jax.Array, bias: jax.Array, mask: jax.Array) -> jax.Array:
@@ -132,3 +137,27 @@ def measure(
         "rounded": float(largest(jnp.abs(rounded - wanted))),
         **{name: 1e3 * float(timed.sel(candidate=name).min()) for name in runners},
     }
+
+
+def of_task(task: Any, what: str, rows: int) -> tuple[Any, ...]:
+    """Returns a model's forward pass or its training step, and shapes of arguments."""
+    batch = rows_like(task.dataset, rows)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, state = jax.eval_shape(task.model.init, key)
+
+    def forward(params: Any, state: Any, x: Any) -> Any:
+        return task.model.apply(params, state, x, train=False)[0]
+
+    def step(params: Any, state: Any, batch: Any, key: Any) -> Any:
+        count = count_scored(task.model, task.objective, params, state, batch)
+        keys = BatchKey(key=key, rows=jnp.arange(rows, dtype=jnp.int32))
+        one_pass = StepInput(
+            task.model, task.objective, state, batch, keys, jnp.int32(0), (), count
+        )
+        made = whole_backward(one_pass, params, None)
+        sgd = lambda p, g: p - 0.1 * g  # noqa: E731
+        return jax.tree.map(sgd, params, made.grads), made.model_state
+
+    if what == "forward":
+        return forward, params, state, batch["x"]
+    return step, params, state, batch, key

@@ -181,3 +181,68 @@ MOVEMENT = Table(
         },
     ),
 )
+
+
+_MODELS = {
+    **{"mlp": "base", "resnet 8": "resnet", "unet": "unet", "causal_lm": "causal_lm"},
+    **{name: name for name in ("cnn", "bert", "dlrm", "gnn")},
+}
+_FOUR = tuple(_MODELS)[:4]
+
+
+def _share(operation: str, stage: str = "read") -> tuple[str, Any]:
+    def share(run: Any) -> Any:
+        words = run["words"].sel(stage=stage)
+        return 100 * words.sel(operation=operation) / words.sum("operation")
+
+    return f"{operation}, %", share
+
+
+MODELS = Table(
+    id="sdfg/models",
+    title="Models as graphs: what is opaque, and what rules save",
+    paper=f"{PAPER}: an intermediate representation of any program, with its movement",
+    caption=(
+        "Forward passes of eight examples, nothing computed. opaque, copies: of the "
+        "words of the graph as it was read, those of operations whose subsets are not "
+        "known (gathers, scatters), and of maps that only copy. if opaque: of the list "
+        "of operators, the words of slices, pads, transposes, gathers and the like, "
+        "which is what would be opaque if they were no subsets. fused: words after "
+        "simplify and fuse_maps over those listed; kernels: the list by fuse."
+    ),
+    shows=(
+        "Models were read as graphs of what they move. Bars are the percent of words "
+        "in operations that the graph does not see into."
+    ),
+    picture=Bars("opaque", label="words in opaque operations, %"),
+    columns={
+        "opaque": _share("opaque"),
+        "copies": _share("copy"),
+        "moved": ("if opaque, %", lambda run: 100 * run["moved"]),
+        "fused": (
+            "fused / listed",
+            lambda run: run["words"].sel(stage="fused").sum("operation"),
+        ),
+        "read": (
+            "read / listed",
+            lambda run: run["words"].sel(stage="read").sum("operation"),
+        ),
+        "kernels": "kernels / listed",
+        "rules": "rules",
+    },
+    tiers=on_cpu(
+        minutes=1.0,
+        runs={row: Runs(config=f"sdfg/model:{name}") for row, name in _MODELS.items()},
+        claims={
+            "opaque": most("opaque", *_FOUR)
+            .at_most(1, "percent of words that are opaque, of four models")
+            .fails(columns={"opaque": "moved"}),
+            "moved": least("moved", *_FOUR[1:])
+            .at_least(1, "percent if slices were opaque, of three models")
+            .fails(columns={"moved": "opaque"}),
+            "saved": most("fused", *_FOUR)
+            .at_most(0.95, "words after rules over those listed")
+            .fails(columns={"fused": "read"}),
+        },
+    ),
+)

@@ -36,9 +36,11 @@ _CODE: Mapping[str, str] = {
     **{"gt": "a > b", "ge": "a >= b", "select_n": "where(a, c, b)", "sign": "sign(a)"},
     **{"clamp": "minimum(maximum(b, a), c)", "convert_element_type": "a", "copy": "a"},
     **{"is_finite": "isfinite(a)", "atan2": "arctan2(a, b)", "rem": "fmod(a, b)"},
-    **{"abs": "absolute(a)", "square": "a * a", "copy_p": "a"},
+    **{"abs": "absolute(a)", "round": "rint(a)", "square": "a * a", "copy_p": "a"},
     **{"shift_left": "left_shift(a, b)", "shift_right_arithmetic": "right_shift(a, b)"},
     **{"shift_right_logical": "right_shift(a, b)"},
+    **{"erf": "erf(a)", "erfc": "erfc(a)", "erf_inv": "erfinv(a)"},
+    **{"lgamma": "gammaln(a)", "digamma": "digamma(a)", "nextafter": "nextafter(a, b)"},
     **{f"a{name}": f"arc{name}(a)" for name in ("sin", "cos", "tan", "sinh", "cosh")},
     **{
         name: f"{name}(a)"
@@ -162,11 +164,11 @@ class _Reader(Reader[View]):
         self.nodes.append(Code(node, kind, code, names[0], names[1], tuple(axes)))
 
     def tasklet(self, code: str, views: Sequence[View], target: View) -> None:
-        """Adds a map over a target's elements, of code of a, b and c."""
+        """Adds a map over a target's elements, of code of a, b, c, ..."""
         if 0 in target.shape:
             return
         inputs: dict[Memlet, str] = {}
-        for name, view in zip("abc", views, strict=False):
+        for name, view in zip(string.ascii_letters, views, strict=False):
             text = f"({view.value})" if view.value[:1] == "-" else view.value
             if view.data:
                 text = inputs.setdefault(view.memlet, f"v{name}")
@@ -429,6 +431,7 @@ def _code(eqn: Any) -> str | None:
         "integer_pow": kinds != {"f"} and params.get("y", 0) < 0,
         _SHIFT: kinds != {"u"},
         "select_n": not chosen,
+        "round": params.get("rounding_method") != lax.RoundingMethod.TO_NEAREST_EVEN,
     }
     if "c" in kinds or refused.get(name):
         return None

@@ -1,13 +1,18 @@
 """Primitives that read or write parts of arrays, as a reader of JAX adds them."""
 
+import functools
+import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend import core
 
 from hpcjax.ir.views import View, axis
 
 Reader = Any  # of `_from_jax`, which stands on this
+_JOIN = {"sum": "{} + {}", "max": "maximum({}, {})", "min": "minimum({}, {})"}
 
 
 def _rev(_: Reader, eqn: Any, views: list[View]) -> list[View]:
@@ -33,10 +38,13 @@ def _iota(reader: Reader, eqn: Any, _: list[View]) -> list[View]:
 
 def _pad(reader: Reader, eqn: Any, views: list[View]) -> list[View] | None:
     """Adds what writes the elements, and what is around them."""
-    (view, value), sizes = views, eqn.params["padding_config"]
+    sizes = eqn.params["padding_config"]
     if any(low < 0 or high < 0 for low, high, _ in sizes):
         return None
-    made = reader.new(eqn.outvars[0].aval)
+    return [_padded(reader, *views, sizes, reader.new(eqn.outvars[0].aval))]
+
+
+def _padded(reader: Reader, view: View, value: View, sizes: Any, made: View) -> View:
     start, steps = [low for low, *_ in sizes], [gap + 1 for *_, gap in sizes]
     around = value.broadcast(made.shape, ())
     if any(gap for *_, gap in sizes):
@@ -44,7 +52,46 @@ def _pad(reader: Reader, eqn: Any, views: list[View]) -> list[View] | None:
     else:
         _frame(reader, around, made, start, view.shape)
     reader.tasklet("a", [view], made.slice(start, view.shape, steps))
+    return made
+
+
+def _window(reader: Reader, eqn: Any, views: list[View]) -> list[View] | None:
+    """Adds a map that reads all of a small window."""
+    (view,), aval, params = views, eqn.outvars[0].aval, eqn.params
+    sizes, paddings = params["window_dimensions"], params["padding"]
+    free = min(map(min, paddings)) >= 0 and set(params["base_dilation"]) == {1}
+    if not free or math.prod(sizes) > len(string.ascii_letters):
+        return None
+    kind = eqn.primitive.name.rpartition("_")[2]
+    if any(map(any, paddings)):
+        shape = [n + sum(own) for n, own in zip(view.shape, paddings, strict=True)]
+        around = View("", (), (), _neutral(kind, aval.dtype))
+        gaps = [(*own, 0) for own in paddings]
+        padded = reader.container(shape, np.dtype(aval.dtype).name)
+        view = _padded(reader, view, around, gaps, padded)
+    parts = [
+        view.slice(
+            [*np.multiply(place, params["window_dilation"])],
+            aval.shape,
+            params["window_strides"],
+        )
+        for place in np.ndindex(*sizes)
+    ]
+    code = functools.reduce(_JOIN[kind].format, string.ascii_letters[: len(parts)])
+    made = reader.new(aval)
+    reader.tasklet(code, parts, made)
     return [made]
+
+
+def _neutral(kind: str, dtype: Any) -> str:
+    """Returns the code of what does not change a sum, a maximum or a minimum."""
+    if kind == "sum":
+        return "0"
+    lowest = kind == "max"
+    if np.dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        return str(limits.min if lowest else limits.max)
+    return "-inf" if lowest else "inf"
 
 
 def _concatenate(reader: Reader, eqn: Any, views: list[View]) -> list[View]:
@@ -101,6 +148,7 @@ PARTS: Mapping[str, Callable[[Reader, Any, list[View]], list[View] | None]] = {
     "split": _split,
     "iota": _iota,
     "pad": _pad,
+    **{f"reduce_window_{kind}": _window for kind in _JOIN},
     "concatenate": _concatenate,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update,

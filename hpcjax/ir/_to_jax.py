@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy import special
 
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.ir import affine
@@ -21,6 +22,7 @@ from hpcjax.ir.checks import check
 from hpcjax.ir.sdfg import (
     REDUCERS,
     SDFG,
+    SPECIAL,
     Code,
     Map,
     Memlet,
@@ -457,7 +459,8 @@ def _evaluate(node: ast.expr, scope: Mapping[str, Any]) -> Any:
             name, parts = _OPERATORS[type(op)], [operand]
         case _:
             raise ConfigError(f"a tasklet cannot compute {ast.unparse(node)!r}")
-    return getattr(jnp, name)(*(_evaluate(part, scope) for part in parts))
+    module = special if name in SPECIAL else jnp
+    return getattr(module, name)(*(_evaluate(part, scope) for part in parts))
 
 
 class _Step:

@@ -14,6 +14,7 @@ from hpcjax.ir.propagation import least, propagate
 from hpcjax.ir.sdfg import (
     REDUCERS,
     SDFG,
+    SPECIAL,
     Access,
     Code,
     Map,
@@ -160,7 +161,8 @@ def _check_tasklet(node: Code, known: Collection[str]) -> None:
         raise ConfigError(f"{node.id}: must be assignments of calls: {node.code!r}")
     called = [each.func for each in parts if isinstance(each, ast.Call)]
     for name in map(ast.unparse, called):
-        elementwise = isinstance(getattr(np, name, None), np.ufunc) or name == "where"
+        elementwise = isinstance(getattr(np, name, None), np.ufunc)
+        elementwise = elementwise or name in ("where", *SPECIAL)
         if name in known or not elementwise:
             raise ConfigError(f"{node.id}: no elementwise function {name!r}")
     here = {*known, *(name for name, _ in node.inputs)}

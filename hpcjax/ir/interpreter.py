@@ -10,12 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from scipy import special
 
 from hpcjax.core import checks as values_checks
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.ir.affine import Values, iterate
 from hpcjax.ir.checks import check
-from hpcjax.ir.sdfg import REDUCERS, SDFG, Code, Map, Memlet, Nested, Node, parse
+from hpcjax.ir.sdfg import (
+    REDUCERS,
+    SDFG,
+    SPECIAL,
+    Code,
+    Map,
+    Memlet,
+    Nested,
+    Node,
+    parse,
+)
 
 Order = Literal["forward", "reverse", "drawn"]
 _OPERATORS: Mapping[type, str] = {
@@ -241,7 +252,8 @@ def _evaluate(node: ast.expr, scope: Mapping[str, Any]) -> Any:
             name, parts = _OPERATORS[type(op)], [operand]
         case _:
             raise ConfigError(f"a tasklet cannot compute {ast.unparse(node)!r}")
-    return getattr(np, name)(*(_evaluate(part, scope) for part in parts))
+    module = special if name in SPECIAL else np
+    return getattr(module, name)(*(_evaluate(part, scope) for part in parts))
 
 
 def _at(place: list[range]) -> tuple[Any, ...]:

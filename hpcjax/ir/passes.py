@@ -11,7 +11,7 @@ from hpcjax.ir.removals import (
     RedundantArray,
 )
 from hpcjax.ir.rules import MapFusion
-from hpcjax.ir.sdfg import SDFG, Map
+from hpcjax.ir.sdfg import SDFG, Map, moved
 
 
 def simplify(graph: SDFG) -> SDFG:
@@ -58,8 +58,10 @@ def fuse_maps(graph: SDFG) -> SDFG:
       40
     """
     refused: set[Any] = set()
+    graph.movement()  # raises for symbols without values
+    known: dict[int, Any] = {}
     while True:
-        before, made = _words(graph), None
+        before, made = _words(graph, known), None
         for each in _candidates(graph):
             key = (each, *_users(graph, each))
             if key in refused:
@@ -68,7 +70,7 @@ def fuse_maps(graph: SDFG) -> SDFG:
                 made = graph.apply(each)
             except CannotApply:
                 made = None
-            if made and _words(made) < before:
+            if made and _words(made, known) < before:
                 break
             refused.add(key)
             made = None
@@ -77,8 +79,13 @@ def fuse_maps(graph: SDFG) -> SDFG:
         graph = made
 
 
-def _words(graph: SDFG) -> int:
-    return sum(edge.words for edge in graph.movement())
+def _words(graph: SDFG, known: dict[int, Any]) -> int:
+    """Returns the words of all nodes; those of nodes that stay are counted once."""
+    for _, node in graph.nodes():
+        if id(node) not in known:
+            # With the node, for whose id no other one may come.
+            known[id(node)] = node, sum(each.words for each in moved(node, {}))
+    return sum(known[id(node)][1] for _, node in graph.nodes())
 
 
 def _users(graph: SDFG, rule: Any) -> Iterator[Any]:

@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import hashlib
 import json
+import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -23,6 +25,10 @@ REDUCERS = {
     "maximum": float("-inf"),
     "minimum": float("inf"),
 }
+
+# Functions of code that are scipy's; all others are numpy's.
+SPECIAL = ("erf", "erfc", "erfinv", "gammaln", "digamma")
+_COPIES = re.compile(r"o = v?[a-z]|")
 
 
 class Array(NamedTuple):
@@ -199,7 +205,8 @@ class SDFG:
         fields = dataclasses.asdict(
             self, dict_factory=lambda own: {k: v for k, v in own if k != "history"}
         )
-        return json.dumps(fields, sort_keys=True)
+        # Shapes and steps may be numpy's integers.
+        return json.dumps(fields, sort_keys=True, default=operator.index)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -256,7 +263,7 @@ class SDFG:
         bound = self.bind(symbols or {})
         if bound.symbols:
             raise ConfigError(f"symbols without values: {', '.join(bound.symbols)}")
-        return tuple(_moved(bound, {}, 1))
+        return tuple(each for _, node in bound.nodes() for each in moved(node, {}))
 
     def nodes(self) -> Iterator[tuple[int, Node]]:
         """Yields top-level nodes, each with the place of its state."""
@@ -273,6 +280,8 @@ class Traffic(NamedTuple):
       writes: whether into it.
       words: elements.
       code: of library nodes, what they do.
+      kind: of node: "map", "copy", which is also a map that only copies, "reduce",
+        "tasklet" or "library".
     """
 
     node: str
@@ -280,26 +289,30 @@ class Traffic(NamedTuple):
     writes: bool
     words: int
     code: str = ""
+    kind: str = "map"
 
 
-def _moved(graph: SDFG, values: Values, times: int) -> Iterator[Traffic]:
-    for _, node in graph.nodes():
-        if isinstance(node, Nested):
-            inner = {name: own.at(values) for name, own in node.symbols}
-            inner |= {node.counter: 0} if node.counter else {}
-            yield from _moved(node.graph, inner, times * node.times)
-            continue
-        code = ""
-        if isinstance(node, Code) and node.kind == "library":
-            code = node.code
-        edges = (
-            (e.memlet.data, e.writes, e.memlet.subset, _needed(e))
-            for e in accesses(node)
-            if e.memlet.data not in e.private
+def moved(node: Node, values: Values, times: int = 1) -> Iterator[Traffic]:
+    """Yields what the edges of a node move, in so many runs."""
+    if isinstance(node, Nested):
+        inner = {name: own.at(values) for name, own in node.symbols}
+        inner |= {node.counter: 0} if node.counter else {}
+        for _, each in node.graph.nodes():
+            yield from moved(each, inner, times * node.times)
+        return
+    kind, code = (node.kind, node.code) if isinstance(node, Code) else ("map", "")
+    if all(_COPIES.fullmatch(each.code) for each, _ in codes(node)):
+        kind = "copy"
+    edges = (
+        (e.memlet.data, e.writes, e.memlet.subset, _needed(e))
+        for e in accesses(node)
+        if e.memlet.data not in e.private
+    )
+    for data, writes, subset, ranges in dict.fromkeys(edges):
+        words = times * count(ranges, subset, values)
+        yield Traffic(
+            node.id, data, writes, words, code if kind == "library" else "", kind
         )
-        for data, writes, subset, ranges in dict.fromkeys(edges):
-            words = times * count(ranges, subset, values)
-            yield Traffic(node.id, data, writes, words, code)
 
 
 def _needed(access: Access) -> tuple[tuple[str, Range], ...]:

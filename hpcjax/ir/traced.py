@@ -73,11 +73,24 @@ class Program:
         """Returns the operators of the function as it was read; see `ir.dataflow`."""
         return listed(self.source)
 
+    def words(self) -> dict[str, int]:
+        """Returns the words that its operations move, those that move most first.
+
+        Each is a "map", "copy", "reduce", "einsum", or a primitive by name, before
+        which there is "opaque " if it is.
+        """
+        found: dict[str, int] = {}
+        for moved in self.graph.movement():
+            name = moved.kind
+            if moved.code:
+                name = "einsum" if "->" in moved.code else moved.code.split()[0]
+                name = f"opaque {name}" if moved.code in self.opaque else name
+            found[name] = found.get(name, 0) + moved.words
+        return dict(sorted(found.items(), key=lambda own: -own[1]))
+
     def opaque_words(self) -> int:
         """Returns the words that opaque nodes move."""
-        return sum(
-            moved.words for moved in self.graph.movement() if moved.code in self.opaque
-        )
+        return sum(n for name, n in self.words().items() if name.startswith("opaque "))
 
     def _around(self, run: Callable[..., Mapping[str, Any]], args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
