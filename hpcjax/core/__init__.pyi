@@ -45,6 +45,7 @@ from .method import Totals as Totals
 from .model import LOSSES as LOSSES
 from .model import SEEN as SEEN
 from .model import Apply as Apply
+from .model import Between as Between
 from .model import Cut as Cut
 from .model import Decoder as Decoder
 from .model import Init as Init
