@@ -194,7 +194,7 @@ class _Lister(Reader[str]):
         reduces = primitive.startswith(_REDUCTIONS)
         kind: Kind = _KINDS.get(primitive, "statistical" if reduces else "elementwise")
         known = primitive in _KINDS or reduces
-        if not known and _programs(eqn):
+        if not known and inner_programs(eqn):
             raise UnsupportedOp(
                 f"the work of {primitive!r} is not known before it runs; a dataflow "
                 f"graph takes scan, cond, and calls: {sorted(CALLS)}"
@@ -235,7 +235,7 @@ def _inner_program(eqn: Any) -> Any:
     return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
 
 
-def _programs(eqn: Any) -> list[Any]:
+def inner_programs(eqn: Any) -> list[Any]:
     """Returns the inner programs of a primitive."""
     values = (
         value

@@ -6,6 +6,9 @@ from .analyses import draw_roots as draw_roots
 from .analyses import liveness as liveness
 from .analyses import reachability as reachability
 from .analyses import subexpressions as subexpressions
+from .exchange import from_json as from_json
+from .exchange import from_proto as from_proto
+from .exchange import to_proto as to_proto
 from .graph import CALL as CALL
 from .graph import CONSTANT as CONSTANT
 from .graph import CONTROL as CONTROL
@@ -15,4 +18,5 @@ from .graph import VARIABLE as VARIABLE
 from .graph import ProgramGraph as ProgramGraph
 from .graph import cdfg as cdfg
 from .graph import vocabulary as vocabulary
+from .jaxpr import from_jaxpr as from_jaxpr
 from .llvm import from_llvm_ir as from_llvm_ir

@@ -7,7 +7,8 @@ import collections
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ FLOWS = ("control", "data", "call")
 CONTROL = 0
 DATA = 1
 CALL = 2
+EXTERNAL = "[external]"  # who calls
+UNDEFINED = "; undefined function"  # one that is only declared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,6 +116,45 @@ class ProgramGraph:
         ]
         form = {"directed": True, "multigraph": True, "graph": {}}
         return json.dumps({**form, "nodes": nodes, "links": links})
+
+
+class Builder:
+    """The lists of a graph that grows; keys of constants and functions are any."""
+
+    def __init__(self) -> None:
+        self.vertices: list[tuple[int, str, int]] = [(INSTRUCTION, EXTERNAL, -1)]
+        self.edges: list[tuple[int, int, int, int]] = []
+        self.constants: dict[Any, int] = {}
+        self.entries: dict[Any, int] = {}
+        self.exits: dict[Any, list[int]] = collections.defaultdict(list)
+        self.sites: list[tuple[int, Any]] = []
+
+    def add(self, kind: int, text: str, function: int = -1) -> int:
+        """Adds a vertex, and returns its number."""
+        self.vertices.append((kind, text, function))
+        return len(self.vertices) - 1
+
+    def join(self, called: Iterable[Any]) -> ProgramGraph:
+        """Adds all calls, from outside of some functions, and returns the graph."""
+        for site, callee in (*self.sites, *((0, each) for each in called)):
+            self.edges.append((CALL, 0, site, self.entries[callee]))
+            self.edges += [(CALL, 0, end, site) for end in self.exits[callee]]
+        return from_rows(self.vertices, self.edges)
+
+
+def from_rows(vertices: Sequence[Any], edges: Sequence[Any]) -> ProgramGraph:
+    """Returns the graph of (kind, text, function), and flow to target, of each."""
+    kinds, texts, functions = zip(*vertices, strict=True)
+    flow, position, source, target = np.array(edges, np.int32).reshape(-1, 4).T
+    return ProgramGraph(
+        kinds=np.array(kinds, np.int32),
+        texts=texts,
+        functions=np.array(functions, np.int32),
+        flow=flow,
+        position=position,
+        source=source,
+        target=target,
+    )
 
 
 def vocabulary(graphs: Iterable[ProgramGraph]) -> tuple[str, ...]:

@@ -1,22 +1,20 @@
 """Graphs of LLVM's intermediate representation, by llvmlite."""
 
-import collections
 import importlib
 import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
-
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError, DataFormatError
 from hpcjax.ir.programs.graph import (
-    CALL,
     CONSTANT,
     CONTROL,
     DATA,
     INSTRUCTION,
+    UNDEFINED,
     VARIABLE,
+    Builder,
     ProgramGraph,
 )
 
@@ -54,12 +52,15 @@ def from_llvm_ir(
     checks.require_choice("variables", variables, ("ssa", "per_use"))
     module = _parse(text, name)
     builder = _Builder(variables, _CALLS[:1] if strict_release else _CALLS)
-    for function in module.functions:
-        if not function.is_declaration:
-            builder.add_function(function)
-    if not builder.entries:
+    if all(function.is_declaration for function in module.functions):
         raise DataFormatError(f"{name}: a function with a body is needed: found none")
-    return builder.finish()
+    for function in module.functions:
+        if function.is_declaration:
+            vertex = builder.add(INSTRUCTION, UNDEFINED)
+            builder.entries[function], builder.exits[function] = vertex, [vertex]
+        else:
+            builder.add_function(function)
+    return builder.join(builder.entries)
 
 
 def version() -> str:
@@ -86,28 +87,19 @@ def _parse(text: str, name: str) -> Any:
         raise DataFormatError(f"{name}: {told}") from error
 
 
-class _Builder:
-    """The lists of a graph that grows; llvmlite's values are keys, by address."""
+class _Builder(Builder):
+    """A graph of llvmlite's values, which are keys, by address."""
 
     def __init__(self, variables: Variables, calls: tuple[str, ...]) -> None:
+        super().__init__()
         self.variables, self.calls = variables, calls
-        self.vertices: list[tuple[int, str, int]] = [(INSTRUCTION, "[external]", -1)]
-        self.edges: list[tuple[int, int, int, int]] = []
-        self.constants: dict[Any, int] = {}
-        self.entries: dict[Any, int] = {}
-        self.exits: dict[Any, list[int]] = collections.defaultdict(list)
-        self.sites: list[tuple[int, Any]] = []
-
-    def _add(self, kind: int, text: str, function: int = -1) -> int:
-        self.vertices.append((kind, text, function))
-        return len(self.vertices) - 1
 
     def add_function(self, function: Any) -> None:
         """Adds instructions, then control, then what each of them uses."""
         number = len(self.entries)
         blocks = {block: list(block.instructions) for block in function.blocks}
         places = {
-            each: self._add(INSTRUCTION, each.opcode, number)
+            each: self.add(INSTRUCTION, each.opcode, number)
             for each in itertools.chain(*blocks.values())
         }
         first = {block: places[own[0]] for block, own in blocks.items()}
@@ -121,7 +113,7 @@ class _Builder:
             for position, other in enumerate(after[block]):
                 if block in seen:
                     self.edges.append((CONTROL, position, last, first[other]))
-            if not after[block]:
+            if not after[block] and block in seen:
                 self.exits[function].append(last)
         self._add_uses(places, number)
 
@@ -131,12 +123,12 @@ class _Builder:
             for position, key, text, kind in _operands(each):
                 if kind == CONSTANT:
                     if key not in self.constants:
-                        self.constants[key] = self._add(CONSTANT, text)
+                        self.constants[key] = self.add(CONSTANT, text)
                     self.edges.append((DATA, position, self.constants[key], vertex))
                     continue
                 maker = places.get(key)
                 if key not in known or (self.variables == "per_use" and maker):
-                    known[key] = self._add(VARIABLE, text, function)
+                    known[key] = self.add(VARIABLE, text, function)
                     if maker:
                         self.edges.append((DATA, 0, maker, known[key]))
                 self.edges.append((DATA, position, known[key], vertex))
@@ -144,30 +136,6 @@ class _Builder:
                 *_, callee = each.operands
                 if callee.value_kind.name == "function":
                     self.sites.append((vertex, callee))
-
-    def finish(self) -> ProgramGraph:
-        """Adds the calls, and returns the graph."""
-        for site, callee in self.sites:
-            if callee not in self.entries:
-                vertex = self._add(INSTRUCTION, "; undefined function")
-                self.entries[callee] = vertex
-                self.exits[callee] = [vertex]
-            self.edges.append((CALL, 0, site, self.entries[callee]))
-            self.edges += [(CALL, 0, end, site) for end in self.exits[callee]]
-        for function, entry in self.entries.items():
-            self.edges.append((CALL, 0, 0, entry))
-            self.edges += [(CALL, 0, end, 0) for end in self.exits[function]]
-        kinds, texts, functions = zip(*self.vertices, strict=True)
-        flow, position, source, target = np.array(self.edges, np.int32).T
-        return ProgramGraph(
-            kinds=np.array(kinds, np.int32),
-            texts=texts,
-            functions=np.array(functions, np.int32),
-            flow=flow,
-            position=position,
-            source=source,
-            target=target,
-        )
 
 
 def _successors(terminator: Any) -> list[Any]:

@@ -54,6 +54,23 @@ def draw_function(rng, name="f"):
     return "\n".join([*lines, "}"])
 
 
+CALLER = """
+declare void @stop()
+define i32 @h(i32 %a) {
+  %1 = call i32 @f(i32 %a, i32 7)
+  call void @stop()
+  %2 = call i32 @g(i32 %1, i32 %1)
+  ret i32 %2
+}
+"""
+
+
+def draw_module(seed):
+    """Two functions, and one that calls them and what is declared alone."""
+    rng = np.random.default_rng(seed)
+    return "\n".join([*(draw_function(rng, name) for name in "fg"), CALLER])
+
+
 def draw_after(rng, blocks):
     """Successors of a block; none is the entry."""
     count = int(rng.choice([0, 1, 2, 3], p=[0.2, 0.4, 0.3, 0.1]))
@@ -81,10 +98,5 @@ def real(count=20):
 
 @functools.cache
 def drawn(count=40):
-    """Graphs of modules of two functions each."""
-    found = []
-    for seed in range(count):
-        rng = np.random.default_rng(seed)
-        text = "\n".join(draw_function(rng, name) for name in "fg")
-        found.append(programs.from_llvm_ir(text))
-    return tuple(found)
+    """Graphs of drawn modules."""
+    return tuple(programs.from_llvm_ir(draw_module(seed)) for seed in range(count))
