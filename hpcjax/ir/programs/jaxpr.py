@@ -21,8 +21,9 @@ from hpcjax.ir.programs.graph import (
 
 ENTRY = "<entry>"
 RETURN = "<return>"
-# Effects that only say what a jaxpr has, an axis' name or a new reference.
-_OF_NO_ORDER = ("NamedAxisEffect", "InternalMutableArrayEffect")
+# Effects that are where they stand, on references, or only name a mesh's axis.
+_IN_PLACE = ("ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect")
+_IN_PLACE += ("NamedAxisEffect",)
 
 
 def from_jaxpr(function: Callable[..., Any], *args: Any) -> ProgramGraph:
@@ -137,10 +138,8 @@ def _check_effects(eqn: Any, programs: list[Any]) -> None:
 
 
 def _is_ordered(effect: Any) -> bool:
-    """Whether an effect is ordered, of a reference, or a mere name of a mesh's axis."""
     name = type(effect).__name__
-    known = name.startswith("Ordered") or name in _OF_NO_ORDER
-    return known or hasattr(effect, "input_index")  # of a reference
+    return name.startswith("Ordered") or name in _IN_PLACE
 
 
 def _text(variable: Any) -> str:
