@@ -40,7 +40,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     from hpcjax.data import program_source
     from hpcjax.ir import programs
 
-    made = program_source.read_graphs("poj104", "ssa", cfg.limit, ctx.data_root)
+    found = program_source.read_graphs("poj104", "ssa", cfg.limit, ctx.data_root)
+    made = [*found.values()]
     train, *others = program_source.split_files(made, cfg.seed)
     unseen = [made[file] for part in others for file in part]
     words = programs.vocabulary(made[file] for file in train)

@@ -86,6 +86,14 @@ PROGRAMS = Objective(
     },
     classes=True,
 )
+ALGORITHMS = Objective(
+    name="algorithms",
+    inputs={**PROGRAMS.inputs, "graphs": Numbers(rank=1, tokens=True)},
+    outputs=Numbers(rank=2),
+    score="hpcjax.metrics.totals:class_totals",
+    metrics={"loss": "low", "error": "low", "top5_error": "low"},
+    classes=True,
+)
 CLICKS = Objective(
     name="clicks",
     inputs={"dense": Numbers(rank=1), "ids": Numbers(rank=1, tokens=True)},

@@ -30,6 +30,7 @@ from .spreads import spread_factor as spread_factor
 from .spreads import spread_floor as spread_floor
 from .structure import ms_ssim as ms_ssim
 from .structure import ssim as ssim
+from .totals import class_totals as class_totals
 from .totals import click_totals as click_totals
 from .totals import field_totals as field_totals
 from .totals import gaussian_totals as gaussian_totals

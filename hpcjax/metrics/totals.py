@@ -18,6 +18,7 @@ from hpcjax.metrics.structure import ms_ssim
 
 # Half the width of the middle 80 % of a Gaussian, in deviations.
 _MIDDLE = 1.2815515655446004
+_TOP = 5
 _POWERS = {"inside": 0, **dict.fromkeys(("square", "further", "variance", "spread"), 2)}
 
 
@@ -42,6 +43,22 @@ def label_totals(
         losses, wrong = _scores(logits, labels)
     sums = {"loss": jnp.sum(weight * losses), "error": jnp.sum(weight * wrong)}
     return Totals(sums, jnp.sum(weight))
+
+
+def class_totals(logits: Float[Array, "batch *places labels"], batch: Batch) -> Totals:
+    """Sums what `label_totals` does, and `"top5_error"`, of labels not among the first.
+
+    Logits that are equal to a label's are before it, so that equal ones say nothing.
+
+    Args:
+      logits: unnormalised log-probabilities.
+      batch: see `label_totals`.
+    """
+    found, weight = label_totals(logits, batch), _weigh(batch)
+    own = jnp.take_along_axis(logits, batch["y"][..., None], axis=-1)
+    missed = jnp.sum(logits < own, axis=-1) < logits.shape[-1] - _TOP
+    sums = {**found.sums, "top5_error": jnp.sum(weight * missed)}
+    return found._replace(sums=sums)
 
 
 def _weigh(batch: Batch) -> jax.Array:

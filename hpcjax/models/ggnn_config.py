@@ -44,5 +44,5 @@ class GgnnConfig(ModelConfig):
 
     @classmethod
     def takes(cls, objective: Objective) -> bool:
-        """Says whether it is of the vertices of programs."""
-        return objective.name == "programs"
+        """Says whether it is of programs, or of their vertices."""
+        return objective.name in ("programs", "algorithms")

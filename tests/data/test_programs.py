@@ -49,7 +49,7 @@ def test_an_example_is_what_the_analysis_says_of_its_root():
     graph = programs.from_llvm_ir(FIB)
     for edges, flow in (("no_data", 1), ("no_control", 0), ("cdfg", 2)):
         config = dataclasses.replace(CONFIG, task="reachability", edges=edges)
-        examples, parts, words = program_source.make_examples(config, [graph] * 5)
+        examples, parts, words, _ = program_source.make_examples(config, [graph] * 5)
         assert [len(part) for part in parts] == [10, 0, 0]  # equal files, one part
         for example in examples:
             text, selected, labels = example.features.T
@@ -62,7 +62,7 @@ def test_an_example_is_what_the_analysis_says_of_its_root():
 
 
 def test_no_graph_is_in_two_parts_and_steps_are_bounded():
-    made = program_source.read_graphs("poj104", "ssa", 20, None)
+    made = [*program_source.read_graphs("poj104", "ssa", 20, None).values()]
     parts = program_source.split_files(made, 0)
     assert sorted(n for part in parts for n in part) == list(range(len(made)))
     assert [len(part) for part in parts] == [12, 4, 4]
@@ -77,9 +77,9 @@ def test_graphs_are_made_once_and_damage_is_told(tmp_path, monkeypatch):
     (folder / "a.ll").write_text(FIB)
     root = tmp_path / "data"
     read = functools.partial(program_source.read_graphs, str(folder), "ssa", None, root)
-    (first,) = read()
+    (first,) = read().values()
     monkeypatch.setattr(programs, "from_llvm_ir", None)
-    (again,) = read()
+    (again,) = read().values()
     assert again.texts == first.texts
     for name in ("kinds", "functions", "flow", "position", "source", "target"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
@@ -127,7 +127,7 @@ def test_another_archive_is_refused(tmp_path, monkeypatch):
 def test_positions_that_are_too_high_are_told_once(caplog):
     graph = programs.from_llvm_ir(FIB)
     far = dataclasses.replace(graph, position=graph.position + 1023)
-    examples, _, _ = program_source.make_examples(
+    examples, *_ = program_source.make_examples(
         dataclasses.replace(CONFIG, task="reachability"), [far]
     )
     assert max(int(e.edge_features.max()) for e in examples) == 1023
@@ -207,3 +207,81 @@ def test_reachability_is_learnt_and_control_is_what_it_is_learnt_by(tmp_path):
         always = 2 * actual / (1 + actual)
     assert f1["all"] >= 0.95
     assert max(f1["no_control"] + 0.15, always + 0.3) < f1["all"]
+
+
+def write_files(folder, classes, shared=()):
+    """Different functions, three of a class; those of shared numbers are alike."""
+    folder.mkdir()
+    for number, name in enumerate(classes):
+        value = 0 if number in shared else number
+        text = FIB.replace("sdiv i32 %11, 3", "sdiv i32 %11, %11\n" + value * CHAIN)
+        head = f"; ModuleID = '/x/{name}/{number}.cpp'\n" if name else ""
+        (folder / f"{number:02}.ll").write_text(head + text)
+    return dataclasses.replace(ALGORITHM, source=str(folder))
+
+
+ALGORITHM = data.ProgramsConfig(task="algorithm", block=2, spare=1.0)
+CHAIN = "  call i32 @fib(i32 %11)\n"
+
+
+def test_graphs_have_the_classes_of_their_files(tmp_path):
+    config = write_files(tmp_path / "a", "bbbbbaaaaac")
+    own = config.load()
+    assert own.outputs == 3
+    assert own.objective is config.objective
+    seen = [own.train.sample(number, 1, 0, (0, 1)) for number in range(4)]
+    for batch in seen:
+        x, of, pads = batch["x"], batch["x"]["graphs"][0], 2
+        assert set(x) == set(own.objective.inputs)
+        assert not x["selected"].any()
+        assert batch["y"].shape == batch["scored"].shape == (1, 2)
+        ends = x["senders"][0], x["receivers"][0]
+        np.testing.assert_array_equal(*(of[each] for each in ends))
+        assert (np.diff(of) >= 0).all()
+        assert of.max() == pads
+        assert set(of) == {pads, *np.flatnonzero(batch["scored"][0])}
+    # All seven that are trained on, once: three of each of two classes, and the one.
+    kept = np.concatenate([each["y"][each["scored"] > 0] for each in seen])
+    assert np.bincount(kept).tolist() == [3, 3, 1]
+    held_out = own.validation.gather(np.arange(len(own.validation)))
+    assert np.bincount(held_out["y"][held_out["scored"] > 0]).tolist() == [1, 1]
+
+
+def test_classes_are_split_alike_and_dealt_out_anew_only_to_train_on(tmp_path):
+    config = write_files(tmp_path / "a", "bbbbbaaaaac")
+    made = program_source.read_graphs(config.source, "ssa", None, None)
+    classes = program_source.read_classes(config.source, made)
+    assert "".join(classes) == "bbbbbaaaaac"
+    graphs = [*made.values()]
+    plain, mixed = (
+        program_source.make_examples(
+            dataclasses.replace(config, shuffled=flag), graphs, classes
+        )
+        for flag in (False, True)
+    )
+
+    def labels(found, part):
+        return [int(found.graphs[n].features[0, 2]) for n in found.parts[part]]
+
+    for found in (plain, mixed):
+        assert found.classes == ("a", "b", "c")
+        assert sorted(labels(found, 0)) == [0, 0, 0, 1, 1, 1, 2]
+        assert [sorted(labels(found, part)) for part in (1, 2)] == [[0, 1]] * 2
+    assert labels(plain, 0) != labels(mixed, 0)
+
+
+def test_what_has_no_class_to_learn_is_refused(tmp_path):
+    config = write_files(tmp_path / "a", ["a", "a", ""])
+    with pytest.raises(DataFormatError, match=r"02\.ll has no class: .*ModuleID"):
+        config.load()
+    # The one file of b is a copy of one of a that is held out, in its part.
+    found = set()
+    for seed in range(6):
+        config = write_files(tmp_path / f"b{seed}", "baaa", shared=(0, 1))
+        try:
+            dataclasses.replace(config, split_seed=seed, block=1).load()
+        except ConfigError as error:
+            found.add(str(error))
+    assert found == set() or any("none of b" in each for each in found)
+    with pytest.raises(ConfigError, match="shuffled is of the classes"):
+        data.ProgramsConfig(shuffled=True)

@@ -93,7 +93,7 @@ def terminator(rng, after, seen):
 @functools.cache
 def real(count=20):
     """Graphs of some files of POJ-104."""
-    return tuple(program_source.read_graphs("poj104", "ssa", count, None))
+    return tuple(program_source.read_graphs("poj104", "ssa", count, None).values())
 
 
 @functools.cache
