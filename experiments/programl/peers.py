@@ -22,7 +22,9 @@ class Config(config.Config):
       seed: is not used.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {"dataset.limit": "12"}
+    smoke: ClassVar[Mapping[str, str]] = {
+        **{"dataset.limit": "12", "dataset.holdout": "validation"},
+    }
     figures: ClassVar[Mapping[str, str]] = {
         "val_error val_top5_error": ": shares of held-out programs",
     }
