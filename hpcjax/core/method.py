@@ -264,6 +264,7 @@ class RunShape(NamedTuple):
       layer_flops: `layer_flops(rows)` returns the operations of each layer's backward
         pass on `rows` examples, in the order of `optim.layers_of_model`; of a stack
         those of one of its layers.
+      examples: the data set's training examples, for who asks for their order.
     """
 
     model: Model
@@ -273,6 +274,7 @@ class RunShape(NamedTuple):
     devices: int
     seed: RunSeed
     layer_flops: Callable[[int], tuple[float, ...]]
+    examples: Any = None
 
 
 def take_extra_args(

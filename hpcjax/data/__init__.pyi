@@ -61,6 +61,7 @@ from .noise import noise_tokens as noise_tokens
 from .partitioned_vertices import (
     PartitionedVerticesConfig as PartitionedVerticesConfig,
 )
+from .partition_moves import partition_moves as partition_moves
 from .phantoms import PhantomsConfig as PhantomsConfig
 from .pipeline import Batches as Batches
 from .pipeline import BatchIterator as BatchIterator
@@ -75,6 +76,7 @@ from .property_graph import PropertyGraphConfig as PropertyGraphConfig
 from .rain import RainIbkConfig as RainIbkConfig
 from .record_source import RecordSource as RecordSource
 from .record_source import as_records as as_records
+from .row_file import RowFile as RowFile
 from .row_moves import Turn as Turn
 from .row_moves import assign_slots as assign_slots
 from .row_moves import hottest_rows as hottest_rows

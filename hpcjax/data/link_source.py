@@ -50,7 +50,13 @@ class _Epoch(NamedTuple):
 
 
 class LinkSampler:
-    """Training links as examples, in the order of a `LinksConfig`."""
+    """Training links as examples, in the order of a `LinksConfig`.
+
+    Attributes:
+      fewest_resident: entities of the smallest partitions that a state may have.
+      capacity: partitions of a state.
+      partition_rows: entities of a partition; the last may have fewer.
+    """
 
     def __init__(self, links: Triples, config: Any) -> None:
         self._triples, self._relations = links.train, links.relations
@@ -61,10 +67,11 @@ class LinkSampler:
         checks.require(good, rule, **given)
         first = config.draw(0, 0)
         self._states, partitions = len(first.states), len(first.buckets)
-        self._size = -(-links.entities // partitions)
+        self.partition_rows = self._size = -(-links.entities // partitions)
         starts = np.arange(partitions) * self._size
         sizes = np.clip(links.entities - starts, 0, self._size)
-        self.fewest_resident = int(np.sort(sizes)[: first.states.shape[1]].sum())
+        self.capacity = first.states.shape[1]
+        self.fewest_resident = int(np.sort(sizes)[: self.capacity].sum())
         self._plan = functools.lru_cache(4)(self._make_plan)
 
     def __len__(self) -> int:
@@ -108,10 +115,7 @@ class LinkSampler:
           "scored", float32 [batch, edges], 0 for what fills up; and where they are
           asked for "hidden", bool [batch, 2, edges, negatives], the known ones.
         """
-        check_number(number)
-        epoch, place = divmod(number, self.epoch_batches(batch_size))
-        plan = self._plan(seed, epoch, batch_size)
-        state = int(np.searchsorted(plan.starts, place, side="right")) - 1
+        epoch, place, plan, state = self._find(number, batch_size, seed)
         every = plan.links[plan.firsts[state] : plan.firsts[state + 1]]
         turn, turns = place - plan.starts[state], np.diff(plan.starts)[state]
         own = every[_cut(len(every), turn, turns)]
@@ -133,6 +137,21 @@ class LinkSampler:
         if self._config.filtered:
             batch["hidden"] = np.stack([self._known(t, n) for t, _, n in made])
         return batch
+
+    def resident(self, number: int, batch_size: int, seed: int) -> np.ndarray:
+        """Returns the partitions that hold all entities of a batch."""
+        *_, plan, state = self._find(number, batch_size, seed)
+        return plan.states[state]
+
+    def _find(
+        self, number: int, batch_size: int, seed: int
+    ) -> tuple[int, int, _Epoch, int]:
+        """Returns a batch's epoch, its place there, the plan and its state's number."""
+        check_number(number)
+        epoch, place = divmod(number, self.epoch_batches(batch_size))
+        plan = self._plan(seed, epoch, batch_size)
+        state = int(np.searchsorted(plan.starts, place, side="right")) - 1
+        return epoch, place, plan, state
 
     def _resident(self, state: np.ndarray) -> np.ndarray:
         """Returns the numbers of the entities of some partitions."""

@@ -1,11 +1,14 @@
 """Rows of tables in host memory, which training fetches and writes back."""
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from hpcjax.core.errors import ConfigError
+from hpcjax.data.row_file import RowFile
 
 Rows = dict[str, np.ndarray]
 
@@ -18,11 +21,12 @@ def _at_once(count: int) -> None:
 class RowStore:
     """Arrays of as many rows each: a table, and what an optimizer keeps for each row.
 
-    They may be `np.memmap`s. Bytes are counted, and may take their time: `data.
+    They may be `RowFile`s, or `np.memmap`s. Bytes are counted, and may take their time: `data.
     SharedRate(...).take` makes a slow link of each direction.
 
     Attributes:
       arrays: by name, [rows, ...]; written to in place.
+      row_bytes: of one row of all arrays.
       bytes_read: that have been fetched.
       bytes_written: that have come back.
 
@@ -35,7 +39,7 @@ class RowStore:
 
     def __init__(
         self,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, np.ndarray | RowFile],
         *,
         reading: Callable[[int], None] = _at_once,
         writing: Callable[[int], None] = _at_once,
@@ -54,17 +58,15 @@ class RowStore:
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) != 1:
             raise ConfigError(f"arrays must have the same number of rows: got {sizes}")
-        self.arrays = dict(arrays)
+        self.arrays: dict[str, Any] = dict(arrays)
+        self.row_bytes = sum(
+            math.prod(x.shape[1:]) * x.dtype.itemsize for x in arrays.values()
+        )
         self.bytes_read = self.bytes_written = 0
         self._reading, self._writing = reading, writing
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of all arrays."""
-        return sum(array[:1].nbytes for array in self.arrays.values())
 
     def read(self, ids: Int[np.ndarray, " ids"]) -> Rows:
         """Returns copies of rows, [ids, ...] of each array."""

@@ -1,12 +1,13 @@
-"""Training of a table in the host's memory, as a training method."""
+"""Training of a table in the host's memory, or on disk, as a training method."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -57,20 +58,29 @@ def train_cached(
     x = setup.batch["x"]
     rule = (
         "state=row_cache needs a model with a parameter 'table', such as dlrm, and "
-        "examples with 'ids' of its rows"
+        "examples with 'ids' of its rows, or links"
     )
     inputs = sorted(x) if isinstance(x, Mapping) else ()
-    fits = "table" in params and "ids" in inputs
+    fits = "table" in params and ("ids" in inputs or _LINKS <= {*inputs})
     checks.require(fits, rule, parameters=sorted(params), inputs=inputs)
     optim.check_rows_apart(optimizer.tx)
-    rows, ids = len(params["table"]), math.prod(x["ids"].shape)
-    capacity = config.capacity or min(rows, ids * config.lookahead)
-    rule = f"capacity must be at least {min(rows, ids)}, for the ids of a batch"
-    checks.require(capacity >= min(rows, ids), rule, capacity=capacity)
+    rows = len(params["table"])
+    ids = sum(math.prod(x[name].shape) for name in inputs if name in _ROWS)
+    least, given, what = min(rows, ids), ids * config.lookahead, "the ids of a batch"
+    if config.policy == "partitions":
+        whole, own = hasattr(setup.examples, "resident"), setup.examples
+        rule = "policy=partitions needs examples in an order of partitions: take links"
+        checks.require(whole, rule, examples=type(own).__name__)
+        config = dataclasses.replace(config, piece=own.partition_rows)
+        least = given = (own.capacity + config.prefetch) * own.partition_rows
+        what = "the resident partitions"
+    capacity = config.capacity or min(rows, given)
+    rule = f"capacity must be at least {min(rows, least)}, for {what}"
+    checks.require(capacity >= min(rows, least), rule, capacity=capacity)
     method = optim.data_parallel(
         optimizer, mean=_mean_of_rows(mean), gradients=_slots_besides
     )
-    host = _Host(config, capacity)
+    host = _Host(config, capacity, inputs)
     held = trees.flatten(jax.eval_shape(method.init, params))
     kept = {path: held[path] for path in list_row_leaves(held)}
     around = Around(
@@ -89,7 +99,8 @@ def train_cached(
 def _slots_besides(one_pass: StepInput, params: Any, state: Any) -> PassResult:
     """Returns gradients, and the slots of this device's rows for their mean."""
     found = whole_backward(one_pass, params, state)
-    return found._replace(extras={**found.extras, "slots": one_pass.batch["x"]["ids"]})
+    slots = _row_numbers(one_pass.batch["x"], jnp)
+    return found._replace(extras={**found.extras, "slots": slots})
 
 
 def _mean_of_rows(mean: Link) -> Link:
@@ -126,8 +137,10 @@ class _Host:
     Each start plans anew, up to the next pause.
     """
 
-    def __init__(self, config: "RowCacheConfig", capacity: int) -> None:
-        self._config, self._capacity = config, capacity
+    def __init__(
+        self, config: "RowCacheConfig", capacity: int, inputs: Sequence[str]
+    ) -> None:
+        self._config, self._capacity, self._inputs = config, capacity, inputs
         self._told: dict[int, dict[str, float]] = {}
         self._opened = contextlib.ExitStack()
 
@@ -138,19 +151,45 @@ class _Host:
     def start(self, state: TrainState, batches: data.Batches, steps: int) -> TrainState:
         first = int(state.step)
         rows, state = split_rows(state, self._capacity)
-        self._store = data.RowStore(rows, **self._open_link())
+        self._store = data.RowStore(self._place(rows), **self._open_link())
         self._cache = RowCache(self._store, state, piece=self._config.piece)
         began = time.perf_counter()
         # Read once more, ahead of the steps that get them, by a thread of its own.
         reader = batches.iterate(first, ahead=1 + self._config.lookahead)
         known = itertools.islice(self._opened.enter_context(reader), steps - first)
-        ids = (each["x"]["ids"] for each in known)
-        moves = self._moves(ids, len(self._store))
+        ids = (_row_numbers(each["x"], np) for each in known)
+        if self._config.policy == "partitions":
+            moves = self._swap(batches, ids, range(first, steps))
+        else:
+            moves = self._moves(ids, len(self._store))
         self._turns = data.assign_slots(moves, len(self._store), self._capacity)
         self._cache.leave(state, next(self._turns))
         self._turn = next(self._turns)
         self._planned, self._totals = time.perf_counter() - began, {}
         return state
+
+    def _place(self, rows: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """Returns the rows where the config wants them."""
+        if self._config.store == "memory":
+            return rows
+        folder = pathlib.Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
+        return {
+            name: self._opened.enter_context(
+                data.RowFile.build(
+                    folder / str(number), [x], x.shape, x.dtype, self._config.piece
+                )
+            )
+            for number, (name, x) in enumerate(rows.items())
+        }
+
+    def _swap(
+        self, batches: Any, ids: Iterator[np.ndarray], numbers: range
+    ) -> Iterator[data.Move]:
+        """Returns what is moved in the order of the data set."""
+        given = batches.batch_size, batches.seed
+        states = [batches.source.resident(number, *given) for number in numbers]
+        cut = len(self._store), self._config.piece, self._config.prefetch
+        return data.partition_moves(states, ids, *cut)
 
     def _open_link(self) -> dict[str, Callable[[int], None]]:
         """Returns how reading and writing take their time, by `data.RowStore`'s names.
@@ -209,6 +248,10 @@ class _Host:
         self._cache.flush(state)
         table, cache = self._store.arrays["params/table"], self._shapes["params/table"]
 
+        if "ids" not in self._inputs:  # ranks are among all rows
+            whole = jax.device_put(np.asarray(table), cache.sharding)
+            return lambda batch: ({**state.params, "table": whole}, batch)
+
         def look(batch: Batch) -> tuple[Any, Batch]:
             ids = batch["x"]["ids"]
             unique, slots = np.unique(ids, return_inverse=True)
@@ -222,10 +265,35 @@ class _Host:
     def pause(self, state: TrainState) -> TrainState:
         self._cache.flush(state)
         self._cache.close()
+        rows = {name: np.asarray(each) for name, each in self._store.arrays.items()}
+        self._store.arrays |= rows  # the last step is validated afterwards
         self._opened.close()
-        return trees.unflatten(state, trees.flatten(state) | self._store.arrays)
+        return trees.unflatten(state, trees.flatten(state) | rows)
+
+
+# What examples have numbers of rows in.
+_LINKS = {"triples", "negatives"}
+_ROWS = {"ids"} | _LINKS
+
+
+def _row_numbers(x: Any, xp: Any) -> Any:
+    """Returns the numbers of rows in a batch, by `numpy` or `jax.numpy`.
+
+    Of links they are the ends, and then the negatives, [batch, numbers].
+    """
+    if "ids" in x:
+        return x["ids"]
+    parts = x["triples"][..., ::2], x["negatives"]
+    return xp.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 def _with_ids(batch: Batch, slots: np.ndarray) -> Batch:
-    """Returns a batch that has slots in the place of ids."""
-    return {**batch, "x": {**batch["x"], "ids": slots.astype(np.int32)}}
+    """Returns a batch that has slots in the place of the numbers of rows."""
+    x, slots = batch["x"], slots.astype(np.int32)
+    if "ids" in x:
+        return {**batch, "x": {**x, "ids": slots}}
+    triples, negatives = x["triples"].copy(), x["negatives"]
+    ends = slots[:, : slots.shape[1] - negatives[0].size]
+    triples[..., ::2] = ends.reshape(triples[..., ::2].shape)
+    wrong = slots[:, ends.shape[1] :].reshape(negatives.shape)
+    return {**batch, "x": {**x, "triples": triples, "negatives": wrong}}

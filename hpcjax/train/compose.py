@@ -88,6 +88,7 @@ def compose(  # noqa: PLR0913 - an argument for each part
         devices // workers,
         seed if isinstance(seed, RunSeed) else RunSeed(seed),
         functools.cache(functools.partial(_layer_flops, model, dataset)),
+        dataset.train,
     )
     mean: Callable[[Any], Any] = optim.all_reduce_mean
     if exchange is not None:

@@ -13,19 +13,23 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowCacheConfig(Config):
-    """Bagpipe: a table in the host's memory, of which the devices have a cache.
+    """Bagpipe: a table on the host, of which the devices have a cache.
 
     Attributes:
       policy: "lookahead" fetches rows before their batch comes, and keeps those that a
         later one in sight uses. Its peers: "static_hot" keeps the rows that the run
         uses most, which no real one knows, "lru" those that were used last, "none" no
-        row.
+        row. "partitions" moves whole ones in the order of the data set (MariusGNN).
       lookahead: batches that are looked ahead.
       prefetch: batches that are trained on while "static_hot" and "lru" fetch the rows
-        of a later one; with 0 each batch waits for its own.
+        of a later one; with 0 each batch waits for its own. Of "partitions" how many of
+        the next state come while one is trained on.
       capacity: rows of the cache, at least the ids of a batch; None for room for the
-        ids of as many batches as are looked ahead.
-      piece: rows that are moved at once.
+        ids of as many batches as are looked ahead, or for the resident partitions.
+      piece: rows that are moved at once; those of a partition, of "partitions".
+      store: where the rows are: in "memory", or on "disk", in files in the folder of
+        temporary files (`TMPDIR`), which are read and written by `piece` rows. A pause
+        and a validation have all rows in memory.
       rate: bytes per second of the link to the table, in each direction; None for what
         the machine does. A slower one is for experiments; what validation reads does
         not go over it.
@@ -42,11 +46,14 @@ class RowCacheConfig(Config):
         "plan_seconds": "step",
     }
 
-    policy: Literal["lookahead", "static_hot", "lru", "none"] = "lookahead"
+    policy: Literal["lookahead", "static_hot", "lru", "none", "partitions"] = (
+        "lookahead"
+    )
     lookahead: Size = 16
     prefetch: Count = 0
     capacity: Size | None = None
     piece: Size = 1024
+    store: Literal["memory", "disk"] = "memory"
     rate: Positive | None = None
     latency: NotNegative = 0.0
 
@@ -55,8 +62,8 @@ class RowCacheConfig(Config):
         rule = "latency is of a link, which has a rate"
         good = self.rate is not None or not self.latency
         checks.require(good, rule, rate=self.rate, latency=self.latency)
-        rule = "prefetch is of static_hot and lru; lookahead fetches as far as it looks"
-        good = not self.prefetch or self.policy in ("static_hot", "lru")
+        rule = "prefetch is of static_hot, lru and partitions, which look no further"
+        good = not self.prefetch or self.policy not in ("lookahead", "none")
         checks.require(good, rule, prefetch=self.prefetch, policy=self.policy)
 
     def build(
@@ -70,8 +77,9 @@ class RowCacheConfig(Config):
           setup: the run, of a model with a parameter "table" and batches with "ids".
 
         Raises:
-          ConfigError: another optimizer or model, a capacity below the ids of a batch,
-            or several processes.
+          ConfigError: another optimizer or model, a capacity below the ids of a batch
+            or the resident partitions, examples in no order of partitions, or several
+            processes.
         """
         from hpcjax.train.cached_table import train_cached
 

@@ -259,7 +259,7 @@ def test_what_cannot_be_cached_is_refused():
         task(dataclasses.replace(SMALL, capacity=23), sgd(0.1), counting())
     with pytest.raises(ConfigError, match=r"a link, which has a rate: got .*=0.5"):
         RowCacheConfig(latency=0.5)
-    with pytest.raises(ConfigError, match="prefetch is of static_hot and lru"):
+    with pytest.raises(ConfigError, match="prefetch is of static_hot, lru and part"):
         RowCacheConfig(prefetch=1)
     with pytest.raises(ConfigError, match="exchange=ok_topk and state=row_cache both"):
         TrainingConfig(exchange=OkTopkConfig(), state=SMALL)
