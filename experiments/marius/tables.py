@@ -7,8 +7,8 @@ import numpy as np
 from experiments.marius.policies import FILE, ROWS
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
-from hpcjax.runs.reduce import Number, above, cell
-from hpcjax.runs.tables import Runs, Table, by_model, on_cpu
+from hpcjax.runs.reduce import Number, above, cell, most, over
+from hpcjax.runs.tables import Runs, Table, by_model, on_cpu, variants
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -167,6 +167,92 @@ LINKS = Table(
             "closes the gap": _closed.at_least(
                 0.5, "share of BETA's gap that COMET closes; 1: no gap to close"
             ).fails({"comet": "one fill"}),
+        },
+    ),
+)
+
+
+DISK, MEMORY, LEFT = "COMET, disk", "COMET, memory", "COMET, leave first"
+BETA, BETA_MEMORY, LRU = "BETA, disk", "BETA, memory", "rows by LRU"
+WAITS, AHEAD, SPARE = "slow disk", "slow disk, 8 ahead", "slow disk, spare slots"
+PACE = 0.1  # seconds of a step before a slow disk
+
+
+def disk(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns what was learnt, in how far it is memory's, bytes, and time."""
+    runs, found = {name: reduce.first(row) for name, row in rows.items()}, {}
+    for name, run in runs.items():
+        own = found[name] = {"resident": run["resident"]}
+        peer = runs[BETA_MEMORY if name in (BETA, BETA_MEMORY) else MEMORY]
+        wanted, losses = peer["loss"].values, run["loss"].values
+        if len(losses) == len(wanted):
+            own |= {"mrr": run["mrr"], "table": run["digest"] != peer["digest"]}
+        if "memory" not in name:
+            own["losses"] = np.sum(losses != wanted[: len(losses)])
+            own["megabytes"] = run["bytes"] / 1e6
+            own["off"] = abs(run["bytes"] - run["order_bytes"])
+        if name.startswith(WAITS):
+            own["ms"] = 1e3 * (run["waited"] + np.maximum(run["computed"], PACE))
+    return reduce.from_cells(found)
+
+
+DISKS = Table(
+    id="marius/disk",
+    title="A table of embeddings on disk, moved by partitions, against one in memory",
+    paper=f"{PAPER}: from disk with the accuracy of memory; COMET and BETA",
+    caption=(
+        "DistMult as in marius/links, five epochs, one seed. On disk a table and "
+        "Adagrad's sums are files of partitions, of which the cache has those of a "
+        "state: resident, its rows over all. losses: steps whose loss is not that of "
+        "the same order in memory, in any bit; table: 1 if these or the table at the "
+        "end differ. MB: read and written; off: bytes by which these are not the first "
+        "load and the swaps of the order as drawn, there and back. Leave first: a "
+        "partition leaves before its last batch has updated it. By LRU: of a "
+        "table in memory, the cache has as many rows, those used last. Rows of a slow disk, and LRU's, "
+        "are one epoch; the disk is behind a token bucket of 16 MB/s each way, and a "
+        "step lasts 100 ms. ms: of a step, with the wait for partitions. 8 ahead: these "
+        "come while a state is trained on; spare slots: room for them, and none come."
+    ),
+    shows=(
+        "Embeddings of WordNet were trained from files, a quarter of them in memory. "
+        "Further right is better where it is MRR, which from files must be that of "
+        "memory; of bytes that are moved fewer are better."
+    ),
+    picture=Dots(("mrr", "megabytes")),
+    columns={
+        "mrr": "MRR",
+        "resident": "resident",
+        "losses": "losses",
+        "table": "table",
+        "megabytes": "MB",
+        "off": "off, B",
+        "ms": "ms a step",
+    },
+    reduce=disk,
+    tiers=on_cpu(
+        minutes=5.0,
+        runs=variants(
+            "marius/disk",
+            **{"base": DISK, "comet_memory": MEMORY, "evict_first": LEFT},
+            **{"beta": BETA, "beta_memory": BETA_MEMORY, "lru": LRU},
+            **{"waits": WAITS, "ahead": AHEAD, "spare": SPARE},
+        ),
+        claims={
+            "losses": most("losses", DISK, BETA, AHEAD)
+            .at_most(0, "steps whose loss differs from memory's in any bit")
+            .fails({DISK: LEFT}),
+            "table": most("table", DISK, BETA)
+            .at_most(0, "tables that differ from memory's in any bit")
+            .fails({DISK: LEFT}),
+            "bytes": most("off", DISK, BETA, AHEAD)
+            .at_most(0, "bytes read and written beyond what the order says")
+            .fails({DISK: LRU}),
+            "a quarter": most("resident", DISK, BETA)
+            .at_most(0.26, "of the rows are resident")
+            .fails({DISK: MEMORY}),
+            "ahead": over("ms", WAITS, AHEAD)
+            .at_least(1.3, "times a step with the next partitions fetched ahead")
+            .fails({AHEAD: SPARE}),
         },
     ),
 )

@@ -57,22 +57,26 @@ def partition_moves(
         every = partitions[:, None] * partition_rows + np.arange(partition_rows)
         return every[every < rows]
 
-    step, place = -1, 0
-    yield Move(-1, NONE, NONE, of(held), ends[0] - 1)
+    step, place, ready = -1, 0, ends[0] - 1
+    yield Move(-1, NONE, NONE, of(held), ready)
     for step, batch in enumerate(batches):
         checks.require(step < len(sets), "each batch must have a state", batch=step)
-        ids, new = np.asarray(batch), NONE
-        inside = np.isin(ids // partition_rows, sets[step]).all() and ids.max(initial=-1) < rows
-        if not inside:
+        ids, evict, new = np.asarray(batch), NONE, NONE
+        inside = np.isin(ids // partition_rows, sets[step]).all()
+        if not inside or ids.max(initial=-1) >= rows:
             raise ValueError(f"batch {step} uses rows that are not resident")
-        evict, last = NONE, step + 1 == ends[place]
-        coming = sets[ends[place]] if ends[place] < len(sets) else NONE
-        if last:
-            evict, new = np.setdiff1d(held, coming), np.setdiff1d(coming, held)
+        end = ends[place]
+        coming = sets[end] if end < len(sets) else NONE
+        missing = np.setdiff1d(coming, held)
+        if step + 1 == end:
+            evict, new = np.setdiff1d(held, coming), missing
             place = min(place + 1, len(ends) - 1)
-        elif ahead and step == (ends[place - 1] if place else 0):
-            new = np.setdiff1d(coming, held)[:ahead]
+        elif step == (ends[place - 1] if place else 0):
+            new = missing[:ahead]
+        if len(new) == len(missing) and end < len(sets):
+            # What is evicted after it need not be waited for.
+            ready = ends[min(place + (step + 1 < end), len(ends) - 1)] - 1
         held = np.union1d(np.setdiff1d(held, evict), new)
-        yield Move(step, ids, of(evict), of(new), ends[place] - 1)
+        yield Move(step, ids, of(evict), of(new), ready)
     given = {"batches": step + 1, "states": len(sets)}
     checks.require(step + 1 == len(sets), "each state must have a batch", **given)
