@@ -1,0 +1,148 @@
+"""A table of links that is on disk, moved by partitions: the run is that of memory."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from hpcjax import data, models, optim, train
+from hpcjax.core import ConfigError, trees
+from hpcjax.runs import training
+from hpcjax.runs.training import TrainingConfig
+from hpcjax.train import RowCacheConfig
+from hpcjax.train.row_cache import list_row_leaves
+from tests.train import tiny
+
+STEPS, ENTITIES = 40, 60  # 57 have training links; of 8 partitions the last is shorter
+DISK = RowCacheConfig(policy="partitions", store="disk", capacity=48)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A folder of links."""
+    folder, rng = tmp_path_factory.mktemp("links"), np.random.default_rng(0)
+    for part, count in (("train", 300), ("valid", 12), ("test", 3)):
+        rows = np.stack([rng.integers(most, size=count) for most in (ENTITIES, 3, 57)])
+        lines = ["\t".join(f"{each}" for each in row) for row in rows.T]
+        (folder / f"{part}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def make(source, state, order="comet", devices=1, root=None):
+    cut = {"partitions": 8, "capacity": 4, "group": 2, "edges": 16, "negatives": 6}
+    config = TrainingConfig(
+        dataset=data.LinksConfig(source=str(source), order=order, **cut),
+        model=models.KgeConfig(width=4, spread=1.0),
+        optimizer=optim.AdagradConfig(lr=0.1),
+        state=state,
+        train=train.TrainConfig(
+            steps=STEPS, batch_size=2, eval_every=16, checkpoint_every=13
+        ),
+    )
+    return config, training.task(config, source, devices)
+
+
+def fit(source, state, folder=None, **given):
+    """Trains, with pauses inside of states; returns what is told, and the last state."""
+    (config, made), records = make(source, state, **given), tiny.Records()
+    mesh = made.mesh(given.get("devices", 1))
+    own = {"seed": 0, "mesh": mesh, "recorder": records}
+    if folder is None:
+        last = train.fit(made, config.train, **own)
+    else:
+        with train.Checkpoints(folder) as checkpoints:
+            last = train.fit(made, config.train, checkpoints=checkpoints, **own)
+    told = [
+        (record["step"], name, record[name])
+        for record in records
+        for name in ("loss", "val_loss", "val_mrr", "val_hits10")
+        if name in record
+    ]
+    leaves = trees.flatten(jax.device_get(dataclasses.replace(last, key=None)))
+    return told, leaves, records
+
+
+def check_same(found, wanted):
+    assert found[0] == wanted[0]
+    assert found[1].keys() == wanted[1].keys()
+    for path, leaf in wanted[1].items():
+        np.testing.assert_array_equal(found[1][path], leaf, err_msg=path)
+
+
+@pytest.fixture(scope="module")
+def whole(source):
+    return fit(source, None)
+
+
+def test_a_run_from_disk_is_that_of_memory_to_the_bit(source, whole, tmp_path):
+    """Losses, ranks, table and Adagrad's sums, through pauses and validations."""
+    found = fit(source, DISK, tmp_path)
+    check_same(found, whole)
+    rows = [found[1][path] for path in list_row_leaves(found[1])]
+    assert {leaf.shape for leaf in rows} == {(60, 4)}
+    assert np.array_equal(found[1]["step"], STEPS)
+    ahead = dataclasses.replace(DISK, prefetch=2)  # with as many slots
+    check_same(fit(source, ahead), whole)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(source, whole, tmp_path):
+    """And a run in memory goes on from disk."""
+    config, made = make(source, None)
+    short = dataclasses.replace(config.train, steps=26)
+    own = {"seed": 0, "mesh": made.mesh(1), "recorder": tiny.Records()}
+    with train.Checkpoints(tmp_path) as checkpoints:
+        train.fit(made, short, checkpoints=checkpoints, **own)
+    told, leaves, _ = fit(source, DISK, tmp_path)
+    check_same(([*filter(lambda x: x[0] <= 26, whole[0]), *told], leaves), whole)
+
+
+@pytest.mark.acceptance("marius", 7)
+def test_rows_that_are_moved_are_those_of_the_orders_swaps(source):
+    _, _, records = fit(source, DISK)
+    sampler = make(source, DISK)[1].dataset.train
+    states = [{*sampler.resident(n, 2, 0).tolist()} for n in range(STEPS)]
+    assert STEPS > 2 * sampler.epoch_batches(2)
+    sizes = np.minimum(sampler.partition_rows, 60 - sampler.partition_rows * np.r_[:8])
+    wanted = sum(
+        sizes[[*new - old]].sum()
+        for old, new in zip([set(), *states], states, strict=False)
+    )
+    for way in ("rows_fetched", "rows_evicted"):
+        assert sum(record.get(way, 0) for record in records) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["lookahead", "lru"])
+@pytest.mark.parametrize("store", ["disk", "memory"])
+def test_rows_of_links_are_cached_by_any_policy(policy, store, source, whole):
+    state = RowCacheConfig(policy=policy, store=store, lookahead=2, piece=7)
+    told, leaves, _ = fit(source, state)
+    np.testing.assert_allclose(
+        [each[2] for each in told], [each[2] for each in whole[0]], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        leaves["params/table"], whole[1]["params/table"], rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_devices_share_links_from_disk(source):
+    one, two = (fit(source, DISK, devices=count) for count in (1, 2))
+    np.testing.assert_allclose(
+        [each[2] for each in one[0]], [each[2] for each in two[0]], rtol=1e-4
+    )
+
+
+def test_what_has_no_partitions_or_no_room_is_refused(source):
+    small = dataclasses.replace(DISK, capacity=31)
+    with pytest.raises(ConfigError, match="at least 32, for the resident partitions"):
+        make(source, small)
+    clicks = TrainingConfig(
+        dataset=data.ClicksConfig(examples=40, tables=2, rows=9),
+        model=models.DlrmConfig(width=4, bottom=(5,), top=(6,)),
+        optimizer=optim.RowAdagradConfig(),
+        state=RowCacheConfig(policy="partitions"),
+    )
+    with pytest.raises(ConfigError, match="needs examples in an order of partitions"):
+        training.task(clicks, source, 1)
