@@ -208,10 +208,11 @@ DISKS = Table(
         "end differ. MB: read and written; off: bytes by which these are not the first "
         "load and the swaps of the order as drawn, there and back. Leave first: a "
         "partition leaves before its last batch has updated it. By LRU: of a "
-        "table in memory, the cache has as many rows, those used last. Rows of a slow disk, and LRU's, "
-        "are one epoch; the disk is behind a token bucket of 16 MB/s each way, and a "
-        "step lasts 100 ms. ms: of a step, with the wait for partitions. 8 ahead: these "
-        "come while a state is trained on; spare slots: room for them, and none come."
+        "table in memory, the cache has as many rows, those used last. LRU's and those "
+        "of a slow disk are one epoch; this is behind a token bucket of 16 MB/s each "
+        "way, and a step lasts 100 ms. ms: of a step, with the wait for partitions. 8 "
+        "ahead: so many come while a state is trained on; spare slots: room for them, "
+        "and none come."
     ),
     shows=(
         "Embeddings of WordNet were trained from files, a quarter of them in memory. "

@@ -21,8 +21,8 @@ def _at_once(count: int) -> None:
 class RowStore:
     """Arrays of as many rows each: a table, and what an optimizer keeps for each row.
 
-    They may be `RowFile`s, or `np.memmap`s. Bytes are counted, and may take their time: `data.
-    SharedRate(...).take` makes a slow link of each direction.
+    They may be `RowFile`s, or `np.memmap`s. Bytes are counted, and may take their
+    time: `data.SharedRate(...).take` makes a slow link of each direction.
 
     Attributes:
       arrays: by name, [rows, ...]; written to in place.

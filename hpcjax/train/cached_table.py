@@ -61,7 +61,7 @@ def train_cached(
         "examples with 'ids' of its rows, or links"
     )
     inputs = sorted(x) if isinstance(x, Mapping) else ()
-    fits = "table" in params and ("ids" in inputs or _LINKS <= {*inputs})
+    fits = "table" in params and ("ids" in inputs or {*inputs} >= _LINKS)
     checks.require(fits, rule, parameters=sorted(params), inputs=inputs)
     optim.check_rows_apart(optimizer.tx)
     rows = len(params["table"])

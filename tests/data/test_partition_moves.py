@@ -1,4 +1,6 @@
-"""Moves of partitions: each batch has its rows, updated, and no more are in the cache."""
+"""Moves of partitions: each batch has its rows, updated, and no others are there."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def test_as_much_is_fetched_as_swaps_say_and_all_goes_back(ahead):
     states, batches = drawn("comet", 0)
     moves = [*data.partition_moves(states, batches, ROWS, PART, ahead)]
     sets = [set(), *map(set, states.tolist())]
-    wanted = [p for old, new in zip(sets, sets[1:]) for p in sorted(new - old)]
+    wanted = [p for old, new in itertools.pairwise(sets) for p in sorted(new - old)]
     sizes = np.minimum(PART, ROWS - PART * np.arange(8))
     assert sum(len(move.fetch) for move in moves) == sizes[wanted].sum()
     assert sum(len(move.evict) for move in moves) == sizes[wanted].sum()

@@ -1,5 +1,6 @@
-"""Rows in files: what numpy would hold, the last flush after a crash, and no mixture."""
+"""Rows in files: what numpy would hold; after a crash the last flush, no mixture."""
 
+import itertools
 import os
 import pathlib
 import signal
@@ -71,6 +72,16 @@ def test_a_write_that_is_cut_short_leaves_the_last_flush(quick, monkeypatch, tmp
             raise Killed
         return count
 
+    def write_on(states):
+        while True:
+            for _ in range(3):
+                part = PART * rng.integers(8) + np.arange(PART)
+                ids = part[part < ROWS]
+                held[ids] += 1
+                file[ids] = held[ids]
+            states[file.sequence + 1] = held.copy()
+            file.flush()
+
     file, held = build(tmp_path / "rows")
     ends = set()
     for budget in [*range(0, 700, 23), *range(700, 2000, 97)]:
@@ -78,14 +89,7 @@ def test_a_write_that_is_cut_short_leaves_the_last_flush(quick, monkeypatch, tmp
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", write)
             with pytest.raises(Killed):
-                while True:
-                    for _ in range(3):
-                        part = PART * rng.integers(8) + np.arange(PART)
-                        ids = part[part < ROWS]
-                        held[ids] += 1
-                        file[ids] = held[ids]
-                    states[file.sequence + 1] = held.copy()
-                    file.flush()
+                write_on(states)
         file.close()
         file = data.RowFile(file.path)
         np.testing.assert_array_equal(np.asarray(file), states[file.sequence])
@@ -168,7 +172,7 @@ def test_rows_come_in_pieces_of_any_size(dtype, tmp_path):
 
 
 def test_what_is_no_row_or_no_file_is_told(tmp_path):
-    file, held = build(tmp_path / "rows")
+    file, _ = build(tmp_path / "rows")
     for ids in ([-1], [ROWS], [0.5], [[0]], [True]):
         with pytest.raises(ConfigError, match="must be a list of numbers from 0 to 36"):
             file[ids]
@@ -228,7 +232,7 @@ def test_an_epoch_reads_and_writes_the_bytes_of_its_swaps(policy, tmp_path):
         for start in range(0, len(move.fetch), part):
             store.read(move.fetch[start : start + part])
     sets = [set(), *map(set, order.states.tolist())]
-    fetched = [p for old, new in zip(sets, sets[1:]) for p in new - old]
+    fetched = [p for old, new in itertools.pairwise(sets) for p in new - old]
     assert len(fetched) == order.states.shape[1] + graphs.count_swaps(order.states)
     wanted = 1024 * sum(min(part, rows - p * part) for p in fetched)
     assert (store.bytes_read, store.bytes_written) == (wanted, wanted)

@@ -44,7 +44,7 @@ def make(source, state, order="comet", devices=1, root=None):
 
 
 def fit(source, state, folder=None, **given):
-    """Trains, with pauses inside of states; returns what is told, and the last state."""
+    """Trains, with pauses inside of states; returns what is told, and the end."""
     (config, made), records = make(source, state, **given), tiny.Records()
     mesh = made.mesh(given.get("devices", 1))
     own = {"seed": 0, "mesh": mesh, "recorder": records}
@@ -102,7 +102,7 @@ def test_rows_that_are_moved_are_those_of_the_orders_swaps(source):
     _, _, records = fit(source, DISK)
     sampler = make(source, DISK)[1].dataset.train
     states = [{*sampler.resident(n, 2, 0).tolist()} for n in range(STEPS)]
-    assert STEPS > 2 * sampler.epoch_batches(2)
+    assert 2 * sampler.epoch_batches(2) < STEPS
     sizes = np.minimum(sampler.partition_rows, 60 - sampler.partition_rows * np.r_[:8])
     wanted = sum(
         sizes[[*new - old]].sum()
