@@ -96,11 +96,13 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
 class Steps:
     """Steps that last as long as they are told, or longer.
 
+    A config says so by `pace` and `evict_first`.
+
     Attributes:
       compiled: how many programs the step was compiled to.
     """
 
-    def __init__(self, cfg: Config, plain: "Method") -> None:
+    def __init__(self, cfg: Any, plain: "Method") -> None:
         self.compiled = 0
         self._cfg, self._plain, self._around = cfg, plain, plain.around
         self._began = self._ended = time.perf_counter()

@@ -54,11 +54,12 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     history = ctx.train(paced, cfg.train, seed=cfg.seed, source="measured")
     assert ctx.trained is not None
     table, facts = np.asarray(ctx.trained.params["table"]), made.method.facts
-    every: dict[str, Any] = {name: column.values for name, column in history.items()}
+    every: dict[str, Any] = {str(name): column.values for name, column in history.items()}
     losses = every["loss"].astype(np.float32)
     digest = hashlib.sha256(losses.tobytes() + table.tobytes()).hexdigest()
     moved = sum(np.sum(every.get(f"rows_{w}", 0)) for w in ("fetched", "evicted"))
-    epochs = cfg.train.steps // made.dataset.train.epoch_batches(cfg.train.batch_size)
+    sampler: Any = made.dataset.train
+    epochs = cfg.train.steps // sampler.epoch_batches(cfg.train.batch_size)
     swapped = count_rows(cfg.dataset, cfg.seed, epochs, len(table))
     row_bytes = facts.get("row_bytes", 0.0)
     return {

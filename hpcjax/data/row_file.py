@@ -124,7 +124,7 @@ class RowFile:
             first = np.array([0, 0, *[_NEVER] * parts, *[0] * parts], np.uint64)
             with temporary.open("r+b") as file:
                 file.seek(_BLOCK)
-                file.write(_seal(first))
+                file.write(_bytes(_seal(first)))
             with cls(temporary) as made:
                 start = 0
                 for piece in pieces:
@@ -263,6 +263,7 @@ class RowFile:
           DataFormatError: it is another one, or of another size.
         """
         head, size = os.pread(self._file, _BLOCK, 0), os.fstat(self._file).st_size
+        form: Any = {}
         try:
             form = json.loads(head.rstrip(b"\0"))
             good = form["format"] == _FORMAT
@@ -288,7 +289,7 @@ class RowFile:
 
     def _get(self, into: np.ndarray, place: int) -> None:
         """Fills an array, in as many reads as it takes."""
-        left = memoryview(into.reshape(-1).view(np.uint8))
+        left = _bytes(into)
         while left:
             count = os.preadv(self._file, [left], place)
             if not count:
@@ -299,7 +300,7 @@ class RowFile:
 
     def _put(self, data: np.ndarray, place: int) -> None:
         """Writes an array, in as many writes as it takes."""
-        left = memoryview(data.reshape(-1).view(np.uint8))
+        left = _bytes(data)
         while left:
             count = os.pwrite(self._file, left, place)
             left, place = left[count:], place + count
@@ -310,9 +311,15 @@ class RowFile:
             os.posix_fadvise(self._file, place, size, os.POSIX_FADV_DONTNEED)
 
 
+def _bytes(data: np.ndarray) -> memoryview:
+    """Returns the memory of an array."""
+    flat: Any = data.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
 def _digest(data: np.ndarray, seed: int) -> int:
     """Returns the checksum of an array; it differs by partition."""
-    return xxhash.xxh3_64_intdigest(data.reshape(-1).view(np.uint8), seed=seed)
+    return xxhash.xxh3_64_intdigest(_bytes(data), seed=seed)
 
 
 def _seal(state: np.ndarray) -> np.ndarray:
