@@ -54,7 +54,9 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     history = ctx.train(paced, cfg.train, seed=cfg.seed, source="measured")
     assert ctx.trained is not None
     table, facts = np.asarray(ctx.trained.params["table"]), made.method.facts
-    every: dict[str, Any] = {str(name): column.values for name, column in history.items()}
+    every: dict[str, Any] = {
+        str(name): column.values for name, column in history.items()
+    }
     losses = every["loss"].astype(np.float32)
     digest = hashlib.sha256(losses.tobytes() + table.tobytes()).hexdigest()
     moved = sum(np.sum(every.get(f"rows_{w}", 0)) for w in ("fetched", "evicted"))

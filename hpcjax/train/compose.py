@@ -94,9 +94,8 @@ def compose(  # noqa: PLR0913 - an argument for each part
     if exchange is not None:
         mean = functools.partial(optim.exchange_gradients, exchange)
     drawn = getattr(optimizer, "fisher", "empirical") != "empirical"
-    rule = (
-        f"labels of {dataset.objective.name} are no classes: fisher must be empirical"
-    )
+    what = dataset.objective.name
+    rule = f"labels of {what} are no classes: fisher must be empirical"
     checks.require(dataset.objective.classes or not drawn, rule, optimizer=optimizer)
     chosen = _build_optimization(optimizer, state, setup)
     if backward is not None:
