@@ -58,10 +58,10 @@ from .mixed_sizes import Slot as Slot
 from .mri_slices import MriSlicesConfig as MriSlicesConfig
 from .noise import noise_images as noise_images
 from .noise import noise_tokens as noise_tokens
+from .partition_moves import partition_moves as partition_moves
 from .partitioned_vertices import (
     PartitionedVerticesConfig as PartitionedVerticesConfig,
 )
-from .partition_moves import partition_moves as partition_moves
 from .phantoms import PhantomsConfig as PhantomsConfig
 from .pipeline import Batches as Batches
 from .pipeline import BatchIterator as BatchIterator
