@@ -110,7 +110,7 @@ def draw(words: Mapping[str, Mapping[str, int]]) -> "Figure":
     """Draws the words of all operations, as read and fused."""
     from hpcjax.runs import panels
 
-    names = [*reversed(words["read"] | words["fused"])]
+    names = [*reversed({**words["read"], **words["fused"]})]
     figure, ((axes,),) = panels.open_figure(0.4 * len(names) + 1.5)
     for shift, stage in ((0.2, "read"), (-0.2, "fused")):
         counts = [words[stage].get(name, 0) for name in names]

@@ -38,10 +38,11 @@ def _iota(reader: Reader, eqn: Any, _: list[View]) -> list[View]:
 
 def _pad(reader: Reader, eqn: Any, views: list[View]) -> list[View] | None:
     """Adds what writes the elements, and what is around them."""
-    sizes = eqn.params["padding_config"]
+    (view, value), sizes = views, eqn.params["padding_config"]
     if any(low < 0 or high < 0 for low, high, _ in sizes):
         return None
-    return [_padded(reader, *views, sizes, reader.new(eqn.outvars[0].aval))]
+    made = reader.new(eqn.outvars[0].aval)
+    return [_padded(reader, view, value, sizes, made)]
 
 
 def _padded(reader: Reader, view: View, value: View, sizes: Any, made: View) -> View:
