@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from hpcjax import graphs, layers
@@ -59,14 +60,15 @@ class _Ggnn(nnx.Module):
             shapes |= {"gate": (width, width), "gate_bias": (width,)}
         self.names = tuple(shapes)
         for name, shape in shapes.items():
-            setattr(self, name, param(shape, _initializer(name, shape), policy.param))
+            draw = _initializer(name, shape, config)
+            setattr(self, name, param(shape, draw, policy.param))
 
     def values(self) -> Params:
         """Returns the parameters by name."""
         return {name: getattr(self, name)[...] for name in self.names}
 
 
-def _initializer(name: str, shape: tuple[int, ...]) -> Initializer:
+def _initializer(name: str, shape: tuple[int, ...], config: GgnnConfig) -> Initializer:
     """Returns variances of 1 for embeddings, and of a third over the inputs for maps.
 
     The latter is PyTorch's, hence the released network's: of larger maps the root's 50
@@ -75,7 +77,12 @@ def _initializer(name: str, shape: tuple[int, ...]) -> Initializer:
     if name.endswith("bias"):
         return ZEROS
     scale = 1.0 if name == "embedding" else math.sqrt(1 / (3 * shape[-2]))
-    return nnx.initializers.normal(scale)
+    draw = nnx.initializers.normal(scale)
+    if name not in ("choose", "read") or config.root_rows == 1:
+        return draw
+    of_root = np.arange(shape[0]) % (config.width + 2) >= config.width
+    shares = np.where(of_root, config.root_rows, 1.0)[:, None]
+    return lambda *how: (draw(*how) * shares).astype(how[-1])
 
 
 def ggnn(

@@ -24,6 +24,9 @@ class GgnnConfig(ModelConfig):
       readout: whether logits are of vertices, or summed over those of each graph, of
         which examples must have the numbers.
       dropout: share of states that are zero after each step of a training pass.
+      root_rows: share of their usual deviation with which the answer's weights of the
+        root's two entries, 50 or 0, are drawn. Of 1 logits begin at ±5, behind gates
+        some of which begin closed, and a closed one hardly opens again.
     """
 
     factory: ClassVar[str] = "hpcjax.models._ggnn:ggnn"
@@ -36,6 +39,7 @@ class GgnnConfig(ModelConfig):
     backward: bool = True
     readout: Literal["vertex", "graph"] = "vertex"
     dropout: Annotated[float, Within("[0, 1)")] = 0.0
+    root_rows: Annotated[float, Within("[0, 1]")] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

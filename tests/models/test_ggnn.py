@@ -187,6 +187,16 @@ def test_maps_are_drawn_as_widely_as_those_of_pytorch():
         assert params[name].std() == pytest.approx((3 * 34) ** -0.5, rel=0.1)
 
 
+def test_the_roots_rows_of_the_answer_may_be_drawn_smaller():
+    whole, small = (
+        models.ggnn((16,), 2, tables=(9,), root_rows=r).init(jax.random.key(0))[0]
+        for r in (1.0, 0.5)
+    )
+    for name, rows in (("choose", [32, 33, 66, 67]), ("read", [32, 33])):
+        whole[name] = whole[name].at[jnp.array(rows)].multiply(0.5)
+    jax.tree.map(np.testing.assert_array_equal, small, whole)
+
+
 def test_a_cell_is_that_of_pytorch():
     torch = pytest.importorskip("torch")
     cell = torch.nn.GRUCell(3, 4)
