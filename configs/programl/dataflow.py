@@ -2,8 +2,7 @@
 
 For which `pip install 'hpcjax[ir]'`; nothing else is to be downloaded.
 Expect: F1 of 0.95 for reachability, common subexpressions and data dependence, and
-far less without the edges that decide (`hpcjax table
-programl/dataflow`).
+far less without the edges that decide (`hpcjax table programl/dataflow`).
 """
 
 import dataclasses
