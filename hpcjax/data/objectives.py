@@ -3,9 +3,12 @@
 A data set of another kind brings its own: a `core.Objective` beside its config.
 """
 
+import dataclasses
+
 from hpcjax.core.objective import Numbers, Objective
 
 IMAGES = Numbers(rank=3)  # [height, width, channels]
+VOLUMES = Numbers(rank=4)  # [depth, height, width, channels]
 
 CLASSIFICATION = Objective(
     name="classification",
@@ -43,6 +46,16 @@ SEGMENTATION = Objective(
     score="hpcjax.metrics.totals:segmentation_totals",
     metrics={"loss": "low", "error": "low", "overlap": "high", "area": "neither"},
     classes=True,
+)
+VOLUME_SEGMENTATION = dataclasses.replace(
+    SEGMENTATION, name="volume_segmentation", inputs=VOLUMES, outputs=VOLUMES
+)
+REGRESSION = Objective(
+    name="regression",
+    inputs=VOLUMES,
+    outputs=Numbers(rank=1),
+    score="hpcjax.metrics.totals:regression_totals",
+    metrics={"loss": "low", "error": "low"},
 )
 VERTICES = Objective(
     name="vertices",

@@ -37,4 +37,5 @@ from .totals import gaussian_totals as gaussian_totals
 from .totals import label_totals as label_totals
 from .totals import masked_language_totals as masked_language_totals
 from .totals import positive_totals as positive_totals
+from .totals import regression_totals as regression_totals
 from .totals import segmentation_totals as segmentation_totals

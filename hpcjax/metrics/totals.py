@@ -214,6 +214,21 @@ def click_totals(logits: Float[Array, " batch"], batch: Batch) -> Totals:
     return Totals(sums, jnp.sum(weight))
 
 
+def regression_totals(outputs: Float[Array, "batch numbers"], batch: Batch) -> Totals:
+    """Sums over examples of the mean squared error, and of the mean absolute.
+
+    Args:
+      outputs: predicted numbers, `[batch, numbers]`.
+      batch: `"y"` of the same shape, and in validation `"weight"` [batch].
+    """
+    checks.require_same_shape(outputs=outputs, y=batch["y"])
+    weight = batch.get("weight", jnp.ones(len(outputs), jnp.float32))
+    away = outputs.astype(jnp.float32) - batch["y"]
+    each = {"loss": jnp.mean(away**2, axis=1), "error": jnp.mean(abs(away), axis=1)}
+    sums = {name: jnp.sum(weight * values) for name, values in each.items()}
+    return Totals(sums, jnp.sum(weight))
+
+
 def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
     """Sums over dates of the CRPS of predicted Gaussians, and what tells their spread.
 

@@ -10,6 +10,8 @@ PARTS = {
         "resnet": "ResNetConfig",
         "vgg": "VggConfig",
         "unet": "UNetConfig",
+        "cosmoflow": "CosmoFlowConfig",
+        "volume_unet": "VolumeUNetConfig",
         "cnn": "CnnConfig",
         "locally_connected": "LocallyConnectedConfig",
         "smoe": "SmoeConfig",

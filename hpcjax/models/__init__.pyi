@@ -3,6 +3,7 @@ from ._bert import BertOutputs as BertOutputs
 from ._bert import bert as bert
 from ._bias_unet import bias_unet as bias_unet
 from ._coord_net import coord_net as coord_net
+from ._cosmoflow import cosmoflow as cosmoflow
 from ._count import flops_per_token as flops_per_token
 from ._count import num_params as num_params
 from ._describe import Description as Description
@@ -35,6 +36,7 @@ from ._spread_nets import conv_lstm as conv_lstm
 from ._spread_nets import unet3d as unet3d
 from ._unet import unet as unet
 from ._vgg import vgg as vgg
+from ._volume_unet import volume_unet as volume_unet
 from .bert_config import BertConfig as BertConfig
 from .chunked import ChunkedLogits as ChunkedLogits
 from .coord_net_config import CoordNetConfig as CoordNetConfig
@@ -96,3 +98,5 @@ from .transformer_config import SparseAttentionConfig as SparseAttentionConfig
 from .transformer_config import TransformerOptions as TransformerOptions
 from .unet_config import UNetConfig as UNetConfig
 from .vgg_config import VggConfig as VggConfig
+from .volume_config import CosmoFlowConfig as CosmoFlowConfig
+from .volume_config import VolumeUNetConfig as VolumeUNetConfig

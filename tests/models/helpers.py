@@ -51,6 +51,8 @@ def output_shapes(entry, size):
     places = entry.inputs if entry.dtype == "int32" else ()
     if isinstance(entry.config, models.UNetConfig):
         places = entry.inputs[:2]
+    if isinstance(entry.config, models.VolumeUNetConfig):
+        places = entry.inputs[:3]
     return (size, *places, entry.outputs)
 
 

@@ -44,6 +44,7 @@ from hpcjax.models.transformer_config import (
 )
 from hpcjax.models.unet_config import UNetConfig
 from hpcjax.models.vgg_config import VggConfig
+from hpcjax.models.volume_config import CosmoFlowConfig, VolumeUNetConfig
 
 
 class Entry(NamedTuple):
@@ -162,6 +163,8 @@ REGISTRY: dict[str, Entry] = {
     ),
     "resnet50": Entry(ResNetConfig(depth=50, width=2), (32, 32, 3), 3),
     "unet": Entry(UNetConfig(depth=2, width=2), (8, 12, 3), 3),
+    "cosmoflow": Entry(CosmoFlowConfig(width_divisor=16, dropout=0.0), (8, 8, 8, 2), 3),
+    "volume_unet": Entry(VolumeUNetConfig(width_divisor=16), (8, 8, 8, 2), 3),
     "cnn": Entry(CnnConfig(widths=(3,), coordinates=True), (5, 6, 2), 3),
     "locally_connected": Entry(LocallyConnectedConfig(), (5, 4, 2), 3),
     "smoe": Entry(SmoeConfig(widths=(2,)), (5, 4, 2), 2),

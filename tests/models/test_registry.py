@@ -26,6 +26,8 @@ FACTORIES = {
     "causal_lm": models.CausalLmConfig,
     "bert": models.BertConfig,
     "unet": models.UNetConfig,
+    "cosmoflow": models.CosmoFlowConfig,
+    "volume_unet": models.VolumeUNetConfig,
     "vgg": models.VggConfig,
     "raw_ensemble": models.RawConfig,
     "emos": models.EmosConfig,
