@@ -40,10 +40,10 @@ def networks(rows: reduce.Rows) -> "xr.Dataset":
         }
         base = float(run["temporaries"].sel(blocks=1))
         memory = {
-            f"{number} block{'s' * int(number > 1)}": run["temporaries"].sel(
-                blocks=number
+            "1 block" if number == 1 else f"{number} blocks": found
+            for number, found in zip(
+                run["blocks"].values, run["temporaries"], strict=True
             )
-            for number in run["blocks"].values
         }
         memory[WHOLE] = run["data_parallel"]
         for label, found in memory.items():
@@ -57,7 +57,7 @@ NETWORKS = Table(
     paper=(
         "Oyama et al., IEEE TPDS 2020, its table of networks: 9.44 M parameters; "
         "55.55, 443.8, 3550 GFLOP and 0.824, 6.59, 52.7 GiB of a sample at widths "
-        "128, 256, 512; and that memory of a device falls with those that share a sample"
+        "128, 256, 512; and a device needs the less the more share a sample"
     ),
     caption=(
         "Counted from traces at full size, of which nothing is run. gigaflop: of the "
