@@ -17,6 +17,8 @@ PARTS = {
         "token_text": "TokenTextConfig",
         "masked_text": "MaskedTextConfig",
         "phantoms": "PhantomsConfig",
+        "phantom_volumes": "PhantomVolumesConfig",
+        "universes": "UniversesConfig",
         "mri_slices": "MriSlicesConfig",
         "ens10": "Ens10Config",
         "weather_file": "WeatherFileConfig",

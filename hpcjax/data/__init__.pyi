@@ -63,6 +63,7 @@ from .partitioned_vertices import (
     PartitionedVerticesConfig as PartitionedVerticesConfig,
 )
 from .phantoms import PhantomsConfig as PhantomsConfig
+from .phantoms import PhantomVolumesConfig as PhantomVolumesConfig
 from .pipeline import Batches as Batches
 from .pipeline import BatchIterator as BatchIterator
 from .pipeline import EvaluationBatches as EvaluationBatches
@@ -111,6 +112,7 @@ from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import gguf_tokenizer as gguf_tokenizer
 from .tokenizer import load_tokenizer as load_tokenizer
 from .tokenizer import train_byte_pairs as train_byte_pairs
+from .universes import UniversesConfig as UniversesConfig
 from .weather import canonicalise as canonicalise
 from .weather import open_fields as open_fields
 from .weather import to_weatherbench as to_weatherbench

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, UInt8
 from hpcjax.core.config import AtLeast, Config, Count, NotNegative, Share, Size
 from hpcjax.core.objective import Objective
 from hpcjax.data.augment import CropFlipConfig
-from hpcjax.data.objectives import SEGMENTATION
+from hpcjax.data.objectives import SEGMENTATION, VOLUME_SEGMENTATION
 from hpcjax.data.source import Dataset, images_dataset, split
 
 CLASSES = 2
@@ -78,6 +78,50 @@ class PhantomsConfig(Config):
             limit=None,
             objective=SEGMENTATION,
             augment=self.augment,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhantomVolumesConfig(Config):
+    """Whole synthetic heads made of ellipsoids, with masks of their lesions.
+
+    Attributes:
+      patients: number of volumes; volume n is the same for every number of them.
+      depth: number of slices of a volume.
+      size: height and width of a slice.
+      noise: see `PhantomsConfig`.
+      validation: share of the patients held out, at least one.
+      draw_seed: chooses phantoms and split; it is not the seed of the run.
+    """
+
+    objective: ClassVar[Objective] = VOLUME_SEGMENTATION
+    smoke: ClassVar[Mapping[str, str]] = {"patients": "4", "depth": "8", "size": "8"}
+
+    patients: Annotated[int, AtLeast(2)] = 24
+    depth: Size = 32
+    size: Size = 32
+    noise: NotNegative = 20.0
+    validation: Share = 0.25
+    draw_seed: Count = 0
+
+    def load(self, root: pathlib.Path | None = None) -> Dataset:
+        """Returns the volumes of `PhantomsConfig` with as many slices, uncut.
+
+        Examples:
+          >>> PhantomVolumesConfig(patients=4, depth=8).load().inputs
+          (8, 32, 32, 1)
+        """
+        del root
+        parts = []
+        for numbers in split(self.patients, self.validation, self.draw_seed):
+            volumes = [
+                phantom(int(n), self.depth, self.size, self.noise, self.draw_seed)
+                for n in numbers
+            ]
+            images, masks = (np.stack(part) for part in zip(*volumes, strict=True))
+            parts.append((images[..., None], masks.astype(np.int32)))
+        return images_dataset(
+            *parts, outputs=CLASSES, limit=None, objective=VOLUME_SEGMENTATION
         )
 
 

@@ -160,7 +160,7 @@ class ImageSource:
 
     def __init__(
         self,
-        images: UInt8[np.ndarray, "n height width channels"],
+        images: UInt8[np.ndarray, "n *space channels"],
         labels: Int32[np.ndarray, "n ..."],
         mean: Float[np.ndarray, " channels"],
         std: Float[np.ndarray, " channels"],
@@ -174,18 +174,18 @@ class ImageSource:
         return len(self.labels)
 
     def gather(self, indices: Int[np.ndarray, " batch"]) -> Batch:
-        """Returns standardised images [batch, height, width, channels], and labels.
+        """Returns standardised images [batch, *space, channels], and labels.
 
         The labels of images are int32 [batch]; those of pixels [batch, height, width].
         """
         check_indices(indices, len(self))
-        pixels: Float32[np.ndarray, "batch height width channels"]
+        pixels: Float32[np.ndarray, "batch *space channels"]
         pixels = (self.images[indices].astype(np.float32) - self.mean) / self.std
         return {"x": pixels, "y": self.labels[indices]}
 
 
 def statistics(
-    images: UInt8[np.ndarray, "n height width channels"],
+    images: UInt8[np.ndarray, "n *space channels"],
     path: pathlib.Path = pathlib.Path("images"),
 ) -> tuple[Float[np.ndarray, " channels"], Float[np.ndarray, " channels"]]:
     """Returns mean and standard deviation of each channel, in float64.

@@ -12,7 +12,13 @@ from hpcjax import averaging, data, optim, perf, sharding, train
 from hpcjax.collectives import OkTopkConfig, PowerSgdConfig
 from hpcjax.core import ConfigError, trees
 from hpcjax.core.varying import vary
-from hpcjax.models import MlpConfig, ResNetConfig, UNetConfig
+from hpcjax.models import (
+    CosmoFlowConfig,
+    MlpConfig,
+    ResNetConfig,
+    UNetConfig,
+    VolumeUNetConfig,
+)
 from hpcjax.runs.training import TrainingConfig
 from hpcjax.sharding import SpatialConfig
 from hpcjax.train.step import step_input
@@ -22,12 +28,18 @@ SGD = optim.SgdConfig(lr=0.1, momentum=0.9)
 PHANTOMS = data.PhantomsConfig(patients=4, slices=4, size=16)
 UNET = UNetConfig(depth=1, width=2)
 RESNET = ResNetConfig(depth=8, width=2, shortcut="B", sync_axis="data")
+HEADS = data.PhantomVolumesConfig(patients=12, depth=16, size=16)
+UNIVERSES = data.UniversesConfig(count=12, width=16)
+VOLUME_UNET = VolumeUNetConfig(width_divisor=16, sync_axis="data")
+COSMOFLOW = CosmoFlowConfig(width_divisor=16)
+CUBE = SpatialConfig(depth=2, height=2, width=2)
 BOTH, ROWS_ALONE = SpatialConfig(height=2, width=2), SpatialConfig(height=4)
 
 
 @functools.cache
 def dataset(name):
-    return PHANTOMS.load() if name == "phantoms" else data.noise_images(8, (8, 8, 1), 3)
+    own = {"phantoms": PHANTOMS, "universes": UNIVERSES, "heads": HEADS}.get(name)
+    return own.load() if own else data.noise_images(8, (8, 8, 1), 3)
 
 
 def task(model, own, parallel, devices, optimizer=SGD, passes=1, **parts):
@@ -64,12 +76,20 @@ def trained(made, devices, steps=2):
 
 
 # Two blocks along each side; and four rows of blocks, which the last stage gathers.
-CASES = {"unet": (UNET, "phantoms", BOTH), "resnet": (RESNET, "noise", ROWS_ALONE)}
+# CosmoFlow gathers blocks of one point, and drops what one device drops.
+CASES = {
+    "unet": (UNET, "phantoms", BOTH),
+    "resnet": (RESNET, "noise", ROWS_ALONE),
+    "cosmoflow": (COSMOFLOW, "universes", CUBE),
+    "volume_unet": (VOLUME_UNET, "heads", CUBE),
+}
+SLOW = {"resnet", "volume_unet"}
 
 
 @pytest.mark.acceptance("hybrid3dcnn", 3)
 @pytest.mark.parametrize(
-    "name", ["unet", pytest.param("resnet", marks=pytest.mark.slow)]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES],
 )
 def test_what_is_learned_is_what_one_device_learns(name):
     model, examples, parallel = CASES[name]
@@ -81,7 +101,7 @@ def test_what_is_learned_is_what_one_device_learns(name):
             trees.flatten(ours)[path], leaf, rtol=1e-5, atol=1e-6, err_msg=path
         )
     kinds = [each.kind for each in perf.collectives(step)]
-    assert ("all-gather" in kinds) == (name == "resnet")
+    assert ("all-gather" in kinds) == (name in ("resnet", "cosmoflow"))
 
 
 @pytest.mark.slow
