@@ -107,7 +107,20 @@ def check_fields(dataset):
             assert np.isfinite(value).all()
 
 
+def check_numbers(dataset):
+    for source in (dataset.train, dataset.validation):
+        batch = source.gather(np.arange(4))
+        assert batch["x"].shape == (4, *dataset.inputs)
+        assert batch["y"].shape == (4, dataset.outputs)
+        for value in batch.values():
+            assert value.dtype == np.float32
+            assert np.isfinite(value).all()
+
+
 def test_shapes_types_and_ranges(dataset):
+    if dataset.objective.name == "regression":
+        check_numbers(dataset)
+        return
     if dataset.objective.name == "fields":
         check_fields(dataset)
         return
@@ -145,7 +158,7 @@ def test_shapes_types_and_ranges(dataset):
             assert (batch["scored"].sum(1) >= 1).all()
             assert set(batch["order"]) <= {0, 1}
         else:
-            space = dataset.inputs[:2] if name == "segmentation" else ()
+            space = dataset.inputs[:-1] if "segmentation" in name else ()
             assert batch["x"].dtype == np.float32
             assert np.isfinite(batch["x"]).all()
             assert batch["y"].shape == (rows, *space)

@@ -17,7 +17,6 @@ from hpcjax.models import (
     MlpConfig,
     ResNetConfig,
     UNetConfig,
-    VolumeUNetConfig,
 )
 from hpcjax.runs.training import TrainingConfig
 from hpcjax.sharding import SpatialConfig
@@ -28,9 +27,7 @@ SGD = optim.SgdConfig(lr=0.1, momentum=0.9)
 PHANTOMS = data.PhantomsConfig(patients=4, slices=4, size=16)
 UNET = UNetConfig(depth=1, width=2)
 RESNET = ResNetConfig(depth=8, width=2, shortcut="B", sync_axis="data")
-HEADS = data.PhantomVolumesConfig(patients=12, depth=16, size=16)
 UNIVERSES = data.UniversesConfig(count=12, width=16)
-VOLUME_UNET = VolumeUNetConfig(width_divisor=16, sync_axis="data")
 COSMOFLOW = CosmoFlowConfig(width_divisor=16)
 CUBE = SpatialConfig(depth=2, height=2, width=2)
 BOTH, ROWS_ALONE = SpatialConfig(height=2, width=2), SpatialConfig(height=4)
@@ -38,7 +35,7 @@ BOTH, ROWS_ALONE = SpatialConfig(height=2, width=2), SpatialConfig(height=4)
 
 @functools.cache
 def dataset(name):
-    own = {"phantoms": PHANTOMS, "universes": UNIVERSES, "heads": HEADS}.get(name)
+    own = {"phantoms": PHANTOMS, "universes": UNIVERSES}.get(name)
     return own.load() if own else data.noise_images(8, (8, 8, 1), 3)
 
 
@@ -81,9 +78,8 @@ CASES = {
     "unet": (UNET, "phantoms", BOTH),
     "resnet": (RESNET, "noise", ROWS_ALONE),
     "cosmoflow": (COSMOFLOW, "universes", CUBE),
-    "volume_unet": (VOLUME_UNET, "heads", CUBE),
 }
-SLOW = {"resnet", "volume_unet"}
+SLOW = {"resnet"}
 
 
 @pytest.mark.acceptance("hybrid3dcnn", 3)

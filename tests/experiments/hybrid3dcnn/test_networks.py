@@ -30,6 +30,7 @@ def test_claims_hold_and_fail_for_another_network(monkeypatch):
     assert all(verdict.holds for verdict in found), found
 
 
+@pytest.mark.slow
 def test_blocks_save_memory_and_thin_ones_are_told():
     whole = networks.temporaries(SMALL, 1, False)
     assert networks.temporaries(SMALL, 4, True) < 0.5 * whole
