@@ -9,7 +9,7 @@ import numpy as np
 from hpcjax import cost, models, perf, runs, sharding
 from hpcjax.core import checks
 from hpcjax.core.config import Config as Base
-from hpcjax.core.config import Size
+from hpcjax.core.config import Seed, Size
 from hpcjax.models import CosmoFlowConfig, VolumeUNetConfig
 
 GIGA, GIB, CHANNELS = 1e9, 2**30, 4
@@ -27,6 +27,7 @@ class Config(Base):
       unet_width: of the U-Net's.
       blocks: numbers of devices that share out the depth of a sample.
       block_width: of the cube that is cut.
+      seed: is not used.
     """
 
     smoke: ClassVar[Mapping[str, str]] = {
@@ -49,6 +50,7 @@ class Config(Base):
     unet_width: Size = 256
     blocks: tuple[Size, ...] = (1, 2, 4, 8)
     block_width: Size = 128
+    seed: Seed = 0
 
     def labels(self) -> "runs.Labels":
         """Returns widths and numbers of blocks."""
