@@ -196,16 +196,17 @@ class BlockSampler:
         """
         if isinstance(self._build, graphs.Snapshot):
             self._build.check_shards(shard[1])
+        ladder = self.ladder  # first, for its probes end a snapshot's rows
         places = range(batch_size)[shard_rows(batch_size, shard)]
         made = [self.make(number * batch_size + place, seed) for place in places]
-        rung = self.ladder.rung(_largest(self._maker, made))
+        rung = ladder.rung(_largest(self._maker, made))
         if rung and shard[1] > 1:
             raise ConfigError(
                 "processes that share a batch must compile one shape, and a block is "
                 f"above it: raise dataset.spare={self._spare}, such as to "
                 f"{(1 + self._spare) * 2 ** (rung / 2) - 1:.1f}"
             )
-        return self._maker.batch(made, self.ladder.sizes(rung))
+        return self._maker.batch(made, ladder.sizes(rung))
 
 
 class BlockSource:

@@ -72,10 +72,9 @@ def sample_neighbours(
     Raises:
       ConfigError: a fanout of 0 or below −1, a vertex that is not there.
     """
-    vertices = np.asarray(vertices)
     rule = "a fanout must be positive, or -1 for all"
     checks.require(fanout == -1 or fanout > 0, rule, fanout=fanout)
-    _check_vertices(csr, vertices)
+    vertices = _check_vertices(csr, vertices)
     starts = np.asarray(csr.offsets[vertices])
     degrees = np.asarray(csr.offsets[vertices + 1]) - starts
     counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
@@ -90,13 +89,20 @@ def sample_neighbours(
     return Csr(offsets, csr.neighbours[places], csr.edge_ids[places])
 
 
-def _check_vertices(csr: Csr, vertices: np.ndarray) -> None:
-    """Raises ConfigError unless all are integers and vertices of the graph."""
+def _check_vertices(csr: Csr, vertices: np.ndarray) -> np.ndarray:
+    """Returns vertices whose successors have room in their dtype, int32 or int64.
+
+    Raises:
+      ConfigError: some are no integers or not of the graph.
+    """
+    vertices = np.asarray(vertices)
     count = len(csr.offsets) - 1
     rule = f"vertices must be integers in [0, {count})"
     checks.require(vertices.dtype.kind in "iu" or not vertices.size, rule)
     outside = vertices[(vertices < 0) | (vertices >= count)]
     checks.require(not outside.size, rule, first=outside[:1].tolist())
+    wide = vertices.dtype in (np.int32, np.int64)
+    return vertices if wide else vertices.astype(np.int64)
 
 
 def choose(
@@ -136,10 +142,7 @@ def _build(
     sample: Sample,
     reuse: bool,
 ) -> Blocks:
-    targets = np.asarray(targets)
-    _check_vertices(csr, targets)
-    if targets.dtype.kind == "u":  # uint64 beside int32 would be floating
-        targets = targets.astype(np.int64)
+    targets = _check_vertices(csr, targets)
     once = len(np.unique(targets)) == len(targets)
     checks.require(once, "targets must differ", targets=len(targets))
     position = np.zeros(len(csr.offsets) - 1, np.int32)  # of a vertex, from 1

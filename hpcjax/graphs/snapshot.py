@@ -142,8 +142,11 @@ class Snapshot:
         return made
 
     def mean_reads(self) -> dict[str, float]:
-        """Returns what a batch cost in the mean, since the first rows."""
-        means = self._sums / max(self._made, 1)
+        """Returns what a batch cost in the mean, since the first rows; NaN of none.
+
+        They are this process's: who goes on where another one ended counts anew.
+        """
+        means = self._sums / (self._made or math.nan)
         return dict(zip(Reads._fields, means.tolist(), strict=True))
 
     def reads(self) -> Reads:

@@ -53,7 +53,7 @@ def frame(message: Message) -> list[memoryview]:
     """
     arrays = {name: np.asarray(each) for name, each in message.arrays.items()}
     forms = [
-        [name, _dtype_name(name, each.dtype), each.shape]
+        [name, dtype_name(name, each.dtype), each.shape]
         for name, each in arrays.items()
     ]
     header = json.dumps([message.name, dict(message.options), forms]).encode()
@@ -274,7 +274,8 @@ def _exactly(count: int, receive_into: Callable[[memoryview], int]) -> np.ndarra
     return content
 
 
-def _dtype_name(array: str, dtype: np.dtype) -> str:
+def dtype_name(array: str, dtype: np.dtype) -> str:
+    """Returns what a dtype is called in a header; `array` is for the error."""
     added = dtype.isbuiltin == 2  # bfloat16 and its like: numpy's code says their size
     if dtype.hasobject or (dtype.kind == "V" and not added):
         raise ValueError(

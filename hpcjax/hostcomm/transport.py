@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcjax.core import checks
 from hpcjax.core.errors import HpcjaxError, ProcessLost
+from hpcjax.hostcomm.channels import dtype_name
 from hpcjax.hostcomm.mailbox import Arrived, Mailbox, Request, Tag
 
 LINGER = 5.0
@@ -125,9 +126,12 @@ class Transport(abc.ABC):
         Raises:
           ConfigError: there is no such rank.
           ProcessLost: a process has ended.
+          ValueError: an array of objects or of records.
         """
         self._check_rank("to", to)
         self.mailbox.check(to)
+        array = np.asarray(array)
+        dtype_name(tag.kind, array.dtype)  # told here, not to who waits at the end
         request = Request(self.mailbox, to, None)
         if to == self.rank:
             self.mailbox.deliver(Arrived(to, tag, np.array(array)), local=True)

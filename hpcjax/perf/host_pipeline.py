@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcjax.core import checks
 from hpcjax.core.errors import HpcjaxError, ProcessLost
 from hpcjax.cost.kfac_work import Task
 from hpcjax.cost.timelines import Bar
@@ -52,7 +53,8 @@ class DeviceWork:
     Attributes:
       run_op: `(op, received) -> result`. `received` is the array from the device that
         `op` depends on, None if that is this device. The result is sent to the devices
-        that need it, and may be None if none does.
+        that need it, and may be None if none does. What can be written to is copied,
+        so that the next op may change it.
       run_task: does a K-FAC task.
       flush: `(step)`; called when all devices have finished the ops of a step.
     """
@@ -113,7 +115,14 @@ class HostPipeline:
 
         Raises:
           ProcessLost: another device's process has ended or hangs.
+          ConfigError: a state machine of another stage, or of another pipeline.
+          HpcjaxError: a state machine that has begun, or an op without its result.
         """
+        if isinstance(row, MessageDriven):
+            ours = self._transport.rank, self._transport.size
+            rule = f"a state machine must be of (stage, stages) {ours}"
+            theirs = row.stage, row.stages
+            checks.require(theirs == ours, rule, given=theirs)
         start = self._clock()
         tasks: collections.deque[Task] = collections.deque()
         # A device computes while its results are under way.
@@ -228,10 +237,11 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def _given(result: np.ndarray | None, op: Op, device: int) -> np.ndarray:
-    """Returns what an op gave to be sent."""
+    """Returns what an op gave to be sent, which nobody changes meanwhile."""
     if result is None:
         raise HpcjaxError(f"{op} has no result, device {device} needs it")
-    return result
+    array = np.asarray(result)
+    return array.copy() if array.flags.writeable else array
 
 
 def _messages(number: int, kind: Pass) -> str:

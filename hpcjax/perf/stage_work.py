@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hpcjax.core import checks
-from hpcjax.core.errors import ConfigError
+from hpcjax.core.errors import ConfigError, HpcjaxError
 from hpcjax.sharding.schedules import Op
 
 Stage = Callable[[Any, Any, Any], jax.Array]
@@ -60,6 +60,7 @@ class StageWork:
         self.losses: dict[int, float] = {}
         self._saved: dict[int, Any] = {}
         self._found: dict[int, Any] = {}
+        self._added = 0
 
     def run_op(self, op: Op, received: np.ndarray | None) -> np.ndarray | None:
         """Runs a forward or a backward pass, see `DeviceWork.run_op`."""
@@ -73,19 +74,30 @@ class StageWork:
                 self.losses[number] = float(y)
             return y
         if received is None:
-            received = np.full((), 1 / self._count, np.float32)  # of the mean of losses
+            received = np.float32(1 / self._count)  # of the mean of losses
         x = self._saved.pop(number)
         gradient, slope = self._backward(self._params, x, target, received)
         key = number if self._deterministic else 0
         old = self._found.get(key)
         new = gradient if old is None else jax.tree.map(jnp.add, old, gradient)
         self._found[key] = jax.block_until_ready(new)
+        self._added += 1
         return np.asarray(slope) if self._inputs is None else None
 
     def take_gradient(self) -> Any:
-        """Returns the gradient of the mean loss, and begins a new batch."""
+        """Returns the gradient of the mean loss, and begins a new batch.
+
+        Raises:
+          HpcjaxError: it is of more or fewer backward passes than a batch has, as after
+            a step that failed; the new batch begins.
+        """
         parts = [self._found[number] for number in sorted(self._found)]
-        self._found = {}
+        added, self._found, self._added = self._added, {}, 0
+        if added != self._count:
+            raise HpcjaxError(
+                f"a gradient is of {self._count} micro-batches: {added} backward "
+                "passes ran since the last one"
+            )
         return jax.tree.map(lambda *each: sum(each[1:], each[0]), *parts)
 
 
@@ -97,7 +109,7 @@ def check_stages(
     Args:
       functions: of each stage, as `StageWork` takes them.
       params: of each stage.
-      x: a micro-batch of inputs, of the first stage.
+      x: a micro-batch of inputs, of the first stage, or its shape.
       target: its target, of the last stage, which must give a loss.
 
     Returns:
@@ -105,7 +117,8 @@ def check_stages(
 
     Raises:
       ConfigError: names the stages of which one cannot take what the other gives; a
-        stage that gives no array, a loss that is no scalar, or other numbers of both.
+        stage that gives no array of floating numbers, a loss that is no real scalar, or
+        other numbers of both.
 
     Examples:
       >>> layer = lambda w, x, target: x @ w
@@ -114,30 +127,39 @@ def check_stages(
       >>> [each.shape for each in check_stages([layer, loss], [w, w], w, w)]
       [(5, 5), ()]
     """
+    checks.require_count(1, stages=len(functions))
     rule = f"params must be of {len(functions)} stages"
     checks.require(len(params) == len(functions), rule, params=len(params))
-    given, last = [jax.eval_shape(lambda: x)], len(functions) - 1
+    given, last = [jax.eval_shape(lambda x: x, x)], len(functions) - 1
+    rule = "a micro-batch of inputs must be an array"
+    checks.require(_is_array(given[0]), rule, given=_name(given[0]))
     for stage, (function, own) in enumerate(zip(functions, params, strict=True)):
         source = f"stage {stage - 1} gives" if stage else "is the pipeline's input"
         try:
             y = jax.eval_shape(
                 function, own, given[-1], target if stage == last else None
             )
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # of any kind: the function is the user's
             what = f"stage {stage} cannot take {_name(given[-1])}, which {source}"
-            raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from error
-        rule = f"stage {stage} must give an array"
-        checks.require(
-            isinstance(y, jax.ShapeDtypeStruct), rule, given=type(y).__name__
-        )
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConfigError(f"{what}: {why}") from error
+        rule = f"stage {stage} must give an array of floating numbers"
+        good = _is_array(y) and jnp.issubdtype(y.dtype, jnp.inexact)
+        checks.require(good, rule, given=_name(y))
         given.append(y)
-    checks.require(
-        given[-1].shape == (), "the loss must be a scalar", loss=_name(given[-1])
-    )
+    loss = given[-1]
+    good = loss.shape == () and jnp.issubdtype(loss.dtype, jnp.floating)
+    checks.require(good, "the loss must be a real scalar", loss=_name(loss))
     return tuple(given[1:])
 
 
-def _name(shape: jax.ShapeDtypeStruct) -> str:
+def _is_array(shape: Any) -> bool:
+    return isinstance(shape, jax.ShapeDtypeStruct)
+
+
+def _name(shape: Any) -> str:
+    if not _is_array(shape):
+        return type(shape).__name__
     return f"{shape.dtype}{list(shape.shape)}"
 
 
@@ -145,10 +167,10 @@ def _make_backward(function: Stage) -> Callable[..., Any]:
     """Returns what gives the gradient of parameters, and that of floating inputs."""
 
     def backward(params: Any, x: Any, target: Any, slope: Any) -> Any:
-        if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating):
-            _, pull = jax.vjp(lambda p, x: function(p, x, target), params, x)
-            return pull(jnp.asarray(slope))
-        _, pull = jax.vjp(lambda p: function(p, x, target), params)
-        return *pull(jnp.asarray(slope)), None
+        if jnp.issubdtype(jnp.asarray(x).dtype, jnp.inexact):
+            y, pull = jax.vjp(lambda p, x: function(p, x, target), params, x)
+            return pull(jnp.asarray(slope, y.dtype))
+        y, pull = jax.vjp(lambda p: function(p, x, target), params)
+        return *pull(jnp.asarray(slope, y.dtype)), None
 
     return backward

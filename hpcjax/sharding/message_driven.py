@@ -41,6 +41,8 @@ class MessageDriven:
 
     Attributes:
       expected: messages still to come, `{"F": activations, "B": cotangents}`.
+      stages: of the pipeline.
+      stage: ours.
 
     Args:
       stages: of the pipeline, G.
@@ -78,9 +80,9 @@ class MessageDriven:
         rule = f"stage must be in [0, {stages})"
         checks.require(0 <= stage < stages, rule, stage=stage)
         checks.require(ties in TIES, f"ties must be one of {TIES}", ties=ties)
-        self._stage, self._last = stage, stage == stages - 1
+        self.stages, self.stage, self._last = stages, stage, stage == stages - 1
         self._count, self._in_flight, self._ties = micro_batches, in_flight, ties
-        self._injected = 0
+        self._injected, self._started = 0, False
         self._coming: dict[Pass, set[int]] = {
             "F": set(range(micro_batches)) if stage else set(),
             "B": set() if self._last else set(range(micro_batches)),
@@ -92,8 +94,17 @@ class MessageDriven:
         return {kind: len(numbers) for kind, numbers in self._coming.items()}
 
     def start(self) -> list[Action]:
-        """Returns what is done before any message."""
-        if self._stage:
+        """Returns what is done before any message.
+
+        Raises:
+          HpcjaxError: it has begun: each batch has a machine of its own.
+        """
+        if self._started:
+            raise HpcjaxError(
+                f"stage {self.stage} has begun: each batch needs a new one"
+            )
+        self._started = True
+        if self.stage:
             return []
         first = self._count if self._last else min(self._in_flight, self._count)
         return [action for _ in range(first) for action in self._inject()]
@@ -110,14 +121,14 @@ class MessageDriven:
         """
         if number not in self._coming[kind]:
             raise HpcjaxError(
-                f"stage {self._stage} waits for no {kind} of micro-batch {number}"
+                f"stage {self.stage} waits for no {kind} of micro-batch {number}"
             )
         self._coming[kind].remove(number)
         if kind == "F":
             return self._forward(number)
-        below = self._stage - 1 if self._stage else None
+        below = self.stage - 1 if self.stage else None
         done = [Action("B", number, below)]
-        return done if self._stage else [*done, *self._inject()]
+        return done if self.stage else [*done, *self._inject()]
 
     def choose(self, waiting: Sequence[Pass]) -> int:
         """Returns which of the messages that wait is next, by their kinds in order."""
@@ -133,6 +144,6 @@ class MessageDriven:
 
     def _forward(self, number: int) -> list[Action]:
         if not self._last:
-            return [Action("F", number, self._stage + 1)]
-        below = self._stage - 1 if self._stage else None
+            return [Action("F", number, self.stage + 1)]
+        below = self.stage - 1 if self.stage else None
         return [Action("F", number, None), Action("B", number, below)]

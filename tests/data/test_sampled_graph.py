@@ -231,6 +231,12 @@ def test_batches_of_a_snapshot_go_on_where_they_were(policy):
     made, again = config.load().train, config.load().train
     want = [made.sample(number, 2, 5, (0, 1)) for number in range(25)]
     figures = made.figures()
+    alone = config.load().train
+    alone.sample(0, 2, 5, (0, 1))
+    few = alone.figures()  # of the batch, not of what sizes were probed with
+    for position in (0, 1):
+        again.make(position, 5)
+    assert few == again.figures()
     assert figures["snapshot_bytes"] > 0 or policy == graphs.FullBatch()
     assert figures["read_entries"] > 0
     assert (figures["read_hits"] > 0) == (policy != graphs.FullBatch())

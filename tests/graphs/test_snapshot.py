@@ -362,6 +362,19 @@ def test_unsigned_targets_are_those_that_are_signed():
     for other in made[:2]:
         np.testing.assert_array_equal(other.vertices, made[2].vertices)
         np.testing.assert_array_equal(other.senders, made[2].senders)
+    wide = graphs.Csr.of(graphs.rmat(9, 4000, 0))
+    for dtype, last in ((np.uint8, 255), (np.int8, 127)):  # whose successor wraps
+        own = [
+            graphs.sample_neighbours(wide, np.array([last], dt), 4, graphs.Draw(0))
+            for dt in (dtype, np.int64)
+        ]
+        np.testing.assert_array_equal(own[0].neighbours, own[1].neighbours)
+        np.testing.assert_array_equal(own[0].degrees, own[1].degrees)
+
+
+def test_nothing_was_read_in_the_mean_of_no_batch():
+    made = snapshot(make_csr(5), FullRefresh(), (6, 4))
+    assert all(np.isnan(value) for value in made.mean_reads().values())
 
 
 @pytest.mark.acceptance("graphsnapshot", 5)

@@ -239,6 +239,46 @@ def test_a_device_computes_while_its_results_are_under_way(transports, monkeypat
     assert device.log == [*schedule.orders[0], *["waited"] * 4, "flush"]
 
 
+def test_an_op_may_write_its_next_result_where_the_last_one_was(
+    transports, monkeypatch
+):
+    """It is under way still: this one's transport sends nothing before the flush."""
+    schedule = sharding.gpipe(2, 3)
+    theirs, ours = transports(2)
+    buffer, held, send = np.zeros(1), [], theirs.isend
+
+    def run_op(op, received):
+        buffer[:] = 1 + op.micro_batch
+        return buffer
+
+    def post(to, tag, array):
+        held.append((to, tag, array))
+        if tag.kind == "flush":
+            return [send(*each) for each in held][-1]
+        return types.SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(theirs, "isend", post)
+    work = DeviceWork(run_op=run_op, run_task=print, flush=lambda step: None)
+    for op in schedule.orders[1][3:]:
+        ours.send(0, Tag(str(op), 0), np.zeros(1))
+    ours.send(0, Tag("flush", 0), np.zeros(0))
+    HostPipeline(schedule, theirs, work).step(0, schedule.orders[0])
+    sent = [ours.receive(0, Tag(str(op), 0))[0] for op in schedule.orders[0][:3]]
+    assert sent == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_result_that_cannot_be_sent_is_told_at_once(transports, follows):
+    """Whoever waits for it would otherwise be told, after the patience."""
+    schedule = None if follows else sharding.gpipe(2, 2)
+    row = sharding.MessageDriven(2, 0, 2) if schedule is None else schedule.orders[0]
+    work = DeviceWork(
+        run_op=lambda op, x: np.asarray(None), run_task=print, flush=print
+    )
+    with pytest.raises(ValueError, match=r"of objects or records.*of object"):
+        HostPipeline(schedule, transports(2)[0], work).step(0, row)
+
+
 def test_a_result_that_is_missing_is_named(transports):
     schedule = sharding.gpipe(2, 1)
     work = DeviceWork(run_op=lambda op, x: None, run_task=print, flush=print)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcjax import hostcomm, perf, sharding
-from hpcjax.core.errors import ConfigError, ProcessLost
+from hpcjax.core.errors import ConfigError, HpcjaxError, ProcessLost
 
 STAGES, DATA, COUNT = 4, 2, 8
 
@@ -161,15 +161,101 @@ def test_stages_that_do_not_fit_are_named_before_anything_runs(batch):
     shapes = perf.check_stages(functions, params, x[0, 0], target[0, 0])
     assert [each.shape for each in shapes] == [(3, 5)] * 3 + [()]
     cut = [*params[:2], {"w": np.zeros((4, 5)), "b": np.zeros(5)}, params[3]]
-    words = r"stage 2 cannot take float32\[3, 5\], which stage 1 gives: dot_general"
+    words = r"stage 2 cannot take float32\[3, 5\], which stage 1 gives: TypeError: dot_"
     with pytest.raises(ConfigError, match=words):
         perf.check_stages(functions, cut, x[0, 0], target[0, 0])
     with pytest.raises(ConfigError, match=r"stage 0 cannot take .*pipeline's input"):
         perf.check_stages(functions, params, x[0, 0, :, :2], target[0, 0])
-    with pytest.raises(ConfigError, match=r"loss must be a scalar.*\[3, 5\]"):
+    with pytest.raises(ConfigError, match=r"loss must be a real scalar.*\[3, 5\]"):
         perf.check_stages([layer] * STAGES, params, x[0, 0], target[0, 0])
     with pytest.raises(ConfigError, match="params must be of 4 stages"):
         perf.check_stages(functions, params[:3], x[0, 0], target[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            lambda w, x, _: (x, x),
+            "stage 0 must give an array of f.*: got given='tuple'",
+        ),
+        (lambda w, x, _: x > 0, r"stage 0 must give.*floating.*'bool\[3, 5\]'"),
+        (lambda w, x, _: w["c"], "stage 0 cannot take .* input: KeyError: 'c'"),
+        (
+            lambda w, x, _: next(iter(())),
+            "stage 0 cannot take .* input: StopIteration: $",
+        ),
+    ],
+)
+def test_a_stage_that_gives_what_has_no_slope_is_named(batch, function, words):
+    params, x, target = batch
+    functions = [function, layer, layer, loss]
+    with pytest.raises(ConfigError, match=words):
+        perf.check_stages(functions, params, x[0, 0], target[0, 0])
+    with pytest.raises(ConfigError, match="inputs must be an array: got given='dict'"):
+        perf.check_stages(functions, params, {"x": x[0, 0]}, target[0, 0])
+    with pytest.raises(ConfigError, match=r"stages must be an integer >= 1.*stages=0"):
+        perf.check_stages([], [], x[0, 0], target[0, 0])
+
+
+def test_losses_of_other_dtypes_have_the_gradient_of_their_mean(batch):
+    params, x, target = batch
+    narrow = {name: value.astype(jnp.bfloat16) for name, value in params[0].items()}
+    work = perf.StageWork(
+        lambda w, x, target: loss(w, x, target).astype(jnp.bfloat16),
+        narrow,
+        2,
+        inputs=x[0, :2].astype(jnp.bfloat16),
+        targets=target[0, :2].astype(jnp.bfloat16),
+    )
+    for number in range(2):
+        for kind in ("F", "B"):
+            work.run_op(sharding.Op(0, kind, 0, number), None)
+    wanted = jax.grad(loss)(params[0], x[0, :2], target[0, :2])
+    for name, value in work.take_gradient().items():
+        assert value.dtype == jnp.bfloat16
+        far = np.abs(np.asarray(value, np.float32) - wanted[name]).max()
+        assert far < 0.05 * np.abs(wanted[name]).max()
+
+
+def test_a_gradient_of_a_step_that_failed_is_not_added_to_the_next(batch):
+    params, x, target = batch
+    work = perf.StageWork(loss, params[0], 2, inputs=x[0, :2], targets=target[0, :2])
+
+    def run(number):
+        for kind in ("F", "B"):
+            work.run_op(sharding.Op(0, kind, 0, number), None)
+
+    for numbers in ([0], [0, 1, 0]):
+        for number in numbers:
+            run(number)
+        words = f"of 2 micro-batches: {len(numbers)} backward"
+        with pytest.raises(HpcjaxError, match=words):
+            work.take_gradient()
+    run(1)
+    run(0)
+    wanted = jax.grad(loss)(params[0], x[0, :2], target[0, :2])
+    found = work.take_gradient()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, wanted
+    )
+
+
+def test_a_state_machine_is_of_this_stage_and_of_one_batch():
+    alone, *pair = *hostcomm.connected(1), *hostcomm.connected(2)
+    work = perf.DeviceWork(run_op=lambda op, _: None, run_task=print, flush=print)
+    pipeline = perf.HostPipeline(None, alone, work)
+    row = sharding.MessageDriven(1, 0, 2)
+    pipeline.step(0, row)
+    assert [span.work.kind for span in pipeline.spans] == list("FBFB")
+    with pytest.raises(HpcjaxError, match="stage 0 has begun"):
+        pipeline.step(1, row)
+    other = perf.HostPipeline(None, pair[0], work)
+    for machine in (sharding.MessageDriven(2, 1, 2), sharding.MessageDriven(3, 0, 2)):
+        with pytest.raises(ConfigError, match=r"\(stage, stages\) \(0, 2\): got"):
+            other.step(0, machine)
+    for each in (alone, *pair):
+        each.abort()
 
 
 def killed(transport):
