@@ -74,7 +74,7 @@ class StageWork:
                 self.losses[number] = float(y)
             return y
         if received is None:
-            received = np.float32(1 / self._count)  # of the mean of losses
+            received = np.full((), 1 / self._count, np.float32)  # of the mean of losses
         x = self._saved.pop(number)
         gradient, slope = self._backward(self._params, x, target, received)
         key = number if self._deterministic else 0
