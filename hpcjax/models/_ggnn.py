@@ -96,7 +96,7 @@ def ggnn(
     """Returns a gated graph network of the vertices of programs.
 
     A state begins as [embedding of the text ‖ 50 at one of two places, the second for
-    a root]. In each step a vertex w sends W_k (h_w ⊙ p) + b_k along each of its edges
+    a root; 0 at both with readout="graph", which has none]. In each step a vertex w sends W_k (h_w ⊙ p) + b_k along each of its edges
     of kind k, one of three flows and two directions, with p = 2σ(W [sin ‖ cos ‖ 0](pos
     · 10000^(−2i/width)) + b) of the edge's position; a vertex takes the mean of all
     that it receives as the input of a GRU. With gate="post" it is (W_k h_w + b_k) ⊙ p.
@@ -156,7 +156,7 @@ def _compute(
         raise ConfigError(f"a pass with dropout={rate} needs a key")
     keys = each_row(key, rows) if rate and key is not None else None
     params = module.values()
-    start = _embed(params, x["texts"].ravel(), x["selected"].ravel())
+    start = _embed(params, x["texts"].ravel(), x["selected"].ravel(), rooted=not whole)
     shared = params, _list_edges(x, config.backward), _gates(config, params)
 
     def step(shared: Any, carry: Any) -> Any:
@@ -185,10 +185,16 @@ def _compute(
     return logits.astype(policy.output)
 
 
-def _embed(params: Params, texts: jax.Array, selected: jax.Array) -> jax.Array:
-    """Returns the first states, [vertices, width + 2] float32."""
+def _embed(
+    params: Params, texts: jax.Array, selected: jax.Array, *, rooted: bool
+) -> jax.Array:
+    """Returns the first states, [vertices, width + 2] float32.
+
+    Of a whole graph no vertex is the root, and 50 in all of them would only saturate
+    the gates.
+    """
     embedded = layers.embedding(params["embedding"], texts).astype(jnp.float32)
-    places = SELECTED * jax.nn.one_hot(selected, 2)
+    places = (SELECTED if rooted else 0.0) * jax.nn.one_hot(selected, 2)
     return jnp.concatenate([embedded, places], axis=-1)
 
 
