@@ -96,10 +96,11 @@ def ggnn(
     """Returns a gated graph network of the vertices of programs.
 
     A state begins as [embedding of the text ‖ 50 at one of two places, the second for
-    a root; 0 at both with readout="graph", which has none]. In each step a vertex w sends W_k (h_w ⊙ p) + b_k along each of its edges
-    of kind k, one of three flows and two directions, with p = 2σ(W [sin ‖ cos ‖ 0](pos
-    · 10000^(−2i/width)) + b) of the edge's position; a vertex takes the mean of all
-    that it receives as the input of a GRU. With gate="post" it is (W_k h_w + b_k) ⊙ p.
+    a root; 0 at both with readout="graph", which has none]. In each step a vertex w
+    sends W_k (h_w ⊙ p) + b_k along each of its edges of kind k, one of three flows and
+    two directions, with p = 2σ(W [sin ‖ cos ‖ 0](pos · 10000^(−2i/width)) + b) of the
+    edge's position; a vertex takes the mean of all that it receives as the input of a
+    GRU. With gate="post" it is (W_k h_w + b_k) ⊙ p.
     Logits are σ(Linear([h_0 ‖ h_T])) ⊙ Linear(h_T); with readout="graph" they are added
     over the vertices of each graph.
 

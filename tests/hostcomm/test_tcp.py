@@ -226,7 +226,7 @@ def test_who_takes_nothing_in_is_lost():
 def test_the_error_of_a_posted_send_is_raised_by_who_waits():
     ours, theirs = socket.socketpair()
     transport = TcpTransport(0, {1: ours}, patience=0.2)
-    with pytest.raises(ValueError, match="objects.*'bad'"):  # at once
+    with pytest.raises(ValueError, match=r"objects.*'bad'"):  # at once
         transport.isend(1, Tag("bad"), np.array([{}]))
     lost = transport.isend(1, Tag("large"), np.ones(10**6))
     with pytest.raises(ProcessLost, match="rank 1 has taken nothing"):
