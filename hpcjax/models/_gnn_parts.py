@@ -15,6 +15,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import Key, derive, whole_batch
 from hpcjax.core.method import DATA_AXIS
 from hpcjax.core.model import Model
+from hpcjax.core.varying import require_axes
 from hpcjax.models.gnn_config import GnnConfig
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Parts:
         cut = graphs.partition(graph, devices, at, config.scheme)  # pyrefly: ignore
         if config.scheme == "auto":
             log.info("model.scheme=auto is %s", cut.boundary.scheme)
-        self.config, self.cut, self.devices = config, cut, devices
+        self.config, self.cut, self.devices, self.local = config, cut, devices, local
         self.hidden = dict(enumerate(widths[1:], 1))
         # Where a vertex is in its device's batch, and among its device's rows.
         flat = own.join(np.arange(parts * own.rows).reshape(parts, -1))
@@ -92,6 +93,7 @@ class Parts:
         """Returns logits of the rows of a device's parts, and its next ring."""
         (batch, ring), config = x, self.config
         features = batch["features"]
+        self._check_place(features)
         place = lax.axis_index(DATA_AXIS) if self.devices > 1 else 0
         new = dict(ring)
 
@@ -122,6 +124,18 @@ class Parts:
         logits = module(h, lambda _: part, train=train, key=own, exchange=exchange)
         module.add_penalty()
         return logits[_row(self.given, place)], new
+
+    def _check_place(self, features: jax.Array) -> None:
+        """Raises ConfigError where a device would take another one's tables."""
+        given = {"parts": len(features), "devices": 1}
+        if self.devices > 1:
+            require_axes(DATA_AXIS, "a pass of a graph in parts")
+            given["devices"] = lax.axis_size(DATA_AXIS)
+        rule = (
+            f"a graph in parts that is made for {self.devices} devices along "
+            f"{DATA_AXIS!r} needs them all, and {self.local} parts on each"
+        )
+        checks.require((*given.values(),) == (self.local, self.devices), rule, **given)
 
     def _part(self, place: Any) -> graphs.Part:
         """Returns what a device's layers compute."""

@@ -6,6 +6,9 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import scipy.sparse
+import scipy.special
+from sklearn.linear_model import LogisticRegression
 
 from hpcjax import core, data, graphs, models, optim, train
 from hpcjax.averaging import LocalSgdConfig
@@ -49,10 +52,11 @@ def steps(cfg, devices, count):
     return losses, state, first, task, mesh
 
 
-def by_hand(params, owner, count, stale=0, mean=0.0):
+def by_hand(params, owner, count, stale=0, mean=0.0, ages=None):
     """Losses of a graph convolution of two layers, rows of others being late, by SGD.
 
-    Before anything has arrived, it is zeros.
+    Before anything has arrived, it is zeros. `ages` [steps, from, to] are of devices;
+    without, all rows are as old as `stale`.
     """
     whole = SOURCE.load()
     graph = graphs.add_self_loops(whole.graph)
@@ -69,12 +73,16 @@ def by_hand(params, owner, count, stale=0, mean=0.0):
     )
     late = [np.zeros((40, 5))] * stale
     losses = []
-    for _ in range(count):
+    for step in range(count):
         z = a @ x @ w0 + b0
         h = np.maximum(z, 0)
+        taken = a @ h
         if stale:
-            late.insert(0, mean * late[0] + (1 - mean) * h)
-        taken = own @ h + (a - own) @ late.pop() if stale else a @ h
+            known = np.stack([mean * late[0] + (1 - mean) * h, *late])
+            late = [*known[:-1]]
+            age = np.full((2, 2), stale) if ages is None else ages[step]
+            seen = [known[age[owner, to], np.arange(40)] for to in owner]
+            taken = own @ h + np.einsum("vu,vuk->vk", a - own, np.stack(seen))
         logits = taken @ w1 + b1
         shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         losses.append(-np.log(shares[chosen, labels[chosen]]).mean())
@@ -105,6 +113,23 @@ def test_steps_are_those_of_numpy(late):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     # Another staleness is another trajectory.
     assert abs(found[-1] - by_hand(first, owner, 6, stale=2)[0][-1]) > 1e-3
+
+
+def test_drawn_delays_are_those_of_numpy():
+    cfg = config(stale=2, delay="random")
+    found, state, first, task, _ = steps(cfg, 2, 6)
+    keys = [core.derive(state.key, "step", number) for number in range(6)]
+    ages = np.stack(
+        [jax.random.randint(core.derive(k, "delay"), (2, 2), 0, 3) for k in keys]
+    )
+    off = np.stack([ages[:, 0, 1], ages[:, 1, 0]])
+    assert len(np.unique(off)) == 3
+    assert (off[0] != off[1]).any()
+    owner = task.dataset.owner // 2
+    wanted, _ = by_hand(first, owner, 6, stale=2, ages=ages)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    turned, _ = by_hand(first, owner, 6, stale=2, ages=ages.swapaxes(1, 2))
+    assert np.abs(np.array(found) - turned).max() > 1e-4
 
 
 def test_ages_are_a_pairs_and_a_steps_and_at_most_those_asked_for():
@@ -144,6 +169,57 @@ def test_what_is_fresh_has_no_ring_and_what_is_late_has_one_a_hidden_layer():
     assert shapes[0] == shapes[2]
 
 
+def learn(data, first, second, count=150, rate=0.01):
+    """Two layers of a graph convolution on the digits in numpy, by Adam."""
+    graph = graphs.add_self_loops(data.graph)
+    ends, size = (graph.receivers, graph.senders), graph.vertices
+    degree = np.bincount(graph.receivers, minlength=size)
+    ones = 1 / np.sqrt(degree[ends[0]] * degree[ends[1]], dtype=np.float32)
+    a = scipy.sparse.csr_matrix((ones, ends), (size, size))
+    own = data.train.numbers
+    y = np.eye(10, dtype="f4")[data.train.labels[own]]
+    few, x = a[own], a @ np.asarray(data.graph.features)
+    w = [first, np.zeros(64, "f4"), second, np.zeros(10, "f4")]
+    m, v = [0 * each for each in w], [0 * each for each in w]
+    for step in range(1, count + 1):
+        z = x @ w[0] + w[1]
+        taken = few @ np.maximum(z, 0)
+        logits = taken @ w[2] + w[3]
+        g = (scipy.special.softmax(logits, 1) - y) / len(own)
+        gz = few.T @ (g @ w[2].T) * (z > 0)
+        slopes = x.T @ gz, gz.sum(0), taken.T @ g, g.sum(0)
+        for i, slope in enumerate(slopes):
+            m[i] = 0.9 * m[i] + 0.1 * slope
+            v[i] = 0.999 * v[i] + 0.001 * slope**2
+            root = np.sqrt(v[i] / (1 - 0.999**step)) + 1e-8
+            w[i] = (w[i] - rate * m[i] / (1 - 0.9**step) / root).astype("f4")
+    names = {"kernel": w[::2], "bias": w[1::2]}
+    return {f"layer_{i}": {n: each[i] for n, each in names.items()} for i in (0, 1)}
+
+
+@pytest.mark.acceptance("gnn-parallelism", 9)
+def test_neighbours_of_digits_tell_more_than_pixels():
+    """Numpy learns by Adam what the model scores; five draws of the labels."""
+    right, plain = [], []
+    for seed in range(5):
+        found = data.KnnDigitsConfig(draw_seed=seed).load()
+        model = models.GnnConfig(hidden=64, dropout=0.0).make((), 10, **found.given)
+        rng = np.random.default_rng(seed)
+        drawn = [
+            rng.normal(0, np.sqrt(2 / sum(shape)), shape).astype("f4")
+            for shape in ((64, 64), (64, 10))
+        ]
+        held, few = found.validation.numbers, found.train.numbers
+        labels, x = found.train.labels, np.asarray(found.graph.features)
+        assert (len(few), len({*few, *held})) == (180, 1797)
+        logits, _ = model.apply(learn(found, *drawn), {}, held, train=False)
+        right.append(100 * (logits.argmax(1) == labels[held]).mean())
+        pixels = LogisticRegression(max_iter=300).fit(x[few], labels[few])
+        plain.append(100 * pixels.score(x[held], labels[held]))
+    assert np.mean(right) >= 96
+    assert np.mean(right) - np.mean(plain) >= 4
+
+
 @pytest.mark.acceptance("gnn-parallelism", 10)
 def test_what_is_refused_before_anything_is_compiled():
     dataset = config().dataset.load()
@@ -157,6 +233,18 @@ def test_what_is_refused_before_anything_is_compiled():
     refused = core.ConfigError
     with pytest.raises(refused, match="devices must divide the 4 parts"):
         make(3)
+    model, x = make(), dataset.train.sample(0, 4, 0, (0, 1))["x"]
+    params, state = jax.eval_shape(model.init, jax.random.key(0))
+
+    def score(model, x):
+        return jax.eval_shape(
+            lambda p, s: model.apply(p, s, x, train=False), params, state
+        )
+
+    with pytest.raises(refused, match="call it inside"):
+        score(model, x)
+    with pytest.raises(refused, match=r"needs them all, and 4 .* parts=2"):
+        score(make(1), {"features": x["features"][:2]})
     with pytest.raises(refused, match="sgc propagates without a layer"):
         make(layer="sgc")
     for fields in ({"stale": 1}, {"scheme": "allgather"}):
