@@ -225,7 +225,7 @@ LIVE = Table(
             .fails({SEEN: LIMITED}),
             "as simulated": abs(cell("ratio", SEEN) - cell("simulated", SEEN))
             .at_most(0.06, "between that and the simulator's mean for these draws")
-            .fails({SEEN: "1F1B"}, only=("ratio",)),
+            .fails({SEEN: LIMITED}, only=("ratio",)),
             "idle": abs(reduce.of("idle", *_GPIPE) - reduce.of("formula", *_GPIPE))
             .largest()
             .at_most(0.05, "of GPipe's idle share from (p - 1)/(m + p - 1)")
