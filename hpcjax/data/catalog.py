@@ -315,6 +315,7 @@ _ENTRIES = (
     _made(
         "phantoms", "heads made of ellipsoids with lesions and their masks, any size"
     ),
+    _made("universes", "cubes of simulated universes and four parameters of them"),
     _made("heat", "heat on a plate of three materials, fields and those that follow"),
     _made("lorenz96", "ensembles of Lorenz's two-scale model of 1996, on a circle"),
     Entry(

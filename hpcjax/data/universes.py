@@ -189,12 +189,17 @@ def _invert(modes: np.ndarray, width: int) -> np.ndarray:
 def displacements(
     field: Float[np.ndarray, "width width width"], cell: float
 ) -> Float[np.ndarray, "3 width width width"]:
-    """Returns Zel'dovich's ψ, Mpc/h: ψ(k) = i k δ(k) / k², so that δ = −div ψ."""
+    """Returns Zel'dovich's ψ, Mpc/h: ψ(k) = i k δ(k) / k², so that δ = −div ψ.
+
+    Waves of two cells have no slope along their axis, by which that is 0.
+    """
     width = len(field)
     waves, modes = _waves(width, cell), np.fft.rfftn(field)
     square = sum(wave**2 for wave in waves)
     scaled = 1j * modes / np.where(square > 0, square, 1.0)
-    return np.stack([_invert(wave * scaled, width) for wave in waves])
+    # Else they would shift particles along two axes and not along the halved third.
+    slopes = [np.where(np.isclose(abs(k), np.pi / cell), 0.0, k) for k in waves]
+    return np.stack([_invert(slope * scaled, width) for slope in slopes])
 
 
 def growth(matter: float, redshift: float) -> float:

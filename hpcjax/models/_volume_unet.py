@@ -82,7 +82,7 @@ class _VolumeUNet(nnx.Module):
             sizes = channels, first // divisor, last // divisor
             channels, name = sizes[-1], f"down_{level}"
             setattr(self, name, _Double(sizes, name, sync_axis, policy))
-        for level in (2, 1, 0):
+        for level in reversed(range(len(_DOWN) - 1)):
             wide, skip = _DOWN[level + 1][1] // divisor, _DOWN[level][1] // divisor
             name = f"up_{level}"
             setattr(self, name, _Up(wide, skip, name, sync_axis, policy))
@@ -93,13 +93,13 @@ class _VolumeUNet(nnx.Module):
     def __call__(self, x: jax.Array, *, train: bool, key: Key | None) -> Any:
         del key
         skips, cut = [], {"train": train, "space": self.space}
-        for level in range(3):
+        for level in range(len(_DOWN) - 1):
             skips.append(getattr(self, f"down_{level}")(x, **cut))
             window = (2,) * 3, (2,) * 3, ((0, 0),) * 3, (1,) * 3
             require_cuttable(f"pool_{level}", skips[-1], self.space, *window)
             x = layers.pool(skips[-1], (2, 2, 2), space=self.space)
-        x = self.down_3(x, **cut)
-        for level in (2, 1, 0):
+        x = getattr(self, f"down_{len(skips)}")(x, **cut)
+        for level in reversed(range(len(skips))):
             x = getattr(self, f"up_{level}")(x, skips[level], **cut)
         y = self.head(x, space=self.space).astype(self.output)
         axes = axes_of_space(self.space)

@@ -35,7 +35,7 @@ REGISTRY: Mapping[str, Callable[[], Any]] = {
     "ptb": lambda: _tokens("ptb"),
     "c4": lambda: _tokens("c4"),
     "phantoms": lambda: data.PhantomsConfig(patients=6, slices=4, size=16),
-    "phantom-volumes": lambda: data.PhantomVolumesConfig(patients=6, depth=8, size=8),
+    "phantoms-volumes": lambda: data.PhantomVolumesConfig(patients=6, depth=8, size=8),
     "universes": lambda: data.UniversesConfig(count=6, width=8, boxes=2),
     "heat": lambda: data.HeatConfig(size=8, runs=3, holdout_runs=2, steps=10),
     "lgg": lambda: data.MriSlicesConfig(size=12, validation=0.3),

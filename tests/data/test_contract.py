@@ -236,7 +236,7 @@ def test_loading_twice_gives_the_same_bytes(name, dataset, tiny_root):
 
 def test_missing_data_names_file_command_and_licence(name, tmp_path):
     settings = REGISTRY[name]()
-    same = ("-32", "-masked", "-knn")
+    same = ("-32", "-masked", "-knn", "-volumes")
     known = catalog.CATALOG[functools.reduce(str.removesuffix, same, name)]
     if known.ships:
         settings.load(tmp_path)

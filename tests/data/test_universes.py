@@ -63,6 +63,15 @@ def test_displacements_take_away_what_the_field_has_and_mass_is_kept():
     assert counts.min() >= 0
 
 
+@pytest.mark.parametrize("width", [7, 8])
+def test_a_turned_field_has_turned_displacements(width):
+    field = universes.linear_field(OWN, width, CELL, np.random.default_rng(1))
+    shifts = universes.displacements(field, CELL)
+    turned = universes.displacements(field.transpose(2, 0, 1), CELL)
+    wanted = shifts.transpose(0, 3, 1, 2)[[2, 0, 1]]
+    np.testing.assert_allclose(turned, wanted, atol=1e-12 * np.abs(shifts).max())
+
+
 def test_a_particle_is_shared_by_the_cells_that_it_covers():
     shifts = np.zeros((3, 4, 4, 4))
     assert np.array_equal(universes.count_cells(shifts), np.ones((4, 4, 4)))
